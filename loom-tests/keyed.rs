@@ -188,7 +188,7 @@ fn moving_against_a_take(take_in_line: fn(&Keys) -> bool) {
 
 #[test]
 fn a_state_moves_into_a_line_whole() {
-    moving_against_a_take(|keys| keys.own_line(&1).is_ok_and(|line| line.try_acquire().is_ok()));
+    moving_against_a_take(|keys| keys.own_limiter(&1).is_ok_and(|line| line.try_acquire().is_ok()));
 }
 
 /// The broken twin: leaves the state in the table, and starts another one.
@@ -206,7 +206,7 @@ fn settling_against_a_wait(settle: fn(&Keys)) {
     model(move || {
         let (keys, clock) = keys(2);
         assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
-        drop(keys.own_line(&1));
+        drop(keys.own_limiter(&1));
         let other = {
             let keys = keys.clone();
             thread::spawn(move || settle(&keys))
@@ -214,7 +214,7 @@ fn settling_against_a_wait(settle: fn(&Keys)) {
         let mut wait = Box::pin({
             let keys = keys.clone();
             async move {
-                match keys.own_line(&1) {
+                match keys.own_limiter(&1) {
                     Ok(line) => line.acquire().await,
                     Err(refusal) => Err(refusal),
                 }
@@ -240,12 +240,12 @@ fn a_line_in_which_a_request_waits_stays() {
 
 #[test]
 fn a_line_in_which_a_request_waits_is_not_settled_by_a_call() {
-    settling_against_a_wait(|keys| drop(keys.line_of_a_call(&1)));
+    settling_against_a_wait(|keys| drop(keys.limiter_of_a_call(&1)));
 }
 
 #[test]
 fn a_state_moves_into_a_line_and_back_whole() {
-    moving_against_a_take(|keys| keys.line_of_a_call(&1).is_ok_and(|line| line.try_acquire().is_ok()));
+    moving_against_a_take(|keys| keys.limiter_of_a_call(&1).is_ok_and(|line| line.try_acquire().is_ok()));
 }
 
 /// Two calls use the line of a key at once. The call that ends last settles it.
@@ -253,7 +253,7 @@ fn two_calls_leave(leave: fn(&Keys, KeyLimiter<TokenBucket, LoomClock>)) {
     model(move || {
         let (keys, _) = keys(2);
         assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
-        let mine = keys.own_line(&1).expect("there is room");
+        let mine = keys.own_limiter(&1).expect("there is room");
         let other = {
             let (keys, line) = (keys.clone(), mine.clone());
             thread::spawn(move || leave(&keys, line))
@@ -302,7 +302,7 @@ fn entering_shadow_against_a_line(enter: fn(&Keys)) {
             let keys = keys.clone();
             thread::spawn(move || enter(&keys))
         };
-        let line = keys.own_line(&1).expect("there is room");
+        let line = keys.own_limiter(&1).expect("there is room");
         other.join().expect("no panic");
         assert!(line.shared().is_shadow(), "in shadow");
     });
@@ -319,7 +319,7 @@ fn a_line_that_is_made_meanwhile_is_in_shadow() {
 fn broken_a_line_that_is_made_meanwhile_is_in_shadow() {
     entering_shadow_against_a_line(|keys| {
         for shard in &keys.shards {
-            write(shard).all_lines().for_each(|(_, line)| line.shared().set_shadow(true));
+            write(shard).all_limiters().for_each(|(_, line)| line.shared().set_shadow(true));
         }
         keys.shadow.store(true, Ordering::Relaxed);
     });
@@ -400,14 +400,14 @@ fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
     model(move || {
         let (keys, _) = keys(2);
         assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
-        drop(keys.own_line(&2));
+        drop(keys.own_limiter(&2));
         let other = {
             let keys = keys.clone();
             thread::spawn(move || move_it(&keys))
         };
         change(&keys);
         other.join().expect("no panic");
-        let rates = [1, 2].map(|key| keys.own_line(&key).map(|line| line.rate()));
+        let rates = [1, 2].map(|key| keys.own_limiter(&key).map(|line| line.rate()));
         assert_eq!(rates, [Ok(SLOWER); 2], "it went along");
         assert!(keys.try_acquire(&1, &Request::permits(1)).is_err());
     });
@@ -417,7 +417,7 @@ fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
 fn a_line_that_is_made_meanwhile_goes_along() {
     changing_against_lines(
         |keys| keys.change_all(Change::rate(SLOWER)).expect("fits"),
-        |keys| drop(keys.own_line(&1)),
+        |keys| drop(keys.own_limiter(&1)),
     );
 }
 
@@ -436,14 +436,14 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
     changing_against_lines(
         |keys| {
             let mut deferred = Deferred::new();
-            for (_, line) in write(&keys.shards[0]).all_lines() {
+            for (_, line) in write(&keys.shards[0]).all_limiters() {
                 line.shared().change_with_all(Change::rate(SLOWER), Nanos::ZERO, &mut deferred);
             }
             let old = keys.policy();
             change_states(keys, &old);
             change_policy(keys, &old);
         },
-        |keys| drop(keys.own_line(&1)),
+        |keys| drop(keys.own_limiter(&1)),
     );
 }
 
@@ -464,7 +464,7 @@ fn replanning_against_a_first_take(take: fn(&Keys)) {
         changed.store(true, Ordering::Relaxed);
         assert_eq!(keys.replan(), 0);
         other.join().expect("no panic");
-        assert_eq!(keys.own_line(&1).map(|line| line.rate()), Ok(SLOWER), "the new plan");
+        assert_eq!(keys.own_limiter(&1).map(|line| line.rate()), Ok(SLOWER), "the new plan");
     });
 }
 
@@ -477,7 +477,7 @@ fn a_new_key_has_no_plan_from_before_a_replan() {
 
 #[test]
 fn a_new_line_has_no_plan_from_before_a_replan() {
-    replanning_against_a_first_take(|keys| drop(keys.own_line(&1)));
+    replanning_against_a_first_take(|keys| drop(keys.own_limiter(&1)));
 }
 
 /// The broken twin: adds the key although the plans were asked for anew meanwhile.
@@ -504,7 +504,7 @@ fn a_request_that_joins_a_line_meanwhile_is_moved() {
             let keys = keys.clone();
             thread::spawn(move || keys.change_all(Change::rate(Rate::per_second(10))).expect("fits"))
         };
-        let place = keys.own_line(&1).and_then(|line| line.reserve(1)).expect("there is room");
+        let place = keys.own_limiter(&1).and_then(|line| line.reserve(1)).expect("there is room");
         other.join().expect("no panic");
         assert_eq!(place.due_in(), Duration::from_millis(100));
     });
@@ -520,7 +520,7 @@ fn a_request_for_a_key_that_is_removed_is_served() {
             let keys = keys.clone();
             thread::spawn(move || keys.remove(&1))
         };
-        let line = keys.own_line(&1).expect("there is room");
+        let line = keys.own_limiter(&1).expect("there is room");
         let mut wait = Box::pin(line.acquire());
         let waker = std::task::Waker::from(Woken::new());
         let mut context = std::task::Context::from_waker(&waker);

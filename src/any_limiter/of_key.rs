@@ -113,7 +113,7 @@ where
     fn is_closed(&self) -> bool {
         // Makes no room for the key: one without a limiter of its own is not closed.
         let found = self.keys.table().find(&self.key, |_, _, _| ());
-        self.keys.is_closed() || matches!(found, Found::Line(limiter) if limiter.is_closed())
+        self.keys.is_closed() || matches!(found, Found::Limiter(limiter) if limiter.is_closed())
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! | what | how | reason |
 //! |---|---|---|
-//! | each line, unless the key has a plan or terms of its own | [`Policy::change`] on the line's copy of the policy, under the line's lock | the requests that wait in the line are moved; a line that is settled later leaves a state that fits the shard |
+//! | each key limiter, unless the key has a plan or terms of its own | [`Policy::change`] on the key limiter's copy of the policy, under the line's lock | the requests that wait in the key limiter are moved; a key limiter that is settled later leaves a state that fits the shard |
 //! | each known state, unless the key has a plan | [`Policy::change`] on a clone of the shard's policy | no request finds a changed state with the old policy |
 //! | the policy | [`Policy::change`] on a clone, which replaces the policy | a new key gets the terms of its shard |
 //!
@@ -14,24 +14,24 @@
 //! bucket at rate zero records when its refill stopped.
 //!
 //! **No permit is granted twice.** A request reads state and policy under the shared lock, so both
-//! are from before the change or both are from after it. A request may take from a line while the
-//! line changes, exactly as a request may while a plain limiter changes.
+//! are from before the change or both are from after it. A request may take from a key limiter
+//! while the key limiter changes, exactly as a request may while a plain limiter changes.
 //!
-//! **No line is missed.** A line is made, found and settled under the lock of its shard. So every
-//! line in the table has the terms of its shard, or terms of its own.
+//! **No key limiter is missed.** A key limiter is made, found and settled under the lock of its
+//! shard. So every key limiter in the table has the terms of its shard, or terms of its own.
 //!
 //! **Changes do not interleave.** A mutex lets one change pass through all shards before the next
 //! change begins.
 //!
-//! **Lock order.** The mutex, then a shard, then a line. Wakers and timers are foreign code: they
-//! are left in a [`Deferred`], which runs them when no lock is held.
+//! **Lock order.** The mutex, then a shard, then a key limiter. Wakers and timers are foreign code:
+//! they are left in a [`Deferred`], which runs them when no lock is held.
 //!
 //! **Panics.** A policy is foreign code. Its panic is caught and resumed when the change is
-//! complete. A policy that panics for one state or one line does not keep the other keys from the
-//! change. A policy that panics while it changes itself leaves its shard as it was.
+//! complete. A policy that panics for one state or one key limiter does not keep the other keys
+//! from the change. A policy that panics while it changes itself leaves its shard as it was.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the
-//! lines in a separate section, and by `tests/keyed/change.rs`, against a plain limiter for each
+//! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the key
+//! limiters in a separate section, and by `tests/keyed/change.rs`, against a plain limiter for each
 //! key.
 
 use std::hash::Hash;
@@ -95,9 +95,10 @@ where
         };
         // If the policy panics here, the shard stays as it was.
         let Some(new) = deferred.run(|| changed(&old.start(at))) else { return };
-        // Lines change first: requests take permits from a line without the shard's lock.
-        for (_, line) in shard.all_lines() {
-            deferred.run_with(|deferred| line.shared().change_with_all(change, at, deferred));
+        // Key limiters change first: requests take permits from a key limiter without the shard's
+        // lock.
+        for (_, limiter) in shard.all_limiters() {
+            deferred.run_with(|deferred| limiter.shared().change_with_all(change, at, deferred));
         }
         match shard.entries_mut() {
             EntriesMut::Plain(known) => {
@@ -138,8 +139,8 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         }
     }
 
-    /// Changes the terms of one part of a line, or of all, unless the key has terms of its own.
-    /// Returns `false` if the policy refused the change.
+    /// Changes the terms of one part of a key limiter, or of all, unless the key has terms of its
+    /// own. Returns `false` if the policy refused the change.
     ///
     /// Like [`change`](Shared::change), but the caller holds the lock of a shard: foreign code is
     /// left in `deferred`.
@@ -164,7 +165,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
 }
 
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
-    /// Changes a line with all keys.
+    /// Changes a key limiter with all keys.
     ///
     /// Like [`visit`](Shared::visit), but the caller holds the lock of a shard: foreign code is
     /// left in `deferred`.

@@ -2,9 +2,9 @@
 //!
 //! A table is closed by a flag in the count of its keys. Each new key is counted under the lock of
 //! its shard, and is refused there once the flag is up. The call that closes raises the flag, then
-//! takes the lock of each shard, forgets its known keys and notes its lines. So a key that was
-//! counted before the flag is forgotten with the others, and a line is made of no key any more. The
-//! lines are closed without a lock of a shard, since they wake tasks.
+//! takes the lock of each shard, forgets its known keys and notes its key limiters. So a key that
+//! was counted before the flag is forgotten with the others, and a key limiter is made of no key
+//! any more. The key limiters are closed without a lock of a shard, since they wake tasks.
 //!
 //! A request that overlaps with this may be granted: it came first.
 
@@ -35,7 +35,7 @@ where
         // Relaxed: a request that counts a new key reads the latest count, flag included.
         let was_open = self.count.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED == 0;
         let mut removed = Removed::<K, P, C>::new();
-        let mut lines = vec![self.overflow.clone()];
+        let mut limiters = vec![self.overflow.clone()];
         for shard in &self.shards {
             let mut shard = write(shard);
             let places = shard.entries().places();
@@ -44,15 +44,15 @@ where
                 self.uncount();
                 removed.key(entry);
             }
-            // A line of which a handle exists does not become a known key again.
-            lines.extend(shard.all_lines().map(|(_, line)| line.clone()));
+            // A key limiter of which a handle exists does not become a known key again.
+            limiters.extend(shard.all_limiters().map(|(_, limiter)| limiter.clone()));
         }
-        // A waker that panics does not keep the other lines open.
+        // A waker that panics does not keep the other key limiters open.
         let mut deferred = Deferred::<C>::new();
-        for line in &lines {
-            deferred.run(|| line.close());
+        for limiter in &limiters {
+            deferred.run(|| limiter.close());
         }
-        drop(lines);
+        drop(limiters);
         drop(removed);
         drop(deferred);
         was_open

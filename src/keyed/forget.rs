@@ -1,4 +1,4 @@
-//! How a key leaves the table, and how a line becomes a known key again.
+//! How a key leaves the table, and how a key limiter becomes a known key again.
 //!
 //! # When a key is forgotten
 //!
@@ -14,21 +14,21 @@
 //! requests. If it were forgotten each time, each of its requests would add it again, under the
 //! exclusive lock.
 //!
-//! # When a line becomes a known key again
+//! # When a key limiter becomes a known key again
 //!
-//! A line is idle when only the table holds it, no request waits in it, and it has no settings that
-//! differ from the policy of all keys. An idle line is settled: its state goes back into the table,
-//! and its limiter is dropped.
+//! A key limiter is idle when only the table holds it, no request waits in it, and it has no
+//! settings that differ from the policy of all keys. An idle key limiter is settled: its state goes
+//! back into the table, and its limiter is dropped.
 //!
-//! - Each call that used a line looks at it when the call ends. A call first gives up its handle,
+//! - Each call that used a key limiter looks at it when the call ends. A call first gives up its handle,
 //!   then looks. The handles share one reference count, so the call that gives up its handle last
-//!   finds that only the table holds the line.
-//! - While all keys are paused, no line is settled: `keyed/pause.rs`.
-//! - A handle or a reservation that a user keeps ends without a look. Its line is settled by a
-//!   later call for its key, or by a new key or new line of its shard: each looks at [`SWEEP`]
-//!   lines.
+//!   finds that only the table holds the key limiter.
+//! - While all keys are paused, no key limiter is settled: `keyed/pause.rs`.
+//! - A handle or a reservation that a user keeps ends without a look. Its limiter is settled by a
+//!   later call for its key, or by a new key or new key limiter of its shard: each looks at [`SWEEP`]
+//!   key limiters.
 //!
-//! A table of lines that is nearly empty is made smaller.
+//! A table of key limiters that is nearly empty is made smaller.
 //!
 //! **Checked by** `loom-tests/keyed.rs`, with a twin that looks before it gives up its
 //! handle.
@@ -46,7 +46,7 @@ use crate::policy::Policy;
 use crate::sync::{Ordering, read, write};
 use crate::time::Nanos;
 
-/// How many places each new key examines, for fresh keys and again for idle lines.
+/// How many places each new key examines, for fresh keys and again for idle key limiters.
 const SWEEP: usize = 4;
 
 /// How long a key may stay fresh before a new key of its shard forgets it although there is room:
@@ -86,7 +86,7 @@ where
         forgot
     }
 
-    /// Settles idle lines and forgets fresh keys at a few places, for each new key.
+    /// Settles idle key limiters and forgets fresh keys at a few places, for each new key.
     pub(super) fn forget_some(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -101,7 +101,7 @@ where
         }
     }
 
-    /// Settles idle lines at a few places, for each new key and each new line.
+    /// Settles idle key limiters at a few places, for each new key and each new key limiter.
     pub(super) fn settle_some(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -109,21 +109,22 @@ where
         now: Nanos,
         removed: &mut Removed<K, P, C>,
     ) {
-        if let Some(lines) = shard.lines() {
-            let places = lines.places_from(home(hash), SWEEP);
+        if let Some(limiters) = shard.limiters() {
+            let places = limiters.places_from(home(hash), SWEEP);
             self.settle(shard, places, now, removed);
-            shard.shrink_lines(|key| self.hash_of(key));
+            shard.shrink_limiters(|key| self.hash_of(key));
         }
     }
 
-    /// Returns whether a line can become a known key again, or be forgotten.
-    fn can_settle(line: &KeyLimiter<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
-        line.is_idle()
-            && !line.policy().is_own()
-            && (line.policy().shares_states() || may_forget(line.policy(), line.state(), now, emptied))
+    /// Returns whether a key limiter can become a known key again, or be forgotten.
+    fn can_settle(limiter: &KeyLimiter<P, C>, now: Nanos, emptied: Option<Nanos>) -> bool {
+        limiter.is_idle()
+            && !limiter.policy().is_own()
+            && (limiter.policy().shares_states()
+                || may_forget(limiter.policy(), limiter.state(), now, emptied))
     }
 
-    /// Settles the idle lines at some places. Returns whether a key was forgotten.
+    /// Settles the idle key limiters at some places. Returns whether a key was forgotten.
     fn settle(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -136,17 +137,17 @@ where
             return false;
         }
         let emptied = shard.emptied();
-        let (mut entries, Some(lines)) = shard.parts() else { return false };
+        let (mut entries, Some(limiters)) = shard.parts() else { return false };
         let mut forgot = false;
         for place in places {
-            let Some((key, line)) = lines.at(place) else { continue };
-            if !Self::can_settle(line, now, emptied) {
+            let Some((key, limiter)) = limiters.at(place) else { continue };
+            if !Self::can_settle(limiter, now, emptied) {
                 continue;
             }
-            if may_forget(line.policy(), line.state(), now, emptied) {
-                if let Some(entry) = lines.remove_at(place) {
+            if may_forget(limiter.policy(), limiter.state(), now, emptied) {
+                if let Some(entry) = limiters.remove_at(place) {
                     self.uncount();
-                    removed.lines.push(entry);
+                    removed.limiters.push(entry);
                     forgot = true;
                 }
                 continue;
@@ -154,42 +155,43 @@ where
             // `Hash` may panic, so it runs before the state moves.
             let hash = self.hash_of(key);
             entries.reserve(|known| self.hash_of(known));
-            let terms = line.policy().terms().cloned();
-            lines.replace_at(place, |key, line| match line.into_state() {
+            let terms = limiter.policy().terms().cloned();
+            limiters.replace_at(place, |key, limiter| match limiter.into_state() {
                 Ok((state, rest)) => {
                     entries.insert(hash, (key, terms, state));
                     removed.rests.push(rest);
                     None
                 }
                 // Another handle exists at this moment: that of a ringing alarm.
-                Err(line) => Some((key, line)),
+                Err(limiter) => Some((key, limiter)),
             });
         }
         forgot
     }
 
-    /// Settles the line with this number if it is idle. A call runs this after it gave up its
-    /// handle.
+    /// Settles the key limiter with this number if it is idle. A call runs this after it gave up
+    /// its handle.
     pub(crate) fn leave(&self, hash: u64, number: u64) {
         let lock = self.shard(hash);
         let place = |shard: &Shard<K, P, C>, now| {
-            let lines = shard.lines().filter(|_| shard.hold().is_none())?;
-            let place = lines.place_of(hash, |line| line.shared().number == number)?;
-            Self::can_settle(&lines.at(place)?.1, now, shard.emptied()).then_some(place)
+            let limiters = shard.limiters().filter(|_| shard.hold().is_none())?;
+            let place = limiters.place_of(hash, |limiter| limiter.shared().number == number)?;
+            Self::can_settle(&limiters.at(place)?.1, now, shard.emptied()).then_some(place)
         };
         let now = self.clock.now();
-        // The shared lock comes first: most lines are still in use, and then no exclusive lock is
-        // needed.
+        // The shared lock comes first: most key limiters are still in use, and then no exclusive
+        // lock is needed.
         if place(&read(lock), now).is_none() {
             return;
         }
         // Declared before the guard, so that entries are dropped after the lock is released.
         let mut removed = Removed::new();
         let mut shard = write(lock);
-        // The line may have moved, or may be in use again, since the shared lock was released.
+        // The key limiter may have moved, or may be in use again, since the shared lock was
+        // released.
         let place = place(&shard, now);
         self.settle(&mut shard, place.into_iter(), now, &mut removed);
-        shard.shrink_lines(|key| self.hash_of(key));
+        shard.shrink_limiters(|key| self.hash_of(key));
     }
 
     /// Returns the shards that a new key without room searches: from one shard on, until they have
@@ -213,12 +215,14 @@ where
         let emptied = shard.emptied();
         let fresh =
             |place| entries.at(place).is_some_and(|(policy, state)| may_forget(policy, state, now, emptied));
-        let idle = |lines: &Slots<K, KeyLimiter<P, C>>| {
-            let idle = |place| lines.at(place).is_some_and(|(_, line)| Self::can_settle(line, now, emptied));
-            lines.places_from(first, self.search).any(idle)
+        let idle = |limiters: &Slots<K, KeyLimiter<P, C>>| {
+            let idle = |place| {
+                limiters.at(place).is_some_and(|(_, limiter)| Self::can_settle(limiter, now, emptied))
+            };
+            limiters.places_from(first, self.search).any(idle)
         };
         entries.places_from(first, self.search).any(fresh)
-            || shard.hold().is_none() && shard.lines().is_some_and(idle)
+            || shard.hold().is_none() && shard.limiters().is_some_and(idle)
     }
 
     /// Returns whether the next new key would find room by forgetting others. Changes nothing.
@@ -240,12 +244,12 @@ where
                 continue;
             }
             let mut shard = write(lock);
-            let lines = shard.lines().map(|lines| lines.places_from(first, self.search));
-            let forgot_line = self.settle(&mut shard, lines.into_iter().flatten(), now, removed);
+            let limiters = shard.limiters().map(|limiters| limiters.places_from(first, self.search));
+            let forgot_limiter = self.settle(&mut shard, limiters.into_iter().flatten(), now, removed);
             let known = shard.entries().places_from(first, self.search);
             let forgot_key = self.forget(&mut shard, known, now, removed);
-            shard.shrink_lines(|key| self.hash_of(key));
-            if forgot_key || forgot_line {
+            shard.shrink_limiters(|key| self.hash_of(key));
+            if forgot_key || forgot_limiter {
                 return true;
             }
         }
@@ -286,8 +290,8 @@ where
     /// Forgets all fresh keys, and frees memory.
     pub(crate) fn sweep_all(&self) {
         for lock in &self.shards {
-            let lines = |shard: &Shard<K, P, C>| shard.lines().map_or(0, Slots::places);
-            self.in_slices(lock, lines, |shard, places, now, removed| {
+            let limiters = |shard: &Shard<K, P, C>| shard.limiters().map_or(0, Slots::places);
+            self.in_slices(lock, limiters, |shard, places, now, removed| {
                 self.settle(shard, places, now, removed);
             });
             let known = |shard: &Shard<K, P, C>| shard.entries().places();
@@ -295,7 +299,7 @@ where
                 self.forget(shard, places, now, removed);
             });
             let mut shard = write(lock);
-            shard.shrink_lines(|key| self.hash_of(key));
+            shard.shrink_limiters(|key| self.hash_of(key));
             shard.entries_mut().shrink(|key| self.hash_of(key));
         }
     }
@@ -324,7 +328,7 @@ where
 }
 
 /// Returns the hash as a place. It is the key's own place or near it: the request needs that cache
-/// line anyway.
+/// key limiter anyway.
 fn home(hash: u64) -> usize {
     // Truncation is harmless: the lowest bits choose the place.
     #[allow(clippy::cast_possible_truncation)]

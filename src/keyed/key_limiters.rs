@@ -1,6 +1,6 @@
-//! Makes a line, which is a limiter for one key, and lends it to one call.
+//! Makes a key limiter, which is a limiter for one key, and lends it to one call.
 //!
-//! `keyed/forget.rs` describes when a line becomes a known key again.
+//! `keyed/forget.rs` describes when a key limiter becomes a known key again.
 
 use std::borrow::Borrow;
 use std::hash::Hash;
@@ -17,18 +17,18 @@ use crate::line::all_waiters::AllWaiters;
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
 
-/// A line that a call uses. When the call ends and the line is idle, its key becomes a known key
-/// again.
+/// A key limiter that a call uses. When the call ends and the key limiter is idle, its key becomes
+/// a known key again.
 pub(crate) struct Lent<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     /// Dropped first: `_leave` must see the table's handle as the only one.
-    line: KeyLimiter<P, C>,
+    limiter: KeyLimiter<P, C>,
     _leave: Leave<'a, K, P, C>,
 }
 
 struct Leave<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     table: &'a Table<K, P, C>,
     hash: u64,
-    /// The number of the line.
+    /// The number of the key limiter.
     number: u64,
 }
 
@@ -36,7 +36,7 @@ impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for Lent<'_, K, P,
     type Target = KeyLimiter<P, C>;
 
     fn deref(&self) -> &KeyLimiter<P, C> {
-        &self.line
+        &self.limiter
     }
 }
 
@@ -52,73 +52,73 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Lends a line of the table, or the shared line, to a call.
-    pub(super) fn lend(&self, hash: u64, line: KeyLimiter<P, C>) -> Lent<'_, K, P, C> {
-        let number = line.shared().number;
-        Lent { line, _leave: Leave { table: self, hash, number } }
+    /// Lends a key limiter of the table, or the shared key limiter, to a call.
+    pub(super) fn lend(&self, hash: u64, limiter: KeyLimiter<P, C>) -> Lent<'_, K, P, C> {
+        let number = limiter.shared().number;
+        Lent { limiter, _leave: Leave { table: self, hash, number } }
     }
 
     /// Returns the limiter of a key, or the shared limiter if there is no room.
-    pub(crate) fn line<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
+    pub(crate) fn limiter<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.or_shared(self.own_line(key), |shared| shared)
+        self.or_shared(self.own_limiter(key), |shared| shared)
     }
 
     /// Returns the limiter of a key for one call.
-    pub(crate) fn line_of_a_call<Q>(&self, key: &Q) -> Result<Lent<'_, K, P, C>, Refusal>
+    pub(crate) fn limiter_of_a_call<Q>(&self, key: &Q) -> Result<Lent<'_, K, P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        Ok(self.lend(self.hash_of(key), self.line(key)?))
+        Ok(self.lend(self.hash_of(key), self.limiter(key)?))
     }
 
     /// Returns the limiter in which a request for `n` permits of a key waits. A request that can
-    /// never be granted makes no line.
+    /// never be granted makes no key limiter.
     #[cold]
-    pub(crate) fn line_for<Q>(&self, key: &Q, n: u32) -> Result<Lent<'_, K, P, C>, Refusal>
+    pub(crate) fn limiter_for<Q>(&self, key: &Q, n: u32) -> Result<Lent<'_, K, P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hash_of(key);
-        // A block, so that the shard's lock is released before a line is made, which needs it
-        // exclusively.
+        // A block, so that the shard's lock is released before a key limiter is made, which needs
+        // it exclusively.
         let found = {
             let shard = self.read_current(hash);
-            match (shard.line(hash, key), shard.entries().find(hash, key)) {
-                (Some(line), _) => Ok(Some(line.clone())),
+            match (shard.limiter(hash, key), shard.entries().find(hash, key)) {
+                (Some(limiter), _) => Ok(Some(limiter.clone())),
                 (None, Some((policy, _))) => policy.check(n).map(|()| None),
-                // Its line will refuse it.
+                // Its limiter will refuse it.
                 (None, None) if self.plans.is_some() => Ok(None),
                 (None, None) => shard.policy.check(n).map(|()| None),
             }
         };
-        let line = match found {
-            Ok(Some(line)) => Ok(line),
-            Ok(None) => self.line(key),
-            // In shadow, its line lets it pass.
-            Err(never) if self.passes(never) => self.line(key),
+        let limiter = match found {
+            Ok(Some(limiter)) => Ok(limiter),
+            Ok(None) => self.limiter(key),
+            // In shadow, its limiter lets it pass.
+            Err(never) if self.passes(never) => self.limiter(key),
             Err(never) => Err(never),
         };
-        match line {
-            Ok(line) => Ok(self.lend(hash, line)),
+        match limiter {
+            Ok(limiter) => Ok(self.lend(hash, limiter)),
             Err(refusal) => self.tell(key, n, Err(refusal)),
         }
     }
 
-    /// Returns the limiter of a key, which has a line from then on.
-    pub(crate) fn own_line<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
+    /// Returns the limiter of a key, which has a key limiter from then on.
+    pub(crate) fn own_limiter<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hash_of(key);
         let is_known = match self.find_hashed(hash, key, |_, _, _| ()) {
-            Found::Line(line) => return Ok(line),
+            Found::Limiter(limiter) => return Ok(limiter),
             Found::Known(()) => true,
             Found::Nowhere => false,
         };
@@ -126,8 +126,8 @@ where
         // Before the lock, since it may clone the key.
         let events = self.events.as_ref().map(|watch| watch.of(key));
         self.with_room(hash, key, new, |shard, now, new, removed| {
-            if let Some(line) = shard.line(hash, key) {
-                return Step::Done(line.clone());
+            if let Some(limiter) = shard.limiter(hash, key) {
+                return Step::Done(limiter.clone());
             }
             self.settle_some(shard, hash, now, removed);
             let known = shard.entries().place(hash, key);
@@ -145,7 +145,7 @@ where
                 }
             };
             let clock = self.clock.clone();
-            let (mut entries, lines) = shard.parts_for_line(|known| self.hash_of(known));
+            let (mut entries, limiters) = shard.parts_for_limiter(|known| self.hash_of(known));
             let moved = match counted {
                 None => known.and_then(|place| entries.remove_at(place)),
                 Some((counted, state)) => new.take().map(|new| {
@@ -154,22 +154,22 @@ where
                 }),
             };
             let Some((key, terms, state)) = moved else { return Step::Room };
-            let line =
-                new_line(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.all_waiters);
+            let limiter =
+                new_limiter(KeyPolicy::new(policy, terms), state, clock, events.clone(), &self.all_waiters);
             if let Some(hold) = hold {
-                line.shared().begin_in_hold(hold);
+                limiter.shared().begin_in_hold(hold);
             }
             if self.is_shadow() {
-                line.shared().begin_in_shadow();
+                limiter.shared().begin_in_shadow();
             }
-            lines.insert(hash, key, line.clone());
-            Step::Done(line)
+            limiters.insert(hash, key, limiter.clone());
+            Step::Done(limiter)
         })
     }
 }
 
 /// Makes a limiter that continues with a state. Runs no foreign code.
-pub(super) fn new_line<P, C>(
+pub(super) fn new_limiter<P, C>(
     policy: KeyPolicy<P>,
     state: P::State,
     clock: C,

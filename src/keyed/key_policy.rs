@@ -25,7 +25,7 @@ pub struct KeyPolicy<P> {
     /// The terms that the policy was copied from; `None` are the terms of the shard.
     terms: Option<Arc<Terms<P>>>,
     /// Whether the policy follows changes of all keys. It is stored under the locks of the shard
-    /// and of the line.
+    /// and of the key limiter.
     common: AtomicBool,
     /// Whether this policy was changed alone, and not with the policy that it was copied from. A
     /// state may then mean something else to it than to that policy: both may differ in the time at

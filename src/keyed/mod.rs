@@ -8,8 +8,8 @@ pub(crate) mod counting;
 mod entries;
 pub(crate) mod events;
 mod forget;
+mod key_limiters;
 mod key_policy;
-mod lines;
 pub(crate) mod pause;
 pub(crate) mod plan;
 mod removed;
@@ -477,9 +477,9 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let request = request.into();
-        match self.table.take_or_line(key, &request)? {
+        match self.table.take_or_limiter(key, &request)? {
             Taken::Granted(grant) => Ok(grant),
-            Taken::Line(line) => line.acquire_many(request).await,
+            Taken::Limiter(limiter) => limiter.acquire_many(request).await,
         }
     }
 
@@ -529,9 +529,9 @@ where
     {
         Cancellable::begin()?;
         let request = request.into();
-        match self.table.take_or_line(key, &request)? {
+        match self.table.take_or_limiter(key, &request)? {
             Taken::Granted(grant) => Ok(grant),
-            Taken::Line(line) => line.blocking_acquire_many(request),
+            Taken::Limiter(limiter) => limiter.blocking_acquire_many(request),
         }
     }
 
@@ -550,7 +550,7 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let request = request.into();
-        self.table.line_for(key, request.permits)?.reserve(request)
+        self.table.limiter_for(key, request.permits)?.reserve(request)
     }
 
     /// Returns the limiter of a key, with every method of a [`RateLimiter`]: pause it, give it
@@ -590,7 +590,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.line(key)
+        self.table.limiter(key)
     }
 
     /// Gives a key a rate of its own, until the key is [removed](KeyedRateLimiter::remove). The
@@ -605,7 +605,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.own_line(key)?.set_rate(rate);
+        self.table.own_limiter(key)?.set_rate(rate);
         Ok(())
     }
 
@@ -726,7 +726,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.line_of_a_call(key)?.debit(n);
+        self.table.limiter_of_a_call(key)?.debit(n);
         Ok(())
     }
 
@@ -763,7 +763,7 @@ where
             return Ok(taken);
         }
         drop(known);
-        Ok(self.table.line_of_a_call(key)?.keep_at_most(permits))
+        Ok(self.table.limiter_of_a_call(key)?.keep_at_most(permits))
     }
 
     /// Gives back `n` permits of a key that were acquired and not used. Does nothing if the key is
@@ -781,11 +781,11 @@ where
         match found {
             Found::Known(Some(_)) => {}
             Found::Known(None) => {
-                if let Ok(line) = self.table.line_of_a_call(key) {
-                    line.refund(n);
+                if let Ok(limiter) = self.table.limiter_of_a_call(key) {
+                    limiter.refund(n);
                 }
             }
-            Found::Line(line) => line.refund(n),
+            Found::Limiter(limiter) => limiter.refund(n),
             Found::Nowhere => {
                 if let Some(shared) = self.table.shared() {
                     shared.refund(n);
@@ -965,7 +965,7 @@ where
     {
         let status = |(key, found)| match found {
             Found::Known(status) => Some((key, status)),
-            Found::Line(line) => Some((key, RateLimiter::status(&line))),
+            Found::Limiter(line) => Some((key, RateLimiter::status(&line))),
             Found::Nowhere => None,
         };
         self.table.shards().flat_map(move |keys| keys.into_iter().filter_map(status))

@@ -6,18 +6,18 @@
 //! that a request does not find its key where it looks first: requests outside of a pause look at
 //! nothing more.
 //!
-//! | time | a known or new key | a key with a line |
+//! | time | a known or new key | a key with a key limiter |
 //! |---|---|---|
-//! | before the pause ends | a try is refused, and told when the key has its permits; a request that waits makes a line, and so does a refund | the line is paused |
-//! | from then on | the next call for the shard ends the pause: each known state is left empty as of its end, and the known keys lie in their table again | the line ends its pause |
+//! | before the pause ends | a try is refused, and told when the key has its permits; a request that waits makes a key limiter, and so does a refund | the key limiter is paused |
+//! | from then on | the next call for the shard ends the pause: each known state is left empty as of its end, and the known keys lie in their table again | the key limiter ends its pause |
 //!
 //! **A policy that counts**, or a part of one, has no state that is empty and lets permits come in
-//! one by one. The line of such a key spaces its grants (`line/pause.rs`). So the hold goes on
-//! until a window has passed, and until then a key with permits that are due gets a line.
+//! one by one. The key limiter of such a key spaces its grants (`line/pause.rs`). So the hold goes
+//! on until a window has passed, and until then a key with permits that are due gets a key limiter.
 //!
-//! **A line that is made during the hold** begins with the pause of its shard, as if it had been
-//! there before. No line is settled during a hold, since a state that a line leaves is as of
-//! another time than the states in the table.
+//! **A key limiter that is made during the hold** begins with the pause of its shard, as if it had
+//! been there before. No key limiter is settled during a hold, since a state that a key limiter
+//! leaves is as of another time than the states in the table.
 //!
 //! **A key that is unknown when the pause ends** is new, and would be full: a flood of new keys
 //! would be the burst that the pause prevents. So a shard remembers the end. A key that is added
@@ -265,9 +265,9 @@ where
                 hold.keeps_stock &= pause.keeps_stock;
                 hold.over = hold.opens;
                 shard.set_hold(Some(hold));
-                for (_, line) in shard.all_lines() {
+                for (_, limiter) in shard.all_limiters() {
                     deferred.run_with(|deferred| {
-                        line.shared().pause_with_all(until, pause.keeps_stock, deferred)
+                        limiter.shared().pause_with_all(until, pause.keeps_stock, deferred)
                     });
                 }
             }
@@ -305,8 +305,8 @@ where
                     shard.resumes_at(hold.begin, now, false);
                     shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
                 }
-                for (_, line) in shard.all_lines() {
-                    deferred.run_with(|deferred| line.shared().resume_with_all(deferred));
+                for (_, limiter) in shard.all_limiters() {
+                    deferred.run_with(|deferred| limiter.shared().resume_with_all(deferred));
                 }
             }
             self.overflow.shared().resume_with_all(&mut deferred);

@@ -253,10 +253,10 @@ where
         let mut kept = 0;
         let mut converted = Converted::new();
         for (key, hash, terms) in slice {
-            if let Some(line) = shard.line(*hash, *key) {
+            if let Some(limiter) = shard.limiter(*hash, *key) {
                 let new = shard.policy_of(terms);
                 let done =
-                    deferred.run_with(|deferred| line.shared().replan(new, terms.is_none(), at, deferred));
+                    deferred.run_with(|deferred| limiter.shared().replan(new, terms.is_none(), at, deferred));
                 kept += usize::from(done != Some(true));
                 continue;
             }
@@ -395,8 +395,9 @@ impl<P: Policy + Clone> Converted<P> {
 }
 
 impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
-    /// Gives the key of a line other terms, unless it has terms of its own. `common` says whether
-    /// these are the terms of all keys. Returns whether the line has these terms now.
+    /// Gives the key of a key limiter other terms, unless it has terms of its own. `common` says
+    /// whether these are the terms of all keys. Returns whether the key limiter has these terms
+    /// now.
     ///
     /// The caller holds the lock of a shard: foreign code is left in `deferred`.
     pub(crate) fn replan(

@@ -16,14 +16,14 @@ use crate::policy::Policy;
 /// after the guard.
 pub(crate) struct Removed<K, P: Policy, C: Timer> {
     pub(crate) known: Vec<Entry<K, P>>,
-    pub(crate) lines: Vec<(K, KeyLimiter<P, C>)>,
-    /// The remains of settled lines. Their keys and states are back in the table.
+    pub(crate) limiters: Vec<(K, KeyLimiter<P, C>)>,
+    /// The remains of settled key limiters. Their keys and states are back in the table.
     pub(crate) rests: Vec<Rest<KeyPolicy<P>, C>>,
 }
 
 impl<K, P: Policy, C: Timer> Removed<K, P, C> {
     pub(crate) fn new() -> Self {
-        Removed { known: Vec::new(), lines: Vec::new(), rests: Vec::new() }
+        Removed { known: Vec::new(), limiters: Vec::new(), rests: Vec::new() }
     }
 
     /// Keeps a known key to drop it later. Drops it now if its drop runs no code.
@@ -36,13 +36,13 @@ impl<K, P: Policy, C: Timer> Removed<K, P, C> {
 
 impl<K, P: Policy, C: Timer> Drop for Removed<K, P, C> {
     fn drop(&mut self) {
-        let Removed { known, lines, rests } = self;
+        let Removed { known, limiters, rests } = self;
         let mut panic = None;
         // Each drop is caught by itself, so that a panic does not leak the remaining entries.
         for item in known.drain(..) {
             run(&mut panic, || drop(item));
         }
-        for item in lines.drain(..) {
+        for item in limiters.drain(..) {
             run(&mut panic, || drop(item));
         }
         for item in rests.drain(..) {

@@ -1,15 +1,16 @@
 //! Shadow mode of all keys.
 //!
-//! The table has a flag. A request that is decided without a line looks at it when it is refused,
-//! and passes if it is up. So a granted request pays nothing for it, and no key is touched when
-//! shadow mode begins or ends. Only the lines are told, since in them requests wait.
+//! The table has a flag. A request that is decided without a key limiter looks at it when it is
+//! refused, and passes if it is up. So a granted request pays nothing for it, and no key is touched
+//! when shadow mode begins or ends. Only the key limiters are told, since in them requests wait.
 //!
-//! The call that switches sets the flag, then takes the lock of each shard in turn. A line is made
-//! under this lock: before the call comes to its shard, and the call finds it; or afterwards, and
-//! it reads the flag. A mutex lets one call pass through all shards before the next begins.
+//! The call that switches sets the flag, then takes the lock of each shard in turn. A key limiter
+//! is made under this lock: before the call comes to its shard, and the call finds it; or
+//! afterwards, and it reads the flag. A mutex lets one call pass through all shards before the next
+//! begins.
 //!
-//! Shadow mode of all keys is not a setting of a line, which would keep its key from being
-//! forgotten. It is a mark beside the line's own.
+//! Shadow mode of all keys is not a setting of a key limiter, which would keep its key from being
+//! forgotten. It is a mark beside the key limiter's own.
 //!
 //! **Checked by** `loom-tests/keyed.rs`, with a twin that sets the flag last, and by
 //! `tests/keyed/shadow.rs`.
@@ -29,8 +30,8 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// Whether all keys are in shadow.
     #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
-        // Relaxed: for a line, the lock of its shard orders it. For a key without a line it decides
-        // how one call ends, and publishes nothing.
+        // Relaxed: for a key limiter, the lock of its shard orders it. For a key without a key
+        // limiter it decides how one call ends, and publishes nothing.
         self.shadow.load(Ordering::Relaxed)
     }
 
@@ -42,16 +43,16 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// Turns shadow mode of all keys on or off.
     pub(crate) fn set_shadow(&self, shadow: bool) {
         let mut deferred = Deferred::<C>::new();
-        let mut lines = vec![self.overflow.clone()];
+        let mut limiters = vec![self.overflow.clone()];
         {
             let _one_at_a_time = lock(&self.changing);
             // Relaxed: as `is_shadow`.
             self.shadow.store(shadow, Ordering::Relaxed);
             for shard in &self.shards {
                 let shard = write(shard);
-                for (_, line) in shard.all_lines() {
-                    deferred.run_with(|deferred| line.shared().shadow_with_all(shadow, deferred));
-                    lines.push(line.clone());
+                for (_, limiter) in shard.all_limiters() {
+                    deferred.run_with(|deferred| limiter.shared().shadow_with_all(shadow, deferred));
+                    limiters.push(limiter.clone());
                 }
             }
             self.overflow.shared().shadow_with_all(shadow, &mut deferred);
@@ -59,7 +60,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
         // Without a lock of a shard: this wakes tasks.
         drop(deferred);
         if shadow {
-            lines.iter().for_each(|line| line.shared().ring_seats());
+            limiters.iter().for_each(|limiter| limiter.shared().ring_seats());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One part of the table: a policy, its known keys and its lines, under one lock.
+//! One part of the table: a policy, its known keys and its key limiters, under one lock.
 
 use std::borrow::Borrow;
 use std::ops::Deref;
@@ -21,13 +21,13 @@ pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
     pub(crate) policy: Arc<P>,
     /// The known keys, where keys have no plans.
     pub(crate) known: Slots<K, P::State>,
-    /// `None` if there are no lines, no plans and no pause, which most shards do not have.
+    /// `None` if there are no key limiters, no plans and no pause, which most shards do not have.
     pub(super) more: Option<Box<More<K, P, C>>>,
 }
 
-/// The lines of a shard, its known keys with plans, and its pause.
+/// The key limiters of a shard, its known keys with plans, and its pause.
 pub(crate) struct More<K, P: Policy + Clone, C: Timer> {
-    pub(super) lines: Lines<K, P, C>,
+    pub(super) limiters: Limiters<K, P, C>,
     /// The known keys, where keys have plans.
     pub(super) planned: Option<Slots<K, Planned<P>>>,
     /// How often the plans of these keys were asked for anew.
@@ -40,10 +40,10 @@ pub(crate) struct More<K, P: Policy + Clone, C: Timer> {
     held: Slots<K, P::State>,
 }
 
-pub(crate) type Lines<K, P, C> = Slots<K, KeyLimiter<P, C>>;
+pub(crate) type Limiters<K, P, C> = Slots<K, KeyLimiter<P, C>>;
 
-/// The known keys of a shard, and its lines if there may be any.
-pub(super) type Parts<'a, K, P, C> = (EntriesMut<'a, K, P>, Option<&'a mut Lines<K, P, C>>);
+/// The known keys of a shard, and its key limiters if there may be any.
+pub(super) type Parts<'a, K, P, C> = (EntriesMut<'a, K, P>, Option<&'a mut Limiters<K, P, C>>);
 
 /// A shard and its lock, on a cache line of their own.
 #[repr(align(64))]
@@ -60,7 +60,14 @@ impl<K, P: Policy + Clone, C: Timer> Deref for Locked<K, P, C> {
 
 impl<K, P: Policy + Clone, C: Timer> More<K, P, C> {
     fn new() -> Self {
-        More { lines: Slots::new(), planned: None, version: 0, hold: None, emptied: None, held: Slots::new() }
+        More {
+            limiters: Slots::new(),
+            planned: None,
+            version: 0,
+            hold: None,
+            emptied: None,
+            held: Slots::new(),
+        }
     }
 }
 
@@ -75,12 +82,12 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         Shard { policy, known: Slots::new(), more: Some(Box::new(more)) }
     }
 
-    pub(crate) fn lines(&self) -> Option<&Lines<K, P, C>> {
-        self.more.as_ref().map(|more| &more.lines).filter(|lines| !lines.is_empty())
+    pub(crate) fn limiters(&self) -> Option<&Limiters<K, P, C>> {
+        self.more.as_ref().map(|more| &more.limiters).filter(|limiters| !limiters.is_empty())
     }
 
-    pub(crate) fn all_lines(&self) -> impl Iterator<Item = &(K, KeyLimiter<P, C>)> {
-        self.more.iter().flat_map(|more| more.lines.iter())
+    pub(crate) fn all_limiters(&self) -> impl Iterator<Item = &(K, KeyLimiter<P, C>)> {
+        self.more.iter().flat_map(|more| more.limiters.iter())
     }
 
     /// Returns the known keys.
@@ -97,27 +104,29 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         self.parts().0
     }
 
-    /// Returns the known keys, and the lines if there may be any, to change both at once.
+    /// Returns the known keys, and the key limiters if there may be any, to change both at once.
     pub(super) fn parts(&mut self) -> Parts<'_, K, P, C> {
         match self.more.as_deref_mut() {
-            Some(More { lines, planned: Some(planned), .. }) => (EntriesMut::Planned(planned), Some(lines)),
-            Some(More { lines, hold: Some(_), held, .. }) => (EntriesMut::Plain(held), Some(lines)),
-            Some(More { lines, .. }) => (EntriesMut::Plain(&mut self.known), Some(lines)),
+            Some(More { limiters, planned: Some(planned), .. }) => {
+                (EntriesMut::Planned(planned), Some(limiters))
+            }
+            Some(More { limiters, hold: Some(_), held, .. }) => (EntriesMut::Plain(held), Some(limiters)),
+            Some(More { limiters, .. }) => (EntriesMut::Plain(&mut self.known), Some(limiters)),
             None => (EntriesMut::Plain(&mut self.known), None),
         }
     }
 
-    /// As [`parts`](Shard::parts), with room for one more line. `hash_of` may panic.
-    pub(super) fn parts_for_line(
+    /// As [`parts`](Shard::parts), with room for one more key limiter. `hash_of` may panic.
+    pub(super) fn parts_for_limiter(
         &mut self,
         hash_of: impl Fn(&K) -> u64,
-    ) -> (EntriesMut<'_, K, P>, &mut Lines<K, P, C>) {
-        let More { lines, planned, hold, held, .. } = Self::more(&mut self.more);
-        lines.reserve(hash_of);
+    ) -> (EntriesMut<'_, K, P>, &mut Limiters<K, P, C>) {
+        let More { limiters, planned, hold, held, .. } = Self::more(&mut self.more);
+        limiters.reserve(hash_of);
         match planned {
-            Some(planned) => (EntriesMut::Planned(planned), lines),
-            None if hold.is_some() => (EntriesMut::Plain(held), lines),
-            None => (EntriesMut::Plain(&mut self.known), lines),
+            Some(planned) => (EntriesMut::Planned(planned), limiters),
+            None if hold.is_some() => (EntriesMut::Plain(held), limiters),
+            None => (EntriesMut::Plain(&mut self.known), limiters),
         }
     }
 
@@ -146,12 +155,12 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         *hold = new;
     }
 
-    pub(super) fn line<Q>(&self, hash: u64, key: &Q) -> Option<&KeyLimiter<P, C>>
+    pub(super) fn limiter<Q>(&self, hash: u64, key: &Q) -> Option<&KeyLimiter<P, C>>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
-        self.more.as_ref()?.lines.find(hash, key)
+        self.more.as_ref()?.limiters.find(hash, key)
     }
 
     /// Returns the policy of a key with these terms.
@@ -177,16 +186,16 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         K: Clone,
     {
         let known = self.entries().iter().map(|(key, ..)| key.clone());
-        known.chain(self.all_lines().map(|(key, _)| key.clone())).collect()
+        known.chain(self.all_limiters().map(|(key, _)| key.clone())).collect()
     }
 
-    /// Frees memory if few lines or none are left.
-    pub(super) fn shrink_lines(&mut self, hash_of: impl Fn(&K) -> u64) {
+    /// Frees memory if few key limiters or none are left.
+    pub(super) fn shrink_limiters(&mut self, hash_of: impl Fn(&K) -> u64) {
         match self.more.as_deref_mut() {
-            Some(More { lines, planned: None, hold: None, emptied: None, .. }) if lines.is_empty() => {
+            Some(More { limiters, planned: None, hold: None, emptied: None, .. }) if limiters.is_empty() => {
                 self.more = None;
             }
-            Some(more) => more.lines.shrink(hash_of),
+            Some(more) => more.limiters.shrink(hash_of),
             None => {}
         }
     }

@@ -6,14 +6,14 @@
 //! | state | cost | next state |
 //! |---|---|---|
 //! | unknown: not in the table | nothing | known, by its first request |
-//! | known: a state in the table | the state and the key | a line, when a request has to wait or a caller asks for the key's limiter; unknown, when its state is as good as new |
-//! | a line: a limiter of its own | a limiter | known or unknown again, when no request waits, no caller holds the limiter, and nothing was set for this key |
+//! | known: a state in the table | the state and the key | limited by itself, when a request has to wait or a caller asks for the key's limiter; unknown, when its state is as good as new |
+//! | limited by itself: a key limiter, in place of the state | a limiter | known or unknown again, when no request waits, no caller holds the limiter, and nothing was set for this key |
 //!
-//! `keyed/forget.rs` has the ways back: when a key is forgotten, and when a line becomes a known
-//! key again.
+//! `keyed/forget.rs` has the ways back: when a key is forgotten, and when a key limiter becomes a
+//! known key again.
 //!
-//! The policy state itself moves from the table into the line and back. So a key has exactly one
-//! state at any time, and a caller that holds a line does not look into the table.
+//! The policy state itself moves from the table into the key limiter and back. So a key has exactly
+//! one state at any time, and a caller that holds a key limiter does not look into the table.
 //!
 //! # Locks
 //!
@@ -23,8 +23,8 @@
 //! | operation | lock | why |
 //! |---|---|---|
 //! | take from a known state | shared, until the state is written | the state is not moved or forgotten meanwhile |
-//! | find a line | shared, released before the line is used | the line lives while any handle to it exists |
-//! | add a key, forget a key, make a line, settle a line | exclusive | no request takes from the state meanwhile |
+//! | find a key limiter | shared, released before the key limiter is used | the key limiter lives while any handle to it exists |
+//! | add a key, forget a key, make a key limiter, settle a key limiter | exclusive | no request takes from the state meanwhile |
 //! | change the policy of all keys | exclusive, one shard after the other | a state and its policy change together |
 //!
 //! **Forgetting neither loses nor doubles a permit.** A key is judged fresh and forgotten in one
@@ -34,9 +34,9 @@
 //! **Two first requests of a key.** The second request looks again under the exclusive lock, and
 //! finds the key.
 //!
-//! **No request overtakes a waiter.** A waiter's line is in the table before the waiter's first
-//! poll returns. A request that begins later takes the shard's lock later, finds the line, and
-//! waits behind: the limiter promises that order.
+//! **No request overtakes a waiter.** A waiter's key limiter is in the table before the waiter's
+//! first poll returns. A request that begins later takes the shard's lock later, finds the key
+//! limiter, and waits behind: the limiter promises that order.
 //!
 //! **A state is read by its own policy.** Each shard has the policy of its keys, and a request
 //! reads state and policy under one shared lock. `keyed/change.rs` describes how both change
@@ -63,7 +63,7 @@
 //! in, and lowered as soon as it is out. Foreign code that runs in between is covered by a guard,
 //! [`Counted`].
 //!
-//! A line's lock is taken while a shard is locked, never the other way round.
+//! A key limiter's lock is taken while a shard is locked, never the other way round.
 //!
 //! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections,
 //! that do not look again under the exclusive lock, or that leave a copy of the state in the table.
@@ -77,8 +77,8 @@ use hashbrown::DefaultHashBuilder;
 
 use super::WhenKeysFull;
 use super::events::Watch;
+use super::key_limiters::{Lent, new_limiter};
 use super::key_policy::KeyPolicy;
-use super::lines::{Lent, new_line};
 use super::pause::Hold;
 use super::plan::{NewKey, Plans};
 use super::removed::Removed;
@@ -162,24 +162,24 @@ fn shards(max_keys: usize) -> usize {
 pub(crate) enum Found<T, L> {
     /// The key is known, and its state was used.
     Known(T),
-    /// The key has a line, or shares the limiter of all keys without room.
-    Line(L),
+    /// The key has a key limiter, or shares the limiter of all keys without room.
+    Limiter(L),
     /// The key is not in the table.
     Nowhere,
 }
 
 pub(crate) type KeyLimiter<P, C> = RateLimiter<KeyPolicy<P>, C>;
 
-/// The answer to a request, or the line that has to answer it.
+/// The answer to a request, or the key limiter that has to answer it.
 type Asked<P, C> = Found<Result<Grant, Refusal>, KeyLimiter<P, C>>;
 
-/// What a request got, or the line at which it waits.
+/// What a request got, or the key limiter at which it waits.
 pub(crate) enum Taken<L> {
     Granted(Grant),
-    Line(L),
+    Limiter(L),
 }
 
-/// A key, and its status or the line that knows its status.
+/// A key, and its status or the key limiter that knows its status.
 type Snapshot<K, P, C> = (K, Found<Status, KeyLimiter<P, C>>);
 
 /// How far a request for a place got under the lock.
@@ -228,7 +228,7 @@ where
         let state = policy.start(clock.now());
         let all_waiters = Arc::new(AllWaiters::new());
         let overflow =
-            new_line(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None, &all_waiters);
+            new_limiter(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None, &all_waiters);
         Table {
             clock,
             hasher: DefaultHashBuilder::default(),
@@ -268,7 +268,7 @@ where
             Some(Watch::Key(_)) | None => None,
         };
         let overflow =
-            new_line(KeyPolicy::new(policy, None), state, self.clock.clone(), all, &self.all_waiters);
+            new_limiter(KeyPolicy::new(policy, None), state, self.clock.clone(), all, &self.all_waiters);
         Table { overflow, events, ..self }
     }
 
@@ -306,7 +306,7 @@ where
         }
     }
 
-    /// Takes what a request asks for if the key is known and has no line. Reports nothing.
+    /// Takes what a request asks for if the key is known and has no key limiter. Reports nothing.
     #[inline]
     fn try_known<Q>(&self, hash: u64, key: &Q, request: &Request) -> Option<Result<Grant, Refusal>>
     where
@@ -316,14 +316,14 @@ where
         // The clock is read before the lock, so that the processor overlaps both.
         let now = self.clock.now();
         let shard = read(self.shard(hash));
-        // A key is known or has a line, and never both.
+        // A key is known or has a key limiter, and never both.
         match shard.known.find(hash, key) {
             Some(state) => Some(take(&*shard.policy, state, (now, &self.clock), request)),
             None => try_planned(&shard, hash, key, (now, &self.clock), request),
         }
     }
 
-    /// Takes what a request asks for if the key is new or its shard has lines.
+    /// Takes what a request asks for if the key is new or its shard has key limiters.
     #[cold]
     fn try_slow<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Grant, Refusal>
     where
@@ -331,14 +331,14 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         match self.ask(hash, key, request) {
-            Ok(Taken::Line(line)) => line.try_acquire_many(*request),
+            Ok(Taken::Limiter(limiter)) => limiter.try_acquire_many(*request),
             Ok(Taken::Granted(grant)) => self.tell_end(key, request.permits, Ok(grant)),
             Err(refusal) => self.tell_end(key, request.permits, Err(refusal)),
         }
     }
 
-    /// Takes what a request asks for from a key, or returns the line to wait in.
-    pub(crate) fn take_or_line<Q>(
+    /// Takes what a request asks for from a key, or returns the key limiter to wait in.
+    pub(crate) fn take_or_limiter<Q>(
         &self,
         key: &Q,
         request: &Request,
@@ -356,10 +356,10 @@ where
             None => self.ask(hash, key, request),
         };
         match answer {
-            Ok(Taken::Line(line)) => Ok(Taken::Line(line)),
-            // Not reported: the line reports when the request is served or refused.
+            Ok(Taken::Limiter(limiter)) => Ok(Taken::Limiter(limiter)),
+            // Not reported: the key limiter reports when the request is served or refused.
             Err(Refusal::Limited { .. } | Refusal::Paused { .. }) if !self.is_shadow() => {
-                self.line_for(key, n).map(Taken::Line)
+                self.limiter_for(key, n).map(Taken::Limiter)
             }
             Ok(Taken::Granted(grant)) => self.tell_end(key, n, Ok(grant)).map(Taken::Granted),
             Err(refusal) => self.tell_end(key, n, Err(refusal)).map(Taken::Granted),
@@ -373,15 +373,15 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        if let Found::Line(line) = self.find_hashed(hash, key, |_, _, _| ()) {
-            return self.lend(hash, line).try_acquire_many(*request);
+        if let Found::Limiter(limiter) = self.find_hashed(hash, key, |_, _, _| ()) {
+            return self.lend(hash, limiter).try_acquire_many(*request);
         }
         self.report(key, |events| events.exempted(request.permits.into()));
         Ok(Grant::at_once(0))
     }
 
-    /// Reports a request for at least `n` permits that was decided without a line, and lets it pass
-    /// in shadow.
+    /// Reports a request for at least `n` permits that was decided without a key limiter, and lets
+    /// it pass in shadow.
     #[cold]
     fn tell_end<Q>(&self, key: &Q, n: u32, answer: Result<Grant, Refusal>) -> Result<Grant, Refusal>
     where
@@ -396,7 +396,7 @@ where
         }
     }
 
-    /// Reports a request that was decided without a line. A line reports for itself.
+    /// Reports a request that was decided without a key limiter. A key limiter reports for itself.
     #[cold]
     pub(super) fn tell<Q, T>(&self, key: &Q, n: u32, answer: Result<T, Refusal>) -> Result<T, Refusal>
     where
@@ -426,7 +426,7 @@ where
         (shares && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
     }
 
-    /// Takes what a request asks for from a key that may be new, or returns the line to ask.
+    /// Takes what a request asks for from a key that may be new, or returns the key limiter to ask.
     /// Reports nothing.
     pub(crate) fn ask<Q>(
         &self,
@@ -446,13 +446,13 @@ where
             Found::Known(Ok(Some(answer))) => Found::Known(answer),
             Found::Known(Err(refusal)) => Found::Known(Err(refusal)),
             Found::Known(Ok(None)) => Found::Nowhere,
-            Found::Line(line) => Found::Line(line),
+            Found::Limiter(limiter) => Found::Limiter(limiter),
         };
         match found {
             Found::Known(answer) => answer.map(Taken::Granted),
-            Found::Line(line) => Ok(Taken::Line(self.lend(hash, line))),
+            Found::Limiter(limiter) => Ok(Taken::Limiter(self.lend(hash, limiter))),
             // Its grants are spaced after a pause, which its limiter does.
-            Found::Nowhere => Ok(Taken::Line(self.lend(hash, self.line(key)?))),
+            Found::Nowhere => Ok(Taken::Limiter(self.lend(hash, self.limiter(key)?))),
         }
     }
 
@@ -480,8 +480,8 @@ where
         Q: Eq + ?Sized,
     {
         let shard = self.read_current(hash);
-        if let Some(line) = shard.line(hash, key) {
-            return Found::Line(line.clone());
+        if let Some(limiter) = shard.limiter(hash, key) {
+            return Found::Limiter(limiter.clone());
         }
         match shard.entries().find(hash, key) {
             Some((policy, state)) => Found::Known(work(policy, state, shard.hold())),
@@ -501,7 +501,7 @@ where
             |policy: &P, state: &P::State, hold: Option<&Hold>| status(policy, state, hold, self.clock.now());
         match self.find_hashed(hash, key, status) {
             Found::Known(status) => status,
-            Found::Line(line) => line.status(),
+            Found::Limiter(limiter) => limiter.status(),
             Found::Nowhere if self.is_closed() => Status::new(PolicyStatus::NOTHING, Rate::ZERO, Nanos::ZERO),
             Found::Nowhere => match self.shared() {
                 Some(shared) => shared.status(),
@@ -534,8 +534,8 @@ where
     {
         let new = self.has_room().then(|| self.new_key(hash, key));
         let added = self.with_room(hash, key, new, |shard, now, new, removed| {
-            if let Some(line) = shard.line(hash, key) {
-                return Step::Done(Found::Line(line.clone()));
+            if let Some(limiter) = shard.limiter(hash, key) {
+                return Step::Done(Found::Limiter(limiter.clone()));
             }
             if shard.hold().is_none()
                 && let Some((policy, state)) = shard.entries().find(hash, key)
@@ -578,7 +578,7 @@ where
             counted.keep();
             Step::Done(Found::Known(answer))
         });
-        self.or_shared(added, Found::Line)
+        self.or_shared(added, Found::Limiter)
     }
 
     /// Returns what was found. A key without room gets the shared limiter, with `ShareOne`.
@@ -667,17 +667,17 @@ where
         let mut removed = Removed::new();
         let mut shard = write(self.shard(hash));
         let known = shard.entries().place(hash, key);
-        let line = shard.lines().and_then(|lines| lines.place(hash, key));
-        let (mut entries, lines) = shard.parts();
+        let limiter = shard.limiters().and_then(|limiters| limiters.place(hash, key));
+        let (mut entries, limiters) = shard.parts();
         if let Some(entry) = known.and_then(|place| entries.remove_at(place)) {
             self.uncount();
             removed.key(entry);
         }
-        if let Some(entry) = lines.zip(line).and_then(|(lines, place)| lines.remove_at(place)) {
+        if let Some(entry) = limiters.zip(limiter).and_then(|(limiters, place)| limiters.remove_at(place)) {
             self.uncount();
-            removed.lines.push(entry);
+            removed.limiters.push(entry);
         }
-        known.is_some() || line.is_some()
+        known.is_some() || limiter.is_some()
     }
 }
 
@@ -715,7 +715,7 @@ fn take<P: Policy, C: Clock>(
     }
 }
 
-/// Takes as many permits from a state as there are, as a line does without its lock.
+/// Takes as many permits from a state as there are, as a key limiter does without its lock.
 #[cold]
 fn take_as_many<P: Policy, C: Clock>(
     policy: &P,
@@ -812,8 +812,9 @@ where
             let known = known.map(|(key, policy, state)| {
                 (key.clone(), Found::Known(status(policy, state, shard.hold(), now)))
             });
-            let lines = shard.all_lines().map(|(key, line)| (key.clone(), Found::Line(line.clone())));
-            known.chain(lines).collect()
+            let limiters =
+                shard.all_limiters().map(|(key, limiter)| (key.clone(), Found::Limiter(limiter.clone())));
+            known.chain(limiters).collect()
         })
     }
 }

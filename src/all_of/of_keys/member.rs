@@ -116,7 +116,7 @@ where
     fn lease(&self, key: &Q) -> Result<Lease<C>, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let hash = table.hash_of(key);
-        let line = table.line(key)?;
+        let line = table.limiter(key)?;
         let number = line.shared().number;
         let leave = Box::new(Leave { table: table.clone(), hash, number });
         Ok(Lease { kind: Kind::Rate(Arc::new(handle(&line))), number, leave })
@@ -125,7 +125,7 @@ where
     fn number(&self, key: &Q) -> Option<u64> {
         let table = self.limiter.table();
         match table.find((self.part)(key), |_, _, _| ()) {
-            Found::Line(line) => Some(line.shared().number),
+            Found::Limiter(line) => Some(line.shared().number),
             Found::Known(()) => None,
             Found::Nowhere => table.shared().map(|line| line.shared().number),
         }
@@ -164,7 +164,7 @@ where
         };
         let wait = match table.find(key, look) {
             Found::Known(answer) => answer,
-            Found::Line(line) => look_at(&line),
+            Found::Limiter(line) => look_at(&line),
             Found::Nowhere if table.is_closed() => Err(Refusal::Closed),
             Found::Nowhere => match table.shared() {
                 Some(line) => look_at(line),
@@ -193,7 +193,7 @@ where
                 }
                 Ok(())
             }
-            Ok(Taken::Line(line)) => handle(&line).take_then((n, priority), left, &mut || Ok(())),
+            Ok(Taken::Limiter(line)) => handle(&line).take_then((n, priority), left, &mut || Ok(())),
             // As a member in shadow: it refuses no request.
             Err(refusal) if table.passes(refusal) => Ok(()),
             Err(refusal) => Err(refusal),
