@@ -173,7 +173,7 @@ fn broken_a_pause_of_all_keys_leaves_each_permit_where_it_is() {
     });
 }
 
-/// A key gets a line while a request takes from it. Its permit is granted once.
+/// A key gets a key limiter while a request takes from it. Its permit is granted once.
 fn moving_against_a_take(take_in_line: fn(&Keys) -> bool) {
     model(move || {
         let keys = with_a_fresh_key(2);
@@ -201,7 +201,7 @@ fn broken_a_state_moves_into_a_line_whole() {
     });
 }
 
-/// An idle line is settled while a request finds it and waits in it.
+/// An idle key limiter is settled while a request finds it and waits in it.
 fn settling_against_a_wait(settle: fn(&Keys)) {
     model(move || {
         let (keys, clock) = keys(2);
@@ -248,7 +248,7 @@ fn a_state_moves_into_a_line_and_back_whole() {
     moving_against_a_take(|keys| keys.limiter_of_a_call(&1).is_ok_and(|line| line.try_acquire().is_ok()));
 }
 
-/// Two calls use the line of a key at once. The call that ends last settles it.
+/// Two calls use the key limiter of a key at once. The call that ends last settles it.
 fn two_calls_leave(leave: fn(&Keys, KeyLimiter<TokenBucket, LoomClock>)) {
     model(move || {
         let (keys, _) = keys(2);
@@ -260,7 +260,7 @@ fn two_calls_leave(leave: fn(&Keys, KeyLimiter<TokenBucket, LoomClock>)) {
         };
         leave(&keys, mine);
         other.join().expect("no panic");
-        assert!(read(&keys.shards[0]).lines().is_none(), "settled");
+        assert!(read(&keys.shards[0]).limiters().is_none(), "settled");
         assert!(keys.try_acquire(&1, &Request::permits(1)).is_err());
         assert_eq!(keys.len(), 1);
     });
@@ -294,7 +294,7 @@ fn broken_the_last_call_settles_a_line() {
     });
 }
 
-/// All keys enter shadow mode while a line is made.
+/// All keys enter shadow mode while a key limiter is made.
 fn entering_shadow_against_a_line(enter: fn(&Keys)) {
     model(move || {
         let (keys, _) = keys(2);
@@ -313,7 +313,7 @@ fn a_line_that_is_made_meanwhile_is_in_shadow() {
     entering_shadow_against_a_line(|keys| keys.set_shadow(true));
 }
 
-/// The broken twin: tells the lines, and then sets the flag.
+/// The broken twin: tells the key limiters, and then sets the flag.
 #[test]
 #[should_panic = "in shadow"]
 fn broken_a_line_that_is_made_meanwhile_is_in_shadow() {
@@ -395,8 +395,8 @@ fn broken_a_new_key_begins_before_a_change_or_after_it() {
     });
 }
 
-/// A key gets a line, or loses it, while all keys change. The key follows the change.
-fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
+/// A key gets a key limiter, or loses it, while all keys change. The key follows the change.
+fn changing_against_limiters(change: fn(&Keys), move_it: fn(&Keys)) {
     model(move || {
         let (keys, _) = keys(2);
         assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
@@ -415,7 +415,7 @@ fn changing_against_lines(change: fn(&Keys), move_it: fn(&Keys)) {
 
 #[test]
 fn a_line_that_is_made_meanwhile_goes_along() {
-    changing_against_lines(
+    changing_against_limiters(
         |keys| keys.change_all(Change::rate(SLOWER)).expect("fits"),
         |keys| drop(keys.own_limiter(&1)),
     );
@@ -423,17 +423,17 @@ fn a_line_that_is_made_meanwhile_goes_along() {
 
 #[test]
 fn a_line_that_is_settled_meanwhile_goes_along() {
-    changing_against_lines(
+    changing_against_limiters(
         |keys| keys.change_all(Change::rate(SLOWER)).expect("fits"),
         |keys| keys.sweep_all(),
     );
 }
 
-/// The broken twin: changes the lines in a section before the rest.
+/// The broken twin: changes the key limiters in a section before the rest.
 #[test]
 #[should_panic = "it went along"]
 fn broken_a_line_that_is_made_meanwhile_goes_along() {
-    changing_against_lines(
+    changing_against_limiters(
         |keys| {
             let mut deferred = Deferred::new();
             for (_, line) in write(&keys.shards[0]).all_limiters() {
@@ -494,7 +494,8 @@ fn broken_a_new_key_has_no_plan_from_before_a_replan() {
     });
 }
 
-/// All keys become faster while a request joins the line of its key. It is due by the new rate.
+/// All keys become faster while a request joins the key limiter of its key. It is due by the new
+/// rate.
 #[test]
 fn a_request_that_joins_a_line_meanwhile_is_moved() {
     model(|| {
