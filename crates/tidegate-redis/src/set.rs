@@ -163,6 +163,7 @@ impl Set {
         let none = vec![(0, 0); self.members.len()];
         let cmd = reserve(&self.script, self.store.time(), &self.parts(&none, &[]), given_back, requests);
         let (requests, limits) = (requests.len(), self.members.len());
+        let answer = self.counts_lost(given_back.len(), answer);
         self.carry_out(cmd, waited, move |value| Reply::read_all(value, requests, limits), answer)
     }
 
@@ -208,12 +209,26 @@ impl Set {
         costs: &Costs,
         before: &[Vec<u8>],
     ) -> Option<Unsent> {
-        if let Some(leases) = &self.leases
-            && matches!(operation, Operation::Back { .. } | Operation::Refund)
-        {
+        let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund);
+        if let Some(leases) = self.leases.as_ref().filter(|_| refunds) {
             leases.forget();
         }
-        self.send(operation, costs, before, drop)
+        self.send(operation, costs, before, self.counts_lost(refunds.into(), drop))
+    }
+
+    /// Counts the refunds of a call that has no answer.
+    fn counts_lost<T>(
+        &self,
+        refunds: usize,
+        answer: impl FnOnce(Result<T, Undecided>) + Send + 'static,
+    ) -> impl FnOnce(Result<T, Undecided>) + Send + 'static {
+        let store = self.store.clone();
+        move |outcome| {
+            if outcome.is_err() && refunds > 0 {
+                store.count_lost_refunds(refunds);
+            }
+            answer(outcome);
+        }
     }
 
     /// The reply of a script.

@@ -108,6 +108,9 @@ pub struct Counts {
     pub misconfigured: u64,
     /// Requests that were decided without the store.
     pub degraded: u64,
+    /// Refunds and bookings given back whose message has no answer. Their permits are lost, unless
+    /// the store carried the message out: fewer permits are granted, never more.
+    pub lost_refunds: u64,
 }
 
 /// The time of tests, in microseconds, and how many calls they wait for.
@@ -158,6 +161,7 @@ struct Counters {
     skipped: AtomicU64,
     misconfigured: AtomicU64,
     degraded: AtomicU64,
+    lost_refunds: AtomicU64,
 }
 
 /// Work for the thread.
@@ -261,7 +265,7 @@ impl Store {
     pub fn counts(&self) -> Counts {
         // Relaxed: each number by itself.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let Counters { answered, unknown, failed, skipped, misconfigured, degraded } =
+        let Counters { answered, unknown, failed, skipped, misconfigured, degraded, lost_refunds } =
             &self.0.shared.counters;
         Counts {
             answered: read(answered),
@@ -270,6 +274,7 @@ impl Store {
             skipped: read(skipped),
             misconfigured: read(misconfigured),
             degraded: read(degraded),
+            lost_refunds: read(lost_refunds),
         }
     }
 
@@ -352,6 +357,11 @@ impl Store {
 
     pub(crate) fn count_degraded(&self) {
         self.0.shared.counters.degraded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_lost_refunds(&self, refunds: usize) {
+        let refunds = u64::try_from(refunds).unwrap_or(u64::MAX);
+        self.0.shared.counters.lost_refunds.fetch_add(refunds, Ordering::Relaxed);
     }
 
     /// Has a call carried out, and its outcome given to a function on the thread of the store.

@@ -237,3 +237,37 @@ fn an_answer_tells_every_limit() {
         assert_eq!(model.calls() - before, 5 + 1);
     });
 }
+
+/// Permits that go back by a message without an answer may be lost, and are counted.
+#[test]
+fn refunds_without_an_answer_are_counted() {
+    run(async {
+        let model = model();
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = store.limiter("all").limit("calls", "token_bucket 10/s burst 3".parse().unwrap());
+        let limiter = AnyLimiter::from(limiter.build().unwrap());
+        let leased =
+            store.limiter("leased").limit("calls", "token_bucket 5000/s burst 5000".parse().unwrap());
+        for is_lost in [false, true] {
+            let leased = AnyLimiter::from(leased.clone().leased().build().unwrap());
+            for _ in 0..1000 {
+                let _ = leased.acquire_now([]).await.unwrap();
+                tokio::time::sleep(MS).await;
+            }
+            // One is granted at once and does not see it, the other one has a booking.
+            let mut waits = [0; 2].map(|_| tokio_test::task::spawn(limiter.acquire_many(3)));
+            for wait in &mut waits {
+                assert!(wait.poll().is_pending());
+                tokio::time::sleep(10 * MS).await;
+            }
+            assert!(store.lease_counts().outstanding() > 0);
+            model.stop(is_lost);
+            drop((waits, leased));
+            tokio::time::sleep(100 * MS).await;
+            let lost = if is_lost { 3 } else { 0 };
+            let counts = store.counts();
+            assert_eq!((counts.unknown, counts.lost_refunds), (lost, lost));
+            assert_eq!(store.lease_counts().outstanding(), 0);
+        }
+    });
+}

@@ -13,8 +13,8 @@ pub struct LeaseCounts {
     pub taken: u64,
     /// Permits that requests got from leases.
     pub used: u64,
-    /// Permits that went back to the store unused. The store may have lost the message, or have
-    /// refused it.
+    /// Permits that went back to the store unused. The store may have refused them, or the message
+    /// may be lost, which [`Counts::lost_refunds`](crate::Counts::lost_refunds) counts.
     pub given_back: u64,
     /// Permits that were lost, since a limit was reset or lowered.
     pub ended: u64,
