@@ -522,3 +522,30 @@ fn busy_and_idle_processes_are_served_alike() {
         assert!(shares.iter().all(|share| (all - share).abs() < 0.03), "{shares:.2?}");
     });
 }
+
+/// A request in the line of a process whose call for a lease gets no answer is decided by the store,
+/// and then by the share of the process.
+#[test]
+fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
+    run(async {
+        let second = 1000 * MS;
+        let model = Model::new(1, network(MS));
+        let store = Store::builder("redis://model").while_away(WhileAway::ShareOf(NonZeroU32::MIN));
+        let store = model.open(store.timeout(second)).unwrap();
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 1".parse().unwrap());
+        let limiter = AnyLimiter::from(limiter.leased().build().unwrap());
+        let _ = limiter.acquire().await.unwrap();
+        model.stop(true);
+        let began = Instant::now();
+        let wait = |limiter: &AnyLimiter| {
+            let limiter = limiter.clone();
+            tokio::spawn(async move { limiter.acquire_many(Request::permits(1).within(MS * 1500)).await })
+        };
+        let (first, late) = (wait(&limiter), wait(&limiter));
+        let answers = [first.await.unwrap(), late.await.unwrap()];
+        // The call without an answer takes a second. The share has one permit, and the next one a
+        // second later.
+        assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
+        assert!(began.elapsed() <= 1500 * MS, "{:?}", began.elapsed());
+    });
+}

@@ -179,16 +179,7 @@ impl StoreLimiter {
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
         let set = self.0.clone();
-        let mut won = self.clone().wait(ask.clone(), longest).await;
-        if let Err(refusal) = &won
-            && ask.with_left
-            && refusal.left().is_none()
-            && !refusal.is_degraded()
-            && let Ok(state) = self.status().await
-        {
-            // It was refused without asking the store.
-            won = Err(refusal.clone().with_left(state));
-        }
+        let won = self.clone().wait(ask.clone(), longest).await;
         let Some(watch) = watch else { return won.map(|won| won.permits(&set, &ask)) };
         match won {
             Ok(Won::Free) => watch.exempted(),
@@ -208,6 +199,7 @@ impl StoreLimiter {
             return Ok(Won::Free);
         }
         self.0.check(&ask.costs)?;
+        let began = self.0.now();
         let undecided = match Ticket::new(&self.0, ask.asked(&self.0, longest, true)).await {
             Outcome::Granted(granted) => {
                 self.0.log_grant(&granted.reply);
@@ -220,13 +212,22 @@ impl StoreLimiter {
             Instead::Everyone => Ok(Won::Unlimited),
             Instead::Nobody(refusal) => Err(refusal),
             Instead::Share(share) => {
-                let request = ask.request();
-                let answer = match longest {
+                let rest = self.rest(longest, began);
+                let request = ask.request(rest);
+                let answer = match rest {
                     Duration::ZERO => share.try_acquire_many(request),
                     _ => self.until_closed(share.acquire_many(request)).await,
                 };
                 answer.map(Won::Shared).map_err(|refusal| self.0.by_share(refusal, undecided.rest()))
             }
+        }
+    }
+
+    /// What is left of the longest wait of a request that came at this time.
+    fn rest(&self, longest: Duration, came: Nanos) -> Duration {
+        match longest {
+            Duration::MAX => longest,
+            longest => longest.saturating_sub(self.0.now().saturating_since(came).as_duration()),
         }
     }
 
@@ -287,6 +288,7 @@ impl Limiter for StoreLimiter {
         let line = self.0.leases_for(request).and_then(|leases| leases.line(&self.0, request));
         AcquireAny::new(async move {
             let watch = Watch::new(&this.0, ask.permits());
+            let began = this.0.now();
             if let (Some(leases), Some(line)) = (&this.0.leases, line)
                 && let Some(answer) = leases.wait(&this.0, line, &ask.costs, ask.all_else.within).await
             {
@@ -295,7 +297,7 @@ impl Limiter for StoreLimiter {
                 }
                 return answer;
             }
-            let longest = ask.all_else.within.unwrap_or(Duration::MAX);
+            let longest = this.rest(ask.all_else.within.unwrap_or(Duration::MAX), began);
             this.clone().decided(ask, longest, watch).await
         })
     }
@@ -344,7 +346,7 @@ impl Limiter for StoreLimiter {
                 Ok(AnyReservation::new(Reserved::unlimited(self, ask)))
             }
             Instead::Nobody(refusal) => Err(refused(watch, refusal)),
-            Instead::Share(share) => match share.reserve(ask.request()) {
+            Instead::Share(share) => match share.reserve(ask.request(longest)) {
                 Ok(place) => Ok(AnyReservation::new(Degraded { place, watch })),
                 Err(refusal) => Err(refused(watch, self.0.by_share(refusal, undecided.rest()))),
             },

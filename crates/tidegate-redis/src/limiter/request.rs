@@ -52,15 +52,15 @@ impl Ask {
         }
     }
 
-    /// The request again.
-    pub(super) fn request(&self) -> AllRequest<'_> {
-        let Request { priority, within, .. } = self.all_else;
+    /// The request again, which waits at most this long.
+    pub(super) fn request(&self, longest: Duration) -> AllRequest<'_> {
+        let Request { priority, .. } = self.all_else;
         let mut request = match self.others {
             Some(_) => AllRequest::from(self.all_else),
             None => AllRequest::new().priority(priority),
         };
-        if let Some(within) = within {
-            request = request.within(within);
+        if longest < Duration::MAX {
+            request = request.within(longest);
         }
         if self.with_left {
             request = request.with_left();
