@@ -269,19 +269,18 @@ impl Set {
             return;
         };
         if reply.answer == Answer::Refused {
+            let with_left = entry.asked.with_left;
             let refusal = match entry.full {
                 true => {
                     let costs = entry.asked.costs.clone();
                     let at = state.room_at(&costs).min(due);
                     Refusal::QueueFull { retry_after: at.saturating_since(now) }.into()
                 }
-                false => {
-                    let refusal = self.refusal(&reply, entry.asked.longest);
-                    match entry.asked.with_left {
-                        true => refusal.with_left(self.state_of(&reply, Duration::ZERO, state.waiting)),
-                        false => refusal,
-                    }
-                }
+                false => self.refusal(&reply, entry.asked.longest),
+            };
+            let refusal = match with_left {
+                true => refusal.with_left(self.state_of(&reply, Duration::ZERO, state.waiting)),
+                false => refusal,
             };
             return state.answer(after, number, Outcome::Refused(refusal));
         }
