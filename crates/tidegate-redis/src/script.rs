@@ -84,9 +84,11 @@ pub(crate) enum Operation {
         due: i64,
     },
     Debit,
-    /// Gives back permits. Of a part with an instant as its booking, a big-endian double, nothing
-    /// is given back then or later.
-    Refund,
+    /// Gives back permits of a grant whose instant has come. A window that does not count them any
+    /// more takes none.
+    Refund {
+        due: i64,
+    },
     /// Takes what is available beyond the permits told.
     Keep,
     Status,
@@ -104,7 +106,7 @@ pub(crate) struct Part<'a> {
     pub(crate) key: &'a str,
     pub(crate) terms: &'a Terms,
     pub(crate) permits: u64,
-    /// The value before the booking that is given back; of a refund its last instant.
+    /// The value before the booking that is given back.
     pub(crate) booking: &'a [u8],
 }
 
@@ -127,7 +129,7 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         }
         Operation::Back { due } => ("back", Duration::ZERO, false, due),
         Operation::Debit => ("debit", Duration::ZERO, false, 0),
-        Operation::Refund => ("refund", Duration::ZERO, false, 0),
+        Operation::Refund { due } => ("refund", Duration::ZERO, false, due),
         Operation::Keep => ("keep", Duration::ZERO, false, 0),
         Operation::Status => ("status", Duration::ZERO, false, 0),
         Operation::Reset => ("reset", Duration::ZERO, false, 0),
@@ -206,11 +208,6 @@ fn call(script: &Script, name: &str, numbers: [f64; 4], parts: &[Part<'_>]) -> C
     cmd
 }
 
-/// The last instant of a refund, as the booking of its [`Part`]; of 0 none.
-pub(crate) fn packed(instant: i64) -> Vec<u8> {
-    if instant == 0 { Vec::new() } else { (instant as f64).to_be_bytes().to_vec() }
-}
-
 /// A number of a script: all of them are below 2^53.
 pub(crate) fn exact(number: u64) -> f64 {
     number.min(1 << 53) as f64
@@ -266,15 +263,6 @@ pub(crate) struct Told {
 }
 
 impl Reply {
-    /// The instant, by the server's clock, from which on the store does not take back what a limit
-    /// granted; 0 means that it always does.
-    pub(crate) fn takes_back_until(&self, limit: usize, terms: &Terms) -> i64 {
-        let micros = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
-        terms
-            .returnable(self.limits[limit].full_in)
-            .map_or(0, |span| self.due.saturating_sub(micros(self.wait)).saturating_add(micros(span)).max(1))
-    }
-
     /// Reads the reply of a call that reserves: that of each of so many requests.
     pub(crate) fn read_all(value: Value, requests: usize, limits: usize) -> Option<Vec<Reply>> {
         match value {

@@ -17,9 +17,7 @@ use tokio::time::Instant;
 use crate::lease::Leases;
 use crate::line::{Granted, Line};
 use crate::observe::Observers;
-use crate::script::{
-    Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, packed, reserve,
-};
+use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
 use crate::store::{Away, Store, Unsent, WhileAway, lock};
 use crate::terms::Terms;
 
@@ -191,12 +189,6 @@ impl Set {
         })
     }
 
-    /// Of each limit the last instant at which the store takes back what a request got.
-    pub(crate) fn last_instants(&self, reply: &Reply) -> Vec<Vec<u8>> {
-        let terms = self.members.iter().map(|member| &member.terms);
-        terms.enumerate().map(|(i, terms)| packed(reply.takes_back_until(i, terms))).collect()
-    }
-
     /// Has a script called, without waiting for it.
     pub(crate) fn tell(&self, operation: Operation, costs: &Costs, before: &[Vec<u8>]) {
         drop(self.tell_locked(operation, costs, before));
@@ -209,7 +201,7 @@ impl Set {
         costs: &Costs,
         before: &[Vec<u8>],
     ) -> Option<Unsent> {
-        let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund);
+        let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund { .. });
         if let Some(leases) = self.leases.as_ref().filter(|_| refunds) {
             leases.forget();
         }

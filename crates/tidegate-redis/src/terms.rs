@@ -60,20 +60,6 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// How long after a grant, of whose state was told when it is full, the store can take its
-    /// permits back without forgetting permits of others. `None` means always, as for a bucket.
-    pub(crate) fn returnable(&self, full_in: Duration) -> Option<Duration> {
-        match self.kind {
-            Kind::Bucket => None,
-            Kind::Fixed | Kind::Cells | Kind::Log => Some(full_in),
-            // The window before weighs less than the open one.
-            Kind::Estimate => {
-                let length = Duration::from_micros(self.numbers[1].unsigned_abs());
-                Some(full_in.saturating_sub(length))
-            }
-        }
-    }
-
     pub(crate) fn new(config: &PolicyConfig) -> Result<Terms, BuildError> {
         // A configuration can be wrong in ways that only the policy knows.
         tidegate::AnyPolicy::try_from(config.clone())?;

@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 
 use crate::lease::counts::LeaseCounters;
 use crate::lease::stock::{Origin, Piece, Stock, Taken};
-use crate::script::{Answer, Operation, Reply, packed};
+use crate::script::{Answer, Operation, Reply};
 use crate::set::{Costs, Undecided};
 use crate::terms::{Kind, Terms};
 
@@ -144,8 +144,7 @@ pub(crate) struct Return {
     pub(crate) limit: usize,
     pub(crate) permits: u64,
     pub(crate) operation: Operation,
-    /// What goes along: of a booking to come the value from before it, of others the instant until
-    /// which the store takes them.
+    /// Of a booking to come the value from before it.
     pub(crate) before: Vec<u8>,
 }
 
@@ -417,7 +416,7 @@ impl Ledger {
         let Piece { permits, usable, origin, .. } = piece;
         let (operation, before) = match origin.before {
             Some(before) if usable > now => (Operation::Back { due: origin.due }, before.to_vec()),
-            _ => (Operation::Refund, packed(origin.until)),
+            _ => (Operation::Refund { due: origin.due }, Vec::new()),
         };
         self.counters.given_back(permits);
         Return { limit, permits, operation, before }
@@ -486,9 +485,8 @@ fn piece(account: &Account, sent: Nanos, now: Nanos, reply: &Reply, limit: usize
         // The end of the window. A lease never outlives it.
         ends = ends.min(after(sent, told.full_in));
     }
-    let until = reply.takes_back_until(limit, &account.terms);
     let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));
-    Piece { permits: told.permits, usable, ends, origin: Origin { due: reply.due, until, before } }
+    Piece { permits: told.permits, usable, ends, origin: Origin { due: reply.due, before } }
 }
 
 #[cfg(all(test, not(tidegate_loom)))]

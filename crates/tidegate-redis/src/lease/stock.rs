@@ -58,8 +58,6 @@ pub(crate) struct Piece {
 pub(crate) struct Origin {
     /// The instant of the booking, by the server's clock in microseconds.
     pub(crate) due: i64,
-    /// The server takes permits back before this instant; 0 means always.
-    pub(crate) until: i64,
     /// The state before the booking, which gives back all of it.
     pub(crate) before: Option<Arc<[u8]>>,
 }
@@ -74,7 +72,9 @@ pub(crate) struct Taken {
     from: u64,
     /// When the first of the permits ends.
     ends: Nanos,
-    until: i64,
+    /// The earliest instant of their bookings, whose permits a store takes back no longer than
+    /// those of the others.
+    due: i64,
 }
 
 /// The pieces at one time.
@@ -148,7 +148,7 @@ impl List {
     /// What a request for so many permits meets at a time.
     fn look(&self, gone: u64, at: Nanos, n: u64) -> Look {
         let mut have = 0_u64;
-        let (mut ends, mut until) = (Nanos::MAX, 0);
+        let (mut ends, mut due) = (Nanos::MAX, i64::MAX);
         for (piece, rest) in self.rest(gone) {
             if at < piece.usable {
                 break;
@@ -158,9 +158,9 @@ impl List {
             }
             have = have.saturating_add(rest);
             ends = ends.min(piece.ends);
-            until = earlier(until, piece.origin.until);
+            due = due.min(piece.origin.due);
             if have >= n {
-                return Look::There(Taken { n, list: self.number, from: gone, ends, until });
+                return Look::There(Taken { n, list: self.number, from: gone, ends, due });
             }
         }
         Look::Short
@@ -173,11 +173,6 @@ enum Look {
     Short,
     /// A piece that has ended stands before the permits, if there are enough.
     Ended,
-}
-
-/// The earlier one of two instants, of which 0 means never.
-fn earlier(a: i64, b: i64) -> i64 {
-    if a == 0 || b == 0 { a.max(b) } else { a.min(b) }
 }
 
 impl Stock {
@@ -221,7 +216,7 @@ impl Stock {
         let is_last = list.number == taken.list
             && word.compare_exchange(gone, taken.from, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if !is_last {
-            let origin = Origin { due: 0, until: taken.until, before: None };
+            let origin = Origin { due: taken.due, before: None };
             let piece = Piece { permits: taken.n, usable: Nanos::ZERO, ends: taken.ends, origin };
             let mut past = self.lock();
             self.replace(&mut past, |pieces| pieces.push(piece));
@@ -374,7 +369,7 @@ mod tests {
     use super::*;
 
     fn piece(permits: u64, usable: u64, ends: u64) -> Piece {
-        let origin = Origin { due: 0, until: 0, before: Some(Arc::from([])) };
+        let origin = Origin { due: 0, before: Some(Arc::from([])) };
         Piece { permits, usable: Nanos::new(usable), ends: Nanos::new(ends), origin }
     }
 

@@ -35,10 +35,9 @@ enum Stage {
     Claimed(Result<(Grant, Used), AllRefusal>),
 }
 
-/// How many permits of each member were used, and the last instants at which the store takes them
-/// back.
+/// How many permits of each member were used, and the instant of the grant.
 #[derive(Clone)]
-struct Used(Vec<u64>, Vec<Vec<u8>>);
+struct Used(Vec<u64>, i64);
 
 impl Reserved {
     pub(super) fn waits(of: &StoreLimiter, ask: Ask, ticket: Ticket, watch: Option<Watch>) -> Reserved {
@@ -64,12 +63,11 @@ impl Reserved {
             Answer::Shadow => vec![0; granted.reply.limits.len()],
             _ => granted.reply.limits.iter().map(|told| told.permits).collect(),
         };
-        let last_instants = self.of.0.last_instants(&granted.reply);
         // A place tells the sum of its permits, as that of an `AllOf` does.
         let sum = used.iter().fold(0_u64, |sum, n| sum.saturating_add(*n));
         let told = grant(&self.of.0, &self.ask, granted);
         let grant = Grant::new(u32::try_from(sum).unwrap_or(u32::MAX), granted.waited);
-        (told.left().map_or(grant, |left| grant.with_left(left)), Used(used, last_instants))
+        (told.left().map_or(grant, |left| grant.with_left(left)), Used(used, granted.reply.due))
     }
 }
 
@@ -128,8 +126,7 @@ impl Place for Reserved {
         for (name, n) in used.costs() {
             told[set.find(name)?] = n.into();
         }
-        let Some(Used(reserved, last_instants)) = reserved.filter(|Used(n, _)| n.iter().any(|n| *n > 0))
-        else {
+        let Some(Used(reserved, due)) = reserved.filter(|Used(n, _)| n.iter().any(|n| *n > 0)) else {
             return Ok(());
         };
         let difference = |more: fn(u64, u64) -> u64| -> Costs {
@@ -142,10 +139,9 @@ impl Place for Reserved {
         };
         let unused = difference(|reserved, used| reserved.saturating_sub(used));
         let beyond = difference(|reserved, used| used.saturating_sub(reserved));
-        let refund = (Operation::Refund, unused, last_instants);
-        for (operation, costs, values) in [refund, (Operation::Debit, beyond, Vec::new())] {
+        for (operation, costs) in [(Operation::Refund { due }, unused), (Operation::Debit, beyond)] {
             if costs.iter().any(|(n, _)| *n > 0) {
-                set.tell(operation, &costs, &values);
+                set.tell(operation, &costs, &[]);
             }
         }
         Ok(())

@@ -370,7 +370,7 @@ impl Set {
         let Instant { due, reply, .. } = &instant;
         if reply.wait == Duration::ZERO {
             let costs: Costs = reply.limits.iter().map(|told| (told.permits, told.permits)).collect();
-            after.unsent.extend(self.tell_locked(Operation::Refund, &costs, &self.last_instants(reply)));
+            after.unsent.extend(self.tell_locked(Operation::Refund { due: reply.due }, &costs, &[]));
         } else if *due > now {
             state.to_give_back.push(instant);
         }

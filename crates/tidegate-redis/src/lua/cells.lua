@@ -76,8 +76,10 @@ kinds.cells = {
     l.booked = at
   end,
 
-  give = function(l, at, n)
+  give = function(l, at, n, due)
+    if kinds.cells.number(l, at) - kinds.cells.number(l, due) >= l.terms[4] then return end
     kinds.cells.take(l, at, 0)
+    -- Off the oldest cells, as in one process: they are forgotten first.
     for i = 1, l.terms[4] do
       local given = math.min(n, l.counts[i])
       l.counts[i] = l.counts[i] - given

@@ -55,11 +55,13 @@ kinds.estimate = {
     l.booked = at
   end,
 
-  give = function(l, at, n)
+  give = function(l, at, n, due)
+    local began = kinds.estimate.open(l, at)
+    if due < began - l.terms[2] then return end
     kinds.estimate.take(l, at, 0)
-    local rest = math.max(0, n - l.used)
-    l.used = math.max(0, l.used - n)
-    l.before = math.max(0, l.before - rest)
+    local used = due >= began and math.min(n, l.used) or 0
+    l.used = l.used - used
+    l.before = math.max(0, l.before - (n - used))
   end,
 
   left = function(l, at)

@@ -44,9 +44,9 @@ kinds.fixed = {
     l.booked = at
   end,
 
-  give = function(l, at, n)
-    kinds.fixed.take(l, at, 0)
-    l.used = math.max(0, l.used - n)
+  give = function(l, at, n, due)
+    local began = kinds.fixed.open(l, at)
+    if due >= math.max(began, l.began) then l.used = math.max(0, l.used - n) end
   end,
 
   left = function(l, at)

@@ -38,11 +38,13 @@
 -- whose instant passes is lost, and so is one for which there is no place. The value from before a
 -- booking is told if it is short, or if the booking is the last one of its call.
 --
+-- A grant whose instant has come is given back by a refund. A window takes it back if it still counts
+-- the grant at its last booking. Later the permits would be those of other grants.
+--
 -- ARGV: the operation; packed, the time (-1 for TIME), a span in us (of `pause`), a flag (of
--- `pause`: it keeps the stock), the instant of a booking (for `back`). Then for each key: the kind;
--- packed, its permits, its own longest wait in us, and its terms; the value from before the booking
--- (for `back`), or the instant from which on nothing is given back (for `refund`; empty: always).
--- Then for `reserve` the requests, packed: of each its longest wait in us and a flag
+-- `pause`: it keeps the stock), the instant of a grant (for `back` and `refund`). Then for each key:
+-- the kind; packed, its permits, its own longest wait in us, and its terms; the value from before the
+-- booking (for `back`). Then for `reserve` the requests, packed: of each its longest wait in us and a flag
 -- (shadow), and for each key its permits and the most permits. Then the bookings that are given
 -- back before: of each, packed, its instant and for each key its permits; and for each key the value
 -- from before.

@@ -54,7 +54,9 @@ kinds.log = {
     l.booked = at
   end,
 
-  give = function(l, at, n)
+  give = function(l, at, n, due)
+    if due + l.terms[2] <= at then return end
+    -- The oldest ones, as in one process: they are forgotten first.
     local gone = kinds.log.gone(l, at)
     l.times = l.times:sub(8 * (gone + n) + 1)
     l.booked = at

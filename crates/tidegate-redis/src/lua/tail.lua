@@ -227,10 +227,10 @@ elseif operation == 'debit' then
   end
 elseif operation == 'refund' then
   for _, l in ipairs(limits) do
-    -- Later it would give back permits of requests that came since.
-    local till = l.booking ~= '' and struct.unpack('>d', l.booking)
-    if l.n > 0 and l.value and (not till or now < till) then
-      l.kind.give(l, l.at, l.n)
+    -- A state is told of no grant that is still to come, but after the clock was set back.
+    local at = math.max(l.now, l.booked)
+    if l.n > 0 and l.value and place <= at then
+      l.kind.give(l, at, l.n, place)
       change(l)
     end
   end

@@ -119,7 +119,10 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
                 Some((Operation::Back { due: reply.due }, costs, reply.before))
             }
             5 => Some((Operation::Debit, one(), Vec::new())),
-            6 => Some((Operation::Refund, one(), Vec::new())),
+            6 => {
+                let due = i64::try_from(now).expect("an instant");
+                Some((Operation::Refund { due }, one(), Vec::new()))
+            }
             7 if random.random_bool(0.1) => {
                 let span = Duration::from_micros(3 * interval);
                 Some((Operation::Pause { span, keep_stock: true }, one(), Vec::new()))

@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 use tidegate::Nanos;
 use tidegate::policy::{AnyPolicy, Policy};
 
-use crate::script::{Answer, Operation, Reply, packed};
+use crate::script::{Answer, Operation, Reply};
 use crate::script_tests::conformance::{EXACT, nanos};
 use crate::script_tests::{Limit, START, Store, TRY, intervals};
 
@@ -249,35 +249,4 @@ fn bookings_that_are_given_back_are_never_granted_twice() {
             }
         }
     }
-}
-
-#[test]
-fn permits_of_a_window_that_is_over_do_not_come_back() {
-    let Some(mut store) = Store::new() else { return };
-    let second = 1_000_000;
-    for (line, last) in [
-        ("fixed_window 10/s at_wall_clock 0s", 1_000_000),
-        ("sliding_window 10/s cells 4", 1_000_000),
-        ("sliding_log 10/s", 1_000_000),
-        ("sliding_estimate 10/s", 1_000_000),
-    ] {
-        let limit = Limit::new(line);
-        let granted = store.call(TRY, START, &[limit.part(10, &[])]);
-        let until = granted.takes_back_until(0, &limit.terms);
-        assert_eq!(until, i64::try_from(START + last).expect("a time"), "{line}");
-        let till = packed(until);
-        // While the window is open they do.
-        store.call(Operation::Refund, START + last - 1, &[limit.part(10, &till)]);
-        let again = store.call(TRY, START + last - 1, &[limit.part(10, &[])]);
-        assert_eq!(again.answer, Answer::Done, "{line}");
-        // Others took these since.
-        let later = START + 3 * second;
-        assert_eq!(store.call(TRY, later, &[limit.part(10, &[])]).answer, Answer::Done);
-        store.call(Operation::Refund, later, &[limit.part(10, &till)]);
-        assert_eq!(store.call(TRY, later, &[limit.part(1, &[])]).answer, Answer::Refused, "{line}");
-    }
-    // A bucket is never fuller than full.
-    let limit = Limit::new("token_bucket 10/s burst 10");
-    let granted = store.call(TRY, START, &[limit.part(10, &[])]);
-    assert_eq!(packed(granted.takes_back_until(0, &limit.terms)), []);
 }

@@ -62,7 +62,7 @@ fn random_calls(limit: &Limit, seed: u64) -> Vec<(Operation, u64, u64)> {
             let n = if random.random_ratio(3, 4) { 1 } else { random.random_range(1..=most + 1) };
             let operation = match random.random_range(0..100) {
                 0..88 => TRY,
-                88..92 => Operation::Refund,
+                88..92 => Operation::Refund { due: i64::try_from(now).expect("an instant") },
                 92..94 => Operation::Debit,
                 94..95 => Operation::Keep,
                 95..99 => Operation::Status,
@@ -70,6 +70,8 @@ fn random_calls(limit: &Limit, seed: u64) -> Vec<(Operation, u64, u64)> {
             };
             // A log in one process remembers fewer permits that are owed.
             let owes = operation == Operation::Debit && limit.terms.kind == Kind::Log;
+            // Of a grant at this time.
+            let seen = if matches!(operation, Operation::Refund { .. }) { now } else { seen };
             (operation, seen, if owes { 1 } else { n })
         })
         .collect()
@@ -124,8 +126,8 @@ fn scripts_decide_as_policies_do() {
                     }
                 },
                 // A limit without a value has nothing to get back.
-                Operation::Refund if latest.is_none() => {}
-                Operation::Refund => {
+                Operation::Refund { .. } if latest.is_none() => {}
+                Operation::Refund { .. } => {
                     policy.refund(&state, at, n32);
                     latest = Some(seen);
                 }

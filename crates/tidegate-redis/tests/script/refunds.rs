@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use crate::script::{Operation, Reply};
-use crate::script_tests::{Limit, START, Store, TRY};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::script::{Answer, Operation, Reply};
+use crate::script_tests::{Limit, START, Store, TRY, intervals};
 
 const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
 const SECOND: u64 = 1_000_000;
@@ -53,6 +56,164 @@ fn a_resumed_limit_grants_nothing_before_its_bookings() {
             call(Operation::Resume, each / 2);
             let next = call(ANY_WAIT, each / 2);
             assert_eq!(next, last + each, "{line}");
+        }
+    }
+}
+
+/// A refund was taken by the window that bookings had opened ahead.
+#[test]
+fn a_window_takes_back_its_own_permits_alone() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "fixed_window 10/s",
+        "sliding_window 10/s cells 1",
+        "sliding_window 10/s cells 4",
+        "sliding_log 10/s",
+    ] {
+        let limit = Limit::new(line);
+        let mut call = |operation, after: u64, n| {
+            let reply = store.call(operation, START + after, &[limit.part(n, &[])]);
+            (reply.answer, due(&reply))
+        };
+        let refund = |due: u64| Operation::Refund { due: i64::try_from(START + due).expect("an instant") };
+        call(TRY, 0, 10);
+        let (_, ahead) = call(ANY_WAIT, 0, 10);
+        assert!(ahead >= SECOND, "{line}");
+        call(refund(0), SECOND / 2, 10);
+        assert_eq!(call(TRY, ahead, 1).0, Answer::Refused, "{line}");
+        // While they count they are given back.
+        call(refund(ahead), ahead + 1, 4);
+        assert_eq!(call(TRY, ahead + 1, 5).0, Answer::Refused, "{line}");
+        assert_eq!(call(TRY, ahead + 1, 4).0, Answer::Done, "{line}");
+        // Others took these since.
+        assert_eq!(call(TRY, 5 * SECOND, 10).0, Answer::Done, "{line}");
+        call(refund(ahead), 5 * SECOND, 6);
+        assert_eq!(call(TRY, 5 * SECOND, 1).0, Answer::Refused, "{line}");
+    }
+}
+
+/// The window before weighs less than the open one, from which its permits were taken.
+#[test]
+fn an_estimate_takes_back_from_the_window_of_the_grant() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("sliding_estimate 10/s");
+    let mut call = |operation, after: u64, n| {
+        store.call(operation, START + after, &[limit.part(n, &[])]).limits[0].available
+    };
+    let refund = Operation::Refund { due: i64::try_from(START).expect("an instant") };
+    call(TRY, 0, 10);
+    assert_eq!(call(TRY, SECOND * 3 / 2, 5), 0);
+    assert_eq!(call(refund, SECOND * 3 / 2, 4), 2);
+    assert_eq!(call(refund, SECOND * 2, 4), 5);
+}
+
+/// What a grant got, less what it gave back.
+struct Net {
+    at: u64,
+    n: u64,
+}
+
+/// Whether the net grants of a policy are within its bound, by looking at every window.
+fn is_within(line: &str, limit: &Limit, grants: &[Net]) -> Result<(), String> {
+    let sum = |from: u64, till: u64| -> u64 {
+        grants.iter().filter(|net| (from..till).contains(&net.at)).map(|net| net.n).sum()
+    };
+    let terms = &limit.terms;
+    let number = |i: usize| terms.numbers[i].unsigned_abs();
+    for last in grants {
+        let (most, got) = match line.split_once(' ').map_or(line, |(kind, _)| kind) {
+            "fixed_window" => {
+                let began = last.at - last.at % number(1);
+                (number(0), sum(began, began + number(1)))
+            }
+            "sliding_window" => {
+                let end = last.at - last.at % number(1) + number(1);
+                (number(0), sum(end - number(1) * number(3), end))
+            }
+            "sliding_log" => (number(0), sum(last.at + 1 - number(1), last.at + 1)),
+            "sliding_estimate" => {
+                let began = last.at - last.at % number(1);
+                let before = sum(began - number(1), began) * (began + number(1) - last.at);
+                (number(0) * number(1), before + sum(began, last.at + 1) * number(1))
+            }
+            _ => {
+                // Of each span that ends here; units come in, and a price is paid.
+                for first in grants.iter().filter(|first| first.at <= last.at) {
+                    let units = sum(first.at, last.at + 1) * number(1);
+                    let most = match number(6) {
+                        // The next request pays for the last one.
+                        2 => number(2) + limit.terms.limit * number(1),
+                        _ => number(2),
+                    };
+                    if units > most + (last.at - first.at) * number(0) {
+                        return Err(format!("{units} units from {} to {}", first.at, last.at));
+                    }
+                }
+                continue;
+            }
+        };
+        if got > most {
+            return Err(format!("{got} of {most} at {}", last.at));
+        }
+    }
+    Ok(())
+}
+
+/// Random requests, of which some wait, are settled, or leave, under pauses: the grants that are
+/// not given back are within the bound of the policy.
+#[test]
+fn what_comes_back_is_never_granted_twice() {
+    let Some(mut store) = Store::new() else { return };
+    for line in
+        ["fixed_window 10/s", "sliding_window 10/s cells 10", "sliding_estimate 10/s", "sliding_log 10/s"]
+    {
+        for seed in 0..20 {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&format!("-{seed}"));
+            let mut random = SmallRng::seed_from_u64(seed);
+            let (interval, most) = (intervals(&limit, 1.0), limit.terms.limit.clamp(1, 10));
+            let (most, pauses) = (if line.starts_with("leaky") { 4 } else { most }, seed % 2 == 1);
+            let load = random.random_range(1..=4);
+            let (mut now, mut grants, mut open) = (START, Vec::new(), Vec::new());
+            for _ in 0..200 {
+                now += random.random_range(0..=load * interval);
+                let due = |reply: &Reply| u64::try_from(reply.due).expect("an instant");
+                if random.random_bool(0.3) && !open.is_empty() {
+                    let (reply, n) = open.swap_remove(random.random_range(0..open.len()));
+                    if due(&reply) > now {
+                        let back = Operation::Back { due: reply.due };
+                        store.call(back, now, &[limit.part(n, &reply.before[0])]);
+                    } else {
+                        let unused = random.random_range(0..=n);
+                        let refund = Operation::Refund { due: reply.due };
+                        store.call(refund, now, &[limit.part(unused, &[])]);
+                        grants.push(Net { at: due(&reply), n: n - unused });
+                    }
+                    continue;
+                }
+                if pauses && random.random_bool(0.1) {
+                    let span = Duration::from_micros(random.random_range(1..=8) * interval);
+                    let keep_stock = random.random_bool(0.5);
+                    store.call(Operation::Pause { span, keep_stock }, now, &[limit.part(0, &[])]);
+                }
+                if pauses && random.random_bool(0.1) {
+                    store.call(Operation::Resume, now, &[limit.part(0, &[])]);
+                }
+                let n = random.random_range(1..=most);
+                let longest = Duration::from_micros(random.random_range(0..20) * interval);
+                let wanted = Operation::Reserve { longest, shadow: false };
+                let reply = store.call(wanted, now, &[limit.part(n, &[])]);
+                if reply.answer == Answer::Done {
+                    open.push((reply, n));
+                }
+            }
+            grants.extend(
+                open.iter()
+                    .map(|(reply, n)| Net { at: u64::try_from(reply.due).expect("an instant"), n: *n }),
+            );
+            if let Err(found) = is_within(line, &limit, &grants) {
+                panic!("{line}, {seed}: {found}");
+            }
         }
     }
 }

@@ -230,7 +230,7 @@ fn every_key_expires_and_an_idle_store_is_empty() {
     for i in 0..u64::try_from(calls() / 5).expect("small") {
         let limit = &limits[usize::try_from(i).expect("small") % limits.len()];
         let operation = match i % 7 {
-            0 => Operation::Refund,
+            0 => Operation::Refund { due: 0 },
             1 => Operation::Debit,
             2 => Operation::Pause { span: Duration::from_millis(1), keep_stock: i % 2 == 0 },
             _ => ANY_WAIT,
