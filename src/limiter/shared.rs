@@ -295,7 +295,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn is_plain(&self) -> bool {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        // A pause may have ended with no call since.
+        // A pause may have ended with no call since. Nothing is deferred that would run under this
+        // lock: the pause of a single limiter has no foreign code. The gate word is not stored, so
+        // the next request may take the lock for nothing.
         line.begin_visit(&self.rule, now, &mut Deferred::new());
         // Shadow mode of all keys is no setting of this limiter.
         let unset = if line.settings.shadow { OBSERVED } else { OBSERVED | SHADOW };
@@ -339,7 +341,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Runs `work` with the line, serves the waiters that are due, and runs the deferred work.
+    /// Runs `work` with the line, serves the waiters that are due, and runs the deferred work. It
+    /// does not serve before `work`, as [`visit`](Shared::visit) does.
     ///
     /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
     /// event loop, a waker that is called.
@@ -443,6 +446,7 @@ impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
 impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(grant) = self.grant.take() else { return };
+        // Serving comes behind it: what is put back is there for the waiters.
         run_in_drop(|| self.shared.locked(|line, visit| line.take_back(visit, grant)));
     }
 }
@@ -487,7 +491,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         self.gate_word.store(line, self.lateness.is_some());
     }
 
-    /// Stores the gate word, and the next number of the undo log.
+    /// Stores the gate word, and the next number of the undo log. A section that grants and refunds
+    /// nothing raises no number, and stores the gate word alone.
     pub(crate) fn publish(&self, line: &Line<R, C>) {
         self.store_gate_word(line);
         // Release: a thread that reads this number also sees the refunds before it in the policy's

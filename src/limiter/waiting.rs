@@ -446,6 +446,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn leave(&self, wait: &mut Progress<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {
+            // Not `visit`: the request leaves before it could be granted only to be undone.
             let (now, held) = self.locked(|line, visit| {
                 let grant = line.remove(visit, key).map(Undoable::Tracked);
                 // Undone under the lock if another waiter's waker panics now.

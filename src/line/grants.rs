@@ -1,4 +1,13 @@
 //! Grants, as long as they can be undone.
+//!
+//! | type | holder | can be undone |
+//! |---|---|---|
+//! | `Uncollected` (`line/mod.rs`) | the entry of a waiter that was granted and has not run since | yes: its future may be dropped |
+//! | [`Undoable`] | a taker, before its caller has it | yes |
+//! | `Held` (`limiter/shared.rs`) | a taker, while foreign code runs that may panic | yes: dropping it undoes it |
+//! | [`Tracked`] | any of these, with the number that the undo log knows it by | until it is released |
+//! | [`Granted`] | the receipt of a request | where it is tracked: by a reservation that is settled |
+//! | [`Grant`](crate::Grant) | the user | no |
 
 use crate::clock::Timer;
 use crate::line::Line;

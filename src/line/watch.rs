@@ -55,6 +55,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Tells the first blocked thread in line when to look. It looks when the head is due if it is
     /// the head itself, or if there are no alarms. Otherwise it looks a little later, in case the
     /// alarms are held up.
+    ///
+    /// The waker of a blocked thread is this crate's own and unparks it, so it may be cloned under
+    /// the lock. A thread that has just joined unparks itself, and looks once more.
     fn tell_thread(&mut self, due: Nanos, deferred: &mut Deferred<C>) {
         let first = self.priorities.first_thread();
         let own = first == self.head || self.alarms.is_empty();
