@@ -553,7 +553,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 }
             }
         }
-        let look_at = self.place_counting(&mut seats, now, (ask, due), deferred);
+        let look_at = self.seat_counting(&mut seats, now, (ask, due), deferred);
         // `ready_at` takes this lock.
         drop(seats);
         // Before there was a seat to ring, a time may have moved.

@@ -1,16 +1,16 @@
 //! The first waiter of a composite at its counting limits.
 //!
-//! A composite that waits holds no permit. It has a place in the line of each limit
+//! A composite that waits holds no permit. It has a seat in the line of each limit
 //! (`src/counting/line.rs`) and takes from all members at one moment, when all permits are there.
 //!
-//! | the first waiter | its places | what a free permit does meanwhile |
+//! | the first waiter | its seats | what a free permit does meanwhile |
 //! |---|---|---|
 //! | waits for a rate | parked | serves others |
 //! | waits for permits that are in use | stand where they are missing | |
 //! | has its turn at one limit, and misses something else | stand until `until`, then they are parked | waits no longer than the composite has waited before |
 //! | is served, or dropped | are given up | |
 //!
-//! # Why does a place stand although something else is missing?
+//! # Why does a seat stand although something else is missing?
 //!
 //! The permits of two busy members need not come at one moment. If the composite always let others
 //! go first, it could wait for ever beside them; if it never did, it would keep permits idle for as
@@ -104,9 +104,9 @@ impl<C: Timer> All<C> {
         })
     }
 
-    /// Sees to the places of the first waiter, which is `due` then by its rates. Returns when to
+    /// Sees to the seats of the first waiter, which is `due` then by its rates. Returns when to
     /// look again.
-    pub(super) fn place_counting(
+    pub(super) fn seat_counting(
         &self,
         seats: &mut Seats,
         now: Nanos,
@@ -115,7 +115,7 @@ impl<C: Timer> All<C> {
     ) -> Nanos {
         let Seats { places, counting, .. } = seats;
         let Some(places) = places.get_mut(&ask.priority) else { return Nanos::MAX };
-        // A request that asks nothing of a limit has a place there as well: it is rung if the limit
+        // A request that asks nothing of a limit has a seat there as well: it is rung if the limit
         // is lowered, for the requests behind it.
         for ((entry, place), n) in self.members.iter().zip(places.iter_mut()).zip(ask.iter()) {
             match &entry.kind {

@@ -10,9 +10,9 @@
 //! | entry of the line | at the front it | entries behind it |
 //! |---|---|---|
 //! | a waiter | takes its permits, and is woken with the answer | wait |
-//! | a place that stands | notifies its composite, and takes nothing | wait until the composite takes, parks or leaves |
+//! | a seat that stands | notifies its composite, and takes nothing | wait until the composite takes, parks or leaves |
 //!
-//! | place of a composite | in the line | permits held |
+//! | seat of a composite | in the line | permits held |
 //! |---|---|---|
 //! | parked: the composite waits for another member | no, but it keeps its number | none |
 //! | stands: the composite waits for this limit | yes, at its number | none |
@@ -95,15 +95,15 @@ pub(crate) struct Pool {
     line: Mutex<Waiters>,
 }
 
-/// The line. Entries and places are numbered in order of arrival, from 1 on.
+/// The line. Entries and seats are numbered in order of arrival, from 1 on.
 struct Waiters {
     entries: BTreeMap<u64, Entry>,
     /// Waiters for more than one permit, by size: a lowered limit refuses the largest first.
     large: BTreeSet<(u32, u64)>,
     /// Answers that their waiters have not taken yet.
     answers: BTreeMap<u64, Result<(), Refusal>>,
-    /// All places, parked or in the line.
-    places: BTreeMap<u64, Place>,
+    /// All seats, parked or in the line.
+    seats: BTreeMap<u64, Seat>,
     last: u64,
     /// Whether the flag of `word` is up.
     flag: bool,
@@ -111,10 +111,10 @@ struct Waiters {
 
 enum Entry {
     Waiter { n: u32, waker: Waker },
-    Place { n: u32 },
+    Seat { n: u32 },
 }
 
-struct Place {
+struct Seat {
     /// Whether its composite was notified that its permits are free. Cleared when they are not.
     rung: bool,
     composite: Weak<dyn Recheck>,
@@ -147,7 +147,7 @@ impl Pool {
             entries: BTreeMap::new(),
             large: BTreeSet::new(),
             answers: BTreeMap::new(),
-            places: BTreeMap::new(),
+            seats: BTreeMap::new(),
             last: 0,
             flag: false,
         };
@@ -249,7 +249,7 @@ impl Pool {
             if more < 0 {
                 // Counted before the composites are notified, because they compare the count.
                 self.lowered.fetch_add(1, Ordering::Relaxed);
-                deferred.rechecks.extend(line.places.values().filter_map(|place| place.composite.upgrade()));
+                deferred.rechecks.extend(line.seats.values().filter_map(|seat| seat.composite.upgrade()));
             }
         });
     }
@@ -264,7 +264,7 @@ impl Pool {
                 self.word.fetch_sub(CLOSED, Ordering::Relaxed);
                 // Counted, so that the composites check their requests.
                 self.lowered.fetch_add(1, Ordering::Relaxed);
-                deferred.rechecks.extend(line.places.values().filter_map(|place| place.composite.upgrade()));
+                deferred.rechecks.extend(line.seats.values().filter_map(|seat| seat.composite.upgrade()));
             }
             was_open
         })
@@ -332,12 +332,12 @@ impl Pool {
                     }
                     line.answer(number, Ok(()), deferred);
                 }
-                Some((&number, &Entry::Place { n })) => {
+                Some((&number, &Entry::Seat { n })) => {
                     if self.has_free(n)
-                        && let Some(place) = line.places.get_mut(&number)
-                        && !std::mem::replace(&mut place.rung, true)
+                        && let Some(seat) = line.seats.get_mut(&number)
+                        && !std::mem::replace(&mut seat.rung, true)
                     {
-                        deferred.rechecks.extend(place.composite.upgrade());
+                        deferred.rechecks.extend(seat.composite.upgrade());
                     }
                     return true;
                 }
@@ -389,7 +389,7 @@ impl Pool {
         self.with_line(deferred, |line, deferred| {
             let unused = match line.entries.get_mut(&number) {
                 Some(Entry::Waiter { waker: old, .. }) => std::mem::replace(old, waker),
-                Some(Entry::Place { .. }) | None => waker,
+                Some(Entry::Seat { .. }) | None => waker,
             };
             deferred.discard.push(unused);
             match line.answers.remove(&number) {
@@ -415,18 +415,18 @@ impl Pool {
     }
 }
 
-/// Methods for the places of composites. The caller holds the composite's lock, which is taken
+/// Methods for the seats of composites. The caller holds the composite's lock, which is taken
 /// before this lock.
 impl Pool {
-    /// Adds a parked place behind all others. Its composite is notified when the limit is lowered.
+    /// Adds a parked seat behind all others. Its composite is notified when the limit is lowered.
     pub(super) fn sit(&self, composite: Weak<dyn Recheck>) -> u64 {
         let mut line = lock(&self.line);
         let number = line.number();
-        line.places.insert(number, Place { rung: false, composite });
+        line.seats.insert(number, Seat { rung: false, composite });
         number
     }
 
-    /// Returns whether `n` permits are free for the place. Number 0 is a newcomer.
+    /// Returns whether `n` permits are free for the seat. Number 0 is a newcomer.
     pub(super) fn has_turn(&self, number: u64, n: u32) -> bool {
         match number {
             0 => self.available() >= n,
@@ -434,7 +434,7 @@ impl Pool {
         }
     }
 
-    /// Takes `n` permits if it is the turn of the place.
+    /// Takes `n` permits if it is the turn of the seat.
     pub(super) fn take_turn(&self, number: u64, n: u32) -> bool {
         match number {
             0 => self.try_take(n),
@@ -442,31 +442,31 @@ impl Pool {
         }
     }
 
-    /// Puts the place in the line for `n` permits. Returns whether they are free. If not, the
+    /// Puts the seat in the line for `n` permits. Returns whether they are free. If not, the
     /// composite is notified when they are.
     pub(super) fn stand<C: Timer>(&self, number: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
         self.with_line(deferred, |line, _| {
-            line.entries.insert(number, Entry::Place { n });
+            line.entries.insert(number, Entry::Seat { n });
             // Before the look, so that a permit given back after it is noticed.
             self.raise_flag(line);
             let turn = line.is_first(number) && self.has_free(n);
-            if let Some(place) = line.places.get_mut(&number) {
-                place.rung = turn;
+            if let Some(seat) = line.seats.get_mut(&number) {
+                seat.rung = turn;
             }
             turn
         })
     }
 
-    /// Takes the place out of the line. It keeps its number.
+    /// Takes the seat out of the line. It keeps its number.
     pub(super) fn park<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
         self.with_line(deferred, |line, _| line.entries.remove(&number));
     }
 
-    /// Removes the place.
+    /// Removes the seat.
     pub(super) fn rise<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
         self.with_line(deferred, |line, _| {
             line.entries.remove(&number);
-            line.places.remove(&number);
+            line.seats.remove(&number);
         });
     }
 }

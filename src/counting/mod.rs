@@ -450,8 +450,8 @@ impl CountingLimit {
     }
 }
 
-/// Methods for composites, which hold a place in the line; see `counting/line.rs`. Place number 0
-/// means a newcomer without a place.
+/// Methods for composites, which hold a seat in the line; see `counting/line.rs`. Seat number 0
+/// means a newcomer without a seat.
 impl CountingLimit {
     /// Returns how often the limit was lowered.
     pub(crate) fn lowered(&self) -> u64 {
@@ -462,24 +462,24 @@ impl CountingLimit {
         self.pool.sit(composite)
     }
 
-    pub(crate) fn has_turn(&self, place: u64, n: u32) -> bool {
-        self.pool.has_turn(place, n)
+    pub(crate) fn has_turn(&self, seat: u64, n: u32) -> bool {
+        self.pool.has_turn(seat, n)
     }
 
-    pub(crate) fn take_turn(&self, place: u64, n: u32) -> Option<CountingPermit> {
-        self.pool.take_turn(place, n).then(|| self.permit(n))
+    pub(crate) fn take_turn(&self, seat: u64, n: u32) -> Option<CountingPermit> {
+        self.pool.take_turn(seat, n).then(|| self.permit(n))
     }
 
-    pub(crate) fn stand<C: Timer>(&self, place: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
-        self.pool.stand(place, n, deferred)
+    pub(crate) fn stand<C: Timer>(&self, seat: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
+        self.pool.stand(seat, n, deferred)
     }
 
-    pub(crate) fn park<C: Timer>(&self, place: u64, deferred: &mut Deferred<C>) {
-        self.pool.park(place, deferred);
+    pub(crate) fn park<C: Timer>(&self, seat: u64, deferred: &mut Deferred<C>) {
+        self.pool.park(seat, deferred);
     }
 
-    pub(crate) fn rise<C: Timer>(&self, place: u64, deferred: &mut Deferred<C>) {
-        self.pool.rise(place, deferred);
+    pub(crate) fn rise<C: Timer>(&self, seat: u64, deferred: &mut Deferred<C>) {
+        self.pool.rise(seat, deferred);
     }
 }
 
