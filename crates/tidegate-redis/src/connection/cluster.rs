@@ -1,7 +1,7 @@
 //! The servers of a cluster, and the slots that each of them has.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,8 +25,10 @@ const SLOTS: usize = 16_384;
 pub(crate) struct Cluster {
     seeds: Vec<Node>,
     map: Mutex<Map>,
-    /// Held while servers are asked for the slots: one attempt at a time.
-    learning: tokio::sync::Mutex<()>,
+    /// Held while servers are asked for the slots: one attempt at a time. How the last one failed.
+    learning: tokio::sync::Mutex<Option<Failure>>,
+    /// How many attempts have ended.
+    attempts: AtomicU64,
     /// Stands for the server of a slot while no server of it is known.
     unknown: Arc<Server>,
 }
@@ -53,7 +55,8 @@ impl Map {
 impl Cluster {
     pub(super) fn new(seeds: Vec<Node>) -> Arc<Cluster> {
         let unknown = Server::new(Wire::Nowhere);
-        Arc::new(Cluster { seeds, map: Mutex::default(), learning: tokio::sync::Mutex::default(), unknown })
+        let (map, learning, attempts) = (Mutex::default(), tokio::sync::Mutex::default(), AtomicU64::new(0));
+        Arc::new(Cluster { seeds, map, learning, attempts, unknown })
     }
 
     /// The server that has a slot, as far as it is known. Its breaker is asked before the call.
@@ -74,8 +77,8 @@ impl Cluster {
             _ => {}
         }
         // A task of its own: the deadline of one call does not end what other calls wait for.
-        let this = self.clone();
-        let learning = tokio::spawn(async move { this.learn(slot).await });
+        let (this, attempts) = (self.clone(), self.attempts.load(Ordering::Relaxed));
+        let learning = tokio::spawn(async move { this.learn(slot, attempts).await });
         let learnt = learning.await;
         let of_slot = |server: Option<Arc<Server>>| {
             server.ok_or_else(|| Failure::NotRun("no server of the cluster has the slot".into()))
@@ -87,13 +90,26 @@ impl Cluster {
         }
     }
 
-    /// Asks all servers for the slots. The first answer counts.
-    async fn learn(&self, slot: usize) -> Result<(), Failure> {
-        let _one_at_a_time = self.learning.lock().await;
+    /// Learns which server has a slot, unless an attempt has failed since so many had ended.
+    async fn learn(&self, slot: usize, attempts: u64) -> Result<(), Failure> {
+        let mut last_failure = self.learning.lock().await;
         let known = lock(&self.map).owner(slot);
         if known.is_some_and(|server| !server.is_suspect.load(Ordering::Relaxed)) {
             return Ok(());
         }
+        if self.attempts.load(Ordering::Relaxed) != attempts
+            && let Some(failure) = &*last_failure
+        {
+            return Err(failure.clone());
+        }
+        let answer = self.ask_for_slots().await;
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+        *last_failure = answer.as_ref().err().cloned();
+        answer
+    }
+
+    /// Asks all servers for the slots. The first answer counts.
+    async fn ask_for_slots(&self) -> Result<(), Failure> {
         let mut asked = JoinSet::new();
         let places: Vec<_> = {
             let mut map = lock(&self.map);
@@ -222,7 +238,30 @@ fn slot(key: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::connection::Address;
+
+    /// Calls that came during an attempt do not make one each, when no server tells the slots.
+    #[tokio::test(start_paused = true)]
+    async fn silent_servers_are_asked_once_for_all_calls() {
+        // It accepts connections, and tells nothing.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("redis+cluster://{}", silent.local_addr().expect("an address"));
+        let Ok(Address::Cluster(seeds)) = Address::read(&url, None) else { panic!("no cluster") };
+        let (cluster, began) = (Cluster::new(seeds), Instant::now());
+        let finds: Vec<_> = (0..100)
+            .map(|slot| {
+                let cluster = cluster.clone();
+                tokio::spawn(async move { cluster.find(slot).await.is_err() })
+            })
+            .collect();
+        for find in finds {
+            assert!(find.await.expect("no panic"));
+        }
+        assert!(began.elapsed() < 2 * ANSWER, "{:?}", began.elapsed());
+    }
 
     #[test]
     fn a_key_has_the_slot_of_its_tag() {
