@@ -4,7 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -29,6 +29,12 @@ use crate::share::{Outage, Shares};
 
 /// So many calls may be in flight; more are answered as if the store were away.
 const MOST_IN_FLIGHT: usize = 16_384;
+
+/// Address, prefix, deadline, and what is decided without the store.
+type Settings = (String, String, Duration, WhileAway);
+
+/// The stores of configurations that are open in this process.
+static OF_CONFIGURATIONS: Mutex<Vec<(Settings, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 /// A connection to Redis or Valkey, which limiters share. Clones are handles to one store.
 ///
@@ -526,6 +532,24 @@ impl StoreBuilder {
                 runtime.block_on(work);
             })
             .map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        Ok(store)
+    }
+
+    /// The store of configurations with these settings in this process, which is opened if there
+    /// is none. A process with several of them would count as several processes.
+    pub(crate) fn open_shared(self) -> Result<Store, OpenError> {
+        let settings = (self.url.clone(), self.prefix.clone(), self.timeout, self.while_away);
+        let mut open = lock(&OF_CONFIGURATIONS);
+        open.retain(|(_, store)| store.strong_count() > 0);
+        let of_settings = open.iter().filter(|(of, _)| *of == settings);
+        let mut stores = of_settings.filter_map(|(_, store)| store.upgrade().map(Store));
+        // The thread of a store that is not closed ends by a panic alone.
+        if let Some(store) = stores.find(|store| !store.0.calls.is_closed()) {
+            return Ok(store);
+        }
+        drop(stores);
+        let store = self.open()?;
+        open.push((settings, Arc::downgrade(&store.0)));
         Ok(store)
     }
 

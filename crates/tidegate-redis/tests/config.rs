@@ -6,7 +6,7 @@ mod support;
 
 use support::Server;
 use tidegate::AnyLimiter;
-use tidegate_redis::LimiterConfig;
+use tidegate_redis::{LimiterConfig, Store};
 
 fn config(line: &str) -> LimiterConfig {
     line.parse().unwrap()
@@ -185,4 +185,25 @@ mod with_serde {
         let json = serde_json::to_string(&secret).unwrap();
         assert_eq!(json, r#"{"limit":"fixed_window 5/s","store":"redis://h:1/2"}"#);
     }
+}
+
+/// Several stores of one process would count as several processes.
+#[test]
+fn configurations_with_one_store_share_it() {
+    let line = "fixed_window 5/d store redis+unix:///nowhere/s while_away share_of 2";
+    let open = |line: &str| config(line).open().unwrap().unwrap();
+    let (one, same) = (open(line), open(&format!("{line} tag other prefix tidegate timeout 50ms leased")));
+    let others = [
+        open("fixed_window 5/d store redis+unix:///nowhere/t while_away share_of 2"),
+        open(&format!("{line} prefix other")),
+        open(&format!("{line} timeout 60ms")),
+        open("fixed_window 5/d store redis+unix:///nowhere/s while_away share"),
+    ];
+    assert!(config(line).build().unwrap().try_acquire().unwrap().is_degraded());
+    let degraded = |store: &Store| store.counts().degraded;
+    assert_eq!((degraded(&one), degraded(&same)), (1, 1));
+    assert!(others.iter().all(|other| degraded(other) == 0));
+    // A store that no limiter uses any more is closed.
+    drop((one, same));
+    assert_eq!(degraded(&open(line)), 0);
 }

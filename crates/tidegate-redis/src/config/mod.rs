@@ -103,7 +103,7 @@ impl LimiterConfig {
     }
 
     /// Makes the limiter: one of this process alone if there is no store, and otherwise one that
-    /// all processes share, over a connection of its own. It connects when it is first asked.
+    /// all processes share, over the store that [`open`](LimiterConfig::open) returns.
     ///
     /// A limiter that is [`Unlimited`](tidegate::Unlimited) needs no store, and opens none.
     ///
@@ -118,7 +118,11 @@ impl LimiterConfig {
         }
     }
 
-    /// Opens the store, for several limiters that share a connection; `None` if there is none.
+    /// Opens the store, for several limiters that share a connection; `None` if there is none. It
+    /// connects when it is first asked.
+    ///
+    /// Configurations of equal `store`, `prefix`, `timeout` and `while_away` have one store in a
+    /// process, while a limiter uses it or a handle is kept.
     ///
     /// # Errors
     ///
@@ -136,7 +140,7 @@ impl LimiterConfig {
         if let Some(while_away) = self.while_away {
             builder = builder.while_away(while_away);
         }
-        builder.open().map(Some).map_err(BuildError::Store)
+        builder.open_shared().map(Some).map_err(BuildError::Store)
     }
 
     /// Makes the limiter over this store, whatever store the configuration has.
