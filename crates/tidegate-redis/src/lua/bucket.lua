@@ -21,6 +21,14 @@
 --   | 3     | spent | 1     | 1 if the stock is spent when the pause ends: until then the level |
 --   |       |       |       | is the one from before, for a pause that is ended sooner          |
 --   | 4     | shift | us    | how much later `booked` is than the last grant, by a pause         |
+--   | 5..   | peaks |       | at most 8: of each its instant, which rises, and a level, which    |
+--   |       |       |       | falls: no grant of this instant or later, up to the next peak,     |
+--   |       |       |       | found more                                                        |
+--
+-- Refund. Without a grant each level since would be higher by its price, unless it met the cap. So
+-- it gives back no more than the least room that any later grant found, or there is now. The
+-- bookings ahead are such grants. Of more than 8 peaks the two that are nearest in level become one,
+-- of the later instant and the higher level: it costs a refund an eighth of the cap at most.
 --
 -- Pause. Nothing comes in, so at its end the level is the one from before, as of an instant that is
 -- as much later as the pause was long. `hold` moves `booked` to the instant for the end that is
@@ -30,20 +38,27 @@
 -- an integer, and time adds p for each us. Nothing is rounded but due instants, up to whole us. In
 -- the us of its due instant a bucket may gain p - 1 units more than the request pays, and a small
 -- bucket would overflow. So the client adds p - 1 units to the cap, less than a us brings.
+local MOST_PEAKS = 8
+
 kinds.bucket = {
   read = function(l, value)
     local t = l.terms
     local unit = t[7] == 2 and t[1] or t[2]
-    l.spent, l.shift = 0, 0
+    l.spent, l.shift, l.peaks = 0, 0, {}
     if value then
       local level, old
       level, old, l.spent, l.shift = struct.unpack('>dddd', value, 41 + 16 * l.free)
+      local first = 73 + 16 * l.free
+      for i = first, #value - 15, 16 do l.peaks[#l.peaks + 1] = {struct.unpack('>dd', value, i)} end
       -- Other terms: a bucket keeps its permits, and SmoothBursty its times.
       if old ~= unit and old > 0 and unit > 0 and level > -MOST then
         local count = math.floor(level / old)
         local rest = (level - count * old) * unit
         rest = rest < MOST and whole(rest, old) or math.max(0, math.floor(rest / old) - 1)
         level = count * unit + rest
+      end
+      if old ~= unit then
+        for _, peak in ipairs(l.peaks) do peak[2] = MOST end
       end
       l.level = level
     else
@@ -100,22 +115,51 @@ kinds.bucket = {
     return at + refills
   end,
 
+  -- Notes the level that a grant found.
+  peak = function(l, at, level)
+    local peaks = l.peaks
+    while #peaks > 0 and (peaks[#peaks][1] >= at or peaks[#peaks][2] <= level) do
+      level = math.max(level, peaks[#peaks][2])
+      peaks[#peaks] = nil
+    end
+    peaks[#peaks + 1] = {at, level}
+    if #peaks > MOST_PEAKS then
+      local nearest = 1
+      for i = 2, MOST_PEAKS do
+        if peaks[i][2] - peaks[i + 1][2] < peaks[nearest][2] - peaks[nearest + 1][2] then nearest = i end
+      end
+      peaks[nearest + 1][2] = peaks[nearest][2]
+      table.remove(peaks, nearest)
+    end
+  end,
+
   take = function(l, at, n)
     if not kinds.bucket.stands(l, at) then
       l.level, l.spent = kinds.bucket.level_at(l, at, kinds.bucket.cap(l, n)), 0
     end
+    kinds.bucket.peak(l, at, l.level)
     l.level = l.level - n * l.terms[2]
     if l.level <= -MOST then l.level = -2 * MOST end
     l.booked = at
   end,
 
-  give = function(l, at, n)
+  give = function(l, at, n, due)
     -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
     local stands = kinds.bucket.stands(l, at)
     local level = stands and l.level or kinds.bucket.level_at(l, at, MOST)
-    if level >= l.terms[3] or level <= -MOST then return end
-    l.level, l.booked, l.spent = level, at, stands and 1 or 0
-    l.level = math.min(math.max(l.level, l.terms[3]), l.level + math.min(n * l.terms[2], 2 * MOST))
+    local room = l.terms[3] - level
+    for _, peak in ipairs(l.peaks) do
+      if peak[1] > due then room = math.min(room, l.terms[3] - peak[2]) end
+    end
+    if room <= 0 or level <= -MOST then return end
+    local given = math.min(n * l.terms[2], room)
+    l.level, l.booked, l.spent = level + given, at, stands and 1 or 0
+    -- Later grants would have found as much more.
+    local peaks = l.peaks
+    l.peaks = {}
+    for _, peak in ipairs(peaks) do
+      kinds.bucket.peak(l, peak[1], peak[2] + (peak[1] > due and given or 0))
+    end
   end,
 
   hold = function(l, till, keep)
@@ -132,6 +176,10 @@ kinds.bucket = {
   resume = function(l)
     l.booked, l.spent = l.booked - math.min(l.held - l.now, l.shift), 0
     l.shift = 0
+  end,
+
+  move = function(l, by)
+    for _, peak in ipairs(l.peaks) do peak[1] = peak[1] + by end
   end,
 
   left = function(l, at)
@@ -159,6 +207,8 @@ kinds.bucket = {
   end,
 
   value = function(l)
-    return struct.pack('>dddd', l.level, l.unit, l.spent, l.shift)
+    local value = struct.pack('>dddd', l.level, l.unit, l.spent, l.shift)
+    for _, peak in ipairs(l.peaks) do value = value .. struct.pack('>dd', peak[1], peak[2]) end
+    return value
   end,
 }

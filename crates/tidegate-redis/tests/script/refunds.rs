@@ -107,6 +107,65 @@ fn an_estimate_takes_back_from_the_window_of_the_grant() {
     assert_eq!(call(refund, SECOND * 2, 4), 5);
 }
 
+/// A refund was added to the level at the last booking, and met the ones before it at one instant.
+#[test]
+fn a_bucket_takes_back_what_its_bookings_leave_room_for() {
+    let Some(mut store) = Store::new() else { return };
+    // Of the burst, the size of a request that has all of it, and how much comes back of so much.
+    for (line, n, unused, given) in [
+        ("token_bucket 1/s burst 1", 1, 1, 0),
+        // Bookings of 1 leave room for 9.
+        ("token_bucket 1/s burst 10", 10, 10, 9),
+        ("token_bucket 1/s burst 10", 10, 4, 4),
+        ("leaky_bucket 1/s", 1, 1, 0),
+    ] {
+        let mut limit = Limit::new(line);
+        limit.key.push_str(&format!("-{unused}"));
+        let mut call = |operation, after: u64, n| {
+            let reply = store.call(operation, START + after, &[limit.part(n, &[])]);
+            due(&reply)
+        };
+        let refund = Operation::Refund { due: i64::try_from(START).expect("an instant") };
+        call(TRY, 0, n);
+        assert_eq!([call(ANY_WAIT, 0, 1), call(ANY_WAIT, 0, 1)], [SECOND, 2 * SECOND], "{line}");
+        call(refund, 0, unused);
+        for k in 1..=12_u64 {
+            let behind = 2 + k.saturating_sub(given);
+            assert_eq!(call(ANY_WAIT, 0, 1), behind * SECOND, "{line}, {unused} unused");
+        }
+    }
+}
+
+/// What a later grant found at the cap would not have come in without the refunded grant.
+#[test]
+fn a_bucket_takes_back_what_a_later_grant_left_room_for() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("token_bucket 10/s burst 10");
+    let mut call = |operation, after: u64, n| {
+        store.call(operation, START + after, &[limit.part(n, &[])]).limits[0].available
+    };
+    assert_eq!([call(TRY, 0, 10), call(TRY, SECOND * 7 / 10, 7)], [0, 0]);
+    let due = i64::try_from(START).expect("an instant");
+    assert_eq!(call(Operation::Refund { due }, SECOND * 7 / 10, 10), 3);
+}
+
+/// A burst that a hundred requests use up, each of which found less than the one before.
+#[test]
+fn a_bucket_that_empties_takes_back_all_but_an_eighth() {
+    let Some(mut store) = Store::new() else { return };
+    for back in [0, 20, 50, 98] {
+        let mut limit = Limit::new("token_bucket 1/min burst 1000");
+        limit.key.push_str(&format!("-{back}"));
+        let calls: Vec<_> = (0..100).map(|i| (TRY, START + i, 10)).collect();
+        store.run(&limit, &calls);
+        let refund = Operation::Refund { due: i64::try_from(START + back).expect("an instant") };
+        // So much was there at the next request.
+        let exact = 10 * (back + 1);
+        let taken = store.call(refund, START + 100, &[limit.part(1000, &[])]).limits[0].available;
+        assert!(taken <= exact && exact - taken <= 125, "{back}: {taken} of {exact}");
+    }
+}
+
 /// What a grant got, less what it gave back.
 struct Net {
     at: u64,
@@ -164,10 +223,19 @@ fn is_within(line: &str, limit: &Limit, grants: &[Net]) -> Result<(), String> {
 #[test]
 fn what_comes_back_is_never_granted_twice() {
     let Some(mut store) = Store::new() else { return };
-    for line in
-        ["fixed_window 10/s", "sliding_window 10/s cells 10", "sliding_estimate 10/s", "sliding_log 10/s"]
-    {
-        for seed in 0..20 {
+    for line in [
+        "token_bucket 5/s burst 10",
+        "token_bucket 10/s burst 10",
+        "token_bucket 5/s burst 1",
+        "token_bucket 20/s burst 60 interval_refill",
+        "leaky_bucket 10/s nodelay 3",
+        "smooth_bursty 10/s",
+        "fixed_window 10/s",
+        "sliding_window 10/s cells 10",
+        "sliding_estimate 10/s",
+        "sliding_log 10/s",
+    ] {
+        for seed in 0..6 {
             let mut limit = Limit::new(line);
             limit.key.push_str(&format!("-{seed}"));
             let mut random = SmallRng::seed_from_u64(seed);
