@@ -1,5 +1,6 @@
 //! What the observers of a limiter over a store are told.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -39,10 +40,16 @@ impl Observers {
     }
 }
 
-/// Tells the observer of a store on its thread, which a panic of the observer does not end.
+/// Tells the observer of a store. A panic of the observer ends no thread. A call of the observer
+/// that is not made is not told: the observer might make the next one, without an end.
 pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
-    if let Some(events) = events {
+    thread_local! {
+        static TELLS: Cell<bool> = const { Cell::new(false) };
+    }
+    let Some(events) = events else { return };
+    if !TELLS.replace(true) {
         _ = catch_unwind(AssertUnwindSafe(|| events.store(&event)));
+        TELLS.set(false);
     }
 }
 

@@ -181,6 +181,7 @@ pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A call for the thread.
 struct Call {
+    place: InFlight,
     /// How long its requests waited for it already.
     waited: Duration,
     by_hash: Cmd,
@@ -188,17 +189,22 @@ struct Call {
     answer: Answer,
 }
 
-/// A call that cannot be made, since the thread of the store has ended: only a panic makes that
-/// happen. It has its answer when this is dropped, which the caller does outside of its locks.
+/// A call that is not made. It has its answer when this is dropped, which the caller does outside of
+/// its locks.
 #[must_use = "it answers when it is dropped"]
-pub(crate) struct Unsent(Option<Answer>);
+pub(crate) struct Unsent {
+    answer: Option<Answer>,
+    /// Has too many calls in flight. `None` if its thread has ended: only a panic makes that happen.
+    busy: Option<Arc<Shared>>,
+}
 
 type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
 
 impl Drop for Unsent {
     fn drop(&mut self) {
-        if let Some(answer) = self.0.take() {
-            answer(Err(Away::For(Duration::MAX)));
+        if let Some(answer) = self.answer.take() {
+            let skipped = self.busy.as_ref().map(|shared| shared.skip(Duration::ZERO));
+            answer(Err(skipped.unwrap_or(Away::For(Duration::MAX))));
         }
     }
 }
@@ -398,9 +404,15 @@ impl Store {
                 pending.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        let call = Call { waited, by_hash, script, answer: Box::new(answer) };
+        let answer: Answer = Box::new(answer);
+        let Some(place) = InFlight::new(&self.0.shared) else {
+            return Some(Unsent { answer: Some(answer), busy: Some(self.0.shared.clone()) });
+        };
+        let call = Call { place, waited, by_hash, script, answer };
         match self.0.calls.send(Work::Call(call)) {
-            Err(mpsc::error::SendError(Work::Call(call))) => Some(Unsent(Some(call.answer))),
+            Err(mpsc::error::SendError(Work::Call(call))) => {
+                Some(Unsent { answer: Some(call.answer), busy: None })
+            }
             _ => None,
         }
     }
@@ -492,7 +504,8 @@ impl StoreBuilder {
     }
 
     /// Sets the observer of all limiters of the store, and of the calls to it. It is told of no tag
-    /// and of no key. [`Events::store`] is called on the thread of the store: be quick. A call there
+    /// and of no key. [`Events::store`] is called on the thread of the store, or of the caller where
+    /// too many calls are in flight: be quick. A call there
     /// that would block the thread is refused at once, as [`StoreLimiter`](crate::StoreLimiter)
     /// tells.
     ///
@@ -621,6 +634,7 @@ async fn serve(mut calls: mpsc::UnboundedReceiver<Work>, shared: Arc<Shared>, ke
         let (shared, running) = (shared.clone(), running.clone());
         tokio::spawn(async move {
             let outcome = shared.carry_out(began, call.waited, &call.by_hash, &call.script).await;
+            drop(call.place);
             (call.answer)(outcome);
             drop(running);
         });
@@ -653,11 +667,6 @@ impl Shared {
         script: &Script,
     ) -> Result<Value, Away> {
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
-        // First, since a probe that is admitted has to be made.
-        let _place = match InFlight::new(&self.in_flight) {
-            Some(place) => place,
-            None => return Err(self.skip(Duration::ZERO)),
-        };
         // Requests wait for a call that is in flight, so that one was slow, too.
         let left = self.timeout.saturating_sub(waited);
         if left < self.timeout / 4 {
@@ -741,22 +750,57 @@ impl Shared {
     }
 }
 
-/// A place among the calls in flight.
-struct InFlight<'a>(&'a AtomicUsize);
+/// A place among the calls that are sent and not answered.
+struct InFlight(Arc<Shared>);
 
-impl InFlight<'_> {
-    fn new(in_flight: &AtomicUsize) -> Option<InFlight<'_>> {
-        let place = InFlight(in_flight);
-        (in_flight.fetch_add(1, Ordering::Relaxed) < MOST_IN_FLIGHT).then_some(place)
+impl InFlight {
+    fn new(shared: &Arc<Shared>) -> Option<InFlight> {
+        let place = InFlight(shared.clone());
+        (shared.in_flight.fetch_add(1, Ordering::Relaxed) < MOST_IN_FLIGHT).then_some(place)
     }
 }
 
-impl Drop for InFlight<'_> {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes a call for each that is not made.
+    #[derive(Default)]
+    struct Calls(OnceLock<tidegate::AnyLimiter>);
+
+    impl Events for Calls {
+        fn store(&self, event: &StoreEvent) {
+            assert_eq!(*event, StoreEvent::Skipped);
+            self.0.get().expect("a limiter").debit(1).expect("told");
+        }
+    }
+
+    /// Messages that no request waits for are counted when they are sent, and not when the thread
+    /// gets to them.
+    #[test]
+    fn calls_that_the_thread_does_not_get_to_are_bounded() {
+        let address = Address::read("redis://127.0.0.1:1", None).expect("an address");
+        let servers = Servers::at(address, key::of_test("tidegate"));
+        let calls = Arc::new(Calls::default());
+        let builder = Store::builder("redis://127.0.0.1:1").observed_by(calls.clone());
+        let (store, _work) = builder.parts(servers).expect("a store");
+        let limiter = store.limiter("all").limit("calls", "fixed_window 5/d".parse().expect("a policy"));
+        let limiter = tidegate::AnyLimiter::from(limiter.build().expect("a limiter"));
+        assert!(calls.0.set(limiter.clone()).is_ok());
+        for _ in 0..MOST_IN_FLIGHT + 100 {
+            limiter.debit(1).expect("told");
+        }
+        // Each of them, and the call that the observer makes.
+        assert_eq!(store.counts().skipped, 2 * 100);
+    }
 }
