@@ -1,6 +1,7 @@
 //! What the observers of a limiter over a store are told.
 
 use std::cell::Cell;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -40,6 +41,12 @@ impl Observers {
     }
 }
 
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observers").field("is_empty", &self.is_empty()).finish_non_exhaustive()
+    }
+}
+
 /// Tells the observer of a store. A panic of the observer ends no thread. A call of the observer
 /// that is not made is not told: the observer might make the next one, without an end.
 pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
@@ -56,7 +63,7 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
 /// A request that is being decided. If it is dropped before that, it was cancelled.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    set: Arc<Set>,
+    observers: Arc<Observers>,
     permits: u64,
     began: Instant,
     is_told: bool,
@@ -64,19 +71,18 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// `None` if the limiter has no observer.
-    pub(crate) fn new(set: &Arc<Set>, permits: u64) -> Option<Watch> {
-        let is_observed = !set.observers.is_empty();
-        is_observed.then(|| Watch { set: set.clone(), permits, began: Instant::now(), is_told: false })
+    pub(crate) fn new(observers: &Arc<Observers>, permits: u64) -> Option<Watch> {
+        let watch = || Watch { observers: observers.clone(), permits, began: Instant::now(), is_told: false };
+        (!observers.is_empty()).then(watch)
     }
 
     fn tell(mut self, event: impl Fn(&dyn Events, u64)) {
         self.is_told = true;
-        self.set.observers.report(|events| event(events, self.permits));
+        self.observers.report(|events| event(events, self.permits));
     }
 
     /// The store granted it.
-    pub(crate) fn granted(self, granted: &Granted) {
-        let set = self.set.clone();
+    pub(crate) fn granted(self, set: &Set, granted: &Granted) {
         if granted.reply.answer == Answer::Shadow {
             let refusal = set.refusal(&granted.reply, Duration::ZERO).refusal();
             let refusal = refusal.unwrap_or(Refusal::Limited { retry_after: Nanos::ZERO });
@@ -94,12 +100,21 @@ impl Watch {
 
     /// It was decided by another way than by the store.
     pub(crate) fn answered(self, answer: Result<&AllPermits, &AllRefusal>) {
+        self.answered_with(answer, None);
+    }
+
+    /// It was decided, and so much is left if the store granted it.
+    pub(crate) fn answered_with(self, answer: Result<&AllPermits, &AllRefusal>, left: Option<Left>) {
+        let near = left.filter(is_near);
         self.tell(|events, permits| match answer {
             Ok(granted) => {
                 if granted.is_degraded() {
                     events.degraded(permits);
                 }
                 events.granted(permits, granted.waited());
+                if let Some(left) = &near {
+                    events.near_limit(left);
+                }
             }
             Err(refusal) => {
                 if refusal.is_degraded() {
@@ -128,7 +143,7 @@ impl Drop for Watch {
             return;
         }
         let waited = self.began.elapsed();
-        let tell = || self.set.observers.report(|events| events.cancelled(self.permits, waited));
+        let tell = || self.observers.report(|events| events.cancelled(self.permits, waited));
         if std::thread::panicking() {
             // A second panic would end the process.
             _ = catch_unwind(AssertUnwindSafe(tell));

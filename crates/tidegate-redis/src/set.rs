@@ -35,7 +35,7 @@ pub(crate) struct Set {
     pub(crate) store: Store,
     pub(crate) script: Arc<Script>,
     pub(crate) tag: String,
-    pub(crate) observers: Observers,
+    pub(crate) observers: Arc<Observers>,
     pub(crate) members: Vec<Member>,
     /// The end of the last pause that this process asked for, for the time that the store is away.
     pub(crate) paused_till: Mutex<Option<Instant>>,

@@ -8,10 +8,11 @@ mod support;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use support::Server;
-use tidegate::{AllPermits, AnyLimiter, Pause, Refusal, Request};
+use tidegate::{AllPermits, AnyLimiter, Pause, Refusal, Request, Statistics};
 use tidegate_redis::{Store, StoreBuilder, StoreCountingLimit, WhileAway};
 use tokio_test::task::spawn;
 
@@ -275,6 +276,49 @@ async fn without_a_store_a_process_has_its_share() {
     until(|| available(&closed) == 4).await;
     drop((one, three));
     until(|| size(&server) == 0).await;
+}
+
+#[tokio::test]
+async fn observers_are_told_what_callers_got() {
+    let Some(mut server) = Server::start() else { return };
+    let all = Arc::new(Statistics::new());
+    let share = WhileAway::ShareOf(NonZeroU32::new(2).unwrap());
+    let store = builder(server.url()).while_away(share).observed_by(all.clone()).open().unwrap();
+    let limit = store.counting("all", 5).time_to_live(HOUR).build().unwrap();
+    let own = Arc::new(Statistics::new());
+    assert!(limit.observe(own.clone()) && !limit.observe(own.clone()));
+    let limiter = AnyLimiter::from(limit);
+
+    let one = limiter.acquire_now(1).await.unwrap();
+    let mut three = limiter.reserve(3).unwrap();
+    assert_eq!(limiter.reserve(0).unwrap_err().refusal(), Some(Refusal::ZeroPermits));
+    let _ = limiter.acquire_now(Request::permits(2).exempt()).await.unwrap();
+    assert_eq!((&mut three).await.unwrap().permits(), 3);
+    assert!(limiter.acquire_now(2).await.is_err());
+    assert!(limiter.acquire_within(Duration::ZERO).await.is_ok());
+    let mut wait = spawn(limiter.acquire_many(2));
+    assert!(wait.poll().is_pending());
+    drop(wait);
+    limiter.pause_for(HOUR).unwrap();
+    assert!(limiter.resume());
+    for statistics in [&all, &own] {
+        let told = statistics.snapshot();
+        assert_eq!((told.granted, told.permits, told.near_limit, told.degraded), (3, 5, 2, 0));
+        assert_eq!((told.in_use, told.zero_permits, told.cancelled, told.exempted), (1, 1, 1, 1));
+        assert_eq!(told.pauses, 1);
+    }
+
+    server.kill();
+    let refusal = limiter.acquire_now(1).await.unwrap_err();
+    assert!(refusal.is_degraded(), "{refusal:?}");
+    drop(three);
+    let granted = limiter.acquire_now(1).await.unwrap();
+    assert!(granted.is_degraded());
+    for statistics in [&all, &own] {
+        let told = statistics.snapshot();
+        assert_eq!((told.granted, told.near_limit, told.in_use, told.degraded), (4, 2, 2, 2));
+    }
+    drop((one, granted));
 }
 
 /// What a process of the next test does: takes permits, tells the log while it has them, and gives

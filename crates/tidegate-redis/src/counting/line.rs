@@ -12,12 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::Cmd;
-use tidegate::{Left, Nanos, Refusal};
+use tidegate::{AllRefusal, Left, Nanos, Refusal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::counting::call::{Call, Operation, Told};
 use crate::jitter::jittered;
+use crate::observe::Observers;
 use crate::script::Script;
 use crate::store::{Away, Store, WhileAway};
 
@@ -34,7 +35,7 @@ const LATEST: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a request gets: its permits, and what they left.
-pub(super) type Answer = Result<(Held, Left), Refusal>;
+pub(super) type Answer = Result<(Held, Left), AllRefusal>;
 
 /// Where a request stands: by priority, then by arrival.
 pub(super) type Place = (Reverse<i8>, u64);
@@ -44,6 +45,7 @@ pub(super) type Place = (Reverse<i8>, u64);
 pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) script: Arc<Script>,
+    pub(super) observers: Arc<Observers>,
     pub(super) keys: [String; 2],
     pub(super) process: [u8; 8],
     pub(super) span: Duration,
@@ -94,6 +96,8 @@ fn send(answers: Answers) {
 pub(crate) struct Held {
     shared: Arc<Shared>,
     permits: u32,
+    /// Granted without the store.
+    pub(super) is_degraded: bool,
 }
 
 /// A call, and its requests with their permits, negative where a request does not stay.
@@ -205,7 +209,7 @@ impl Shared {
         line.hurried = 0;
         drop(line);
         for (_, waiter) in waiters {
-            let _ = waiter.answer.send(Err(Refusal::Closed));
+            let _ = waiter.answer.send(Err(Refusal::Closed.into()));
         }
         self.changed.notify_one();
         !was_closed
@@ -313,7 +317,7 @@ impl Shared {
                 false => wants += usize::from(*size > 0),
             }
             match line.waiters.get(place) {
-                Some(_) if granted => self.grant(line, *place, left, answers),
+                Some(_) if granted => self.grant(line, *place, left, false, answers),
                 Some(waiter) if waiter.stays => line.announced += 1,
                 Some(_) => {
                     let refusal = match told.paused_for {
@@ -333,7 +337,7 @@ impl Shared {
             let place = *place;
             spare -= u64::from(waiter.permits);
             line.announced = line.announced.saturating_sub(1);
-            self.grant(line, place, left, answers);
+            self.grant(line, place, left, false, answers);
         }
         if line.announced > 0 && line.hurried > 0 {
             // They came while the call was on its way, and do not overtake.
@@ -387,13 +391,17 @@ impl Shared {
                 None => line.refuse(place, Refusal::Unavailable { retry_after }, answers),
                 Some(most) if permits > u64::from(most.max(1)) => {
                     let requested = u32::try_from(permits).unwrap_or(u32::MAX);
-                    line.refuse(place, Refusal::ExceedsLimit { requested, limit: most }, answers);
+                    let refusal = AllRefusal::from(Refusal::ExceedsLimit { requested, limit: most });
+                    line.refuse(place, refusal.as_degraded(), answers);
                 }
                 Some(most) if most == u32::MAX || (!is_held_up && line.held + permits <= most.into()) => {
-                    self.grant(line, place, left(most, line.held + permits), answers);
+                    self.grant(line, place, left(most, line.held + permits), true, answers);
                 }
                 Some(_) if stays => is_held_up = true,
-                Some(most) => line.refuse(place, Refusal::InUse { limit: most }, answers),
+                Some(most) => {
+                    let refusal = AllRefusal::from(Refusal::InUse { limit: most });
+                    line.refuse(place, refusal.as_degraded(), answers);
+                }
             }
         }
         for _ in &*answers {
@@ -402,10 +410,17 @@ impl Shared {
         jittered(rest)
     }
 
-    fn grant(self: &Arc<Shared>, line: &mut Line, place: Place, left: Left, answers: &mut Answers) {
+    fn grant(
+        self: &Arc<Shared>,
+        line: &mut Line,
+        place: Place,
+        left: Left,
+        is_degraded: bool,
+        answers: &mut Answers,
+    ) {
         if let Some(Waiter { permits, answer, .. }) = line.remove(place) {
             line.held += u64::from(permits);
-            let held = Held { shared: self.clone(), permits };
+            let held = Held { shared: self.clone(), permits, is_degraded };
             answers.push((answer, Ok((held, left))));
         }
     }
@@ -418,9 +433,9 @@ impl Line {
         Some(waiter)
     }
 
-    fn refuse(&mut self, place: Place, refusal: Refusal, answers: &mut Answers) {
+    fn refuse(&mut self, place: Place, refusal: impl Into<AllRefusal>, answers: &mut Answers) {
         if let Some(Waiter { answer, .. }) = self.remove(place) {
-            answers.push((answer, Err(refusal)));
+            answers.push((answer, Err(refusal.into())));
         }
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Grant, Left, Limiter, Nanos, Pause, Place, Refusal, Request, Status, Timer,
+    DefaultClock, Events, Grant, Left, Limiter, Nanos, Pause, Place, Refusal, Request, Status, Timer,
 };
 use tokio::sync::{Notify, oneshot};
 
@@ -21,6 +21,7 @@ use crate::counting::call::{Operation, Told};
 use crate::counting::line::{Answer, Held, Line, Shared, left};
 use crate::error::BuildError;
 use crate::key;
+use crate::observe::{Observers, Watch};
 use crate::store::{Away, Store};
 
 /// The name of a limiter that has no members, where one is told or asked for.
@@ -132,6 +133,7 @@ impl CountingBuilder {
         let span = time_to_live.clamp(Duration::from_secs(1), Duration::from_secs(365 * 86_400));
         Ok(StoreCountingLimit(Arc::new(Shared {
             keys: key::counting(store.prefix(), &tag),
+            observers: Arc::new(Observers::new(store.events())),
             store,
             script: Arc::new(call::script()),
             // A hasher's keys are random.
@@ -158,6 +160,13 @@ impl StoreCountingLimit {
         self.0.set_limit(limit);
     }
 
+    /// Sets the observer, which is told of every call of this limit and its clones from now on.
+    /// Returns `false`, and changes nothing, if the limit has an observer already. All limits of a
+    /// store are observed by [`StoreBuilder::observed_by`](crate::StoreBuilder::observed_by).
+    pub fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.0.observers.observe(events)
+    }
+
     /// A snapshot of the limit, as [`AnyLimiter::status`], without blocking a thread. `available`
     /// is 0 while a process waits.
     ///
@@ -182,34 +191,55 @@ impl StoreCountingLimit {
         AllStatus::new([(NAME, status)]).waiting(waiting).paused_for(paused_for)
     }
 
+    fn watch(&self, request: &Request) -> Option<Watch> {
+        Watch::new(&self.0.observers, request.permits.into())
+    }
+
     /// Waits for permits, or asks for them once.
     async fn wait(self, request: Request, stays: bool) -> Result<AllPermits, AllRefusal> {
+        let watch = self.watch(&request);
         if request.exempt {
+            watch.into_iter().for_each(Watch::exempted);
             return Ok(Grant::new(0, Nanos::ZERO).into());
         }
+        let answer = self.decided(&request, stays).await;
+        let left = answer.as_ref().ok().and_then(|(permits, left)| (!permits.is_degraded()).then_some(*left));
+        let answer = answer.map(|(permits, _)| permits);
+        if let Some(watch) = watch {
+            watch.answered_with(answer.as_ref(), left);
+        }
+        answer
+    }
+
+    async fn decided(&self, request: &Request, stays: bool) -> Result<(AllPermits, Left), AllRefusal> {
         let clock = DefaultClock::new();
         let mut wait =
-            Wait::join(&self, request, stays).map_err(|refusal| self.refused(&request, refusal))?;
+            Wait::join(self, request, stays).map_err(|refusal| self.refused(request, refusal.into()))?;
         let answer = match request.within.filter(|_| stays) {
             None => (&mut wait).await,
             Some(within) => {
                 let deadline = clock.now().saturating_add(Nanos::from_duration(within));
                 let mut sleep = pin!(clock.sleep_until(deadline));
                 std::future::poll_fn(|context| match Pin::new(&mut wait).poll(context) {
-                    Poll::Pending => {
-                        sleep.as_mut().poll(context).map(|()| Err(Refusal::InUse { limit: self.limit() }))
-                    }
+                    Poll::Pending => sleep
+                        .as_mut()
+                        .poll(context)
+                        .map(|()| Err(Refusal::InUse { limit: self.limit() }.into())),
                     ready => ready,
                 })
                 .await
             }
         };
-        let (held, left) = answer.map_err(|refusal| self.refused(&request, refusal))?;
-        let permits = AllPermits::holding(Grant::new(request.permits, wait.waited), held);
-        Ok(match request.tells_left {
-            true => permits.with_left(self.status_of(left, Duration::ZERO)),
-            false => permits,
-        })
+        let (held, left) = answer.map_err(|refusal| self.refused(request, refusal))?;
+        let is_degraded = held.is_degraded;
+        let mut permits = AllPermits::holding(Grant::new(request.permits, wait.waited), held);
+        if request.tells_left {
+            permits = permits.with_left(self.status_of(left, Duration::ZERO));
+        }
+        if is_degraded {
+            permits = permits.as_degraded();
+        }
+        Ok((permits, left))
     }
 
     /// Waits for an answer on this thread.
@@ -219,13 +249,13 @@ impl StoreCountingLimit {
         self.0.store.block_on(wait).unwrap_or_else(refused)
     }
 
-    fn refused(&self, request: &Request, refusal: Refusal) -> AllRefusal {
-        match (request.tells_left, refusal) {
-            (true, Refusal::InUse { limit }) => {
+    fn refused(&self, request: &Request, refusal: AllRefusal) -> AllRefusal {
+        match (request.tells_left, refusal.refusal()) {
+            (true, Some(Refusal::InUse { limit })) => {
                 let nothing = Left::new(limit.into(), 0);
-                AllRefusal::from(refusal).with_left(self.status_of(nothing, Duration::ZERO))
+                refusal.with_left(self.status_of(nothing, Duration::ZERO))
             }
-            _ => refusal.into(),
+            _ => refusal,
         }
     }
 }
@@ -242,7 +272,7 @@ struct Wait {
 }
 
 impl Wait {
-    fn join(of: &StoreCountingLimit, request: Request, stays: bool) -> Result<Wait, Refusal> {
+    fn join(of: &StoreCountingLimit, request: &Request, stays: bool) -> Result<Wait, Refusal> {
         let shared = of.0.clone();
         shared.check(request.permits)?;
         let stays = stays && request.within != Some(Duration::ZERO);
@@ -262,7 +292,7 @@ impl Future for Wait {
             this.place = None;
             this.waited = this.clock.now().saturating_since(this.began);
             // The thread of the store has ended, which only a panic of it makes happen.
-            answer.unwrap_or(Err(Refusal::Unavailable { retry_after: Nanos::MAX }))
+            answer.unwrap_or(Err(Refusal::Unavailable { retry_after: Nanos::MAX }.into()))
         })
     }
 }
@@ -326,11 +356,19 @@ impl Limiter for StoreCountingLimit {
     /// or settled.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let request = alone(request)?;
-        let wait = match request.exempt {
-            true => None,
-            false => Some(Wait::join(self, request, true)?),
+        let mut watch = self.watch(&request);
+        let wait = if request.exempt {
+            watch.take().into_iter().for_each(Watch::exempted);
+            None
+        } else {
+            let refused = |refusal: Refusal| {
+                let refusal = AllRefusal::from(refusal);
+                watch.take().into_iter().for_each(|watch| watch.answered(Err(&refusal)));
+                refusal
+            };
+            Some(Wait::join(self, &request, true).map_err(refused)?)
         };
-        Ok(AnyReservation::new(Reserved { of: self.clone(), request, wait, claimed: None }))
+        Ok(AnyReservation::new(Reserved { of: self.clone(), request, wait, watch, claimed: None }))
     }
 
     /// While the store does not answer, nothing is available.
@@ -344,6 +382,7 @@ impl Limiter for StoreCountingLimit {
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         let now = DefaultClock::new().now();
         let span = pause.end(now).saturating_since(now).as_duration();
+        self.0.observers.report(|events| events.paused(span));
         self.0.tell(Operation::Pause(span));
         Ok(())
     }
@@ -353,7 +392,11 @@ impl Limiter for StoreCountingLimit {
             self.0.tell(Operation::Resume);
             return false;
         };
-        told.is_ok_and(|told| told.granted == [true])
+        let was_paused = told.is_ok_and(|told| told.granted == [true]);
+        if was_paused {
+            self.0.observers.report(|events| events.resumed());
+        }
+        was_paused
     }
 
     /// Charges nothing: no call would give the permits back.
@@ -397,12 +440,31 @@ struct Reserved {
     request: Request,
     /// `None` if the request passes without permits.
     wait: Option<Wait>,
+    /// Until the place is claimed.
+    watch: Option<Watch>,
     /// Once the place is claimed.
     claimed: Option<Result<Claimed, AllRefusal>>,
 }
 
 /// A grant, and its permits unless it passes without any.
 type Claimed = (Grant, Option<(Held, Left)>);
+
+impl Reserved {
+    /// Tells the observers of the answer.
+    fn tell(&mut self) {
+        let (Some(watch), Some(answer)) = (self.watch.take(), &self.claimed) else { return };
+        match answer {
+            Ok((grant, held)) => {
+                let permits = AllPermits::from(*grant);
+                match held {
+                    Some((held, _)) if held.is_degraded => watch.answered(Ok(&permits.as_degraded())),
+                    held => watch.answered_with(Ok(&permits), held.as_ref().map(|(_, left)| *left)),
+                }
+            }
+            Err(refusal) => watch.answered(Err(refusal)),
+        }
+    }
+}
 
 impl Future for Reserved {
     type Output = Result<Grant, AllRefusal>;
@@ -418,6 +480,7 @@ impl Future for Reserved {
                     Poll::Ready(Err(refusal)) => Err(this.of.refused(&this.request, refusal)),
                 },
             });
+            this.tell();
         }
         Poll::Ready(match &this.claimed {
             Some(Ok((grant, _))) => Ok(*grant),
@@ -431,6 +494,10 @@ impl Place for Reserved {
     /// When permits come back is not known.
     fn due_in(&self) -> Duration {
         Duration::ZERO
+    }
+
+    fn is_degraded(&self) -> bool {
+        matches!(&self.claimed, Some(Ok((_, Some((held, _))))) if held.is_degraded)
     }
 
     fn left(&self) -> Option<AllStatus> {

@@ -158,7 +158,7 @@ impl LimiterBuilder {
             }
             false => None,
         };
-        let observers = Observers::new(store.events());
+        let observers = Arc::new(Observers::new(store.events()));
         Ok(StoreLimiter(Arc::new(Set {
             leases,
             script: Script::shared(members.iter().map(|member| member.terms.kind)),

@@ -148,7 +148,7 @@ impl StoreLimiter {
         };
         let this = self.clone();
         AcquireAny::new(async move {
-            let watch = Watch::new(&this.0, ask.permits());
+            let watch = Watch::new(&this.0.observers, ask.permits());
             this.clone().decided(ask, Duration::ZERO, watch).await
         })
     }
@@ -165,7 +165,7 @@ impl StoreLimiter {
     fn told(&self, request: &AllRequest<'_>, answer: &Result<AllPermits, AllRefusal>) {
         if !self.0.observers.is_empty()
             && let Ok(ask) = Ask::new(&self.0, request)
-            && let Some(watch) = Watch::new(&self.0, ask.permits())
+            && let Some(watch) = Watch::new(&self.0.observers, ask.permits())
         {
             watch.answered(answer.as_ref());
         }
@@ -183,7 +183,7 @@ impl StoreLimiter {
         let Some(watch) = watch else { return won.map(|won| won.permits(&set, &ask)) };
         match won {
             Ok(Won::Free) => watch.exempted(),
-            Ok(Won::Booked(ref granted)) => watch.granted(granted),
+            Ok(Won::Booked(ref granted)) => watch.granted(&self.0, granted),
             won => {
                 let answer = won.map(|won| won.permits(&set, &ask));
                 watch.answered(answer.as_ref());
@@ -287,7 +287,7 @@ impl Limiter for StoreLimiter {
         let this = self.clone();
         let line = self.0.leases_for(request).and_then(|leases| leases.line(&self.0, request));
         AcquireAny::new(async move {
-            let watch = Watch::new(&this.0, ask.permits());
+            let watch = Watch::new(&this.0.observers, ask.permits());
             let began = this.0.now();
             if let (Some(leases), Some(line)) = (&this.0.leases, line)
                 && let Some(answer) = leases.wait(&this.0, line, &ask.costs, ask.all_else.within).await
@@ -311,7 +311,7 @@ impl Limiter for StoreLimiter {
     /// process, or none.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let ask = Ask::new(&self.0, request)?;
-        let watch = Watch::new(&self.0, ask.permits());
+        let watch = Watch::new(&self.0.observers, ask.permits());
         if ask.exempt {
             if let Some(watch) = watch {
                 watch.exempted();

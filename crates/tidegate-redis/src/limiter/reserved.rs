@@ -56,7 +56,7 @@ impl Reserved {
     fn claim(&mut self, granted: &Granted) -> (Grant, Used) {
         self.of.0.log_grant(&granted.reply);
         if let Some(watch) = self.watch.take() {
-            watch.granted(granted);
+            watch.granted(&self.of.0, granted);
         }
         self.left = left(&self.of.0, &self.ask, granted);
         let used: Vec<u64> = match granted.reply.answer {
