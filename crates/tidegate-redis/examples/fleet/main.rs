@@ -14,6 +14,8 @@
 //! burst once more, and the permits that were booked.
 //!
 //! A picture of each goes to `docs/pictures` of the crate.
+//!
+//! `-- --seconds 2` counts for two seconds, without faults, pictures and an installation.
 
 #[path = "../simulation/check.rs"]
 mod check;
@@ -37,7 +39,8 @@ const PROCESSES: usize = 8;
 const PER_SECOND: u64 = 5000;
 const BURST: u64 = 100;
 /// Seconds since the processes begin to ask.
-const HEALTHY: (f64, f64) = (0.5, 4.5);
+const WARM: f64 = 0.5;
+const SECONDS: f64 = 4.0;
 const STOPPED: (f64, f64) = (5.0, 6.0);
 const KILLED: (f64, f64) = (8.0, 8.5);
 const END: f64 = 12.0;
@@ -47,7 +50,10 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
         process::run(&job)?;
         return Ok(ExitCode::SUCCESS);
     }
-    install();
+    let short = short()?;
+    if short.is_none() {
+        install();
+    }
     if support::program().is_none() {
         return Ok(ExitCode::SUCCESS);
     }
@@ -58,19 +64,30 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let Some(server) = Server::start() else { return Ok(ExitCode::SUCCESS) };
     let url = server.url();
     let mut over =
-        Fleet { name: "one server", picture: "fleet", servers: vec![server], url, tags: 1 }.run()?;
+        Fleet { name: "one server", picture: "fleet", servers: vec![server], url, tags: 1, short }.run()?;
     if let Some((servers, url)) = cluster() {
-        over += Fleet { name: "cluster of three", picture: "fleet_cluster", servers, url, tags: 5 }.run()?;
+        over += Fleet { name: "cluster of three", picture: "fleet_cluster", servers, url, tags: 5, short }
+            .run()?;
     }
     if support::is_installed("valkey-server") {
         let server = Server::start_program("valkey-server");
         let url = server.url();
-        over +=
-            Fleet { name: "Valkey", picture: "fleet_valkey", servers: vec![server], url, tags: 1 }.run()?;
+        over += Fleet { name: "Valkey", picture: "fleet_valkey", servers: vec![server], url, tags: 1, short }
+            .run()?;
     } else {
         println!("\nValkey is not installed: apt-get install valkey-server.");
     }
     Ok(if over > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// For how many seconds permits are counted, if no faults are made.
+fn short() -> Result<Option<f64>, Box<dyn Error>> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match &args[..] {
+        [] => Ok(None),
+        [name, seconds] if name == "--seconds" => Ok(Some(seconds.parse()?)),
+        _ => Err("the only argument is --seconds and a number".into()),
+    }
 }
 
 /// Installs a server, where there is none and this may.
@@ -118,6 +135,7 @@ struct Fleet {
     url: String,
     /// So many limits, which have equal parts of the permits.
     tags: u64,
+    short: Option<f64>,
 }
 
 impl Fleet {
@@ -127,11 +145,13 @@ impl Fleet {
         let folder = tempfile::tempdir()?;
         // Processes see how many they are before they ask.
         let begin = SystemTime::now().duration_since(UNIX_EPOCH)? + Duration::from_secs(5);
+        let until_healthy = WARM + self.short.unwrap_or(SECONDS);
+        let seconds = if self.short.is_some() { until_healthy } else { END };
         let mut processes = Vec::new();
         for i in 0..PROCESSES {
             let log = folder.path().join(i.to_string());
             let (url, tags) = (self.url.clone(), self.tags);
-            let job = Job { url, tags, limit, begin, seconds: END, log };
+            let job = Job { url, tags, limit, begin, seconds, log };
             let child: Child = Command::new(std::env::current_exe()?).args(job.args()).spawn()?;
             processes.push((child, job.log));
         }
@@ -139,18 +159,20 @@ impl Fleet {
             let time = UNIX_EPOCH + begin + Duration::from_secs_f64(seconds);
             std::thread::sleep(time.duration_since(SystemTime::now()).unwrap_or_default());
         };
-        until(HEALTHY.0);
+        until(WARM);
         let before = self.calls();
-        until(HEALTHY.1);
+        until(until_healthy);
         let calls = self.calls() - before;
-        until(STOPPED.0);
-        self.servers[0].signal("STOP");
-        until(STOPPED.1);
-        self.servers[0].signal("CONT");
-        until(KILLED.0);
-        self.servers[0].kill();
-        until(KILLED.1);
-        self.servers[0].run();
+        if self.short.is_none() {
+            until(STOPPED.0);
+            self.servers[0].signal("STOP");
+            until(STOPPED.1);
+            self.servers[0].signal("CONT");
+            until(KILLED.0);
+            self.servers[0].kill();
+            until(KILLED.1);
+            self.servers[0].run();
+        }
         let mut logs = Vec::new();
         for (mut child, log) in processes {
             if !child.wait()?.success() {
@@ -172,7 +194,8 @@ impl Fleet {
 
     fn tell(&self, limit: Bound, begin: Duration, calls: u64, logs: &[Log]) -> Result<u64, Box<dyn Error>> {
         let seconds = |micros: i64| micros as f64 / 1e6 - begin.as_secs_f64();
-        let is_healthy = |due: i64| seconds(due) >= HEALTHY.0 && seconds(due) < HEALTHY.1;
+        let counted = self.short.unwrap_or(SECONDS);
+        let is_healthy = |due: i64| (WARM..WARM + counted).contains(&seconds(due));
         let (mut over, mut over_in_faults) = (0, 0);
         for tag in 0..self.tags {
             let of_tag = logs.iter().flat_map(|log| log.grants.iter().filter(|(of, ..)| *of == tag));
@@ -186,7 +209,10 @@ impl Fleet {
         });
         let of_process: Vec<f64> = of_process.collect();
         let total: f64 = of_process.iter().sum();
-        let rate = total / (HEALTHY.1 - HEALTHY.0);
+        if total == 0.0 {
+            return Err("no permit was granted".into());
+        }
+        let rate = total / counted;
         let longest = logs.iter().map(|log| log.longest).max().unwrap_or_default();
         let shares: usize = logs.iter().map(|log| log.degraded.len()).sum();
         println!(
@@ -197,6 +223,9 @@ impl Fleet {
             jain(of_process),
             longest.as_secs_f64() * 1e3,
         );
+        if self.short.is_some() {
+            return Ok(over);
+        }
         let store = logs.iter().flat_map(|log| log.grants.iter().map(|(_, due, n)| (*due, *n)));
         let shares = logs.iter().flat_map(|log| log.degraded.iter().map(|at| (*at, 1)));
         let panel = Panel {
