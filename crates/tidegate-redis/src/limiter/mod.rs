@@ -179,7 +179,16 @@ impl StoreLimiter {
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
         let set = self.0.clone();
-        let won = self.clone().wait(ask.clone(), longest).await;
+        let mut won = self.clone().wait(ask.clone(), longest).await;
+        if let Err(refusal) = &won
+            && ask.with_left
+            && refusal.left().is_none()
+            && !refusal.is_degraded()
+            && let Ok(state) = self.status().await
+        {
+            // It was refused without asking the store. Adapters would ask by a call that blocks.
+            won = Err(refusal.clone().with_left(state));
+        }
         let Some(watch) = watch else { return won.map(|won| won.permits(&set, &ask)) };
         match won {
             Ok(Won::Free) => watch.exempted(),
