@@ -189,12 +189,13 @@ struct Call {
     answer: Answer,
 }
 
-/// A call that is not made. It has its answer when this is dropped, which the caller does outside of
-/// its locks.
+/// A call that is not made. It has its answer when this is dropped, which the caller does outside
+/// of its locks.
 #[must_use = "it answers when it is dropped"]
 pub(crate) struct Unsent {
     answer: Option<Answer>,
-    /// Has too many calls in flight. `None` if its thread has ended: only a panic makes that happen.
+    /// Has too many calls in flight. `None` if its thread has ended: only a panic makes that
+    /// happen.
     busy: Option<Arc<Shared>>,
 }
 
@@ -306,8 +307,9 @@ impl Store {
     /// How many processes ask this store under its prefix, this one included, as the store saw it
     /// last; `None` before the first answer.
     ///
-    /// The number is asked for every two seconds while [`WhileAway::Share`] is set, and once a limiter
-    /// [leases](crate::LimiterBuilder::leased). A process that ended counts for up to half a minute more, so that shares are rather too small.
+    /// The number is asked for every two seconds while [`WhileAway::Share`] is set, and once a
+    /// limiter [leases](crate::LimiterBuilder::leased). A process that ended counts for up to half
+    /// a minute more, so that shares are rather too small.
     #[must_use]
     pub fn clients(&self) -> Option<NonZeroU32> {
         self.0.shared.clients.get()
@@ -427,7 +429,8 @@ impl Store {
         self.0.calls.send(Work::Task(task)).is_ok()
     }
 
-    /// What became of permits on lease, of all limiters that [lease](crate::LimiterBuilder::leased).
+    /// What became of permits on lease, of all limiters that
+    /// [lease](crate::LimiterBuilder::leased).
     #[must_use]
     pub fn lease_counts(&self) -> LeaseCounts {
         self.0.leases.read()
@@ -504,10 +507,9 @@ impl StoreBuilder {
     }
 
     /// Sets the observer of all limiters of the store, and of the calls to it. It is told of no tag
-    /// and of no key. [`Events::store`] is called on the thread of the store, or of the caller where
-    /// too many calls are in flight: be quick. A call there
-    /// that would block the thread is refused at once, as [`StoreLimiter`](crate::StoreLimiter)
-    /// tells.
+    /// and of no key. [`Events::store`] is called on the thread of the store, or of the caller
+    /// where too many calls are in flight: be quick. A call there that would block the thread is
+    /// refused at once, as [`StoreLimiter`](crate::StoreLimiter) tells.
     ///
     /// # Examples
     ///

@@ -166,8 +166,8 @@ impl Cluster {
         Some(server)
     }
 
-    /// The server at an address that a redirection tells: `host:port`, or `:port` at the host of the
-    /// server that told it.
+    /// The server at an address that a redirection tells: `host:port`, or `:port` at the host of
+    /// the server that told it.
     pub(super) fn redirected(&self, to: &str, from: &Server) -> Option<Arc<Server>> {
         let (host, port) = to.rsplit_once(':')?;
         let mut map = lock(&self.map);

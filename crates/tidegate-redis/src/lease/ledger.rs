@@ -2,22 +2,23 @@
 //!
 //! # Size of a lease
 //!
-//! With *r* permits asked for in a second, *H* the horizon, *C* the limit and *L* the permits left in
-//! the store: r·H permits. While L is a tenth of C or more, at most C/2 ÷ processes. Below that the
-//! lease does not shrink: it is booked ahead, and usable when it is earned. A booking whose first
-//! permit is due later than 2H is made for waiting requests alone: a limit on its last permit would
-//! refuse large leases where small ones fit, and so busy processes. A fixed window earns nothing: there a lease is
-//! at most half of L ÷ processes, so the last permits are decided one by one.
+//! With *r* permits asked for in a second, *H* the horizon, *C* the limit and *L* the permits left
+//! in the store: r·H permits. While L is a tenth of C or more, at most C/2 ÷ processes. Below that
+//! the lease does not shrink: it is booked ahead, and usable when it is earned. A booking whose
+//! first permit is due later than 2H is made for waiting requests alone: a limit on its last permit
+//! would refuse large leases where small ones fit, and so busy processes. A fixed window earns
+//! nothing: there a lease is at most half of L ÷ processes, so the last permits are decided one by
+//! one.
 //!
-//! More is booked when half of a lease is used. A lease ends at 2H, counted from the moment at which
-//! its booking was sent or becomes usable. That is earlier, by the way to the server, than 2H by
-//! the clock of the server.
+//! More is booked when half of a lease is used. A lease ends at 2H, counted from the moment at
+//! which its booking was sent or becomes usable. That is earlier, by the way to the server, than 2H
+//! by the clock of the server.
 //!
 //! # Invariant
 //!
-//! Each permit that a process grants from a lease was debited before, at most 2H and no earlier than
-//! the beginning of a fixed window that is still open. So in any span *d* a limit grants at most
-//! what its policy grants in d + 2H, and a fixed window what it grants without leases.
+//! Each permit that a process grants from a lease was debited before, at most 2H and no earlier
+//! than the beginning of a fixed window that is still open. So in any span *d* a limit grants at
+//! most what its policy grants in d + 2H, and a fixed window what it grants without leases.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

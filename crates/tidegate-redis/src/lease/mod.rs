@@ -1,10 +1,10 @@
 //! Leases: permits that the store has debited and this process may spend without asking.
 //!
 //! A limit on lease is a limiter of the core whose policy is its [`Stock`](stock::Stock), and a set
-//! of limits is an `AllOf` of them. So the line, priorities, cancelled waits and threads are those of
-//! the core, and a request that is served takes no lock and makes no trip. A task on the thread of
-//! the store books permits before they are used up, one call at a time, and gives back what is not
-//! used.
+//! of limits is an `AllOf` of them. So the line, priorities, cancelled waits and threads are those
+//! of the core, and a request that is served takes no lock and makes no trip. A task on the thread
+//! of the store books permits before they are used up, one call at a time, and gives back what is
+//! not used.
 //!
 //! A request that the leases cannot serve, and for which none is booked, is decided by the store as
 //! without leases.

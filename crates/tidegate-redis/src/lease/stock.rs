@@ -3,10 +3,10 @@
 //!
 //! # Algorithm
 //!
-//! A stock is a list of pieces. Each piece is permits that the store has debited, with the time from
-//! which they are usable and the time at which they end. The permits of all pieces are numbered one
-//! behind the other, and one word says how many are gone: a request moves the word over the permits
-//! that it takes.
+//! A stock is a list of pieces. Each piece is permits that the store has debited, with the time
+//! from which they are usable and the time at which they end. The permits of all pieces are
+//! numbered one behind the other, and one word says how many are gone: a request moves the word
+//! over the permits that it takes.
 //!
 //! A list never changes. A new one takes its place: the thread that makes it closes the word of the
 //! old one, keeps the permits that are not gone, and numbers them anew. So do a thread that adds or
@@ -22,10 +22,10 @@
 //! | word: swap to closed, under the lock | Relaxed | nothing | the last write to the word |
 //! | pointer: load, store | of `ArcSwap`, at least Acquire and Release | each other | shows the pieces of a list |
 //!
-//! **Why enough.** The bad execution is a permit that is taken from the old list and kept in the new
-//! one, or is in neither. The swap and all exchanges are in one modification order: a taker before
-//! the swap is seen by it, and a taker behind it finds the word closed and takes nothing. Such a
-//! taker waits for the lock, under which the new list is stored. **Why not more.** The word
+//! **Why enough.** The bad execution is a permit that is taken from the old list and kept in the
+//! new one, or is in neither. The swap and all exchanges are in one modification order: a taker
+//! before the swap is seen by it, and a taker behind it finds the word closed and takes nothing.
+//! Such a taker waits for the lock, under which the new list is stored. **Why not more.** The word
 //! publishes nothing: what it counts never changes.
 //!
 //! **Promise.** Permits taken, kept and handed out of a stock are together what was put in.

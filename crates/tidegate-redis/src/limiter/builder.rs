@@ -31,13 +31,13 @@ pub struct LimiterBuilder {
 
 impl Store {
     /// A limiter for this tag: a user, a tenant, an API key, or the name of what all share. Limits
-    /// of one tag lie in one slot of a cluster, so they can be decided together. A limiter has one tag:
-    /// limits of two tags may lie on two servers, and no call decides about both.
+    /// of one tag lie in one slot of a cluster, so they can be decided together. A limiter has one
+    /// tag: limits of two tags may lie on two servers, and no call decides about both.
     ///
     /// A limiter costs the client no call, and little beside one: make one for each tag when it is
     /// needed, and drop it. For millions of tags a client keeps nothing. The state is in the store,
-    /// and expires there. A [leased](LimiterBuilder::leased) limiter has to be kept, since its permits
-    /// go back when it is dropped, and so has a limiter whose requests wait in one line.
+    /// and expires there. A [leased](LimiterBuilder::leased) limiter has to be kept, since its
+    /// permits go back when it is dropped, and so has a limiter whose requests wait in one line.
     ///
     /// # Examples
     ///
@@ -102,10 +102,10 @@ impl LimiterBuilder {
     /// their number and by their costs summed. Without bounds unless set.
     ///
     /// A request that would have to wait and finds no room is refused with
-    /// [`QueueFull`](tidegate::Refusal::QueueFull), and books nothing. To know that it would have to
-    /// wait costs a call as any other request. A request that is dropped for a newcomer gets
-    /// [`Displaced`](tidegate::Refusal::Displaced); a reservation is never dropped. The bounds hold for
-    /// this process, and not for requests that wait for a [lease](LimiterBuilder::leased).
+    /// [`QueueFull`](tidegate::Refusal::QueueFull), and books nothing. To know that it would have
+    /// to wait costs a call as any other request. A request that is dropped for a newcomer gets
+    /// [`Displaced`](tidegate::Refusal::Displaced); a reservation is never dropped. The bounds hold
+    /// for this process, and not for requests that wait for a [lease](LimiterBuilder::leased).
     ///
     /// # Examples
     ///

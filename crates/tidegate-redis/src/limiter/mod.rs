@@ -78,15 +78,15 @@ impl StoreLimiter {
         self.0.shadow.store(shadow, Ordering::Relaxed);
     }
 
-    /// Bounds the requests that wait from now on, as [`LimiterBuilder::queue_bounds`]. Requests that
-    /// wait already stay.
+    /// Bounds the requests that wait from now on, as [`LimiterBuilder::queue_bounds`]. Requests
+    /// that wait already stay.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.0.set_bounds(bounds);
     }
 
     /// Sets the observer, which is told of every call of this limiter and its clones from now on.
-    /// Returns `false`, and changes nothing, if the limiter has an observer already. All limiters of
-    /// a store are observed by [`StoreBuilder::observed_by`](crate::StoreBuilder::observed_by).
+    /// Returns `false`, and changes nothing, if the limiter has an observer already. All limiters
+    /// of a store are observed by [`StoreBuilder::observed_by`](crate::StoreBuilder::observed_by).
     ///
     /// # Examples
     ///

@@ -5,8 +5,8 @@
 //! A request leaves at once while no call is in flight. Requests that come during a call stand in
 //! line, by priority and then by arrival. When the reply is there, up to 64 of them leave together,
 //! as one call that decides them in their order; of several limits as many requests as make 64
-//! decisions. Two things let the line leave earlier: so many requests in line, so that the line of a
-//! busy limiter is never longer; and a store so far away that waiting for two replies may take
+//! decisions. Two things let the line leave earlier: so many requests in line, so that the line of
+//! a busy limiter is never longer; and a store so far away that waiting for two replies may take
 //! longer than the deadline of a call.
 //!
 //! A call that fails is the answer of all requests in line: they came while it was in flight, and
@@ -37,9 +37,9 @@
 //! # Who serves
 //!
 //! Each waiting task has a timer of its own, for its instant. The first request of a class looks at
-//! the first instant. A task that looks serves all requests of its class that are due, and wakes the
-//! new first one if that has to look earlier than its timer rings. So a task that is never polled
-//! again delays no request beyond the instant that the store booked for that request.
+//! the first instant. A task that looks serves all requests of its class that are due, and wakes
+//! the new first one if that has to look earlier than its timer rings. So a task that is never
+//! polled again delays no request beyond the instant that the store booked for that request.
 //!
 //! Calls need no task: a reply is read, and the next call leaves, on the thread of the store.
 //!
@@ -48,7 +48,8 @@
 //! One mutex guards all of this. Its sections are short and have no foreign code: wakers are cloned
 //! before, called and dropped after. A call is given to the thread of the store within the section
 //! that took its requests out of the line, and that thread sends calls in the order in which it got
-//! them. So no two calls change places, and an instant goes back before a later request asks for it.
+//! them. So no two calls change places, and an instant goes back before a later request asks for
+//! it.
 
 mod bounds;
 mod class;
@@ -364,8 +365,8 @@ impl Set {
         }
     }
 
-    /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none is
-    /// granted twice. The last one booked goes first, as the store undoes them.
+    /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
+    /// is granted twice. The last one booked goes first, as the store undoes them.
     fn give_back(&self, state: &mut State, after: &mut After, instant: Instant, now: Nanos) {
         let Instant { due, reply, .. } = &instant;
         if reply.wait == Duration::ZERO {

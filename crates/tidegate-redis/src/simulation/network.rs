@@ -52,7 +52,8 @@ struct State {
     network: Network,
     server: Server,
     life: Life,
-    /// How often another server came in place of one. A connection is one to the server of its number.
+    /// How often another server came in place of one. A connection is one to the server of its
+    /// number.
     number: u64,
     /// Whether servers that were replaced go on, as replicas.
     demoted: bool,
