@@ -10,7 +10,7 @@ use crate::lease::stock::{Origin, Piece, Stock};
 use crate::lease::sync::{AtomicU64, Ordering};
 
 fn piece(permits: u64) -> Piece {
-    let origin = Origin { due: 0, until: 0, before: None };
+    let origin = Origin { due: 0, before: None };
     Piece { permits, usable: Nanos::ZERO, ends: Nanos::new(10), origin }
 }
 
