@@ -18,7 +18,7 @@ const MS: Duration = Duration::from_millis(1);
 
 fn model() -> Model {
     let service = Duration::from_micros(1);
-    Model::new(3, Network { latency: MS..=MS, jitter: 0.0, lost_answers: 0.0, service, lag: Duration::ZERO })
+    Model::new(3, Network { service, ..Network::steady(MS) })
 }
 
 fn limiter(model: &Model, while_away: WhileAway) -> StoreLimiter {

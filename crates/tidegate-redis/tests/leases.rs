@@ -22,16 +22,6 @@ const SEEDS: u64 = 1;
 /// How long a lease lasts.
 const LIFE: Duration = Duration::from_millis(200);
 
-fn network(latency: Duration) -> Network {
-    Network {
-        latency: latency..=latency,
-        jitter: 0.0,
-        lost_answers: 0.0,
-        service: Duration::from_micros(10),
-        lag: Duration::ZERO,
-    }
-}
-
 /// Processes that lease one limit.
 struct Fleet {
     model: Model,
@@ -88,7 +78,7 @@ fn assert_bucket(grants: &[(Duration, u64)], rate: f64, most: f64) {
 #[test]
 fn eight_processes_use_all_of_a_limit_in_few_trips() {
     run(async {
-        let fleet = Fleet::new(1, network(MS), 8, "token_bucket 5000/s burst 500");
+        let fleet = Fleet::new(1, Network::steady(MS), 8, "token_bucket 5000/s burst 500");
         for limiter in &fleet.limiters {
             for _ in 0..20 {
                 let (limiter, log) = (limiter.clone(), fleet.log());
@@ -114,7 +104,7 @@ fn eight_processes_use_all_of_a_limit_in_few_trips() {
 #[test]
 fn what_is_not_used_goes_back() {
     run(async {
-        let fleet = Fleet::new(2, network(MS), 2, "token_bucket 1000/s burst 1000");
+        let fleet = Fleet::new(2, Network::steady(MS), 2, "token_bucket 1000/s burst 1000");
         let one = &fleet.limiters[0];
         for _ in 0..200 {
             let _ = one.acquire().await.unwrap();
@@ -140,7 +130,7 @@ fn what_is_not_used_goes_back() {
 #[test]
 fn refused_requests_make_no_trips() {
     run(async {
-        let fleet = Fleet::new(3, network(MS), 8, "token_bucket 1000/s burst 100");
+        let fleet = Fleet::new(3, Network::steady(MS), 8, "token_bucket 1000/s burst 100");
         let refused = Arc::new(Mutex::new((0_u64, Duration::ZERO)));
         for limiter in &fleet.limiters {
             for _ in 0..4 {
@@ -175,7 +165,7 @@ fn refused_requests_make_no_trips() {
 #[test]
 fn windows_grant_what_they_would_without_leases() {
     run(async {
-        let fleet = Fleet::new(4, network(2 * MS), 4, "fixed_window 1000/s at_wall_clock 0s");
+        let fleet = Fleet::new(4, Network::steady(2 * MS), 4, "fixed_window 1000/s at_wall_clock 0s");
         for (i, limiter) in fleet.limiters.iter().enumerate() {
             for _ in 0..5 {
                 let (limiter, log) = (limiter.clone(), fleet.log());
@@ -256,7 +246,7 @@ fn grants(seed: u64, line: &'static str, largest: u32) -> Vec<(Duration, u64)> {
     run(async move {
         let mut random = SmallRng::seed_from_u64(seed);
         let latency = MS * random.random_range(0..15);
-        let network = Network { jitter: 0.3, lost_answers: 0.01, ..network(latency.max(MS / 10)) };
+        let network = Network { jitter: 0.3, lost_answers: 0.01, ..Network::steady(latency.max(MS / 10)) };
         let model = Model::new(seed, network);
         let grants = Arc::new(Mutex::new(Vec::new()));
         let began = Instant::now();
@@ -345,7 +335,7 @@ fn no_span_has_more_grants_than_its_bound_and_the_life_of_a_lease() {
 #[test]
 fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
     run(async {
-        let model = Model::new(5, network(MS));
+        let model = Model::new(5, Network::steady(MS));
         let store = model.open(Store::builder("redis://model")).unwrap();
         let limiter = store
             .limiter("all")
@@ -387,7 +377,7 @@ fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
 #[test]
 fn what_is_on_lease_is_spent_while_the_store_is_away() {
     run(async {
-        let fleet = Fleet::new(6, network(MS), 2, "token_bucket 1000/s burst 1000");
+        let fleet = Fleet::new(6, Network::steady(MS), 2, "token_bucket 1000/s burst 1000");
         let one = &fleet.limiters[0];
         for _ in 0..500 {
             let _ = one.acquire().await.unwrap();
@@ -421,7 +411,7 @@ fn what_is_on_lease_is_spent_while_the_store_is_away() {
 #[test]
 fn a_pause_and_an_end_take_the_lease_back() {
     run(async {
-        let fleet = Fleet::new(7, network(MS), 2, "token_bucket 1000/s burst 1000");
+        let fleet = Fleet::new(7, Network::steady(MS), 2, "token_bucket 1000/s burst 1000");
         let [one, other] = &fleet.limiters[..] else { panic!("two") };
         let warm = |limiter: AnyLimiter| async move {
             for _ in 0..300 {
@@ -461,7 +451,7 @@ fn a_pause_and_an_end_take_the_lease_back() {
 #[test]
 fn dropped_waits_leave_no_trace() {
     run(async {
-        let fleet = Fleet::new(8, network(MS), 1, "token_bucket 1000/s burst 100");
+        let fleet = Fleet::new(8, Network::steady(MS), 1, "token_bucket 1000/s burst 100");
         let one = &fleet.limiters[0];
         for _ in 0..300 {
             let _ = one.acquire().await.unwrap();
@@ -485,7 +475,7 @@ fn dropped_waits_leave_no_trace() {
 #[test]
 fn busy_and_idle_processes_are_served_alike() {
     run(async {
-        let fleet = Fleet::new(9, network(MS), 16, "token_bucket 10000/s burst 1000");
+        let fleet = Fleet::new(9, Network::steady(MS), 16, "token_bucket 10000/s burst 1000");
         let served = Arc::new(Mutex::new([(0_u64, 0_u64); 16]));
         for (i, limiter) in fleet.limiters.iter().enumerate() {
             // By Zipf's law, three times the limit together.
@@ -529,7 +519,7 @@ fn busy_and_idle_processes_are_served_alike() {
 fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
     run(async {
         let second = 1000 * MS;
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let store = Store::builder("redis://model").while_away(WhileAway::ShareOf(NonZeroU32::MIN));
         let store = model.open(store.timeout(second)).unwrap();
         let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 1".parse().unwrap());

@@ -25,16 +25,6 @@ const TRIP: Duration = Duration::from_micros(2010);
 
 type Answer = Result<AllPermits, AllRefusal>;
 
-fn network(latency: Duration) -> Network {
-    Network {
-        latency: latency..=latency,
-        jitter: 0.0,
-        lost_answers: 0.0,
-        service: Duration::from_micros(10),
-        lag: Duration::ZERO,
-    }
-}
-
 fn limiter(store: &Store, line: &str) -> StoreLimiter {
     store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap()
 }
@@ -95,7 +85,7 @@ fn is(answer: &Answer, refusal: &Refusal) -> bool {
 #[test]
 fn requests_that_come_one_by_one_leave_one_by_one() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "token_bucket 1/s burst 3").await;
         for wait in [0, 0, 0, 1, 1, 1] {
             let (answer, _) = spawn(&limiter, 1).await.unwrap();
@@ -109,7 +99,7 @@ fn requests_that_come_one_by_one_leave_one_by_one() {
 #[test]
 fn requests_that_come_during_a_call_leave_together_and_in_order() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let tasks: Vec<_> = (0..30).map(|_| spawn(&limiter, 1)).collect();
         let began = Instant::now();
@@ -126,7 +116,7 @@ fn requests_that_come_during_a_call_leave_together_and_in_order() {
 #[test]
 fn a_long_line_leaves_by_sixty_four() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "token_bucket 1000/s burst 100").await;
         let began = Instant::now();
         let tasks: Vec<_> = (0..200).map(|_| spawn(&limiter, 1)).collect();
@@ -141,7 +131,7 @@ fn a_long_line_leaves_by_sixty_four() {
 #[test]
 fn a_request_dropped_in_line_leaves_no_trace() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "fixed_window 10/d").await;
         let (first, dropped) = (spawn(&limiter, 1), spawn(&limiter, 5));
         settle().await;
@@ -156,7 +146,7 @@ fn a_request_dropped_in_line_leaves_no_trace() {
 #[test]
 fn a_request_dropped_during_its_call_gives_back_what_it_got() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         for (available, name) in [(1, "granted"), (0, "booked")] {
             let before = store.counts().answered;
@@ -179,7 +169,7 @@ fn a_request_dropped_during_its_call_gives_back_what_it_got() {
 #[test]
 fn requests_behind_one_that_leaves_move_up_by_one() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let one = Request::permits(1);
         let (store, limiter, empty, mut tasks) = booked(&model, &[one; 4]).await;
         let before = store.counts().answered;
@@ -198,7 +188,7 @@ fn requests_behind_one_that_leaves_move_up_by_one() {
 #[test]
 fn an_instant_goes_to_the_next_request_of_equal_size() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let requests = [1, 2, 1].map(Request::permits);
         let (_, _, empty, mut tasks) = booked(&model, &requests).await;
         tasks.remove(0).abort();
@@ -216,7 +206,7 @@ fn poll_once(wait: Pin<&mut tidegate::AcquireAny>) {
 #[test]
 fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let any = AnyLimiter::from(limiter.clone());
         let leak = || {
@@ -250,7 +240,7 @@ fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
 #[test]
 fn an_attempt_does_not_overtake_the_line() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         for (priority, overtakes) in [(0, false), (1, true)] {
             let (_, limiter) = open(&model, "token_bucket 1/s burst 10").await;
             limiter.reset().await.unwrap();
@@ -270,7 +260,7 @@ fn an_attempt_does_not_overtake_the_line() {
 #[test]
 fn a_longest_wait_begins_when_a_request_joins_the_line() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         for (within, is_granted) in [(9990, false), (10_000, true), (10_010, true)] {
             let (_, limiter) = open(&model, "token_bucket 100/s burst 1").await;
             limiter.reset().await.unwrap();
@@ -293,7 +283,7 @@ fn a_longest_wait_begins_when_a_request_joins_the_line() {
 #[test]
 fn a_higher_priority_takes_the_first_instant_of_its_size() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let one = Request::permits(1);
         let (_, limiter, empty, mut tasks) = booked(&model, &[one, one.within(2500 * MS), one]).await;
         tasks.push(spawn(&limiter, one.priority(3)));
@@ -312,7 +302,7 @@ fn a_higher_priority_takes_the_first_instant_of_its_size() {
 #[test]
 fn a_full_line_refuses_a_newcomer_that_would_wait() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let one = Request::permits(1);
         let (_, limiter, empty, tasks) = booked(&model, &[one; 2]).await;
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
@@ -349,7 +339,7 @@ fn a_full_line_refuses_a_newcomer_that_would_wait() {
 #[test]
 fn a_full_line_makes_room_by_the_rule_that_is_set() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let one = Request::permits(1);
         let two = QueueBounds::UNBOUNDED.max_waiters(2);
         for (rule, newcomer, dropped) in [
@@ -380,7 +370,7 @@ fn a_full_line_makes_room_by_the_rule_that_is_set() {
 #[test]
 fn a_closed_line_ends_all_requests_at_once() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let one = Request::permits(1);
         let (_, limiter, empty, mut tasks) = booked(&model, &[one; 3]).await;
         // One in a call, and one in line.
@@ -406,7 +396,7 @@ fn a_closed_line_ends_all_requests_at_once() {
 #[test]
 fn the_time_in_line_is_part_of_the_deadline() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "token_bucket 1/s burst 3").await;
         model.stop(true);
         let mut tasks = Vec::new();
@@ -430,7 +420,7 @@ fn the_time_in_line_is_part_of_the_deadline() {
 #[test]
 fn a_line_behind_a_call_that_failed_is_not_sent() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "fixed_window 10/d").await;
         model.stop(true);
         // A timer fires at a whole millisecond.
@@ -453,7 +443,7 @@ fn a_line_behind_a_call_that_failed_is_not_sent() {
 #[test]
 fn a_call_with_too_little_time_left_is_not_sent() {
     run(async {
-        let model = Model::new(1, network(6 * MS));
+        let model = Model::new(1, Network::steady(6 * MS));
         let (store, limiter) = open(&model, "token_bucket 1/h burst 10").await;
         // The first call had to connect.
         let _ = limiter.status().await.unwrap();
@@ -482,7 +472,7 @@ fn a_call_with_too_little_time_left_is_not_sent() {
 #[test]
 fn a_far_store_is_asked_without_a_line() {
     run(async {
-        let model = Model::new(1, network(7 * MS));
+        let model = Model::new(1, Network::steady(7 * MS));
         let (store, limiter) = open(&model, "token_bucket 1/s burst 100").await;
         let began = Instant::now();
         let times = after(began, (0..100).map(|_| spawn(&limiter, 1)).collect()).await;
@@ -497,7 +487,7 @@ fn a_far_store_is_asked_without_a_line() {
 fn random_drops_lose_no_permits_and_grant_none_twice() {
     run(async {
         let (rate, burst) = (500, 20);
-        let model = Model::new(7, Network { latency: MS / 5..=2 * MS, jitter: 0.3, ..network(MS) });
+        let model = Model::new(7, Network { latency: MS / 5..=2 * MS, jitter: 0.3, ..Network::steady(MS) });
         let grants = Arc::new(Mutex::new(Vec::new()));
         let mut tasks = Vec::new();
         for client in 0..8 {
@@ -543,7 +533,7 @@ fn random_drops_lose_no_permits_and_grant_none_twice() {
 #[test]
 fn a_storm_of_dropped_waits_leaves_no_trace() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let (answer, empty) = spawn(&limiter, 1).await.unwrap();
         let _ = answer.unwrap();
@@ -575,7 +565,7 @@ fn a_waker_that_panics_is_alone_with_it() {
         }
     }
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let any = AnyLimiter::from(limiter.clone());
         let waker = Waker::from(Arc::new(Panics));
@@ -595,7 +585,7 @@ fn a_waker_that_panics_is_alone_with_it() {
 #[test]
 fn a_grant_that_is_dropped_at_once_goes_to_the_next_request() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         for (late, next) in [(3, 1003), (30, 2000)] {
             let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
             limiter.reset().await.unwrap();
@@ -620,7 +610,7 @@ fn a_grant_that_is_dropped_at_once_goes_to_the_next_request() {
 #[test]
 fn a_call_for_several_limits_takes_fewer_requests() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let store = model.open(Store::builder("redis://model")).unwrap();
         let lines = [
             "token_bucket 1000/s burst 100",
@@ -644,7 +634,7 @@ fn a_call_for_several_limits_takes_fewer_requests() {
 #[test]
 fn a_full_line_tells_the_state_of_its_decision_without_another_call() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, limiter, _, _waiting) = booked(&model, &[1.into()]).await;
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
         let calls = store.counts().answered;

@@ -16,7 +16,7 @@ const MS: Duration = Duration::from_millis(1);
 
 fn model() -> Model {
     let service = Duration::from_micros(1);
-    Model::new(3, Network { latency: MS..=MS, jitter: 0.0, lost_answers: 0.0, service, lag: Duration::ZERO })
+    Model::new(3, Network { service, ..Network::steady(MS) })
 }
 
 /// Counts the events of a store, and passes the others on.

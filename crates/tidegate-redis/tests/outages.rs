@@ -15,16 +15,6 @@ use tokio::time::Instant;
 const MS: Duration = Duration::from_millis(1);
 const CLIENTS: usize = 8;
 
-fn network() -> Network {
-    Network {
-        latency: MS..=MS,
-        jitter: 0.0,
-        lost_answers: 0.0,
-        service: Duration::from_micros(1),
-        lag: Duration::ZERO,
-    }
-}
-
 /// Eight processes that share one limit, and the times of their grants.
 struct Fleet {
     model: Model,
@@ -37,7 +27,7 @@ struct Fleet {
 
 impl Fleet {
     async fn new(line: &'static str) -> Fleet {
-        let model = Model::new(7, network());
+        let model = Model::new(7, Network { service: Duration::from_micros(1), ..Network::steady(MS) });
         let open = |_| model.open(Store::builder("redis://model").while_away(WhileAway::Share)).unwrap();
         let stores: Vec<Store> = (0..CLIENTS).map(open).collect();
         let limiter = |store: &Store| {

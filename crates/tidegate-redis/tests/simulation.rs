@@ -23,16 +23,6 @@ use scenario::{Fault, Setup};
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
 
-fn network(latency: Duration) -> Network {
-    Network {
-        latency: latency..=latency,
-        jitter: 0.0,
-        lost_answers: 0.0,
-        service: Duration::from_micros(10),
-        lag: Duration::ZERO,
-    }
-}
-
 fn open(model: &Model) -> (Store, AnyLimiter) {
     let store = model.open(Store::builder("redis://model")).unwrap();
     let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 10".parse().unwrap());
@@ -52,7 +42,7 @@ fn counts(store: &Store) -> (u64, u64, u64, u64) {
 #[test]
 fn clients_of_one_model_share_a_limit() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let ((_, one), (store, other)) = (open(&model), open(&model));
         let began = Instant::now();
         for _ in 0..5 {
@@ -76,7 +66,7 @@ fn clients_of_one_model_share_a_limit() {
 #[test]
 fn used_grants_are_logged_at_their_instants() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, one) = open(&model);
         let grants = Arc::new(Mutex::new(Vec::new()));
         let log = grants.clone();
@@ -95,7 +85,7 @@ fn used_grants_are_logged_at_their_instants() {
 #[test]
 fn a_call_to_a_stopped_server_is_charged_and_not_known() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let ((store, one), (_, other)) = (open(&model), open(&model));
         let _ = one.acquire_now([]).await.unwrap();
         model.stop(true);
@@ -115,7 +105,7 @@ fn a_call_to_a_stopped_server_is_charged_and_not_known() {
 #[test]
 fn a_killed_server_refuses_and_comes_back_empty() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let (store, one) = open(&model);
         for _ in 0..10 {
             let _ = one.acquire_now([]).await.unwrap();
@@ -140,7 +130,7 @@ fn a_killed_server_refuses_and_comes_back_empty() {
 #[test]
 fn calls_into_a_cut_arrive_when_it_is_joined() {
     run(async {
-        let model = Model::new(1, network(MS));
+        let model = Model::new(1, Network::steady(MS));
         let ((store, one), (_, other)) = (open(&model), open(&model));
         let _ = one.acquire_now([]).await.unwrap();
         model.cut([0], true);
@@ -157,7 +147,7 @@ fn calls_into_a_cut_arrive_when_it_is_joined() {
 fn a_replica_that_lags_forgets_the_last_writes() {
     for is_demoted in [false, true] {
         run(async {
-            let model = Model::new(1, Network { lag: 10 * MS, ..network(MS) });
+            let model = Model::new(1, Network { lag: 10 * MS, ..Network::steady(MS) });
             let (store, one) = open(&model);
             for _ in 0..5 {
                 let _ = one.acquire_now([]).await.unwrap();
@@ -189,7 +179,7 @@ fn a_replica_that_lags_forgets_the_last_writes() {
 #[test]
 fn an_answer_that_is_lost_was_charged() {
     run(async {
-        let model = Model::new(1, Network { lost_answers: 1.0, ..network(MS) });
+        let model = Model::new(1, Network { lost_answers: 1.0, ..Network::steady(MS) });
         let (store, one) = open(&model);
         for _ in 0..3 {
             assert!(is_away(one.acquire_now([]).await));
@@ -202,7 +192,7 @@ fn an_answer_that_is_lost_was_charged() {
 fn a_seed_gives_one_course_of_events() {
     let course = |seed| {
         run(async move {
-            let network = Network { latency: MS..=20 * MS, jitter: 0.5, ..network(MS) };
+            let network = Network { latency: MS..=20 * MS, jitter: 0.5, ..Network::steady(MS) };
             let model = Model::new(seed, Network { lost_answers: 0.1, ..network });
             let (store, one) = open(&model);
             let began = Instant::now();

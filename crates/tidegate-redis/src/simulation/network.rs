@@ -36,6 +36,20 @@ pub struct Network {
     pub lag: Duration,
 }
 
+impl Network {
+    /// A network in which each message takes this long, and a server that works 10 us for a call.
+    #[must_use]
+    pub fn steady(latency: Duration) -> Network {
+        Network {
+            latency: latency..=latency,
+            jitter: 0.0,
+            lost_answers: 0.0,
+            service: Duration::from_micros(10),
+            lag: Duration::ZERO,
+        }
+    }
+}
+
 /// A server and its network. Clones are handles to one model.
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
