@@ -9,7 +9,7 @@
 //! | 3. the request takes the lock; waiters that are due are served first | `poll_slowly`, `join`, `Shared::visit` | here, `limiter/shared.rs` |
 //! | 4. the policy is asked again, and refuses for now | `Line::take_as_many` | `line/take.rs` |
 //! | 5. the task gets the alarm of its event loop | `rely_on_alarm`, `Alarms::join` | here, `line/alarms.rs` |
-//! | 6. the request becomes an entry of the line, if its bounds allow it, in stage `Queued` | `enter`, `Line::make_room`, `Line::push` | here, `line/bounds.rs`, `line/mod.rs` |
+//! | 6. the request becomes an entry of the line, if its bounds allow it, in stage `Queued` | `Line::enter`, `Line::make_room`, `Line::push` | `line/bounds.rs`, `line/mod.rs` |
 //! | 7. the gate word is stored: newcomers take the lock from now on | `Shared::finish` | `limiter/shared.rs` |
 //! | 8. an alarm is chosen, set without the lock, and put back; the poll returns `Pending` | `Line::watch`, `Arming::run`, `Line::put_back` | `line/watch.rs`, `line/alarms.rs` |
 //! | 9. the alarm rings, and its waker takes the lock | `AlarmWaker::wake`, `Shared::recheck` | `line/alarms.rs`, `limiter/shared.rs` |

@@ -39,7 +39,7 @@ fn permits_taken_and_removed_are_what_was_added() {
     });
 }
 
-/// What is put back is there again, in the list in which it was or in the next one.
+/// Permits that are put back are there again, in the list from which they came or in the next one.
 #[test]
 fn what_is_put_back_is_kept() {
     loom::model(|| {
@@ -60,7 +60,7 @@ fn what_is_put_back_is_kept() {
     });
 }
 
-/// A request that meets an ended piece removes it, beside one that does the same.
+/// Two requests meet an ended piece, and each removes it.
 #[test]
 fn an_ended_piece_is_removed_once() {
     loom::model(|| {

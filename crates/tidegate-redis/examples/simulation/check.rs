@@ -29,7 +29,8 @@ impl Bound {
     }
 }
 
-/// Jain's index: 1 if all got the same, and 1/n if one of n got all.
+/// Jain's index of the numbers that several processes got: 1 if they are equal, and 1/n if one of n
+/// processes got all.
 pub(crate) fn jain(shares: impl IntoIterator<Item = f64>) -> f64 {
     let (n, sum, squares) =
         shares.into_iter().fold((0.0, 0.0, 0.0), |(n, sum, squares), x| (n + 1.0, sum + x, squares + x * x));

@@ -21,7 +21,7 @@ pub(crate) const BIN: Duration = Duration::from_millis(100);
 /// So long processes connect, and learn how many they are, before they ask.
 const CONNECTING: Duration = Duration::from_secs(15);
 
-/// What is simulated.
+/// The fleet, its limits and its load.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,

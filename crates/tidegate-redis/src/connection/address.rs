@@ -5,7 +5,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 use super::tls::Connector;
 use crate::error::OpenError;
 
-/// A server: where it is, and what is said there at first.
+/// Where a server is, and the login and the database that a connection to it begins with.
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(super) info: ConnectionInfo,
@@ -20,7 +20,7 @@ impl Node {
         Ok(Node { info, tls: tls.cloned() })
     }
 
-    /// The same login at another server.
+    /// This login at another server.
     pub(super) fn at(&self, host: &str, port: u16) -> Node {
         let info = self.info.clone().set_addr(ConnectionAddr::Tcp(host.into(), port));
         Node { info, tls: self.tls.clone() }

@@ -139,7 +139,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(error)
 }
 
-/// The failure of what is said first on a connection.
+/// The failure of a command by which a connection begins.
 fn failure(error: &RedisError) -> Failure {
     #[cfg(feature = "tls")]
     if let Some(source) = std::error::Error::source(error)

@@ -81,7 +81,7 @@ struct Waiter {
     answer: oneshot::Sender<Answer>,
 }
 
-/// What is sent once the lock is free.
+/// The answers that a section leaves to be sent without its lock.
 type Answers = Vec<(oneshot::Sender<Answer>, Answer)>;
 
 /// A request that is gone drops its permits, which gives them back.

@@ -126,7 +126,7 @@ struct Use {
     believed: Nanos,
 }
 
-/// What is to be done next.
+/// What the task that books permits does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
     Back(Vec<Return>),
