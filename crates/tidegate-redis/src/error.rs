@@ -55,12 +55,22 @@ impl fmt::Display for BuildError {
             BuildError::Config(error) => error.fmt(f),
             BuildError::Policy { policy, why } => write!(f, "{policy}: {why} cannot be had over a store"),
             BuildError::Name { name } => {
-                write!(f, "{name:?}: a name has 1 to 200 bytes, and no brace, colon, space or control")
+                write!(
+                    f,
+                    "{name:?} cannot be part of a key: a tag has 1 to 500 bytes, and no brace or control \
+                     character; a name of a limit has 1 to 200, and no colon or space either"
+                )
             }
             BuildError::Twice { name } => write!(f, "two limits are named {name:?}"),
             BuildError::NoLimit => write!(f, "no limit is given"),
             BuildError::Field { field, allowed } => write!(f, "{field} must be {allowed}"),
-            BuildError::Unknown { field } => write!(f, "{field}: there is no such field"),
+            BuildError::Unknown { field } => {
+                write!(
+                    f,
+                    "{field}: there is no such field; beside the limits there are store, prefix, tag, timeout, \
+                     while_away and leased"
+                )
+            }
             BuildError::Store(error) => error.fmt(f),
         }
     }
@@ -113,7 +123,8 @@ impl fmt::Display for OpenError {
                 write!(
                     f,
                     "not an address of a store, such as redis://host:port/database, redis+unix:///path, \
-                     redis+sentinel://host,host/name, or redis+cluster://host,host"
+                     redis+sentinel://host,host/name, or redis+cluster://host,host; with certificates it begins \
+                     with rediss"
                 )
             }
             OpenError::NoTls => write!(f, "tidegate-redis is built without the feature tls"),

@@ -78,12 +78,24 @@ fn errors_say_what_to_write() {
         (" while_away never", "while_away must be share, share_of and a number from 1, open or closed"),
         (" while_away share_of 0", "while_away must be share, share_of and a number from 1, open or closed"),
         (" prefix a prefix b", "prefix must be set once"),
-        (" prefix a burst 5", "burst: there is no such field"),
+        (" tag", "tag must be a text"),
         (" prefix a:b", r#""a:b": a prefix has 1 to 200 bytes, and no brace, colon, space or control"#),
     ] {
         assert_eq!(error(&format!("{line}{tail}")), message);
     }
-    assert_eq!(error("fixed_window 5/s leased"), "store must be set where other fields of a store are set");
+    assert_eq!(
+        error(&format!("{line} prefix a burst 5")),
+        "burst: there is no such field; beside the limits there are store, prefix, tag, timeout, while_away and \
+         leased"
+    );
+    assert!(
+        error(&format!("{line} tag a{{b"))
+            .starts_with(r#""a{b" cannot be part of a key: a tag has 1 to 500"#)
+    );
+    assert_eq!(error("fixed_window 5/s store"), "store must be an address, such as redis://127.0.0.1");
+    assert_eq!(error("fixed_window 5/s leased"), "leased must be left out where no store is set");
+    let shared = "fixed_window 5/s while_away share leased";
+    assert_eq!(error(shared), "while_away must be left out where no store is set");
     assert_eq!(
         error("fixed_window 5/s brust 5"),
         "brust: fixed_window has only at_wall_clock and from_first_grant"
@@ -175,7 +187,9 @@ mod with_serde {
         for (field, message) in [
             ("stoer = \"redis://:hunter2@h\"", "stoer: there is no such field"),
             ("cells = 3", "cells: fixed_window has only at_wall_clock and from_first_grant"),
-            ("prefix = \"a\"", "store must be set where other fields of a store are set"),
+            ("prefix = \"a\"", "prefix must be left out where no store is set"),
+            ("timeout = 20", "timeout must be a span, such as 50ms or 1s"),
+            ("tag = 7", "tag must be a text"),
             ("limit = \"fixed_window 5/s\"", "policy: there is no such field"),
         ] {
             let error = read(&format!("{policy}{field}")).unwrap_err();

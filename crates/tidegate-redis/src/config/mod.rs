@@ -30,7 +30,8 @@ const ONLY: &str = "limit";
 ///
 /// A policy as [`PolicyConfig`](PolicyConfig#text) has it, or two with `and` between them, which
 /// are named `first` and `second`. If the limiter is shared, `store` and an address follow, and
-/// then the other fields:
+/// then the other fields. An only policy has no name, so ask for a number of permits: the limit of
+/// one process alone knows no cost by name.
 ///
 /// ```text
 /// token_bucket 100/s burst 20
@@ -52,7 +53,44 @@ const ONLY: &str = "limit";
 /// `leased` is `true` or `false`, and `share_of` with its number one string. Several limits are a
 /// map from their names, under `limits`, in place of the policy. The format must tell its types, as
 /// JSON, TOML and YAML do. An unknown field is an error. A configuration is written as a map, with
-/// an only policy as a line under `limit`, from where it is read, too.
+/// an only policy as a line under `limit`, from where it is read, too. In TOML:
+///
+/// ```toml
+/// downloads = "token_bucket 100/s burst 20"      # a line; of this process alone
+///
+/// [uploads]                                      # the fields of a policy, and those of a store
+/// policy = "token_bucket"
+/// rate = "100/s"
+/// burst = 20
+/// store = "redis://127.0.0.1"
+/// while_away = "share_of 8"
+///
+/// [model]                                        # several limits, for costs by name
+/// store = "redis://127.0.0.1"
+/// tag = "team-a"
+/// leased = true
+/// limits = { requests = "token_bucket 500/min burst 20", tokens = "sliding_window 9000/min cells 6" }
+/// ```
+///
+/// Without a store there can be no other field of a store: to go back to one process, remove them
+/// all. The address is looked at when the limiter is built.
+///
+/// # At the start of a program
+///
+/// [`build`](LimiterConfig::build) asks no store. A wrong password or a missing permission is
+/// found by [`Store::check`]:
+///
+/// ```no_run
+/// use tidegate_redis::LimiterConfig;
+///
+/// # async fn example(config: LimiterConfig) -> Result<(), Box<dyn std::error::Error>> {
+/// if let Some(store) = config.open()? {
+///     store.check().await?;
+/// }
+/// let limiter = config.build()?; // over the same store
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Secrets
 ///
@@ -174,6 +212,8 @@ impl LimiterConfig {
     /// Sets a field that is not one of a policy.
     fn set(&mut self, field: &'static str, value: &str) -> Result<(), BuildError> {
         let is_set = match field {
+            "store" if value.is_empty() => return Err(bad(field, "an address, such as redis://127.0.0.1")),
+            "prefix" | "tag" if value.is_empty() => return Err(bad(field, "a text")),
             "store" => self.store.replace(value.into()).is_some(),
             "prefix" => self.prefix.replace(value.into()).is_some(),
             "tag" => self.tag.replace(value.into()).is_some(),
@@ -203,9 +243,9 @@ impl LimiterConfig {
 
     /// An error if fields of a store are set without a store.
     fn checked(self) -> Result<LimiterConfig, BuildError> {
-        let has_others = self.leased || !self.fields().is_empty();
-        match self.store {
-            None if has_others => Err(bad("store", "set where other fields of a store are set")),
+        let leased = self.leased.then_some("leased");
+        match self.fields().first().map(|(field, _)| *field).or(leased) {
+            Some(field) if self.store.is_none() => Err(bad(field, "left out where no store is set")),
             _ => Ok(self),
         }
     }

@@ -64,7 +64,11 @@ impl<'de> Visitor<'de> for Entries {
                     }
                 }
                 (_, Some(field)) => {
-                    let value: String = map.next_value()?;
+                    // What is no text is no value of any of them, and the error tells which are.
+                    let Value::Text(value) = map.next_value()? else {
+                        config.set(field, "").map_err(de::Error::custom)?;
+                        continue;
+                    };
                     config.set(field, &value).map_err(de::Error::custom)?;
                 }
                 ("limits", None) => {
