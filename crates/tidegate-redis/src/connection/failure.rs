@@ -1,5 +1,7 @@
 //! Why a call has no reply, and what the errors of a server mean.
 
+use std::io;
+
 use redis::{ErrorKind, RedisError};
 
 /// Why a call has no reply.
@@ -84,9 +86,25 @@ pub(super) fn of_connecting(error: &RedisError) -> Failure {
     }
 }
 
+/// The failure of an attempt to reach a server. The text of the system may have an address.
+pub(super) fn of_reaching(error: &io::Error) -> Failure {
+    Failure::NotRun(match error.kind() {
+        io::ErrorKind::NotFound => "the name of the host is not resolved, or there is no socket".into(),
+        kind => kind.to_string(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_server_that_is_not_reached_is_told_by_the_kind_of_the_error() {
+        let refused = io::Error::new(io::ErrorKind::ConnectionRefused, "10.1.2.3:7001 refused");
+        assert_eq!(of_reaching(&refused), Failure::NotRun("connection refused".into()));
+        let Failure::NotRun(text) = of_reaching(&io::ErrorKind::NotFound.into()) else { panic!("it ran") };
+        assert!(text.contains("not resolved"), "{text}");
+    }
 
     fn error(text: &str) -> RedisError {
         let parsed = redis::parse_redis_value(format!("-{text}\r\n").as_bytes());

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::address::Node;
-use super::failure::{Failure, Meaning, meaning, of_connecting, told};
+use super::failure::{Failure, Meaning, meaning, of_connecting, of_reaching, told};
 use crate::script::Script;
 
 /// After so long without traffic a connection is probed, which keeps it in the tables of firewalls.
@@ -38,10 +38,9 @@ impl Drop for Driver {
 impl Link {
     /// Connects, resolves the name anew, and logs in. It sets no deadline.
     pub(super) async fn connect(node: &Node) -> Result<Link, Failure> {
-        let connecting = |error: io::Error| of_connecting(&error.into());
         match node.info.addr() {
             ConnectionAddr::Tcp(host, port) => {
-                let stream = tcp(host, *port).await.map_err(connecting)?;
+                let stream = tcp(host, *port).await.map_err(|error| of_reaching(&error))?;
                 match &node.tls {
                     Some(tls) => Link::over(node, tls.connect(host, stream).await?).await,
                     None => Link::over(node, stream).await,
@@ -49,7 +48,8 @@ impl Link {
             }
             #[cfg(unix)]
             ConnectionAddr::Unix(path) => {
-                let stream = tokio::net::UnixStream::connect(path).await.map_err(connecting)?;
+                let stream = tokio::net::UnixStream::connect(path).await;
+                let stream = stream.map_err(|error| of_reaching(&error))?;
                 Link::over(node, stream).await
             }
             _ => Err(Failure::Misconfigured("an address that this system does not have".into())),
@@ -121,7 +121,9 @@ return 1";
 /// Connects to the first address of a name that answers.
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut attempts = JoinSet::new();
-    for address in tokio::net::lookup_host((host, port)).await? {
+    // Of a name that is not resolved the system tells no kind.
+    let resolved = tokio::net::lookup_host((host, port)).await;
+    for address in resolved.map_err(|_| io::ErrorKind::NotFound)? {
         attempts.spawn(TcpStream::connect(address));
     }
     let mut error = io::Error::from(io::ErrorKind::NotFound);

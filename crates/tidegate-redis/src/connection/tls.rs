@@ -18,7 +18,7 @@ mod with_tls {
     use tokio_rustls::rustls::crypto::ring;
     use tokio_rustls::rustls::pki_types::pem::PemObject;
     use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-    use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
+    use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
     use crate::connection::failure::Failure;
     use crate::error::OpenError;
@@ -130,7 +130,18 @@ mod with_tls {
     pub(crate) fn failure(error: &io::Error) -> Option<Failure> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         let text = match error {
-            rustls::Error::InvalidCertificate(_) => "TLS: the certificate of the server is not valid for it",
+            rustls::Error::InvalidCertificate(why) => match why {
+                CertificateError::UnknownIssuer => {
+                    "TLS: the issuer of the server's certificate is not trusted"
+                }
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                    "TLS: the server's certificate is not for the host of the address"
+                }
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                    "TLS: the server's certificate has expired"
+                }
+                _ => "TLS: the server's certificate is not valid",
+            },
             rustls::Error::AlertReceived(_) => "TLS: the server refused the connection",
             _ => return None,
         };
