@@ -79,7 +79,9 @@ pub enum WhileAway {
     ShareOf(NonZeroU32),
     /// Every request is granted.
     Open,
-    /// Every request is refused, as [`Refusal::Unavailable`](tidegate::Refusal::Unavailable).
+    /// Every request is refused at once, as
+    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable), also one that would wait for its
+    /// turn. Its `retry_after` tells when the store is asked again.
     #[default]
     Closed,
 }
@@ -230,8 +232,8 @@ impl Store {
         Store::builder(url).open()
     }
 
-    /// The settings of a store at `redis://[user:password@]host[:port][/database]`, or
-    /// `redis+unix:///path`.
+    /// The settings of a store at an [address](crate#addresses), such as
+    /// `redis://[user:password@]host[:port][/database]` or `redis+unix:///path`.
     pub fn builder(url: impl Into<String>) -> StoreBuilder {
         StoreBuilder {
             url: url.into(),
@@ -250,6 +252,9 @@ impl Store {
     ///
     /// A [`StoreError`] that says what is wrong. While the store is merely
     /// [away](StoreError::is_away), limiters decide by [`WhileAway`].
+    ///
+    /// What only a limit of permits in use [needs](crate#addresses) is not tested. The server of a
+    /// cluster passes as a single one, until a limiter asks for a tag that another server has.
     pub async fn check(&self) -> Result<(), StoreError> {
         let script = "local t = redis.call('TIME'); return struct.pack('>d', t[1])";
         let script = Arc::new(Script::new(script.into()));

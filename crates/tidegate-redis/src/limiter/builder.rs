@@ -34,6 +34,9 @@ impl Store {
     /// of one tag lie in one slot of a cluster, so they can be decided together. A limiter has one
     /// tag: limits of two tags may lie on two servers, and no call decides about both.
     ///
+    /// A tag has 1 to 500 bytes, and no brace and no control character, such as `user:7` or an
+    /// address. Others are refused by [`build`](LimiterBuilder::build): hash what clients make up.
+    ///
     /// A limiter costs the client no call, and little beside one: make one for each tag when it is
     /// needed, and drop it. For millions of tags a client keeps nothing. The state is in the store,
     /// and expires there. A [leased](LimiterBuilder::leased) limiter has to be kept, since its
@@ -70,7 +73,7 @@ impl Store {
 
 impl LimiterBuilder {
     /// Adds a limit. The name is part of the key in the store, and that by which requests name
-    /// their cost.
+    /// their cost. It has 1 to 200 bytes, and no brace, colon, space or control character.
     pub fn limit(mut self, name: impl Into<String>, policy: PolicyConfig) -> LimiterBuilder {
         self.limits.push((name.into(), policy));
         self

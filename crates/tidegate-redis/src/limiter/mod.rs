@@ -53,6 +53,26 @@ use reserved::{Degraded, Reserved};
 ///
 /// A future that is never polled again is granted at its instant, and delays no other request.
 ///
+/// # Whom a call concerns
+///
+/// [`pause`](AnyLimiter::pause), [`resume`](AnyLimiter::resume), [`debit`](AnyLimiter::debit),
+/// [`keep_at_most`](AnyLimiter::keep_at_most) and [`reset`](StoreLimiter::reset) change the limits
+/// of all processes. To hold up a job of one process, hold up the job itself. Closing, shadow mode
+/// and the bounds of the queue are of this limiter and its clones.
+///
+/// # While the store is away
+///
+/// A request that the store did not decide is decided by [`WhileAway`](crate::WhileAway), and its
+/// answer [is degraded](tidegate::AllRefusal::is_degraded). [`Refusal::Unavailable`] without a
+/// `retry_after` says that the store cannot be used as it is, or that the share is smaller than the
+/// request: [`Store::trouble`](crate::Store::trouble) tells these apart.
+///
+/// # As many as there are
+///
+/// A request for [`up_to`](tidegate::Request::up_to) a number of permits takes those that are there.
+/// At a limit in full use these are few, and each request is a call: a job that takes permits by the
+/// hundred asks for a hundred, or for [`at_least`](tidegate::Request::at_least) so many.
+///
 /// # Blocking
 ///
 /// `acquire`, `acquire_now` and the futures never block a thread.
