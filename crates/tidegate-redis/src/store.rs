@@ -489,7 +489,8 @@ impl StoreBuilder {
         StoreBuilder { while_away, ..self }
     }
 
-    /// Sets the certificates of encrypted connections, for an address that begins with `rediss`.
+    /// Sets the certificates of encrypted connections, for an address that begins with `rediss`. Any
+    /// other address is then refused by [`open`](StoreBuilder::open).
     #[cfg(feature = "tls")]
     pub fn tls(self, tls: Tls) -> StoreBuilder {
         StoreBuilder { tls: Some(tls), ..self }
