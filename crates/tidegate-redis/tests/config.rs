@@ -73,10 +73,11 @@ fn a_line_is_written_as_it_is_read() {
 #[test]
 fn errors_say_what_to_write() {
     let line = "fixed_window 5/s store redis://h";
+    let away = "while_away must be share, share_of and a number from 1, such as share_of 8, open or closed";
     for (tail, message) in [
         (" timeout 20", "timeout must be a span, such as 50ms or 1s"),
-        (" while_away never", "while_away must be share, share_of and a number from 1, open or closed"),
-        (" while_away share_of 0", "while_away must be share, share_of and a number from 1, open or closed"),
+        (" while_away never", away),
+        (" while_away share_of 0", away),
         (" prefix a prefix b", "prefix must be set once"),
         (" tag", "tag must be a text"),
         (" prefix a:b", r#""a:b": a prefix has 1 to 200 bytes, and no brace, colon, space or control"#),
@@ -190,6 +191,7 @@ mod with_serde {
             ("prefix = \"a\"", "prefix must be left out where no store is set"),
             ("timeout = 20", "timeout must be a span, such as 50ms or 1s"),
             ("tag = 7", "tag must be a text"),
+            ("share_of = 8", "while_away must be share, share_of and a number from 1, such as share_of 8"),
             ("limit = \"fixed_window 5/s\"", "policy: there is no such field"),
         ] {
             let error = read(&format!("{policy}{field}")).unwrap_err();

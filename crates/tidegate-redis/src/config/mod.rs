@@ -223,7 +223,7 @@ impl LimiterConfig {
                 self.timeout.replace(timeout).is_some()
             }
             "while_away" => {
-                let allowed = "share, share_of and a number from 1, open or closed";
+                let allowed = "share, share_of and a number from 1, such as share_of 8, open or closed";
                 let choice = while_away(value).ok_or(bad(field, allowed))?;
                 self.while_away.replace(choice).is_some()
             }

@@ -76,6 +76,8 @@ impl<'de> Visitor<'de> for Entries {
                     config.limits.extend(limits);
                 }
                 ("limit", None) => config.limits.push((ONLY.into(), map.next_value()?)),
+                // No policy has this field, and `set` tells what to write.
+                ("share_of", None) => config.set("while_away", "").map_err(de::Error::custom)?,
                 (_, None) => {
                     let value: Value = map.next_value()?;
                     if matches!(&value, Value::Text(text) if may_be_secret(text)) {
