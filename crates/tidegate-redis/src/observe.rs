@@ -88,7 +88,7 @@ impl Watch {
             let refusal = refusal.unwrap_or(Refusal::Limited { retry_after: Nanos::ZERO });
             return self.tell(|events, permits| events.shadowed(permits, &refusal));
         }
-        let permits = granted.reply.limits.iter().map(|told| told.permits).sum();
+        let permits = granted.reply.permits.iter().sum();
         let near = set.tightest(granted).filter(is_near);
         self.tell(|events, _| {
             events.granted(permits, granted.waited);

@@ -115,6 +115,8 @@ pub(crate) struct Part<'a> {
 pub(crate) struct Wanted {
     pub(crate) longest: Duration,
     pub(crate) shadow: bool,
+    /// Whether the reply tells the state of the limits also if the request is granted.
+    pub(crate) tells: bool,
     /// Of each limit, how many permits, and at most how many.
     pub(crate) costs: Vec<(u64, u64)>,
 }
@@ -125,7 +127,7 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         #[cfg(test)]
         Operation::Reserve { longest, shadow } => {
             let costs = parts.iter().map(|part| (part.permits, part.permits)).collect();
-            return reserve(script, now, parts, &[], &[Wanted { longest, shadow, costs }]);
+            return reserve(script, now, parts, &[], &[Wanted { longest, shadow, tells: true, costs }]);
         }
         Operation::Back { due } => ("back", Duration::ZERO, false, due),
         Operation::Debit => ("debit", Duration::ZERO, false, 0),
@@ -136,12 +138,18 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         Operation::Pause { span, keep_stock } => ("pause", span, keep_stock, 0),
         Operation::Resume => ("resume", Duration::ZERO, false, 0),
     };
-    call(
-        script,
-        name,
-        [now.map_or(-1.0, exact), exact(micros(span, true)), f64::from(u8::from(flag)), due as f64],
-        parts,
-    )
+    let now = now.map_or(-1.0, exact);
+    let mut numbers = Vec::with_capacity(8 * (4 + parts.len()));
+    for number in [now, exact(micros(span, true)), f64::from(u8::from(flag)), due as f64] {
+        pack(&mut numbers, number);
+    }
+    parts.iter().for_each(|part| pack(&mut numbers, exact(part.permits)));
+    let mut cmd = call(script, name, parts);
+    cmd.arg(numbers);
+    if matches!(operation, Operation::Back { .. }) {
+        parts.iter().for_each(|part| _ = cmd.arg(part.booking));
+    }
+    cmd
 }
 
 /// A booking that is given back.
@@ -162,11 +170,13 @@ pub(crate) fn reserve(
     given_back: &[GivenBack],
     requests: &[Wanted],
 ) -> Cmd {
-    let mut cmd = call(script, "reserve", [now.map_or(-1.0, exact), 0.0, 0.0, 0.0], parts);
-    let mut numbers = Vec::with_capacity(16 * requests.len() * (1 + parts.len()));
-    for Wanted { longest, shadow, costs } in requests {
+    let mut cmd = call(script, "reserve", parts);
+    let mut numbers = Vec::with_capacity(8 + requests.len() * (24 + 16 * parts.len()));
+    pack(&mut numbers, now.map_or(-1.0, exact));
+    for Wanted { longest, shadow, tells, costs } in requests {
         pack(&mut numbers, exact(micros(*longest, false)));
         pack(&mut numbers, f64::from(u8::from(*shadow)));
+        pack(&mut numbers, f64::from(u8::from(*tells)));
         for (permits, most) in costs {
             pack(&mut numbers, exact(*permits));
             pack(&mut numbers, exact(*most));
@@ -185,26 +195,19 @@ pub(crate) fn reserve(
     cmd
 }
 
-fn call(script: &Script, name: &str, numbers: [f64; 4], parts: &[Part<'_>]) -> Cmd {
+fn call(script: &Script, name: &str, parts: &[Part<'_>]) -> Cmd {
     let mut cmd = redis::cmd("EVALSHA");
     cmd.arg(&script.hash).arg(parts.len());
+    let mut terms =
+        Vec::with_capacity(8 * parts.iter().map(|part| 2 + part.terms.numbers.len()).sum::<usize>());
     for part in parts {
         cmd.arg(part.key);
+        // As `lua/head.lua` numbers the kinds.
+        pack(&mut terms, f64::from(part.terms.kind as u8 + 1));
+        pack(&mut terms, exact(micros(part.terms.longest.unwrap_or(Duration::MAX), false)));
+        part.terms.numbers.iter().for_each(|number| pack(&mut terms, *number as f64));
     }
-    let mut head = Vec::with_capacity(32);
-    numbers.into_iter().for_each(|number| pack(&mut head, number));
-    cmd.arg(name).arg(head);
-    for Part { terms, permits, booking, .. } in parts {
-        let longest = micros(terms.longest.unwrap_or(Duration::MAX), false);
-        let mut numbers = Vec::with_capacity(8 * (2 + terms.numbers.len()));
-        for number in [*permits, longest] {
-            pack(&mut numbers, exact(number));
-        }
-        for number in &terms.numbers {
-            pack(&mut numbers, *number as f64);
-        }
-        cmd.arg(terms.kind.name()).arg(numbers).arg(*booking);
-    }
+    cmd.arg(name).arg(terms);
     cmd
 }
 
@@ -223,8 +226,8 @@ pub(crate) fn micros(span: Duration, round_up: bool) -> u64 {
     u64::try_from(micros).unwrap_or(LONGEST).min(LONGEST)
 }
 
-/// How many numbers a script tells about one limit.
-const NUMBERS: usize = 6;
+/// How many numbers a script tells about the state of one limit.
+const NUMBERS: usize = 5;
 
 /// What a script answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -236,6 +239,9 @@ pub(crate) struct Reply {
     pub(crate) tightest: Option<usize>,
     /// The instant of the grant, by the server's clock.
     pub(crate) due: i64,
+    /// The permits of each limit.
+    pub(crate) permits: Vec<u64>,
+    /// The state of each limit; empty if the request is granted and did not ask for it.
     pub(crate) limits: Vec<Told>,
     /// The value of each limit before a booking.
     pub(crate) before: Vec<Vec<u8>>,
@@ -256,8 +262,6 @@ pub(crate) struct Told {
     pub(crate) full_in: Duration,
     pub(crate) next_in: Duration,
     pub(crate) paused_for: Duration,
-    /// The permits of this request.
-    pub(crate) permits: u64,
     /// Of `Keep` the permits taken, of `Resume` whether there was a pause.
     pub(crate) other: u64,
 }
@@ -280,38 +284,44 @@ impl Reply {
             Value::Array(mut values) if matches!(values[..], [Value::Array(_)]) => {
                 return Reply::read(values.pop()?, limits);
             }
-            Value::Array(values) if values.len() >= 4 + NUMBERS * limits => values,
+            Value::Array(values) => values,
             _ => return None,
         };
-        let number = |i: usize| match values[i] {
-            Value::Int(number) => Some(number),
+        let number = |i: usize| match values.get(i) {
+            Some(Value::Int(number)) => Some(*number),
             _ => None,
         };
+        let natural = |i: usize| u64::try_from(number(i)?).ok();
         let answer = match number(0)? {
             0 => Answer::Refused,
             1 => Answer::Done,
             _ => Answer::Shadow,
         };
+        let permits: Option<Vec<u64>> = (4..4 + limits).map(natural).collect();
+        let first = 4 + limits;
         let told = |limit: usize| {
-            let first = 4 + NUMBERS * limit;
+            let first = first + NUMBERS * limit;
             Some(Told {
-                available: u64::try_from(number(first)?).ok()?,
+                available: natural(first)?,
                 full_in: span(number(first + 1)?),
                 next_in: span(number(first + 2)?),
                 paused_for: span(number(first + 3)?),
-                permits: u64::try_from(number(first + 4)?).ok()?,
-                other: u64::try_from(number(first + 5)?).ok()?,
+                other: natural(first + 4)?,
             })
         };
-        let told: Option<Vec<Told>> = (0..limits).map(told).collect();
-        let before = values.iter().skip(4 + NUMBERS * limits);
+        let (told, end) = match number(first) {
+            Some(_) => ((0..limits).map(told).collect::<Option<Vec<Told>>>()?, first + NUMBERS * limits),
+            None => (Vec::new(), first),
+        };
+        let before = values.iter().skip(end);
         let before = before.map(|value| Vec::<u8>::from_redis_value_ref(value).unwrap_or_default());
         Some(Reply {
             answer,
             wait: span(number(1)?),
             tightest: usize::try_from(number(2)?).ok()?.checked_sub(1),
             due: number(3)?,
-            limits: told?,
+            permits: permits?,
+            limits: told,
             before: before.collect(),
         })
     }

@@ -233,7 +233,7 @@ impl Set {
     /// Books permits for a lease. What a caller gets that is gone is lost, until it comes in again.
     pub(crate) async fn lease(&self, costs: Costs, longest: Duration) -> Result<Reply, Undecided> {
         let (sender, receiver) = oneshot::channel();
-        let wanted = Wanted { longest, shadow: false, costs };
+        let wanted = Wanted { longest, shadow: false, tells: true, costs };
         drop(self.reserve(&[], &[wanted], Duration::ZERO, move |replies| {
             _ = sender.send(replies.and_then(|mut replies| replies.pop().ok_or(Undecided::Misconfigured)));
         }));
@@ -320,16 +320,17 @@ impl Set {
     /// Permits are used.
     pub(crate) fn log_grant(&self, reply: &Reply) {
         if reply.answer == Answer::Done {
-            for (member, told) in self.members.iter().zip(&reply.limits) {
-                self.store.log_grant(&member.key, reply.due, told.permits);
+            for (member, permits) in self.members.iter().zip(&reply.permits) {
+                self.store.log_grant(&member.key, reply.due, *permits);
             }
         }
     }
 
-    /// What a grant left of the tightest member that was asked.
+    /// What a grant left of the tightest member that was asked, if its reply tells that.
     pub(crate) fn tightest(&self, granted: &Granted) -> Option<Left> {
-        let told = self.members.iter().zip(&granted.reply.limits).filter(|(_, told)| told.permits > 0);
-        let left = told.map(|(member, told)| left(member, told, granted.reply.wait));
+        let Reply { permits, limits, wait, .. } = &granted.reply;
+        let asked = self.members.iter().zip(limits).zip(permits).filter(|(_, permits)| **permits > 0);
+        let left = asked.map(|((member, told), _)| left(member, told, *wait));
         // By the part that is left, without a division.
         left.reduce(|a, b| {
             let part = |of: &Left, other: &Left| u128::from(of.available) * u128::from(other.limit);

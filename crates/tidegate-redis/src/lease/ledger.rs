@@ -360,11 +360,11 @@ impl Ledger {
         let mut state = self.lock();
         state.rests = Nanos::ZERO;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
-        for (i, (account, told)) in self.accounts.iter().zip(&reply.limits).enumerate() {
-            if told.permits == 0 {
+        for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
+            if *permits == 0 {
                 continue;
             }
-            self.counters.leased(told.permits);
+            self.counters.leased(*permits);
             let piece = piece(account, order.sent, now, reply, i);
             if order.endings != state.endings {
                 late.push(self.comes_back(i, now, piece));
@@ -477,17 +477,16 @@ impl Use {
 
 /// What an order that was sent brings at one limit, by a reply that comes now.
 fn piece(account: &Account, sent: Nanos, now: Nanos, reply: &Reply, limit: usize) -> Piece {
-    let told = &reply.limits[limit];
     let after = |from: Nanos, span: Duration| from.saturating_add(Nanos::from_duration(span));
     // Not before the instant: the reply is as old as its way back.
     let usable = after(now, reply.wait);
     let mut ends = after(sent, reply.wait.saturating_add(account.life()));
     if account.terms.kind == Kind::Fixed {
         // The end of the window. A lease never outlives it.
-        ends = ends.min(after(sent, told.full_in));
+        ends = ends.min(after(sent, reply.limits[limit].full_in));
     }
     let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));
-    Piece { permits: told.permits, usable, ends, origin: Origin { due: reply.due, before } }
+    Piece { permits: reply.permits[limit], usable, ends, origin: Origin { due: reply.due, before } }
 }
 
 #[cfg(all(test, not(tidegate_loom)))]
@@ -513,19 +512,14 @@ mod tests {
         ] {
             let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
             let ledger = Ledger::new([terms].into_iter(), Arc::default());
-            let told = Told {
-                available: 0,
-                full_in,
-                next_in: Duration::ZERO,
-                paused_for: Duration::ZERO,
-                permits: 5,
-                other: 0,
-            };
+            let told =
+                Told { available: 0, full_in, next_in: Duration::ZERO, paused_for: Duration::ZERO, other: 0 };
             let reply = Reply {
                 answer: Answer::Done,
                 wait: 30 * MS,
                 tightest: None,
                 due: 1_000_000,
+                permits: vec![5],
                 limits: vec![told],
                 before: Vec::new(),
             };

@@ -104,7 +104,7 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
     let unnamed =
         set.members.iter().position(|member| ask.named.iter().all(|(name, _)| *name != member.name));
     let permits = match unnamed {
-        Some(i) => granted.reply.limits[i].permits,
+        Some(i) => granted.reply.permits[i],
         None => ask.all_else.permits.into(),
     };
     let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), granted.waited);

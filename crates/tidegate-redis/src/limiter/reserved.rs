@@ -60,8 +60,8 @@ impl Reserved {
         }
         self.left = left(&self.of.0, &self.ask, granted);
         let used: Vec<u64> = match granted.reply.answer {
-            Answer::Shadow => vec![0; granted.reply.limits.len()],
-            _ => granted.reply.limits.iter().map(|told| told.permits).collect(),
+            Answer::Shadow => vec![0; granted.reply.permits.len()],
+            _ => granted.reply.permits.clone(),
         };
         // A place tells the sum of its permits, as that of an `AllOf` does.
         let sum = used.iter().fold(0_u64, |sum, n| sum.saturating_add(*n));

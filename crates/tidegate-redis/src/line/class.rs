@@ -139,6 +139,7 @@ mod tests {
             wait: Duration::ZERO,
             tightest: None,
             due: 0,
+            permits: Vec::new(),
             limits: Vec::new(),
             before: Vec::new(),
         }

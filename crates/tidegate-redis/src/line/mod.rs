@@ -204,9 +204,10 @@ impl Set {
         numbers: Vec<u64>,
         now: Nanos,
     ) {
-        let given_back = instants.into_iter().map(|Instant { reply, .. }| {
-            let permits = permits(&reply);
-            GivenBack { due: reply.due, permits, before: reply.before }
+        let given_back = instants.into_iter().map(|Instant { reply, .. }| GivenBack {
+            due: reply.due,
+            permits: reply.permits,
+            before: reply.before,
         });
         let given_back: Vec<GivenBack> = given_back.collect();
         if let Some(leases) = self.leases.as_ref().filter(|_| !given_back.is_empty()) {
@@ -214,19 +215,21 @@ impl Set {
         }
         let mut oldest = Duration::ZERO;
         let bounds = (state.waiting, state.permits, state.bounds);
+        // Leases and observers are told what each grant left.
+        let tells = self.leases.is_some() || !self.observers.is_empty();
         let wanted = |number: &u64| {
             let entry = state.entries.get_mut(number)?;
             entry.stage = Stage::Sent;
             entry.in_line = now.saturating_since(entry.joined).as_duration();
             oldest = oldest.max(entry.in_line);
-            let Asked { costs, longest, shadow, .. } = &entry.asked;
+            let Asked { costs, longest, shadow, with_left, .. } = &entry.asked;
             entry.full = *longest > Duration::ZERO && bounds::refuse(bounds, costs);
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
                 Duration::MAX => Duration::MAX,
                 longest => longest.saturating_sub(entry.in_line),
             };
-            Some(Wanted { longest, shadow: *shadow, costs: costs.clone() })
+            Some(Wanted { longest, shadow: *shadow, tells: tells || *with_left, costs: costs.clone() })
         };
         let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
         let set = self.clone();
@@ -291,7 +294,7 @@ impl Set {
         }
         let priority = entry.asked.priority;
         let costs = entry.asked.costs.clone();
-        let class = permits(&reply);
+        let class = reply.permits.clone();
         let make_room = state.make_room(&costs, priority);
         let Some(victims) = make_room else {
             let at = state.room_at(&costs).min(due);
@@ -317,7 +320,7 @@ impl Set {
 
     /// Gives an instant that its request does not take to the next request of its size, or back.
     fn pass_on(&self, state: &mut State, after: &mut After, instant: Instant, now: Nanos) {
-        let class = permits(&instant.reply);
+        let class = instant.reply.permits.clone();
         let is_fresh = now.saturating_since(instant.due) <= CATCH_UP;
         match state.classes.get_mut(&class) {
             Some(requests) if is_fresh => {
@@ -370,7 +373,7 @@ impl Set {
     fn give_back(&self, state: &mut State, after: &mut After, instant: Instant, now: Nanos) {
         let Instant { due, reply, .. } = &instant;
         if reply.wait == Duration::ZERO {
-            let costs: Costs = reply.limits.iter().map(|told| (told.permits, told.permits)).collect();
+            let costs: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
             after.unsent.extend(self.tell_locked(Operation::Refund { due: reply.due }, &costs, &[]));
         } else if *due > now {
             state.to_give_back.push(instant);
@@ -455,9 +458,4 @@ impl State {
         };
         self.answer(after, number, Outcome::Granted(Granted { reply, waited, due }));
     }
-}
-
-/// The permits of each member that a reply booked.
-fn permits(reply: &Reply) -> Vec<u64> {
-    reply.limits.iter().map(|told| told.permits).collect()
 }

@@ -38,177 +38,194 @@
 -- an integer, and time adds p for each us. Nothing is rounded but due instants, up to whole us. In
 -- the us of its due instant a bucket may gain p - 1 units more than the request pays, and a small
 -- bucket would overflow. So the client adds p - 1 units to the cap, less than a us brings.
-local MOST_PEAKS = 8
-
-kinds.bucket = {
-  read = function(l, value)
-    local t = l.terms
-    local unit = t[7] == 2 and t[1] or t[2]
-    l.spent, l.shift, l.peaks = 0, 0, {}
-    if value then
-      local level, old
-      level, old, l.spent, l.shift = struct.unpack('>dddd', value, 41 + 16 * l.free)
-      local first = 73 + 16 * l.free
-      for i = first, #value - 15, 16 do l.peaks[#l.peaks + 1] = {struct.unpack('>dd', value, i)} end
-      -- Other terms: a bucket keeps its permits, and SmoothBursty its times.
-      if old ~= unit and old > 0 and unit > 0 and level > -MOST then
-        local count = math.floor(level / old)
-        local rest = (level - count * old) * unit
-        rest = rest < MOST and whole(rest, old) or math.max(0, math.floor(rest / old) - 1)
-        level = count * unit + rest
-      end
-      if old ~= unit then
-        for _, peak in ipairs(l.peaks) do peak[2] = MOST end
-      end
-      l.level = level
-    else
-      l.level = t[5]
-    end
-    l.unit = unit
-    l.span = t[1] == 0 and YEARS or whole_up(t[3] + t[2], t[1]) * math.max(1, t[8])
-  end,
-
-  -- The cap for a request of n permits.
-  cap = function(l, n)
-    return l.terms[7] == 1 and math.max(l.terms[3], n * l.terms[2]) or l.terms[3]
-  end,
-
-  -- The level at `booked`.
-  base = function(l)
-    local empty = l.terms[7] == 2 and -l.terms[2] or 0
-    return l.spent == 1 and math.min(l.level, empty) or l.level
-  end,
+do
+  local MOST_PEAKS = 8
 
   -- Whether the level at an instant is to stay the one from before the pause.
-  stands = function(l, at)
+  local function stands(l, at)
     return l.spent == 1 and l.now < l.held and at == l.booked
-  end,
+  end
 
   -- The level at an instant.
-  level_at = function(l, at, cap)
-    local t = l.terms
-    local base = kinds.bucket.base(l)
-    if base <= -MOST then return base end
-    local refills
+  local function level_at(l, at, cap)
+    local t, level = l.terms, l.level
+    if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
+    if level <= -MOST then return level end
+    local refills = at - l.booked
     if t[8] > 0 then
-      refills = math.floor((at - t[9]) / t[8]) - math.floor((l.booked - t[9]) / t[8])
-    else
-      refills = at - l.booked
+      refills = floor((at - t[9]) / t[8]) - floor((l.booked - t[9]) / t[8])
     end
-    -- So many refills pay any debt and fill the cap, and their product is exact.
-    if t[1] > 0 then refills = math.min(refills, math.floor(2 * MOST / t[1])) end
-    return math.min(cap, base + refills * t[1])
-  end,
+    local more = refills * t[1]
+    -- So much pays any debt and fills the cap. A larger product may not be exact.
+    if more > 2 * MOST then more = 2 * MOST end
+    level = level + more
+    return level < cap and level or cap
+  end
 
-  due = function(l, at, n)
-    local t = l.terms
-    local cap = kinds.bucket.cap(l, n)
-    local level = kinds.bucket.level_at(l, at, cap)
-    local need = t[7] == 2 and 0 or n * t[2]
-    if level <= -MOST or n * t[2] > MOST or level - n * t[2] <= -MOST or need > cap then return nil end
-    if level >= need then return at end
-    if t[1] == 0 then return nil end
-    local refills = whole_up(need - level, t[1])
+  -- When so many refills have come in after an instant.
+  local function after(t, at, refills)
     if t[8] > 0 then
-      return t[9] + (math.floor((at - t[9]) / t[8]) + refills) * t[8]
+      return t[9] + (floor((at - t[9]) / t[8]) + refills) * t[8]
     end
     return at + refills
-  end,
+  end
+
+  -- The cap for a request of n permits.
+  local function cap_of(t, n)
+    return t[7] == 1 and max(t[3], n * t[2]) or t[3]
+  end
 
   -- Notes the level that a grant found.
-  peak = function(l, at, level)
+  local function peak(l, at, level)
     local peaks = l.peaks
-    while #peaks > 0 and (peaks[#peaks][1] >= at or peaks[#peaks][2] <= level) do
-      level = math.max(level, peaks[#peaks][2])
-      peaks[#peaks] = nil
+    local last = #peaks
+    while last > 0 and (peaks[last - 1] >= at or peaks[last] <= level) do
+      if peaks[last] > level then level = peaks[last] end
+      peaks[last], peaks[last - 1] = nil, nil
+      last = last - 2
     end
-    peaks[#peaks + 1] = {at, level}
-    if #peaks > MOST_PEAKS then
-      local nearest = 1
-      for i = 2, MOST_PEAKS do
-        if peaks[i][2] - peaks[i + 1][2] < peaks[nearest][2] - peaks[nearest + 1][2] then nearest = i end
+    peaks[last + 1], peaks[last + 2] = at, level
+    if last == 2 * MOST_PEAKS then
+      local nearest = 2
+      for i = 4, last, 2 do
+        if peaks[i] - peaks[i + 2] < peaks[nearest] - peaks[nearest + 2] then nearest = i end
       end
-      peaks[nearest + 1][2] = peaks[nearest][2]
+      peaks[nearest + 2] = peaks[nearest]
       table.remove(peaks, nearest)
+      table.remove(peaks, nearest - 1)
     end
-  end,
+  end
 
-  take = function(l, at, n)
-    if not kinds.bucket.stands(l, at) then
-      l.level, l.spent = kinds.bucket.level_at(l, at, kinds.bucket.cap(l, n)), 0
+  kinds[BUCKET] = {
+    terms = '>dddddddddd',
+
+    read = function(l, value)
+      local t, peaks = l.terms, {}
+      local unit = t[7] == 2 and t[1] or t[2]
+      l.unit, l.peaks = unit, peaks
+      if not value then
+        l.level, l.spent, l.shift = t[5], 0, 0
+        return
+      end
+      local first = 41 + 16 * l.free
+      local level, old
+      level, old, l.spent, l.shift = parse('>dddd', value, first)
+      local last = 0
+      for i = first + 32, #value - 15, 16 do
+        peaks[last + 1], peaks[last + 2] = parse('>dd', value, i)
+        last = last + 2
+      end
+      -- Other terms: a bucket keeps its permits, and SmoothBursty its times.
+      if old ~= unit then
+        if old > 0 and unit > 0 and level > -MOST then
+          local count = floor(level / old)
+          local rest = (level - count * old) * unit
+          rest = rest < MOST and whole(rest, old) or max(0, floor(rest / old) - 1)
+          level = count * unit + rest
+        end
+        for i = 2, last, 2 do peaks[i] = MOST end
+      end
+      l.level = level
+    end,
+
+    span = function(l)
+      local t = l.terms
+      return t[1] == 0 and YEARS or whole_up(t[3] + t[2], t[1]) * max(1, t[8])
+    end,
+
+    due = function(l, at, n)
+      local t = l.terms
+      local price = n * t[2]
+      local cap, need = t[3], price
+      if t[7] == 1 and price > cap then cap = price end
+      if t[7] == 2 then need = 0 end
+      local level = level_at(l, at, cap)
+      if level <= -MOST or price > MOST or level - price <= -MOST or need > cap then return nil end
+      if level >= need then return at end
+      if t[1] == 0 then return nil end
+      return after(t, at, whole_up(need - level, t[1]))
+    end,
+
+    take = function(l, at, n)
+      local t = l.terms
+      if not stands(l, at) then
+        l.level, l.spent = level_at(l, at, cap_of(t, n)), 0
+      end
+      peak(l, at, l.level)
+      l.level = l.level - n * t[2]
+      if l.level <= -MOST then l.level = -2 * MOST end
+      l.booked = at
+    end,
+
+    move = function(l, by)
+      local peaks = l.peaks
+      for i = 1, #peaks, 2 do peaks[i] = peaks[i] + by end
+    end,
+
+    left = function(l, at)
+      local t = l.terms
+      local level = level_at(l, at, cap_of(t, 1))
+      local available = 0
+      if level >= 0 and (t[1] > 0 or t[7] ~= 2) then
+        available = min(t[6], whole(level, t[2]) + (t[7] == 2 and 1 or 0))
+      end
+      if level >= t[4] then return available, at end
+      if t[1] == 0 or level <= -MOST then return available, nil end
+      return available, after(t, at, whole_up(t[4] - level, t[1]))
+    end,
+
+    -- Until it is as full as a new state, its cap included.
+    expires = function(l)
+      local t, level = l.terms, l.level
+      if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
+      if t[1] == 0 or level <= -MOST then return l.booked + 10 * YEARS end
+      local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
+      return l.booked + refills * (t[8] > 0 and t[8] or 1) + t[10]
+    end,
+
+    value = function(l)
+      local peaks = l.peaks
+      local format = '>dddd' .. ('d'):rep(#peaks)
+      return pack(format, l.level, l.unit, l.spent, l.shift, unpack(peaks))
+    end,
+  }
+
+  if operation ~= 'reserve' then
+    local bucket = kinds[BUCKET]
+
+    function bucket.give(l, at, n, due)
+      -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
+      local stays = stands(l, at)
+      local level = stays and l.level or level_at(l, at, MOST)
+      local cap, peaks = l.terms[3], l.peaks
+      local room = cap - level
+      for i = 1, #peaks, 2 do
+        if peaks[i] > due then room = min(room, cap - peaks[i + 1]) end
+      end
+      if room <= 0 or level <= -MOST then return end
+      local given = min(n * l.terms[2], room)
+      l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
+      -- Later grants would have found as much more.
+      l.peaks = {}
+      for i = 1, #peaks, 2 do
+        peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
+      end
     end
-    kinds.bucket.peak(l, at, l.level)
-    l.level = l.level - n * l.terms[2]
-    if l.level <= -MOST then l.level = -2 * MOST end
-    l.booked = at
-  end,
 
-  give = function(l, at, n, due)
-    -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
-    local stands = kinds.bucket.stands(l, at)
-    local level = stands and l.level or kinds.bucket.level_at(l, at, MOST)
-    local room = l.terms[3] - level
-    for _, peak in ipairs(l.peaks) do
-      if peak[1] > due then room = math.min(room, l.terms[3] - peak[2]) end
+    function bucket.hold(l, till, keep)
+      -- The level stands still until then.
+      if not stands(l, l.at) then
+        l.level, l.spent = level_at(l, l.at, cap_of(l.terms, 1)), 0
+      end
+      if not keep then l.spent = 1 end
+      local more = max(0, till - max(l.now, l.held))
+      l.shift = (l.now < l.held and l.shift or 0) + more
+      l.booked = l.at + more
     end
-    if room <= 0 or level <= -MOST then return end
-    local given = math.min(n * l.terms[2], room)
-    l.level, l.booked, l.spent = level + given, at, stands and 1 or 0
-    -- Later grants would have found as much more.
-    local peaks = l.peaks
-    l.peaks = {}
-    for _, peak in ipairs(peaks) do
-      kinds.bucket.peak(l, peak[1], peak[2] + (peak[1] > due and given or 0))
+
+    function bucket.resume(l)
+      l.booked, l.spent = l.booked - min(l.held - l.now, l.shift), 0
+      l.shift = 0
     end
-  end,
-
-  hold = function(l, till, keep)
-    -- The level stands still until then.
-    if not kinds.bucket.stands(l, l.at) then
-      l.level, l.spent = kinds.bucket.level_at(l, l.at, kinds.bucket.cap(l, 1)), 0
-    end
-    if not keep then l.spent = 1 end
-    local more = math.max(0, till - math.max(l.now, l.held))
-    l.shift = (l.now < l.held and l.shift or 0) + more
-    l.booked = l.at + more
-  end,
-
-  resume = function(l)
-    l.booked, l.spent = l.booked - math.min(l.held - l.now, l.shift), 0
-    l.shift = 0
-  end,
-
-  move = function(l, by)
-    for _, peak in ipairs(l.peaks) do peak[1] = peak[1] + by end
-  end,
-
-  left = function(l, at)
-    local t = l.terms
-    local level = kinds.bucket.level_at(l, at, kinds.bucket.cap(l, 1))
-    local available = 0
-    if level >= 0 and (t[1] > 0 or t[7] ~= 2) then
-      available = math.min(t[6], whole(level, t[2]) + (t[7] == 2 and 1 or 0))
-    end
-    if level >= t[4] then return available, at end
-    if t[1] == 0 or level <= -MOST then return available, nil end
-    local refills = whole_up(t[4] - level, t[1])
-    if t[8] > 0 then
-      return available, t[9] + (math.floor((at - t[9]) / t[8]) + refills) * t[8]
-    end
-    return available, at + refills
-  end,
-
-  -- Until it is as full as a new state, its cap included.
-  expires = function(l)
-    local t = l.terms
-    local level = kinds.bucket.base(l)
-    if t[1] == 0 or level <= -MOST then return l.booked + 10 * YEARS end
-    return l.booked + (whole_up(math.max(0, t[3] - level), t[1]) + 1) * math.max(1, t[8]) + t[10]
-  end,
-
-  value = function(l)
-    local value = struct.pack('>dddd', l.level, l.unit, l.spent, l.shift)
-    for _, peak in ipairs(l.peaks) do value = value .. struct.pack('>dd', peak[1], peak[2]) end
-    return value
-  end,
-}
+  end
+end

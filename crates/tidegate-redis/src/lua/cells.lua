@@ -14,93 +14,113 @@
 --   |        |        |         | 32 bits each                                                  |
 --
 -- Exactness. Only sums and remainders of integers below 2^53.
-kinds.cells = {
-  read = function(l, value)
-    local t = l.terms
-    l.counts, l.span = {}, t[2] * t[4]
-    for i = 1, t[4] do l.counts[i] = 0 end
-    if value then
-      local cells = (#value - 48 - 16 * l.free) / 4
-      local counts = {struct.unpack('>' .. ('I4'):rep(cells), value, 49 + 16 * l.free)}
-      -- The last number is where the unpacking ended.
-      counts[cells + 1] = nil
-      if struct.unpack('>d', value, 41 + 16 * l.free) == t[2] and cells == t[4] then
-        l.counts = counts
-      else
-        -- Other cells: what was counted counts as of the newest one.
-        local sum = 0
-        for i = 1, cells do sum = sum + counts[i] end
-        l.counts[t[4]] = math.min(2^32 - 1, sum)
-      end
-    end
-  end,
-
-  number = function(l, at)
-    return math.floor((at - l.terms[3]) / l.terms[2])
-  end,
+do
+  local function number(t, at)
+    return floor((at - t[3]) / t[2])
+  end
 
   -- How many of the oldest cells have dropped out at an instant, and the sum of the others.
-  open = function(l, at)
-    local cells = l.terms[4]
-    local gone = math.min(cells, kinds.cells.number(l, at) - kinds.cells.number(l, l.booked))
-    local sum = 0
-    for i = gone + 1, cells do sum = sum + l.counts[i] end
+  local function open(l, at)
+    local t, counts = l.terms, l.counts
+    local gone, sum = min(t[4], number(t, at) - number(t, l.booked)), 0
+    for i = gone + 1, t[4] do sum = sum + counts[i] end
     return gone, sum
-  end,
+  end
 
   -- When the i-th cell drops out.
-  ends = function(l, i)
-    return (kinds.cells.number(l, l.booked) + i) * l.terms[2] + l.terms[3]
-  end,
+  local function ends(l, i)
+    local t = l.terms
+    return (number(t, l.booked) + i) * t[2] + t[3]
+  end
 
-  due = function(l, at, n)
-    local limit = l.terms[1]
-    if n > limit then return nil end
-    local gone, sum = kinds.cells.open(l, at)
-    local due = at
-    while sum + n > limit do
-      gone = gone + 1
-      sum = sum - l.counts[gone]
-      due = kinds.cells.ends(l, gone)
-    end
-    return due
-  end,
-
-  take = function(l, at, n)
-    local cells = l.terms[4]
-    local gone = kinds.cells.open(l, at)
+  local function take(l, at, n)
+    local cells, counts = l.terms[4], l.counts
+    local gone = min(cells, number(l.terms, at) - number(l.terms, l.booked))
     if gone > 0 then
-      for i = 1, cells do l.counts[i] = l.counts[i + gone] or 0 end
+      for i = 1, cells do counts[i] = counts[i + gone] or 0 end
     end
-    l.counts[cells] = math.min(2^32 - 1, l.counts[cells] + n)
+    counts[cells] = min(2^32 - 1, counts[cells] + n)
     l.booked = at
-  end,
+  end
 
-  give = function(l, at, n, due)
-    if kinds.cells.number(l, at) - kinds.cells.number(l, due) >= l.terms[4] then return end
-    kinds.cells.take(l, at, 0)
-    -- Off the oldest cells, as in one process: they are forgotten first.
-    for i = 1, l.terms[4] do
-      local given = math.min(n, l.counts[i])
-      l.counts[i] = l.counts[i] - given
-      n = n - given
+  kinds[CELLS] = {
+    terms = '>dddd',
+
+    read = function(l, value)
+      local t = l.terms
+      if value then
+        local first = 41 + 16 * l.free
+        local cells = (#value - first - 7) / 4
+        local counts = {parse('>' .. ('I4'):rep(cells), value, first + 8)}
+        -- The last number is where the parsing ended.
+        counts[cells + 1] = nil
+        if parse('>d', value, first) == t[2] and cells == t[4] then
+          l.counts = counts
+          return
+        end
+        -- Other cells: what was counted counts as of the newest one.
+        l.counts = {}
+        local sum = 0
+        for i = 1, cells do sum = sum + counts[i] end
+        for i = 1, t[4] - 1 do l.counts[i] = 0 end
+        l.counts[t[4]] = min(2^32 - 1, sum)
+      else
+        l.counts = {}
+        for i = 1, t[4] do l.counts[i] = 0 end
+      end
+    end,
+
+    span = function(l)
+      return l.terms[2] * l.terms[4]
+    end,
+
+    due = function(l, at, n)
+      local limit = l.terms[1]
+      if n > limit then return nil end
+      local gone, sum = open(l, at)
+      local due = at
+      while sum + n > limit do
+        gone = gone + 1
+        sum = sum - l.counts[gone]
+        due = ends(l, gone)
+      end
+      return due
+    end,
+
+    take = take,
+
+    left = function(l, at)
+      local gone, sum = open(l, at)
+      local full = at
+      for i = l.terms[4], gone + 1, -1 do
+        if l.counts[i] > 0 then
+          full = ends(l, i)
+          break
+        end
+      end
+      return max(0, l.terms[1] - sum), full
+    end,
+
+    expires = function(l)
+      return ends(l, l.terms[4])
+    end,
+
+    value = function(l)
+      return pack('>d' .. ('I4'):rep(l.terms[4]), l.terms[2], unpack(l.counts))
+    end,
+  }
+
+  if operation ~= 'reserve' then
+    kinds[CELLS].give = function(l, at, n, due)
+      local t = l.terms
+      if number(t, at) - number(t, due) >= t[4] then return end
+      take(l, at, 0)
+      -- Off the oldest cells, as in one process: they are forgotten first.
+      for i = 1, t[4] do
+        local given = min(n, l.counts[i])
+        l.counts[i] = l.counts[i] - given
+        n = n - given
+      end
     end
-  end,
-
-  left = function(l, at)
-    local gone, sum = kinds.cells.open(l, at)
-    local full = at
-    for i = gone + 1, l.terms[4] do
-      if l.counts[i] > 0 then full = kinds.cells.ends(l, i) end
-    end
-    return math.max(0, l.terms[1] - sum), full
-  end,
-
-  expires = function(l)
-    return kinds.cells.ends(l, l.terms[4])
-  end,
-
-  value = function(l)
-    return struct.pack('>d' .. ('I4'):rep(l.terms[4]), l.terms[2], unpack(l.counts))
-  end,
-}
+  end
+end

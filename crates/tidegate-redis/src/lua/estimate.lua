@@ -13,75 +13,88 @@
 --
 -- Exactness. `before x left <= room x length` compares two products. The right one is an integer
 -- below 2^52. The left one may be larger after debits, and is rounded then, but stays larger.
-kinds.estimate = {
-  read = function(l, value)
-    l.before, l.used = 0, 0
-    if value then l.before, l.used = struct.unpack('>dd', value, 41 + 16 * l.free) end
-    l.span = l.terms[2]
-  end,
-
-  open = function(l, at)
+do
+  local function open(l, at)
     local t = l.terms
     local began = at - (at - t[3]) % t[2]
     if l.booked >= began then return began, l.before, l.used end
     if l.booked >= began - t[2] then return began, l.used, 0 end
     return began, 0, 0
-  end,
+  end
 
   -- The part of a window with so many permits that may still count.
-  part = function(permits, room, length)
+  local function part(permits, room, length)
     if permits == 0 then return length end
-    return math.min(length, whole(room * length, permits))
-  end,
+    return min(length, whole(room * length, permits))
+  end
 
-  due = function(l, at, n)
-    local t = l.terms
-    if n > t[1] then return nil end
-    local part = kinds.estimate.part
-    local began, before, used = kinds.estimate.open(l, at)
-    local room = t[1] - used - n
-    if room >= 0 then
-      if before * (began + t[2] - at) <= room * t[2] then return at end
-      local counts = part(before, room, t[2])
-      if counts > 0 then return began + t[2] - counts end
-    end
-    return began + 2 * t[2] - part(used, t[1] - n, t[2])
-  end,
-
-  take = function(l, at, n)
+  local function take(l, at, n)
     local _
-    _, l.before, l.used = kinds.estimate.open(l, at)
-    l.used = math.min(2^32 - 1, l.used + n)
+    _, l.before, l.used = open(l, at)
+    l.used = min(2^32 - 1, l.used + n)
     l.booked = at
-  end,
+  end
 
-  give = function(l, at, n, due)
-    local began = kinds.estimate.open(l, at)
-    if due < began - l.terms[2] then return end
-    kinds.estimate.take(l, at, 0)
-    local used = due >= began and math.min(n, l.used) or 0
-    l.used = l.used - used
-    l.before = math.max(0, l.before - (n - used))
-  end,
+  kinds[ESTIMATE] = {
+    terms = '>ddd',
 
-  left = function(l, at)
-    local t = l.terms
-    local began, before, used = kinds.estimate.open(l, at)
-    local counts = math.min(before * (began + t[2] - at), MOST)
-    local full = at
-    if used > 0 then
-      full = began + 2 * t[2]
-    elseif before > 0 then
-      full = began + t[2]
+    read = function(l, value)
+      if value then
+        l.before, l.used = parse('>dd', value, 41 + 16 * l.free)
+      else
+        l.before, l.used = 0, 0
+      end
+    end,
+
+    span = function(l)
+      return l.terms[2]
+    end,
+
+    due = function(l, at, n)
+      local t = l.terms
+      if n > t[1] then return nil end
+      local began, before, used = open(l, at)
+      local room = t[1] - used - n
+      if room >= 0 then
+        if before * (began + t[2] - at) <= room * t[2] then return at end
+        local counts = part(before, room, t[2])
+        if counts > 0 then return began + t[2] - counts end
+      end
+      return began + 2 * t[2] - part(used, t[1] - n, t[2])
+    end,
+
+    take = take,
+
+    left = function(l, at)
+      local t = l.terms
+      local began, before, used = open(l, at)
+      local counts = min(before * (began + t[2] - at), MOST)
+      local full = at
+      if used > 0 then
+        full = began + 2 * t[2]
+      elseif before > 0 then
+        full = began + t[2]
+      end
+      return max(0, t[1] - used - whole_up(counts, t[2])), full
+    end,
+
+    expires = function(l)
+      return l.booked + 2 * l.terms[2]
+    end,
+
+    value = function(l)
+      return pack('>dd', l.before, l.used)
+    end,
+  }
+
+  if operation ~= 'reserve' then
+    kinds[ESTIMATE].give = function(l, at, n, due)
+      local began = open(l, at)
+      if due < began - l.terms[2] then return end
+      take(l, at, 0)
+      local used = due >= began and min(n, l.used) or 0
+      l.used = l.used - used
+      l.before = max(0, l.before - (n - used))
     end
-    return math.max(0, t[1] - used - whole_up(counts, t[2])), full
-  end,
-
-  expires = function(l)
-    return l.booked + 2 * l.terms[2]
-  end,
-
-  value = function(l)
-    return struct.pack('>dd', l.before, l.used)
-  end,
-}
+  end
+end

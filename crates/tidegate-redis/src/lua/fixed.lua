@@ -13,15 +13,9 @@
 --   | 2     | used  | permits | of that window; at most 2^52                                    |
 --
 -- Exactness. Only sums and remainders of integers below 2^53.
-kinds.fixed = {
-  read = function(l, value)
-    l.began, l.used = l.booked, 0
-    if value then l.began, l.used = struct.unpack('>dd', value, 41 + 16 * l.free) end
-    l.span = l.terms[2]
-  end,
-
+do
   -- The window that is open at an instant: its beginning, and how many permits of it are used.
-  open = function(l, at)
+  local function open(l, at)
     local t = l.terms
     if t[3] < 0 then
       if l.used == 0 or at >= l.began + t[2] then return at, 0 end
@@ -29,39 +23,61 @@ kinds.fixed = {
     end
     local began = at - (at - t[3]) % t[2]
     return began, l.booked >= began and l.used or 0
-  end,
+  end
 
-  due = function(l, at, n)
-    local t = l.terms
-    if n > t[1] then return nil end
-    local began, used = kinds.fixed.open(l, at)
-    return used + n <= t[1] and at or began + t[2]
-  end,
+  kinds[FIXED] = {
+    terms = '>ddd',
 
-  take = function(l, at, n)
-    l.began, l.used = kinds.fixed.open(l, at)
-    l.used = math.min(MOST, l.used + n)
-    l.booked = at
-  end,
+    read = function(l, value)
+      if value then
+        l.began, l.used = parse('>dd', value, 41 + 16 * l.free)
+      else
+        l.began, l.used = l.booked, 0
+      end
+    end,
 
-  give = function(l, at, n, due)
-    local began = kinds.fixed.open(l, at)
-    if due >= math.max(began, l.began) then l.used = math.max(0, l.used - n) end
-  end,
+    span = function(l)
+      return l.terms[2]
+    end,
 
-  left = function(l, at)
-    local t = l.terms
-    -- A limit of no permits is never full.
-    if t[1] == 0 then return 0, nil end
-    local began, used = kinds.fixed.open(l, at)
-    return math.max(0, t[1] - used), used == 0 and at or began + t[2]
-  end,
+    due = function(l, at, n)
+      local t = l.terms
+      if n > t[1] then return nil end
+      local began, used = open(l, at)
+      return used + n <= t[1] and at or began + t[2]
+    end,
 
-  expires = function(l)
-    return l.began + l.terms[2]
-  end,
+    take = function(l, at, n)
+      l.began, l.used = open(l, at)
+      l.used = min(MOST, l.used + n)
+      l.booked = at
+    end,
 
-  value = function(l)
-    return struct.pack('>dd', l.began, l.used)
-  end,
-}
+    move = function(l, by)
+      l.began = l.began + by
+    end,
+
+    left = function(l, at)
+      local t = l.terms
+      -- A limit of no permits is never full.
+      if t[1] == 0 then return 0, nil end
+      local began, used = open(l, at)
+      return max(0, t[1] - used), used == 0 and at or began + t[2]
+    end,
+
+    expires = function(l)
+      return l.began + l.terms[2]
+    end,
+
+    value = function(l)
+      return pack('>dd', l.began, l.used)
+    end,
+  }
+
+  if operation ~= 'reserve' then
+    kinds[FIXED].give = function(l, at, n, due)
+      local began = open(l, at)
+      if due >= max(began, l.began) then l.used = max(0, l.used - n) end
+    end
+  end
+end

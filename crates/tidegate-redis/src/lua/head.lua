@@ -41,19 +41,28 @@
 -- A grant whose instant has come is given back by a refund. A window takes it back if it still counts
 -- the grant at its last booking. Later the permits would be those of other grants.
 --
--- ARGV: the operation; packed, the time (-1 for TIME), a span in us (of `pause`), a flag (of
--- `pause`: it keeps the stock), the instant of a grant (for `back` and `refund`). Then for each key:
--- the kind; packed, its permits, its own longest wait in us, and its terms; the value from before the
--- booking (for `back`). Then for `reserve` the requests, packed: of each its longest wait in us and a flag
--- (shadow), and for each key its permits and the most permits. Then the bookings that are given
--- back before: of each, packed, its instant and for each key its permits; and for each key the value
--- from before.
+-- ARGV: the operation; packed, for each key the number of its kind, its own longest wait in us, and
+-- its terms; packed, the time (-1 for TIME) and the numbers of the operation. Those of `reserve` are
+-- the requests: of each its longest wait in us, two flags (it is in shadow; the reply tells the state
+-- also if it is granted), and for each key its permits and the most permits. Those of any other one are
+-- a span in us (of `pause`), a flag (of `pause`: it keeps the stock), the instant of a grant (of `back`
+-- and `refund`), and for each key its permits. Then the bookings that `reserve` gives back before: of
+-- each, packed, its instant and for each key its permits; and for each key the value from before the
+-- booking. `back` has these values alone.
+--
+-- Speed. Most calls are `reserve` of one request that is granted at once. Functions that this needs
+-- not are only made for other operations.
 
 local MOST = 2^52
 local MOST_FREE = 16
 local MOST_BEFORE = 1024
 local YEARS = 315576000 * 1000000
+local BUCKET, FIXED, CELLS, ESTIMATE, LOG = 1, 2, 3, 4, 5
 local kinds = {}
+
+local pack, parse = struct.pack, struct.unpack
+local max, min, floor = math.max, math.min, math.floor
+local operation = ARGV[1]
 
 -- a / b rounded down, for integers 0 <= a < 2^53 and 0 < b.
 local function whole(a, b)
@@ -61,5 +70,6 @@ local function whole(a, b)
 end
 
 local function whole_up(a, b)
-  return whole(a, b) + (a % b > 0 and 1 or 0)
+  local rest = a % b
+  return (a - rest) / b + (rest > 0 and 1 or 0)
 end

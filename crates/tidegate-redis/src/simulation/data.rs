@@ -204,8 +204,9 @@ fn call(lua: &Lua, args: Variadic<mlua::LuaString>) -> mlua::Result<mlua::Value>
             Some(entry) => Ok(mlua::Value::String(lua.create_string(&entry.value)?)),
             None => Ok(mlua::Value::Boolean(false)),
         },
-        [b"SET", key, value, b"PX", ttl] => {
-            let expires = data.now / 1000 + number(ttl)?;
+        [b"SET", key, value, unit @ (b"PX" | b"PXAT"), expires] => {
+            let from = if unit == b"PX" { data.now / 1000 } else { 0 };
+            let expires = from + number(expires)?;
             let entry = Entry { value: value.to_vec(), expires: Some(expires) };
             data.put(key, Some(entry));
             Ok(mlua::Value::Boolean(true))

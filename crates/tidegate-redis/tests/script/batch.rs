@@ -72,7 +72,7 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
                     1 => Duration::MAX,
                     _ => Duration::from_micros(random.random_range(0..20) * interval),
                 };
-                Wanted { longest, shadow: random.random_bool(0.1), costs }
+                Wanted { longest, shadow: random.random_bool(0.1), tells: random.random_bool(0.5), costs }
             })
             .collect();
         // Some bookings are given back first.
@@ -81,7 +81,7 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
             let last = booked.len() - 1;
             let i = if random.random_bool(0.5) { last } else { random.random_range(0..=last) };
             let reply = booked.swap_remove(i);
-            let costs: Vec<_> = reply.limits.iter().map(|told| (told.permits, told.permits)).collect();
+            let costs: Vec<_> = reply.permits.iter().map(|n| (*n, *n)).collect();
             let back = Operation::Back { due: reply.due };
             let cmd = command(&script, back, Some(now), &parts(&single, &costs, &reply.before));
             cmd.exec(&mut store.connection).expect("a reply");
@@ -93,13 +93,15 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
         let value: Value = cmd.query(&mut store.connection).expect("a reply");
         let together = Reply::read_all(value, requests.len(), lines.len()).expect("replies");
         for (i, (request, together)) in requests.iter().zip(together).enumerate() {
-            let cmd =
-                reserve(&script, Some(now), &parts(&single, &none, &[]), &[], std::slice::from_ref(request));
+            let telling = Wanted { tells: true, ..request.clone() };
+            let cmd = reserve(&script, Some(now), &parts(&single, &none, &[]), &[], &[telling]);
             let value: Value = cmd.query(&mut store.connection).expect("a reply");
             let alone = Reply::read(value, lines.len()).expect("a reply");
             // A long value is told of the last request alone.
             let long = |before: &Vec<u8>| i + 1 < requests.len() && before.len() > 1024;
+            let is_short = alone.answer == Answer::Done && !request.tells;
             let told = Reply {
+                limits: if is_short { Vec::new() } else { alone.limits.clone() },
                 before: alone.before.iter().map(|b| if long(b) { Vec::new() } else { b.clone() }).collect(),
                 ..alone
             };
@@ -115,7 +117,7 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
                 let last = booked.len() - 1;
                 let i = if random.random_bool(0.5) { last } else { random.random_range(0..=last) };
                 let reply = booked.swap_remove(i);
-                let costs = reply.limits.iter().map(|told| (told.permits, told.permits)).collect();
+                let costs = reply.permits.iter().map(|n| (*n, *n)).collect();
                 Some((Operation::Back { due: reply.due }, costs, reply.before))
             }
             5 => Some((Operation::Debit, one(), Vec::new())),
