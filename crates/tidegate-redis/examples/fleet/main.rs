@@ -16,12 +16,15 @@
 //! A picture of each goes to `docs/pictures` of the crate.
 //!
 //! `-- --seconds 2` counts for two seconds, without faults, pictures and an installation.
+//!
+//! `-- --soak 3600` runs for an hour: see `soak.rs`. It takes about a tenth of a processor.
 
 #[path = "../simulation/check.rs"]
 mod check;
 #[path = "../simulation/plot.rs"]
 mod plot;
 mod process;
+mod soak;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
@@ -49,6 +52,14 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     if let Some(job) = Job::from_args() {
         process::run(&job)?;
         return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(soaked) = soak::process() {
+        return soaked.map(|()| ExitCode::SUCCESS);
+    }
+    if let [name, seconds] = &std::env::args().skip(1).collect::<Vec<_>>()[..]
+        && name == "--soak"
+    {
+        return soak::run(seconds.parse()?);
     }
     let short = short()?;
     if short.is_none() {
@@ -86,7 +97,7 @@ fn short() -> Result<Option<f64>, Box<dyn Error>> {
     match &args[..] {
         [] => Ok(None),
         [name, seconds] if name == "--seconds" => Ok(Some(seconds.parse()?)),
-        _ => Err("the only argument is --seconds and a number".into()),
+        _ => Err("the arguments are --seconds or --soak, and a number".into()),
     }
 }
 

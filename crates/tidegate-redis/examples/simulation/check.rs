@@ -15,17 +15,41 @@ impl Bound {
     /// and so many microseconds. Sorts the grants.
     pub(crate) fn over(self, grants: &mut [Grant], micros: u32) -> u64 {
         grants.sort_unstable();
+        let mut spans = self.spans(micros);
+        grants.iter().for_each(|(at, n)| spans.add(*at, *n));
+        spans.over()
+    }
+
+    /// As `over`, of grants that are added one by one.
+    pub(crate) fn spans(self, micros: u32) -> Spans {
         let (rate, burst) = (i128::from(self.per_second), i128::from(self.burst));
         let allowed = rate * i128::from(micros) + burst * 1_000_000;
-        let (mut taken, mut lowest, mut most) = (0, i128::MAX, 0);
-        // In millionths of a permit. A span ends and begins with a grant.
-        for (at, n) in grants {
-            let came_in = i128::from(*at) * rate;
-            lowest = lowest.min(taken - came_in);
-            taken += i128::from(*n) * 1_000_000;
-            most = most.max(taken - came_in - lowest - allowed);
-        }
-        u64::try_from((most + 999_999) / 1_000_000).unwrap_or(u64::MAX)
+        Spans { rate, allowed, taken: 0, lowest: i128::MAX, most: 0 }
+    }
+}
+
+/// All spans between grants that come in the order of their instants. Permits are in millionths.
+pub(crate) struct Spans {
+    rate: i128,
+    allowed: i128,
+    taken: i128,
+    /// What was taken before a grant, less what came in until then: the lowest of all grants.
+    lowest: i128,
+    /// The most that a span got beyond the bound.
+    most: i128,
+}
+
+impl Spans {
+    pub(crate) fn add(&mut self, at: i64, permits: u64) {
+        // A span ends and begins with a grant.
+        let came_in = i128::from(at) * self.rate;
+        self.lowest = self.lowest.min(self.taken - came_in);
+        self.taken += i128::from(permits) * 1_000_000;
+        self.most = self.most.max(self.taken - came_in - self.lowest - self.allowed);
+    }
+
+    pub(crate) fn over(&self) -> u64 {
+        u64::try_from((self.most + 999_999) / 1_000_000).unwrap_or(u64::MAX)
     }
 }
 
