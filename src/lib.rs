@@ -355,7 +355,7 @@ pub use all_of::KeyedAllOf;
 pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;
-pub use any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
+pub use any_limiter::{AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, KeyedLimiter, Limiter, Place};
 pub use cancel::CancelToken;
 #[cfg(feature = "tokio")]
 pub use clock::TokioClock;

@@ -6,11 +6,13 @@
 //! them.
 
 mod counting;
+mod keyed;
 #[cfg(feature = "keyed")]
 mod of_key;
 mod several;
 mod single;
 
+pub use keyed::{AnyKeyed, KeyedLimiter};
 #[cfg(feature = "keyed")]
 pub use of_key::OfKey;
 
@@ -94,6 +96,7 @@ pub struct AnyLimiter(Arc<dyn Limiter>);
 ///
 /// A limiter over a network answers [`acquire_now`](Limiter::acquire_now) by a future, since
 /// [`try_acquire`](Limiter::try_acquire) can only block the thread until the store has answered.
+/// Its handle [for tasks](Limiter::in_task) answers the other calls without blocking a thread.
 /// Calls that change the limiter, such as [`pause`](Limiter::pause), may return before the store
 /// knows of the change. If the store does not answer, a request is refused as
 /// [`Refusal::Unavailable`](crate::Refusal::Unavailable).
@@ -170,6 +173,12 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
 
     /// Whether the limiter was closed.
     fn is_closed(&self) -> bool;
+
+    /// This limiter for code that must not block its thread, as
+    /// [`AnyLimiter::in_task`] tells. `None`, the default, if no call of it waits for a store.
+    fn in_task(&self) -> Option<AnyLimiter> {
+        None
+    }
 }
 
 /// A place in the queue of a limiter of any kind: what an [`AnyReservation`] needs.
@@ -437,6 +446,46 @@ impl AnyLimiter {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
+    }
+
+    /// This limiter for code that must not block its thread: adapters of tasks use it. It is a
+    /// handle to the same permits. Over a network, these calls of it return without the answer of
+    /// the store:
+    ///
+    /// | call | returns |
+    /// |---|---|
+    /// | [`reserve`](AnyLimiter::reserve) | a place that may not be decided yet: then it is due in zero, and the place itself, awaited, is refused |
+    /// | [`status`](AnyLimiter::status) | the names, limits and rates, and that nothing is available |
+    /// | [`keep_at_most`](AnyLimiter::keep_at_most) | 0, and the store is told |
+    /// | [`resume`](AnyLimiter::resume) | `false`, and the store is told |
+    /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`](crate::Refusal::Unavailable) where the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
+    ///
+    /// All other calls, and all calls of a limiter in this process, are those of this handle.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let limiter =
+    ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// let place = limiter.in_task().reserve(20)?;
+    /// assert!(place.due_in().is_zero());
+    /// place.settle(5)?;
+    /// assert_eq!(limiter.status().members[0].1.available, 55);
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    #[must_use]
+    pub fn in_task(&self) -> AnyLimiter {
+        self.0.in_task().unwrap_or_else(|| self.clone())
+    }
+
+    /// Whether calls of this handle may block the thread for an answer over a network, so that
+    /// tasks had better use another one: [`in_task`](AnyLimiter::in_task).
+    #[must_use]
+    pub fn may_block(&self) -> bool {
+        self.0.in_task().is_some()
     }
 }
 

@@ -169,6 +169,7 @@ const MOST: u32 = 65_536;
 
 /// One direction of a transfer, and what it pays.
 struct Direction {
+    /// Blocks no thread.
     limiter: AnyLimiter,
     /// How many bytes are paid at a time.
     chunk: u32,
@@ -181,6 +182,7 @@ struct Direction {
 
 impl Direction {
     fn new(limiter: AnyLimiter, max_chunk: u32) -> Direction {
+        let limiter = limiter.in_task();
         let mut direction = Direction { limiter, chunk: 0, max_chunk, place: None, owed: 0 };
         direction.set_chunk();
         direction
@@ -277,7 +279,7 @@ impl fmt::Debug for Direction {
 /// ```
 #[must_use]
 pub fn chunk_size(limiter: &AnyLimiter) -> u32 {
-    chunk(&limiter.status(), MOST)
+    chunk(&limiter.in_task().status(), MOST)
 }
 
 fn chunk(status: &AllStatus, most: u32) -> u32 {

@@ -46,7 +46,8 @@ pub trait LimitSink<Item>: Sink<Item> + Sized {
     /// # }
     /// ```
     fn rate_limited(self, limiter: impl Into<AnyLimiter>) -> LimitedSink<Self, fn(&Item) -> u32> {
-        LimitedSink { inner: self, place: Place::default(), limiter: limiter.into(), cost: |_| 1 }
+        let limiter = limiter.into().in_task();
+        LimitedSink { inner: self, place: Place::default(), limiter, cost: |_| 1 }
     }
 }
 

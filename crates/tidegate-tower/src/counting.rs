@@ -53,8 +53,8 @@ impl Limit for CountingLimit {
         or_free(limit.reserve(AllRequest::from(*ask)), || limit)
     }
 
-    fn status(&self, (): &()) -> AllStatus {
-        AllStatus::new([(NAME, CountingLimit::status(self))])
+    fn status(&self, (): &()) -> Option<AllStatus> {
+        Some(AllStatus::new([(NAME, CountingLimit::status(self))]))
     }
 }
 
@@ -88,9 +88,9 @@ where
         or_free(limit.reserve(AllRequest::from(*ask)), || limit)
     }
 
-    fn status(&self, key: &K) -> AllStatus {
+    fn status(&self, key: &K) -> Option<AllStatus> {
         // A key without room has no limit to tell.
-        AllStatus::new(self.limit(key).ok().map(|limit| (NAME, limit.status())))
+        Some(AllStatus::new([(NAME, self.limit(key).ok()?.status())]))
     }
 }
 

@@ -210,10 +210,11 @@ impl<L: Limit, V> Gate<L, V> {
         key: &L::Key,
         answer: Result<Granted, AllRefusal>,
     ) -> Result<Pass, Denial> {
-        // A store that did not answer is not asked again, which would hold up the executor.
+        // The limits are not known where their store did not answer.
         let state = |left: Option<AllStatus>, is_degraded: bool| match left {
+            _ if !needs.state => None,
             None if is_degraded => None,
-            left => needs.state.then(|| left.unwrap_or_else(|| self.limit.status(key))),
+            left => left.or_else(|| self.limit.status(key)),
         };
         match answer {
             Ok(Granted { hold, left, is_degraded }) => {

@@ -6,8 +6,8 @@ use std::hash::Hash;
 use std::time::Duration;
 
 use tidegate::{
-    AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, KeyedAllOf,
-    KeyedRateLimiter, Limiter, OfKey, Policy, RateLimiter, Refusal, Request, Timer,
+    AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyKeyed, AnyLimiter, AnyReservation,
+    KeyedAllOf, KeyedRateLimiter, Limiter, OfKey, Policy, RateLimiter, Refusal, Request, Timer,
 };
 
 /// A limiter that a [`RateLimitLayer`](crate::RateLimitLayer) can ask: every limiter of the crate
@@ -22,8 +22,10 @@ use tidegate::{
 /// | [`CountingLimit`](tidegate::CountingLimit) | none | a [`Request`] without priority |
 /// | [`KeyedCountingLimit`](tidegate::KeyedCountingLimit) | its key | a [`Request`] without priority |
 /// | [`AnyLimiter`] | none | an [`AllRequest`] |
+/// | [`AnyKeyed`] | its key | an [`AllRequest`] |
 ///
-/// Clones must share their permits, because each service of a layer has a clone.
+/// Clones must share their permits, because each service of a layer has a clone. A limiter over a
+/// network is an [`AnyLimiter`] or an [`AnyKeyed`], and a layer over it blocks no thread.
 ///
 /// # Calls in flight
 ///
@@ -60,16 +62,18 @@ pub trait Limit: Clone + Send + Sync + 'static {
     fn acquire(&self, key: &Self::Key, ask: &Self::Ask) -> AcquireAny;
 
     /// Takes a place in the queue now, for permits that are settled later. For an estimate of 0 it
-    /// is an [`AnyReservation::of_no_permits`].
+    /// is an [`AnyReservation::of_no_permits`]. It must not block the thread: the place of a limiter
+    /// over a network is decided when it is [awaited](AnyLimiter::in_task).
     ///
     /// # Errors
     ///
     /// The reason. Then nothing was taken.
     fn reserve(&self, key: &Self::Key, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal>;
 
-    /// A snapshot of the limits of a key. A layer tells it where the answer itself tells no
-    /// [state](AllPermits::left), unless the answer [is degraded](AllPermits::is_degraded).
-    fn status(&self, key: &Self::Key) -> AllStatus;
+    /// A snapshot of the limits of a key, unless that takes a call to a store. A layer tells it
+    /// where the answer itself tells no [state](AllPermits::left) and
+    /// [is not degraded](AllPermits::is_degraded).
+    fn status(&self, key: &Self::Key) -> Option<AllStatus>;
 }
 
 /// What a request asks a [`Limit`] for: [`Request`] or [`AllRequest`].
@@ -119,8 +123,8 @@ impl<P: Policy, C: Timer> Limit for RateLimiter<P, C> {
         or_free(Limiter::reserve(self, &AllRequest::from(*ask)), || self.clone())
     }
 
-    fn status(&self, (): &()) -> AllStatus {
-        Limiter::status(self)
+    fn status(&self, (): &()) -> Option<AllStatus> {
+        Some(Limiter::status(self))
     }
 }
 
@@ -149,8 +153,8 @@ where
         or_free(limit.reserve(&AllRequest::from(*ask)), || AnyLimiter::new(limit))
     }
 
-    fn status(&self, key: &K) -> AllStatus {
-        OfKey::new(self, key.clone()).status()
+    fn status(&self, key: &K) -> Option<AllStatus> {
+        Some(OfKey::new(self, key.clone()).status())
     }
 }
 
@@ -170,8 +174,8 @@ impl<C: Timer> Limit for AllOf<C> {
         or_free(Limiter::reserve(self, ask), || self.clone())
     }
 
-    fn status(&self, (): &()) -> AllStatus {
-        AllOf::status(self)
+    fn status(&self, (): &()) -> Option<AllStatus> {
+        Some(AllOf::status(self))
     }
 }
 
@@ -199,8 +203,8 @@ where
         or_free(Limiter::reserve(&limit, ask), || limit)
     }
 
-    fn status(&self, key: &Q::Owned) -> AllStatus {
-        KeyedAllOf::status(self, key.borrow())
+    fn status(&self, key: &Q::Owned) -> Option<AllStatus> {
+        Some(KeyedAllOf::status(self, key.borrow()))
     }
 }
 
@@ -221,11 +225,43 @@ impl Limit for AnyLimiter {
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
-        or_free(AnyLimiter::reserve(self, ask.clone()), || self.clone())
+        or_free(self.in_task().reserve(ask.clone()), || self.clone())
     }
 
-    fn status(&self, (): &()) -> AllStatus {
-        AnyLimiter::status(self)
+    fn status(&self, (): &()) -> Option<AllStatus> {
+        (!self.may_block()).then(|| AnyLimiter::status(self))
+    }
+}
+
+impl<K: Clone + Send + Sync + 'static> Limit for AnyKeyed<K> {
+    type Key = K;
+    type Ask = AllRequest<'static>;
+
+    fn try_acquire(&self, key: &K, ask: &Self::Ask) -> Result<AllPermits, AllRefusal> {
+        self.limiter(key.clone())?.try_acquire_many(ask.clone())
+    }
+
+    fn acquire_now(&self, key: &K, ask: &Self::Ask) -> AcquireAny {
+        match self.limiter(key.clone()) {
+            Ok(limiter) => limiter.acquire_now(ask.clone()),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
+    fn acquire(&self, key: &K, ask: &Self::Ask) -> AcquireAny {
+        match self.limiter(key.clone()) {
+            Ok(limiter) => limiter.acquire_many(ask.clone()),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
+    fn reserve(&self, key: &K, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
+        Limit::reserve(&self.limiter(key.clone())?, &(), ask)
+    }
+
+    fn status(&self, key: &K) -> Option<AllStatus> {
+        // A key without room has no limit to tell.
+        Limit::status(&self.limiter(key.clone()).ok()?, &())
     }
 }
 

@@ -37,6 +37,8 @@ pub struct Obey {
 
 struct Shared {
     limiter: AnyLimiter,
+    /// The same limiter, of which no call blocks a thread.
+    in_task: AnyLimiter,
     options: Options,
     /// The names of the limiter's members.
     members: Vec<String>,
@@ -63,11 +65,12 @@ impl Obey {
     #[must_use]
     pub fn with_options(limiter: impl Into<AnyLimiter>, options: Options) -> Self {
         let limiter = limiter.into();
-        let members = limiter.status().members.into_iter().map(|(name, _)| name.to_string()).collect();
+        let in_task = limiter.in_task();
+        let members = in_task.status().members.into_iter().map(|(name, _)| name.to_string()).collect();
         let now = options.clock.now();
         let paces = options.paces.iter().map(|pace| Pacing::new(pace.clone(), now)).collect();
         let (state, random) = (Mutex::new(State::new()), RandomState::new());
-        let shared = Shared { limiter, options, members, state, paces, random };
+        let shared = Shared { limiter, in_task, options, members, state, paces, random };
         Self { shared: Arc::new(shared), home: None }
     }
 
@@ -346,14 +349,14 @@ impl Obey {
     }
 
     pub(super) fn obey_answer(&self, ticket: &Ticket, mut answer: Answer, is_success: bool) -> Obeyed {
-        let Shared { limiter, options, members, .. } = &*self.shared;
+        let Shared { in_task, options, members, .. } = &*self.shared;
         forget_calendar(&mut answer);
         let counts: Vec<_> = answer.limits.iter().map(|limit| options.count(limit, members)).collect();
         let terms = Terms { cap: options.cap, back_off: options.back_off };
         let now = self.now();
         let orders = self.state().learn(now, ticket, &answer, &counts, is_success, terms);
         self.set_pace(now, &answer, &counts, &orders);
-        self.carry_out(limiter, orders, answer)
+        self.carry_out(in_task, orders, answer)
     }
 
     fn set_pace(&self, now: Nanos, answer: &Answer, counts: &[Option<Count>], orders: &Orders) {
@@ -410,7 +413,7 @@ impl Obey {
 
     /// Takes a place at the limiter.
     pub(super) fn place(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let limiter = &self.shared.limiter;
+        let limiter = &self.shared.in_task;
         match limiter.reserve(request.clone()) {
             Err(refusal) if asks_for_none(&refusal) => Ok(AnyReservation::of_no_permits(limiter.clone())),
             reserved => reserved,
@@ -432,7 +435,7 @@ impl Obey {
     /// Forgets what the server told, and ends a pause of the limiter.
     pub fn forget(&self) {
         self.state().forget();
-        self.shared.limiter.resume();
+        self.shared.in_task.resume();
     }
 }
 
