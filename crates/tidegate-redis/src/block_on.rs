@@ -15,6 +15,13 @@ use std::time::Instant;
 
 use tokio::runtime::Handle;
 
+/// Whether calls of a handle may block their thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocks {
+    Yes,
+    No,
+}
+
 thread_local! {
     static MAKES_CALLS: Cell<bool> = const { Cell::new(false) };
 }

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::block_on::{block_on, this_thread_makes_calls};
+use crate::block_on::{Blocks, block_on, this_thread_makes_calls};
 use crate::breaker::{Admission, Breaker};
 use crate::clients::{self, Clients};
 #[cfg(feature = "tls")]
@@ -450,9 +450,13 @@ impl Store {
         &self.0.leases
     }
 
-    /// Waits for a future on this thread. `None`, without polling it, on the thread of a store.
-    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        block_on(self.0.runtime.get(), future)
+    /// Waits for a future on this thread. `None`, without polling it, where that must not be: for
+    /// such a handle, and on the thread of a store.
+    pub(crate) fn block_on<T>(&self, blocks: Blocks, future: impl Future<Output = T>) -> Option<T> {
+        match blocks {
+            Blocks::Yes => block_on(self.0.runtime.get(), future),
+            Blocks::No => None,
+        }
     }
 
     pub(crate) async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {

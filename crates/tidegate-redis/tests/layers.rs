@@ -8,11 +8,13 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response, StatusCode};
-use tidegate::AnyLimiter;
+use tidegate::io::Throttled;
+use tidegate::{AnyLimiter, DefaultClock};
+use tidegate_http::obey::{Obey, Options};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter, WhileAway};
-use tidegate_tower::RateLimitLayer;
-use tower::{Layer, ServiceExt, service_fn};
+use tidegate_tower::{RateLimitLayer, ReadyRateLimitLayer};
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -102,4 +104,126 @@ fn a_store_that_is_away_is_asked_for_no_headers() {
             assert_eq!(calls, 20);
         });
     }
+}
+
+#[test]
+fn permits_are_settled_without_blocking() {
+    run(async {
+        let model = model();
+        let store = limiter(&model, WhileAway::Closed);
+        let layer = RateLimitLayer::new(AnyLimiter::from(store.clone())).cost(|_| [("burst", 4)]);
+        let (used, refund) =
+            (layer.clone().settle(|_| Some([("burst", 1)])), layer.clone().refund_if(|_| true));
+        let wait = used.clone().wait_at_most(Duration::from_secs(1));
+        let mut burst = Vec::new();
+        for layer in [&used, &refund, &wait] {
+            let (status, headers) = send(layer).await;
+            burst.push((status.as_u16(), text(&headers, "ratelimit").to_owned()));
+            tokio::time::sleep(10 * MS).await;
+        }
+        // What each of them left before it was settled.
+        for ((status, told), left) in burst.iter().zip(["r=1", "r=0", "r=0"]) {
+            assert!(*status == 200 && told.contains(&format!(r#""burst";{left}"#)), "{burst:?}");
+        }
+        let status = store.status().await.unwrap();
+        assert_eq!(status.member("burst").unwrap().available, 3);
+        assert_eq!(status.member("calls").unwrap().available, 1);
+        // The refusals of the store, and of this process.
+        let (status, headers) = send(&used.clone()).await;
+        assert!(status == 429 && text(&headers, "ratelimit").contains(r#""burst";r=3"#), "{headers:?}");
+        let (status, headers) = send(&used.clone().cost(|_| [("burst", 6)])).await;
+        assert!(status == 429 && text(&headers, "ratelimit").contains(r#""burst";r=3"#), "{headers:?}");
+        let (status, _) = send(&used.clone().cost(|_| 0)).await;
+        assert_eq!(status, 200);
+        // An exempt request is told nothing.
+        let exempt = used.clone().cost(|_| tidegate::Request::permits(1).exempt());
+        let (status, headers) = send(&exempt).await;
+        assert!(status == 200 && text(&headers, "ratelimit").is_empty(), "{headers:?}");
+        model.kill();
+        assert_eq!(send(&used).await.0, StatusCode::SERVICE_UNAVAILABLE);
+    });
+}
+
+#[test]
+fn a_share_is_settled_as_the_store_is() {
+    run(async {
+        let model = model();
+        let limiter = limiter(&model, WhileAway::ShareOf(NonZeroU32::new(1).unwrap()));
+        let layer = RateLimitLayer::new(AnyLimiter::from(limiter)).cost(|_| [("burst", 4)]);
+        let layer = layer.settle(|_| Some([("burst", 1)]));
+        assert_eq!(send(&layer).await.0, 200);
+        model.kill();
+        let mut statuses = Vec::new();
+        for _ in 0..4 {
+            statuses.push(send(&layer).await.0.as_u16());
+        }
+        assert_eq!(statuses, [200, 200, 429, 429]);
+    });
+}
+
+#[test]
+fn permits_are_taken_before_a_request_without_blocking() {
+    run(async {
+        let model = model();
+        let store = limiter(&model, WhileAway::Closed);
+        let layer = ReadyRateLimitLayer::plain(AnyLimiter::from(store.clone()));
+        let service = service_fn(async |_: ()| Ok::<_, Infallible>(()));
+        let mut service = layer.layer(service);
+        for left in [2, 1] {
+            service.ready().await.unwrap().call(()).await.unwrap();
+            assert_eq!(store.status().await.unwrap().members[0].1.available, left);
+        }
+        // A service that is dropped before its call gives its permit back.
+        service.ready().await.unwrap();
+        drop(service);
+        tokio::time::sleep(10 * MS).await;
+        assert_eq!(store.status().await.unwrap().members[0].1.available, 1);
+    });
+}
+
+#[test]
+fn a_server_is_obeyed_without_blocking() {
+    run(async {
+        let store = model().open(Store::builder("redis://model")).unwrap();
+        let limit = store.limiter("all").limit("calls", "fixed_window 100/d".parse().unwrap());
+        let store = limit.build().unwrap();
+        let options = Options::new().clock(DefaultClock::new());
+        let api = Obey::with_options(AnyLimiter::from(store.clone()), options);
+        let mut call = api.acquire().await.unwrap();
+        let mut headers = HeaderMap::new();
+        for (name, value) in [("limit", "5"), ("remaining", "1"), ("reset", "3600")] {
+            headers.insert(
+                http::HeaderName::try_from(format!("ratelimit-{name}")).unwrap(),
+                value.parse().unwrap(),
+            );
+        }
+        let told = call.obey(StatusCode::OK, &headers);
+        assert!(told.error.is_none(), "{told:?}");
+        drop(call);
+        tokio::time::sleep(10 * MS).await;
+        let available = async || store.status().await.unwrap().members[0].1.available;
+        assert_eq!(available().await, 1);
+        let call = api.reserve(1).unwrap().await.unwrap();
+        assert_eq!(available().await, 0);
+        call.settle(0).unwrap();
+        api.forget();
+        tokio::time::sleep(10 * MS).await;
+        assert_eq!(available().await, 1);
+    });
+}
+
+#[test]
+fn bytes_are_limited_without_blocking() {
+    run(async {
+        let store = model().open(Store::builder("redis://model")).unwrap();
+        let limiter = store.limiter("all").limit("bytes", "token_bucket 10000/s burst 1000".parse().unwrap());
+        let limiter = AnyLimiter::from(limiter.build().unwrap());
+        assert_eq!(tidegate::io::chunk_size(&limiter), 512);
+        let began = tokio::time::Instant::now();
+        let mut bytes = Vec::new();
+        let mut reader = Throttled::new(&[7; 11_000][..]).limit_reads(limiter);
+        tokio::io::AsyncReadExt::read_to_end(&mut reader, &mut bytes).await.unwrap();
+        let took = began.elapsed();
+        assert!(bytes.len() == 11_000 && took >= 900 * MS && took <= 1100 * MS, "{took:?}");
+    });
 }

@@ -645,3 +645,33 @@ fn a_full_line_tells_the_state_of_its_decision_without_another_call() {
         assert_eq!(store.counts().answered, calls + 1);
     });
 }
+
+/// A task may settle a place that the store has not decided: what it used is charged.
+#[test]
+fn a_place_settled_before_its_answer_takes_what_was_used() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (_store, limiter) = open(&model, "fixed_window 100/d").await;
+        let tasks = AnyLimiter::from(limiter.clone()).in_task();
+        // It is sent, and the others stand in line behind it.
+        let sent = tasks.reserve(10).unwrap();
+        let places: Vec<_> = (0..3).map(|_| tasks.reserve(20).unwrap()).collect();
+        let behind = spawn(&limiter, 7);
+        settle().await;
+        sent.settle(1).unwrap();
+        for (place, used) in places.into_iter().zip([2, 0]) {
+            place.settle(used).unwrap();
+        }
+        assert_eq!(behind.await.unwrap().0.unwrap().permits(), 7);
+        sleep(10 * MS).await;
+        let left = limiter.status().await.unwrap().members[0].1.available;
+        assert_eq!(left, 100 - 1 - 2 - 7);
+        // One that is refused takes nothing, and tells so when it is awaited.
+        let at_once = Request::permits(99).within(Duration::ZERO);
+        let mut place = tasks.reserve(at_once).unwrap();
+        let refusal = (&mut place).await.unwrap_err();
+        assert!(matches!(refusal.refusal(), Some(Refusal::Limited { .. })));
+        place.settle(99).unwrap();
+        assert_eq!(limiter.status().await.unwrap().members[0].1.available, left);
+    });
+}

@@ -17,6 +17,7 @@ use tidegate::{
 };
 use tokio::sync::{Notify, oneshot};
 
+use crate::block_on::Blocks;
 use crate::counting::call::{Operation, Told};
 use crate::counting::line::{Answer, Held, Line, Shared, left};
 use crate::error::BuildError;
@@ -91,7 +92,7 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct StoreCountingLimit(Arc<Shared>);
+pub struct StoreCountingLimit(Arc<Shared>, Blocks);
 
 /// The settings of a [`StoreCountingLimit`].
 #[derive(Clone, Debug)]
@@ -131,7 +132,7 @@ impl CountingBuilder {
         }
         // A year is longer than any process needs, and keeps instants below 2^53.
         let span = time_to_live.clamp(Duration::from_secs(1), Duration::from_secs(365 * 86_400));
-        Ok(StoreCountingLimit(Arc::new(Shared {
+        let shared = Shared {
             keys: key::counting(store.prefix(), &tag),
             observers: Arc::new(Observers::new(store.events())),
             store,
@@ -142,7 +143,8 @@ impl CountingBuilder {
             limit: AtomicU32::new(limit),
             line: Mutex::new(Line::default()),
             changed: Notify::new(),
-        })))
+        };
+        Ok(StoreCountingLimit(Arc::new(shared), Blocks::Yes))
     }
 }
 
@@ -204,7 +206,16 @@ impl StoreCountingLimit {
         }
         let answer = self.decided(&request, stays).await;
         let left = answer.as_ref().ok().and_then(|(permits, left)| (!permits.is_degraded()).then_some(*left));
-        let answer = answer.map(|(permits, _)| permits);
+        let mut answer = answer.map(|(permits, _)| permits);
+        if let Err(refusal) = &answer
+            && request.tells_left
+            && refusal.left().is_none()
+            && !refusal.is_degraded()
+            && let Ok(state) = self.status().await
+        {
+            // It was refused without asking the store, or for another reason than permits in use.
+            answer = Err(refusal.clone().with_left(state));
+        }
         if let Some(watch) = watch {
             watch.answered_with(answer.as_ref(), left);
         }
@@ -246,7 +257,7 @@ impl StoreCountingLimit {
     fn blocking(&self, wait: AcquireAny) -> Result<AllPermits, AllRefusal> {
         // The thread of a store cannot wait for a store.
         let refused = || Err(unavailable(Away::For(Duration::MAX)).into());
-        self.0.store.block_on(wait).unwrap_or_else(refused)
+        self.0.store.block_on(self.1, wait).unwrap_or_else(refused)
     }
 
     fn refused(&self, request: &Request, refusal: AllRefusal) -> AllRefusal {
@@ -374,7 +385,7 @@ impl Limiter for StoreCountingLimit {
     /// While the store does not answer, nothing is available.
     fn status(&self) -> AllStatus {
         let nothing = Left::new(self.limit().into(), 0);
-        let state = self.0.store.block_on(StoreCountingLimit::status(self));
+        let state = self.0.store.block_on(self.1, StoreCountingLimit::status(self));
         state.and_then(Result::ok).unwrap_or_else(|| self.status_of(nothing, Duration::ZERO))
     }
 
@@ -388,7 +399,7 @@ impl Limiter for StoreCountingLimit {
     }
 
     fn resume(&self) -> bool {
-        let Some(told) = self.0.store.block_on(self.ask(Operation::Resume)) else {
+        let Some(told) = self.0.store.block_on(self.1, self.ask(Operation::Resume)) else {
             self.0.tell(Operation::Resume);
             return false;
         };
@@ -416,6 +427,11 @@ impl Limiter for StoreCountingLimit {
 
     fn is_closed(&self) -> bool {
         self.0.check(1) == Err(Refusal::Closed)
+    }
+
+    fn in_task(&self) -> Option<AnyLimiter> {
+        let in_task = || AnyLimiter::new(StoreCountingLimit(self.0.clone(), Blocks::No));
+        (self.1 == Blocks::Yes).then(in_task)
     }
 }
 

@@ -162,7 +162,7 @@ impl LimiterBuilder {
             false => None,
         };
         let observers = Arc::new(Observers::new(store.events()));
-        Ok(StoreLimiter(Arc::new(Set {
+        Ok(StoreLimiter::new(Arc::new(Set {
             leases,
             script: Script::shared(members.iter().map(|member| member.terms.kind)),
             store,

@@ -13,17 +13,18 @@ use std::time::Duration;
 
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Events, Grant, Limiter, Nanos, Pause, QueueBounds, Refusal, Status,
+    DefaultClock, Events, Limiter, Nanos, Pause, QueueBounds, Refusal, Status,
 };
 
 pub use builder::LimiterBuilder;
 
+use crate::block_on::Blocks;
 use crate::line::{Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
 use crate::set::{Instead, Set, Undecided};
 use request::{Ask, Won};
-use reserved::{Degraded, Reserved};
+use reserved::Reserved;
 
 /// One or several limits that all processes share which name the same store, tag and names.
 ///
@@ -82,16 +83,34 @@ use reserved::{Degraded, Reserved};
 /// [timeout](crate::StoreBuilder::timeout) of the store.
 /// [`blocking_acquire`](AnyLimiter::blocking_acquire) blocks it until the permits are due. All of
 /// them work on the threads of a tokio runtime, also on its only one, whose other tasks wait
-/// meanwhile.
+/// meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks no thread.
 ///
 /// Observers of a store and wakers run on the thread of the store, which cannot wait for itself. A
 /// call there that would block sends nothing, and is refused at once as [`Refusal::Unavailable`].
 /// There `status` tells that nothing is available, and `resume` does not wait for its message, and
 /// returns `false`. Spawn a task that awaits the permits instead.
 #[derive(Clone, Debug)]
-pub struct StoreLimiter(Arc<Set>);
+pub struct StoreLimiter(Arc<Set>, Blocks);
 
 impl StoreLimiter {
+    fn new(set: Arc<Set>) -> StoreLimiter {
+        StoreLimiter(set, Blocks::Yes)
+    }
+
+    /// Closes the set.
+    fn end(&self) -> bool {
+        if let Some(leases) = &self.0.leases {
+            leases.close();
+            leases.end(&self.0);
+        }
+        self.0.close()
+    }
+
+    /// Waits for a future on this thread, where that may be.
+    fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
+        self.0.store.block_on(self.1, future)
+    }
+
     /// Sets whether requests that would be refused pass without permits, for trying out a limit.
     /// It holds for this process.
     pub fn set_shadow(&self, shadow: bool) {
@@ -175,7 +194,7 @@ impl StoreLimiter {
 
     /// Waits for an answer on this thread.
     fn blocking(&self, request: &AllRequest<'_>, wait: AcquireAny) -> Result<AllPermits, AllRefusal> {
-        self.0.store.block_on(wait).unwrap_or_else(|| {
+        self.block_on(wait).unwrap_or_else(|| {
             let answer = Err(self.0.unavailable(Undecided::HERE));
             self.told(request, &answer);
             answer
@@ -337,54 +356,25 @@ impl Limiter for StoreLimiter {
 
     /// The place is booked in the store. It is given back when it is dropped, as far as
     /// [`StoreLimiter`] says. While the store is away there is a place in the share of this
-    /// process, or none.
+    /// process, or none. A place that the store has not decided when it is settled takes nothing,
+    /// and what the call tells is charged.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let ask = Ask::new(&self.0, request)?;
-        let watch = Watch::new(&self.0.observers, ask.permits());
-        if ask.exempt {
-            if let Some(watch) = watch {
-                watch.exempted();
-            }
-            return Ok(AnyReservation::new(Reserved::free(self, ask)));
+        let mut place = Reserved::new(self, Ask::new(&self.0, request)?);
+        if let Some(refusal) = place.refused_at_once(self.1) {
+            return Err(refusal);
         }
-        let refused = |watch: Option<Watch>, refusal: AllRefusal| {
-            if let Some(watch) = watch {
-                watch.answered(Err(&refusal));
+        if self.1 == Blocks::Yes && !place.is_decided() {
+            match self.block_on(poll_fn(|context| place.poll_decided(context))) {
+                Some(decided) => decided?,
+                None => return Err(place.give_up(self.0.unavailable(Undecided::HERE))),
             }
-            refusal
-        };
-        if let Err(refusal) = self.0.check(&ask.costs) {
-            return Err(refused(watch, refusal));
         }
-        let longest = ask.all_else.within.unwrap_or(Duration::MAX);
-        let mut ticket = Ticket::new(&self.0, ask.asked(&self.0, longest, false));
-        let outcome = self.0.store.block_on(poll_fn(|context| ticket.poll_decided(context)));
-        let undecided = match outcome {
-            Some(Outcome::Granted(())) => {
-                return Ok(AnyReservation::new(Reserved::waits(self, ask, ticket, watch)));
-            }
-            Some(Outcome::Refused(refusal)) => return Err(refused(watch, refusal)),
-            Some(Outcome::Undecided(undecided)) => undecided,
-            None => return Err(refused(watch, self.0.unavailable(Undecided::HERE))),
-        };
-        match self.0.instead(undecided) {
-            Instead::Everyone => {
-                if let Some(watch) = watch {
-                    watch.answered(Ok(&AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded()));
-                }
-                Ok(AnyReservation::new(Reserved::unlimited(self, ask)))
-            }
-            Instead::Nobody(refusal) => Err(refused(watch, refusal)),
-            Instead::Share(share) => match share.reserve(ask.request(longest)) {
-                Ok(place) => Ok(AnyReservation::new(Degraded { place, watch })),
-                Err(refusal) => Err(refused(watch, self.0.by_share(refusal, undecided.rest()))),
-            },
-        }
+        Ok(AnyReservation::new(place))
     }
 
     /// While the store does not answer, nothing is available.
     fn status(&self) -> AllStatus {
-        self.0.store.block_on(StoreLimiter::status(self)).and_then(Result::ok).unwrap_or_else(|| {
+        self.block_on(StoreLimiter::status(self)).and_then(Result::ok).unwrap_or_else(|| {
             let members = self.0.members.iter().map(|member| {
                 let nothing = tidegate::Left::new(member.terms.limit, 0);
                 (member.name.as_str(), Status::from(nothing).rate(member.terms.rate))
@@ -413,7 +403,7 @@ impl Limiter for StoreLimiter {
             leases.forget();
         }
         self.0.resume();
-        let Some(reply) = self.0.store.block_on(self.ask_all(Operation::Resume)) else {
+        let Some(reply) = self.block_on(self.ask_all(Operation::Resume)) else {
             self.0.tell(Operation::Resume, &vec![(1, 1); self.0.members.len()], &[]);
             return false;
         };
@@ -438,26 +428,32 @@ impl Limiter for StoreLimiter {
         let any = 1 << 52;
         let mut costs = vec![(any, any); self.0.members.len()];
         costs[member] = (permits.min(any), permits.min(any));
+        let lose = || self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)));
+        if self.1 == Blocks::No {
+            lose();
+            self.0.tell(Operation::Keep, &costs, &[]);
+            return Ok(0);
+        }
         let asked = async {
-            let lost = self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)));
+            let lost = lose();
             let reply = self.0.ask(Operation::Keep, &costs).await?;
             Ok(reply.limits[member].other + lost)
         };
-        let taken = self.0.store.block_on(asked).unwrap_or(Err(Undecided::HERE));
+        let taken = self.block_on(asked).unwrap_or(Err(Undecided::HERE));
         taken.map_err(|undecided| self.0.unavailable(undecided))
     }
 
     /// For this process.
     fn close(&self) -> Result<bool, AllRefusal> {
-        if let Some(leases) = &self.0.leases {
-            leases.close();
-            leases.end(&self.0);
-        }
-        Ok(self.0.close())
+        Ok(self.end())
     }
 
     fn is_closed(&self) -> bool {
         *self.0.closed.borrow()
+    }
+
+    fn in_task(&self) -> Option<AnyLimiter> {
+        (self.1 == Blocks::Yes).then(|| AnyLimiter::new(StoreLimiter(self.0.clone(), Blocks::No)))
     }
 }
 

@@ -1,59 +1,164 @@
 //! A place that is booked in the store, as a reservation of the core.
+//!
+//! | stage | holds | next |
+//! |---|---|---|
+//! | `Waits` | a place in the line of this process, sent, booked or due | by the store: decided. While it is away: `Shared`, or decided |
+//! | `Shared` | a place in the share of this process | stays, also when it is claimed |
+//! | `Decided` | what it got, which is used, or a refusal that may still ask for the state of the limits | stays |
 
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Grant, Nanos, Place};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Grant, Nanos, Place, Refusal};
 
+use crate::block_on::Blocks;
 use crate::limiter::StoreLimiter;
 use crate::limiter::request::{Ask, grant, left};
 use crate::line::{Granted, Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Answer, Operation};
-use crate::set::Costs;
+use crate::set::{Costs, Instead, Undecided};
 
-/// A place that is booked in the store.
+/// A place of a request.
 pub(super) struct Reserved {
     of: StoreLimiter,
     ask: Ask,
+    began: Nanos,
     stage: Stage,
-    /// Until it is claimed.
+    /// Until it is decided.
     watch: Option<Watch>,
     left: Option<AllStatus>,
+    is_degraded: bool,
 }
 
 enum Stage {
-    /// It needs no permits.
-    Free,
-    /// No store decided.
-    Unlimited,
-    /// It stands in line, due or not.
     Waits(Ticket),
-    /// What it got, which is used.
-    Claimed(Result<(Grant, Used), AllRefusal>),
+    Shared(AnyReservation),
+    Decided(Result<(Grant, Option<Used>), AllRefusal>, Option<State>),
 }
+
+/// The state of the limits, which is asked for.
+type State = Pin<Box<dyn Future<Output = Option<AllStatus>> + Send>>;
 
 /// How many permits of each member were used, and the instant of the grant.
 #[derive(Clone)]
 struct Used(Vec<u64>, i64);
 
 impl Reserved {
-    pub(super) fn waits(of: &StoreLimiter, ask: Ask, ticket: Ticket, watch: Option<Watch>) -> Reserved {
-        Reserved { of: of.clone(), ask, stage: Stage::Waits(ticket), watch, left: None }
+    /// Takes a place now.
+    pub(super) fn new(of: &StoreLimiter, ask: Ask) -> Reserved {
+        let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
+        let watch = Watch::new(&of.0.observers, ask.permits());
+        let began = of.0.now();
+        let (left, is_degraded) = (None, false);
+        let mut place = Reserved { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
+        if place.ask.exempt {
+            place.watch.take().into_iter().for_each(Watch::exempted);
+        } else if let Err(refusal) = of.0.check(&place.ask.costs) {
+            place.refuse(refusal);
+        } else {
+            place.stage = Stage::Waits(Ticket::new(&of.0, place.ask.asked(&of.0, place.longest(), false)));
+        }
+        place
     }
 
-    pub(super) fn free(of: &StoreLimiter, ask: Ask) -> Reserved {
-        Reserved { of: of.clone(), ask, stage: Stage::Free, watch: None, left: None }
+    /// Whether nothing more is waited for but the instant.
+    pub(super) fn is_decided(&self) -> bool {
+        matches!(self.stage, Stage::Decided(_, None))
     }
 
-    /// Since no store decided.
-    pub(super) fn unlimited(of: &StoreLimiter, ask: Ask) -> Reserved {
-        Reserved { of: of.clone(), ask, stage: Stage::Unlimited, watch: None, left: None }
+    /// The refusal of a place that waits for nothing. Where the caller must not be blocked, a request
+    /// for no permits is one without the state of the limits, too.
+    pub(super) fn refused_at_once(&self, blocks: Blocks) -> Option<AllRefusal> {
+        let Stage::Decided(Err(refusal), asks) = &self.stage else { return None };
+        let is_zero = blocks == Blocks::No && refusal.refusal() == Some(Refusal::ZeroPermits);
+        (asks.is_none() || is_zero).then(|| refusal.clone())
     }
 
-    fn claim(&mut self, granted: &Granted) -> (Grant, Used) {
+    /// Refuses a place that is not waited for, unless it is refused already.
+    pub(super) fn give_up(&mut self, refusal: AllRefusal) -> AllRefusal {
+        if let Stage::Decided(Err(refusal), _) = &self.stage {
+            return refusal.clone();
+        }
+        self.tell(Err(&refusal));
+        refusal
+    }
+
+    /// Waits until the place has an instant, which it keeps, or is refused.
+    pub(super) fn poll_decided(&mut self, context: &mut Context<'_>) -> Poll<Result<(), AllRefusal>> {
+        loop {
+            match &mut self.stage {
+                Stage::Waits(ticket) => match ready!(ticket.poll_decided(context)) {
+                    Outcome::Granted(()) => return Poll::Ready(Ok(())),
+                    Outcome::Refused(refusal) => self.refuse(refusal),
+                    Outcome::Undecided(undecided) => self.decide_alone(undecided),
+                },
+                Stage::Shared(_) => return Poll::Ready(Ok(())),
+                Stage::Decided(..) => return self.poll_answer(context).map_ok(drop),
+            }
+        }
+    }
+
+    /// What it got, with the state of the limits if that is asked for.
+    fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Grant, AllRefusal>> {
+        let Stage::Decided(decision, asks) = &mut self.stage else { return Poll::Pending };
+        if let Some(state) = asks {
+            let state = ready!(state.as_mut().poll(context));
+            *asks = None;
+            if let (Err(refusal), Some(state)) = (&mut *decision, state) {
+                *refusal = refusal.clone().with_left(state);
+            }
+        }
+        Poll::Ready(match decision {
+            Ok((grant, _)) => Ok(*grant),
+            Err(refusal) => Err(refusal.clone()),
+        })
+    }
+
+    fn longest(&self) -> Duration {
+        self.of.rest(self.ask.all_else.within.unwrap_or(Duration::MAX), self.began)
+    }
+
+    fn tell(&mut self, answer: Result<&AllPermits, &AllRefusal>) {
+        if let Some(watch) = self.watch.take() {
+            watch.answered(answer);
+        }
+    }
+
+    /// Ends it with a refusal. The line tells the state of the limits with its own ones.
+    fn refuse(&mut self, refusal: AllRefusal) {
+        self.tell(Err(&refusal));
+        let asks = self.ask.with_left && refusal.left().is_none() && !refusal.is_degraded();
+        let of = self.of.clone();
+        let asks = asks.then(|| -> State { Box::pin(async move { of.status().await.ok() }) });
+        self.stage = Stage::Decided(Err(refusal), asks);
+    }
+
+    /// Decides it without the store.
+    fn decide_alone(&mut self, undecided: Undecided) {
+        let set = self.of.0.clone();
+        match set.instead(undecided) {
+            Instead::Everyone => {
+                self.is_degraded = true;
+                let grant = Grant::new(0, Nanos::ZERO);
+                self.tell(Ok(&AllPermits::from(grant).as_degraded()));
+                self.stage = Stage::Decided(Ok((grant, None)), None);
+            }
+            Instead::Nobody(refusal) => self.refuse(refusal),
+            Instead::Share(share) => match share.reserve(self.ask.request(self.longest())) {
+                Ok(place) => {
+                    self.is_degraded = true;
+                    self.stage = Stage::Shared(place);
+                }
+                Err(refusal) => self.refuse(set.by_share(refusal, undecided.rest())),
+            },
+        }
+    }
+
+    /// Takes what the store granted.
+    fn claim(&mut self, granted: &Granted) -> (Grant, Option<Used>) {
         self.of.0.log_grant(&granted.reply);
         if let Some(watch) = self.watch.take() {
             watch.granted(&self.of.0, granted);
@@ -67,7 +172,8 @@ impl Reserved {
         let sum = used.iter().fold(0_u64, |sum, n| sum.saturating_add(*n));
         let told = grant(&self.of.0, &self.ask, granted);
         let grant = Grant::new(u32::try_from(sum).unwrap_or(u32::MAX), granted.waited);
-        (told.left().map_or(grant, |left| grant.with_left(left)), Used(used, granted.reply.due))
+        let used = (sum > 0).then_some(Used(used, granted.reply.due));
+        (told.left().map_or(grant, |left| grant.with_left(left)), used)
     }
 }
 
@@ -76,22 +182,24 @@ impl Future for Reserved {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let ticket = match &mut this.stage {
-            Stage::Free | Stage::Unlimited => return Poll::Ready(Ok(Grant::new(0, Nanos::ZERO))),
-            Stage::Claimed(answer) => return Poll::Ready(answer.clone().map(|(grant, _)| grant)),
-            Stage::Waits(ticket) => ticket,
-        };
-        let Poll::Ready(outcome) = Pin::new(ticket).poll(context) else { return Poll::Pending };
-        let answer = match outcome {
-            Outcome::Granted(granted) => Ok(this.claim(&granted)),
-            Outcome::Refused(refusal) => Err(refusal),
-            Outcome::Undecided(undecided) => Err(this.of.0.unavailable(undecided)),
-        };
-        if let (Err(refusal), Some(watch)) = (&answer, this.watch.take()) {
-            watch.answered(Err(refusal));
+        loop {
+            match &mut this.stage {
+                Stage::Waits(ticket) => match ready!(Pin::new(ticket).poll(context)) {
+                    Outcome::Granted(granted) => this.stage = Stage::Decided(Ok(this.claim(&granted)), None),
+                    Outcome::Refused(refusal) => this.refuse(refusal),
+                    Outcome::Undecided(undecided) => this.decide_alone(undecided),
+                },
+                Stage::Shared(place) => {
+                    let answer = ready!(Pin::new(place).poll(context)).map_err(AllRefusal::as_degraded);
+                    match &answer {
+                        Ok(grant) => this.tell(Ok(&AllPermits::from(*grant).as_degraded())),
+                        Err(refusal) => this.tell(Err(refusal)),
+                    }
+                    return Poll::Ready(answer);
+                }
+                Stage::Decided(..) => return this.poll_answer(context),
+            }
         }
-        this.stage = Stage::Claimed(answer.clone());
-        Poll::Ready(answer.map(|(grant, _)| grant))
     }
 }
 
@@ -99,36 +207,44 @@ impl Place for Reserved {
     fn due_in(&self) -> Duration {
         match &self.stage {
             Stage::Waits(ticket) => ticket.due_in(),
-            Stage::Free | Stage::Unlimited | Stage::Claimed(_) => Duration::ZERO,
+            Stage::Shared(place) => place.due_in(),
+            Stage::Decided(..) => Duration::ZERO,
         }
     }
 
     fn left(&self) -> Option<AllStatus> {
-        self.left.clone()
+        match &self.stage {
+            Stage::Shared(place) => place.left(),
+            _ => self.left.clone(),
+        }
     }
 
     fn is_degraded(&self) -> bool {
-        matches!(self.stage, Stage::Unlimited)
+        self.is_degraded
     }
 
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        let reserved = match std::mem::replace(&mut self.stage, Stage::Free) {
-            Stage::Waits(ticket) => ticket.take().map(|granted| self.claim(&granted).1),
-            Stage::Claimed(answer) => answer.ok().map(|(_, used)| used),
-            Stage::Free | Stage::Unlimited => None,
+        let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
+        let set = self.of.0.clone();
+        let none = || Used(vec![0; set.members.len()], 0);
+        let reserved = match std::mem::replace(&mut self.stage, nothing) {
+            Stage::Shared(place) => return place.settle(used.clone()),
+            Stage::Waits(ticket) => match ticket.take() {
+                Some(granted) => self.claim(&granted).1,
+                // It takes nothing, and what was used is charged.
+                None => Some(none()),
+            },
+            Stage::Decided(decision, _) => decision.ok().and_then(|(_, used)| used),
         };
         // What the request does not tell was used as reserved.
-        let set = &self.of.0;
-        let mut told = reserved.as_ref().map_or_else(|| vec![0; set.members.len()], |Used(n, _)| n.clone());
+        let Used(mut told, _) = reserved.clone().unwrap_or_else(none);
         if let Some(others) = used.others() {
             told = vec![others.into(); told.len()];
         }
         for (name, n) in used.costs() {
             told[set.find(name)?] = n.into();
         }
-        let Some(Used(reserved, due)) = reserved.filter(|Used(n, _)| n.iter().any(|n| *n > 0)) else {
-            return Ok(());
-        };
+        let Some(Used(reserved, due)) = reserved else { return Ok(()) };
         let difference = |more: fn(u64, u64) -> u64| -> Costs {
             reserved
                 .iter()
@@ -151,45 +267,5 @@ impl Place for Reserved {
 impl fmt::Debug for Reserved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reserved").field("due_in", &self.due_in()).finish_non_exhaustive()
-    }
-}
-
-/// A place in the share of this process.
-pub(super) struct Degraded {
-    pub(super) place: AnyReservation,
-    /// Until it is claimed.
-    pub(super) watch: Option<Watch>,
-}
-
-impl Future for Degraded {
-    type Output = Result<Grant, AllRefusal>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = ready!(Pin::new(&mut self.place).poll(context)).map_err(AllRefusal::as_degraded);
-        if let Some(watch) = self.watch.take() {
-            match &answer {
-                Ok(grant) => watch.answered(Ok(&AllPermits::from(*grant).as_degraded())),
-                Err(refusal) => watch.answered(Err(refusal)),
-            }
-        }
-        Poll::Ready(answer)
-    }
-}
-
-impl Place for Degraded {
-    fn due_in(&self) -> Duration {
-        self.place.due_in()
-    }
-
-    fn left(&self) -> Option<AllStatus> {
-        self.place.left()
-    }
-
-    fn is_degraded(&self) -> bool {
-        true
-    }
-
-    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.place.settle(used.clone())
     }
 }

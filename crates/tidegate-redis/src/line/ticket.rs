@@ -121,7 +121,8 @@ impl Ticket {
         due.map_or(Duration::ZERO, |due| due.saturating_since(now).as_duration())
     }
 
-    /// Takes the permits of a booked or granted request, also if its instant has not come.
+    /// Takes the permits of a booked or granted request, also if its instant has not come. A request
+    /// that is not decided leaves the line.
     pub(crate) fn take(mut self) -> Option<Granted> {
         let (set, number) = (self.set.clone(), self.number);
         self.is_over = true;
@@ -136,6 +137,10 @@ impl Ticket {
                     state.permits = state.permits.saturating_sub(bounds::sum(&entry.asked.costs));
                     set.settle(state, after, &class, now);
                     Some(Granted { reply, waited: Duration::ZERO, due })
+                }
+                Stage::InLine => {
+                    state.in_line.remove(&(Reverse(entry.asked.priority), number));
+                    None
                 }
                 _ => None,
             }
