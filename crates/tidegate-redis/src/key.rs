@@ -1,5 +1,7 @@
 //! The names of keys.
 
+use std::borrow::Cow;
+
 use crate::terms::Kind;
 
 /// The version of the values that are stored under keys. Two releases with different versions share
@@ -16,6 +18,18 @@ pub(crate) fn is_name(text: &str) -> bool {
 pub(crate) fn is_tag(text: &str) -> bool {
     let is_allowed = |c: char| !matches!(c, '{' | '}') && !c.is_control();
     (1..=500).contains(&text.len()) && text.chars().all(is_allowed)
+}
+
+/// A tag that is the hash of a key begins with this.
+const HASHED: &str = "sha1:";
+
+/// The tag of a key that may be any text: the key itself, or its hash if it cannot be a tag, or
+/// could be such a hash.
+pub(crate) fn tag_of(key: &str) -> Cow<'_, str> {
+    if is_tag(key) && !key.starts_with(HASHED) {
+        return key.into();
+    }
+    format!("{HASHED}{}", sha1_smol::Sha1::from(key).digest()).into()
 }
 
 /// The key of a limit. All limits of one tag lie in one slot of a cluster. The algorithm is part of
@@ -51,5 +65,15 @@ mod tests {
             assert!(!is_name(name), "{name:?}");
         }
         assert!(is_tag("user:42, of a") && !is_tag("a}b") && !is_tag(""));
+    }
+
+    #[test]
+    fn any_text_has_a_tag_of_its_own() {
+        let long = "a".repeat(501);
+        let hash = tag_of("{").into_owned();
+        let texts = ["", "{", "a}b", "a\0b", "\n", "alice", "user:42, of a", "sha1:", &long, &hash];
+        let tags: std::collections::BTreeSet<_> = texts.into_iter().map(tag_of).collect();
+        assert!(tags.len() == texts.len() && tags.iter().all(|tag| is_tag(tag)), "{tags:?}");
+        assert!(tags.contains("alice") && tags.contains("user:42, of a"));
     }
 }

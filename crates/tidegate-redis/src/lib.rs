@@ -21,6 +21,7 @@ mod share;
 #[doc(hidden)]
 pub mod simulation;
 mod store;
+mod tags;
 mod terms;
 
 pub use config::LimiterConfig;
@@ -29,7 +30,7 @@ pub use connection::Tls;
 pub use counting::{CountingBuilder, StoreCountingLimit};
 pub use error::{BuildError, OpenError, StoreError};
 pub use lease::LeaseCounts;
-pub use limiter::{LimiterBuilder, StoreLimiter};
+pub use limiter::{KeyedBuilder, LimiterBuilder, StoreKeyedLimiter, StoreLimiter};
 pub use store::{Counts, Store, StoreBuilder, WhileAway};
 
 /// How many servers a fleet needs, and what it gets: measured and simulated.

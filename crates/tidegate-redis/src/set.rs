@@ -7,27 +7,64 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tidegate::{
-    AllRefusal, AllRequest, AllStatus, AnyLimiter, Clock, DefaultClock, Left, Nanos, PolicyConfig, Refusal,
-    Request, Status,
+    AllRefusal, AllRequest, AllStatus, AnyLimiter, Clock, DefaultClock, Left, Nanos, PolicyConfig,
+    QueueBounds, Refusal, Request, Status,
 };
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
+use crate::key;
 use crate::lease::Leases;
 use crate::line::{Granted, Line};
 use crate::observe::Observers;
 use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
 use crate::store::{Away, Store, Unsent, WhileAway, lock};
+use crate::tags::Tags;
 use crate::terms::Terms;
 
 /// One limit of a set.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) name: String,
-    pub(crate) key: String,
     pub(crate) terms: Terms,
     pub(crate) config: PolicyConfig,
+}
+
+/// Limits without a tag: what the sets of all tags share.
+pub(crate) struct Prepared {
+    pub(crate) store: Store,
+    pub(crate) script: Arc<Script>,
+    pub(crate) members: Arc<[Member]>,
+    pub(crate) observers: Arc<Observers>,
+    pub(crate) is_leased: bool,
+}
+
+impl Prepared {
+    /// The set of a tag, of those of a keyed limiter if there is one.
+    pub(crate) fn set(&self, tag: String, bounds: QueueBounds, tags: Option<Arc<Tags>>) -> Set {
+        let Prepared { store, script, members, observers, is_leased } = self;
+        let key = |member: &Member| key::of(store.prefix(), &tag, &member.name, member.terms.kind);
+        let leases = is_leased.then(|| Leases::new(members, store.lease_counters().clone()));
+        Set {
+            keys: members.iter().map(key).collect(),
+            store: store.clone(),
+            script: script.clone(),
+            tag,
+            observers: observers.clone(),
+            members: members.clone(),
+            paused_till: Mutex::default(),
+            shadow: AtomicBool::new(false),
+            closed: watch::Sender::new(false),
+            line: Line::new(bounds),
+            clock: DefaultClock::new(),
+            home: Handle::try_current().ok(),
+            waiting: AtomicUsize::new(0),
+            leases: leases.flatten(),
+            tags,
+            is_used: AtomicBool::new(true),
+        }
+    }
 }
 
 /// What the handles of one limiter share.
@@ -36,7 +73,9 @@ pub(crate) struct Set {
     pub(crate) script: Arc<Script>,
     pub(crate) tag: String,
     pub(crate) observers: Arc<Observers>,
-    pub(crate) members: Vec<Member>,
+    pub(crate) members: Arc<[Member]>,
+    /// The key of each member.
+    keys: Vec<String>,
     /// The end of the last pause that this process asked for, for the time that the store is away.
     pub(crate) paused_till: Mutex<Option<Instant>>,
     pub(crate) shadow: AtomicBool,
@@ -49,6 +88,10 @@ pub(crate) struct Set {
     pub(crate) waiting: AtomicUsize,
     /// `None` if each request is decided by the store.
     pub(crate) leases: Option<Leases>,
+    /// The sets of which it is one, if its limiter has keys.
+    tags: Option<Arc<Tags>>,
+    /// Whether a keyed limiter was asked for this set lately.
+    pub(crate) is_used: AtomicBool,
 }
 
 /// Of each member, how many permits, and at most how many.
@@ -168,7 +211,7 @@ impl Set {
     fn parts<'a>(&'a self, costs: &Costs, before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
         let part = |(i, (member, (n, _))): (usize, (&'a Member, &(u64, u64)))| {
             let booking = before.get(i).map_or(&[][..], Vec::as_slice);
-            Part { key: &member.key, terms: &member.terms, permits: *n, booking }
+            Part { key: &self.keys[i], terms: &member.terms, permits: *n, booking }
         };
         self.members.iter().zip(costs).enumerate().map(part).collect()
     }
@@ -320,8 +363,8 @@ impl Set {
     /// Permits are used.
     pub(crate) fn log_grant(&self, reply: &Reply) {
         if reply.answer == Answer::Done {
-            for (member, permits) in self.members.iter().zip(&reply.permits) {
-                self.store.log_grant(&member.key, reply.due, *permits);
+            for (key, permits) in self.keys.iter().zip(&reply.permits) {
+                self.store.log_grant(key, reply.due, *permits);
             }
         }
     }
@@ -379,6 +422,18 @@ impl Drop for Set {
         if let Some(leases) = &self.leases {
             leases.end(self);
         }
+        if let Some(tags) = &self.tags {
+            tags.forget(&self.tag);
+        }
+    }
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prepared")
+            .field("store", &self.store)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, Request, Response, StatusCode};
 use tidegate::io::Throttled;
-use tidegate::{AnyLimiter, DefaultClock};
+use tidegate::{AnyKeyed, AnyLimiter, DefaultClock};
 use tidegate_http::obey::{Obey, Options};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter, WhileAway};
@@ -104,6 +104,38 @@ fn a_store_that_is_away_is_asked_for_no_headers() {
             assert_eq!(calls, 20);
         });
     }
+}
+
+#[test]
+fn each_key_has_limits_of_its_own() {
+    run(async {
+        let model = model();
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let users = store.keyed().limit("calls", "fixed_window 2/d".parse().unwrap()).build().unwrap();
+        let key = |request: &http::request::Parts| {
+            let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
+            Ok(key.to_str().unwrap_or_default().to_owned())
+        };
+        let layer = RateLimitLayer::keyed(AnyKeyed::from(users.clone()), key);
+        let service =
+            service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+        let mut answers = Vec::new();
+        for key in [Some("alice"), Some("alice"), Some("bob"), Some("alice"), None] {
+            let mut request = Request::builder();
+            if let Some(key) = key {
+                request = request.header("x-api-key", key);
+            }
+            let request = request.body(String::new()).unwrap();
+            let answer = layer.clone().layer(service).oneshot(request).await.unwrap();
+            answers.push((answer.status().as_u16(), text(answer.headers(), "ratelimit").to_owned()));
+        }
+        let statuses: Vec<u16> = answers.iter().map(|(status, _)| *status).collect();
+        assert_eq!(statuses, [200, 200, 200, 429, 401]);
+        let left = ["r=1", "r=0", "r=1", "r=0", ""];
+        assert!(answers.iter().zip(left).all(|((_, told), left)| told.contains(left)), "{answers:?}");
+        assert_eq!(model.calls(), 4 + 1);
+        assert!(users.is_empty());
+    });
 }
 
 #[test]

@@ -1,20 +1,15 @@
 //! [`LimiterBuilder`]: the settings of a limiter.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use tidegate::{DefaultClock, PolicyConfig, QueueBounds};
-use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tidegate::{PolicyConfig, QueueBounds};
 
 use crate::error::BuildError;
 use crate::key;
-use crate::lease::Leases;
 use crate::limiter::StoreLimiter;
-use crate::line::Line;
 use crate::observe::Observers;
 use crate::script::Script;
-use crate::set::{Member, Set};
+use crate::set::{Member, Prepared};
 use crate::store::Store;
 use crate::terms::Terms;
 
@@ -26,7 +21,7 @@ pub struct LimiterBuilder {
     tag: String,
     limits: Vec<(String, PolicyConfig)>,
     is_leased: bool,
-    bounds: QueueBounds,
+    pub(super) bounds: QueueBounds,
 }
 
 impl Store {
@@ -35,12 +30,11 @@ impl Store {
     /// tag: limits of two tags may lie on two servers, and no call decides about both.
     ///
     /// A tag has 1 to 500 bytes, and no brace and no control character, such as `user:7` or an
-    /// address. Others are refused by [`build`](LimiterBuilder::build): hash what clients make up.
+    /// address. Others are refused by [`build`](LimiterBuilder::build).
     ///
-    /// A limiter costs the client no call, and little beside one: make one for each tag when it is
-    /// needed, and drop it. For millions of tags a client keeps nothing. The state is in the store,
-    /// and expires there. A [leased](LimiterBuilder::leased) limiter has to be kept, since its
-    /// permits go back when it is dropped, and so has a limiter whose requests wait in one line.
+    /// The state is in the store, and expires there. Requests of one limiter and its clones stand in
+    /// one line. Two limiters that are made for one tag share the limits, and no line. For many tags
+    /// with equal limits, and for texts that clients make up, see [`Store::keyed`].
     ///
     /// # Examples
     ///
@@ -135,10 +129,16 @@ impl LimiterBuilder {
     /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a policy cannot be had
     /// over a store, or if there is no limit.
     pub fn build(self) -> Result<StoreLimiter, BuildError> {
-        let LimiterBuilder { store, tag, limits, is_leased, bounds } = self;
-        if !key::is_tag(&tag) {
-            return Err(BuildError::Name { name: tag });
+        if !key::is_tag(&self.tag) {
+            return Err(BuildError::Name { name: self.tag });
         }
+        let (tag, bounds) = (self.tag.clone(), self.bounds);
+        Ok(StoreLimiter::new(Arc::new(self.prepare()?.set(tag, bounds, None))))
+    }
+
+    /// The limits without their tag.
+    pub(super) fn prepare(self) -> Result<Prepared, BuildError> {
+        let LimiterBuilder { store, limits, is_leased, .. } = self;
         if limits.is_empty() {
             return Err(BuildError::NoLimit);
         }
@@ -151,31 +151,17 @@ impl LimiterBuilder {
                 return Err(BuildError::Twice { name });
             }
             let terms = Terms::new(&config)?;
-            let key = key::of(store.prefix(), &tag, &name, terms.kind);
-            members.push(Member { name, key, terms, config });
+            members.push(Member { name, terms, config });
         }
-        let leases = match is_leased {
-            true => {
-                store.count_processes();
-                Leases::new(&members, store.lease_counters().clone())
-            }
-            false => None,
-        };
-        let observers = Arc::new(Observers::new(store.events()));
-        Ok(StoreLimiter::new(Arc::new(Set {
-            leases,
+        if is_leased {
+            store.count_processes();
+        }
+        Ok(Prepared {
             script: Script::shared(members.iter().map(|member| member.terms.kind)),
+            members: members.into(),
+            observers: Arc::new(Observers::new(store.events())),
             store,
-            tag,
-            observers,
-            members,
-            paused_till: Mutex::default(),
-            shadow: AtomicBool::new(false),
-            closed: watch::Sender::new(false),
-            waiting: AtomicUsize::new(0),
-            line: Line::new(bounds),
-            clock: DefaultClock::new(),
-            home: Handle::try_current().ok(),
-        })))
+            is_leased,
+        })
     }
 }

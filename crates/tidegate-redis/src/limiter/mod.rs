@@ -1,6 +1,7 @@
 //! [`StoreLimiter`]: limits in a store, as a limiter of the core.
 
 mod builder;
+mod keyed;
 mod request;
 mod reserved;
 
@@ -17,6 +18,7 @@ use tidegate::{
 };
 
 pub use builder::LimiterBuilder;
+pub use keyed::{KeyedBuilder, StoreKeyedLimiter};
 
 use crate::block_on::Blocks;
 use crate::line::{Outcome, Ticket};

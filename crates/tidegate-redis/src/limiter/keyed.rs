@@ -1,0 +1,283 @@
+//! [`StoreKeyedLimiter`]: limits of each key, prepared once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate::{
+    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyKeyed, AnyLimiter, Events, KeyedLimiter,
+    Limiter, PolicyConfig, QueueBounds,
+};
+
+use crate::error::BuildError;
+use crate::key;
+use crate::limiter::{LimiterBuilder, StoreLimiter};
+use crate::set::Prepared;
+use crate::store::Store;
+use crate::tags::Tags;
+
+/// One or several limits of each key, which all processes share: users, tenants, addresses. They
+/// are prepared once, and then asked for by key.
+///
+/// It is made by [`Store::keyed`]. The limits of a key are those of a [`StoreLimiter`] whose tag is
+/// the key, with its calls and its promises. An [`AnyKeyed`], which it converts to, is a limiter of
+/// a layer of `tidegate-tower`.
+///
+/// # Keys
+///
+/// A key may be any text. One that cannot be a tag, since it is empty, longer than 500 bytes, or
+/// has a brace or a control character, has its SHA-1 as tag.
+///
+/// # Memory
+///
+/// The state of a key is in the store, and expires there. This process keeps nothing of a key but
+/// while a request for it is decided or waits, or a [limiter](StoreKeyedLimiter::limiter) of it is
+/// held; then some 1,500 bytes. A [leased](KeyedBuilder::leased) key stays for a second or two after
+/// its last request, with some 5,000 bytes for each limit. No more than 16,384 keys stay so, and
+/// requests for other keys are decided by the store.
+///
+/// A refusal is not remembered: another process may give permits back at any time. A leased limiter
+/// believes one for a second, as [Leases](crate#leases) tells.
+///
+/// # Fairness
+///
+/// Requests for one key stand in one line, and share calls, as those of one [`StoreLimiter`]. Keys
+/// do not affect each other.
+///
+/// # Examples
+///
+/// ```no_run
+/// use tidegate_redis::Store;
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = Store::open("redis://127.0.0.1")?;
+/// let users = store
+///     .keyed()
+///     .limit("calls", "token_bucket 10/s burst 20".parse()?)
+///     .limit("daily", "fixed_window 10000/d".parse()?)
+///     .build()?;
+/// users.acquire_now("alice", 1).await?; // now, or a refusal
+/// users.acquire("bob").await?; // waits its turn among all requests for this key
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct StoreKeyedLimiter(Arc<Keyed>);
+
+#[derive(Debug)]
+struct Keyed {
+    prepared: Prepared,
+    tags: Arc<Tags>,
+}
+
+/// The limits of a [`StoreKeyedLimiter`].
+#[derive(Clone, Debug)]
+#[must_use = "limits do nothing until the limiter is built"]
+pub struct KeyedBuilder(LimiterBuilder);
+
+impl Store {
+    /// Limits of each key: a user, a tenant, an address. A key has the limits of the
+    /// [limiter](Store::limiter) with this tag.
+    ///
+    /// # Examples
+    ///
+    /// A layer of `tidegate-tower` with a limit for each API key:
+    ///
+    /// ```
+    /// use tidegate::AnyKeyed;
+    /// use tidegate_redis::Store;
+    /// use tidegate_tower::RateLimitLayer;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let users = store.keyed().limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
+    /// let layer = RateLimitLayer::keyed(AnyKeyed::from(users), |request| {
+    ///     let key = request.headers.get("x-api-key")?;
+    ///     key.to_str().ok().map(str::to_owned)
+    /// });
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn keyed(&self) -> KeyedBuilder {
+        KeyedBuilder(self.limiter(""))
+    }
+}
+
+impl KeyedBuilder {
+    /// Adds a limit of each key, as [`LimiterBuilder::limit`].
+    pub fn limit(self, name: impl Into<String>, policy: PolicyConfig) -> KeyedBuilder {
+        KeyedBuilder(self.0.limit(name, policy))
+    }
+
+    /// Lets this process spend permits that it has leased, for keys that are asked for often: a key
+    /// leases from about twenty requests a second on. See [`LimiterBuilder::leased`].
+    pub fn leased(self) -> KeyedBuilder {
+        KeyedBuilder(self.0.leased())
+    }
+
+    /// Bounds the requests that wait for one key, as [`LimiterBuilder::queue_bounds`].
+    pub fn queue_bounds(self, bounds: QueueBounds) -> KeyedBuilder {
+        KeyedBuilder(self.0.queue_bounds(bounds))
+    }
+
+    /// Makes the limiter. The store is not asked.
+    ///
+    /// # Errors
+    ///
+    /// As [`LimiterBuilder::build`].
+    pub fn build(self) -> Result<StoreKeyedLimiter, BuildError> {
+        let tags = Arc::new(Tags::new(self.0.bounds));
+        Ok(StoreKeyedLimiter(Arc::new(Keyed { prepared: self.0.prepare()?, tags })))
+    }
+}
+
+impl StoreKeyedLimiter {
+    /// The limiter of a key, with every call. It shares a line with all other calls for this key.
+    ///
+    /// What holds for this process alone, such as [`close`](AnyLimiter::close) for one key or
+    /// [`set_shadow`](StoreLimiter::set_shadow), holds while the key is in use here.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::AnyLimiter;
+    /// use tidegate_redis::Store;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let users = store.keyed().limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
+    /// let alice = AnyLimiter::from(users.limiter("alice"));
+    /// assert_eq!(users.len(), 1);
+    /// drop(alice);
+    /// assert!(users.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn limiter(&self, key: &str) -> StoreLimiter {
+        StoreLimiter::new(self.0.tags.set(&self.0.prepared, &key::tag_of(key)))
+    }
+
+    /// Takes one permit of each limit of a key now, or refuses. It blocks the thread for a round
+    /// trip, as [`StoreLimiter`] tells.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::try_acquire`].
+    pub fn try_acquire(&self, key: &str) -> Result<AllPermits, AllRefusal> {
+        self.try_acquire_many(key, AllRequest::new())
+    }
+
+    /// Takes the permits of a request from a key now, or refuses, as
+    /// [`try_acquire`](StoreKeyedLimiter::try_acquire).
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::try_acquire_many`].
+    pub fn try_acquire_many<'a>(
+        &self,
+        key: &str,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        self.limiter(key).try_acquire(&request.into())
+    }
+
+    /// Takes the permits of a request from a key now, or refuses, as [`AnyLimiter::acquire_now`].
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire_now`].
+    pub fn acquire_now<'a>(&self, key: &str, request: impl Into<AllRequest<'a>>) -> AcquireAny {
+        self.limiter(key).acquire_now(&request.into())
+    }
+
+    /// Waits for one permit of each limit of a key.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire`].
+    pub fn acquire(&self, key: &str) -> AcquireAny {
+        self.acquire_many(key, AllRequest::new())
+    }
+
+    /// Waits for the permits of a request from a key.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire_many`].
+    pub fn acquire_many<'a>(&self, key: &str, request: impl Into<AllRequest<'a>>) -> AcquireAny {
+        self.limiter(key).acquire(&request.into())
+    }
+
+    /// Waits for one permit of each limit of a key, if that takes no longer than `within`; else
+    /// refuses at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire_within`].
+    pub fn acquire_within(&self, key: &str, within: Duration) -> AcquireAny {
+        self.acquire_many(key, AllRequest::new().within(within))
+    }
+
+    /// A snapshot of the limits of a key, without blocking a thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`StoreLimiter::status`].
+    pub async fn status(&self, key: &str) -> Result<AllStatus, AllRefusal> {
+        self.limiter(key).status().await
+    }
+
+    /// How many keys are in use in this process: with a request that is decided or waits, with a
+    /// [limiter](StoreKeyedLimiter::limiter) that is held, or with a lease.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.tags.len()
+    }
+
+    /// Whether no key is in use in this process.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sets the observer of all keys, as [`StoreLimiter::observe`]. It is told of no key.
+    pub fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.0.prepared.observers.observe(events)
+    }
+
+    /// Sets for all keys whether requests that would be refused pass without permits, as
+    /// [`StoreLimiter::set_shadow`].
+    pub fn set_shadow(&self, shadow: bool) {
+        self.0.tags.set_shadow(shadow);
+    }
+
+    /// Bounds the requests that wait for one key, as [`StoreLimiter::set_queue_bounds`].
+    pub fn set_queue_bounds(&self, bounds: QueueBounds) {
+        self.0.tags.set_bounds(bounds);
+    }
+
+    /// Closes all keys for good in this process, also those to come: all requests that wait, and
+    /// all later ones, are refused as [`Refusal::Closed`](tidegate::Refusal::Closed). Returns
+    /// whether it was open.
+    pub fn close(&self) -> bool {
+        let (was_open, sets) = self.0.tags.close();
+        for set in sets {
+            StoreLimiter::new(set).end();
+        }
+        was_open
+    }
+
+    /// Whether it was [closed](StoreKeyedLimiter::close).
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.0.tags.is_closed()
+    }
+}
+
+impl KeyedLimiter<String> for StoreKeyedLimiter {
+    fn limiter(&self, key: String) -> Result<AnyLimiter, AllRefusal> {
+        Ok(StoreKeyedLimiter::limiter(self, &key).into())
+    }
+}
+
+impl From<StoreKeyedLimiter> for AnyKeyed<String> {
+    fn from(limiter: StoreKeyedLimiter) -> AnyKeyed<String> {
+        AnyKeyed::new(limiter)
+    }
+}

@@ -1,0 +1,314 @@
+//! Limits of each key, over a model of a server on paused time: one line for each key, and nothing
+//! kept of a key that is not in use.
+
+#![allow(clippy::unwrap_used)]
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate::{AllRefusal, AnyKeyed, AnyLimiter, Limiter, QueueBounds, Refusal, Request, Statistics};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{BuildError, KeyedBuilder, Store, StoreKeyedLimiter, WhileAway};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+const MS: Duration = Duration::from_millis(1);
+
+fn store(model: &Model) -> Store {
+    model.open(Store::builder("redis://model")).unwrap()
+}
+
+fn builder(store: &Store, line: &str) -> KeyedBuilder {
+    store.keyed().limit("calls", line.parse().unwrap())
+}
+
+fn keyed(store: &Store, line: &str) -> StoreKeyedLimiter {
+    builder(store, line).build().unwrap()
+}
+
+/// Lets the tasks go on until all of them wait.
+async fn settle() {
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn spawn(
+    keys: &StoreKeyedLimiter,
+    key: &str,
+    request: impl Into<Request>,
+) -> JoinHandle<Result<(), AllRefusal>> {
+    let wait = keys.acquire_many(key, request.into());
+    tokio::spawn(async move { wait.await.map(drop) })
+}
+
+fn available(status: &tidegate::AllStatus) -> u64 {
+    status.members[0].1.available
+}
+
+#[test]
+fn each_key_has_the_limits_of_its_tag() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = store(&model);
+        let lines = [("calls", "fixed_window 3/d"), ("tokens", "token_bucket 1/h burst 1000")];
+        let builder =
+            lines.iter().fold(store.keyed(), |all, (name, line)| all.limit(*name, line.parse().unwrap()));
+        let users = builder.build().unwrap();
+        let _ = users.acquire_now("alice", [("tokens", 850)]).await.unwrap();
+        let refusal = users.acquire_now("alice", [("tokens", 151)]).await.unwrap_err();
+        assert_eq!(refusal.member(), Some("tokens"));
+        let _ = users.acquire_now("bob", [("tokens", 151)]).await.unwrap();
+        let _ = users.acquire("alice").await.unwrap();
+        users.acquire_within("alice", Duration::from_secs(1)).await.map(drop).unwrap();
+        let full = users.acquire_within("alice", Duration::from_secs(1)).await.unwrap_err();
+        assert_eq!(full.member(), Some("calls"));
+        // A limiter of the tag, and of another process.
+        let other = lines.iter().fold(self::store(&model).limiter("alice"), |all, (name, line)| {
+            all.limit(*name, line.parse().unwrap())
+        });
+        let status = other.build().unwrap().status().await.unwrap();
+        assert_eq!((available(&status), status.member("tokens").unwrap().available), (0, 148));
+        assert_eq!(available(&users.status("bob").await.unwrap()), 2);
+        assert_eq!(model.keys(), 4);
+        assert!(users.is_empty());
+    });
+}
+
+#[test]
+fn limits_that_cannot_be_had_are_no_limits_of_keys() {
+    run(async {
+        let store = store(&Model::new(1, Network::steady(MS)));
+        assert_eq!(store.keyed().build().unwrap_err(), BuildError::NoLimit);
+        let twice = builder(&store, "fixed_window 1/d").limit("calls", "deny_all".parse().unwrap());
+        assert!(matches!(twice.build(), Err(BuildError::Twice { .. })));
+    });
+}
+
+#[test]
+fn any_text_is_a_key_of_its_own() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let users = keyed(&store(&model), "fixed_window 1/d");
+        let long = "é".repeat(5000);
+        let texts = ["", "{", "}", "{}", "a}b{c", "\0", "a b", "user:1", "tidegate", "sha1:", &long];
+        for text in texts {
+            assert!(users.acquire_now(text, 1).await.is_ok(), "{text:?}");
+        }
+        for text in texts {
+            assert!(users.acquire_now(text, 1).await.is_err(), "{text:?}");
+        }
+        assert_eq!(model.keys(), texts.len());
+    });
+}
+
+#[test]
+fn requests_of_one_key_leave_together() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = store(&model);
+        let users = keyed(&store, "token_bucket 1000/s burst 100");
+        let _ = users.status("alice").await.unwrap();
+        let tasks: Vec<_> = (0..200).map(|_| spawn(&users, "alice", 1)).collect();
+        let other = spawn(&users, "bob", 1);
+        settle().await;
+        assert_eq!(users.len(), 2);
+        for task in tasks {
+            task.await.unwrap().unwrap();
+        }
+        other.await.unwrap().unwrap();
+        // One at once, three times 64 as soon as they stand in line, and the others then.
+        assert_eq!(store.counts().answered, 1 + 1 + 3 + 1 + 1);
+        assert!(users.is_empty());
+    });
+}
+
+#[test]
+fn a_dropped_wait_gives_its_instant_to_the_next_request_of_its_key() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let users = keyed(&store(&model), "token_bucket 1/s burst 1");
+        let _ = users.acquire("alice").await.unwrap();
+        let began = tokio::time::Instant::now();
+        let first = spawn(&users, "alice", 1);
+        settle().await;
+        let second = spawn(&users, "alice", 1);
+        sleep(100 * MS).await;
+        first.abort();
+        second.await.unwrap().unwrap();
+        assert!(began.elapsed() <= Duration::from_millis(1010), "{:?}", began.elapsed());
+        assert!(users.is_empty());
+    });
+}
+
+#[test]
+fn nothing_is_kept_of_keys_that_are_not_in_use() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let users = keyed(&store(&model), "token_bucket 1/d burst 1");
+        let names: Vec<String> = (0..3000).map(|n| format!("user {n}")).collect();
+        let waits: Vec<_> = names.iter().map(|name| users.acquire_now(name, 1)).collect();
+        assert_eq!(users.len(), names.len());
+        for wait in waits {
+            let _ = wait.await.unwrap();
+        }
+        assert_eq!((users.len(), users.is_empty()), (0, true));
+        // Nor of requests that are refused, dropped or leave permits in the store.
+        for name in &names[..100] {
+            assert!(users.acquire_now(name, 1).await.is_err());
+            let task = spawn(&users, name, 1);
+            settle().await;
+            task.abort();
+        }
+        sleep(100 * MS).await;
+        assert!(users.is_empty());
+        // A handle keeps its key, and is the limiter of all its requests.
+        let alice = users.limiter("alice");
+        assert!(
+            alice.close().unwrap() && users.limiter("alice").is_closed() && !users.limiter("bob").is_closed()
+        );
+        drop(alice);
+        assert!(!users.limiter("alice").is_closed() && users.is_empty());
+    });
+}
+
+/// While a handle is held, each other handle of the key is one to the same line, whatever other
+/// threads make and drop.
+#[test]
+fn threads_that_come_and_go_share_the_line_of_a_key() {
+    let store = Store::open("redis://127.0.0.1:1").unwrap();
+    let users = keyed(&store, "token_bucket 1/s burst 1");
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..5000 {
+                    let one = users.limiter("alice");
+                    let other = users.limiter("alice");
+                    one.close().unwrap();
+                    assert!(other.is_closed());
+                }
+            });
+        }
+    });
+    assert!(users.is_empty());
+}
+
+#[test]
+fn what_holds_for_all_keys_holds_for_those_to_come() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = store(&model);
+        let users = keyed(&store, "fixed_window 1/d");
+        let statistics = Arc::new(Statistics::new());
+        assert!(users.observe(statistics.clone()) && !users.observe(statistics.clone()));
+        let alice = AnyLimiter::from(users.limiter("alice"));
+        let _ = alice.acquire_now(1).await.unwrap();
+        users.set_shadow(true);
+        let _ = alice.acquire_now(1).await.unwrap();
+        for _ in 0..2 {
+            let _ = users.acquire_now("bob", 1).await.unwrap();
+        }
+        users.set_shadow(false);
+        assert!(users.acquire_now("bob", 1).await.is_err());
+        let told = statistics.snapshot();
+        assert_eq!((told.granted, told.shadowed, told.limited), (2, 2, 1));
+
+        users.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
+        let full = |refusal: AllRefusal| matches!(refusal.refusal(), Some(Refusal::QueueFull { .. }));
+        assert!(full(alice.acquire().await.unwrap_err()) && full(users.acquire("bob").await.unwrap_err()));
+        users.set_queue_bounds(QueueBounds::UNBOUNDED);
+        let wait = spawn(&users, "bob", 1);
+        sleep(10 * MS).await;
+        assert!(users.close() && users.is_closed() && !users.close());
+        let closed = Some(Refusal::Closed);
+        assert_eq!(wait.await.unwrap().unwrap_err().refusal(), closed);
+        assert_eq!(alice.acquire().await.unwrap_err().refusal(), closed);
+        assert_eq!(users.acquire_now("carol", 1).await.unwrap_err().refusal(), closed);
+    });
+}
+
+#[test]
+fn a_key_leases_while_it_is_asked_for_often() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = store(&model);
+        const LINE: &str = "token_bucket 1000/s burst 1000";
+        let users = builder(&store, LINE).leased().build().unwrap();
+        let mut granted = 0;
+        for _ in 0..2000 {
+            granted += usize::from(users.acquire_now("alice", 1).await.is_ok());
+            sleep(2 * MS).await;
+        }
+        assert_eq!(granted, 2000);
+        let calls = store.counts().answered;
+        assert!(calls < 400, "{calls} calls");
+        assert_eq!(users.len(), 1);
+        sleep(Duration::from_secs(3)).await;
+        assert!(users.is_empty());
+        // What was not used went back.
+        let status =
+            self::store(&model).limiter("alice").limit("calls", LINE.parse().unwrap()).build().unwrap();
+        assert_eq!(available(&status.status().await.unwrap()), 1000);
+    });
+}
+
+/// A key that is refused is not asked for again while leases believe the refusal, and nothing stays
+/// of a flood of keys.
+#[test]
+fn a_leased_key_believes_a_refusal_for_a_second() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = store(&model);
+        let users = builder(&store, "fixed_window 2/d").leased().build().unwrap();
+        for _ in 0..2 {
+            let _ = users.acquire_now("alice", 1).await.unwrap();
+        }
+        assert!(users.acquire_now("alice", 1).await.is_err());
+        let before = store.counts().answered;
+        for _ in 0..500 {
+            assert!(users.acquire_now("alice", 1).await.is_err());
+            sleep(MS).await;
+        }
+        let calls = store.counts().answered - before;
+        assert!(calls <= 2, "{calls} calls");
+        sleep(Duration::from_secs(3)).await;
+        assert!(users.is_empty());
+    });
+}
+
+#[test]
+fn a_share_is_that_of_a_key() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let share = WhileAway::ShareOf(NonZeroU32::new(2).unwrap());
+        let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
+        let users = keyed(&store, "fixed_window 8/d");
+        let _ = users.acquire_now("alice", 1).await.unwrap();
+        model.kill();
+        for key in ["alice", "bob"] {
+            let mut granted = 0;
+            while users.acquire_now(key, 1).await.is_ok() {
+                granted += 1;
+            }
+            assert_eq!(granted, 2, "{key}");
+        }
+        assert!(users.is_empty());
+    });
+}
+
+#[test]
+fn a_handle_without_types_is_one_of_either_kind() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let policy = tidegate::TokenBucket::new(tidegate::Rate::per_minute(1), 2);
+        let here: tidegate::KeyedRateLimiter<String> = tidegate::KeyedRateLimiter::new(policy, 100);
+        let there = keyed(&store(&model), "token_bucket 1/min burst 2");
+        for users in [AnyKeyed::from(here), AnyKeyed::from(there)] {
+            let users: AnyKeyed<String> = users;
+            let _ = users.limiter("alice").unwrap().acquire_now(2).await.unwrap();
+            assert!(users.limiter("alice").unwrap().acquire_now(1).await.is_err());
+            assert!(users.limiter("bob").unwrap().acquire_now(1).await.is_ok());
+        }
+    });
+}
