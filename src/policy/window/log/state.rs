@@ -173,8 +173,14 @@ impl LogState {
     pub(super) fn view(&self, head: Head, time: Stamp, window: &Window) -> View {
         match self.back.get() {
             Some(back) if head.floored || head.credited => self.view_slot(back, head, time, window),
-            _ => View { head, valid: self.len() - 1, credits: Credits::NONE },
+            _ => self.plain_view(head),
         }
+    }
+
+    /// What counts by a head without flags.
+    #[inline(always)]
+    fn plain_view(&self, head: Head) -> View {
+        View { head, valid: self.len() - 1, credits: Credits::NONE }
     }
 
     /// As [`view`](LogState::view), by the slot of the version.
@@ -247,27 +253,59 @@ impl LogState {
         loop {
             let head = Head::decode(word);
             let time = now.max(head.time);
-            let view = self.view(head, time, window);
-            let oldest = self.behind(&view, window.limit - n + 1 + view.credits.sum);
-            if end(oldest, window) > time {
-                let no_credits = view.credits.sum == 0;
-                let free_at = if no_credits { end(oldest, window) } else { self.free_at(&view, window, n) };
-                // A refusal makes no exchange, so it looks at the head again (3).
-                match self.head.load(Ordering::Acquire) {
-                    same if same == word => {
-                        if view.credits.left_out >= MANY {
-                            self.publish(&view.credits);
-                        }
-                        return Err(free_at);
-                    }
-                    newer => word = newer,
-                }
-                continue;
-            }
-            match self.take_seen(word, &view, time, n) {
-                Ok(charge) => return Ok(charge),
+            let seen = match self.back.get() {
+                Some(back) if head.floored || head.credited => self.judge_slot(back, word, time, window, n),
+                // The usual head has no flag. The compiler leaves out all that is about credits.
+                _ => self.judge(word, &self.plain_view(head), time, window, n),
+            };
+            match seen {
+                Ok(decision) => return decision,
                 Err(newer) => word = newer,
             }
+        }
+    }
+
+    /// As [`judge`](LogState::judge), by the slot of the version.
+    #[cold]
+    #[inline(never)]
+    fn judge_slot(
+        &self,
+        back: &GiveBack,
+        word: u128,
+        time: Stamp,
+        window: &Window,
+        n: u32,
+    ) -> Result<Result<LogCharge, Stamp>, u128> {
+        let view = self.view_slot(back, Head::decode(word), time, window);
+        self.judge(word, &view, time, window, n)
+    }
+
+    /// Takes `n` places or refuses them, by a view. Returns the head that is there instead of the
+    /// head of the view, and may fail for no reason.
+    #[inline(always)]
+    fn judge(
+        &self,
+        word: u128,
+        view: &View,
+        time: Stamp,
+        window: &Window,
+        n: u32,
+    ) -> Result<Result<LogCharge, Stamp>, u128> {
+        let oldest = self.behind(view, window.limit - n + 1 + view.credits.sum);
+        if end(oldest, window) <= time {
+            return self.take_seen(word, view, time, n).map(Ok);
+        }
+        let no_credits = view.credits.sum == 0;
+        let free_at = if no_credits { end(oldest, window) } else { self.free_at(view, window, n) };
+        // A refusal makes no exchange, so it looks at the head again (3).
+        match self.head.load(Ordering::Acquire) {
+            same if same == word => {
+                if view.credits.left_out >= MANY {
+                    self.publish(&view.credits);
+                }
+                Ok(Err(free_at))
+            }
+            newer => Err(newer),
         }
     }
 
