@@ -316,7 +316,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// The [`Visit`] of a lock holder at the time `now`.
     pub(crate) fn visit_at<'a>(&'a self, now: Nanos, deferred: &'a mut Deferred<C>) -> Visit<'a, R, C> {
-        Visit { rule: &self.rule, lateness: &self.lateness, now, deferred }
+        let (rule, lateness) = (&self.rule, &self.lateness);
+        Visit { rule, lateness, now, deferred, due: None, is_unchanged: false }
     }
 
     /// What an alarm of the line rings.
@@ -331,6 +332,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         loop {
             let done = self.locked(|line, visit| {
                 let due = line.serve(visit);
+                visit.due = due;
                 // If more waiters are due than are served in one go, `work` runs in a later round.
                 let work = if due.is_some_and(|due| due <= visit.now) { None } else { work.take() };
                 work.map(|work| work(line, visit))
@@ -361,7 +363,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let now = self.read_time(&mut line, &mut deferred);
         let mut visit = self.visit_at(now, &mut deferred);
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut line, &mut visit)));
-        self.finish(line, now, &mut deferred);
+        let served = visit.is_unchanged.then_some(visit.due);
+        self.finish(line, now, served, &mut deferred);
         // The lock is gone: `finish` has taken the guard. The wakers run before a panic goes on.
         drop(deferred);
         result.unwrap_or_else(|panic| resume_unwind(panic))
@@ -376,7 +379,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Serves, stores the gate word, sees to the alarm for the next waiter that is due, and
-    /// unlocks.
+    /// unlocks. With `served`, the line was served already, and that is when it is served next.
     ///
     /// Wakers are called last, when the caller drops `deferred`: they are foreign code that may
     /// take its time, come back here or panic.
@@ -384,10 +387,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         &'a self,
         mut line: MutexGuard<'a, Line<R, C>>,
         mut now: Nanos,
+        mut served: Option<Option<Nanos>>,
         deferred: &mut Deferred<C>,
     ) {
         loop {
-            let due = deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred))).flatten();
+            let due = served.take().unwrap_or_else(|| {
+                deferred.run_with(|deferred| line.serve(&mut self.visit_at(now, deferred))).flatten()
+            });
             self.publish(&line);
             if due.is_some_and(|due| due <= now) {
                 // More waiters are due than are served in one go. The lock is dropped in between,

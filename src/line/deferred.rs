@@ -45,6 +45,12 @@ impl<C: Timer> Deferred<C> {
         }
     }
 
+    /// Whether there is nothing to do: so it is after most calls.
+    fn is_empty(&self) -> bool {
+        let Deferred { wake, discard, sleeps, rechecks, drops, panic } = self;
+        wake.len() + discard.len() + sleeps.len() + rechecks.len() + drops.len() == 0 && panic.is_none()
+    }
+
     /// Wakes the waiters that have their answer by now. Called without a lock.
     pub(crate) fn wake_now(&mut self) {
         for waker in self.wake.drain(..) {
@@ -101,6 +107,9 @@ pub(crate) fn run_in_drop(work: impl FnOnce()) {
 
 impl<C: Timer> Drop for Deferred<C> {
     fn drop(&mut self) {
+        if self.is_empty() {
+            return;
+        }
         // Each call is caught by itself, so that a waker that panics does not stop the others.
         self.wake_now();
         let Deferred { discard, sleeps, rechecks, drops, panic, .. } = self;

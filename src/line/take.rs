@@ -50,7 +50,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if self.is_open(visit, demand) {
             return self.take_as_many(visit, demand, most);
         }
-        Err(self.too_early(self.due_behind(visit, demand), visit.now))
+        let refusal = self.too_early(self.due_behind(visit, demand), visit.now);
+        visit.is_unchanged = true;
+        Err(refusal)
     }
 
     /// The request for as many permits as there are, for a request that takes `most` at most, or

@@ -13,6 +13,10 @@ pub(crate) struct Visit<'a, R, C: Timer> {
     pub(crate) now: Nanos,
     /// Foreign code, which runs without the lock.
     pub(crate) deferred: &'a mut Deferred<C>,
+    /// When the line is to be served next, as it was told before the work of this lock holder.
+    pub(crate) due: Option<Nanos>,
+    /// Whether the work left the line and the policy as they were, so that `due` still holds.
+    pub(crate) is_unchanged: bool,
 }
 
 impl<R, C: Timer> Visit<'_, R, C> {
