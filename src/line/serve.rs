@@ -13,6 +13,14 @@ use crate::time::Nanos;
 /// So many requests are given their answer before others may have the lock.
 const SLICE: usize = 1024;
 
+/// What became of the head of the line.
+enum Head {
+    /// It has its answer, or has to be asked for again.
+    GoesOn,
+    /// No waiter is served before this time.
+    WaitsUntil(Nanos),
+}
+
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Grants waiters that are due, in order, and refuses waiters that cannot be served by their
     /// deadline, at most a [`SLICE`] of them. Returns when to serve the line next: a time that is
@@ -72,102 +80,131 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         (self.len() > 0).then_some(visit.now)
     }
 
+    /// Gives answers from the head on, a [`SLICE`] of them, until a waiter is not due.
     fn serve_due(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
-        let Visit { rule, now, .. } = *visit;
         for _ in 0..SLICE {
-            let first = self.entries.get(self.head as usize)?;
-            let key = self.head;
-            let (ask, none) = (first.ask.clone(), R::Ahead::default());
-            let &Entry { most, place, woken_by, since, deadline, priority, .. } = first;
-            // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
-            // policy that counts says "now" of any time that has passed. So it is asked as of the
-            // grant before the reservation, and then tells when the reservation was due.
-            let unattended =
-                matches!(woken_by, WokenBy::Nobody) && !rule.catches_up() && self.seats.is_empty();
-            let begins = since.max(self.charged).max(self.settings.opens_for(now));
-            let as_of = if unattended { begins.min(now) } else { now };
-            let due = self.due(rule, as_of, place, &none, &ask);
-            if due == Nanos::MAX
-                && let Err(never) = self.check(rule, now, Demand { ask: &ask, priority })
-            {
-                // A member of a composite was changed.
-                self.answer(visit, key, State::Refused(never));
-                continue;
-            }
-            if due > deadline && !self.may_be_late(visit, due, deadline) {
-                let refusal = self.too_early(due, deadline);
-                self.answer(visit, key, State::Refused(refusal));
-                continue;
-            }
-            if due > now {
+            if let Head::WaitsUntil(due) = self.serve_head(visit)? {
                 return Some(due);
             }
-            let demand = Demand { ask: &ask, priority };
-            // Nothing wakes a reservation that is not awaited, so it takes what was there at its
-            // turn, whichever call finds that out.
-            let turn = matches!(woken_by, WokenBy::Nobody).then(|| due.max(begins).min(now));
-            let (more, due) = match self.as_many(visit, demand, most, rule.permits(&ask), turn) {
-                more if more != ask => {
-                    // As many were there a moment ago.
-                    let due_all = self.due(rule, turn.unwrap_or(now), place, &none, &more);
-                    if due_all <= turn.unwrap_or(now) { (Some(more), due_all) } else { (None, due) }
-                }
-                _ => (None, due),
-            };
-            // The waiter is charged as of when it was due, so that a late timer costs no permits.
-            // But not further back than the catch-up, so that a machine that stood still does not
-            // grant a burst, and not before the request was made. A reservation that is not awaited
-            // has no timer that could be late: it is charged as of its time, however long ago.
-            let late = match woken_by {
-                WokenBy::Nobody => u64::MAX,
-                // A policy that counts in real time is charged as of now.
-                _ if !rule.catches_up() => 0,
-                WokenBy::Task { .. } | WokenBy::Lost { .. } | WokenBy::Thread { .. } => {
-                    visit.lateness.catch_up().as_u64()
-                }
-            };
-            let oldest = since.max(Nanos::new(now.as_u64().saturating_sub(late)));
-            // The clock may have gone back since the request joined.
-            let at = due.max(oldest).min(now);
-            let charge = match &more {
-                Some(more) => self.charge_at(visit, at, more),
-                None => self.charge_at(visit, at, &ask),
-            };
-            match charge {
-                Ok(charge) => {
-                    let grant = self.grant(rule, charge, woken_by);
-                    self.answer(visit, key, State::Granted(grant));
-                    if let Some(more) = more {
-                        self.entries[key as usize].ask = more;
-                    }
-                }
-                // A request that overlapped with the joining has just taken some of them.
-                Err(_) if more.is_some() => self.takes_least(key),
-                Err(Refusal::Limited { .. }) => {
-                    // A request that overlapped with the joining has just taken the permit.
-                    if self.due(rule, now, place, &none, &ask) <= due {
-                        // Still due but refused: another request got in between, or the policy does
-                        // not agree with itself. Look again, but do not spin.
-                        return Some(due.max(now.saturating_add(Nanos::new(1))));
-                    }
-                }
-                // No due time is known: when a permit in use is given back, this line is rechecked.
-                // Until then only deadlines end.
-                Err(refusal @ Refusal::InUse { .. }) => {
-                    let next = self.expire(visit, refusal);
-                    if self.entries.contains(self.head as usize) && self.head == key {
-                        return Some(next);
-                    }
-                }
-                Err(refusal) => self.answer(visit, key, State::Refused(refusal)),
-            }
         }
-        (self.len() > 0).then_some(now)
+        (self.len() > 0).then_some(visit.now)
     }
 
-    /// A waiter that takes up to a number of permits takes what it asks for at least.
-    fn takes_least(&mut self, key: u32) {
-        self.entries[key as usize].most = 0;
+    /// Gives the head of the line its answer, if it is due or cannot be served. Returns `None` if
+    /// no waiter is in line.
+    fn serve_head(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Head> {
+        let Visit { rule, now, .. } = *visit;
+        let key = self.head;
+        let first = self.entries.get(key as usize)?;
+        let (ask, none) = (first.ask.clone(), R::Ahead::default());
+        let &Entry { place, woken_by, since, deadline, priority, .. } = first;
+        let unattended = matches!(woken_by, WokenBy::Nobody);
+        let begins = since.max(self.charged).max(self.settings.opens_for(now));
+        // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
+        // policy that counts says "now" of any time that has passed. So it is asked as of the grant
+        // before the reservation, and then tells when the reservation was due.
+        let as_of = match unattended && !rule.catches_up() && self.seats.is_empty() {
+            true => begins.min(now),
+            false => now,
+        };
+        let due = self.due(rule, as_of, place, &none, &ask);
+        if due == Nanos::MAX
+            && let Err(never) = self.check(rule, now, Demand { ask: &ask, priority })
+        {
+            // A member of a composite was changed.
+            return Some(self.answer_head(visit, State::Refused(never)));
+        }
+        if due > deadline && !self.may_be_late(visit, due, deadline) {
+            let refusal = self.too_early(due, deadline);
+            return Some(self.answer_head(visit, State::Refused(refusal)));
+        }
+        if due > now {
+            return Some(Head::WaitsUntil(due));
+        }
+        // A reservation that is not awaited takes what was there at its turn, whichever call finds
+        // that out.
+        let turn = unattended.then(|| due.max(begins).min(now));
+        let (more, due) = self.more_for_head(visit, &ask, due, turn);
+        let at = self.charged_as_of(visit, due);
+        Some(match self.charge_at(visit, at, more.as_ref().unwrap_or(&ask)) {
+            Ok(charge) => {
+                let grant = self.grant(rule, charge, woken_by);
+                self.answer(visit, key, State::Granted(grant));
+                if let Some(more) = more {
+                    self.entries[key as usize].ask = more;
+                }
+                Head::GoesOn
+            }
+            // A request that overlapped with the joining has just taken some of them. The waiter
+            // takes what it asks for at least.
+            Err(_) if more.is_some() => {
+                self.entries[key as usize].most = 0;
+                Head::GoesOn
+            }
+            // A request that overlapped with the joining has just taken the permit. If the waiter
+            // is still due but refused, another request got in between, or the policy does not
+            // agree with itself: look again, but do not spin.
+            Err(Refusal::Limited { .. }) => match self.due(rule, now, place, &none, &ask) <= due {
+                true => Head::WaitsUntil(due.max(now.saturating_add(Nanos::new(1)))),
+                false => Head::GoesOn,
+            },
+            // No due time is known: when a permit in use is given back, this line is rechecked.
+            // Until then only deadlines end.
+            Err(refusal @ Refusal::InUse { .. }) => {
+                let next = self.expire(visit, refusal);
+                match self.entries.contains(self.head as usize) && self.head == key {
+                    true => Head::WaitsUntil(next),
+                    false => Head::GoesOn,
+                }
+            }
+            Err(refusal) => self.answer_head(visit, State::Refused(refusal)),
+        })
+    }
+
+    fn answer_head(&mut self, visit: &mut Visit<'_, R, C>, state: State<R::Charge>) -> Head {
+        self.answer(visit, self.head, state);
+        Head::GoesOn
+    }
+
+    /// The permits for a head that takes as many as there are, and is due at `due`: more than it
+    /// asks for at least, or `None`. With a `turn`, as many as there were then. Returns with them
+    /// when they were due.
+    fn more_for_head(
+        &self,
+        visit: &Visit<'_, R, C>,
+        ask: &R::Ask,
+        due: Nanos,
+        turn: Option<Nanos>,
+    ) -> (Option<R::Ask>, Nanos) {
+        let &Entry { most, place, priority, .. } = &self.entries[self.head as usize];
+        let more = self.as_many(visit, Demand { ask, priority }, most, visit.rule.permits(ask), turn);
+        if more == *ask {
+            return (None, due);
+        }
+        // As many were there a moment ago.
+        let turn = turn.unwrap_or(visit.now);
+        let due_all = self.due(visit.rule, turn, place, &R::Ahead::default(), &more);
+        if due_all <= turn { (Some(more), due_all) } else { (None, due) }
+    }
+
+    /// As of when the head is charged, if it was due at `due`: then, so that a late timer costs no
+    /// permits. But not further back than the catch-up, so that a machine that stood still does not
+    /// grant a burst, and not before the request was made.
+    fn charged_as_of(&self, visit: &Visit<'_, R, C>, due: Nanos) -> Nanos {
+        let &Entry { woken_by, since, .. } = &self.entries[self.head as usize];
+        let late = match woken_by {
+            // A reservation that is not awaited has no timer that could be late: it is charged as
+            // of its time, however long ago.
+            WokenBy::Nobody => u64::MAX,
+            // A policy that counts in real time is charged as of now.
+            _ if !visit.rule.catches_up() => 0,
+            WokenBy::Task { .. } | WokenBy::Lost { .. } | WokenBy::Thread { .. } => {
+                visit.lateness.catch_up().as_u64()
+            }
+        };
+        let oldest = since.max(Nanos::new(visit.now.as_u64().saturating_sub(late)));
+        // The clock may have gone back since the request joined.
+        due.max(oldest).min(visit.now)
     }
 
     /// Whether a waiter that is found after its deadline may have its permit. A policy that counts
