@@ -161,7 +161,7 @@ fn broken_permits_put_back_are_those_taken() {
         let now = crate::Clock::now(clock);
         let (policy, state) = (&a.rule.policy, &a.rule.state);
         let Ok(charge) = crate::Policy::try_acquire(policy, state, now, 1) else { return };
-        a.visit(|line, _| {
+        a.serve_then(|line, _| {
             line.refund(&a.rule, 1, |_| crate::Policy::undo(policy, state, now, charge, u64::MAX));
         });
     });

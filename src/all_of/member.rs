@@ -279,7 +279,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
             let (now, Single { policy, state }) = (shared.clock.now(), &shared.rule);
             return Wait { time: policy.ready_at(state, now, 0, n).saturating_since(now), paused: false };
         }
-        shared.visit(|line, visit| {
+        shared.serve_then(|line, visit| {
             let due = line.due_behind(visit, Demand { ask: &n, priority });
             Wait { time: due.saturating_since(visit.now), paused: line.is_paused() }
         })
@@ -300,7 +300,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
             let charge = shared.take_without_lock(word, shared.clock.now(), &n);
             charge.map(|charge| Undoable::Since(charge, undo_number))
         } else {
-            shared.visit(|line, visit| {
+            shared.serve_then(|line, visit| {
                 let (_, charge) = line.try_take(visit, Demand { ask: &n, priority }, 0)?;
                 Ok(Undoable::Tracked(line.track(visit.rule, charge)))
             })

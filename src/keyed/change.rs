@@ -167,7 +167,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Changes a key limiter with all keys.
     ///
-    /// Like [`visit`](Shared::visit), but the caller holds the lock of a shard: foreign code is
+    /// Like [`serve_then`](Shared::serve_then), but the caller holds the lock of a shard: foreign code is
     /// left in `deferred`.
     pub(super) fn with_all<T>(
         self: &Arc<Self>,

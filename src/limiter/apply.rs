@@ -65,7 +65,7 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
         let Single { policy, state } = &self.shared.rule;
         let epoch = self.shared.clock.unix_time_at_zero();
         // A policy that is replaced is dropped by the next change, or with the limiter.
-        self.shared.visit(|line, visit| {
+        self.shared.serve_then(|line, visit| {
             let step = policy.step_to(config, epoch)?;
             if let Step::Replace(_) = step {
                 // A lateness would charge a request as of a time before the change.

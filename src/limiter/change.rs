@@ -13,7 +13,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Changes the rate or the burst, and with it the times of all waiters.
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             line.change(&self.rule, change.only_part(), || policy.change(state, visit.now, change))?;
             self.retime(line, visit);
             Ok(())

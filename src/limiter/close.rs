@@ -11,7 +11,7 @@ use crate::sync::lock;
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Grants no request any more, and refuses all that wait. Returns whether the limiter was open.
     pub(crate) fn close(&self) -> bool {
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             let was_open = line.settings.close();
             self.lateness.clear();
             // Rings the composites. The waiters in line are refused when the line is served, at the

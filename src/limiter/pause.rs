@@ -115,7 +115,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Grants no request before the end of the pause, nor before the end of an earlier one.
     pub(crate) fn pause(&self, pause: Pause) {
         let until = pause.end(self.clock.now());
-        let remaining = self.visit(|line, visit| {
+        let remaining = self.serve_then(|line, visit| {
             let (changed, later) = line.pause(visit.rule, until, pause.keeps_stock);
             if changed {
                 // A lateness from before the pause would charge a request as of a time in the
@@ -132,7 +132,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Ends a pause. Returns whether there was one.
     pub(crate) fn resume(&self) -> bool {
-        let paused = self.visit(|line, visit| {
+        let paused = self.serve_then(|line, visit| {
             let paused = line.resume(visit.rule);
             if paused {
                 self.retime_composites(line, visit);
@@ -150,7 +150,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         if !self.gate_word.load().has(PAUSED) {
             return Duration::ZERO;
         }
-        self.visit(|line, visit| line.settings.opens_for(visit.now).saturating_since(visit.now).as_duration())
+        self.serve_then(|line, visit| {
+            line.settings.opens_for(visit.now).saturating_since(visit.now).as_duration()
+        })
     }
 }
 

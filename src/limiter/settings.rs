@@ -18,13 +18,13 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         // Before the flag is raised, so that a call that sees the flag has an observer to tell.
         let first = self.events.observe(events);
-        self.visit(|line, _| line.settings.observed = true);
+        self.serve_then(|line, _| line.settings.observed = true);
         first
     }
 
     /// Turns shadow mode on or off. When it is turned on, the waiters in line pass at once.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        let begins = self.visit(|line, _| {
+        let begins = self.serve_then(|line, _| {
             let was = line.settings.is_shadow();
             line.settings.shadow = shadow;
             shadow && !was
@@ -40,7 +40,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn ring_seats(&self) {
         let mut next = Some(0);
         while let Some(place) = next {
-            next = self.visit(|line, visit| line.seats.ring_from(place, visit.deferred));
+            next = self.serve_then(|line, visit| line.seats.ring_from(place, visit.deferred));
         }
     }
 
@@ -51,12 +51,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Bounds the line, for requests that join it from now on.
     pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
-        self.visit(|line, _| line.settings.bounds = bounds);
+        self.serve_then(|line, _| line.settings.bounds = bounds);
     }
 
     /// Keeps `permits` for requests of the priority `from` or a higher one.
     pub(crate) fn keep_for_priority(&self, permits: u32, from: i8) {
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             let kept = Some(KeptShare { permits, from });
             line.settings.kept = kept.filter(|kept| kept.permits > 0 && kept.from > i8::MIN);
             self.retime(line, visit);

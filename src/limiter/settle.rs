@@ -30,7 +30,7 @@ impl<P: Policy, C: Timer> Share<P, C> {
             shared.undo(Undoable::Tracked(Tracked { charge, id }));
             return;
         }
-        shared.visit(|line, visit| {
+        shared.serve_then(|line, visit| {
             line.release(id);
             if used > *n {
                 policy.debit(state, line.latest(), used - *n);

@@ -199,7 +199,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         // As a composite puts back: `all_of/member.rs` has the orderings.
         let undo_number = || self.undo_number.load(Ordering::Acquire);
         self.rule.take_all(at, ask, undo_number, |undo_number, taken| {
-            self.visit(|line, visit| line.take_back(visit, Undoable::Since(taken, undo_number)));
+            self.serve_then(|line, visit| line.take_back(visit, Undoable::Since(taken, undo_number)));
         })
     }
 
@@ -240,7 +240,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         most: u32,
         kind: GrantKind,
     ) -> Result<(R::Ask, Granted<R::Charge>), Refusal> {
-        let held = self.visit(|line, visit| {
+        let held = self.serve_then(|line, visit| {
             let (ask, charge) = line.try_take(visit, demand, most)?;
             Ok((ask, Held::new(self, line.undoable(visit.rule, charge, kind))))
         });
@@ -286,7 +286,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             return (0, 0);
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
-        self.visit(|line, _| (line.len(), line.seats.len()))
+        self.serve_then(|line, _| (line.len(), line.seats.len()))
     }
 
     /// Whether no request is in line, and nothing was set since the limiter was made but the
@@ -327,10 +327,10 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Serves the waiters that are due, then runs `work` with the line.
-    pub(crate) fn visit<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
+    pub(crate) fn serve_then<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
         let mut work = Some(work);
         loop {
-            let done = self.locked(|line, visit| {
+            let done = self.with_line(|line, visit| {
                 let due = line.serve(visit);
                 visit.due = due;
                 // If more waiters are due than are served in one go, `work` runs in a later round.
@@ -344,7 +344,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Runs `work` with the line, serves the waiters that are due, and runs the deferred work. It
-    /// does not serve before `work`, as [`visit`](Shared::visit) does.
+    /// does not serve before `work`, as [`serve_then`](Shared::serve_then) does.
     ///
     /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
     /// event loop, a waker that is called.
@@ -357,7 +357,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// A panic takes the result with it: an answer that was taken out of the line would be lost. So
     /// answers are taken in a section of their own ([`Line::collect`]), and permits are kept in a
     /// [`Held`].
-    pub(crate) fn locked<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
+    pub(crate) fn with_line<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
         let mut deferred = Deferred::new();
         let mut line = lock(&self.line);
         let now = self.read_time(&mut line, &mut deferred);
@@ -422,7 +422,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
 impl<R: Rule<C>, C: Timer> Recheck for Shared<R, C> {
     fn recheck(&self) {
-        self.visit(|_, _| ());
+        self.serve_then(|_, _| ());
     }
 }
 
@@ -453,7 +453,7 @@ impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(grant) = self.grant.take() else { return };
         // Serving comes behind it: what is put back is there for the waiters.
-        run_in_drop(|| self.shared.locked(|line, visit| line.take_back(visit, grant)));
+        run_in_drop(|| self.shared.with_line(|line, visit| line.take_back(visit, grant)));
     }
 }
 
@@ -467,7 +467,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn undo(&self, mut grant: Undoable<R::Charge>) {
         let mut deferred = Deferred::new();
         self.undo_unlocked(grant.charge_mut(), &mut deferred);
-        self.visit(|line, visit| line.undo_rest(visit, grant));
+        self.serve_then(|line, visit| line.undo_rest(visit, grant));
     }
 
     /// Undoes what parts that count granted, if there are any. Called without the lock.
@@ -514,7 +514,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             return Status::new(self.rule.status(now), self.rule.policy.rate(), now);
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             let (now, opens) = (visit.now, line.settings.opens_for(visit.now));
             let next_at = line.due_behind(visit, Demand { ask: &1, priority: 0 });
             let status = self.rule.status(now);

@@ -10,7 +10,7 @@ use crate::policy::{Change, Policy};
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Charges `n` permits, also if they are not available: the rest is owed.
     pub(crate) fn debit(&self, n: u32) {
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             let Single { policy, state } = &self.rule;
             policy.debit(state, line.latest(), n);
             line.debited();
@@ -20,7 +20,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 
     /// Gives back permits that were acquired and not used.
     pub(crate) fn refund(&self, n: u32) {
-        self.visit(|line, _| {
+        self.serve_then(|line, _| {
             let at = line.latest();
             line.refund(&self.rule, n, |part| self.rule.of_part(None, part, |part| part.refund(at, n)));
         });
@@ -28,7 +28,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 
     /// Takes the permits that are available beyond so many. Returns how many it took.
     pub(crate) fn keep_at_most(&self, permits: u64) -> u64 {
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             line.stock_at_most(&self.rule, permits);
             let Single { policy, state } = &self.rule;
             let taken = policy.keep_at_most(state, visit.now, permits);
@@ -42,7 +42,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Puts the state back to that of a new limiter, and ends a pause.
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
-        let resumed = self.visit(|line, visit| {
+        let resumed = self.serve_then(|line, visit| {
             let resumed = line.reset_pause();
             self.lateness.clear();
             // No policy refuses a reset.

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 1. the future is made, in stage `New` | `Acquire::new` | `limiter/futures.rs` |
 //! | 2. its first poll asks the policy without the lock, which refuses for now | `Shared::poll`, `take_without_lock` | here, `limiter/shared.rs` |
-//! | 3. the request takes the lock; waiters that are due are served first | `poll_slowly`, `join`, `Shared::visit` | here, `limiter/shared.rs` |
+//! | 3. the request takes the lock; waiters that are due are served first | `poll_slowly`, `join`, `Shared::serve_then` | here, `limiter/shared.rs` |
 //! | 4. the policy is asked again, and refuses for now | `Line::take_as_many` | `line/take.rs` |
 //! | 5. the task gets the alarm of its event loop | `rely_on_alarm`, `Alarms::join` | here, `line/alarms.rs` |
 //! | 6. the request becomes an entry of the line, if its bounds allow it, in stage `Queued` | `Line::enter`, `Line::make_room`, `Line::push` | `line/bounds.rs`, `line/mod.rs` |
@@ -152,7 +152,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and dropped if it is not needed, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
-        let held = self.visit(|line, visit| {
+        let held = self.serve_then(|line, visit| {
             let demand = wait.demand();
             line.check(visit.rule, visit.now, demand)?;
             let no_room = !line.has_room(visit.rule, demand.ask);
@@ -229,7 +229,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             return Ok(this.release());
         }
         let most = request.more().unwrap_or(0);
-        let answer = self.visit(|line, visit| {
+        let answer = self.serve_then(|line, visit| {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
             let deadline = deadline(line, visit, wait)?;
@@ -344,7 +344,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and the old one dropped, without the lock: both are foreign code.
         let mut waker = Some(waker.clone());
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             let Some(woken_by) = line.waits(key) else { return };
             line.set_waker(key, &mut waker);
             let (runtime, too_early) = match woken_by {
@@ -389,7 +389,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         else {
             return refusal;
         };
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             line.too_early(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
         })
     }
@@ -404,7 +404,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// if the request has its answer.
     pub(crate) fn stop_waiting(&self, wait: &Progress<R::Ask>) -> bool {
         let Stage::Queued(key) = wait.stage else { return false };
-        self.visit(|line, visit| {
+        self.serve_then(|line, visit| {
             let waits = line.waits(key).is_some();
             if waits {
                 let mut waker = None;
@@ -419,7 +419,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// How long a request has still to wait, if nothing changes.
     pub(crate) fn due_in(&self, wait: &Progress<R::Ask>) -> Duration {
         let Stage::Queued(key) = wait.stage else { return Duration::ZERO };
-        self.visit(|line, visit| line.due_in(visit, key))
+        self.serve_then(|line, visit| line.due_in(visit, key))
     }
 
     /// Takes the answer of a reservation, if it has one.
@@ -446,8 +446,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn leave(&self, wait: &mut Progress<R::Ask>) {
         let Some(key) = wait.take_key() else { return };
         run_in_drop(|| {
-            // Not `visit`: the request leaves before it could be granted only to be undone.
-            let (now, held) = self.locked(|line, visit| {
+            // Not `serve_then`: the request leaves before it could be granted only to be undone.
+            let (now, held) = self.with_line(|line, visit| {
                 let grant = line.remove(visit, key).map(Undoable::Tracked);
                 // Undone under the lock if another waiter's waker panics now.
                 (visit.now, grant.map(|grant| Held::new(self, grant)))
