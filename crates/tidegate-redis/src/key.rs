@@ -44,9 +44,9 @@ pub(crate) fn of_test(prefix: &str) -> String {
     format!("{prefix}:{VERSION}:self-test")
 }
 
-/// The keys of a limit of permits in use.
-pub(crate) fn counting(prefix: &str, tag: &str) -> [String; 2] {
-    ["holders", "ends"].map(|part| format!("{prefix}:{VERSION}:{{{tag}}}:counting:{part}"))
+/// The key of a limit of permits in use.
+pub(crate) fn counting(prefix: &str, tag: &str) -> String {
+    format!("{prefix}:{VERSION}:{{{tag}}}:in-use")
 }
 
 /// The key under which the processes of a prefix are counted. Keys of limits have a tag there.

@@ -14,6 +14,9 @@ use crate::terms::{Kind, Terms};
 /// The longest wait that is told to a script: 30 years.
 const LONGEST: u64 = 30 * 365 * 86_400 * 1_000_000;
 
+/// The part that tells the time.
+pub(crate) const TIME: &str = include_str!("lua/time.lua");
+
 fn text_of(kind: Kind) -> &'static str {
     match kind {
         Kind::Bucket => include_str!("lua/bucket.lua"),
@@ -66,7 +69,7 @@ impl Script {
         let kinds: BTreeSet<Kind> = kinds.into_iter().collect();
         let parts = kinds.into_iter().map(text_of);
         let parts = [include_str!("lua/head.lua")].into_iter().chain(parts);
-        Script::new(parts.chain([include_str!("lua/tail.lua")]).collect())
+        Script::new(parts.chain([TIME, include_str!("lua/tail.lua")]).collect())
     }
 }
 

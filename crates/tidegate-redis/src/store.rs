@@ -424,6 +424,11 @@ impl Store {
         }
     }
 
+    /// Within which time each call has an answer.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.0.shared.timeout
+    }
+
     /// Whether a call takes so long that a second one may not end within the deadline.
     pub(crate) fn is_far(&self) -> bool {
         self.0.shared.is_far.load(Ordering::Relaxed)

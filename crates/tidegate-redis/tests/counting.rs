@@ -108,7 +108,7 @@ async fn permits_that_come_back_go_to_those_that_wait() {
     // The store hears of the reservation first.
     let line = || {
         let mut cmd = redis::cmd("HSTRLEN");
-        cmd.arg("tidegate:1:{all}:counting:holders").arg("line").query::<u32>(&mut server.connect()).unwrap()
+        cmd.arg("tidegate:1:{all}:in-use").arg("line").query::<u32>(&mut server.connect()).unwrap()
     };
     until(|| line() == 8).await;
     let mut wait = spawn(other.acquire_many(2));

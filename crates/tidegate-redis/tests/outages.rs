@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::AnyLimiter;
+use tidegate::{AnyLimiter, Refusal};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
 use tokio::time::Instant;
@@ -185,6 +185,48 @@ fn a_long_outage_keeps_the_rate_of_a_bucket() {
             let all = fleet.grants.len() as f64;
             assert!(all <= 160.0 + 20.0 + 80.0 * span, "{line}: {all} in {span}");
             assert!(all >= 80.0 * span, "{line}: {all} in {span}");
+        });
+    }
+}
+
+/// Requests for permits in use that do not wait are answered in time, however long their line is.
+#[test]
+fn ten_thousand_attempts_at_permits_in_use_are_answered_in_time() {
+    for (trip, asked) in [(40 * MS, 4 * 1024..=5 * 1024), (2 * MS, 10_000..=10_000)] {
+        run(async move {
+            let model = Model::new(1, Network::steady(trip / 2));
+            let timeout = 200 * MS;
+            let store = model.open(Store::builder("redis://model").timeout(timeout)).unwrap();
+            let limit = store.counting("all", 20_000).build().unwrap();
+            let limiter = AnyLimiter::from(limit.clone());
+            // It is connected.
+            let _ = limit.status().await.unwrap();
+            let began = Instant::now();
+            let attempts: Vec<_> = (0..10_000).map(|_| tokio::spawn(limiter.acquire_now(1))).collect();
+            let (mut granted, mut others) = (Vec::new(), 0);
+            for attempt in attempts {
+                match attempt.await.unwrap() {
+                    Ok(permit) => granted.push(permit),
+                    Err(refusal) => {
+                        assert!(
+                            matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })),
+                            "{refusal:?}"
+                        );
+                        others += 1;
+                    }
+                }
+            }
+            let took = began.elapsed();
+            assert!(took <= timeout + MS, "{took:?}");
+            assert!(asked.contains(&granted.len()), "{} granted", granted.len());
+            assert_eq!(store.counts().degraded, others);
+            // What was granted to requests that were gone by then goes back.
+            tokio::time::sleep(300 * MS).await;
+            let available = limit.status().await.unwrap().members[0].1.available;
+            assert_eq!(available, 20_000 - u64::try_from(granted.len()).unwrap());
+            drop(granted);
+            tokio::time::sleep(300 * MS).await;
+            assert_eq!(model.keys(), 0);
         });
     }
 }

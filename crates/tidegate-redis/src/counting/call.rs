@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::script::{Script, exact, micros, pack};
+use crate::script::{Script, TIME, exact, micros, pack};
 
 /// A call of the script.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
     pub(crate) operation: Operation,
-    pub(crate) keys: &'a [String; 2],
+    pub(crate) key: &'a str,
     pub(crate) process: [u8; 8],
     /// The time in microseconds, for tests.
     pub(crate) now: Option<u64>,
@@ -49,7 +49,7 @@ pub(crate) struct Told {
 }
 
 pub(crate) fn script() -> Script {
-    Script::new(include_str!("../lua/counting.lua").into())
+    Script::new([TIME, include_str!("../lua/counting.lua")].concat())
 }
 
 impl Call<'_> {
@@ -73,7 +73,7 @@ impl Call<'_> {
             pack(&mut sizes, *size as f64);
         }
         let mut cmd = redis::cmd("EVALSHA");
-        cmd.arg(&script.hash).arg(2).arg(&self.keys[0]).arg(&self.keys[1]);
+        cmd.arg(&script.hash).arg(1).arg(self.key);
         cmd.arg(name).arg(&self.process[..]).arg(numbers).arg(sizes);
         cmd
     }

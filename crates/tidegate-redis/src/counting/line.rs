@@ -4,9 +4,15 @@
 //! requests wait. Each call tells how many permits the process holds, and asks for the requests at
 //! the head of the line. So a call serves all requests that came while the call before it was on
 //! its way, and permits that are given back meanwhile go with it.
+//!
+//! A request that does not wait for permits has an answer within the deadline of the store, counted
+//! from when it came. A request that stands in line for that long, or whose call does not end in
+//! time, is decided as if the store were away. If its call grants it afterwards, the permits go to
+//! the next request, or back.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,8 +28,10 @@ use crate::observe::Observers;
 use crate::script::Script;
 use crate::store::{Away, Store, WhileAway};
 
-/// The most requests of one call.
-const MOST_REQUESTS: usize = 64;
+/// The most requests of one call, and the most of them that wait: those take turns with requests of
+/// other processes.
+const MOST_REQUESTS: usize = 1024;
+const MOST_ANNOUNCED: usize = 64;
 
 /// A process that waits asks again after an eighth of the time that it has waited, within these
 /// bounds, the lower one times its place in the line.
@@ -46,7 +54,7 @@ pub(super) struct Shared {
     pub(super) store: Store,
     pub(super) script: Arc<Script>,
     pub(super) observers: Arc<Observers>,
-    pub(super) keys: [String; 2],
+    pub(super) key: String,
     pub(super) process: [u8; 8],
     pub(super) span: Duration,
     pub(super) limit: AtomicU32,
@@ -66,6 +74,8 @@ pub(super) struct Line {
     announced: usize,
     /// How many requests of the line do not stay in it. They come only while `announced` is 0.
     hurried: usize,
+    /// Until when each of them has an answer, by arrival. Of those that have one, too.
+    deadlines: VecDeque<(Instant, Place)>,
     is_served: bool,
     is_closed: bool,
     calls: u64,
@@ -151,7 +161,10 @@ impl Shared {
         line.arrivals += 1;
         let (answer, receiver) = oneshot::channel();
         line.waiters.insert(place, Waiter { permits, stays, answer });
-        line.hurried += usize::from(!stays);
+        if !stays {
+            line.hurried += 1;
+            line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
+        }
         let is_served = std::mem::replace(&mut line.is_served, true);
         let is_news = line.announced == 0;
         drop(line);
@@ -219,7 +232,7 @@ impl Shared {
     pub(super) fn call<'a>(&'a self, operation: Operation, line: &Line, sizes: &'a [i64]) -> Call<'a> {
         Call {
             operation,
-            keys: &self.keys,
+            key: &self.key,
             process: self.process,
             now: None,
             limit: self.limit(),
@@ -251,7 +264,14 @@ impl Shared {
     async fn serve(self: Arc<Shared>) {
         let mut since = None;
         while let Some(asked) = self.next() {
-            let told = self.answer(asked.cmd.clone()).await;
+            let mut answer = pin!(self.answer(asked.cmd.clone()));
+            let told = loop {
+                let Some(deadline) = self.line().first_deadline() else { break answer.await };
+                match tokio::time::timeout_at(deadline, &mut answer).await {
+                    Ok(told) => break told,
+                    Err(_) => self.expire(),
+                }
+            };
             let rest = self.apply(&asked, told, &mut since);
             let _ = tokio::time::timeout(rest, self.changed.notified()).await;
         }
@@ -269,8 +289,13 @@ impl Shared {
         // The store may carry it out and not answer.
         line.known_until = Some(now + self.span);
         let most = if line.announced == 0 { MOST_REQUESTS } else { line.announced };
+        let mut waits = 0;
+        let may_come = |(_, waiter): &(&Place, &Waiter)| {
+            waits += usize::from(waiter.stays);
+            waits <= MOST_ANNOUNCED
+        };
         let size = |waiter: &Waiter| i64::from(waiter.permits) * if waiter.stays { 1 } else { -1 };
-        let asked = line.waiters.iter().take(most);
+        let asked = line.waiters.iter().take_while(may_come).take(most);
         let requests: Vec<(Place, i64)> = asked.map(|(place, waiter)| (*place, size(waiter))).collect();
         let sizes: Vec<i64> = requests.iter().map(|(_, size)| *size).collect();
         let cmd = self.call(Operation::Call, &line, &sizes).command(&self.script);
@@ -365,13 +390,36 @@ impl Shared {
         jittered(interval.min(self.span / 3))
     }
 
+    /// Decides the requests that the store cannot answer in time.
+    fn expire(self: &Arc<Shared>) {
+        let now = Instant::now();
+        let mut answers = Answers::new();
+        let mut line = self.line();
+        let passed = line.deadlines.partition_point(|(deadline, _)| *deadline <= now);
+        let late = line.deadlines.drain(..passed).map(|(_, place)| place).collect();
+        self.decide(&mut line, late, Away::For(Duration::ZERO), &mut answers);
+        drop(line);
+        send(answers);
+    }
+
+    /// Decides all requests without the store.
+    fn decide_alone(self: &Arc<Shared>, line: &mut Line, away: Away, answers: &mut Answers) -> Duration {
+        line.announced = 0;
+        let places = line.waiters.keys().copied().collect();
+        self.decide(line, places, away, answers);
+        jittered(match away {
+            Away::For(Duration::MAX) | Away::Misconfigured => LATEST,
+            Away::For(rest) => rest.clamp(SOONEST, LATEST),
+        })
+    }
+
     /// Decides without the store: by the permits that this process holds, those included that the
     /// store granted before.
-    fn decide_alone(self: &Arc<Shared>, line: &mut Line, away: Away, answers: &mut Answers) -> Duration {
+    fn decide(self: &Arc<Shared>, line: &mut Line, places: Vec<Place>, away: Away, answers: &mut Answers) {
         let limit = self.limit();
-        let (retry_after, rest) = match away {
-            Away::For(Duration::MAX) | Away::Misconfigured => (Nanos::MAX, LATEST),
-            Away::For(rest) => (Nanos::from_duration(rest), rest.clamp(SOONEST, LATEST)),
+        let retry_after = match away {
+            Away::For(Duration::MAX) | Away::Misconfigured => Nanos::MAX,
+            Away::For(rest) => Nanos::from_duration(rest),
         };
         let most = match (away, self.store.while_away()) {
             // A wrong configuration is never hidden.
@@ -381,8 +429,6 @@ impl Shared {
                 self.store.processes().map(|processes| (limit / processes).max(limit.min(1)))
             }
         };
-        line.announced = 0;
-        let places: Vec<Place> = line.waiters.keys().copied().collect();
         let mut is_held_up = false;
         for place in places {
             let Some(Waiter { permits, stays, .. }) = line.waiters.get(&place) else { continue };
@@ -407,7 +453,6 @@ impl Shared {
         for _ in &*answers {
             self.store.count_degraded();
         }
-        jittered(rest)
     }
 
     fn grant(
@@ -427,6 +472,17 @@ impl Shared {
 }
 
 impl Line {
+    /// Until when a request has to be answered.
+    fn first_deadline(&mut self) -> Option<Instant> {
+        while let Some((deadline, place)) = self.deadlines.front() {
+            if self.waiters.contains_key(place) {
+                return Some(*deadline);
+            }
+            self.deadlines.pop_front();
+        }
+        None
+    }
+
     fn remove(&mut self, place: Place) -> Option<Waiter> {
         let waiter = self.waiters.remove(&place)?;
         self.hurried -= usize::from(!waiter.stays);

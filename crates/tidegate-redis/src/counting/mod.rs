@@ -42,8 +42,8 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 ///
 /// # Cost
 ///
-/// A process makes one call at a time, which serves all requests that came meanwhile, up to 64, and
-/// carries the permits that were given back. So a permit costs at most a call to take and a call to
+/// A process makes one call at a time, which serves all requests that came meanwhile, up to 64 that
+/// wait and 1,024 in all, and carries the permits that were given back. So a permit costs at most a call to take and a call to
 /// give back. While permits are in use, a process calls three times in the time to live. The store
 /// keeps some hundred bytes for each process that holds permits or waits.
 ///
@@ -67,7 +67,9 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// # Blocking
 ///
 /// As for [`StoreLimiter`](crate::StoreLimiter), a call that would block the thread of a store is
-/// refused at once as [`Refusal::Unavailable`].
+/// refused at once as [`Refusal::Unavailable`]. A request that does not wait for permits has its
+/// answer within the [timeout](crate::StoreBuilder::timeout) of the store, also where it stands in
+/// line behind others for that long: then it is decided as if the store were away.
 ///
 /// # While the store is away
 ///
@@ -133,7 +135,7 @@ impl CountingBuilder {
         // A year is longer than any process needs, and keeps instants below 2^53.
         let span = time_to_live.clamp(Duration::from_secs(1), Duration::from_secs(365 * 86_400));
         let shared = Shared {
-            keys: key::counting(store.prefix(), &tag),
+            key: key::counting(store.prefix(), &tag),
             observers: Arc::new(Observers::new(store.events())),
             store,
             script: Arc::new(call::script()),

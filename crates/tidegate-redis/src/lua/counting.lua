@@ -1,80 +1,80 @@
 -- Permits in use over all processes. One call is one process that tells how many permits it holds,
 -- and asks for more.
 --
--- State. KEYS[1] is a hash, KEYS[2] a sorted set of the processes by the instant at which each is
--- taken for lost. Values are packed big-endian doubles, all of them integers below 2^53.
+-- State. The key is a hash, so that it is there as a whole or not at all. Its values are packed
+-- big-endian doubles, all of them integers below 2^53.
 --
 --   | field     | number | name   | unit    | meaning                                                |
 --   |-----------|--------|--------|---------|--------------------------------------------------------|
 --   | all       | 1      | total  | permits | in use, by all processes                               |
 --   |           | 2      | seen   | us      | the latest server time of a write                      |
 --   |           | 3      | paused | us      | the end of a pause, 0 without one                      |
---   |           | 4      | kept   | us      | the keys expire no earlier                             |
+--   |           | 4      | kept   | us      | the key expires no earlier                             |
+--   |           | 5      | first  | us      | no process is lost before                              |
 --   | line      |        |        |         | the processes that wait, in order of arrival: 8 bytes  |
 --   |           |        |        |         | each, at most 64 processes                             |
 --   | a process | 1      | call   | 1       | the number of its last call                            |
 --   |           | 2      | held   | permits | in use                                                 |
---   |           | 3      | span   | us      | without a call for so long, it is taken for lost       |
---   |           | 4      | wants  | permits | that it waits for                                      |
---   |           | 5      | by     | us      | it keeps its place in the line if it asks again by then|
+--   |           | 3      | wants  | permits | that it waits for                                      |
+--   |           | 4      | by     | us      | it keeps its place in the line if it asks again by then|
+--   |           | 5      | ends   | us      | without a call until then, it is taken for lost        |
 --
 -- A process tells the number of permits that it holds, and not a difference. So a call that got
 -- lost, or was carried out without an answer, is made good by the next one, and a store that lost
 -- its state has it again after each process has called. A call that comes after a later one of the
 -- same process changes nothing.
 --
--- Cost. A call looks at the processes that wait, at most 64, and at no more than 16 processes that
--- are lost. Other lost processes are found by later calls; until then their permits are in use.
+-- Cost. A call looks at the processes that wait, at most 64. When one may be lost it looks at all of
+-- them: each lives for two thirds of its span after that, so this is seldom.
 --
--- Time. The clock is the server's. If it is set back, no process is taken for lost later than its
--- span from now: each call moves the 16 latest instants.
+-- Time. The clock is the server's. If it is set back, all instants of the state move with it.
 --
 -- ARGV: the operation; the process, 8 bytes; packed, the time (-1 for TIME), the limit, the span,
 -- the number of the call, the permits held, how long it keeps its place, and the length of a pause;
 -- packed, the sizes of its requests in order, those that do not wait negative.
 
-local MOST_LOST = 16
 local MOST_WAITING = 64 * 8
+local NEVER = 2^53
 
 local operation, id = ARGV[1], ARGV[2]
-local now, limit, span, call, held, patience, pause = struct.unpack('>ddddddd', ARGV[3])
--- Keys expire by the server's clock. Under another time they are kept for a day more.
-local more = 86400000
-if now < 0 then
-  more = 0
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
+local limit, span, call, held, patience, pause = struct.unpack('>dddddd', ARGV[3], 9)
 
-local hash, ends = KEYS[1], KEYS[2]
+local hash = KEYS[1]
 local all, line, mine = unpack(redis.call('HMGET', hash, 'all', 'line', id))
-local total, seen, paused, kept = 0, now, 0, 0
-if all then total, seen, paused, kept = struct.unpack('>dddd', all) end
-
-local moved = {}
-if now < seen then
-  local latest = redis.call('ZREVRANGE', ends, 0, MOST_LOST - 1, 'WITHSCORES')
-  for i = 1, #latest, 2 do
-    local process = redis.call('HGET', hash, latest[i])
-    local spare = process and select(3, struct.unpack('>ddd', process)) or 0
-    if tonumber(latest[i + 1]) > now + spare then
-      moved[#moved + 1] = string.format('%.0f', now + spare)
-      moved[#moved + 1] = latest[i]
-    end
-  end
-  -- Otherwise the next call goes on.
-  if #moved < 2 * MOST_LOST then
-    paused, kept, seen = math.max(0, paused - (seen - now)), kept - (seen - now), now
-  end
-end
+local total, seen, paused, kept, first = 0, now, 0, 0, NEVER
+if all then total, seen, paused, kept, first = struct.unpack('>ddddd', all) end
 
 -- Lost processes hold nothing, and wait for nothing.
-local lost, is_lost = {}, {}
-for _, process in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', string.format('%.0f', now), 'LIMIT', 0, MOST_LOST)) do
-  if process ~= id or operation ~= 'call' then
-    lost[#lost + 1], is_lost[process] = process, true
-    local value = redis.call('HGET', hash, process)
-    if value then total = total - select(2, struct.unpack('>dd', value)) end
+local lost, is_lost, moved = {}, {}, {}
+local looks = now >= first or now < seen
+if looks then
+  local back = math.max(0, seen - now)
+  if back > 0 then seen, paused, kept = now, math.max(0, paused - back), kept - back end
+  total, first = 0, NEVER
+  local fields = redis.call('HGETALL', hash)
+  for i = 1, #fields, 2 do
+    local process, value = fields[i], fields[i + 1]
+    if #process == #id then
+      local calls = operation == 'call' and process == id
+      local number, holds, wants, by, ends = struct.unpack('>ddddd', value)
+      ends = ends - back
+      if ends <= now and not calls then
+        lost[#lost + 1], is_lost[process] = process, true
+      else
+        total, first = total + holds, math.min(first, ends)
+        if back > 0 and not calls then
+          moved[#moved + 1] = process
+          moved[#moved + 1] = struct.pack('>ddddd', number, holds, wants, by - back, ends)
+        end
+      end
+    end
+  end
+end
+
+-- A command for many fields, which Lua cannot pass at once.
+local function in_parts(command, fields)
+  for i = 1, #fields, 1000 do
+    redis.call(command, hash, unpack(fields, i, math.min(i + 999, #fields)))
   end
 end
 
@@ -90,7 +90,7 @@ if line and line ~= '' then
       place = #waiting + 1
       waiting[place] = process
     elseif value and not is_lost[process] then
-      local _, _, _, wants, by = struct.unpack('>ddddd', value)
+      local _, _, wants, by = struct.unpack('>dddd', value)
       if by >= now then
         waiting[#waiting + 1] = process
         if not place then before = before + wants end
@@ -103,12 +103,11 @@ if operation == 'status' then
   return {'', total, #waiting, math.max(0, paused - now)}
 end
 
-local old_call, old_held, old_wants = 0, 0, 0
+local old_call, old_held = 0, 0
 local answers, granted, wants = {}, 0, 0
 if operation == 'call' then
   if mine then
-    local _
-    old_call, old_held, _, old_wants = struct.unpack('>dddd', mine)
+    old_call, old_held = struct.unpack('>dd', mine)
     if call <= old_call then return {'', total, #waiting, 0} end
   end
   total = total - old_held + held
@@ -137,7 +136,7 @@ end
 
 local is_here = held + granted > 0 or wants > 0
 local told = {table.concat(answers), total, (place or #waiting + 1) - 1, math.max(0, paused - now)}
-if operation == 'call' and not mine and not is_here and #lost == 0 and #moved == 0 then
+if operation == 'call' and not mine and not is_here and not looks then
   -- A refused request changes nothing.
   return told
 elseif operation == 'pause' then
@@ -149,7 +148,7 @@ end
 
 local joined = table.concat(waiting)
 if total == 0 and joined == '' and paused <= now and not is_here then
-  redis.call('DEL', hash, ends)
+  redis.call('DEL', hash)
   return told
 end
 if operation == 'call' and granted == 0 and mine then
@@ -158,28 +157,19 @@ if operation == 'call' and granted == 0 and mine then
   redis.call('HDEL', hash, id)
 end
 kept = math.max(kept, paused)
-if is_here then kept = math.max(kept, now + span) end
+if is_here then kept, first = math.max(kept, now + span), math.min(first, now + span) end
 seen = math.max(seen, now)
-local values = {'all', struct.pack('>dddd', total, seen, paused, kept)}
+local values = {'all', struct.pack('>ddddd', total, seen, paused, kept, first)}
 if joined ~= (line or '') then
   values[3], values[4] = 'line', joined
 end
 if is_here then
   values[#values + 1] = id
-  values[#values + 1] = struct.pack('>ddddd', call, held + granted, span, wants, now + patience)
+  values[#values + 1] = struct.pack('>ddddd', call, held + granted, wants, now + patience, now + span)
 end
 redis.call('HSET', hash, unpack(values))
-if #lost > 0 then
-  redis.call('HDEL', hash, unpack(lost))
-  redis.call('ZREM', ends, unpack(lost))
-end
-if #moved > 0 then redis.call('ZADD', ends, 'XX', unpack(moved)) end
-if is_here then
-  redis.call('ZADD', ends, string.format('%.0f', now + span), id)
-elseif operation == 'call' and mine then
-  redis.call('ZREM', ends, id)
-end
-local ttl = string.format('%.0f', math.max(1, math.ceil((kept - now) / 1000)) + more)
+in_parts('HDEL', lost)
+in_parts('HSET', moved)
+local ttl = string.format('%.0f', math.max(1, math.ceil((kept - now) / 1000)) + (is_real and 0 or 86400000))
 redis.call('PEXPIRE', hash, ttl)
-redis.call('PEXPIRE', ends, ttl)
 return told

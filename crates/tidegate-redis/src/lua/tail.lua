@@ -2,13 +2,6 @@
 
 local call = redis.call
 local numbers = ARGV[3]
-local now = parse('>d', numbers)
--- Keys expire by the server's clock. Under another time they are kept for a day more.
-local is_real = now < 0
-if is_real then
-  local time = call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
 
 -- Reads a value into the numbers of a limit. `places` has two numbers of each free booking.
 local function read(l, value)

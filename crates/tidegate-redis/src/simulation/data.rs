@@ -1,6 +1,6 @@
 //! What the model of a server knows, and the interpreter of its scripts.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use mlua::{Function, Lua, MultiValue, Variadic};
 use redis::Value;
@@ -15,9 +15,11 @@ pub(super) struct Data {
     lag: u64,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Default)]
 struct Entry {
     value: Vec<u8>,
+    /// Those of a hash.
+    fields: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The last millisecond in which it is there.
     expires: Option<u64>,
 }
@@ -207,9 +209,44 @@ fn call(lua: &Lua, args: Variadic<mlua::LuaString>) -> mlua::Result<mlua::Value>
         [b"SET", key, value, unit @ (b"PX" | b"PXAT"), expires] => {
             let from = if unit == b"PX" { data.now / 1000 } else { 0 };
             let expires = from + number(expires)?;
-            let entry = Entry { value: value.to_vec(), expires: Some(expires) };
+            let entry = Entry { value: value.to_vec(), expires: Some(expires), ..Entry::default() };
             data.put(key, Some(entry));
             Ok(mlua::Value::Boolean(true))
+        }
+        [b"HMGET", key, ref fields @ ..] => {
+            let entry = data.get(key).cloned().unwrap_or_default();
+            let value = |field: &&[u8]| match entry.fields.get(*field) {
+                Some(value) => lua.create_string(value).map(mlua::Value::String),
+                None => Ok(mlua::Value::Boolean(false)),
+            };
+            let values = fields.iter().map(value).collect::<mlua::Result<Vec<_>>>()?;
+            Ok(mlua::Value::Table(lua.create_sequence_from(values)?))
+        }
+        [b"HGETALL", key] => {
+            let entry = data.get(key).cloned().unwrap_or_default();
+            let both = entry.fields.iter().flat_map(|(field, value)| [field, value]);
+            let both = both.map(|text| lua.create_string(text)).collect::<mlua::Result<Vec<_>>>()?;
+            Ok(mlua::Value::Table(lua.create_sequence_from(both)?))
+        }
+        [b"HSET", key, ref pairs @ ..] => {
+            let mut entry = data.get(key).cloned().unwrap_or_default();
+            entry.fields.extend(pairs.chunks_exact(2).map(|pair| (pair[0].to_vec(), pair[1].to_vec())));
+            data.put(key, Some(entry));
+            Ok(count(pairs.len() / 2))
+        }
+        [b"HDEL", key, ref fields @ ..] => {
+            let mut entry = data.get(key).cloned().unwrap_or_default();
+            entry.fields.retain(|field, _| !fields.contains(&field.as_slice()));
+            let is_empty = entry.fields.is_empty();
+            data.put(key, (!is_empty).then_some(entry));
+            Ok(count(fields.len()))
+        }
+        [b"PEXPIRE", key, span] => {
+            let expires = data.now / 1000 + number(span)?;
+            if let Some(entry) = data.get(key).cloned() {
+                data.put(key, Some(Entry { expires: Some(expires), ..entry }));
+            }
+            Ok(count(1))
         }
         [b"DEL", ref keys @ ..] => {
             let found: Vec<_> = keys.iter().filter(|key| data.get(key).is_some()).copied().collect();

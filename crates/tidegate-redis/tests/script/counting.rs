@@ -20,7 +20,7 @@ struct Store {
     _server: Server,
     connection: Connection,
     script: Script,
-    keys: [String; 2],
+    key: String,
     now: u64,
     calls: u64,
 }
@@ -29,8 +29,8 @@ impl Store {
     fn new() -> Option<Store> {
         let server = Server::start()?;
         let connection = server.connect();
-        let keys = ["{all}:holders".into(), "{all}:ends".into()];
-        Some(Store { _server: server, connection, script: script(), keys, now: START, calls: 0 })
+        let key = "{all}:in-use".into();
+        Some(Store { _server: server, connection, script: script(), key, now: START, calls: 0 })
     }
 
     fn query(&mut self, call: Call<'_>) -> RedisResult<Told> {
@@ -41,11 +41,11 @@ impl Store {
 
     fn try_call(&mut self, process: u8, limit: u32, held: u64, sizes: &[i64]) -> RedisResult<Told> {
         self.calls += 1;
-        let keys = self.keys.clone();
+        let key = self.key.clone();
         let (now, number) = (Some(self.now), self.calls);
         let (operation, span, patience) = (Operation::Call, SPAN, PATIENCE);
         let process = [process; 8];
-        self.query(Call { operation, keys: &keys, process, now, limit, span, number, held, patience, sizes })
+        self.query(Call { operation, key: &key, process, now, limit, span, number, held, patience, sizes })
     }
 
     fn call(&mut self, process: u8, limit: u32, held: u64, sizes: &[i64]) -> Told {
@@ -53,11 +53,11 @@ impl Store {
     }
 
     fn other(&mut self, operation: Operation) -> Told {
-        let keys = self.keys.clone();
+        let key = self.key.clone();
         let (now, process, span, patience) = (Some(self.now), [0; 8], SPAN, PATIENCE);
         let call = Call {
             operation,
-            keys: &keys,
+            key: &key,
             process,
             now,
             limit: 0,
@@ -94,16 +94,8 @@ fn permits_are_granted_up_to_the_limit_and_come_back() {
     assert_eq!(store.size(), 0, "an idle limit has no key");
 }
 
-fn values_of(store: &mut Store) -> Vec<Vec<(String, String)>> {
-    let hash: BTreeMap<Vec<u8>, Vec<u8>> =
-        redis::cmd("HGETALL").arg(&store.keys[0]).query(&mut store.connection).expect("a hash");
-    let ends: Vec<(Vec<u8>, String)> = redis::cmd("ZRANGE")
-        .arg(&store.keys[1])
-        .arg(&["0", "-1", "WITHSCORES"])
-        .query(&mut store.connection)
-        .expect("a set");
-    let hash = hash.into_iter().map(|(field, value)| (format!("{field:?}"), format!("{value:?}"))).collect();
-    vec![hash, ends.into_iter().map(|(member, score)| (format!("{member:?}"), score)).collect()]
+fn values_of(store: &mut Store) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    redis::cmd("HGETALL").arg(&store.key).query(&mut store.connection).expect("a hash")
 }
 
 #[test]
@@ -199,7 +191,6 @@ fn a_clock_set_back_keeps_no_process_for_longer() {
     }
     store.other(Operation::Pause(Duration::from_secs(20)));
     store.now -= 3600 * SECOND;
-    // Those that are lost are found by several calls.
     for _ in 0..4 {
         let told = store.call(1, 40, 1, &[-1]);
         assert_eq!(told.granted, [false]);
@@ -207,10 +198,7 @@ fn a_clock_set_back_keeps_no_process_for_longer() {
     assert_eq!(store.other(Operation::Status).paused_for, Duration::from_secs(20));
     store.other(Operation::Resume);
     store.now += 10 * SECOND;
-    for _ in 0..3 {
-        store.call(1, 40, 1, &[]);
-    }
-    assert_eq!(store.in_use(), 1);
+    assert_eq!(store.call(1, 40, 1, &[]).in_use, 1);
 }
 
 #[test]
@@ -276,14 +264,33 @@ fn random_calls_count_every_permit() {
         let in_use: u64 = processes.values().map(|(held, _)| held).sum();
         assert_eq!(told.in_use, in_use);
         assert!(in_use <= u64::from(limit));
-        for key in store.keys.clone() {
-            let ttl: i64 = redis::cmd("PTTL").arg(key).query(&mut store.connection).expect("a ttl");
-            assert_ne!(ttl, -1);
-        }
+        let ttl: i64 = redis::cmd("PTTL").arg(&store.key).query(&mut store.connection).expect("a ttl");
+        assert_ne!(ttl, -1);
     }
     assert!(granted > 1000 && lost > 20 && waited > 100, "{granted}, {lost}, {waited}");
     for process in 0..20 {
         store.call(process, limit, 0, &[]);
     }
     assert_eq!((store.in_use(), store.size()), (0, 0));
+}
+
+/// Many processes crash, of which none calls again.
+#[test]
+fn all_that_crashed_processes_held_comes_back_at_once() {
+    let Some(mut store) = Store::new() else { return };
+    let script = "for i = 1, 20000 do redis.call('HSET', KEYS[1], struct.pack('>I8', i), \
+        struct.pack('>ddddd', 1, 1, 0, 0, tonumber(ARGV[1]))) end";
+    store.call(1, 20_001, 0, &[-1]);
+    let ends = (store.now + 10 * SECOND).to_string();
+    redis::cmd("EVAL")
+        .arg(script)
+        .arg(1)
+        .arg(&store.key)
+        .arg(ends)
+        .exec(&mut store.connection)
+        .expect("a script");
+    store.now += 10 * SECOND;
+    assert_eq!(store.call(2, 20_001, 0, &[-20_001]).granted, [true]);
+    store.call(2, 20_001, 0, &[]);
+    assert_eq!(store.size(), 0);
 }
