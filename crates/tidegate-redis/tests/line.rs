@@ -555,6 +555,81 @@ fn a_storm_of_dropped_waits_leaves_no_trace() {
     });
 }
 
+/// Waits that are dropped while their calls are in flight, in any order, give back all that they
+/// got, the last booking first.
+#[test]
+fn a_storm_that_is_dropped_during_its_calls_leaves_no_trace() {
+    run(async {
+        for waits in [20, 200, 2_000] {
+            for dropped_after in [0, 1, 3] {
+                let model = Model::new(1, Network::steady(MS));
+                let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
+                let (answer, empty) = spawn(&limiter, 1).await.unwrap();
+                let _ = answer.unwrap();
+                let tasks: Vec<_> = (0..waits).map(|_| spawn(&limiter, 1)).collect();
+                settle().await;
+                sleep(dropped_after * MS).await;
+                tasks.iter().for_each(JoinHandle::abort);
+                settle().await;
+                let times = after(empty, vec![spawn(&limiter, 1)]).await;
+                assert!((1000..1005).contains(&times[0]), "{waits}, {dropped_after}: {times:?}");
+            }
+        }
+    });
+}
+
+/// The calls of a far store are all in flight at once. A request behind them takes what those that
+/// are dropped got.
+#[test]
+fn a_request_behind_a_storm_of_calls_moves_up() {
+    run(async {
+        let model = Model::new(1, Network::steady(150 * MS));
+        let store = model.open(Store::builder("redis://model").timeout(SECOND)).unwrap();
+        let limiter = limiter(&store, "token_bucket 100/s burst 10");
+        let _ = limiter.status().await.unwrap();
+        let tasks: Vec<_> = (0..2_000).map(|_| spawn(&limiter, 1)).collect();
+        sleep(5 * MS).await;
+        tasks.iter().for_each(JoinHandle::abort);
+        settle().await;
+        let (answer, _) = spawn(&limiter, 1).await.unwrap();
+        let waited = answer.unwrap().waited();
+        assert!(waited < SECOND, "{waited:?}");
+    });
+}
+
+/// A line that is full most of the time: the requests that it refuses and drops cost no permits.
+#[test]
+fn a_limit_is_used_behind_a_full_line() {
+    run(async {
+        for rule in [WhenFull::RefuseNewcomer, WhenFull::DropOldest, WhenFull::DropLeastImportant] {
+            for (waiters, priorities) in [(0, 1), (7, 5)] {
+                let model = Model::new(1, Network::steady(MS / 10));
+                let (_, limiter) = open(&model, "token_bucket 500/s burst 5").await;
+                limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(waiters).when_full(rule));
+                let granted = Arc::new(Mutex::new(0));
+                let tasks: Vec<_> = (0..30_i8)
+                    .map(|i| {
+                        let (limiter, granted) = (AnyLimiter::from(limiter.clone()), granted.clone());
+                        tokio::spawn(async move {
+                            loop {
+                                let request = Request::permits(1).priority(i % priorities);
+                                match limiter.acquire_many(request).await {
+                                    Ok(_) => *granted.lock().unwrap() += 1,
+                                    Err(_) => sleep(2 * MS).await,
+                                }
+                            }
+                        })
+                    })
+                    .collect();
+                sleep(SECOND / 2).await;
+                tasks.iter().for_each(JoinHandle::abort);
+                let granted = *granted.lock().unwrap();
+                assert!(granted >= 240, "{rule:?}, {waiters}, {priorities}: {granted} of 255");
+            }
+        }
+    });
+}
+
 /// A waker that panics harms neither the other requests nor the thread of the store.
 #[test]
 fn a_waker_that_panics_is_alone_with_it() {

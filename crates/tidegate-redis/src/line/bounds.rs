@@ -19,7 +19,8 @@ fn fit(bounds: QueueBounds, waiting: usize, permits: u64, more: u64) -> bool {
 
 /// Whether a request that has to wait is refused, behind so many requests for so many permits.
 pub(super) fn refuse((waiting, permits, bounds): (usize, u64, QueueBounds), costs: &Costs) -> bool {
-    bounds.when_full == WhenFull::RefuseNewcomer && !fit(bounds, waiting, permits, sum(costs))
+    let makes_room = bounds.when_full != WhenFull::RefuseNewcomer && fit(bounds, 0, 0, sum(costs));
+    !makes_room && !fit(bounds, waiting, permits, sum(costs))
 }
 
 impl State {

@@ -28,7 +28,7 @@
 //! Booked requests of equal costs are a [`Class`]: its n-th request in turn has its n-th instant. A
 //! request that leaves gives up its turn, and not its instant. So the requests behind it move up by
 //! one, and the last instant is the one that no request waits for. It goes back to the store, once,
-//! with the next call.
+//! with the next call. Until that leaves, a newly booked request may take it.
 //!
 //! No request is later than the instant that the store booked for it, unless a request of higher
 //! priority goes before it: turns are in the order of these instants, and for each turn that is
@@ -79,6 +79,9 @@ const MOST_DECISIONS: usize = 64;
 /// is woken, and serves as many.
 const MOST_STEPS: usize = 256;
 
+/// So many bookings that are not the last one are kept by the store for others.
+const MOST_FREE: usize = 16;
+
 /// A grant that its task did not take goes to the next request for so long.
 const CATCH_UP: Nanos = Nanos::new(5_000_000);
 
@@ -93,8 +96,10 @@ struct State {
     next: u64,
     /// The requests that were not sent, by priority.
     in_line: BTreeSet<(Reverse<i8>, u64)>,
-    /// The instants that no request waits for, and the next call gives back.
-    to_give_back: Vec<Instant>,
+    /// The instants that no request waits for, by the store's time: the next call gives them back.
+    to_give_back: BTreeMap<(i64, u64), Instant>,
+    /// The permits of grants that no task took: their instants and their costs.
+    to_refund: Vec<(i64, Costs)>,
     /// How many calls are in flight.
     calls: usize,
     /// The booked requests, by their permits of each member.
@@ -104,6 +109,14 @@ struct State {
     permits: u64,
     bounds: QueueBounds,
     closed: bool,
+}
+
+/// What leaves for the store.
+enum Step {
+    /// A call that gives instants back, and then decides requests.
+    Call(Vec<Instant>, Vec<u64>),
+    /// Permits of a grant at this instant go back.
+    Refund(i64, Costs),
 }
 
 /// What a request asks for.
@@ -188,8 +201,13 @@ impl Set {
         let most = (MOST_DECISIONS / self.members.len().max(1)).max(1);
         let mut state = self.line.lock();
         let answer = look(&mut state, &mut after, now);
-        while let Some((instants, numbers)) = state.next_call(self.store.is_far(), most) {
-            self.call(&mut state, &mut after, instants, numbers, now);
+        for step in state.next_steps(self.store.is_far(), most, now) {
+            match step {
+                Step::Call(instants, numbers) => self.call(&mut state, &mut after, instants, numbers, now),
+                Step::Refund(due, costs) => {
+                    after.unsent.extend(self.tell_locked(Operation::Refund { due }, &costs, &[]));
+                }
+            }
         }
         drop(state);
         answer
@@ -310,7 +328,12 @@ impl Set {
             // Its task sets its timer.
             after.wake(entry);
         }
-        state.classes.entry(class.clone()).or_default().add(turn, reply);
+        let instant = state.earlier_instant(&class, reply.due);
+        let requests = state.classes.entry(class.clone()).or_default();
+        requests.add(turn, reply);
+        if let Some(instant) = instant {
+            requests.add_instant(instant);
+        }
         for victim in victims {
             self.unbook(state, after, victim, now);
             state.answer(after, victim, Outcome::Refused(Refusal::Displaced.into()));
@@ -327,7 +350,7 @@ impl Set {
                 requests.add_instant(instant);
                 self.settle(state, after, &class, now);
             }
-            _ => self.give_back(state, after, instant, now),
+            _ => self.give_back(state, instant, now),
         }
     }
 
@@ -355,7 +378,7 @@ impl Set {
         let Some(requests) = state.classes.get_mut(class) else { return };
         let surplus: Vec<Instant> = std::iter::from_fn(|| requests.surplus()).collect();
         for instant in surplus {
-            self.give_back(state, after, instant, now);
+            self.give_back(state, instant, now);
         }
         let Some(requests) = state.classes.get_mut(class) else { return };
         if requests.is_empty() {
@@ -370,13 +393,13 @@ impl Set {
 
     /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
     /// is granted twice. The last one booked goes first, as the store undoes them.
-    fn give_back(&self, state: &mut State, after: &mut After, instant: Instant, now: Nanos) {
+    fn give_back(&self, state: &mut State, instant: Instant, now: Nanos) {
         let Instant { due, reply, .. } = &instant;
         if reply.wait == Duration::ZERO {
             let costs: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
-            after.unsent.extend(self.tell_locked(Operation::Refund { due: reply.due }, &costs, &[]));
+            state.to_refund.push((reply.due, costs));
         } else if *due > now {
-            state.to_give_back.push(instant);
+            state.to_give_back.insert((instant.reply.due, instant.number), instant);
         }
     }
 
@@ -424,17 +447,56 @@ impl Line {
 }
 
 impl State {
-    /// The instants and the requests of the next call, if one leaves now.
-    fn next_call(&mut self, is_far: bool, most: usize) -> Option<(Vec<Instant>, Vec<u64>)> {
-        let is_full = self.in_line.len() >= most || self.to_give_back.len() >= most;
-        let is_empty = self.in_line.is_empty() && self.to_give_back.is_empty();
-        if is_empty || !(self.calls == 0 || is_far || is_full) {
-            return None;
+    /// What leaves now.
+    ///
+    /// The store takes back the last booking, and then the one before it, if nothing else was
+    /// written. So instants wait until no call is in flight that may book behind them. Then the
+    /// latest leaves first, refunds leave after all instants, and requests after the refunds.
+    /// Requests that leave during a call take the earliest instants along, for themselves.
+    fn next_steps(&mut self, is_far: bool, most: usize, now: Nanos) -> Vec<Step> {
+        let mut steps = Vec::new();
+        while let Some(first) = self.to_give_back.first_entry()
+            && first.get().due <= now
+        {
+            first.remove();
         }
-        self.calls += 1;
-        let instants = self.to_give_back.drain(..self.to_give_back.len().min(most)).collect();
+        if self.calls == 0 {
+            let refunds = std::mem::take(&mut self.to_refund);
+            while self.to_give_back.len() > if refunds.is_empty() { most } else { 0 } {
+                let last = std::iter::from_fn(|| self.to_give_back.pop_last());
+                steps.push(Step::Call(last.take(most).map(|(_, instant)| instant).collect(), Vec::new()));
+            }
+            steps.extend(refunds.into_iter().map(|(due, costs)| Step::Refund(due, costs)));
+            let last = std::iter::from_fn(|| self.to_give_back.pop_last());
+            let instants: Vec<Instant> = last.map(|(_, instant)| instant).collect();
+            if !(instants.is_empty() && self.in_line.is_empty()) {
+                steps.push(Step::Call(instants, self.leave(most)));
+            }
+        }
+        while !self.in_line.is_empty() && (is_far || self.in_line.len() >= most) {
+            let refunds = self.to_refund.drain(..);
+            steps.extend(refunds.map(|(due, costs)| Step::Refund(due, costs)));
+            let numbers = self.leave(most);
+            let first = std::iter::from_fn(|| self.to_give_back.pop_first());
+            let instants = first.take(numbers.len().min(MOST_FREE)).map(|(_, instant)| instant).collect();
+            steps.push(Step::Call(instants, numbers));
+        }
+        self.calls += steps.iter().filter(|step| matches!(step, Step::Call(..))).count();
+        steps
+    }
+
+    /// Takes the first requests out of the line.
+    fn leave(&mut self, most: usize) -> Vec<u64> {
         let first = std::iter::from_fn(|| self.in_line.pop_first());
-        Some((instants, first.take(most).map(|(_, number)| number).collect()))
+        first.take(most).map(|(_, number)| number).collect()
+    }
+
+    /// An instant that no request waits for, that has not left, and that is earlier than this one.
+    fn earlier_instant(&mut self, class: &[u64], due: i64) -> Option<Instant> {
+        let mut earlier = self.to_give_back.range(..(due, 0)).take(MOST_STEPS);
+        let (key, _) = earlier.find(|(_, instant)| instant.reply.permits == class)?;
+        let key = *key;
+        self.to_give_back.remove(&key)
     }
 
     /// Ends a request, if it has not ended.
