@@ -125,6 +125,13 @@ fn no_text_has_a_password() {
         format!("fixed_window 5/s burst 3 store {address}"),
         "fixed_window 5/s store redis+unix:///s?pass=hunter2".to_owned(),
         "fixed_window 5/s store redis://:p@hunter2@host/1".to_owned(),
+        // Characters that have to be escaped, and a host that was left out.
+        "fixed_window 5/s store redis://:hunter2?3@host".to_owned(),
+        "fixed_window 5/s store redis://user:hunter2#3@host".to_owned(),
+        "fixed_window 5/s store rediss://user:hunter2/3?@host".to_owned(),
+        "fixed_window 5/s store redis://user:hunter2".to_owned(),
+        "fixed_window 5/s store redis+sentinel://user:hunter2?3@host/name".to_owned(),
+        "fixed_window 5/s store http://host/hunter2".to_owned(),
     ] {
         let texts = match line.parse::<LimiterConfig>() {
             Err(error) => vec![error.to_string(), format!("{error:?}")],
@@ -193,6 +200,8 @@ mod with_serde {
             ("tag = 7", "tag must be a text"),
             ("share_of = 8", "while_away must be share, share_of and a number from 1, such as share_of 8"),
             ("limit = \"fixed_window 5/s\"", "policy: there is no such field"),
+            ("limit = \"redis://:hunter2@h\"", "limit must be a policy, and not an address"),
+            ("limits = { a = \"redis://:hunter2@h\" }", "limit must be a policy, and not an address"),
         ] {
             let error = read(&format!("{policy}{field}")).unwrap_err();
             assert!(error.contains(message) && !error.contains("hunter2"), "{error}");

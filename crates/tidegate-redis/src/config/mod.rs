@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tidegate::{AllOf, AnyLimiter, AnyPolicy, PolicyConfig, Rate, RateLimiter};
 
+use crate::connection::Address;
 use crate::error::BuildError;
 use crate::store::{Store, StoreBuilder, WhileAway};
 
@@ -297,10 +298,18 @@ fn while_away_text(choice: WhileAway) -> String {
     }
 }
 
-/// An address without its user and password. The path of a socket may be followed by them.
-fn without_login(address: &str) -> String {
-    let address = address.split_once('?').map_or(address, |(address, _)| address);
-    let Some((protocol, rest)) = address.split_once("://") else { return "(no address)".into() };
+/// An address without its user and password. The path of a socket may be followed by them. Where
+/// they are in a text that is no address is not known.
+fn without_login(text: &str) -> String {
+    let plain = ["rediss", "valkeys"].into_iter().find_map(|protocol| {
+        let rest = text.strip_prefix(protocol).filter(|rest| rest.starts_with([':', '+']))?;
+        Some(format!("redis{rest}"))
+    });
+    let is_address = Address::read(plain.as_deref().unwrap_or(text), None).is_ok();
+    let address = text.split_once('?').map_or(text, |(address, _)| address);
+    let Some((protocol, rest)) = address.split_once("://").filter(|_| is_address) else {
+        return "(no address)".into();
+    };
     let servers = rest.rsplit_once('@').map_or(rest, |(_, servers)| servers);
     format!("{protocol}://{servers}")
 }

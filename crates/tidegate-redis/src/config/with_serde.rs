@@ -8,7 +8,7 @@ use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, MapAccess, Vi
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use tidegate::PolicyConfig;
 
-use super::{FIELDS, LimiterConfig, ONLY, may_be_secret};
+use super::{FIELDS, LimiterConfig, ONLY, bad, may_be_secret};
 use crate::error::BuildError;
 
 /// Writes a map, without the user and the password of the address.
@@ -72,10 +72,13 @@ impl<'de> Visitor<'de> for Entries {
                     config.set(field, &value).map_err(de::Error::custom)?;
                 }
                 ("limits", None) => {
-                    let limits: BTreeMap<String, PolicyConfig> = map.next_value()?;
-                    config.limits.extend(limits);
+                    let limits: BTreeMap<String, Limit> = map.next_value()?;
+                    config.limits.extend(limits.into_iter().map(|(name, Limit(limit))| (name, limit)));
                 }
-                ("limit", None) => config.limits.push((ONLY.into(), map.next_value()?)),
+                ("limit", None) => {
+                    let Limit(limit) = map.next_value()?;
+                    config.limits.push((ONLY.into(), limit));
+                }
                 // No policy has this field, and `set` tells what to write.
                 ("share_of", None) => config.set("while_away", "").map_err(de::Error::custom)?,
                 (_, None) => {
@@ -95,6 +98,36 @@ impl<'de> Visitor<'de> for Entries {
             return Err(de::Error::custom(BuildError::Unknown { field }));
         }
         config.checked().map_err(de::Error::custom)
+    }
+}
+
+/// A policy, as a line or a map. The error of a line that may be an address does not tell it.
+struct Limit(PolicyConfig);
+
+impl<'de> Deserialize<'de> for Limit {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Limit, D::Error> {
+        struct LineOrMap;
+
+        impl<'de> Visitor<'de> for LineOrMap {
+            type Value = Limit;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a policy: a line, or a map of its fields")
+            }
+
+            fn visit_str<E: de::Error>(self, line: &str) -> Result<Limit, E> {
+                if may_be_secret(line) {
+                    return Err(E::custom(bad("limit", "a policy, and not an address")));
+                }
+                line.parse().map(Limit).map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Limit, A::Error> {
+                PolicyConfig::deserialize(de::value::MapAccessDeserializer::new(map)).map(Limit)
+            }
+        }
+
+        deserializer.deserialize_any(LineOrMap)
     }
 }
 
