@@ -6,6 +6,7 @@
 mod support;
 
 use std::num::NonZeroU32;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
@@ -47,6 +48,45 @@ async fn a_leased_request_blocks_the_only_thread_of_a_runtime() {
     let limiter = AnyLimiter::from(limiter.leased().build().unwrap());
     for _ in 0..6 {
         let _ = limiter.blocking_acquire().unwrap();
+    }
+}
+
+/// Wakes a thread outside of tokio.
+struct Unpark(std::thread::Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// The sleep of a request belongs to the runtime that polled it.
+#[test]
+fn a_request_outlives_the_runtime_that_polled_it_first() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let jobs = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
+    for limiter in [limiter(&store, "token_bucket 20/s burst 1"), jobs] {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (_held, mut wait) = runtime.block_on(async {
+            let held = limiter.acquire().await.unwrap();
+            let mut wait = limiter.acquire_many(Request::from(1).within(200 * MS));
+            // It sleeps as soon as the store has told its instant.
+            let polled = tokio::time::timeout(20 * MS, &mut wait).await;
+            assert!(polled.is_err());
+            (held, wait)
+        });
+        drop(runtime);
+        // Refused or granted, but in time.
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+            while Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending() {
+                std::thread::park();
+            }
+            done.send(())
+        });
+        assert!(is_done.recv_timeout(Duration::from_secs(60)).is_ok());
     }
 }
 

@@ -5,12 +5,13 @@ mod line;
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tidegate::clock::Sleep as _;
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
     DefaultClock, Events, Grant, Left, Limiter, Nanos, Pause, Place, Refusal, Request, Status, Timer,
@@ -232,12 +233,16 @@ impl StoreCountingLimit {
             None => (&mut wait).await,
             Some(within) => {
                 let deadline = clock.now().saturating_add(Nanos::from_duration(within));
-                let mut sleep = pin!(clock.sleep_until(deadline));
+                let mut sleep = Box::pin(clock.sleep_until(deadline));
                 std::future::poll_fn(|context| match Pin::new(&mut wait).poll(context) {
-                    Poll::Pending => sleep
-                        .as_mut()
-                        .poll(context)
-                        .map(|()| Err(Refusal::InUse { limit: self.limit() }.into())),
+                    Poll::Pending => {
+                        // The runtime of an earlier poll may have ended.
+                        if sleep.is_gone() {
+                            sleep = Box::pin(clock.sleep_until(deadline));
+                        }
+                        let over = sleep.as_mut().poll(context);
+                        over.map(|()| Err(Refusal::InUse { limit: self.limit() }.into()))
+                    }
                     ready => ready,
                 })
                 .await

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use tidegate::clock::Sleep as _;
 use tidegate::{DefaultClock, Nanos, Refusal, Timer};
 
 use crate::line::{Asked, Entry, Granted, Instant, Outcome, Stage, Turn, bounds};
@@ -167,7 +168,8 @@ impl Future for Ticket {
                 Seen::Booked(looks_at) => looks_at,
             };
             let sleep = match this.sleep.take() {
-                Some((at, sleep)) if at == looks_at => sleep,
+                // The runtime of an earlier poll may have ended.
+                Some((at, sleep)) if at == looks_at && !sleep.is_gone() => sleep,
                 _ => Box::pin(this.set.clock.sleep_until(looks_at)),
             };
             let (_, sleep) = this.sleep.insert((looks_at, sleep));
