@@ -93,11 +93,11 @@ pub enum Refusal {
     /// The request waited, and was dropped from a full queue to make room for another request; see
     /// [`WhenFull`](crate::WhenFull).
     Displaced,
-    /// The limiter could not decide, because the store that keeps its permits did not answer. Only
-    /// from a [`Limiter`](crate::Limiter) over a network.
+    /// The limiter could not decide, because the store that keeps its permits did not answer, or
+    /// refuses to be asked. Only from a [`Limiter`](crate::Limiter) over a network.
     Unavailable {
         /// The time after which the limiter asks the store again. [`Nanos::MAX`] means that the
-        /// time is unknown.
+        /// time is unknown: such as when the password of the store is wrong, which no time mends.
         retry_after: Nanos,
     },
     /// The request asked for zero permits. Ask for at least one.
@@ -195,7 +195,7 @@ impl fmt::Display for Refusal {
             }
             Refusal::QueueFull { retry_after } => write!(f, "queue is full, retry after {retry_after}"),
             Refusal::Unavailable { retry_after: Nanos::MAX } => {
-                f.write_str("the store of the limiter did not answer")
+                f.write_str("the store of the limiter cannot be asked")
             }
             Refusal::Unavailable { retry_after } => {
                 write!(f, "the store of the limiter did not answer, retry after {retry_after}")
