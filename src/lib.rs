@@ -159,7 +159,7 @@
 //!   earlier, 10 ms unless set. So add that much to *d*. This keeps the average exact although
 //!   timers are late.
 //!
-//! # Who pays for a large request
+//! # What a large request costs
 //!
 //! With Guava's two policies, [`SmoothBursty`] and [`SmoothWarmingUp`], the next caller pays. A
 //! request is granted as soon as the one before it is paid for, whatever its size. At 5 per second,

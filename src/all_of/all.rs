@@ -292,7 +292,7 @@ impl<C: Timer> Entry<C> {
         match (&self.kind, place) {
             (_, 0) => {}
             (Kind::Rate(member), _) => member.rise(place, deferred),
-            (Kind::Counting(limit), _) => limit.rise(place, deferred),
+            (Kind::Counting(limit), _) => limit.pool.rise(place, deferred),
         }
     }
 }
@@ -533,7 +533,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 match (&entry.kind, seats.place(index, seats.first)) {
                     (_, 0) => {}
                     (Kind::Rate(member), place) => member.stand_by(place, deferred),
-                    (Kind::Counting(limit), place) => limit.park(place, deferred),
+                    (Kind::Counting(limit), place) => limit.pool.park(place, deferred),
                 }
             }
             seats.first = priority;
@@ -587,7 +587,7 @@ impl<C: Timer> Rule<C> for All<C> {
         let changes = self.members.iter().map(|entry| match &entry.kind {
             Kind::Rate(member) => member.changes(),
             // A lower limit may be less than a request weighs.
-            Kind::Counting(limit) => limit.lowered(),
+            Kind::Counting(limit) => limit.pool.lowered(),
         });
         let changes = changes.fold(0, u64::wrapping_add);
         // Relaxed: the composite's lock orders it.

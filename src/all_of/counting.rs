@@ -88,7 +88,7 @@ impl<C: Timer> All<C> {
         // All are looked at first: taking and giving back would ring the composite again.
         let missing = self.counting(ask).find_map(|(index, limit, n)| {
             let in_use = || Refusal::InUse { limit: limit.limit() };
-            limit.check(n).err().or_else(|| (!limit.has_turn(place(&seats, index), n)).then(in_use))
+            limit.check(n).err().or_else(|| (!limit.pool.has_turn(place(&seats, index), n)).then(in_use))
         });
         let mut permits = Permits::default();
         let taken = missing.map_or(Ok(()), Err).and_then(|()| {
@@ -120,8 +120,8 @@ impl<C: Timer> All<C> {
         for ((entry, place), n) in self.members.iter().zip(places.iter_mut()).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Rate(_) => {}
-                Kind::Counting(limit) if *place == 0 => *place = limit.sit(self.waker()),
-                Kind::Counting(limit) if *n == 0 => limit.park(*place, deferred),
+                Kind::Counting(limit) if *place == 0 => *place = limit.pool.sit(self.waker()),
+                Kind::Counting(limit) if *n == 0 => limit.pool.park(*place, deferred),
                 Kind::Counting(_) => {}
             }
         }
@@ -134,7 +134,7 @@ impl<C: Timer> All<C> {
         let asked = || self.counting(ask).map(|(index, limit, n)| (index, limit, places[index], n));
         if counting.was_short.is_none() {
             if !counting.may_keep(now, due.saturating_since(now)) {
-                asked().for_each(|(_, limit, place, _)| limit.park(place, deferred));
+                asked().for_each(|(_, limit, place, _)| limit.pool.park(place, deferred));
                 counting.marks.fill(Mark::default());
             }
             return Nanos::MAX;
@@ -142,7 +142,7 @@ impl<C: Timer> All<C> {
         let since = *counting.since.get_or_insert(now);
         let mut came = false;
         for (index, limit, place, n) in asked() {
-            let (mark, there) = (&mut counting.marks[index], limit.has_turn(place, n));
+            let (mark, there) = (&mut counting.marks[index], limit.pool.has_turn(place, n));
             came |= there && !mark.there && !mark.passes;
             mark.there = there;
         }
@@ -155,8 +155,8 @@ impl<C: Timer> All<C> {
             let mark = &mut counting.marks[index];
             mark.passes |= mark.there && counting.until <= now;
             if mark.passes {
-                limit.park(place, deferred);
-            } else if limit.stand(place, n, deferred) {
+                limit.pool.park(place, deferred);
+            } else if limit.pool.stand(place, n, deferred) {
                 // If it came a moment ago, that is to be looked at as above.
                 again |= !mark.there;
                 look_at = counting.until;

@@ -460,7 +460,7 @@ impl AnyLimiter {
     /// | [`resume`](AnyLimiter::resume) | `false`, and the store is told |
     /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`](crate::Refusal::Unavailable) where the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
     ///
-    /// All other calls, and all calls of a limiter in this process, are those of this handle.
+    /// All other calls, and all calls of a limiter in this process, are the calls of this handle.
     ///
     /// # Examples
     ///

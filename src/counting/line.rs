@@ -165,7 +165,7 @@ impl Pool {
     }
 
     /// Returns how often the limit was lowered.
-    pub(super) fn lowered(&self) -> u64 {
+    pub(crate) fn lowered(&self) -> u64 {
         // Relaxed: the thread that lowers the limit runs the rechecks of the composites afterwards.
         self.lowered.load(Ordering::Relaxed)
     }
@@ -419,7 +419,7 @@ impl Pool {
 /// before this lock.
 impl Pool {
     /// Adds a parked seat behind all others. Its composite is notified when the limit is lowered.
-    pub(super) fn sit(&self, composite: Weak<dyn Recheck>) -> u64 {
+    pub(crate) fn sit(&self, composite: Weak<dyn Recheck>) -> u64 {
         let mut line = lock(&self.line);
         let number = line.number();
         line.seats.insert(number, Seat { rung: false, composite });
@@ -427,7 +427,7 @@ impl Pool {
     }
 
     /// Returns whether `n` permits are free for the seat. Number 0 is a newcomer.
-    pub(super) fn has_turn(&self, number: u64, n: u32) -> bool {
+    pub(crate) fn has_turn(&self, number: u64, n: u32) -> bool {
         match number {
             0 => self.available() >= n,
             _ => lock(&self.line).is_first(number) && self.has_free(n),
@@ -444,7 +444,7 @@ impl Pool {
 
     /// Puts the seat in the line for `n` permits. Returns whether they are free. If not, the
     /// composite is notified when they are.
-    pub(super) fn stand<C: Timer>(&self, number: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
+    pub(crate) fn stand<C: Timer>(&self, number: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
         self.with_line(deferred, |line, _| {
             line.entries.insert(number, Entry::Seat { n });
             // Before the look, so that a permit given back after it is noticed.
@@ -458,12 +458,12 @@ impl Pool {
     }
 
     /// Takes the seat out of the line. It keeps its number.
-    pub(super) fn park<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
+    pub(crate) fn park<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
         self.with_line(deferred, |line, _| line.entries.remove(&number));
     }
 
     /// Removes the seat.
-    pub(super) fn rise<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
+    pub(crate) fn rise<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
         self.with_line(deferred, |line, _| {
             line.entries.remove(&number);
             line.seats.remove(&number);

@@ -4,7 +4,7 @@ pub(crate) mod line;
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -14,8 +14,6 @@ use crate::counting::line::{Later, Pool};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking::Unpark;
-use crate::line::deferred::Deferred;
-use crate::line::recheck::Recheck;
 use crate::policy::Policy;
 use crate::rate::Rate;
 use crate::status::Status;
@@ -450,36 +448,11 @@ impl CountingLimit {
     }
 }
 
-/// Methods for composites, which hold a seat in the line; see `counting/line.rs`. Seat number 0
-/// means a newcomer without a seat.
+/// For composites, which hold a seat in the line of the pool; see `counting/line.rs`.
 impl CountingLimit {
-    /// Returns how often the limit was lowered.
-    pub(crate) fn lowered(&self) -> u64 {
-        self.pool.lowered()
-    }
-
-    pub(crate) fn sit(&self, composite: Weak<dyn Recheck>) -> u64 {
-        self.pool.sit(composite)
-    }
-
-    pub(crate) fn has_turn(&self, seat: u64, n: u32) -> bool {
-        self.pool.has_turn(seat, n)
-    }
-
+    /// Takes permits at the turn of a seat, or of a newcomer without one: seat number 0.
     pub(crate) fn take_turn(&self, seat: u64, n: u32) -> Option<CountingPermit> {
         self.pool.take_turn(seat, n).then(|| self.permit(n))
-    }
-
-    pub(crate) fn stand<C: Timer>(&self, seat: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
-        self.pool.stand(seat, n, deferred)
-    }
-
-    pub(crate) fn park<C: Timer>(&self, seat: u64, deferred: &mut Deferred<C>) {
-        self.pool.park(seat, deferred);
-    }
-
-    pub(crate) fn rise<C: Timer>(&self, seat: u64, deferred: &mut Deferred<C>) {
-        self.pool.rise(seat, deferred);
     }
 }
 

@@ -452,7 +452,7 @@ impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
 impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(grant) = self.grant.take() else { return };
-        // Serving comes behind it: what is put back is there for the waiters.
+        // Serving comes behind it: permits put back are there for the waiters.
         run_in_drop(|| self.shared.with_line(|line, visit| line.take_back(visit, grant)));
     }
 }
