@@ -1,5 +1,7 @@
 //! What is no outage: a configuration that is wrong is an error, and no fallback hides it.
 
+use std::time::Duration;
+
 use tidegate::{AnyLimiter, Refusal};
 use tidegate_redis::{OpenError, Store, StoreError, WhileAway};
 
@@ -29,6 +31,35 @@ fn user(server: &Server, name: &str, rules: &str) -> String {
 /// The rules that the README gives.
 const LEAN: &str = "-@all +evalsha +eval +get +set +del +time ~tidegate:*";
 
+/// The rules that permits in use need in addition.
+const IN_USE: &str = "+hmget +hgetall +hset +hdel +pexpire";
+
+/// Two processes hold, wait, are lost and give back, so that each command of the script is made.
+#[tokio::test]
+async fn a_user_of_permits_in_use_needs_a_few_more() {
+    let Some(server) = Server::start_at_port(&[]) else { return };
+    let url = user(&server, "lean", &format!("{LEAN} {IN_USE}"));
+    let limit = |span| {
+        let limit = load::patient(&url).open().unwrap().counting("all", 2);
+        AnyLimiter::from(limit.time_to_live(Duration::from_secs(span)).build().unwrap())
+    };
+    let (one, other) = (limit(3600), limit(3600));
+    let held = one.acquire_now(2).await.unwrap();
+    let mut wait = other.acquire();
+    assert!(tokio_test::task::spawn(&mut wait).poll().is_pending());
+    drop(held);
+    let permit = wait.await.unwrap();
+    // A process that crashed, by the server's clock.
+    let lost = "redis.call('HSET', 'tidegate:1:{all}:in-use', 'crashed!', struct.pack('>ddddd', 1, 1, 0, 0, 1), \
+        'all', struct.pack('>ddddd', 2, 1, 0, 1, 1))";
+    redis::cmd("EVAL").arg(lost).arg(0).exec(&mut server.connect()).unwrap();
+    let second = one.acquire_now(1).await.unwrap();
+    drop((permit, second));
+    one.pause_for(Duration::from_secs(1)).unwrap();
+    one.resume();
+    drop(other.acquire_many(2).await.unwrap());
+}
+
 #[tokio::test]
 async fn a_user_needs_a_few_permissions() {
     let Some(server) = Server::start_at_port(&[]) else { return };
@@ -40,7 +71,7 @@ async fn a_user_needs_a_few_permissions() {
     // All that a limiter does.
     let _ = limiter.status();
     limiter.debit(1).unwrap();
-    limiter.pause_for(std::time::Duration::from_secs(1)).unwrap();
+    limiter.pause_for(Duration::from_secs(1)).unwrap();
     assert!(limiter.resume());
     assert_eq!((store.counts().misconfigured, store.trouble()), (0, None));
     // Without each of them.
