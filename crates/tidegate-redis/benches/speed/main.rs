@@ -85,22 +85,28 @@ fn limiter(store: &Store, tag: &str, is_leased: bool) -> AnyLimiter {
 
 /// Other limiters, if they can be had.
 fn peers(server: &Server) -> Vec<(String, Round)> {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/speed/peers");
-    let target = concat!(env!("CARGO_TARGET_TMPDIR"), "/peers");
-    let command = format!(
-        "mkdir -p {target} && cp {directory}/* {target} && cd {target} && \
-         npm install --silent --no-audit --no-fund >&2 && node peers.js"
-    );
-    let command = Command::new("sh")
-        .args(["-c", &command])
-        .env("SOCKET", server.socket())
-        .stderr(Stdio::null())
-        .output();
-    let output = command.ok().filter(|output| output.status.success());
-    let Some(output) = output else {
-        eprintln!("skipped: peers, which need node, npm and a registry");
-        return Vec::new();
-    };
+    let node = "cp $FROM/peers/* . && npm install --silent --no-audit --no-fund >&2 && node peers.js";
+    let trypema = "cargo run --quiet --release --target-dir target --manifest-path $FROM/trypema/Cargo.toml";
+    let rounds =
+        [("node", node, "node and npm"), ("trypema", trypema, "cargo")].map(|(name, command, needs)| {
+            let target = format!("{}/peers/{name}", env!("CARGO_TARGET_TMPDIR"));
+            let command = Command::new("sh")
+                .args(["-c", &format!("mkdir -p {target} && cd {target} && {command}")])
+                .env("FROM", concat!(env!("CARGO_MANIFEST_DIR"), "/benches/speed"))
+                .env("SOCKET", server.socket())
+                .stderr(Stdio::null())
+                .output();
+            let output = command.ok().filter(|output| output.status.success());
+            if output.is_none() {
+                eprintln!("skipped: peers that need {needs}, and a registry");
+            }
+            output.map_or_else(Vec::new, |output| read_rounds(&String::from_utf8_lossy(&output.stdout)))
+        });
+    rounds.concat()
+}
+
+/// Lines of a name, the tasks, the decisions a second, and two times in microseconds.
+fn read_rounds(lines: &str) -> Vec<(String, Round)> {
     let round = |line: &str| {
         let (name, numbers) = line.split_once(' ')?;
         let numbers: Vec<f64> = numbers.split(' ').filter_map(|word| word.parse().ok()).collect();
@@ -108,7 +114,7 @@ fn peers(server: &Server) -> Vec<(String, Round)> {
         let micros = |n: f64| Duration::from_secs_f64(n / 1e6);
         Some((row(name, tasks), Round { per_second, median: micros(median), cpu: micros(cpu) }))
     };
-    String::from_utf8_lossy(&output.stdout).lines().filter_map(round).collect()
+    lines.lines().filter_map(round).collect()
 }
 
 fn row(name: &str, tasks: impl std::fmt::Display) -> String {
@@ -120,7 +126,9 @@ fn main() {
     let rounds = args.iter().position(|arg| arg == "--rounds").and_then(|i| args.get(i + 1)?.parse().ok());
     let Some(server) = Server::start() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let store = Store::builder(server.url()).timeout(Duration::from_secs(10)).open().expect("a store");
+    let builder = || Store::builder(server.url()).timeout(Duration::from_secs(10));
+    let store = builder().open().expect("a store");
+    let near = runtime.block_on(async { builder().on_this_runtime().open() }).expect("a store");
     let mut rows: Vec<(String, Box<dyn Fn() -> Round + '_>)> = Vec::new();
     for tasks in [1, 100] {
         for (name, cmd) in bare::commands(&server, POLICY) {
@@ -138,9 +146,10 @@ fn main() {
                 }),
             ));
         }
-        for is_leased in [false, true] {
-            let name = if is_leased { "leased" } else { "exact" };
-            let limiter = limiter(&store, &format!("{name}-{tasks}"), is_leased);
+        for (name, store, is_leased) in
+            [("exact", &store, false), ("exact, on the runtime", &near, false), ("leased", &store, true)]
+        {
+            let limiter = limiter(store, &format!("{name}-{tasks}"), is_leased);
             let (runtime, server) = (&runtime, &server);
             rows.push((
                 row(name, tasks),
@@ -173,6 +182,7 @@ fn main() {
         let micros = |span: Duration| span.as_secs_f64() * 1e6;
         println!("| {name} | {:.1} k | {:.1} µs | {:.1} µs |", per_second / 1e3, micros(median), micros(cpu));
     }
-    let counts = store.counts();
-    assert_eq!((counts.unknown, counts.failed, counts.skipped), (0, 0, 0), "{counts:?}");
+    for counts in [store.counts(), near.counts()] {
+        assert_eq!((counts.unknown, counts.failed, counts.skipped), (0, 0, 0), "{counts:?}");
+    }
 }
