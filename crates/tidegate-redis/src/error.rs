@@ -114,6 +114,9 @@ pub enum OpenError {
         /// Why.
         kind: io::ErrorKind,
     },
+    /// The store is to be [on a runtime](crate::StoreBuilder::on_this_runtime), and the caller is in
+    /// none.
+    NoRuntime,
 }
 
 impl fmt::Display for OpenError {
@@ -135,6 +138,7 @@ impl fmt::Display for OpenError {
                 write!(f, "{prefix:?}: a prefix has 1 to 200 bytes, and no brace, colon, space or control")
             }
             OpenError::Thread { kind } => write!(f, "the thread of the store cannot be started: {kind}"),
+            OpenError::NoRuntime => write!(f, "the store is to be on a runtime, and is opened in none"),
         }
     }
 }

@@ -14,6 +14,7 @@ mod lease;
 mod limiter;
 mod line;
 mod observe;
+mod queue;
 mod script;
 mod set;
 mod share;

@@ -169,14 +169,7 @@ impl Shared {
         let is_news = line.announced == 0;
         drop(line);
         if !is_served {
-            let this = self.clone();
-            if !self.store.spawn(Box::pin(this.serve())) {
-                // The request finds that its sender is gone.
-                let mut line = self.line();
-                (line.is_served, line.hurried) = (false, 0);
-                let waiters = std::mem::take(&mut line.waiters);
-                drop((line, waiters));
-            }
+            self.store.spawn(Box::pin(Serving(Some(self.clone())).serve()));
         } else if is_news {
             self.changed.notify_one();
         }
@@ -258,23 +251,6 @@ impl Shared {
     async fn answer(&self, cmd: Cmd) -> Result<Told, Away> {
         let value = self.store.ask(cmd, self.script.clone()).await?;
         Told::read(&value).ok_or(Away::Misconfigured)
-    }
-
-    /// Makes calls while permits are in use or requests wait.
-    async fn serve(self: Arc<Shared>) {
-        let mut since = None;
-        while let Some(asked) = self.next() {
-            let mut answer = pin!(self.answer(asked.cmd.clone()));
-            let told = loop {
-                let Some(deadline) = self.line().first_deadline() else { break answer.await };
-                match tokio::time::timeout_at(deadline, &mut answer).await {
-                    Ok(told) => break told,
-                    Err(_) => self.expire(),
-                }
-            };
-            let rest = self.apply(&asked, told, &mut since);
-            let _ = tokio::time::timeout(rest, self.changed.notified()).await;
-        }
     }
 
     /// The next call; `None` if the store knows that there is nothing.
@@ -468,6 +444,46 @@ impl Shared {
             let held = Held { shared: self.clone(), permits, is_degraded };
             answers.push((answer, Ok((held, left))));
         }
+    }
+}
+
+/// The task that serves the line. If it does not end by itself, its store has ended.
+struct Serving(Option<Arc<Shared>>);
+
+impl Serving {
+    /// Makes calls while permits are in use or requests wait.
+    async fn serve(mut self) {
+        let Some(shared) = self.0.clone() else { return };
+        let mut since = None;
+        while let Some(asked) = shared.next() {
+            let mut answer = pin!(shared.answer(asked.cmd.clone()));
+            let told = loop {
+                let Some(deadline) = shared.line().first_deadline() else { break answer.await };
+                match tokio::time::timeout_at(deadline, &mut answer).await {
+                    Ok(told) => break told,
+                    Err(_) => shared.expire(),
+                }
+            };
+            let rest = shared.apply(&asked, told, &mut since);
+            let _ = tokio::time::timeout(rest, shared.changed.notified()).await;
+        }
+        self.0 = None;
+    }
+}
+
+impl Drop for Serving {
+    /// Requests that nothing serves later have no answer: each finds that its sender is gone.
+    fn drop(&mut self) {
+        let Some(shared) = self.0.take() else { return };
+        let mut answers = Answers::new();
+        let mut line = shared.line();
+        shared.decide_alone(&mut line, Away::For(Duration::MAX), &mut answers);
+        (line.is_served, line.hurried) = (false, 0);
+        line.deadlines.clear();
+        let waiters = std::mem::take(&mut line.waiters);
+        drop(line);
+        send(answers);
+        drop(waiters);
     }
 }
 

@@ -309,7 +309,7 @@ impl Future for Wait {
         Pin::new(&mut this.answer).poll(context).map(|answer| {
             this.place = None;
             this.waited = this.clock.now().saturating_since(this.began);
-            // The thread of the store has ended, which only a panic of it makes happen.
+            // The store has ended.
             answer.unwrap_or(Err(Refusal::Unavailable { retry_after: Nanos::MAX }.into()))
         })
     }

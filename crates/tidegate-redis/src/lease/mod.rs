@@ -25,8 +25,8 @@ pub use counts::LeaseCounts;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -139,7 +139,9 @@ impl Leases {
             });
             match answer.await {
                 Some(answer) => return Some(answer),
-                None if self.ledger.is_short(self.clock.now(), costs) => return None,
+                None if self.ledger.is_short(self.clock.now(), costs) || set.store.has_ended() => {
+                    return None;
+                }
                 None => {}
             }
         }
@@ -226,11 +228,11 @@ impl Leases {
             self.ledger.kick.notify_one();
             return true;
         }
-        let (weak, kick) = (Arc::downgrade(set), self.ledger.kick.clone());
+        let (driving, kick) = (Driving(Arc::downgrade(set)), self.ledger.kick.clone());
         let clock = DefaultClock::clone(&self.clock);
-        let is_spawned = set.store.spawn(Box::pin(async move {
+        set.store.spawn(Box::pin(async move {
             loop {
-                let Some(set) = weak.upgrade() else { return };
+                let Some(set) = driving.set() else { return };
                 let next = match &set.leases {
                     Some(leases) => leases.step(&set).await,
                     None => Next::End,
@@ -238,7 +240,7 @@ impl Leases {
                 drop(set);
                 let until = match next {
                     Next::Now => continue,
-                    Next::End => return,
+                    Next::End => return driving.end(),
                     Next::At(until) => until,
                 };
                 let (mut kicked, mut sleep) = (pin!(kick.notified()), pin!(clock.sleep_until(until)));
@@ -248,11 +250,7 @@ impl Leases {
                 })
                 .await;
             }
-        }));
-        if !is_spawned {
-            self.is_driven.store(false, Ordering::SeqCst);
-        }
-        is_spawned
+        }))
     }
 
     /// One step of the task that books permits.
@@ -288,6 +286,31 @@ impl Leases {
             }
         }
         Next::Now
+    }
+}
+
+/// The task that books permits. If it does not end by itself, its store has ended, and the requests
+/// in line are told.
+struct Driving(Weak<Set>);
+
+impl Driving {
+    fn set(&self) -> Option<Arc<Set>> {
+        self.0.upgrade()
+    }
+
+    fn end(mut self) {
+        self.0 = Weak::new();
+    }
+}
+
+impl Drop for Driving {
+    fn drop(&mut self) {
+        if let Some(set) = self.0.upgrade()
+            && let Some(leases) = &set.leases
+        {
+            leases.is_driven.store(false, Ordering::SeqCst);
+            leases.failed.send_modify(|failed| *failed += 1);
+        }
     }
 }
 

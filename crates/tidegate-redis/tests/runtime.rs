@@ -1,0 +1,146 @@
+//! Stores whose work is done by tasks of the user's runtime.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::time::Duration;
+
+use support::Server;
+use tidegate::{AllPermits, AllRefusal, AnyLimiter, Refusal};
+use tidegate_redis::{OpenError, Store, StoreBuilder, WhileAway};
+use tokio::runtime::{Builder, Runtime};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+/// With a deadline that no machine misses.
+fn builder(server: &Server) -> StoreBuilder {
+    Store::builder(server.url()).timeout(Duration::from_secs(3600)).on_this_runtime()
+}
+
+/// A runtime that runs by itself.
+fn runtime() -> Runtime {
+    Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
+}
+
+fn limiter(store: &Store, line: &str) -> AnyLimiter {
+    store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap().into()
+}
+
+fn is_away(answer: &Result<AllPermits, AllRefusal>) -> bool {
+    matches!(answer, Err(refusal) if refusal.refusal() == Some(Refusal::Unavailable { retry_after: tidegate::Nanos::MAX }))
+}
+
+#[tokio::test]
+async fn tasks_of_the_only_thread_are_served_by_it() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    store.check().await.unwrap();
+    let limiter = limiter(&store, "token_bucket 1000/s burst 5");
+    for _ in 0..20 {
+        assert!(!limiter.acquire().await.unwrap().is_degraded());
+    }
+    let all = (0..100).map(|_| limiter.acquire());
+    assert!(futures_util::future::join_all(all).await.into_iter().all(|permits| permits.is_ok()));
+}
+
+#[tokio::test]
+async fn calls_that_block_are_refused_on_its_threads_alone() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let limiter = limiter(&store, "fixed_window 5/d");
+    let of_thread = limiter.clone();
+    assert!(is_away(&limiter.try_acquire()) && is_away(&limiter.blocking_acquire()));
+    assert_eq!(limiter.status().members[0].1.available, 0);
+    assert!(!limiter.resume());
+    let (done, is_done) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || done.send(of_thread.try_acquire()));
+    assert!(is_done.await.unwrap().is_ok());
+    let blocking = tokio::task::spawn_blocking(move || limiter.try_acquire());
+    assert!(is_away(&blocking.await.unwrap()));
+}
+
+#[test]
+fn there_must_be_a_runtime() {
+    let error = Store::builder("redis://127.0.0.1").on_this_runtime().open().unwrap_err();
+    assert_eq!(error, OpenError::NoRuntime);
+}
+
+/// A store on a runtime that ends while the server is stopped, and what waits meanwhile.
+#[test]
+fn what_waits_is_answered_when_the_runtime_ends() {
+    let Some(server) = Server::start() else { return };
+    let runtime = runtime();
+    let store = runtime.block_on(async { builder(&server).open() }).unwrap();
+    let exact = limiter(&store, "token_bucket 100/s burst 1");
+    let leased = store.limiter("leased").limit("limit", "token_bucket 100/s burst 100".parse().unwrap());
+    let leased = AnyLimiter::from(leased.leased().build().unwrap());
+    let counting = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
+    let held = runtime.block_on(async {
+        for _ in 0..150 {
+            let _ = leased.acquire().await.unwrap();
+        }
+        counting.acquire().await.unwrap()
+    });
+    server.signal("STOP");
+    let mut waits: Vec<_> = [&exact, &leased, &counting]
+        .into_iter()
+        .flat_map(|limiter| (0..200).map(|_| spawn(limiter.acquire())))
+        .collect();
+    let pending: Vec<bool> = waits.iter_mut().map(|wait| wait.poll().is_pending()).collect();
+    assert!(pending.iter().filter(|pending| **pending).count() >= 400);
+    drop(runtime);
+    let mut away = 0;
+    for (wait, was_pending) in waits.iter_mut().zip(pending) {
+        if was_pending {
+            // Permits that were on lease already may be granted.
+            away += usize::from(is_away(&assert_ready!(wait.poll())));
+        }
+    }
+    assert!(away >= 400, "{away}");
+    drop(held);
+    for limiter in [&exact, &counting] {
+        assert!(is_away(&assert_ready!(spawn(limiter.acquire()).poll())));
+        assert!(is_away(&limiter.try_acquire()));
+    }
+    let counts = store.counts();
+    assert!(counts.unknown + counts.skipped >= 2 && counts.failed == 0, "{counts:?}");
+    assert!(store.trouble().unwrap().is_away());
+}
+
+#[test]
+fn a_store_decides_as_away_after_its_runtime() {
+    let Some(server) = Server::start() else { return };
+    let runtime = runtime();
+    let builder = builder(&server).while_away(WhileAway::Open);
+    let store = runtime.block_on(async { builder.open() }).unwrap();
+    let limiter = limiter(&store, "fixed_window 1/d");
+    let mut waits = spawn(limiter.acquire());
+    let is_pending = waits.poll().is_pending();
+    drop(runtime);
+    if is_pending {
+        let _ = assert_ready!(waits.poll()).unwrap();
+    }
+    for _ in 0..5 {
+        assert!(limiter.try_acquire().unwrap().is_degraded());
+    }
+    let counting = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
+    let both = [counting.try_acquire().unwrap(), counting.try_acquire().unwrap()];
+    assert!(both.iter().all(AllPermits::is_degraded));
+    let mut wait = spawn(store.check());
+    assert!(assert_ready!(wait.poll()).unwrap_err().is_away());
+}
+
+/// No thread drives it.
+#[test]
+fn a_request_of_a_runtime_that_stands_still_is_answered_at_its_end() {
+    let Some(server) = Server::start() else { return };
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let store = runtime.block_on(async { builder(&server).open() }).unwrap();
+    let limiter = limiter(&store, "fixed_window 1/d");
+    let mut wait = spawn(limiter.acquire());
+    assert_pending!(wait.poll());
+    drop(runtime);
+    assert!(wait.is_woken() && is_away(&assert_ready!(wait.poll())));
+    assert_eq!(store.counts().skipped, 1);
+}
