@@ -154,8 +154,8 @@ fn refused_requests_make_no_trips() {
         let (granted, calls, (refused, longest)) = (fleet.granted(), fleet.calls(), *refused.lock().unwrap());
         // Three requests for a permit.
         assert!(granted >= 9_950 && refused >= 20_000, "{granted} granted, {refused} refused");
-        // A process uses 125 permits in a second, so a lease has a dozen.
-        assert!(calls * 9 <= granted, "{calls} calls");
+        // A process asks for 400 permits in a second by 12 leases, and the store grants a third.
+        assert!(calls * 8 <= granted, "{calls} calls");
         // The last permit of a booking that is made ahead.
         assert!(longest <= Duration::from_millis(300), "{longest:?}");
         fleet.assert_bound(1000.0, 100.0);
@@ -466,8 +466,8 @@ fn dropped_waits_leave_no_trace() {
         for _ in 0..1000 {
             let _ = one.acquire().await.unwrap();
         }
-        // A full bucket, and the rate.
-        assert!(began.elapsed() <= Duration::from_millis(930), "{:?}", began.elapsed());
+        // A full bucket, the rate, and the rest of a lease.
+        assert!(began.elapsed() <= Duration::from_millis(1020), "{:?}", began.elapsed());
     });
 }
 
@@ -500,16 +500,16 @@ fn busy_and_idle_processes_are_served_alike() {
         tokio::time::sleep(Duration::from_secs(2)).await;
         *served.lock().unwrap() = Default::default();
         let calls = fleet.calls();
-        tokio::time::sleep(Duration::from_secs(5)).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
         let served = *served.lock().unwrap();
         let (asked, granted) = served.iter().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
         let shares: Vec<f64> =
             served.iter().map(|(asked, granted)| *granted as f64 / *asked as f64).collect();
         let calls = fleet.calls() - calls;
         eprintln!("{asked} asked, {granted} granted, {calls} calls, {shares:.2?}");
-        assert!(granted >= 49_500 && calls * 50 <= granted, "{granted} granted, {calls} calls");
+        assert!(granted >= 199_000 && calls * 20 <= granted, "{granted} granted, {calls} calls");
         let all = granted as f64 / asked as f64;
-        assert!(shares.iter().all(|share| (all - share).abs() < 0.03), "{shares:.2?}");
+        assert!(shares.iter().all(|share| (0.7..=1.4).contains(&(share / all))), "{shares:.2?}");
     });
 }
 

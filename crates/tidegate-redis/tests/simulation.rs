@@ -267,6 +267,25 @@ fn a_fleet_on_lease_makes_fewer_calls_and_keeps_to_its_limit() {
     }
 }
 
+/// Busy processes lease, and idle ones ask for each request. Leases once booked further ahead than
+/// requests wait, so that idle processes got nothing.
+#[test]
+fn a_fleet_on_lease_serves_busy_and_idle_processes_alike() {
+    let limit = Bound { per_second: 1000, burst: 100 };
+    for load in [1.5, 3.0] {
+        let (asked, span) = (load * 1000.0, Duration::from_secs(10));
+        let setup = Setup { processes: 60, limit, asked, span, is_leased: true, ..fleet() };
+        let mut outcome = setup.run();
+        assert_eq!((outcome.over(&setup), outcome.degraded_refusals), (0, 0), "{load}");
+        assert!(outcome.use_of(&setup) >= 0.99, "{load}: {}", outcome.use_of(&setup));
+        // Without leases about one for each request.
+        assert!(2 * outcome.calls <= outcome.asked(), "{load}: {} for {}", outcome.calls, outcome.asked());
+        // The busiest asks for a fifth of all, and each of the idlest for less than a hundredth.
+        let ratio = outcome.served_of(0..5) / outcome.served_of(40..60);
+        assert!((0.7..=1.4).contains(&ratio), "{load}: {ratio}");
+    }
+}
+
 #[test]
 fn a_fleet_keeps_to_every_limit_of_many_keys() {
     let limit = Bound { per_second: 10, burst: 5 };

@@ -4,11 +4,20 @@
 //!
 //! With *r* permits asked for in a second, *H* the horizon, *C* the limit and *L* the permits left
 //! in the store: r·H permits. While L is a tenth of C or more, at most C/2 ÷ processes. Below that
-//! the lease does not shrink: it is booked ahead, and usable when it is earned. A booking whose
-//! first permit is due later than 2H is made for waiting requests alone: a limit on its last permit
-//! would refuse large leases where small ones fit, and so busy processes. A fixed window earns
-//! nothing: there a lease is at most half of L ÷ processes, so the last permits are decided one by
-//! one.
+//! the lease does not shrink: it is booked ahead, and usable when it is earned. Its first permit is
+//! due within the longest wait *W* that most requests of this process have, so that it goes before
+//! no request of another process. A booking without a longest wait is made for requests in line
+//! alone. A fixed window earns nothing: there a lease is at most half of L ÷ processes, so the last
+//! permits are decided one by one.
+//!
+//! # More requests than permits
+//!
+//! That is so for a second after a lease was refused. Then a lease is asked for at intervals, for
+//! the permits that were asked of this process since the last one, and the store grants all of it
+//! or nothing. Each permit is so asked for once, as if each request asked by itself: the store
+//! grants leases as often as single requests. A request that finds no permit makes no call, since
+//! the next lease asks for it. After a grant the store would refuse all requests of this process
+//! until no more than W is booked; the permits of this time are in no lease.
 //!
 //! More is booked when half of a lease is used. A lease ends at 2H, counted from the moment at
 //! which its booking was sent or becomes usable. That is earlier, by the way to the server, than 2H
@@ -27,6 +36,7 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 use tokio::sync::Notify;
 
+use crate::jitter::jittered;
 use crate::lease::counts::LeaseCounters;
 use crate::lease::stock::{Origin, Piece, Stock, Taken};
 use crate::script::{Answer, Operation, Reply};
@@ -53,9 +63,13 @@ const MOST_PIECES: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) terms: Terms,
+    /// The rate of the limit.
+    per_second: f64,
     pub(crate) stock: Stock,
-    /// Permits asked for that were not taken from the stock.
+    /// Permits asked for that were not taken from the stock; and those of them that the store was
+    /// asked for by a call of the request, or would have refused.
     missed: AtomicU64,
+    alone: AtomicU64,
     /// Permits that requests in line wait for, and the most of one request.
     waiting: AtomicU64,
     largest: AtomicU64,
@@ -85,6 +99,44 @@ impl Account {
     fn life(&self) -> Duration {
         2 * self.horizon()
     }
+
+    /// The permits that come in over the horizon.
+    fn comes_in(&self) -> f64 {
+        self.per_second * self.horizon().as_secs_f64()
+    }
+
+    /// The most permits of a lease, while there are more requests than permits.
+    fn most(&self, size: u64) -> u64 {
+        // In range: the rate of a limit has a number of permits below 2^53.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let comes_in = self.comes_in() as u64;
+        match self.terms.kind {
+            Kind::Fixed => size,
+            _ => comes_in.min(self.terms.limit).max(1),
+        }
+    }
+
+    /// How often a lease is asked for, while there are more requests than permits and a process asks
+    /// for so many permits over the horizon. The store grants all of it or nothing: small leases
+    /// make equal shares sooner, and large ones take fewer calls.
+    fn pace(&self, size: u64) -> Duration {
+        const SMALL: f64 = 32.0;
+        let size = size.max(1) as f64;
+        // More than half of the limit may never fit.
+        let fits = self.terms.limit as f64 / 2.0 / size;
+        self.horizon().mul_f64((SMALL / size).clamp(0.25, 1.0).min(fits.max(0.01)))
+    }
+
+    /// How much later than its first permit the last permit of a lease is due.
+    fn span(&self, n: u64) -> Duration {
+        match self.terms.kind {
+            Kind::Fixed => Duration::ZERO,
+            _ => {
+                let span = Duration::try_from_secs_f64(n as f64 / self.per_second);
+                span.unwrap_or(Duration::ZERO).min(HORIZON)
+            }
+        }
+    }
 }
 
 /// The leases of the limits of one set.
@@ -92,6 +144,8 @@ impl Account {
 pub(crate) struct Ledger {
     pub(crate) accounts: Vec<Arc<Account>>,
     pub(crate) kick: Arc<Notify>,
+    /// How many requests joined the line of this process and did not leave it.
+    joined: AtomicU64,
     /// How many processes lease, as far as is known.
     processes: AtomicU64,
     counters: Arc<LeaseCounters>,
@@ -101,8 +155,12 @@ pub(crate) struct Ledger {
 #[derive(Debug)]
 struct State {
     limits: Vec<Use>,
-    /// Nothing is booked ahead before this time, and nothing at all before that one.
-    rests: Nanos,
+    patience: Patience,
+    /// Until this time there are more requests than permits.
+    pressed: Nanos,
+    /// When the next lease is asked for, while there are more requests than permits.
+    next: Nanos,
+    /// Nothing is booked before this time.
     away: Nanos,
     /// How often the leases were ended: a booking that was asked for before goes back.
     endings: u64,
@@ -117,6 +175,10 @@ struct Use {
     asked: u64,
     /// How many were asked for when permits were booked last.
     booked: u64,
+    /// How many of them were asked of the store, alone or by a lease, granted or not; and by the
+    /// last lease.
+    ordered: u64,
+    lease: u64,
     /// How many permits were used, as far as they are counted.
     used: u64,
     left: u64,
@@ -124,6 +186,15 @@ struct Use {
     /// The limit has no permit before this time, which is believed until another time.
     none_before: Nanos,
     believed: Nanos,
+}
+
+/// How long the requests of this process may wait: a longest wait that most of those have which no
+/// lease served at once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Patience {
+    longest: Duration,
+    /// How many more requests have it than another one, up to some.
+    votes: u32,
 }
 
 /// What the task that books permits does next.
@@ -154,6 +225,8 @@ pub(crate) struct Return {
 pub(crate) struct Order {
     pub(crate) costs: Costs,
     pub(crate) longest: Duration,
+    /// How long the requests wait that it is for.
+    patience: Duration,
     pub(crate) sent: Nanos,
     endings: u64,
 }
@@ -176,9 +249,18 @@ impl Ledger {
         let accounts: Vec<Arc<Account>> = terms
             .map(|terms| {
                 let zero = || AtomicU64::new(0);
-                let (missed, waiting, largest) = (zero(), zero(), zero());
-                let stock = Stock::new();
-                Arc::new(Account { terms, stock, missed, waiting, largest, kick: kick.clone() })
+                let (missed, alone, waiting, largest) = (zero(), zero(), zero(), zero());
+                let (per_second, stock) = (terms.rate.as_per_second(), Stock::new());
+                Arc::new(Account {
+                    terms,
+                    per_second,
+                    stock,
+                    missed,
+                    alone,
+                    waiting,
+                    largest,
+                    kick: kick.clone(),
+                })
             })
             .collect();
         let limits = accounts.iter().map(|account| Use {
@@ -186,14 +268,19 @@ impl Ledger {
             at: Nanos::ZERO,
             asked: 0,
             booked: 0,
+            ordered: 0,
+            lease: 0,
             used: 0,
             left: account.terms.limit,
             told: Nanos::ZERO,
             none_before: Nanos::ZERO,
             believed: Nanos::ZERO,
         });
-        let state = State { limits: limits.collect(), rests: Nanos::ZERO, away: Nanos::ZERO, endings: 0 };
-        Ledger { accounts, kick, processes: AtomicU64::new(1), counters, state: Mutex::new(state) }
+        let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
+        let (limits, patience) = (limits.collect(), Patience::default());
+        let state = State { limits, patience, pressed, next, away, endings: 0 };
+        let (joined, processes) = (AtomicU64::new(0), AtomicU64::new(1));
+        Ledger { accounts, kick, joined, processes, counters, state: Mutex::new(state) }
     }
 
     pub(crate) fn set_processes(&self, processes: u64) {
@@ -207,8 +294,32 @@ impl Ledger {
         }
     }
 
+    /// A request that was missed is decided by the store, or is known to be refused there. So no
+    /// lease asks for its permits as well.
+    pub(crate) fn alone(&self, costs: &Costs) {
+        for (account, (n, _)) in self.accounts.iter().zip(costs) {
+            account.alone.fetch_add(*n, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a request that was missed, and may wait so long, leaves its chance to the next lease:
+    /// when that is asked for. Otherwise it is decided by itself.
+    pub(crate) fn pressed(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<Nanos> {
+        let mut state = self.lock();
+        state.patience.note(longest);
+        let is_alike = longest <= state.patience.longest.saturating_mul(2);
+        (now < state.pressed && is_alike && self.pays_by(&mut state, now, costs)).then_some(state.next)
+    }
+
+    /// A request waits in line, for so long at most. One that waits for as long as it takes counts
+    /// like one that waits for the life of a lease.
+    pub(crate) fn waits(&self, longest: Option<Duration>) {
+        self.lock().patience.note(longest.unwrap_or(2 * HORIZON));
+    }
+
     /// A request joins the line, until it [leaves](Ledger::leaves).
     pub(crate) fn joins(&self, costs: &Costs) {
+        self.joined.fetch_add(1, Ordering::Relaxed);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             account.largest.fetch_max(*n, Ordering::Relaxed);
             // SeqCst: see `Leases::drive`.
@@ -218,6 +329,7 @@ impl Ledger {
     }
 
     pub(crate) fn leaves(&self, costs: &Costs) {
+        self.joined.fetch_sub(1, Ordering::Relaxed);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             if account.waiting.fetch_sub(*n, Ordering::Relaxed) == *n {
                 account.largest.store(0, Ordering::Relaxed);
@@ -229,6 +341,20 @@ impl Ledger {
     /// Whether requests are in line.
     pub(crate) fn has_waiting(&self) -> bool {
         self.accounts.iter().any(|account| account.waiting.load(Ordering::SeqCst) > 0)
+    }
+
+    /// How many permits the requests in line wait for. A request that is granted, and whose task did
+    /// not run yet, has joined and is not in line. If there are such requests, the requests in line
+    /// are as large as the others, or one of them as the largest.
+    fn waiting(&self, account: &Account, in_line: usize) -> u64 {
+        let (joined, in_line) = (self.joined.load(Ordering::Relaxed), in_line as u64);
+        let waiting = account.waiting.load(Ordering::Relaxed);
+        if in_line == 0 || in_line >= joined {
+            return if in_line == 0 { 0 } else { waiting };
+        }
+        let share = u128::from(waiting) * u128::from(in_line) / u128::from(joined);
+        let largest = account.largest.load(Ordering::Relaxed);
+        u64::try_from(share).unwrap_or(u64::MAX).max(largest).min(waiting)
     }
 
     /// When a request could be served, by the bookings that were made.
@@ -250,21 +376,19 @@ impl Ledger {
 
     /// Whether leases serve requests of this kind better than calls: at least two for each trip.
     pub(crate) fn pays(&self, now: Nanos, costs: &Costs) -> bool {
-        let mut state = self.lock();
+        self.pays_by(&mut self.lock(), now, costs)
+    }
+
+    fn pays_by(&self, state: &mut State, now: Nanos, costs: &Costs) -> bool {
+        let is_pressed = now < state.pressed;
         let asks = |(_, (n, _)): &(usize, &(u64, u64))| *n > 0;
         let mut asked = costs.iter().enumerate().filter(asks);
-        asked.all(|(i, (n, _))| self.size(i, now, &mut state.limits[i]) >= n.saturating_mul(2))
+        asked.all(|(i, (n, _))| self.size(i, now, &mut state.limits[i], is_pressed) >= n.saturating_mul(2))
     }
 
     /// The refusal of a request that may wait so long, if a limit is known to have no permit.
     pub(crate) fn refusal(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<(usize, Refusal)> {
-        let state = self.lock();
-        let asked = state.limits.iter().zip(costs).enumerate().filter(|(_, (_, (n, _)))| *n > 0);
-        let (limit, (told, _)) = asked.max_by_key(|(_, (told, _))| told.none_before)?;
-        let latest = now.saturating_add(Nanos::from_duration(longest));
-        let is_known = now < told.believed && latest < told.none_before;
-        let retry_after = told.none_before.saturating_since(latest);
-        is_known.then_some((limit, Refusal::Limited { retry_after }))
+        self.lock().refusal(now, costs, longest)
     }
 
     /// Notes what a reply tells of the limits.
@@ -284,32 +408,43 @@ impl Ledger {
         }
     }
 
-    /// What is to be done at this time. A plan must be carried out before the next one is made.
-    pub(crate) fn plan(&self, now: Nanos) -> Plan {
+    /// What is to be done at this time, with so many requests in line. A plan must be carried out
+    /// before the next one is made.
+    pub(crate) fn plan(&self, now: Nanos, in_line: usize) -> Plan {
         let mut state = self.lock();
+        let is_pressed = now < state.pressed;
         let mut returns = Vec::new();
-        let (mut costs, mut is_short, mut longest) = (Vec::new(), false, Duration::ZERO);
-        let (mut is_idle, mut pieces) = (true, 0);
+        let (mut costs, mut span) = (Vec::new(), Duration::ZERO);
+        let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
+        let (mut pieces, mut pace) = (0, state.patience.longest / 32);
         for (i, account) in self.accounts.iter().enumerate() {
-            let size = self.size(i, now, &mut state.limits[i]);
-            // A lease that was not used is not renewed.
-            let is_used = state.limits[i].asked > state.limits[i].booked;
-            let ahead = if size < 2 || !is_used { 0 } else { size };
-            let waiting = account.waiting.load(Ordering::Relaxed);
-            let wanted = waiting.saturating_add(ahead);
-            let removed = account.stock.remove(now, waiting.saturating_add(2 * size));
+            let size = self.size(i, now, &mut state.limits[i], is_pressed);
+            let limit = &state.limits[i];
+            let waiting = self.waiting(account, in_line);
+            let kept = waiting.saturating_add(2 * size.max(limit.lease));
+            let removed = account.stock.remove(now, kept);
             returns.extend(removed.into_iter().map(|piece| self.comes_back(i, now, piece)));
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
-            let n = size.max(account.largest.load(Ordering::Relaxed).min(waiting));
-            costs.push(if held < wanted { (n, n) } else { (0, 0) });
-            is_short |= held < waiting.saturating_add(ahead / 2);
+            // A lease that was not used is not renewed.
+            let ahead = if size < 2 || limit.asked <= limit.booked { 0 } else { size };
+            let all = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
+            let owed = all.saturating_sub(limit.ordered);
+            let n = if waiting > held {
+                (is_short, is_urgent) = (true, true);
+                size.max(account.largest.load(Ordering::Relaxed).min(waiting))
+            } else if is_pressed {
+                is_short |= owed > 0;
+                owed.min(account.most(size))
+            } else {
+                is_short |= held < waiting.saturating_add(ahead / 2);
+                if held < waiting.saturating_add(ahead) { size } else { 0 }
+            };
+            costs.push((n, n));
             pieces = pieces.max(account.stock.pieces());
-            is_idle &= held == 0 && waiting == 0;
-            // Of a lease that is booked ahead the first permit is due within 2H.
-            let span = Duration::try_from_secs_f64(n as f64 / account.terms.rate.as_per_second());
-            let span = span.unwrap_or(Duration::ZERO).min(HORIZON);
-            longest = longest.max(if waiting > held { Duration::MAX } else { 2 * HORIZON + span });
+            is_idle &= held == 0 && account.waiting.load(Ordering::Relaxed) == 0;
+            span = span.max(account.span(n));
+            pace = pace.max(account.pace(size));
         }
         self.count(&mut state);
         if !returns.is_empty() {
@@ -317,13 +452,29 @@ impl Ledger {
         }
         let ends = self.accounts.iter().filter_map(|account| account.stock.first_end()).min();
         let ends = ends.unwrap_or(Nanos::MAX);
-        let rests = if longest == Duration::MAX { state.away } else { state.away.max(state.rests) };
+        let paced = if is_pressed && now < state.next { state.next } else { Nanos::ZERO };
+        let rests = if is_urgent { state.away } else { state.away.max(paced) };
         if is_short && now < rests {
             let until = ends.min(rests);
-            return if longest == Duration::MAX { Plan::Fail(until) } else { Plan::Rest(until) };
+            return if is_urgent { Plan::Fail(until) } else { Plan::Rest(until) };
         }
         if is_short && pieces < MOST_PIECES {
-            return Plan::Book(Order { costs, longest, sent: now, endings: state.endings });
+            state.next = now.saturating_add(Nanos::from_duration(jittered(pace)));
+            for ((account, limit), (n, _)) in self.accounts.iter().zip(&mut state.limits).zip(&costs) {
+                limit.ordered = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
+                limit.lease = *n;
+            }
+            let patience = state.patience.longest;
+            if !is_urgent && state.refusal(now, &costs, patience).is_some() {
+                // The store would refuse it.
+                state.pressed = now.saturating_add(TRUST);
+                return Plan::Rest(ends.min(state.next));
+            }
+            let longest = if is_urgent { Duration::MAX } else { patience.saturating_add(span) };
+            return Plan::Book(Order { costs, longest, patience, sent: now, endings: state.endings });
+        }
+        if paced > now {
+            return Plan::Rest(ends.min(paced));
         }
         if is_idle { Plan::Idle } else { Plan::Rest(ends) }
     }
@@ -343,22 +494,17 @@ impl Ledger {
         };
         self.told(now, reply);
         if reply.answer != Answer::Done {
-            // It would be booked when it is due within its longest wait.
-            let rest = match reply.wait {
-                Duration::MAX => TRUST,
-                wait => Nanos::from_duration(wait.saturating_sub(order.longest)).clamp(REST, TRUST),
-            };
-            let until = now.saturating_add(rest);
+            let mut state = self.lock();
             if order.longest < Duration::MAX {
-                self.lock().rests = until;
+                state.pressed = now.saturating_add(TRUST);
                 return Outcome::Refused;
             }
             // A request in line waits as long as it takes: its permits can never be had.
-            self.lock().away = until;
+            state.away = now.saturating_add(TRUST);
             return Outcome::Failed;
         }
         let mut state = self.lock();
-        state.rests = Nanos::ZERO;
+        let is_pressed = now < state.pressed;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
         for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
             if *permits == 0 {
@@ -370,8 +516,17 @@ impl Ledger {
                 late.push(self.comes_back(i, now, piece));
                 continue;
             }
-            let size = self.size(i, now, &mut state.limits[i]);
-            state.limits[i].booked = state.limits[i].asked;
+            let size = self.size(i, now, &mut state.limits[i], is_pressed);
+            let limit = &mut state.limits[i];
+            limit.booked = limit.asked;
+            if order.longest < Duration::MAX {
+                // Until then the store would refuse all requests of this process, because of this
+                // lease. So no lease asks for them.
+                let shut = reply.wait.saturating_sub(order.patience).as_secs_f64();
+                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                let refused = (limit.rate * shut) as u64;
+                limit.ordered = limit.ordered.saturating_add(refused);
+            }
             let waiting = account.waiting.load(Ordering::Relaxed);
             account.stock.add(piece, waiting.saturating_add(size / 2));
             booked.push(i);
@@ -424,14 +579,13 @@ impl Ledger {
     }
 
     /// How many permits a lease has that is booked now.
-    fn size(&self, limit: usize, now: Nanos, told: &mut Use) -> u64 {
+    fn size(&self, limit: usize, now: Nanos, told: &mut Use, is_pressed: bool) -> u64 {
         let account = &self.accounts[limit];
         let asked = account.stock.taken() + account.missed.load(Ordering::Relaxed);
         told.note(now, asked);
         let horizon = account.horizon().as_secs_f64();
-        let all = account.terms.rate.as_per_second() * horizon;
         let waiting = account.waiting.load(Ordering::Relaxed) as f64;
-        let wish = (told.rate * horizon).max(waiting).min(all);
+        let wish = (told.rate * horizon).max(waiting).min(account.comes_in());
         let limit = account.terms.limit;
         let is_recent = now.saturating_since(told.told) < TRUST;
         let left = if is_recent { told.left } else { limit };
@@ -440,7 +594,7 @@ impl Ledger {
         let most = match account.terms.kind {
             Kind::Fixed if left > 0 => half(left),
             Kind::Fixed => half(limit),
-            _ if left >= limit / 10 => half(limit),
+            _ if left >= limit / 10 && !is_pressed => half(limit),
             _ => limit,
         };
         // In range: the rate of a limit has a number of permits below 2^53.
@@ -460,6 +614,33 @@ impl Ledger {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The refusal of a request that may wait so long, if a limit is known to have no permit.
+    fn refusal(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<(usize, Refusal)> {
+        let asked = self.limits.iter().zip(costs).enumerate().filter(|(_, (_, (n, _)))| *n > 0);
+        let (limit, (told, _)) = asked.max_by_key(|(_, (told, _))| told.none_before)?;
+        let latest = now.saturating_add(Nanos::from_duration(longest));
+        let is_known = now < told.believed && latest < told.none_before;
+        let retry_after = told.none_before.saturating_since(latest);
+        is_known.then_some((limit, Refusal::Limited { retry_after }))
+    }
+}
+
+impl Patience {
+    /// A request may wait so long.
+    fn note(&mut self, longest: Duration) {
+        const MOST_VOTES: u32 = 64;
+        let is_alike = longest <= self.longest.saturating_mul(2) && self.longest <= longest.saturating_mul(2);
+        if is_alike {
+            self.votes = MOST_VOTES.min(self.votes + 1);
+        } else if self.votes == 0 {
+            *self = Patience { longest, votes: 1 };
+        } else {
+            self.votes -= 1;
+        }
     }
 }
 

@@ -124,8 +124,10 @@ impl Leases {
             || !is_booked && !self.ledger.has_waiting() && !self.ledger.pays(now, costs)
         {
             self.ledger.missed(costs);
+            self.ledger.alone(costs);
             return None;
         }
+        self.ledger.waits(within);
         let _joined = Joined::new(self, set, costs);
         let mut failed = self.failed.subscribe();
         if !self.drive(set) {
@@ -169,7 +171,16 @@ impl Leases {
         if latest < due && due < Nanos::MAX {
             return Some(limited(due.saturating_since(latest)));
         }
-        if let Some((limit, refusal)) = ledger.refusal(now, costs, longest) {
+        let known = ledger.refusal(now, costs, longest);
+        if let Some(next) = ledger.pressed(now, costs, longest) {
+            if next <= now || !self.is_driven.load(Ordering::SeqCst) {
+                self.drive(set);
+            }
+            let known = known.and_then(|(_, refusal)| refusal.retry_after()).unwrap_or_default();
+            return Some(limited(next.saturating_since(now).max(Nanos::from_duration(known))));
+        }
+        ledger.alone(costs);
+        if let Some((limit, refusal)) = known {
             return Some(AllRefusal::by(set.members[limit].name.as_str(), refusal));
         }
         if longest == Duration::ZERO && ledger.has_waiting() {
@@ -253,12 +264,20 @@ impl Leases {
         }))
     }
 
+    /// How many requests wait in the line of this process.
+    fn in_line(&self) -> usize {
+        match &self.all {
+            Some(all) => all.status().waiting,
+            None => self.limiters[0].status().waiting,
+        }
+    }
+
     /// One step of the task that books permits.
     async fn step(&self, set: &Arc<Set>) -> Next {
         if let Some(processes) = set.store.processes().or_else(|| set.store.clients()) {
             self.ledger.set_processes(processes.get().into());
         }
-        match self.ledger.plan(self.clock.now()) {
+        match self.ledger.plan(self.clock.now(), self.in_line()) {
             Plan::Back(returns) => give_back(set, &returns),
             Plan::Book(order) => {
                 let reply = set.lease(order.costs.clone(), order.longest).await;
