@@ -87,6 +87,8 @@ use reserved::Reserved;
 /// them work on the threads of a tokio runtime, also on its only one, whose other tasks wait
 /// meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks no thread.
 ///
+/// A [`CancelToken`](tidegate::CancelToken) does not end such a wait.
+///
 /// Observers of a store and wakers run on the thread of the store, which cannot wait for itself; nor
 /// can a thread of the [runtime](crate::StoreBuilder::on_this_runtime) that asks the store. A call
 /// there that would block sends nothing, and is refused at once as [`Refusal::Unavailable`].
