@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -269,5 +272,48 @@ fn refunds_without_an_answer_are_counted() {
             assert_eq!((counts.unknown, counts.lost_refunds), (lost, lost));
             assert_eq!(store.lease_counts().outstanding(), 0);
         }
+    });
+}
+
+/// A limit of permits in use that no caller holds keeps nothing alive, however long its permits
+/// live.
+#[test]
+fn an_observer_is_let_go_soon_after_its_limits() {
+    run(async {
+        let model = Model::new(1, Network::steady(Duration::from_millis(1)));
+        let events = Arc::new(Statistics::new());
+        let observer = Arc::downgrade(&events);
+        let store = model.open(Store::builder("redis://model").observed_by(events)).unwrap();
+        let limit: AnyLimiter = store.counting("all", 2).build().unwrap().into();
+        drop(limit.acquire().await.unwrap());
+        drop((limit, store));
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(observer.upgrade().is_none());
+    });
+}
+
+/// The waker of a task may be gone when the task drops what it waits for.
+#[test]
+fn a_wait_that_is_dropped_does_not_wake_its_task() {
+    struct Count(AtomicU32);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    run(async {
+        let model = Model::new(1, Network::steady(Duration::from_millis(1)));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limit: AnyLimiter = store.counting("all", 1).build().unwrap().into();
+        let _held = limit.acquire().await.unwrap();
+        let count = Arc::new(Count(AtomicU32::new(0)));
+        let mut wait = limit.acquire();
+        let waker = Waker::from(count.clone());
+        assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        drop(wait);
+        assert_eq!(count.0.load(Ordering::Relaxed), 0);
     });
 }

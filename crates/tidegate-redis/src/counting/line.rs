@@ -357,6 +357,10 @@ impl Shared {
         if line.held != known || line.announced != wants || (wants == 0 && !line.waiters.is_empty()) {
             return Duration::ZERO;
         }
+        if !is_known {
+            // The task soon ends, and with it what it keeps: there may be a limit for each of many tags.
+            return LATEST;
+        }
         if wants == 0 {
             return jittered(self.span / 3);
         }

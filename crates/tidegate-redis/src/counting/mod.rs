@@ -318,6 +318,8 @@ impl Future for Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         if let Some(place) = self.place {
+            // Its own task need not be woken.
+            self.answer.close();
             self.shared.leave(place);
         }
     }
