@@ -98,8 +98,8 @@ pub trait Events: Send + Sync + 'static {
         let _ = left;
     }
 
-    /// A call was made to the store of the limiter, or the store is left alone or asked again. Only
-    /// a limiter over a network tells this.
+    /// A call was made to the store of the limiter, the store is left alone or asked again, or
+    /// permits on lease changed hands. Only a limiter over a network tells this.
     fn store(&self, event: &StoreEvent) {
         let _ = event;
     }
@@ -126,6 +126,17 @@ pub enum StoreEvent {
     Opened,
     /// The store answered again, and is asked as before.
     Closed,
+    /// The store debited so many permits for a lease of this process.
+    Leased(u64),
+    /// Requests used so many permits of leases.
+    LeaseUsed(u64),
+    /// So many permits that were told of as used were not: their requests were dropped before they
+    /// saw their grants.
+    LeaseUnused(u64),
+    /// So many permits went back to the store, since no request used them before their lease ended.
+    LeaseReturned(u64),
+    /// So many permits on lease were lost, since a limit was reset or lowered.
+    LeaseLost(u64),
 }
 
 /// The observers of one limiter.

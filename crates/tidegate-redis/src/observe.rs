@@ -10,7 +10,7 @@ use tidegate::{AllPermits, AllRefusal, Events, Left, Nanos, Refusal, StoreEvent}
 use tokio::time::Instant;
 
 use crate::line::Granted;
-use crate::script::Answer;
+use crate::script::{Answer, Reply};
 use crate::set::Set;
 
 /// The observer of a store, and that of one limiter.
@@ -60,6 +60,16 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
     }
 }
 
+/// Tells the observers of a limiter whether a lease left little of it. A panic of an observer ends no
+/// thread.
+pub(crate) fn leased(set: &Set, reply: &Reply) {
+    let near = set.tightest(reply).filter(is_near);
+    if let Some(left) = near.filter(|_| reply.answer == Answer::Done) {
+        let tell = || set.observers.report(|events| events.near_limit(&left));
+        _ = catch_unwind(AssertUnwindSafe(tell));
+    }
+}
+
 /// A request that is being decided. If it is dropped before that, it was cancelled.
 #[derive(Debug)]
 pub(crate) struct Watch {
@@ -89,7 +99,7 @@ impl Watch {
             return self.tell(|events, permits| events.shadowed(permits, &refusal));
         }
         let permits = granted.reply.permits.iter().sum();
-        let near = set.tightest(granted).filter(is_near);
+        let near = set.tightest(&granted.reply).filter(is_near);
         self.tell(|events, _| {
             events.granted(permits, granted.waited);
             if let Some(left) = &near {

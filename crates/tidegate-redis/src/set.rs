@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::key;
 use crate::lease::Leases;
-use crate::line::{Granted, Line};
+use crate::line::Line;
 use crate::observe::Observers;
 use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
 use crate::store::{Away, Store, Unsent, WhileAway, lock};
@@ -370,8 +370,8 @@ impl Set {
     }
 
     /// What a grant left of the tightest member that was asked, if its reply tells that.
-    pub(crate) fn tightest(&self, granted: &Granted) -> Option<Left> {
-        let Reply { permits, limits, wait, .. } = &granted.reply;
+    pub(crate) fn tightest(&self, reply: &Reply) -> Option<Left> {
+        let Reply { permits, limits, wait, .. } = reply;
         let asked = self.members.iter().zip(limits).zip(permits).filter(|(_, permits)| **permits > 0);
         let left = asked.map(|((member, told), _)| left(member, told, *wait));
         // By the part that is left, without a division.

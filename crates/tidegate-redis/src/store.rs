@@ -405,8 +405,8 @@ impl Store {
         self.0.while_away
     }
 
-    pub(crate) fn events(&self) -> Option<Arc<dyn Events>> {
-        self.0.shared.events.clone()
+    pub(crate) fn events(&self) -> Option<&Arc<dyn Events>> {
+        self.0.shared.events.as_ref()
     }
 
     pub(crate) fn count_degraded(&self) {

@@ -182,6 +182,61 @@ fn counters_equal_what_callers_got() {
     }
 }
 
+/// What observers are told of leases is what their counts say, and what callers got.
+#[test]
+fn events_of_leases_equal_their_counts() {
+    run(async {
+        let (model, log) = (model(), Arc::new(Log::default()));
+        let store = model.open(Store::builder("redis://model").observed_by(log.clone())).unwrap();
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 200".parse().unwrap());
+        let limiter = limiter.leased().build().unwrap();
+        let any = AnyLimiter::from(limiter.clone());
+        let (mut permits, mut dropped, mut random) = (0, 0, SmallRng::seed_from_u64(6));
+        for round in 0..3000 {
+            match round {
+                // What is on lease is lost.
+                1000 => limiter.reset().await.unwrap(),
+                // It ends.
+                2000 => tokio::time::sleep(Duration::from_secs(1)).await,
+                _ => {}
+            }
+            if random.random_ratio(1, 8) {
+                // Some are granted, and do not see it.
+                let waits: Vec<_> = (0..20).map(|_| tokio::spawn(any.acquire())).collect();
+                tokio::time::sleep(random.random_range(0..4) * MS).await;
+                waits.iter().for_each(tokio::task::JoinHandle::abort);
+                for wait in waits {
+                    match wait.await {
+                        Ok(answer) => permits += u64::from(answer.unwrap().permits()),
+                        Err(_) => dropped += 1,
+                    }
+                }
+            } else if let Ok(granted) = any.acquire_now([]).await {
+                permits += u64::from(granted.permits());
+            }
+            tokio::time::sleep(random.random_range(0..3) * MS).await;
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let events = log.store.lock().unwrap();
+        let sum = |of: fn(&StoreEvent) -> u64| events.iter().map(of).sum::<u64>();
+        let taken = sum(|event| if let StoreEvent::Leased(n) = event { *n } else { 0 });
+        let used = sum(|event| if let StoreEvent::LeaseUsed(n) = event { *n } else { 0 });
+        let unused = sum(|event| if let StoreEvent::LeaseUnused(n) = event { *n } else { 0 });
+        let returned = sum(|event| if let StoreEvent::LeaseReturned(n) = event { *n } else { 0 });
+        let lost = sum(|event| if let StoreEvent::LeaseLost(n) = event { *n } else { 0 });
+        let counts = store.lease_counts();
+        assert_eq!(
+            (taken, used - unused, returned, lost),
+            (counts.taken, counts.used, counts.given_back, counts.ended)
+        );
+        assert_eq!(taken, used - unused + returned + lost);
+        // The store decided the others.
+        assert!(used - unused <= permits && used > permits / 2, "{used} of {permits}");
+        assert!(returned > 0 && lost > 0 && dropped > 100, "{counts:?}, {dropped} dropped");
+        assert!(log.statistics.snapshot().near_limit > 10);
+    });
+}
+
 /// A reservation is told of when it is claimed or dropped, and a shadowed request as that.
 #[test]
 fn reservations_and_shadowed_requests_are_told() {

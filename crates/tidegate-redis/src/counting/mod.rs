@@ -137,7 +137,7 @@ impl CountingBuilder {
         let span = time_to_live.clamp(Duration::from_secs(1), Duration::from_secs(365 * 86_400));
         let shared = Shared {
             key: key::counting(store.prefix(), &tag),
-            observers: Arc::new(Observers::new(store.events())),
+            observers: Arc::new(Observers::new(store.events().cloned())),
             store,
             script: Arc::new(call::script()),
             // A hasher's keys are random.

@@ -1,6 +1,12 @@
 //! What became of the permits that processes lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tidegate::{Events, StoreEvent};
+
+use crate::observe::report;
+use crate::store::lock;
 
 /// Permits on lease, of all limiters of a store that lease. All numbers only rise, but for permits
 /// that are put back before they are used.
@@ -34,9 +40,35 @@ pub(crate) struct LeaseCounters {
     used: AtomicU64,
     given_back: AtomicU64,
     ended: AtomicU64,
+    /// What the observer was told.
+    told: Mutex<LeaseCounts>,
 }
 
 impl LeaseCounters {
+    /// Tells the observer what changed since it was told last. The caller holds no lock.
+    pub(super) fn tell(&self, events: Option<&Arc<dyn Events>>) {
+        if events.is_none() {
+            return;
+        }
+        let (before, now) = {
+            let mut told = lock(&self.told);
+            let now = self.read();
+            (std::mem::replace(&mut *told, now), now)
+        };
+        let changes = [
+            (StoreEvent::Leased as fn(u64) -> StoreEvent, before.taken, now.taken),
+            (StoreEvent::LeaseUsed, before.used, now.used),
+            (StoreEvent::LeaseUnused, now.used, before.used),
+            (StoreEvent::LeaseReturned, before.given_back, now.given_back),
+            (StoreEvent::LeaseLost, before.ended, now.ended),
+        ];
+        for (event, before, now) in changes {
+            if now > before {
+                report(events, event(now - before));
+            }
+        }
+    }
+
     pub(crate) fn read(&self) -> LeaseCounts {
         // Relaxed: each number by itself.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

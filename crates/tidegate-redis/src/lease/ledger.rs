@@ -148,7 +148,7 @@ pub(crate) struct Ledger {
     joined: AtomicU64,
     /// How many processes lease, as far as is known.
     processes: AtomicU64,
-    counters: Arc<LeaseCounters>,
+    pub(crate) counters: Arc<LeaseCounters>,
     state: Mutex<State>,
 }
 

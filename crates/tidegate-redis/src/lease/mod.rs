@@ -39,6 +39,7 @@ use tokio::sync::watch;
 
 use crate::lease::ledger::{Ledger, Outcome, Plan, Return};
 use crate::lease::policy::Lease;
+use crate::observe;
 use crate::script::Reply;
 use crate::set::{Costs, Member, Set};
 
@@ -213,13 +214,15 @@ impl Leases {
         give_back(set, &self.ledger.end(self.clock.now()));
         self.forget();
         self.ledger.kick.notify_one();
+        self.ledger.counters.tell(set.store.events());
     }
 
     /// Ends all leases of a limit, or of all, and forgets the permits. Returns how many there were.
-    pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
+    pub(crate) fn lose(&self, set: &Set, only: Option<usize>) -> u64 {
         let lost = self.ledger.lose(only);
         self.forget();
         self.ledger.kick.notify_one();
+        self.ledger.counters.tell(set.store.events());
         lost
     }
 
@@ -277,7 +280,9 @@ impl Leases {
         if let Some(processes) = set.store.processes().or_else(|| set.store.clients()) {
             self.ledger.set_processes(processes.get().into());
         }
-        match self.ledger.plan(self.clock.now(), self.in_line()) {
+        let plan = self.ledger.plan(self.clock.now(), self.in_line());
+        self.ledger.counters.tell(set.store.events());
+        match plan {
             Plan::Back(returns) => give_back(set, &returns),
             Plan::Book(order) => {
                 let reply = set.lease(order.costs.clone(), order.longest).await;
@@ -285,6 +290,10 @@ impl Leases {
                     Ok(reply) => self.ledger.done(self.clock.now(), &order, Ok(reply)),
                     Err(undecided) => self.ledger.done(self.clock.now(), &order, Err(*undecided)),
                 };
+                if let Ok(reply) = &reply {
+                    self.ledger.counters.tell(set.store.events());
+                    observe::leased(set, reply);
+                }
                 match outcome {
                     // Serves the line.
                     Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].refund(0)),

@@ -159,7 +159,7 @@ impl LimiterBuilder {
         Ok(Prepared {
             script: Script::shared(members.iter().map(|member| member.terms.kind)),
             members: members.into(),
-            observers: Arc::new(Observers::new(store.events())),
+            observers: Arc::new(Observers::new(store.events().cloned())),
             store,
             is_leased,
         })

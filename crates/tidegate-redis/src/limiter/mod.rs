@@ -157,7 +157,7 @@ impl StoreLimiter {
     /// may have been reset.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
         if let Some(leases) = &self.0.leases {
-            leases.lose(None);
+            leases.lose(&self.0, None);
         }
         self.ask_all(Operation::Reset).await.map(drop)
     }
@@ -433,7 +433,7 @@ impl Limiter for StoreLimiter {
         let any = 1 << 52;
         let mut costs = vec![(any, any); self.0.members.len()];
         costs[member] = (permits.min(any), permits.min(any));
-        let lose = || self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)));
+        let lose = || self.0.leases.as_ref().map_or(0, |leases| leases.lose(&self.0, Some(member)));
         if self.1 == Blocks::No {
             lose();
             self.0.tell(Operation::Keep, &costs, &[]);

@@ -108,7 +108,7 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
         None => ask.all_else.permits.into(),
     };
     let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), granted.waited);
-    match set.tightest(granted).filter(|_| ask.with_left) {
+    match set.tightest(&granted.reply).filter(|_| ask.with_left) {
         Some(left) => grant.with_left(left),
         None => grant,
     }
