@@ -21,6 +21,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::error::Refusal;
@@ -39,7 +40,8 @@ thread_local! {
 /// next in line. One token may end any number of waits, at any limiters: `blocking_acquire` of a
 /// [`RateLimiter`](crate::RateLimiter), an [`AllOf`](crate::AllOf), a
 /// [`CountingLimit`](crate::CountingLimit), of keys, and `blocking_claim` of reservations. A
-/// [`Batch`](crate::Batch) still hands out permits that are there.
+/// [`Batch`](crate::Batch) still hands out permits that are there. A limiter of another crate ends
+/// its waits by a [`Cancellable`].
 ///
 /// Tasks need no token: dropping a future ends its wait. To refuse all requests that wait at one
 /// limiter, and all later ones, [`close`](crate::RateLimiter::close) it.
@@ -172,25 +174,66 @@ impl Drop for Within {
     }
 }
 
-/// A blocking wait of the calling thread, under the tokens that the thread runs under.
-pub(crate) struct Cancellable {
+/// A blocking wait of the calling thread, under the tokens that the thread runs under: for a
+/// [`Limiter`](crate::Limiter) of another crate, whose waits a [`CancelToken`] is to end.
+///
+/// Dropping it ends the wait. It stays in the thread that began it.
+///
+/// # Examples
+///
+/// ```
+/// use std::thread;
+/// use tidegate::{CancelToken, Cancellable, Refusal};
+///
+/// /// Waits until something is there, or a token of the thread is cancelled.
+/// fn wait_for(mut is_there: impl FnMut() -> bool) -> Result<(), Refusal> {
+///     let mut wait = Cancellable::begin()?;
+///     while !is_there() {
+///         if wait.ends() {
+///             return Err(Refusal::Cancelled);
+///         }
+///         thread::park();
+///     }
+///     Ok(())
+/// }
+///
+/// let token = CancelToken::new();
+/// let waits = thread::spawn({
+///     let token = token.clone();
+///     move || token.run(|| wait_for(|| false))
+/// });
+/// token.cancel();
+/// assert_eq!(waits.join().unwrap(), Err(Refusal::Cancelled));
+/// ```
+#[derive(Debug)]
+pub struct Cancellable {
     tokens: Vec<CancelToken>,
     /// The number of this thread in each token, once it may park.
     numbers: Vec<u64>,
+    /// The thread of this wait is the one that is unparked.
+    _of_this_thread: PhantomData<*const ()>,
 }
 
 impl Cancellable {
-    /// Begins a wait, or refuses it if a token is cancelled already.
-    pub(crate) fn begin() -> Result<Cancellable, Refusal> {
+    /// Begins a wait.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Cancelled`] if a token that the thread runs under is cancelled already.
+    pub fn begin() -> Result<Cancellable, Refusal> {
         // Without a token this allocates nothing.
         let tokens = SCOPES.try_with(|scopes| scopes.borrow().clone()).unwrap_or_default();
-        let wait = Cancellable { tokens, numbers: Vec::new() };
+        let wait = Cancellable { tokens, numbers: Vec::new(), _of_this_thread: PhantomData };
         if wait.is_cancelled() { Err(Refusal::Cancelled) } else { Ok(wait) }
     }
 
-    /// Whether the wait is to end. Ask this before each parking, with no foreign code in between,
-    /// which could use up the thread's unpark token.
-    pub(crate) fn ends(&mut self) -> bool {
+    /// Whether the wait is to end. From the first time on, a token that is cancelled unparks the
+    /// thread.
+    ///
+    /// Ask this before each parking, with no foreign code in between, which could use up the
+    /// thread's unpark token.
+    #[must_use]
+    pub fn ends(&mut self) -> bool {
         if self.numbers.is_empty() {
             // Before the look, so that a token that is cancelled after the look unparks the thread.
             self.numbers.extend(self.tokens.iter().map(CancelToken::add));

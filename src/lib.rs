@@ -356,7 +356,7 @@ pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReser
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;
 pub use any_limiter::{AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, KeyedLimiter, Limiter, Place};
-pub use cancel::CancelToken;
+pub use cancel::{CancelToken, Cancellable};
 #[cfg(feature = "tokio")]
 pub use clock::TokioClock;
 pub use clock::{Clock, DefaultClock, ManualClock, PreciseClock, SystemClock, Timer};

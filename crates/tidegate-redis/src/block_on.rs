@@ -31,9 +31,13 @@ pub(crate) fn this_thread_makes_calls() {
     MAKES_CALLS.set(true);
 }
 
-/// Waits for a future on this thread, with the timer of this runtime of a store. `None`, without
-/// polling the future, on the thread of a store.
-pub(crate) fn block_on<T>(timer: Option<&Handle>, future: impl Future<Output = T>) -> Option<T> {
+/// Waits for a future on this thread, with the timer of this runtime of a store. `None` if the wait
+/// `ends` before, and, without polling the future, on the thread of a store.
+pub(crate) fn block_on<T>(
+    timer: Option<&Handle>,
+    mut ends: impl FnMut() -> bool,
+    future: impl Future<Output = T>,
+) -> Option<T> {
     struct Unpark(std::thread::Thread);
 
     impl Wake for Unpark {
@@ -53,6 +57,7 @@ pub(crate) fn block_on<T>(timer: Option<&Handle>, future: impl Future<Output = T
     loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(answer) => return Some(answer),
+            Poll::Pending if ends() => return None,
             // A wake-up between the poll and the parking is kept as the thread's unpark token.
             Poll::Pending => std::thread::park(),
         }

@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
-use tidegate::{AllOf, AllRefusal, Events, PolicyConfig, StoreEvent};
+use tidegate::{
+    AcquireAny, AllOf, AllPermits, AllRefusal, Cancellable, Events, PolicyConfig, Refusal, StoreEvent,
+};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -73,7 +75,7 @@ pub enum WhileAway {
     /// processes that ask this store under its prefix, as the store [saw](Store::clients) it last,
     /// and at least one permit. A process that has not heard of the store yet grants nothing. A
     /// request that is larger than the share is refused as
-    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable).
+    /// [`Refusal::Unavailable`].
     ///
     /// In the window in which the store goes away, or while a bucket of before may have been full,
     /// all shares together grant the limit divided by the number of processes, on top of the
@@ -86,7 +88,7 @@ pub enum WhileAway {
     /// Every request is granted.
     Open,
     /// Every request is refused at once, as
-    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable), also one that would wait for its
+    /// [`Refusal::Unavailable`], also one that would wait for its
     /// turn. Its `retry_after` tells when the store is asked again.
     #[default]
     Closed,
@@ -497,12 +499,39 @@ impl Store {
     /// Waits for a future on this thread. `None`, without polling it, where that must not be: for
     /// such a handle, and on a thread that makes the calls.
     pub(crate) fn block_on<T>(&self, blocks: Blocks, future: impl Future<Output = T>) -> Option<T> {
+        self.block_on_until(blocks, || false, future)
+    }
+
+    /// Waits for a permit on this thread, as [`block_on`](Store::block_on) does, until a token of
+    /// the thread is cancelled.
+    pub(crate) fn block_on_permits(
+        &self,
+        blocks: Blocks,
+        wait: AcquireAny,
+    ) -> Option<Result<AllPermits, AllRefusal>> {
+        let mut cancellable = match Cancellable::begin() {
+            Ok(cancellable) => cancellable,
+            Err(cancelled) => return Some(Err(cancelled.into())),
+        };
+        let answer = self.block_on_until(blocks, || cancellable.ends(), wait);
+        if answer.is_none() && cancellable.ends() {
+            return Some(Err(Refusal::Cancelled.into()));
+        }
+        answer
+    }
+
+    fn block_on_until<T>(
+        &self,
+        blocks: Blocks,
+        ends: impl FnMut() -> bool,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
         let runtime = self.0.runtime.get();
         let is_own = |runtime: &Handle| Handle::try_current().is_ok_and(|own| own.id() == runtime.id());
         if blocks == Blocks::No || self.0.is_on_runtime && runtime.is_some_and(is_own) {
             return None;
         }
-        block_on(runtime, future)
+        block_on(runtime, ends, future)
     }
 
     pub(crate) async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {

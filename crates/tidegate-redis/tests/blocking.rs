@@ -12,7 +12,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use support::Server;
-use tidegate::{AnyLimiter, Events, Refusal, Request, StoreEvent};
+use tidegate::{AnyLimiter, CancelToken, Events, Refusal, Request, StoreEvent};
 use tidegate_redis::{Store, StoreBuilder, WhileAway};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -199,4 +199,37 @@ fn a_waker_that_blocks_the_thread_of_its_store_is_refused() {
     support::wait_until("the waker is called", || !calls.answers.lock().unwrap().is_empty());
     assert_eq!(*calls.answers.lock().unwrap(), [UNAVAILABLE; 8]);
     let _ = limiter.status();
+}
+
+/// A token ends the wait of a thread for a booked instant, for a lease, and for permits in use, and
+/// refuses later waits before they take anything.
+#[test]
+fn a_token_ends_the_waits_of_its_thread() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let hourly = || store.limiter("hourly").limit("limit", "token_bucket 1/h burst 1".parse().unwrap());
+    let exact = AnyLimiter::from(hourly().build().unwrap());
+    let leased = AnyLimiter::from(hourly().leased().build().unwrap());
+    let counting = AnyLimiter::from(store.counting("slots", 1).build().unwrap());
+    let _ = exact.try_acquire().unwrap();
+    let _held = counting.try_acquire().unwrap();
+    for limiter in [&exact, &leased, &counting] {
+        let token = CancelToken::new();
+        let refusal = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| token.run(|| limiter.blocking_acquire().map(drop).unwrap_err()));
+            while limiter.status().waiting == 0 {
+                std::thread::yield_now();
+            }
+            token.cancel();
+            waits.join().unwrap()
+        });
+        assert_eq!(refusal.refusal(), Some(Refusal::Cancelled), "{limiter:?}");
+        let later = token.run(|| limiter.blocking_acquire().map(drop).unwrap_err());
+        assert_eq!(later.refusal(), Some(Refusal::Cancelled), "{limiter:?}");
+    }
+    // An attempt waits for no permit, so no token ends it.
+    let token = CancelToken::new();
+    token.cancel();
+    let refusal = token.run(|| exact.try_acquire().unwrap_err());
+    assert!(matches!(refusal.refusal(), Some(Refusal::Limited { .. })), "{refusal}");
 }

@@ -260,11 +260,10 @@ impl StoreCountingLimit {
         Ok((permits, left))
     }
 
-    /// Waits for an answer on this thread.
-    fn blocking(&self, wait: AcquireAny) -> Result<AllPermits, AllRefusal> {
-        // The thread of a store cannot wait for a store.
-        let refused = || Err(unavailable(Away::For(Duration::MAX)).into());
-        self.0.store.block_on(self.1, wait).unwrap_or_else(refused)
+    /// The refusal of a request for which this thread would have to wait. The thread of a store
+    /// cannot wait for a store.
+    fn cannot_wait() -> Result<AllPermits, AllRefusal> {
+        Err(unavailable(Away::For(Duration::MAX)).into())
     }
 
     fn refused(&self, request: &Request, refusal: AllRefusal) -> AllRefusal {
@@ -351,7 +350,7 @@ fn unavailable(away: Away) -> Refusal {
 
 impl Limiter for StoreCountingLimit {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.blocking(self.acquire_now(request))
+        self.0.store.block_on(self.1, self.acquire_now(request)).unwrap_or_else(Self::cannot_wait)
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
@@ -369,7 +368,7 @@ impl Limiter for StoreCountingLimit {
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.blocking(self.acquire(request))
+        self.0.store.block_on_permits(self.1, self.acquire(request)).unwrap_or_else(Self::cannot_wait)
     }
 
     /// A place in the line of this process. It holds its permits from its grant until it is dropped

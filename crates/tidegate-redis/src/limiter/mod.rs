@@ -197,9 +197,13 @@ impl StoreLimiter {
         })
     }
 
-    /// Waits for an answer on this thread.
-    fn blocking(&self, request: &AllRequest<'_>, wait: AcquireAny) -> Result<AllPermits, AllRefusal> {
-        self.block_on(wait).unwrap_or_else(|| {
+    /// The answer to a request for which this thread waited, unless it may not wait.
+    fn waited(
+        &self,
+        request: &AllRequest<'_>,
+        answer: Option<Result<AllPermits, AllRefusal>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        answer.unwrap_or_else(|| {
             let answer = Err(self.0.unavailable(Undecided::HERE));
             self.told(request, &answer);
             answer
@@ -321,7 +325,7 @@ impl Limiter for StoreLimiter {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         match self.by_lease(request) {
             Some(answer) => answer,
-            None => self.blocking(request, self.by_store(request)),
+            None => self.waited(request, self.block_on(self.by_store(request))),
         }
     }
 
@@ -356,7 +360,8 @@ impl Limiter for StoreLimiter {
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.blocking(request, self.acquire(request))
+        let wait = self.acquire(request);
+        self.waited(request, self.0.store.block_on_permits(self.1, wait))
     }
 
     /// The place is booked in the store. It is given back when it is dropped, as far as
