@@ -1,8 +1,8 @@
 //! How many processes share a store, as the store counts them.
 //!
-//! A process asks every two seconds, in a call of its own: no decision costs more for it. The store
-//! keeps two counts and no list; `lua/clients.lua` says how. A process that no limiter needs the
-//! number for does not ask.
+//! A process asks every two seconds, and more often at first, in a call of its own: no decision
+//! costs more for it. The store keeps two counts and no list; `lua/clients.lua` says how. A process
+//! that no limiter needs the number for does not ask.
 
 use std::num::NonZeroU32;
 use std::sync::Mutex;
@@ -15,7 +15,11 @@ use tokio::time::Instant;
 use crate::script::Script;
 use crate::store::lock;
 
-/// How often a process asks.
+/// How soon a process asks again after its first question, and after twice as long each time: of
+/// processes that start together each sees the others, and the first one saw none.
+pub(crate) const FIRST_BEAT: Duration = Duration::from_millis(125);
+
+/// How often a process asks then.
 pub(crate) const BEAT: Duration = Duration::from_secs(2);
 
 /// Long enough that a process asks twice in a period, although its calls are jittered.

@@ -349,9 +349,9 @@ impl Store {
     /// How many processes ask this store under its prefix, this one included, as the store saw it
     /// last; `None` before the first answer.
     ///
-    /// The number is asked for every two seconds while [`WhileAway::Share`] is set, and once a
-    /// limiter [leases](crate::LimiterBuilder::leased). A process that ended counts for up to half
-    /// a minute more, so that shares are rather too small.
+    /// The number is asked for every two seconds, and more often at first, while
+    /// [`WhileAway::Share`] is set, and once a limiter [leases](crate::LimiterBuilder::leased). A
+    /// process that ended counts for up to half a minute more, so that shares are rather too small.
     #[must_use]
     pub fn clients(&self) -> Option<NonZeroU32> {
         self.0.shared.clients.get()
@@ -793,12 +793,14 @@ impl Shared {
     async fn count_clients(&self, began: Instant, key: &str) {
         self.clients.wanted.notified().await;
         let script = clients::script();
+        let mut beat = clients::FIRST_BEAT;
         loop {
             let question = self.clients.question(&script, key, None);
             if let Ok(answer) = self.carry_out(began, Duration::ZERO, &question, &script).await {
                 self.clients.answered(&answer, Instant::now());
             }
-            tokio::time::sleep(jittered(clients::BEAT)).await;
+            tokio::time::sleep(jittered(beat)).await;
+            beat = (2 * beat).min(clients::BEAT);
         }
     }
 
