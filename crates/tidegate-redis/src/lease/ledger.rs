@@ -186,6 +186,8 @@ struct Use {
     /// The limit has no permit before this time, which is believed until another time.
     none_before: Nanos,
     believed: Nanos,
+    /// The end of a pause.
+    paused_till: Nanos,
 }
 
 /// How long the requests of this process may wait: a longest wait that most of those have which no
@@ -275,6 +277,7 @@ impl Ledger {
             told: Nanos::ZERO,
             none_before: Nanos::ZERO,
             believed: Nanos::ZERO,
+            paused_till: Nanos::ZERO,
         });
         let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
         let (limits, patience) = (limits.collect(), Patience::default());
@@ -308,7 +311,9 @@ impl Ledger {
         let mut state = self.lock();
         state.patience.note(longest);
         let is_alike = longest <= state.patience.longest.saturating_mul(2);
-        (now < state.pressed && is_alike && self.pays_by(&mut state, now, costs)).then_some(state.next)
+        // What a pause refuses, the store tells.
+        let is_pressed = now < state.pressed && !state.is_paused(now);
+        (is_pressed && is_alike && self.pays_by(&mut state, now, costs)).then_some(state.next)
     }
 
     /// A request waits in line, for so long at most. One that waits for as long as it takes counts
@@ -398,6 +403,7 @@ impl Ledger {
             (limit.left, limit.told) = (told.available, now);
             limit.none_before = now.saturating_add(Nanos::from_duration(told.next_in));
             limit.believed = limit.none_before.min(now.saturating_add(TRUST));
+            limit.paused_till = now.saturating_add(Nanos::from_duration(told.paused_for));
         }
     }
 
@@ -467,7 +473,7 @@ impl Ledger {
             let patience = state.patience.longest;
             if !is_urgent && state.refusal(now, &costs, patience).is_some() {
                 // The store would refuse it.
-                state.pressed = now.saturating_add(TRUST);
+                state.refused(now);
                 return Plan::Rest(ends.min(state.next));
             }
             let longest = if is_urgent { Duration::MAX } else { patience.saturating_add(span) };
@@ -496,7 +502,7 @@ impl Ledger {
         if reply.answer != Answer::Done {
             let mut state = self.lock();
             if order.longest < Duration::MAX {
-                state.pressed = now.saturating_add(TRUST);
+                state.refused(now);
                 return Outcome::Refused;
             }
             // A request in line waits as long as it takes: its permits can never be had.
@@ -618,6 +624,18 @@ impl Ledger {
 }
 
 impl State {
+    /// A lease was refused. A pause does not show that there are more requests than permits.
+    fn refused(&mut self, now: Nanos) {
+        if !self.is_paused(now) {
+            self.pressed = now.saturating_add(TRUST);
+        }
+    }
+
+    /// Whether a limit was told to be paused now.
+    fn is_paused(&self, now: Nanos) -> bool {
+        self.limits.iter().any(|told| now < told.paused_till)
+    }
+
     /// The refusal of a request that may wait so long, if a limit is known to have no permit.
     fn refusal(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<(usize, Refusal)> {
         let asked = self.limits.iter().zip(costs).enumerate().filter(|(_, (_, (n, _)))| *n > 0);
@@ -625,7 +643,11 @@ impl State {
         let latest = now.saturating_add(Nanos::from_duration(longest));
         let is_known = now < told.believed && latest < told.none_before;
         let retry_after = told.none_before.saturating_since(latest);
-        is_known.then_some((limit, Refusal::Limited { retry_after }))
+        let refusal = match self.is_paused(now) {
+            true => Refusal::Paused { retry_after },
+            false => Refusal::Limited { retry_after },
+        };
+        is_known.then_some((limit, refusal))
     }
 }
 

@@ -173,6 +173,10 @@ impl Leases {
             return Some(limited(due.saturating_since(latest)));
         }
         let known = ledger.refusal(now, costs, longest);
+        if let Some((_, paused @ Refusal::Paused { .. })) = known {
+            ledger.alone(costs);
+            return Some(paused.into());
+        }
         if let Some(next) = ledger.pressed(now, costs, longest) {
             if next <= now || !self.is_driven.load(Ordering::SeqCst) {
                 self.drive(set);
