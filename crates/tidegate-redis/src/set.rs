@@ -45,7 +45,9 @@ impl Prepared {
     pub(crate) fn set(&self, tag: String, bounds: QueueBounds, tags: Option<Arc<Tags>>) -> Set {
         let Prepared { store, script, members, observers, is_leased } = self;
         let key = |member: &Member| key::of(store.prefix(), &tag, &member.name, member.terms.kind);
-        let leases = is_leased.then(|| Leases::new(members, store.lease_counters().clone()));
+        let clock = DefaultClock::new();
+        let of_leases = || Leases::new(members, store.lease_counters().clone(), DefaultClock::clone(&clock));
+        let leases = is_leased.then(of_leases).flatten();
         Set {
             keys: members.iter().map(key).collect(),
             store: store.clone(),
@@ -57,10 +59,10 @@ impl Prepared {
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             line: Line::new(bounds),
-            clock: DefaultClock::new(),
+            clock,
             home: Handle::try_current().ok(),
             waiting: AtomicUsize::new(0),
-            leases: leases.flatten(),
+            leases,
             tags,
             is_used: AtomicBool::new(true),
         }

@@ -131,12 +131,14 @@ pub struct Counts {
     pub lost_refunds: u64,
 }
 
-/// The time of tests, in microseconds, and how many calls they wait for.
+/// The time of tests, in microseconds, how many calls they wait for, and the runtime of the tasks
+/// that are spawned.
 #[cfg(test)]
 #[derive(Default)]
 struct TestClock {
     time: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
     pending: Arc<AtomicUsize>,
+    tasks: OnceLock<tokio::runtime::Handle>,
 }
 
 /// A log of grants: the key, the server's Unix time in microseconds, and the permits.
@@ -393,6 +395,12 @@ impl Store {
         _ = self.0.test.time.set(Box::new(time));
     }
 
+    /// Has tasks run in this runtime, of which time may be paused.
+    #[cfg(test)]
+    pub(crate) fn set_tasks(&self, runtime: tokio::runtime::Handle) {
+        _ = self.0.test.tasks.set(runtime);
+    }
+
     /// How many calls are not answered yet.
     #[cfg(test)]
     pub(crate) fn pending(&self) -> usize {
@@ -472,6 +480,11 @@ impl Store {
 
     /// Has a task run on the thread of the store. Returns whether there is one.
     pub(crate) fn spawn(&self, task: Task) -> bool {
+        #[cfg(test)]
+        if let Some(runtime) = self.0.test.tasks.get() {
+            runtime.spawn(task);
+            return true;
+        }
         self.0.calls.add(Work::Task(task)).is_ok()
     }
 

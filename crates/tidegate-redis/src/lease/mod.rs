@@ -56,10 +56,13 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    pub(crate) fn new(members: &[Member], counters: Arc<LeaseCounters>) -> Option<Leases> {
+    pub(crate) fn new(
+        members: &[Member],
+        counters: Arc<LeaseCounters>,
+        clock: DefaultClock,
+    ) -> Option<Leases> {
         let terms = members.iter().map(|member| member.terms.clone());
         let ledger = Ledger::new(terms, counters);
-        let clock = DefaultClock::new();
         let limiter =
             |account| RateLimiter::with_clock(Lease(Arc::clone(account)), DefaultClock::clone(&clock));
         let limiters: Vec<_> = ledger.accounts.iter().map(limiter).collect();
@@ -198,9 +201,9 @@ impl Leases {
         None
     }
 
-    /// Notes what the store told of the limits.
-    pub(crate) fn told(&self, reply: &Reply) {
-        self.ledger.told(self.clock.now(), reply);
+    /// Notes what the store told of the limits at this time, by the clock of the set.
+    pub(crate) fn told(&self, now: Nanos, reply: &Reply) {
+        self.ledger.told(now, reply);
     }
 
     /// The limits may have more permits than was told.

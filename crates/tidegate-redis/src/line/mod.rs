@@ -258,7 +258,8 @@ impl Set {
     /// On the thread of the store: the reply of a call.
     fn replied(self: &Arc<Set>, numbers: &[u64], replies: Result<Vec<Reply>, Undecided>) {
         if let (Some(leases), Ok(replies)) = (&self.leases, &replies) {
-            replies.iter().for_each(|reply| leases.told(reply));
+            let now = self.now();
+            replies.iter().for_each(|reply| leases.told(now, reply));
         }
         self.visit(|state, after, now| {
             state.calls -= 1;

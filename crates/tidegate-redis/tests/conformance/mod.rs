@@ -5,6 +5,7 @@
 //! blocking calls do not let the runtime become idle.
 
 mod behaviours;
+mod leased;
 mod random;
 
 use std::time::Duration;
@@ -28,6 +29,8 @@ pub(crate) struct World {
     runtime: Runtime,
     began: tokio::time::Instant,
     store: Option<(Store, Server)>,
+    /// Whether limiters lease.
+    is_leased: bool,
     tags: u32,
     waits: Vec<Option<Waits>>,
     pub(crate) log: Vec<String>,
@@ -45,7 +48,7 @@ impl World {
         let context = runtime.enter();
         let began = tokio::time::Instant::now();
         drop(context);
-        World { runtime, began, store: None, tags: 0, waits: Vec::new(), log: Vec::new() }
+        World { runtime, began, store: None, is_leased: false, tags: 0, waits: Vec::new(), log: Vec::new() }
     }
 
     /// `None`, with a message, if there is no server.
@@ -54,6 +57,7 @@ impl World {
         let mut world = World::in_process();
         let store = Store::builder(server.url()).timeout(Duration::from_secs(60)).open().expect("a store");
         let (began, handle) = (world.began, world.runtime.handle().clone());
+        store.set_tasks(handle.clone());
         store.set_time(move || {
             let _context = handle.enter();
             START + u64::try_from(began.elapsed().as_micros()).expect("a time")
@@ -88,6 +92,7 @@ impl World {
         let builder = store.limiter(format!("{}", self.tags));
         let builder = limits
             .fold(builder, |builder, (name, line)| builder.limit(name, line.parse().expect("a policy")));
+        let builder = if self.is_leased { builder.leased() } else { builder };
         builder.build().expect("a limiter").into()
     }
 
@@ -112,9 +117,7 @@ impl World {
         self.settle();
         self.runtime.block_on(async {
             tokio::time::advance(span).await;
-            for _ in 0..4 {
-                tokio::task::yield_now().await;
-            }
+            turns().await;
         });
         self.settle();
         self.tell(format!("{span:?} later"));
@@ -125,9 +128,15 @@ impl World {
 
     /// Until the store has answered all calls, and tasks saw the answers.
     fn settle(&mut self) {
-        if let Some((store, _)) = &self.store {
+        let Some((store, _)) = &self.store else { return };
+        loop {
             while store.pending() > 0 {
                 std::thread::yield_now();
+            }
+            // The tasks of leases. They wait for time, for a kick or for an answer.
+            self.runtime.block_on(turns());
+            if store.pending() == 0 {
+                return;
             }
         }
     }
@@ -248,6 +257,16 @@ impl World {
         status
     }
 
+    /// How many permits each limit has. The times of a status are those of the store alone.
+    pub(crate) fn available(&mut self, limiter: &AnyLimiter) {
+        let _context = self.runtime.enter();
+        let status = limiter.status();
+        drop(_context);
+        let members = status.members.iter().map(|(name, status)| format!("{name}: {}", status.available));
+        let members: Vec<String> = members.collect();
+        self.tell(members.join("; "));
+    }
+
     /// Any other call, whose answer is told.
     pub(crate) fn call<T: std::fmt::Debug>(&mut self, what: &str, call: impl FnOnce() -> T) -> T {
         let _context = self.runtime.enter();
@@ -256,6 +275,13 @@ impl World {
         self.settle();
         self.tell(format!("{what}: {answer:?}"));
         answer
+    }
+}
+
+/// All other tasks run until they wait.
+async fn turns() {
+    for _ in 0..4 {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -301,13 +327,31 @@ fn status_of(status: &AllStatus) -> String {
 
 /// What a behaviour tells in one process, and what over a store.
 pub(crate) fn compare(name: &str, behaviour: impl Fn(&mut World)) {
+    if let Some(shared) = World::over_a_store() {
+        compare_in(shared, name, behaviour);
+    }
+}
+
+/// As [`compare`], without leases and with them.
+pub(crate) fn compare_both(name: &str, behaviour: impl Fn(&mut World)) {
+    compare(name, &behaviour);
+    compare_leased(name, behaviour);
+}
+
+/// As [`compare`], with leases. Returns how many permits were on lease.
+pub(crate) fn compare_leased(name: &str, behaviour: impl Fn(&mut World)) -> Option<u64> {
+    let shared = World { is_leased: true, ..World::over_a_store()? };
+    compare_in(shared, name, behaviour).store.map(|(store, _)| store.lease_counts().taken)
+}
+
+fn compare_in(mut shared: World, name: &str, behaviour: impl Fn(&mut World)) -> World {
     let mut alone = World::in_process();
     behaviour(&mut alone);
-    let Some(mut shared) = World::over_a_store() else { return };
     behaviour(&mut shared);
     for (i, (alone_tells, shared_tells)) in alone.log.iter().zip(&shared.log).enumerate() {
         let before = alone.log[i.saturating_sub(8)..i].join("\n  ");
         assert_eq!(alone_tells, shared_tells, "{name}, after\n  {before}");
     }
     assert_eq!(alone.log.len(), shared.log.len(), "{name}");
+    shared
 }

@@ -6,15 +6,18 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tidegate::{AnyLimiter, Pause, Request};
 
-use crate::conformance_tests::behaviours::policies;
-use crate::conformance_tests::{World, compare};
+use crate::conformance_tests::behaviours::{are_few, policies};
+use crate::conformance_tests::{World, compare, compare_leased};
 
-fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng, is_bucket: bool) {
-    let n = random.random_range(1..4);
+/// Makes a random call. A debit, and a request for several permits, may be told a time that is too
+/// early by a limiter with leases: those calls are made `with_all` alone.
+fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng, is_bucket: bool, with_all: bool) {
+    let n = if with_all { random.random_range(1..4) } else { 1 };
     match random.random_range(0..20) {
         0..10 => drop(world.try_acquire(limiter, n)),
         10 => drop(world.try_acquire(limiter, Request::up_to(5 * n))),
         // In a pause a window counts it at the end, over a store.
+        11 if !with_all => {}
         11 if is_bucket || limiter_is_open(world, limiter) => {
             drop(world.call("debit", || limiter.debit([("limit", 1)])))
         }
@@ -49,8 +52,24 @@ fn random_calls_have_one_answer_for_every_policy() {
             let limiter = world.limit(line);
             let is_bucket = !line.contains("window") && !line.contains("sliding");
             for _ in 0..400 {
-                play(world, &limiter, &mut random, is_bucket);
+                play(world, &limiter, &mut random, is_bucket, true);
             }
         });
+    }
+}
+
+/// The store decides as without leases. A known refusal is told without asking the store.
+#[test]
+fn random_calls_have_one_answer_where_leases_do_not_pay() {
+    for (seed, line) in (0..).zip(policies().filter(|line| are_few(line))) {
+        let taken = compare_leased(line, |world| {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let limiter = world.limit(line);
+            let is_bucket = !line.contains("window") && !line.contains("sliding");
+            for _ in 0..400 {
+                play(world, &limiter, &mut random, is_bucket, false);
+            }
+        });
+        assert!(taken.unwrap_or(0) == 0, "{line}: {taken:?}");
     }
 }
