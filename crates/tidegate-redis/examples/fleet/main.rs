@@ -7,11 +7,12 @@
 //! The program starts a server of its own, a cluster of three, and, where it is installed, Valkey;
 //! root installs `redis-server` with `apt-get` if there is none. It starts itself eight times. Each
 //! process has 50 tasks that take permits in a loop, and writes down each grant with the server's
-//! time. From that come the rows: permits granted in four seconds by their instants, calls of the
-//! servers for each of them, Jain's index of the processes, the longest wait, and how many permits
-//! any span of any limit got beyond the bound. Then the server is stopped for a second, and killed
-//! and started empty. An empty server knows of no permit that was granted before: it may grant a
-//! burst once more, and the permits that were booked.
+//! time. In the row of leases a grant has the time of its answer: the server knows bookings alone.
+//! From that come the rows: permits granted in four seconds by their instants, calls of the servers
+//! for each of them, Jain's index of the processes, the longest wait, and how many permits any span
+//! of any limit got beyond the bound. Then the server is stopped for a second, and killed and
+//! started empty. An empty server knows of no permit that was granted before: it may grant a burst
+//! once more, and the permits that were booked.
 //!
 //! A picture of each goes to `docs/pictures` of the crate.
 //!
@@ -74,17 +75,22 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     println!("|---|---|---|---|---|---|---|---|---|");
     let Some(server) = Server::start() else { return Ok(ExitCode::SUCCESS) };
     let url = server.url();
-    let mut over =
-        Fleet { name: "one server", picture: "fleet", servers: vec![server], url, tags: 1, short }.run()?;
+    let (name, picture, is_leased, tags) = ("one server", "fleet", false, 1);
+    let mut over = Fleet { name, picture, servers: vec![server], url, tags, is_leased, short }.run()?;
+    if let Some(server) = Server::start() {
+        let url = server.url();
+        let (name, picture, is_leased) = ("one server, leased", "fleet_leased", true);
+        over += Fleet { name, picture, servers: vec![server], url, tags, is_leased, short }.run()?;
+    }
     if let Some((servers, url)) = cluster() {
-        over += Fleet { name: "cluster of three", picture: "fleet_cluster", servers, url, tags: 5, short }
-            .run()?;
+        let (name, picture, is_leased, tags) = ("cluster of three", "fleet_cluster", false, 5);
+        over += Fleet { name, picture, servers, url, tags, is_leased, short }.run()?;
     }
     if support::is_installed("valkey-server") {
         let server = Server::start_program("valkey-server");
         let url = server.url();
-        over += Fleet { name: "Valkey", picture: "fleet_valkey", servers: vec![server], url, tags: 1, short }
-            .run()?;
+        let (name, picture, is_leased) = ("Valkey", "fleet_valkey", false);
+        over += Fleet { name, picture, servers: vec![server], url, tags, is_leased, short }.run()?;
     } else {
         println!("\nValkey is not installed: apt-get install valkey-server.");
     }
@@ -146,6 +152,8 @@ struct Fleet {
     url: String,
     /// So many limits, which have equal parts of the permits.
     tags: u64,
+    /// Whether the processes lease permits.
+    is_leased: bool,
     short: Option<f64>,
 }
 
@@ -162,7 +170,7 @@ impl Fleet {
         for i in 0..PROCESSES {
             let log = folder.path().join(i.to_string());
             let (url, tags) = (self.url.clone(), self.tags);
-            let job = Job { url, tags, limit, begin, seconds, log };
+            let job = Job { url, tags, limit, is_leased: self.is_leased, begin, seconds, log };
             let child: Child = Command::new(std::env::current_exe()?).args(job.args()).spawn()?;
             processes.push((child, job.log));
         }
@@ -208,12 +216,14 @@ impl Fleet {
         let counted = self.short.unwrap_or(SECONDS);
         let is_healthy = |due: i64| (WARM..WARM + counted).contains(&seconds(due));
         let (mut over, mut over_in_faults) = (0, 0);
+        // A permit on lease is spent up to 200 ms after the instant from which it is usable.
+        let micros = if self.is_leased { 200_000 } else { 1 };
         for tag in 0..self.tags {
             let of_tag = logs.iter().flat_map(|log| log.grants.iter().filter(|(of, ..)| *of == tag));
             let mut grants: Vec<Grant> = of_tag.map(|(_, due, n)| (*due, *n)).collect();
-            over_in_faults = over_in_faults.max(limit.over(&mut grants, 1));
+            over_in_faults = over_in_faults.max(limit.over(&mut grants, micros));
             grants.retain(|(due, _)| seconds(*due) < STOPPED.0);
-            over = over.max(limit.over(&mut grants, 1));
+            over = over.max(limit.over(&mut grants, micros));
         }
         let of_process = logs.iter().map(|log| {
             log.grants.iter().filter(|(_, due, _)| is_healthy(*due)).map(|(.., n)| *n as f64).sum::<f64>()

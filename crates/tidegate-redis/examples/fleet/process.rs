@@ -19,6 +19,8 @@ pub(crate) struct Job {
     pub(crate) url: String,
     pub(crate) tags: u64,
     pub(crate) limit: Bound,
+    /// Whether it leases permits. Then its grants have the time of their answers.
+    pub(crate) is_leased: bool,
     /// The Unix time at which it begins.
     pub(crate) begin: Duration,
     pub(crate) seconds: f64,
@@ -40,21 +42,25 @@ impl Job {
     /// The job of this process; `None` for the one that starts the others.
     pub(crate) fn from_args() -> Option<Job> {
         let args: Vec<String> = std::env::args().skip(1).collect();
-        let [mode, url, tags, per_second, burst, begin, seconds, log] = &args[..] else { return None };
+        let [mode, url, tags, per_second, burst, leased, begin, seconds, log] = &args[..] else {
+            return None;
+        };
         let limit = Bound { per_second: per_second.parse().ok()?, burst: burst.parse().ok()? };
         let begin = Duration::from_micros(begin.parse().ok()?);
         let (tags, seconds) = (tags.parse().ok()?, seconds.parse().ok()?);
-        (mode == "process").then(|| Job { url: url.clone(), tags, limit, begin, seconds, log: log.into() })
+        let (url, is_leased, log) = (url.clone(), leased == "leased", log.into());
+        (mode == "process").then_some(Job { url, tags, limit, is_leased, begin, seconds, log })
     }
 
-    pub(crate) fn args(&self) -> [String; 8] {
-        let Job { url, tags, limit, begin, seconds, log } = self;
+    pub(crate) fn args(&self) -> [String; 9] {
+        let Job { url, tags, limit, is_leased, begin, seconds, log } = self;
         [
             "process".into(),
             url.clone(),
             tags.to_string(),
             limit.per_second.to_string(),
             limit.burst.to_string(),
+            if *is_leased { "leased" } else { "exact" }.into(),
             begin.as_micros().to_string(),
             seconds.to_string(),
             log.display().to_string(),
@@ -73,23 +79,28 @@ pub(crate) fn run(job: &Job) -> Result<(), Box<dyn Error>> {
 
 async fn take(job: &Job, log: &Arc<Mutex<Log>>) -> Result<(), Box<dyn Error>> {
     let store = Store::builder(&job.url).while_away(WhileAway::Share).open()?;
-    let grants = log.clone();
-    store.log_grants(move |key, due, permits| {
-        let tag = key.split(['{', '}']).nth(1).and_then(|tag| tag.parse().ok()).unwrap_or(0);
-        grants.lock().expect("no task panics").grants.push((tag, due, permits));
-    });
+    let is_leased = job.is_leased;
+    if !is_leased {
+        let grants = log.clone();
+        store.log_grants(move |key, due, permits| {
+            let tag = key.split(['{', '}']).nth(1).and_then(|tag| tag.parse().ok()).unwrap_or(0);
+            grants.lock().expect("no task panics").grants.push((tag, due, permits));
+        });
+    }
     let Bound { per_second, burst } = job.limit;
     let policy: tidegate::PolicyConfig = format!("token_bucket {per_second}/s burst {burst}").parse()?;
     let mut tasks = Vec::new();
     let (begin, end) =
         (UNIX_EPOCH + job.begin, UNIX_EPOCH + job.begin + Duration::from_secs_f64(job.seconds));
-    let limiters =
-        (0..job.tags).map(|tag| store.limiter(tag.to_string()).limit("calls", policy.clone()).build());
-    let limiters: Vec<AnyLimiter> =
-        limiters.map(|limiter| limiter.map(AnyLimiter::from)).collect::<Result<_, _>>()?;
+    let limiters = (0..job.tags).map(|tag| {
+        let limiter = store.limiter(tag.to_string()).limit("calls", policy.clone());
+        if is_leased { limiter.leased() } else { limiter }.build().map(AnyLimiter::from)
+    });
+    let limiters: Vec<AnyLimiter> = limiters.collect::<Result<_, _>>()?;
     store.check().await?;
     for task in 0..TASKS {
-        let (log, limiter) = (log.clone(), limiters[usize::try_from(task % job.tags)?].clone());
+        let tag = task % job.tags;
+        let (log, limiter) = (log.clone(), limiters[usize::try_from(tag)?].clone());
         tasks.push(tokio::spawn(async move {
             tokio::time::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default()).await;
             while SystemTime::now() < end {
@@ -98,12 +109,16 @@ async fn take(job: &Job, log: &Arc<Mutex<Log>>) -> Result<(), Box<dyn Error>> {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     continue;
                 };
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let now = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
                 let mut log = log.lock().expect("no task panics");
                 if permits.is_degraded() {
-                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                    log.degraded.push(i64::try_from(now.as_micros()).unwrap_or(i64::MAX));
-                } else {
-                    log.longest = log.longest.max(permits.waited());
+                    log.degraded.push(now);
+                    continue;
+                }
+                log.longest = log.longest.max(permits.waited());
+                if is_leased {
+                    log.grants.push((tag, now, 1));
                 }
             }
         }));
