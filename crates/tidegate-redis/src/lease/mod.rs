@@ -185,7 +185,9 @@ impl Leases {
                 self.drive(set);
             }
             let known = known.and_then(|(_, refusal)| refusal.retry_after()).unwrap_or_default();
-            return Some(limited(next.saturating_since(now).max(Nanos::from_duration(known))));
+            // A lease that is asked for now comes after a call, so not in zero.
+            let soonest = Nanos::from_duration(known).max(SOONEST);
+            return Some(limited(next.saturating_since(now).max(soonest)));
         }
         ledger.alone(costs);
         if let Some((limit, refusal)) = known {
@@ -374,6 +376,9 @@ fn refused(set: &Set, refusal: Refusal) -> AllRefusal {
         _ => refusal.into(),
     }
 }
+
+/// The shortest time after which a refused request is told to come again, while a lease is asked for.
+const SOONEST: Nanos = Nanos::new(1_000_000);
 
 /// What a request asks of the only limit of a set. `None` if it names another one.
 fn alone(set: &Set, request: &AllRequest<'_>) -> Option<Request> {
