@@ -114,8 +114,8 @@ pub enum OpenError {
         /// Why.
         kind: io::ErrorKind,
     },
-    /// The store is to be [on a runtime](crate::StoreBuilder::on_this_runtime), and the caller is in
-    /// none.
+    /// The store is to be [on a runtime](crate::StoreBuilder::on_this_runtime), and the caller is
+    /// in none.
     NoRuntime,
 }
 

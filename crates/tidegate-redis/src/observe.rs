@@ -60,8 +60,8 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
     }
 }
 
-/// Tells the observers of a limiter whether a lease left little of it. A panic of an observer ends no
-/// thread.
+/// Tells the observers of a limiter whether a lease left little of it. A panic of an observer ends
+/// no thread.
 pub(crate) fn leased(set: &Set, reply: &Reply) {
     let near = set.tightest(reply).filter(is_near);
     if let Some(left) = near.filter(|_| reply.answer == Answer::Done) {

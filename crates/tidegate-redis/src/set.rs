@@ -41,7 +41,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// The set of a tag, of those of a keyed limiter if there is one.
+    /// The set of a tag: that of a keyed limiter where there is one.
     pub(crate) fn set(&self, tag: String, bounds: QueueBounds, tags: Option<Arc<Tags>>) -> Set {
         let Prepared { store, script, members, observers, is_leased } = self;
         let key = |member: &Member| key::of(store.prefix(), &tag, &member.name, member.terms.kind);

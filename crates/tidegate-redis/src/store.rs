@@ -581,8 +581,8 @@ impl StoreBuilder {
         StoreBuilder { while_away, ..self }
     }
 
-    /// Sets the certificates of encrypted connections, for an address that begins with `rediss`. Any
-    /// other address is then refused by [`open`](StoreBuilder::open).
+    /// Sets the certificates of encrypted connections, for an address that begins with `rediss`.
+    /// Any other address is then refused by [`open`](StoreBuilder::open).
     #[cfg(feature = "tls")]
     pub fn tls(self, tls: Tls) -> StoreBuilder {
         StoreBuilder { tls: Some(tls), ..self }
@@ -671,8 +671,9 @@ impl StoreBuilder {
     ///
     /// # Errors
     ///
-    /// An [`OpenError`] if the address or the prefix cannot be used, if no thread can be started, or
-    /// if the store is to be [on a runtime](StoreBuilder::on_this_runtime) and the caller is in none.
+    /// An [`OpenError`] if the address or the prefix cannot be used, if no thread can be started,
+    /// or if the store is to be [on a runtime](StoreBuilder::on_this_runtime) and the caller is in
+    /// none.
     pub fn open(self) -> Result<Store, OpenError> {
         let address = Address::read(&self.url, self.connector()?.as_ref())?;
         let servers = Servers::at(address, crate::key::of_test(&self.prefix));

@@ -58,7 +58,8 @@ impl Fleet {
         self.model.calls()
     }
 
-    /// Asserts that in each window `w` no more than `burst + rate * (w + LIFE)` permits were granted.
+    /// Asserts that in each window `w` no more than `burst + rate * (w + LIFE)` permits were
+    /// granted.
     fn assert_bound(&self, rate: f64, burst: f64) {
         let most = burst + rate * LIFE.as_secs_f64();
         assert_bucket(&self.grants.lock().unwrap(), rate, most);
@@ -513,8 +514,8 @@ fn busy_and_idle_processes_are_served_alike() {
     });
 }
 
-/// A request in the line of a process whose call for a lease gets no answer is decided by the store,
-/// and then by the share of the process.
+/// A request in the line of a process whose call for a lease gets no answer is decided by the
+/// store, and then by the share of the process.
 #[test]
 fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
     run(async {

@@ -656,7 +656,8 @@ fn a_waker_that_panics_is_alone_with_it() {
     });
 }
 
-/// A task that drops its request just after the instant came passes the permit on. Later it is lost.
+/// A task that drops its request just after the instant came passes the permit on. Later it is
+/// lost.
 #[test]
 fn a_grant_that_is_dropped_at_once_goes_to_the_next_request() {
     run(async {

@@ -2,14 +2,14 @@
 //! stopped at random.
 //!
 //! Each process takes permits of three limits: one that the store decides, one on lease, and one of
-//! permits in use. It prints each grant at once, and the program that started it checks them as they
-//! come, in bounded memory: no span of time has more permits than the bound of its limit, and no
-//! more permits than the limit are in use at one time. At the end no key is left.
+//! permits in use. It prints each grant at once, and the program that started it checks them as
+//! they come, in bounded memory: no span of time has more permits than the bound of its limit, and
+//! no more permits than the limit are in use at one time. At the end no key is left.
 //!
-//! The processes and the server read one clock. A grant of the store counts at its instant. A permit
-//! of a lease counts when the process has it. One that took long to get is not counted, since the
-//! time of its grant is not known well enough. Permits in use count from when they are had until
-//! before they are given back, or until their process is killed.
+//! The processes and the server read one clock. A grant of the store counts at its instant. A
+//! permit of a lease counts when the process has it. One that took long to get is not counted,
+//! since the time of its grant is not known well enough. Permits in use count from when they are
+//! had until before they are given back, or until their process is killed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -32,8 +32,8 @@ use crate::support::Server;
 const EXACT: Bound = Bound { per_second: 50, burst: 20 };
 /// The limit on lease. Its processes ask for half more.
 const LEASED: Bound = Bound { per_second: 200, burst: 200 };
-/// How long before a permit of a lease is spent it may have been booked, and how long it may take to
-/// get, in microseconds.
+/// How long before a permit of a lease is spent it may have been booked, and how long it may take
+/// to get, in microseconds.
 const LEASE: u32 = 200_000;
 const SWIFT: i64 = 5_000;
 /// The permits in use.
@@ -326,7 +326,8 @@ fn now() -> i64 {
     i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// The seconds of a processor that this program and all that it started took, where the system tells.
+/// The seconds of a processor that this program and all that it started took, where the system
+/// tells.
 fn cpu() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let numbers = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);

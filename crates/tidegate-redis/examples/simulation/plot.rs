@@ -43,8 +43,8 @@ pub(crate) struct Panel {
     pub(crate) bands: Vec<Band>,
 }
 
-/// Writes an SVG, and a Markdown file that makes its name a link: rustdoc has no place for files, so
-/// there the pictures are in the text.
+/// Writes an SVG, and a Markdown file that makes its name a link: rustdoc has no place for files,
+/// so there the pictures are in the text.
 pub(crate) fn draw(path: &Path, panels: &[Panel]) -> Result<(), Box<dyn Error>> {
     let size = (WIDTH, HEIGHT * u32::try_from(panels.len())?);
     let area = SVGBackend::new(path, size).into_drawing_area();

@@ -25,8 +25,8 @@ const ONLY: &str = "limit";
 ///
 /// It is read from a line or, with the feature `serde`, from a configuration file, and
 /// [built](LimiterConfig::build) into an [`AnyLimiter`]. So a program goes from one process to a
-/// fleet by a changed line of its configuration. A limit of permits in use is not made by it, but by
-/// [`Store::counting`].
+/// fleet by a changed line of its configuration. A limit of permits in use is not made by it, but
+/// by [`Store::counting`].
 ///
 /// # Text
 ///

@@ -28,7 +28,7 @@ use crate::observe::Observers;
 use crate::script::Script;
 use crate::store::{Away, Store, WhileAway};
 
-/// The most requests of one call, and the most of them that wait: those take turns with requests of
+/// The most requests of one call, and the most of them that wait: they take turns with requests of
 /// other processes.
 const MOST_REQUESTS: usize = 1024;
 const MOST_ANNOUNCED: usize = 64;
@@ -74,7 +74,7 @@ pub(super) struct Line {
     announced: usize,
     /// How many requests of the line do not stay in it. They come only while `announced` is 0.
     hurried: usize,
-    /// Until when each of them has an answer, by arrival. Of those that have one, too.
+    /// Until when each of them has an answer, by arrival. Also of requests that have one.
     deadlines: VecDeque<(Instant, Place)>,
     is_served: bool,
     is_closed: bool,
@@ -358,7 +358,8 @@ impl Shared {
             return Duration::ZERO;
         }
         if !is_known {
-            // The task soon ends, and with it what it keeps: there may be a limit for each of many tags.
+            // The task soon ends, and with it what it keeps: there may be a limit for each of many
+            // tags.
             return LATEST;
         }
         if wants == 0 {

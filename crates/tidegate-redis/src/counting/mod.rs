@@ -44,9 +44,10 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// # Cost
 ///
 /// A process makes one call at a time, which serves all requests that came meanwhile, up to 64 that
-/// wait and 1,024 in all, and carries the permits that were given back. So a permit costs at most a call to take and a call to
-/// give back. While permits are in use, a process calls three times in the time to live. The store
-/// keeps some hundred bytes for each process that holds permits or waits.
+/// wait and 1,024 in all, and carries the permits that were given back. So a permit costs at most a
+/// call to take and a call to give back. While permits are in use, a process calls three times in
+/// the time to live. The store keeps some hundred bytes for each process that holds permits or
+/// waits.
 ///
 /// # Fairness
 ///

@@ -116,9 +116,9 @@ impl Account {
         }
     }
 
-    /// How often a lease is asked for, while there are more requests than permits and a process asks
-    /// for so many permits over the horizon. The store grants all of it or nothing: small leases
-    /// make equal shares sooner, and large ones take fewer calls.
+    /// How often a lease is asked for, while there are more requests than permits and a process
+    /// asks for so many permits over the horizon. The store grants all of it or nothing: small
+    /// leases make equal shares sooner, and large ones take fewer calls.
     fn pace(&self, size: u64) -> Duration {
         const SMALL: f64 = 32.0;
         let size = size.max(1) as f64;
@@ -190,8 +190,8 @@ struct Use {
     paused_till: Nanos,
 }
 
-/// How long the requests of this process may wait: a longest wait that most of those have which no
-/// lease served at once.
+/// How long the requests of this process may wait: the longest wait of most requests that no lease
+/// served at once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Patience {
     longest: Duration,
@@ -305,8 +305,8 @@ impl Ledger {
         }
     }
 
-    /// Whether a request that was missed, and may wait so long, leaves its chance to the next lease:
-    /// when that is asked for. Otherwise it is decided by itself.
+    /// Whether a request that was missed, and may wait so long, leaves its chance to the next
+    /// lease: when that is asked for. Otherwise it is decided by itself.
     pub(crate) fn pressed(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<Nanos> {
         let mut state = self.lock();
         state.patience.note(longest);
@@ -348,9 +348,9 @@ impl Ledger {
         self.accounts.iter().any(|account| account.waiting.load(Ordering::SeqCst) > 0)
     }
 
-    /// How many permits the requests in line wait for. A request that is granted, and whose task did
-    /// not run yet, has joined and is not in line. If there are such requests, the requests in line
-    /// are as large as the others, or one of them as the largest.
+    /// How many permits the requests in line wait for. A request that is granted, and whose task
+    /// did not run yet, has joined and is not in line. If there are such requests, the requests in
+    /// line are as large as the others, or one of them as the largest.
     fn waiting(&self, account: &Account, in_line: usize) -> u64 {
         let (joined, in_line) = (self.joined.load(Ordering::Relaxed), in_line as u64);
         let waiting = account.waiting.load(Ordering::Relaxed);

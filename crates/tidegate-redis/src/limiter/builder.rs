@@ -32,9 +32,9 @@ impl Store {
     /// A tag has 1 to 500 bytes, and no brace and no control character, such as `user:7` or an
     /// address. Others are refused by [`build`](LimiterBuilder::build).
     ///
-    /// The state is in the store, and expires there. Requests of one limiter and its clones stand in
-    /// one line. Two limiters that are made for one tag share the limits, and no line. For many tags
-    /// with equal limits, and for texts that clients make up, see [`Store::keyed`].
+    /// The state is in the store, and expires there. Requests of one limiter and its clones stand
+    /// in one line. Two limiters that are made for one tag share the limits, and no line. For many
+    /// tags with equal limits, and for texts that clients make up, see [`Store::keyed`].
     ///
     /// # Examples
     ///

@@ -72,9 +72,10 @@ use reserved::Reserved;
 ///
 /// # As many as there are
 ///
-/// A request for [`up_to`](tidegate::Request::up_to) a number of permits takes those that are there.
-/// At a limit in full use these are few, and each request is a call: a job that takes permits by the
-/// hundred asks for a hundred, or for [`at_least`](tidegate::Request::at_least) so many.
+/// A request for [`up_to`](tidegate::Request::up_to) a number of permits takes those that are
+/// there. At a limit in full use these are few, and each request is a call: a job that takes
+/// permits by the hundred asks for a hundred, or for [`at_least`](tidegate::Request::at_least) so
+/// many.
 ///
 /// # Blocking
 ///
@@ -89,9 +90,9 @@ use reserved::Reserved;
 ///
 /// A [`CancelToken`](tidegate::CancelToken) does not end such a wait.
 ///
-/// Observers of a store and wakers run on the thread of the store, which cannot wait for itself; nor
-/// can a thread of the [runtime](crate::StoreBuilder::on_this_runtime) that asks the store. A call
-/// there that would block sends nothing, and is refused at once as [`Refusal::Unavailable`].
+/// Observers of a store and wakers run on the thread of the store, which cannot wait for itself;
+/// nor can a thread of the [runtime](crate::StoreBuilder::on_this_runtime) that asks the store. A
+/// call there that would block sends nothing, and is refused at once as [`Refusal::Unavailable`].
 /// There `status` tells that nothing is available, and `resume` does not wait for its message, and
 /// returns `false`. Spawn a task that awaits the permits instead.
 #[derive(Clone, Debug)]

@@ -69,8 +69,8 @@ impl Reserved {
         matches!(self.stage, Stage::Decided(_, None))
     }
 
-    /// The refusal of a place that waits for nothing. Where the caller must not be blocked, a request
-    /// for no permits is one without the state of the limits, too.
+    /// The refusal of a place that waits for nothing. Where the caller must not be blocked, a
+    /// request for no permits is one without the state of the limits, too.
     pub(super) fn refused_at_once(&self, blocks: Blocks) -> Option<AllRefusal> {
         let Stage::Decided(Err(refusal), asks) = &self.stage else { return None };
         let is_zero = blocks == Blocks::No && refusal.refusal() == Some(Refusal::ZeroPermits);
@@ -231,7 +231,7 @@ impl Place for Reserved {
             Stage::Shared(place) => return place.settle(used.clone()),
             Stage::Waits(ticket) => match ticket.take() {
                 Some(granted) => self.claim(&granted).1,
-                // It takes nothing, and what was used is charged.
+                // It takes nothing, and the permits that were used are charged.
                 None => Some(none()),
             },
             Stage::Decided(decision, _) => decision.ok().and_then(|(_, used)| used),

@@ -122,8 +122,8 @@ impl Ticket {
         due.map_or(Duration::ZERO, |due| due.saturating_since(now).as_duration())
     }
 
-    /// Takes the permits of a booked or granted request, also if its instant has not come. A request
-    /// that is not decided leaves the line.
+    /// Takes the permits of a booked or granted request, also if its instant has not come. A
+    /// request that is not decided leaves the line.
     pub(crate) fn take(mut self) -> Option<Granted> {
         let (set, number) = (self.set.clone(), self.number);
         self.is_over = true;

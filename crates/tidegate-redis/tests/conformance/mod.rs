@@ -1,7 +1,7 @@
 //! The same calls in one process and over a store: the answers are equal, word by word.
 //!
-//! Time is tokio's paused time, for limiters in this process, for waits, and for scripts, which take
-//! it as an argument. It moves only where a test says so: the tests run outside of tasks, and
+//! Time is tokio's paused time, for limiters in this process, for waits, and for scripts, which
+//! take it as an argument. It moves only where a test says so: the tests run outside of tasks, and
 //! blocking calls do not let the runtime become idle.
 
 mod behaviours;

@@ -31,8 +31,8 @@ pub(crate) fn limiter(url: &str) -> (Store, AnyLimiter) {
     (store, limiter.into())
 }
 
-/// A process of the fleet: it writes each grant to its file, until it is killed, or the process that
-/// started it is gone.
+/// A process of the fleet: it writes each grant to its file, until it is killed, or the process
+/// that started it is gone.
 #[tokio::test]
 async fn a_process_of_the_fleet() {
     let [Ok(url), Ok(log)] = ROLE.map(std::env::var) else { return };
