@@ -271,7 +271,7 @@ fn a_leased_key_believes_a_refusal_for_a_second() {
             sleep(MS).await;
         }
         let calls = store.counts().answered - before;
-        assert!(calls <= 2, "{calls} calls");
+        assert!(calls <= 5, "{calls} calls");
         sleep(Duration::from_secs(3)).await;
         assert!(users.is_empty());
     });
