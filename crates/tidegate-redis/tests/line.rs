@@ -751,3 +751,100 @@ fn a_place_settled_before_its_answer_takes_what_was_used() {
         assert_eq!(limiter.status().await.unwrap().members[0].1.available, left);
     });
 }
+
+/// The first permit of the line is due a second after the limiter was empty.
+#[test]
+fn dropped_waits_leave_no_debt() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (_store, limiter, empty, mut tasks) = booked(&model, &[Request::permits(1); 50]).await;
+        let next_at = async || {
+            let next_in = limiter.status().await.unwrap().members[0].1.next_in;
+            // The reply is a way later than the decision.
+            (Instant::now() + next_in - empty).as_millis()
+        };
+        assert!((51_000..51_005).contains(&next_at().await));
+        // The last one first: each gives back its own instant.
+        while let Some(task) = tasks.pop() {
+            task.abort();
+            sleep(5 * MS).await;
+            let second = 1000 * (tasks.len() as u128 + 1);
+            assert!((second..second + 5).contains(&next_at().await), "{second}");
+        }
+        assert_eq!(limiter.status().await.unwrap().waiting, 0);
+
+        // In any other order the last request moves up to the first instant, and the other
+        // instants go to requests to come.
+        let mut tasks: Vec<_> = (0..10).map(|_| spawn(&limiter, 1)).collect();
+        sleep(10 * MS).await;
+        tasks[..9].iter().for_each(JoinHandle::abort);
+        tasks.drain(..9);
+        sleep(10 * MS).await;
+        tasks.extend((0..9).map(|_| spawn(&limiter, 1)));
+        let times = after(empty, tasks).await;
+        for (second, time) in (1..).zip(&times) {
+            assert!((1000 * second..1000 * second + 5).contains(time), "{times:?}");
+        }
+    });
+}
+
+#[test]
+fn reservations_stand_in_the_line_of_all_requests() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (_store, limiter, empty, tasks) = booked(&model, &[Request::permits(1)]).await;
+        let any = AnyLimiter::from(limiter.clone()).in_task();
+        let [first, second, third] = [(); 3].map(|()| any.reserve(1).unwrap());
+        sleep(10 * MS).await;
+        let next_at = async || {
+            let next_in = limiter.status().await.unwrap().members[0].1.next_in;
+            (Instant::now() + next_in - empty).as_millis()
+        };
+        let due_at = |place: &tidegate::AnyReservation| (Instant::now() + place.due_in() - empty).as_millis();
+        assert_eq!(limiter.status().await.unwrap().waiting, 4);
+        assert!((4000..4005).contains(&due_at(&third)), "{}", due_at(&third));
+        drop(second);
+        assert!((3000..3005).contains(&due_at(&third)), "{}", due_at(&third));
+        // The last instant is back.
+        sleep(10 * MS).await;
+        assert!((4000..4005).contains(&next_at().await));
+        // A place that is settled before it is due takes its instant along, and one permit more.
+        first.settle(2).unwrap();
+        sleep(10 * MS).await;
+        assert!((5000..5005).contains(&next_at().await));
+        assert_eq!(limiter.status().await.unwrap().waiting, 2);
+        assert!((1000..1005).contains(&after(empty, tasks).await[0]));
+        let mut third = third;
+        assert_eq!((&mut third).await.unwrap().permits(), 1);
+        let granted = (Instant::now() - empty).as_millis();
+        assert!((3000..3005).contains(&granted), "{granted}");
+        third.settle(0).unwrap();
+        sleep(10 * MS).await;
+        assert!((4000..4005).contains(&next_at().await));
+        assert_eq!(limiter.status().await.unwrap().waiting, 0);
+    });
+}
+
+#[test]
+fn a_place_settled_for_less_gives_the_rest_back() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (store, limiter, empty, tasks) = booked(&model, &[Request::permits(1); 2]).await;
+        let calls = store.counts().answered;
+        let any = AnyLimiter::from(limiter.clone()).in_task();
+        let late = spawn(&limiter, Request::permits(1).within(2 * SECOND)).await.unwrap().0;
+        let retry_after = late.unwrap_err().retry_after().unwrap();
+        assert!(retry_after <= SECOND && retry_after >= SECOND - 20 * MS, "{retry_after:?}");
+        let mut place = any.reserve(3).unwrap();
+        let times = after(empty, tasks).await;
+        assert!((1000..1005).contains(&times[0]) && (2000..2005).contains(&times[1]), "{times:?}");
+        assert_eq!((&mut place).await.unwrap().permits(), 3);
+        let granted = (Instant::now() - empty).as_millis();
+        assert!((5000..5005).contains(&granted), "{granted}");
+        // Each is booked once, and waits once.
+        assert_eq!(store.counts().answered - calls, 2);
+        place.settle(1).unwrap();
+        sleep(10 * MS).await;
+        assert_eq!(limiter.status().await.unwrap().members[0].1.available, 2);
+    });
+}

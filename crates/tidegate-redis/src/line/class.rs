@@ -14,9 +14,10 @@ const FORESEEN: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn {
     priority: Reverse<i8>,
-    /// The instant that the store booked for this request.
+    /// When it is granted at the latest, unless a request of higher priority goes before it: at the
+    /// instant that the store booked for it, or at an earlier one, before which it moved up.
     pub(crate) due: Nanos,
-    number: u64,
+    pub(crate) number: u64,
 }
 
 impl Turn {
@@ -43,9 +44,28 @@ pub(crate) struct Class {
 }
 
 impl Class {
-    pub(crate) fn add(&mut self, turn: Turn, reply: Reply) {
+    /// Adds a request with the instant that the store booked for it. Requests that came before and
+    /// moved up to an earlier instant stay before it. Returns their new turns.
+    ///
+    /// For that they are due by the instant of the new request. Each of them has an earlier one,
+    /// so it is still true of every turn that its instant is no later than it is due.
+    pub(crate) fn add(&mut self, turn: Turn, reply: Reply) -> Vec<Turn> {
+        let last = self.turns.iter().rev().zip(self.instants.keys().rev());
+        let moved_up = last
+            .skip_while(|(_, (due, _))| *due > turn.due)
+            .map(|(other, _)| *other)
+            .take_while(|other| *other > turn)
+            .filter(|other| other.priority == turn.priority)
+            .take(FORESEEN);
+        let mut moved_up: Vec<Turn> = moved_up.collect();
+        for other in &mut moved_up {
+            self.turns.remove(other);
+            other.due = turn.due;
+        }
+        self.turns.extend(moved_up.iter().copied());
         self.turns.insert(turn);
         self.add_instant(Instant { due: turn.due, number: turn.number, reply });
+        moved_up
     }
 
     /// Adds an instant whose request is gone.
@@ -152,12 +172,25 @@ mod tests {
         let mut class = Class::default();
         let (mut turns, mut instants): (Vec<Turn>, Vec<(Nanos, u64)>) = (Vec::new(), Vec::new());
         let mut now = Nanos::ZERO;
+        let mut moves = 0;
         for number in 0..20_000 {
             let after = |random: &mut SmallRng| now.saturating_add(Nanos::new(random.random_range(1..50)));
             match random.random_range(0..10) {
                 0..4 => {
                     let turn = Turn::new(random.random_range(-1..2), after(&mut random), number);
-                    class.add(turn, reply());
+                    let mut told = class.add(turn, reply());
+                    // Who is served earlier, and would not be by the order of the bookings.
+                    let mut moved_up = Vec::new();
+                    for (other, (due, _)) in turns.iter_mut().zip(&instants) {
+                        if other.priority == turn.priority && other.due > turn.due && *due <= turn.due {
+                            other.due = turn.due;
+                            moved_up.push(*other);
+                        }
+                    }
+                    told.sort_unstable();
+                    moved_up.sort_unstable();
+                    assert_eq!(told, moved_up);
+                    moves += moved_up.len();
                     turns.push(turn);
                     instants.push((turn.due, number));
                 }
@@ -201,5 +234,6 @@ mod tests {
             }
             assert_eq!(class.is_empty(), turns.is_empty());
         }
+        assert!(moves > 100, "{moves}");
     }
 }

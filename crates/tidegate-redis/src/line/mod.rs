@@ -32,7 +32,8 @@
 //!
 //! No request is later than the instant that the store booked for it, unless a request of higher
 //! priority goes before it: turns are in the order of these instants, and for each turn that is
-//! added, an instant as early is added as well.
+//! added, an instant as early is added as well. A request that moved up stays before a later one
+//! whose instant is not earlier.
 //!
 //! # Who serves
 //!
@@ -331,9 +332,16 @@ impl Set {
         }
         let instant = state.earlier_instant(&class, reply.due);
         let requests = state.classes.entry(class.clone()).or_default();
-        requests.add(turn, reply);
+        let moved_up = requests.add(turn, reply);
         if let Some(instant) = instant {
             requests.add_instant(instant);
+        }
+        for turn in moved_up {
+            if let Some(Entry { stage: Stage::Booked { turn: before, .. }, .. }) =
+                state.entries.get_mut(&turn.number)
+            {
+                *before = turn;
+            }
         }
         for victim in victims {
             self.unbook(state, after, victim, now);
