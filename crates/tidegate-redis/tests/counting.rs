@@ -37,14 +37,14 @@ fn available(limiter: &AnyLimiter) -> u64 {
     limiter.status().members[0].1.available
 }
 
-/// Looks again and again, while the other tasks go on, until it is so. A minute ends a hang.
+/// Looks again and again, while the other tasks go on, until it is so. The time only ends a hang.
 async fn until(is_so: impl Fn() -> bool) {
     let looks = async {
         while !is_so() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), looks).await.expect("it becomes so");
+    tokio::time::timeout(HOUR, looks).await.expect("it becomes so");
 }
 
 fn size(server: &Server) -> u64 {

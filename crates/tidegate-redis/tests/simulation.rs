@@ -245,6 +245,60 @@ fn jains_index_of_equal_shares_is_one() {
     assert_eq!((jain([2.0, 2.0]), jain([1.0, 0.0, 0.0, 0.0]), jain([])), (1.0, 0.25, 1.0));
 }
 
+/// Eight clients of 25 tasks each share a rate: one permit at a time, of which none is left, by less
+/// than a call for each, and alike.
+#[test]
+fn eight_clients_share_a_rate_evenly_by_less_than_a_call_a_permit() {
+    for (per_second, permits) in [(500_u32, 1000), (5000, 5000)] {
+        run(async move {
+            let network = Network { latency: MS / 20..=MS / 4, jitter: 0.2, ..Network::steady(MS) };
+            let model = Model::new(1, network);
+            let (grants, left) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(permits)));
+            let mut limiters = Vec::new();
+            for client in 0..8 {
+                let store = model.open(Store::builder("redis://model")).unwrap();
+                let log = grants.clone();
+                store.log_grants(move |_, due, _| log.lock().unwrap().push((due, client)));
+                let line = format!("token_bucket {per_second}/s burst 1");
+                let limiter = store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap();
+                let _ = limiter.status().await.unwrap();
+                limiters.push((store, AnyLimiter::from(limiter)));
+            }
+            let calls = model.calls();
+            let take = |left: &Mutex<usize>| {
+                let mut left = left.lock().unwrap();
+                *left = left.checked_sub(1)?;
+                Some(())
+            };
+            let mut tasks = Vec::new();
+            for (_, limiter) in limiters.iter().flat_map(|limiter| std::iter::repeat_n(limiter, 25)) {
+                let (limiter, left) = (limiter.clone(), left.clone());
+                tasks.push(tokio::spawn(async move {
+                    while take(&left).is_some() {
+                        let _ = limiter.acquire().await.unwrap();
+                    }
+                }));
+            }
+            for task in tasks {
+                task.await.unwrap();
+            }
+            let calls = model.calls() - calls;
+            let mut grants = std::mem::take(&mut *grants.lock().unwrap());
+            grants.sort_unstable();
+            assert_eq!(grants.len(), permits);
+            let interval = i64::from(1_000_000 / per_second);
+            assert!(grants.windows(2).all(|pair| pair[1].0 - pair[0].0 >= interval));
+            let span = grants[permits - 1].0 - grants[0].0;
+            let used = (permits as i64 - 1) as f64 * interval as f64 / span as f64;
+            let mut of = [0.0; 8];
+            grants.iter().for_each(|(_, client)| of[*client] += 1.0);
+            println!("{per_second}/s: {calls} calls, {used:.4} used, Jain {:.4}", jain(of));
+            assert!(calls <= permits as u64, "{per_second}/s: {calls} calls");
+            assert!(used >= 0.99 && jain(of) >= 0.99, "{per_second}/s: {used}, {}", jain(of));
+        });
+    }
+}
+
 /// A fleet of 40 processes that ask for more than there is, for 3 s.
 fn fleet() -> Setup {
     Setup {
