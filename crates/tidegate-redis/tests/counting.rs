@@ -366,7 +366,7 @@ fn a_process() {
 }
 
 const LIMIT: u32 = 5;
-const TIME_TO_LIVE: Duration = Duration::from_secs(4);
+const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 
 fn begin(server: &Server) -> Child {
     Command::new(std::env::current_exe().unwrap())

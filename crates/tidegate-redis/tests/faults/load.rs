@@ -12,7 +12,7 @@ pub(crate) const LINE: &str = "fixed_window 1000000/d";
 pub(crate) const LIMIT: u64 = 1_000_000;
 
 /// A test that hangs ends after this time. No call takes it.
-const HANG: Duration = Duration::from_secs(30);
+const HANG: Duration = Duration::from_secs(150);
 
 /// What became of requests. Every request is counted once.
 #[derive(Clone, Copy, Debug, Default)]
@@ -36,7 +36,7 @@ impl Tally {
 
 /// A store with a deadline that no machine misses, for faults that are not about deadlines.
 pub(crate) fn patient(url: impl Into<String>) -> StoreBuilder {
-    Store::builder(url).timeout(Duration::from_secs(20))
+    Store::builder(url).timeout(Duration::from_secs(100))
 }
 
 /// A store that is open while it is away.

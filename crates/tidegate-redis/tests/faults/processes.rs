@@ -25,7 +25,7 @@ pub(crate) fn line() -> String {
 
 /// The limit of the fleet at a server.
 pub(crate) fn limiter(url: &str) -> (Store, AnyLimiter) {
-    let store = Store::builder(url).timeout(Duration::from_secs(20)).while_away(WhileAway::Closed);
+    let store = Store::builder(url).timeout(Duration::from_secs(100)).while_away(WhileAway::Closed);
     let store = store.open().unwrap();
     let limiter = store.limiter("fleet").limit("all", line().parse().unwrap()).build().unwrap();
     (store, limiter.into())

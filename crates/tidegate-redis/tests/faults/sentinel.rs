@@ -23,7 +23,7 @@ impl Group {
         });
         let settings = format!(
             "sentinel monitor main 127.0.0.1 {} 2\nsentinel auth-pass main of-servers\n\
-             sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n\
+             sentinel down-after-milliseconds main 2000\nsentinel failover-timeout main 3000\n\
              sentinel sentinel-pass of-sentinels\n",
             servers[0].port()
         );
