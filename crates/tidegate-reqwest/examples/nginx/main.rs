@@ -22,13 +22,17 @@ use tokio::task::JoinSet;
 
 use self::server::{BURST, Nginx, RATE, Refusal};
 
+/// So many requests are sent in each run, and more until NGINX has refused as many as are wanted.
+const REQUESTS: u32 = 150;
+const MOST_REQUESTS: u32 = 3000;
+
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     println!("NGINX: rate={RATE}r/s burst={BURST} nodelay");
     let limit = RateLimit::new(RateLimiter::paced(Rate::per_second(RATE.into())));
-    let runs = run("at 100 %, 8 tasks", Refusal::RetryAfter, limit, 8, 150).await?;
+    let runs = run("at 100 %, 8 tasks", Refusal::RetryAfter, limit, 8, 0).await?;
     if runs.iter().any(|(status, _)| *status != 200) {
         return Err("a client at the rate of NGINX was refused".into());
     }
@@ -36,37 +40,42 @@ async fn main() -> Result<()> {
     // One request at a time, so that no other request is in flight when NGINX refuses.
     let too_fast = || RateLimiter::paced(Rate::per_second((RATE * 3 / 2).into()));
     let limit = RateLimit::new(too_fast());
-    let runs = run("at 150 %, 429 with retry-after: 1", Refusal::RetryAfter, limit, 1, 150).await?;
+    let runs = run("at 150 %, 429 with retry-after: 1", Refusal::RetryAfter, limit, 1, 2).await?;
     check(&runs, 429)?;
 
     // NGINX's own 503 does not say that a limit is the reason.
     let options = Options::new().refusal(|status, _| status == StatusCode::SERVICE_UNAVAILABLE);
     let limit = RateLimit::obeying(Obey::with_options(too_fast(), options));
-    let runs = run("at 150 %, 503 without a time", Refusal::Default, limit, 1, 150).await?;
+    let runs = run("at 150 %, 503 without a time", Refusal::Default, limit, 1, 2).await?;
     check(&runs, 503)
 }
 
-/// Sends so many requests to an NGINX. Returns the statuses that it logged, and how often in a row.
+/// Sends requests to an NGINX until it has refused so many: a machine that stands still for a while
+/// is not too fast. Returns the statuses that NGINX logged, and how often in a row.
 async fn run(
     name: &str,
     refusal: Refusal,
     limit: RateLimit,
     tasks: u32,
-    requests: u32,
+    refusals: u32,
 ) -> Result<Vec<(u16, u32)>> {
     let nginx = Nginx::start(refusal)?;
     let (client, mut set) = (Client::new(), JoinSet::new());
     for task in 0..tasks {
         let (limit, client, url) = (limit.clone(), client.clone(), nginx.url());
-        let share = (requests + task) / tasks;
+        let share = (REQUESTS + task) / tasks;
         set.spawn(async move {
-            for _ in 0..share {
-                limit.send(client.get(&url)).await?.bytes().await?;
+            let (mut sent, mut refused) = (0, 0);
+            while sent < share || refused < refusals && sent < MOST_REQUESTS {
+                let answer = limit.send(client.get(&url)).await?;
+                sent += 1;
+                refused += u32::from(answer.status() != StatusCode::OK);
+                answer.bytes().await?;
             }
-            Ok::<_, tidegate_reqwest::Error>(())
+            Ok::<_, tidegate_reqwest::Error>(sent)
         });
     }
-    set.join_all().await.into_iter().collect::<std::result::Result<(), _>>()?;
+    let requests: u32 = set.join_all().await.into_iter().sum::<std::result::Result<u32, _>>()?;
     let mut runs: Vec<(u16, u32)> = Vec::new();
     for status in nginx.statuses()? {
         match runs.last_mut() {
