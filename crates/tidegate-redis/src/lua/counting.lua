@@ -42,7 +42,13 @@ local limit, span, call, held, patience, pause = struct.unpack('>dddddd', ARGV[3
 local hash = KEYS[1]
 local all, line, mine = unpack(redis.call('HMGET', hash, 'all', 'line', id))
 local total, seen, paused, kept, first = 0, now, 0, 0, NEVER
-if all then total, seen, paused, kept, first = struct.unpack('>ddddd', all) end
+if all then
+  total, seen, paused, kept, first = struct.unpack('>ddddd', all)
+  -- No text begins with a number like this: the eight bytes of one are no whole number, or a larger one.
+  if not (total >= 0 and total < 2^51 and total % 1 == 0) then
+    error('the key has a value of another program', 0)
+  end
+end
 
 -- Lost processes hold nothing, and wait for nothing.
 local lost, is_lost, moved = {}, {}, {}

@@ -54,6 +54,8 @@
 -- not are only made for other operations.
 
 local MOST = 2^52
+local MOST_WRITES = 2^51
+local FOREIGN = 'the key has a value of another program'
 local MOST_FREE = 16
 local MOST_BEFORE = 1024
 local YEARS = 315576000 * 1000000

@@ -9,6 +9,10 @@ local function read(l, value)
   l.places = places
   if value then
     l.writes, l.seen, l.booked, l.held, l.free = parse('>ddddd', value)
+    -- A value of another program. No text begins with a number like this: the eight bytes of one
+    -- are no whole number, or a larger one.
+    local writes = l.writes
+    if not (writes >= 0 and writes < MOST_WRITES and writes % 1 == 0) then error(FOREIGN, 0) end
     for i = 1, l.free do
       local due, n = parse('>dd', value, 25 + 16 * i)
       -- The others are lost.

@@ -117,6 +117,11 @@ async fn a_foreign_value_under_a_key_is_told() {
     assert_eq!(load::ask_times(&limiter, 5).await.refused, 5);
     let trouble = store.trouble().unwrap();
     assert!(!trouble.is_away() && trouble.to_string().contains("WRONGTYPE"), "{trouble}");
+    // A text.
+    server.tell(&format!("SET tidegate:1:{{all}}:limit:fixed {}", "9".repeat(5_000)));
+    assert_eq!(load::ask_times(&limiter, 5).await.refused, 5);
+    let trouble = store.trouble().unwrap();
+    assert!(!trouble.is_away() && trouble.to_string().contains("of another program"), "{trouble}");
     // Other limits work on.
     assert_eq!(load::ask(&load::limiter(&store, "other")).await.granted, 1);
 }

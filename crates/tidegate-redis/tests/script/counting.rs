@@ -294,3 +294,16 @@ fn all_that_crashed_processes_held_comes_back_at_once() {
     store.call(2, 20_001, 0, &[]);
     assert_eq!(store.size(), 0);
 }
+
+#[test]
+fn no_text_under_a_key_is_a_number_of_permits() {
+    let Some(mut store) = Store::new() else { return };
+    let texts = (b' '..=b'~').map(|first| [&[first][..], &[b'9'; 60]].concat());
+    for text in texts.chain([vec![0xc3; 60], vec![0x80; 60], vec![0xff; 60]]) {
+        let mut set = redis::cmd("HSET");
+        set.arg(&store.key).arg("all").arg(&text).exec(&mut store.connection).expect("a write");
+        let told = store.try_call(1, 5, 0, &[1]);
+        let start = String::from_utf8_lossy(&text[..8]).into_owned();
+        assert!(told.is_err(), "{start}: {told:?}");
+    }
+}

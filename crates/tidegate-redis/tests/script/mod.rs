@@ -5,6 +5,7 @@ mod booking;
 mod clients;
 pub(crate) mod conformance;
 mod counting;
+mod foreign;
 mod odd_rates;
 mod refunds;
 mod several;
