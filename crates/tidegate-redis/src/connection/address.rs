@@ -55,6 +55,12 @@ pub(crate) fn wants_tls(url: &str) -> bool {
     matches!(protocol, Some("rediss" | "valkeys"))
 }
 
+/// The names and values of a query.
+fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
 impl Address {
     /// Reads an address. `tls` is used for each server, if the address asks for it.
     pub(crate) fn read(url: &str, tls: Option<&Connector>) -> Result<Address, OpenError> {
@@ -65,9 +71,11 @@ impl Address {
         }
         if kind == "unix" {
             // A socket on this machine needs no encryption.
+            let query = rest.split_once('?').map_or("", |(_, query)| query);
+            let is_known = pairs(query).all(|(name, _)| matches!(name, "db" | "user" | "pass"));
             return match tls {
-                None => Ok(Address::Server(Node::new(url, None)?)),
-                Some(_) => Err(OpenError::Address),
+                None if is_known => Ok(Address::Server(Node::new(url, None)?)),
+                _ => Err(OpenError::Address),
             };
         }
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -78,7 +86,11 @@ impl Address {
             Node::new(&format!("redis://{login}{at}{host}/{database}"), tls)
         };
         match kind {
-            "" => Ok(Address::Server(Node::new(&format!("redis://{rest}?{query}"), tls)?)),
+            // What a server does not have, such as a database in the query or a second host, is not
+            // left out in silence.
+            "" if query.is_empty() && !hosts.contains(',') => {
+                Ok(Address::Server(Node::new(&format!("redis://{rest}"), tls)?))
+            }
             "cluster" if path.is_empty() && query.is_empty() => {
                 let seeds: Result<_, _> = hosts.split(',').map(|host| node(login, host, "")).collect();
                 Ok(Address::Cluster(seeds?))
@@ -89,15 +101,16 @@ impl Address {
                     return Err(OpenError::Address);
                 }
                 let (mut user, mut password) = ("", "");
-                for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-                    match pair.split_once('=') {
-                        Some(("sentinel_user", value)) => user = value,
-                        Some(("sentinel_password", value)) => password = value,
+                for (name, value) in pairs(query) {
+                    match name {
+                        "sentinel_user" => user = value,
+                        "sentinel_password" => password = value,
                         _ => return Err(OpenError::Address),
                     }
                 }
-                let of_sentinels = match password {
-                    "" => String::new(),
+                let of_sentinels = match (user, password) {
+                    ("", "") => String::new(),
+                    (_, "") => return Err(OpenError::Address),
                     _ => format!("{user}:{password}"),
                 };
                 let sentinel = |host: &str| {
@@ -167,6 +180,12 @@ mod tests {
             "redis://a:port",
             "redis://a/database",
             "redis://a#insecure",
+            "redis://a,b",
+            "redis://a?db=3",
+            "rediss://a/0?insecure=true",
+            "redis+unix:///tmp/s?database=2",
+            "redis+unix:///tmp/s?db=2&tls",
+            "redis+sentinel://a/main?sentinel_user=s",
             "redis+cluster://a,/",
             "redis+cluster://a/3",
             "redis+cluster://a?read=replicas",
