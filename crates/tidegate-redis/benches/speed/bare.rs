@@ -10,6 +10,7 @@ use redis::{Client, Cmd};
 use tidegate::AnyLimiter;
 use tidegate_redis::Store;
 
+use crate::BARE;
 use crate::support::Server;
 
 pub(crate) async fn connect(server: &Server) -> MultiplexedConnection {
@@ -21,7 +22,7 @@ pub(crate) async fn connect(server: &Server) -> MultiplexedConnection {
 pub(crate) fn commands(server: &Server, policy: &str) -> Vec<(&'static str, Cmd)> {
     let mut incr = redis::cmd("INCR");
     incr.arg("counter");
-    vec![("PING", redis::cmd("PING")), ("INCR", incr), ("bare EVALSHA", recorded(server, policy))]
+    vec![("PING", redis::cmd("PING")), ("INCR", incr), (BARE, recorded(server, policy))]
 }
 
 /// What a limiter sends for a request: recorded by a relay between it and the server.

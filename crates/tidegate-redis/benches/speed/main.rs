@@ -1,8 +1,10 @@
 //! How many decisions a second, beside what the server can do at all, and beside other crates?
 //!
 //! `cargo bench -p tidegate-redis --bench speed` starts a server of its own. Rows take turns, and
-//! the best round of each counts: other work of the machine only takes time away. `-- --rounds N`
-//! sets how many rounds.
+//! the best round of each counts: other work of the machine only takes time away. The last column
+//! compares medians within each round, and tells the median of that: the time of a decision, beside
+//! a bare `EVALSHA` with as many in flight. `-- --rounds N` sets how many rounds. `-- --only TEXT`
+//! leaves out other crates and the rows without this text, but for bare calls.
 
 mod bare;
 #[path = "../../tests/support/mod.rs"]
@@ -17,7 +19,10 @@ use tidegate_redis::Store;
 use tokio::runtime::Runtime;
 
 /// How long a round of a row takes.
-const ROUND: Duration = Duration::from_millis(300);
+const ROUND: Duration = Duration::from_millis(100);
+
+/// The row that the others are compared with.
+pub(crate) const BARE: &str = "bare EVALSHA";
 
 /// A policy that refuses nothing here.
 const POLICY: &str = "token_bucket 10000000/s burst 10000000";
@@ -121,9 +126,17 @@ fn row(name: &str, tasks: impl std::fmt::Display) -> String {
     format!("{tasks} in flight: {name}")
 }
 
+fn print(name: &str, Round { per_second, median, cpu }: &Round, beside: Option<f64>) {
+    let micros = |span: &Duration| span.as_secs_f64() * 1e6;
+    let (rate, beside) = (per_second / 1e3, beside.map_or(String::new(), |ratio| format!("{ratio:.2}")));
+    println!("| {name} | {rate:.1} k | {:.1} µs | {:.1} µs | {beside} |", micros(median), micros(cpu));
+}
+
 fn main() {
     let args: Vec<String> = std::env::args().collect();
-    let rounds = args.iter().position(|arg| arg == "--rounds").and_then(|i| args.get(i + 1)?.parse().ok());
+    let option = |name: &str| args.iter().position(|arg| arg == name).and_then(|i| args.get(i + 1));
+    let rounds = option("--rounds").and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
+    let only = option("--only");
     let Some(server) = Server::start() else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let builder = || Store::builder(server.url()).timeout(Duration::from_secs(10));
@@ -167,20 +180,29 @@ fn main() {
             ));
         }
     }
-    let mut best: Vec<Option<Round>> = vec![None; rows.len()];
-    for _ in 0..rounds.unwrap_or(5) {
-        for ((_, row), best) in rows.iter().zip(&mut best) {
-            let found = row();
-            if best.is_none_or(|best: Round| best.per_second < found.per_second) {
-                *best = Some(found);
-            }
-        }
+    rows.retain(|(name, _)| only.is_none_or(|only| name.contains(only.as_str()) || name.ends_with(BARE)));
+    let mut found: Vec<Vec<Round>> = vec![Vec::new(); rows.len()];
+    for _ in 0..rounds {
+        rows.iter().zip(&mut found).for_each(|((_, row), found)| found.push(row()));
     }
-    let found = rows.iter().map(|(name, _)| name.clone()).zip(best.into_iter().flatten());
-    println!("| calls | decisions/s | p50 | server CPU a decision |\n|---|---|---|---|");
-    for (name, Round { per_second, median, cpu }) in found.chain(peers(&server)) {
-        let micros = |span: Duration| span.as_secs_f64() * 1e6;
-        println!("| {name} | {:.1} k | {:.1} µs | {:.1} µs |", per_second / 1e3, micros(median), micros(cpu));
+    let bare = |name: &str| {
+        let (tasks, _) = name.split_once(':')?;
+        rows.iter().position(|(name, _)| name.starts_with(tasks) && name.ends_with(BARE))
+    };
+    println!("| calls | decisions/s | p50 | server CPU a decision | beside bare |\n|---|---|---|---|---|");
+    for ((name, _), of_row) in rows.iter().zip(&found) {
+        let beside = bare(name).map(|bare| {
+            let pairs = of_row.iter().zip(&found[bare]);
+            let mut ratios: Vec<f64> =
+                pairs.map(|(of, bare)| of.median.as_secs_f64() / bare.median.as_secs_f64()).collect();
+            ratios.sort_unstable_by(f64::total_cmp);
+            ratios[ratios.len() / 2]
+        });
+        let best = of_row.iter().max_by(|a, b| a.per_second.total_cmp(&b.per_second));
+        best.into_iter().for_each(|best| print(name, best, beside));
+    }
+    if only.is_none() {
+        peers(&server).iter().for_each(|(name, round)| print(name, round, None));
     }
     for counts in [store.counts(), near.counts()] {
         assert_eq!((counts.unknown, counts.failed, counts.skipped), (0, 0, 0), "{counts:?}");
