@@ -35,6 +35,18 @@ pub(crate) struct Round {
     median: Duration,
     /// Of the server, for one decision.
     cpu: Duration,
+    /// Of this process, for one decision; zero where the system does not tell it.
+    own_cpu: Duration,
+}
+
+/// The time that the threads of this process have run so far.
+fn own_cpu() -> Duration {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let nanos = threads.filter_map(|thread| {
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    });
+    Duration::from_nanos(nanos.sum())
 }
 
 /// The time of the server's processor so far.
@@ -55,7 +67,7 @@ pub(crate) fn round<F: Future<Output = ()>>(
     tasks: usize,
     call: impl Fn() -> F,
 ) -> Round {
-    let cpu = cpu_of(server);
+    let (cpu, own) = (cpu_of(server), own_cpu());
     let begun = Instant::now();
     let tasks = (0..tasks).map(|_| async {
         let mut times = Vec::with_capacity(1 << 16);
@@ -69,7 +81,7 @@ pub(crate) fn round<F: Future<Output = ()>>(
         times
     });
     let times = runtime.block_on(futures_util::future::join_all(tasks));
-    let took = begun.elapsed();
+    let (took, own) = (begun.elapsed(), own_cpu().saturating_sub(own));
     let cpu = cpu_of(server).saturating_sub(cpu);
     let mut times: Vec<Duration> = times.into_iter().flatten().collect();
     times.sort_unstable();
@@ -78,6 +90,7 @@ pub(crate) fn round<F: Future<Output = ()>>(
         per_second: f64::from(calls) / took.as_secs_f64(),
         median: times[times.len() / 2],
         cpu: cpu / calls,
+        own_cpu: own / calls,
     }
 }
 
@@ -117,7 +130,10 @@ fn read_rounds(lines: &str) -> Vec<(String, Round)> {
         let numbers: Vec<f64> = numbers.split(' ').filter_map(|word| word.parse().ok()).collect();
         let [tasks, per_second, median, cpu] = numbers[..] else { return None };
         let micros = |n: f64| Duration::from_secs_f64(n / 1e6);
-        Some((row(name, tasks), Round { per_second, median: micros(median), cpu: micros(cpu) }))
+        Some((
+            row(name, tasks),
+            Round { per_second, median: micros(median), cpu: micros(cpu), own_cpu: Duration::ZERO },
+        ))
     };
     lines.lines().filter_map(round).collect()
 }
@@ -126,10 +142,11 @@ fn row(name: &str, tasks: impl std::fmt::Display) -> String {
     format!("{tasks} in flight: {name}")
 }
 
-fn print(name: &str, Round { per_second, median, cpu }: &Round, beside: Option<f64>) {
+fn print(name: &str, Round { per_second, median, cpu, own_cpu }: &Round, beside: Option<f64>) {
     let micros = |span: &Duration| span.as_secs_f64() * 1e6;
     let (rate, beside) = (per_second / 1e3, beside.map_or(String::new(), |ratio| format!("{ratio:.2}")));
-    println!("| {name} | {rate:.1} k | {:.1} µs | {:.1} µs | {beside} |", micros(median), micros(cpu));
+    let [median, cpu, own_cpu] = [median, cpu, own_cpu].map(micros);
+    println!("| {name} | {rate:.1} k | {median:.1} µs | {cpu:.1} µs | {own_cpu:.1} µs | {beside} |");
 }
 
 fn main() {
@@ -189,7 +206,8 @@ fn main() {
         let (tasks, _) = name.split_once(':')?;
         rows.iter().position(|(name, _)| name.starts_with(tasks) && name.ends_with(BARE))
     };
-    println!("| calls | decisions/s | p50 | server CPU a decision | beside bare |\n|---|---|---|---|---|");
+    println!("| calls | decisions/s | p50 | server CPU a decision | client CPU | beside bare |");
+    println!("|---|---|---|---|---|---|");
     for ((name, _), of_row) in rows.iter().zip(&found) {
         let beside = bare(name).map(|bare| {
             let pairs = of_row.iter().zip(&found[bare]);
