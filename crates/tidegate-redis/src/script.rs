@@ -147,7 +147,7 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         pack(&mut numbers, number);
     }
     parts.iter().for_each(|part| pack(&mut numbers, exact(part.permits)));
-    let mut cmd = call(script, name, parts);
+    let mut cmd = call(script, name, parts, numbers.len());
     cmd.arg(numbers);
     if matches!(operation, Operation::Back { .. }) {
         parts.iter().for_each(|part| _ = cmd.arg(part.booking));
@@ -173,8 +173,8 @@ pub(crate) fn reserve(
     given_back: &[GivenBack],
     requests: &[Wanted],
 ) -> Cmd {
-    let mut cmd = call(script, "reserve", parts);
     let mut numbers = Vec::with_capacity(8 + requests.len() * (24 + 16 * parts.len()));
+    let mut cmd = call(script, "reserve", parts, numbers.capacity());
     pack(&mut numbers, now.map_or(-1.0, exact));
     for Wanted { longest, shadow, tells, costs } in requests {
         pack(&mut numbers, exact(micros(*longest, false)));
@@ -198,11 +198,13 @@ pub(crate) fn reserve(
     cmd
 }
 
-fn call(script: &Script, name: &str, parts: &[Part<'_>]) -> Cmd {
-    let mut cmd = redis::cmd("EVALSHA");
-    cmd.arg(&script.hash).arg(parts.len());
-    let mut terms =
-        Vec::with_capacity(8 * parts.iter().map(|part| 2 + part.terms.numbers.len()).sum::<usize>());
+/// A call without its last arguments, with room for so many bytes of them.
+fn call(script: &Script, name: &str, parts: &[Part<'_>], room: usize) -> Cmd {
+    let of_terms = 8 * parts.iter().map(|part| 2 + part.terms.numbers.len()).sum::<usize>();
+    let of_keys = parts.iter().map(|part| part.key.len()).sum::<usize>();
+    let mut cmd = Cmd::with_capacity(6 + parts.len(), 80 + of_keys + of_terms + room);
+    cmd.arg("EVALSHA").arg(&script.hash).arg(parts.len());
+    let mut terms = Vec::with_capacity(of_terms);
     for part in parts {
         cmd.arg(part.key);
         // As `lua/head.lua` numbers the kinds.
