@@ -6,18 +6,26 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 /// Where work is added.
-pub(crate) struct Queue<T>(Arc<Mutex<State<T>>>);
+pub(crate) struct Queue<T>(Arc<Shared<T>>);
 
 /// Where work is taken. Work that is not taken is dropped with this, which has no lock then.
-pub(crate) struct Work<T>(Arc<Mutex<State<T>>>);
+pub(crate) struct Work<T>(Arc<Shared<T>>);
+
+struct Shared<T>(Mutex<State<T>>);
 
 struct State<T> {
     work: VecDeque<T>,
-    /// The task that takes work, while there is none.
+    /// The task that takes work, while there is none to take.
     idle: Option<Waker>,
+    /// Work is to be taken, or quiet work that will be added next.
+    is_due: bool,
+    /// Quiet work was added since the task looked for it.
+    was_quiet: bool,
+    /// The task looks for quiet work soon.
+    is_watched: bool,
     /// No more comes.
     is_closed: bool,
     /// No more is taken.
@@ -25,63 +33,119 @@ struct State<T> {
 }
 
 pub(crate) fn queue<T>() -> (Queue<T>, Work<T>) {
-    let state = State { work: VecDeque::new(), idle: None, is_closed: false, is_over: false };
-    let state = Arc::new(Mutex::new(state));
-    (Queue(state.clone()), Work(state))
+    let state = State {
+        work: VecDeque::new(),
+        idle: None,
+        is_due: false,
+        was_quiet: false,
+        is_watched: false,
+        is_closed: false,
+        is_over: false,
+    };
+    let shared = Arc::new(Shared(Mutex::new(state)));
+    (Queue(shared.clone()), Work(shared))
 }
 
-fn lock<T>(state: &Mutex<State<T>>) -> MutexGuard<'_, State<T>> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+impl<T> Shared<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Send + 'static> Wake for Shared<T> {
+    fn wake(self: Arc<Shared<T>>) {
+        State::wake(self.lock());
+    }
+}
+
+impl<T> State<T> {
+    /// Has the task take work.
+    fn wake(mut state: MutexGuard<'_, State<T>>) {
+        state.is_due = true;
+        let idle = state.idle.take();
+        drop(state);
+        idle.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl<T> Queue<T> {
     /// Adds work, or returns it if no more is taken.
     pub(crate) fn add(&self, work: T) -> Result<(), T> {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         if state.is_over {
             return Err(work);
         }
         state.work.push_back(work);
-        let idle = state.idle.take();
-        drop(state);
-        idle.into_iter().for_each(Waker::wake);
+        State::wake(state);
+        Ok(())
+    }
+
+    /// Adds work that is to be taken when the [waker](Queue::waker) is woken, or when the task
+    /// looks for it. Or returns it if no more is taken.
+    pub(crate) fn add_quietly(&self, work: T) -> Result<(), T> {
+        let mut state = self.0.lock();
+        if state.is_over {
+            return Err(work);
+        }
+        state.work.push_back(work);
+        state.was_quiet = true;
+        if state.is_due || !state.is_watched {
+            State::wake(state);
+        }
         Ok(())
     }
 
     /// Whether no more is taken.
     pub(crate) fn is_over(&self) -> bool {
-        lock(&self.0).is_over
+        self.0.lock().is_over
+    }
+}
+
+impl<T: Send + 'static> Queue<T> {
+    /// Has work taken, also quiet work and that which is added next.
+    pub(crate) fn waker(&self) -> Waker {
+        Waker::from(self.0.clone())
     }
 }
 
 impl<T> Drop for Queue<T> {
     fn drop(&mut self) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.is_closed = true;
-        let idle = state.idle.take();
-        drop(state);
-        idle.into_iter().for_each(Waker::wake);
+        State::wake(state);
     }
 }
 
 impl<T> Work<T> {
     /// The next work; `None` if no more comes.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
-        let mut state = lock(&self.0);
-        match state.work.pop_front() {
-            Some(work) => Poll::Ready(Some(work)),
-            None if state.is_closed => Poll::Ready(None),
-            None => {
-                state.idle = Some(context.waker().clone());
-                Poll::Pending
-            }
+        let mut state = self.0.lock();
+        if state.is_due
+            && let Some(work) = state.work.pop_front()
+        {
+            state.is_due = !state.work.is_empty();
+            return Poll::Ready(Some(work));
         }
+        if state.is_closed {
+            return Poll::Ready(None);
+        }
+        state.idle = Some(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// Has quiet work taken. Returns whether some was added since the last look: then the task has
+    /// to look again.
+    pub(crate) fn look(&mut self) -> bool {
+        let mut state = self.0.lock();
+        state.is_due |= !state.work.is_empty();
+        state.is_watched = std::mem::take(&mut state.was_quiet);
+        state.is_watched
     }
 }
 
 impl<T> Drop for Work<T> {
     fn drop(&mut self) {
-        let mut state = lock(&self.0);
+        let mut state = self.0.lock();
         state.is_over = true;
         let rest = std::mem::take(&mut state.work);
         drop(state);
@@ -95,11 +159,17 @@ mod tests {
 
     use super::*;
 
-    /// Counts itself when it is dropped.
+    /// Counts itself when it is woken, and when it is dropped.
     struct Counted(Arc<AtomicUsize>);
 
     impl Drop for Counted {
         fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    impl Wake for Counted {
+        fn wake(self: Arc<Counted>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -126,6 +196,44 @@ mod tests {
             assert_eq!(dropped.load(Ordering::Relaxed), 200);
             assert!(queue.is_over());
         }
+    }
+
+    #[test]
+    fn quiet_work_is_taken_when_it_is_woken_or_looked_for() {
+        let (queue, mut work) = queue();
+        let wakes = Arc::new(AtomicUsize::new(0));
+        let woken = Waker::from(Arc::new(Counted(wakes.clone())));
+        let (count, mut context) = (|| wakes.load(Ordering::Relaxed), Context::from_waker(&woken));
+        let waker = queue.waker();
+        assert_eq!(work.poll_next(&mut context), Poll::Pending);
+        // The task does not look for quiet work yet.
+        assert!(queue.add_quietly(1).is_ok() && count() == 1);
+        assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(1)));
+        assert!(work.look());
+        assert_eq!(work.poll_next(&mut context), Poll::Pending);
+        assert!(queue.add_quietly(2).is_ok() && count() == 1);
+        assert_eq!(work.poll_next(&mut context), Poll::Pending);
+        waker.wake_by_ref();
+        assert_eq!((work.poll_next(&mut context), count()), (Poll::Ready(Some(2)), 2));
+        // An answer may be there before its call is added.
+        assert_eq!(work.poll_next(&mut context), Poll::Pending);
+        waker.wake_by_ref();
+        assert_eq!((work.poll_next(&mut context), count()), (Poll::Pending, 3));
+        assert!(queue.add_quietly(3).is_ok() && count() == 4);
+        assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(3)));
+        // Other work takes quiet work along.
+        assert!(queue.add_quietly(4).is_ok() && queue.add(5).is_ok());
+        let mut next = || work.poll_next(&mut context);
+        assert_eq!([next(), next(), next()], [Poll::Ready(Some(4)), Poll::Ready(Some(5)), Poll::Pending]);
+        assert!(queue.add_quietly(6).is_ok());
+        assert_eq!(work.poll_next(&mut context), Poll::Pending);
+        assert!(work.look());
+        assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(6)));
+        assert!(!work.look(), "some was added");
+        assert!(queue.add_quietly(7).is_ok());
+        drop(queue);
+        let mut next = || work.poll_next(&mut context);
+        assert_eq!([next(), next()], [Poll::Ready(Some(7)), Poll::Ready(None)]);
     }
 
     #[test]

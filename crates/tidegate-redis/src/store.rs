@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -22,7 +22,7 @@ use crate::breaker::{Admission, Breaker};
 use crate::clients::{self, Clients};
 #[cfg(feature = "tls")]
 use crate::connection::Tls;
-use crate::connection::{Address, Connector, Failure, Sent, Servers, wants_tls};
+use crate::connection::{Address, Begun, Connector, Failure, Sent, Server, Servers, wants_tls};
 use crate::error::{OpenError, StoreError};
 use crate::jitter::jittered;
 use crate::key;
@@ -44,8 +44,9 @@ static OF_CONFIGURATIONS: Mutex<Vec<(Settings, Weak<Inner>)>> = Mutex::new(Vec::
 /// A connection to Redis or Valkey, which limiters share. Clones are handles to one store.
 ///
 /// It connects when it is first asked, and again after a failure. A thread of its own does the work
-/// of the network, so that limiters work in any executor and in plain threads. Where one tokio
-/// runtime makes nearly all requests, that runtime [can do it](StoreBuilder::on_this_runtime).
+/// of the network, so that limiters work in any executor and in plain threads. Only a call that is
+/// alone is sent by the thread of its request. Where one tokio runtime makes nearly all requests,
+/// that runtime [can do it](StoreBuilder::on_this_runtime).
 ///
 /// A process that forks has no such thread and no runtime in its child: open a store there.
 ///
@@ -200,8 +201,10 @@ struct Call {
     place: InFlight,
     /// How long its requests waited for it already.
     waited: Duration,
-    by_hash: Cmd,
+    by_hash: Arc<Cmd>,
     script: Arc<Script>,
+    /// It was sent already.
+    begun: Option<Begun>,
     answer: Owed,
 }
 
@@ -457,12 +460,19 @@ impl Store {
             }
         };
         let shared = self.0.shared.clone();
-        let answer = Owed { answer: Some(Box::new(answer)), shared, is_sent: false };
-        let Some(place) = InFlight::new(&self.0.shared) else {
+        let mut answer = Owed { answer: Some(Box::new(answer)), shared, is_sent: false };
+        let (place, before) = InFlight::new(&self.0.shared);
+        if before >= MOST_IN_FLIGHT {
             return Some(Unsent { answer: Some(answer), is_busy: true });
-        };
-        let call = Call { place, waited, by_hash, script, answer };
-        match self.0.calls.add(Work::Call(call)) {
+        }
+        let (by_hash, calls) = (Arc::new(by_hash), &self.0.calls);
+        // Calls that come during a call leave together, and behind it.
+        let is_alone = before == 0 && self.0.shared.is_in_time(waited);
+        let begun = is_alone.then(|| self.0.shared.servers.begin(&by_hash, &calls.waker())).flatten();
+        let is_sent = begun.is_some();
+        answer.is_sent = is_sent;
+        let call = Work::Call(Call { place, waited, by_hash, script, begun, answer });
+        match if is_sent { calls.add_quietly(call) } else { calls.add(call) } {
             Err(Work::Call(call)) => Some(Unsent { answer: Some(call.answer), is_busy: false }),
             _ => None,
         }
@@ -630,7 +640,7 @@ impl StoreBuilder {
     /// Has tasks of the tokio runtime in which the store is [opened](StoreBuilder::open) do the
     /// work, in place of a thread of its own.
     ///
-    /// A request of this runtime makes no hop to another thread and back, which is a quarter of the
+    /// The answer to a request of this runtime comes by no other thread, which is a sixth of the
     /// time of a request that is alone. Many requests at a time share calls, and gain less. Choose
     /// this where the requests come from tasks of one runtime that lasts as long as the store. Keep
     /// the thread where other runtimes and plain threads ask as well, where calls block, and where
@@ -694,7 +704,8 @@ impl StoreBuilder {
             .name("tidegate-redis".into())
             .spawn(move || {
                 this_thread_makes_calls();
-                runtime.block_on(work);
+                // A task is woken by less than the future of `block_on` is.
+                _ = runtime.block_on(runtime.spawn(work));
             })
             .map_err(|error| OpenError::Thread { kind: error.kind() })?;
         Ok(store)
@@ -771,7 +782,9 @@ impl fmt::Debug for StoreBuilder {
 
 /// The work of a store, until all handles are dropped and all calls are answered.
 ///
-/// One task makes all calls, so that they leave in order on a runtime of several threads as well.
+/// One task makes all calls, so that they leave in order on a runtime of several threads as well. A
+/// call that is alone is sent before it gets here, and taken with its reply: no timer is set for it.
+/// If it has no reply after a quarter of the deadline, it gets its timer then.
 async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_clients: String) {
     // By the clock of the runtime, which may be paused.
     let began = Instant::now();
@@ -781,21 +794,36 @@ async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_clients: St
     // When the runtime ends, this goes first: an answer that makes a call is refused.
     let mut calls = calls;
     let mut is_closed = false;
+    // Calls that were sent are taken with their reply, and looked for at such intervals.
+    let soon = shared.timeout / 4;
+    let (mut look, mut is_watching) = (pin!(tokio::time::sleep(soon)), false);
     std::future::poll_fn(|context| {
         loop {
             while !is_closed && let Poll::Ready(work) = calls.poll_next(context) {
                 match work {
-                    Some(Work::Call(call)) => running.push(shared.clone().make(began, call)),
+                    Some(Work::Call(call)) => {
+                        if call.begun.is_some() && !is_watching {
+                            is_watching = calls.look();
+                            look.set(tokio::time::sleep(soon));
+                        }
+                        let made = shared.answer_at_once(context, call);
+                        running.extend(made.map(|call| shared.clone().make(began, call)));
+                    }
                     Some(Work::Task(task)) => _ = tokio::spawn(task),
                     None => is_closed = true,
                 }
             }
             match running.poll_next_unpin(context) {
                 // Its answer may have made a call.
-                Poll::Ready(Some(())) => {}
+                Poll::Ready(Some(())) => continue,
                 Poll::Ready(None) if is_closed => return Poll::Ready(()),
-                _ => return Poll::Pending,
+                _ => {}
             }
+            if !is_watching || look.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            is_watching = calls.look();
+            look.set(tokio::time::sleep(soon));
         }
     })
     .await;
@@ -810,7 +838,7 @@ impl Shared {
         let mut beat = clients::FIRST_BEAT;
         loop {
             let question = self.clients.question(&script, key, None);
-            if let Ok(answer) = self.carry_out(began, Duration::ZERO, &question, &script).await {
+            if let Ok(answer) = self.carry_out(began, Duration::ZERO, &question, &script, None).await {
                 self.clients.answered(&answer, Instant::now());
             }
             tokio::time::sleep(jittered(beat)).await;
@@ -818,13 +846,29 @@ impl Shared {
         }
     }
 
+    /// Answers a call that was sent, and whose reply is there. Else it is returned.
+    fn answer_at_once(&self, context: &mut Context<'_>, mut call: Call) -> Option<Call> {
+        let Some(begun) = &mut call.begun else { return Some(call) };
+        let Some(value) = begun.reply(context) else { return Some(call) };
+        self.replied(&begun.server, Admission::Ask, Instant::from_std(begun.at));
+        let Call { place, answer, .. } = call;
+        drop(place);
+        answer.answer(Ok(value));
+        None
+    }
+
     /// Makes a call, and answers it.
     async fn make(self: Arc<Shared>, began: Instant, call: Call) {
-        let Call { place, waited, by_hash, script, mut answer } = call;
+        let Call { place, waited, by_hash, script, begun, mut answer } = call;
         answer.is_sent = true;
-        let outcome = self.carry_out(began, waited, &by_hash, &script).await;
+        let outcome = self.carry_out(began, waited, &by_hash, &script, begun).await;
         drop(place);
         answer.answer(outcome);
+    }
+
+    /// Whether a call can be made whose requests waited so long for it.
+    fn is_in_time(&self, waited: Duration) -> bool {
+        self.timeout.saturating_sub(waited) >= self.timeout / 4
     }
 
     async fn carry_out(
@@ -833,30 +877,31 @@ impl Shared {
         waited: Duration,
         by_hash: &Cmd,
         script: &Script,
+        begun: Option<Begun>,
     ) -> Result<Value, Away> {
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
-        // Requests wait for a call that is in flight, so that one was slow, too.
-        let left = self.timeout.saturating_sub(waited);
-        if left < self.timeout / 4 {
-            return Err(self.skip(Duration::ZERO));
-        }
-        let server = self.servers.server_of(by_hash);
-        let admission = lock(&server.breaker).admit(began.elapsed());
-        if let Admission::Rest(rest) = admission {
-            return Err(self.skip(rest));
-        }
+        let (server, admission, asked) = match &begun {
+            Some(begun) => (begun.server.clone(), Admission::Ask, Instant::from_std(begun.at)),
+            None => {
+                // Requests wait for a call that is in flight, so that one was slow, too.
+                if !self.is_in_time(waited) {
+                    return Err(self.skip(Duration::ZERO));
+                }
+                let server = self.servers.server_of(by_hash);
+                let admission = lock(&server.breaker).admit(began.elapsed());
+                if let Admission::Rest(rest) = admission {
+                    return Err(self.skip(rest));
+                }
+                (server, admission, Instant::now())
+            }
+        };
         let sent = Sent::default();
-        let call = self.servers.call(by_hash, script, &sent);
-        let asked = Instant::now();
+        let call = self.servers.call(by_hash, script, begun, &sent);
+        let left = self.timeout.saturating_sub(waited).saturating_sub(asked.elapsed());
         let outcome = tokio::time::timeout(left, call).await;
-        self.is_far.store(asked.elapsed() > self.timeout / 4, Ordering::Relaxed);
         let failure = match outcome {
             Ok(Ok(value)) => {
-                *lock(&self.trouble) = None;
-                *lock(&self.answered) = Instant::now();
-                count(&self.counters.answered);
-                self.tell(StoreEvent::Answered(asked.elapsed()));
-                self.answers(&server.breaker, admission);
+                self.replied(&server, admission, asked);
                 return Ok(value);
             }
             Ok(Err(failure)) => failure,
@@ -866,6 +911,7 @@ impl Shared {
             }
             Err(_) => Failure::NotRun("could not be connected to in time".into()),
         };
+        self.is_far.store(asked.elapsed() > self.timeout / 4, Ordering::Relaxed);
         let counters = &self.counters;
         let (counter, event, error, is_away) = match failure {
             Failure::NotRun(text) => (&counters.failed, StoreEvent::Failed, StoreError::away(text), true),
@@ -914,6 +960,18 @@ impl Shared {
         Away::For(Duration::MAX)
     }
 
+    /// A call has its reply.
+    fn replied(&self, server: &Server, admission: Admission, asked: Instant) {
+        let now = Instant::now();
+        let took = now - asked;
+        self.is_far.store(took > self.timeout / 4, Ordering::Relaxed);
+        *lock(&self.trouble) = None;
+        *lock(&self.answered) = now;
+        self.counters.answered.fetch_add(1, Ordering::Relaxed);
+        self.tell(StoreEvent::Answered(took));
+        self.answers(&server.breaker, admission);
+    }
+
     /// A server answered a call.
     fn answers(&self, breaker: &Mutex<Breaker>, admission: Admission) {
         let has_closed = {
@@ -936,9 +994,9 @@ impl Shared {
 struct InFlight(Arc<Shared>);
 
 impl InFlight {
-    fn new(shared: &Arc<Shared>) -> Option<InFlight> {
-        let place = InFlight(shared.clone());
-        (shared.in_flight.fetch_add(1, Ordering::Relaxed) < MOST_IN_FLIGHT).then_some(place)
+    /// A place, and how many there were before.
+    fn new(shared: &Arc<Shared>) -> (InFlight, usize) {
+        (InFlight(shared.clone()), shared.in_flight.fetch_add(1, Ordering::Relaxed))
     }
 }
 

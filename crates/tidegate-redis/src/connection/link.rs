@@ -1,18 +1,27 @@
 //! One connection to one server.
+//!
+//! The client library has a future that writes calls and reads replies, and a queue of calls to it.
+//! A task polls that future. A thread that sends a call polls it as well, once, and so writes the
+//! call by itself: the task is not woken for it, and waits for the reply.
 
+use std::cell::Cell;
 use std::io;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ConnectionAddr, RedisError, Value};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::{JoinHandle, JoinSet, coop};
 
 use super::address::Node;
 use super::failure::{Failure, Meaning, meaning, of_connecting, of_reaching, told};
+use super::lock;
 use crate::script::Script;
 
 /// After so long without traffic a connection is probed, which keeps it in the tables of firewalls.
@@ -23,13 +32,81 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 pub(crate) struct Link {
     connection: MultiplexedConnection,
     driver: Arc<Driver>,
+    task: Arc<Task>,
 }
 
-/// The task that writes calls and reads replies.
-struct Driver(JoinHandle<()>);
+/// The answer to a call that was sent.
+pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>;
 
-impl Drop for Driver {
-    /// A driver with replies to come would go on for as long as the server is silent.
+/// The library's future.
+struct Driver {
+    /// `None` when it has ended.
+    future: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
+    task: Arc<Wakes>,
+    /// Wakes the task.
+    waker: Waker,
+}
+
+impl Driver {
+    fn new(future: impl Future<Output = ()> + Send + 'static) -> Driver {
+        let task = Arc::new(Wakes(AtomicWaker::new()));
+        Driver { future: Mutex::new(Some(Box::pin(future))), waker: Waker::from(task.clone()), task }
+    }
+
+    fn poll(&self, future: &mut Option<Pin<Box<dyn Future<Output = ()> + Send>>>) -> Poll<()> {
+        let context = &mut Context::from_waker(&self.waker);
+        let poll = future.as_mut().map_or(Poll::Ready(()), |future| future.as_mut().poll(context));
+        if poll.is_ready() {
+            *future = None;
+        }
+        poll
+    }
+}
+
+thread_local! {
+    /// This thread adds a call, and polls the future after that.
+    static SENDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The waker of the task.
+struct Wakes(AtomicWaker);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Wakes>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Wakes>) {
+        if !SENDS.get() {
+            self.0.wake();
+        }
+    }
+}
+
+/// The task that polls the future.
+struct Task(JoinHandle<()>);
+
+impl Task {
+    fn spawn(driver: Arc<Driver>) -> Task {
+        /// Ends the future with the task.
+        struct End(Arc<Driver>);
+
+        impl Drop for End {
+            fn drop(&mut self) {
+                *lock(&self.0.future) = None;
+            }
+        }
+
+        let driver = End(driver);
+        Task(tokio::spawn(std::future::poll_fn(move |context| {
+            driver.0.task.0.register(context.waker());
+            driver.0.poll(&mut lock(&driver.0.future))
+        })))
+    }
+}
+
+impl Drop for Task {
+    /// A future with replies to come would go on for as long as the server is silent.
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -63,18 +140,37 @@ impl Link {
         // The caller of a call sets its deadline.
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let made = MultiplexedConnection::new_with_config(node.info.redis_settings(), stream, config).await;
-        let (connection, driver) = made.map_err(|error| failure(&error))?;
-        Ok(Link { connection, driver: Arc::new(Driver(tokio::spawn(driver))) })
+        let (connection, future) = made.map_err(|error| failure(&error))?;
+        let driver = Arc::new(Driver::new(future));
+        Ok(Link { connection, task: Arc::new(Task::spawn(driver.clone())), driver })
     }
 
     /// Whether the connection is known to be closed: no call that begins now would run.
     pub(crate) fn is_closed(&self) -> bool {
-        self.driver.0.is_finished()
+        self.task.0.is_finished()
     }
 
     /// Sends a call, and waits for its answer. An error of the server is an error.
     pub(crate) async fn call(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         self.connection.send_packed_command(cmd).await.and_then(Value::extract_error)
+    }
+
+    /// Sends a call from this thread. The waker is woken when its answer is there. `None` if it is
+    /// not sent, since another thread is at work or the connection is closed.
+    pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<Answer> {
+        let mut future = self.driver.future.try_lock().ok()?;
+        let mut link = self.clone();
+        let mut answer: Answer = Box::pin(async move { link.call(&cmd).await });
+        SENDS.set(true);
+        // Else a budget of the calling task might end here, and its runtime would go on at any time.
+        let poll = pin!(coop::unconstrained(answer.as_mut())).poll(&mut Context::from_waker(waker));
+        SENDS.set(false);
+        let driving = std::future::poll_fn(|_| self.driver.poll(&mut future));
+        if pin!(coop::unconstrained(driving)).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+            self.driver.task.0.wake();
+        }
+        // An answer before the future went on is that of a closed connection.
+        poll.is_pending().then_some(answer)
     }
 
     /// Sends a call that a server of a cluster may carry out for a slot that it is to get.

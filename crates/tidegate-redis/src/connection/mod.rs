@@ -15,6 +15,7 @@ mod wire;
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -26,7 +27,7 @@ use sentinel::Sentinels;
 
 pub(crate) use address::{Address, wants_tls};
 pub(crate) use failure::Failure;
-pub(crate) use server::{Sent, Server};
+pub(crate) use server::{Begun, Sent, Server};
 pub(crate) use tls::Connector;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
@@ -79,21 +80,40 @@ impl Servers {
         }
     }
 
+    /// Sends a call from this thread, if its server is known, connected and answers. The waker is
+    /// woken when there is an answer.
+    pub(crate) fn begin(&self, by_hash: &Arc<Cmd>, waker: &Waker) -> Option<Begun> {
+        let server = self.server_of(by_hash);
+        let is_sure = matches!(self, Servers::One(_)) || !server.is_suspect.load(Ordering::Relaxed);
+        is_sure.then(|| server.begin(by_hash.clone(), waker)).flatten()
+    }
+
     /// Carries out a call by the hash of its script, or by the text if the server does not know it.
     /// It is repeated only where the server said that it did not carry it out. `sent` tells whether
     /// the call has left.
-    pub(crate) async fn call(&self, by_hash: &Cmd, script: &Script, sent: &Sent) -> Result<Value, Failure> {
+    pub(crate) async fn call(
+        &self,
+        by_hash: &Cmd,
+        script: &Script,
+        mut begun: Option<Begun>,
+        sent: &Sent,
+    ) -> Result<Value, Failure> {
         let (mut redirections, mut repeated, mut told) = (0, false, false);
         // The server that a redirection names, and whether it has to be asked to make an exception.
         let mut redirected: Option<(Arc<Server>, bool)> = None;
         loop {
-            let (server, asking) = match (&redirected, self) {
-                (Some(redirected), _) => redirected.clone(),
-                (None, Servers::One(server)) => (server.clone(), false),
-                (None, Servers::Cluster(cluster)) => (cluster.find(slot_of(by_hash)).await?, false),
+            let begun = begun.take();
+            let (server, asking) = match (&begun, &redirected, self) {
+                (Some(begun), ..) => (begun.server.clone(), false),
+                (_, Some(redirected), _) => redirected.clone(),
+                (.., Servers::One(server)) => (server.clone(), false),
+                (.., Servers::Cluster(cluster)) => (cluster.find(slot_of(by_hash)).await?, false),
             };
             let texts = server.told.load(Ordering::Relaxed);
-            let mut answer = server.attempt(by_hash, asking, sent).await;
+            let mut answer = match begun {
+                Some(begun) => server.begun(begun, sent).await,
+                None => server.attempt(by_hash, asking, sent).await,
+            };
             if matches!(&answer, Err((Meaning::NoScript, _))) {
                 // One call at a time tells the text. The calls behind it try the hash once more.
                 let telling = server.telling.lock().await;

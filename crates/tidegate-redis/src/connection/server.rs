@@ -2,11 +2,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisError, Value};
 
 use super::failure::{Failure, Meaning, meaning, told};
+use super::link::Answer;
 use super::lock;
 use super::wire::{Connection, Wire};
 use crate::breaker::Breaker;
@@ -32,6 +34,35 @@ pub(crate) struct Server {
     pub(super) told: AtomicU64,
     /// Of a cluster: whether another server may have its slots by now.
     pub(super) is_suspect: AtomicBool,
+}
+
+/// A call that the thread of its caller has sent.
+pub(crate) struct Begun {
+    pub(crate) server: Arc<Server>,
+    /// When it was sent.
+    pub(crate) at: Instant,
+    /// The number of the connection.
+    number: u64,
+    /// How many answers the server had given.
+    answers: u64,
+    answer: Answer,
+}
+
+impl Begun {
+    /// The reply of the server, if it is there and no error.
+    pub(crate) fn reply(&mut self, context: &mut Context<'_>) -> Option<Value> {
+        let Poll::Ready(answer) = self.answer.as_mut().poll(context) else { return None };
+        match answer {
+            Ok(value) => {
+                self.server.answers.fetch_add(1, Ordering::Relaxed);
+                Some(value)
+            }
+            Err(error) => {
+                self.answer = Box::pin(std::future::ready(Err(error)));
+                None
+            }
+        }
+    }
 }
 
 impl Server {
@@ -93,6 +124,26 @@ impl Server {
         }
     }
 
+    /// Sends a call from this thread, if the server answers and there is a connection. The waker is
+    /// woken when there is an answer.
+    pub(super) fn begin(self: &Arc<Server>, cmd: Arc<Cmd>, waker: &Waker) -> Option<Begun> {
+        let (number, connection) = self.current().filter(|_| !lock(&self.breaker).is_open())?;
+        let (at, answers) = (Instant::now(), self.answers.load(Ordering::Relaxed));
+        let answer = connection.send(cmd, waker)?;
+        Some(Begun { server: self.clone(), at, number, answers, answer })
+    }
+
+    /// The outcome of a call that was sent. If it failed, what the failure means.
+    pub(super) async fn begun(
+        self: &Arc<Server>,
+        begun: Begun,
+        sent: &Sent,
+    ) -> Result<Value, (Meaning, Failure)> {
+        let Begun { number, answers, answer, .. } = begun;
+        sent.by(self, number, answers, false);
+        self.outcome(number, answer.await, sent)
+    }
+
     /// Sends a call once. If it fails, what the failure means.
     pub(super) async fn attempt(
         self: &Arc<Server>,
@@ -107,11 +158,21 @@ impl Server {
             Err(failure @ Failure::Misconfigured(_)) => return Err((Meaning::Misconfigured, failure)),
             Err(failure) => return Err((Meaning::NotConnected, failure)),
         };
-        sent.by(self, number, is_new);
+        sent.by(self, number, self.answers.load(Ordering::Relaxed), is_new);
         let answer = match asking {
             true => connection.call_asking(cmd).await,
             false => connection.call(cmd).await,
         };
+        self.outcome(number, answer, sent)
+    }
+
+    /// What an answer by a connection means.
+    fn outcome(
+        &self,
+        number: u64,
+        answer: Result<Value, RedisError>,
+        sent: &Sent,
+    ) -> Result<Value, (Meaning, Failure)> {
         sent.withdraw();
         let error = match answer {
             Ok(value) => {
@@ -154,12 +215,11 @@ struct Leaving {
 }
 
 impl Sent {
-    fn by(&self, server: &Arc<Server>, number: u64, is_new: bool) {
+    fn by(&self, server: &Arc<Server>, number: u64, answers: u64, is_new: bool) {
         let mut leaving = lock(&self.0);
         match &mut *leaving {
             Some(last) if last.number == number && Arc::ptr_eq(&last.server, server) => last.has_left = true,
             _ => {
-                let answers = server.answers.load(Ordering::Relaxed);
                 *leaving = Some(Leaving { server: server.clone(), number, answers, is_new, has_left: true });
             }
         }

@@ -1,10 +1,13 @@
 //! What lies between a store and its server: a connection of the client library, or a model of one.
 
+use std::sync::Arc;
+use std::task::Waker;
+
 use redis::{Cmd, RedisError, Value};
 
 use super::address::Node;
 use super::failure::Failure;
-use super::link::Link;
+use super::link::{Answer, Link};
 use super::sentinel::Sentinels;
 
 /// Makes connections to one server.
@@ -62,6 +65,15 @@ impl Connection {
             Connection::Client(link) => link.call(cmd).await,
             #[cfg(feature = "simulation")]
             Connection::Model(connection) => connection.call(cmd).await.and_then(Value::extract_error),
+        }
+    }
+
+    /// Sends a call from this thread, as [`Link::send`].
+    pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<Answer> {
+        match self {
+            Connection::Client(link) => link.send(cmd, waker),
+            #[cfg(feature = "simulation")]
+            Connection::Model(_) => None,
         }
     }
 
