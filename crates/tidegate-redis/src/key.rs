@@ -44,6 +44,11 @@ pub(crate) fn of_test(prefix: &str) -> String {
     format!("{prefix}:{VERSION}:self-test")
 }
 
+/// The keys that a program asks for at its start, a quarter of the slots of a cluster apart.
+pub(crate) fn of_checks(prefix: &str) -> [String; 4] {
+    ["a", "b", "c", "d"].map(|tag| format!("{prefix}:{VERSION}:{{{tag}}}:self-test"))
+}
+
 /// The key of a limit of permits in use.
 pub(crate) fn counting(prefix: &str, tag: &str) -> String {
     format!("{prefix}:{VERSION}:{{{tag}}}:in-use")

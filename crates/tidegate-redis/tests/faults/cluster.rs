@@ -134,6 +134,10 @@ async fn every_kind_of_call_works_in_a_cluster() {
 #[tokio::test]
 async fn a_cluster_is_told_to_be_one() {
     let Some(cluster) = Cluster::start(false) else { return };
+    for server in &cluster.servers {
+        let error = load::patient(server.tcp_url()).open().unwrap().check().await.unwrap_err();
+        assert!(!error.is_away() && error.to_string().contains("part of a cluster"), "{error}");
+    }
     let (store, _) = load::open(load::patient(cluster.servers[0].tcp_url()));
     let mut all = load::Tally::default();
     for tag in tags() {
