@@ -8,6 +8,9 @@ use crate::terms::Kind;
 /// a server, and no key.
 const VERSION: u32 = 1;
 
+/// The end of the key under which processes are counted.
+const OF_CLIENTS: &str = ":clients";
+
 /// Whether a text can be part of a key: it does not end the tag, nor the part.
 pub(crate) fn is_name(text: &str) -> bool {
     let is_allowed = |c: char| !matches!(c, '{' | '}' | ':' | ' ') && !c.is_control();
@@ -56,7 +59,13 @@ pub(crate) fn counting(prefix: &str, tag: &str) -> String {
 
 /// The key under which the processes of a prefix are counted. Keys of limits have a tag there.
 pub(crate) fn of_clients(prefix: &str) -> String {
-    format!("{prefix}:{VERSION}:clients")
+    format!("{prefix}:{VERSION}{OF_CLIENTS}")
+}
+
+/// Whether it is such a key. The key of a limit ends with its kind.
+#[cfg(feature = "simulation")]
+pub(crate) fn is_of_clients(key: &[u8]) -> bool {
+    key.ends_with(OF_CLIENTS.as_bytes())
 }
 
 #[cfg(test)]

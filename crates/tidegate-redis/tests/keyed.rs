@@ -253,28 +253,32 @@ fn a_key_leases_while_it_is_asked_for_often() {
     });
 }
 
-/// A key that is refused is not asked for again while leases believe the refusal, and nothing stays
-/// of a flood of keys.
+/// While leases believe the refusal of a key, no request of it makes a call, and nothing stays of a
+/// flood of keys. A small limit is decided by the store, and a large one by leases.
 #[test]
 fn a_leased_key_believes_a_refusal_for_a_second() {
-    run(async {
-        let model = Model::new(1, Network::steady(MS));
-        let store = store(&model);
-        let users = builder(&store, "fixed_window 2/d").leased().build().unwrap();
-        for _ in 0..2 {
-            let _ = users.acquire_now("alice", 1).await.unwrap();
-        }
-        assert!(users.acquire_now("alice", 1).await.is_err());
-        let before = store.counts().answered;
-        for _ in 0..500 {
-            assert!(users.acquire_now("alice", 1).await.is_err());
-            sleep(MS).await;
-        }
-        let calls = store.counts().answered - before;
-        assert!(calls <= 5, "{calls} calls");
-        sleep(Duration::from_secs(3)).await;
-        assert!(users.is_empty());
-    });
+    for limit in [2, 1000] {
+        run(async {
+            let model = Model::new(1, Network::steady(MS));
+            let store = store(&model);
+            let users = builder(&store, &format!("fixed_window {limit}/d")).leased().build().unwrap();
+            for _ in 0..limit {
+                let _ = users.acquire_now("alice", 1).await.unwrap();
+            }
+            let calls = || model.calls() - model.counting_calls();
+            let before = calls();
+            for seconds in 0..5 {
+                for _ in 0..990 {
+                    assert!(users.acquire_now("alice", 1).await.is_err());
+                    sleep(MS).await;
+                }
+                // One call each second tells that the refusal holds on.
+                assert!(calls() - before <= seconds, "{limit}: {} in {seconds} s", calls() - before);
+            }
+            sleep(Duration::from_secs(3)).await;
+            assert!(users.is_empty());
+        });
+    }
 }
 
 #[test]

@@ -55,7 +55,7 @@ impl Fleet {
     }
 
     fn calls(&self) -> u64 {
-        self.model.calls()
+        self.model.calls() - self.model.counting_calls()
     }
 
     /// Asserts that in each window `w` no more than `burst + rate * (w + LIFE)` permits were

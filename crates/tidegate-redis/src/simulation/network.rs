@@ -16,6 +16,7 @@ use super::clock::Clock;
 use super::data::{self, Server};
 use crate::connection::{Servers, Wire};
 use crate::error::OpenError;
+use crate::key;
 use crate::store::{Store, StoreBuilder};
 
 /// Unix time at which a simulation begins, in microseconds.
@@ -77,6 +78,8 @@ struct State {
     events: BinaryHeap<Reverse<Event>>,
     events_made: u64,
     calls: u64,
+    /// How many of them counted the processes.
+    counting_calls: u64,
 }
 
 /// What a server does with a call.
@@ -157,6 +160,7 @@ impl Model {
             events: BinaryHeap::new(),
             events_made: 0,
             calls: 0,
+            counting_calls: 0,
         };
         let inner = Arc::new(Inner { state: Mutex::new(state), sooner: Notify::new() });
         let model = Arc::downgrade(&inner);
@@ -286,6 +290,13 @@ impl Model {
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.state().calls
+    }
+
+    /// How many of the [calls](Model::calls) counted the [processes](Store::clients). A store makes
+    /// them every two seconds, and more often at first, and they decide no request.
+    #[must_use]
+    pub fn counting_calls(&self) -> u64 {
+        self.state().counting_calls
     }
 
     /// How many keys there are.
@@ -436,6 +447,7 @@ impl State {
         let answer = match call.server {
             Some(_) => {
                 self.calls += 1;
+                self.counting_calls += u64::from(call.args.get(3).is_some_and(|key| key::is_of_clients(key)));
                 self.server.carry_out(START + begins, &call.args)
             }
             None => Value::Okay,
