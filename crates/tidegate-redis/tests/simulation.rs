@@ -353,10 +353,10 @@ fn a_fleet_on_lease_serves_busy_and_idle_processes_alike() {
         // Without leases about one for each request.
         assert!(2 * outcome.calls <= outcome.asked(), "{load}: {} for {}", outcome.calls, outcome.asked());
         // The busiest asks for a fifth of all, and each of the idlest for less than a hundredth.
-        // Over eight seeds the ratio is 1.11 to 1.23 at the smaller load, and 1.34 to 1.62 at the
+        // Over eight seeds the ratio is 1.02 to 1.19 at the smaller load, and 0.95 to 1.20 at the
         // larger.
         let ratio = outcome.served_of(0..5) / outcome.served_of(40..60);
-        assert!((0.7..=1.7).contains(&ratio), "{load}: {ratio}");
+        assert!((0.8..=1.25).contains(&ratio), "{load}: {ratio}");
     }
 }
 

@@ -132,7 +132,7 @@ impl Account {
         match self.terms.kind {
             Kind::Fixed => Duration::ZERO,
             _ => {
-                let span = Duration::try_from_secs_f64(n as f64 / self.per_second);
+                let span = Duration::try_from_secs_f64(n.saturating_sub(1) as f64 / self.per_second);
                 span.unwrap_or(Duration::ZERO).min(HORIZON)
             }
         }
@@ -526,11 +526,12 @@ impl Ledger {
             let limit = &mut state.limits[i];
             limit.booked = limit.asked;
             if order.longest < Duration::MAX {
-                // Until then the store would refuse all requests of this process, because of this
-                // lease. So no lease asks for them.
-                let shut = reply.wait.saturating_sub(order.patience).as_secs_f64();
+                // Until one more permit is due in time, the store would refuse all requests of
+                // this process, because of this lease. So no lease asks for them.
+                let next = reply.wait.saturating_add(account.span(2));
+                let shut = next.saturating_sub(order.patience).as_secs_f64();
                 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-                let refused = (limit.rate * shut) as u64;
+                let refused = (limit.rate * shut).round() as u64;
                 limit.ordered = limit.ordered.saturating_add(refused);
             }
             let waiting = account.waiting.load(Ordering::Relaxed);
@@ -701,6 +702,22 @@ mod tests {
 
     fn at(millis: u64) -> Nanos {
         Nanos::new(millis * 1_000_000)
+    }
+
+    /// Otherwise a lease would be granted where a request is refused.
+    #[test]
+    fn the_first_permit_of_a_lease_is_due_within_the_longest_wait_of_a_request() {
+        let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
+        let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
+        let one = vec![(1, 1)];
+        for _ in 0..60 {
+            assert_eq!(ledger.pressed(at(100), &one, 80 * MS), None);
+            ledger.missed(&one);
+        }
+        let Plan::Book(order) = ledger.plan(at(100), 0) else { panic!("it books") };
+        let n = order.costs[0].0;
+        // A permit comes in each millisecond.
+        assert_eq!((n, order.longest), (5, 80 * MS + 4 * MS));
     }
 
     #[test]
