@@ -29,6 +29,7 @@
 //! than the beginning of a fixed window that is still open. So in any span *d* a limit grants at
 //! most what its policy grants in d + 2H, and a fixed window what it grants without leases.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -429,7 +430,7 @@ impl Ledger {
             let waiting = self.waiting(account, in_line);
             let kept = waiting.saturating_add(2 * size.max(limit.lease));
             let removed = account.stock.remove(now, kept);
-            returns.extend(removed.into_iter().map(|piece| self.comes_back(i, now, piece)));
+            returns.extend(self.come_back(i, now, removed));
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
             // A lease that was not used is not renewed.
@@ -547,8 +548,7 @@ impl Ledger {
         state.endings += 1;
         let mut returns = Vec::new();
         for (i, account) in self.accounts.iter().enumerate() {
-            let pieces = account.stock.clear();
-            returns.extend(pieces.into_iter().map(|piece| self.comes_back(i, now, piece)));
+            returns.extend(self.come_back(i, now, account.stock.clear()));
         }
         self.count(&mut state);
         returns
@@ -572,6 +572,13 @@ impl Ledger {
     /// Permits that can be taken of each limit.
     pub(crate) fn usable(&self, limit: usize, now: Nanos) -> u64 {
         self.accounts[limit].stock.held(now).0
+    }
+
+    /// What pieces give back that are not used any more. The latest booking is the first: a server
+    /// takes back the last one that was made, and then the one before it, but keeps few others.
+    fn come_back(&self, limit: usize, now: Nanos, mut pieces: Vec<Piece>) -> Vec<Return> {
+        pieces.sort_by_key(|piece| Reverse(piece.origin.due));
+        pieces.into_iter().map(|piece| self.comes_back(limit, now, piece)).collect()
     }
 
     /// What a piece gives back that is not used any more.
