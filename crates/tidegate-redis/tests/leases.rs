@@ -151,12 +151,16 @@ fn refused_requests_make_no_trips() {
                 });
             }
         }
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        let (granted, calls, (refused, longest)) = (fleet.granted(), fleet.calls(), *refused.lock().unwrap());
+        // The first second is that in which processes learn how much they use.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (before, calls) = (fleet.granted(), fleet.calls());
+        tokio::time::sleep(Duration::from_secs(9)).await;
+        let (granted, calls) = (fleet.granted(), fleet.calls() - calls);
+        let (refused, longest) = *refused.lock().unwrap();
         // Three requests for a permit.
         assert!(granted >= 9_950 && refused >= 20_000, "{granted} granted, {refused} refused");
         // A process asks for 400 permits in a second by 12 leases, and the store grants a third.
-        assert!(calls * 8 <= granted, "{calls} calls");
+        assert!(calls * 9 <= granted - before, "{calls} calls");
         // The last permit of a booking that is made ahead.
         assert!(longest <= Duration::from_millis(300), "{longest:?}");
         fleet.assert_bound(1000.0, 100.0);
@@ -475,11 +479,14 @@ fn dropped_waits_leave_no_trace() {
     });
 }
 
-/// Of the requests of busy and idle processes about equal shares are served.
+/// Of the requests of busy and idle processes equal shares are served, but for the luck of their
+/// leases.
 #[test]
 fn busy_and_idle_processes_are_served_alike() {
     run(async {
-        let fleet = Fleet::new(9, Network::steady(MS), 16, "token_bucket 10000/s burst 1000");
+        // Over ways of one length, calls of one millisecond would come in the order of their timers.
+        let network = Network { jitter: 1.0, ..Network::steady(MS) };
+        let fleet = Fleet::new(9, network, 16, "token_bucket 10000/s burst 1000");
         let served = Arc::new(Mutex::new([(0_u64, 0_u64); 16]));
         for (i, limiter) in fleet.limiters.iter().enumerate() {
             // By Zipf's law, three times the limit together.
@@ -510,10 +517,14 @@ fn busy_and_idle_processes_are_served_alike() {
         let shares: Vec<f64> =
             served.iter().map(|(asked, granted)| *granted as f64 / *asked as f64).collect();
         let calls = fleet.calls() - calls;
-        eprintln!("{asked} asked, {granted} granted, {calls} calls, {shares:.2?}");
         assert!(granted >= 199_000 && calls * 20 <= granted, "{granted} granted, {calls} calls");
         let all = granted as f64 / asked as f64;
-        assert!(shares.iter().all(|share| (0.7..=1.4).contains(&(share / all))), "{shares:.2?}");
+        // A lease is granted whole or not at all, and the idlest process asks for one every 58 ms.
+        let deviation = (all * (1.0 - all) / (20.0 / 0.058)).sqrt();
+        assert!(shares.iter().all(|share| (all - share).abs() < 4.0 * deviation), "{shares:.2?}");
+        let mean = |shares: &[f64]| shares.iter().sum::<f64>() / 8.0;
+        let (busy, idle) = (mean(&shares[..8]), mean(&shares[8..]));
+        assert!((all - busy).abs() < 0.03 && (all - idle).abs() < 0.03, "{busy} and {idle} of {all}");
     });
 }
 
