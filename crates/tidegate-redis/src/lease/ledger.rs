@@ -499,9 +499,15 @@ impl Ledger {
                 return Outcome::Failed;
             }
         };
-        self.told(now, reply);
+        // What it tells may have ended with the leases, as a pause does.
+        if order.endings == self.lock().endings {
+            self.told(now, reply);
+        }
         if reply.answer != Answer::Done {
             let mut state = self.lock();
+            if order.endings != state.endings {
+                return Outcome::Refused;
+            }
             if order.longest < Duration::MAX {
                 state.refused(now);
                 return Outcome::Refused;

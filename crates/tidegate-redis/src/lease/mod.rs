@@ -172,10 +172,14 @@ impl Leases {
             let refusal_of = |name: &str| AllRefusal::by(name, Refusal::Limited { retry_after });
             refusal.member().map_or(Refusal::Limited { retry_after }.into(), refusal_of)
         };
-        if latest < due && due < Nanos::MAX {
-            return Some(limited(due.saturating_since(latest)));
-        }
         let known = ledger.refusal(now, costs, longest);
+        if latest < due && due < Nanos::MAX {
+            let retry_after = due.saturating_since(latest);
+            return Some(match known {
+                Some((_, Refusal::Paused { .. })) => Refusal::Paused { retry_after }.into(),
+                _ => limited(retry_after),
+            });
+        }
         if let Some((_, paused @ Refusal::Paused { .. })) = known {
             ledger.alone(costs);
             return Some(paused.into());
@@ -223,6 +227,17 @@ impl Leases {
         give_back(set, &self.ledger.end(self.clock.now()));
         self.forget();
         self.ledger.kick.notify_one();
+        self.ledger.counters.tell(set.store.events());
+    }
+
+    /// Ends all leases as a pause ends: one that was booked in it is due at the end that the pause
+    /// had. More is booked for requests in line alone.
+    pub(crate) fn resume(&self, set: &Set) {
+        give_back(set, &self.ledger.end(self.clock.now()));
+        self.forget();
+        if self.ledger.has_waiting() {
+            self.ledger.kick.notify_one();
+        }
         self.ledger.counters.tell(set.store.events());
     }
 

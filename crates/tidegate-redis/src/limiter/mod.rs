@@ -410,9 +410,8 @@ impl Limiter for StoreLimiter {
     }
 
     fn resume(&self) -> bool {
-        if let Some(leases) = &self.0.leases {
-            leases.forget();
-        }
+        let resume_leases = || self.0.leases.iter().for_each(|leases| leases.resume(&self.0));
+        resume_leases();
         self.0.resume();
         let Some(reply) = self.block_on(self.ask_all(Operation::Resume)) else {
             self.0.tell(Operation::Resume, &vec![(1, 1); self.0.members.len()], &[]);
@@ -420,6 +419,8 @@ impl Limiter for StoreLimiter {
         };
         let was_paused = reply.is_ok_and(|reply| reply.limits.iter().any(|told| told.other > 0));
         if was_paused {
+            // One may have been booked meanwhile.
+            resume_leases();
             self.0.observers.report(|events| events.resumed());
         }
         was_paused
