@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tidegate::{AnyLimiter, Pause, Refusal, Request};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::{AllRequest, AnyLimiter, Pause, Refusal, Request};
 
 use crate::conformance_tests::{World, compare_leased};
 
@@ -92,6 +94,23 @@ fn a_pause_has_leases_given_back() {
     });
 }
 
+/// A lease that is booked in a pause, for a request that waits for its end.
+#[test]
+fn a_pause_that_ends_sooner_ends_the_waits_of_leases() {
+    compare_lent(|world, limiter| {
+        world.call("pause", || limiter.pause(Pause::lasting(2 * SECOND).keep_stock())).expect("a pause");
+        let wait = world.acquire(limiter, 1);
+        let refusal = world.try_acquire(limiter, 1).expect_err("paused");
+        assert!(matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal}");
+        world.advance(100 * MS);
+        assert!(world.call("resume", || limiter.resume()));
+        world.look(wait);
+        assert!(world.try_acquire(limiter, 1).is_ok());
+        world.acquire(limiter, 1);
+        world.available(limiter);
+    });
+}
+
 #[test]
 fn debits_and_places_count_with_leases() {
     compare_lent(|world, limiter| {
@@ -119,4 +138,140 @@ fn a_closed_limiter_refuses_all_with_leases() {
         assert!(world.reserve(limiter, 1).is_none());
         world.call("close", || limiter.close()).expect("closed");
     });
+}
+
+/// Two limits, of calls and of what they cost.
+const LIMITS: [(&str, &str); 2] =
+    [("calls", "token_bucket 1000/s burst 1000"), ("tokens", "sliding_log 4000/s")];
+
+#[test]
+fn several_limits_are_charged_by_name_with_leases() {
+    let taken = compare_leased("several limits", |world| {
+        let limiter = world.limiter(&LIMITS);
+        ask(world, &limiter);
+        for n in [1, 3, 10] {
+            assert!(world.try_acquire(&limiter, [("tokens", n)]).is_ok());
+            assert!(world.try_acquire(&limiter, [("tokens", n), ("calls", 2)]).is_ok());
+            world.acquire(&limiter, AllRequest::from([("calls", 1)]).cost_of_others(0));
+            world.acquire(&limiter, AllRequest::from([("tokens", n)]).within(SECOND));
+            world.advance(10 * MS);
+            world.available(&limiter);
+        }
+        let refusal = world.try_acquire(&limiter, [("tokens", 4001)]).expect_err("too many");
+        assert_eq!(refusal.member(), Some("tokens"));
+        world.try_acquire(&limiter, [("tokens", 0), ("calls", 0)]).expect_err("nothing");
+        let place = world.reserve(&limiter, [("tokens", 30)]).expect("a place");
+        world.look(place);
+        world.settle_as(place, [("tokens", 20)]);
+        world.call("debit", || limiter.debit([("tokens", 50)])).expect("a debit");
+        world.call("keep", || limiter.keep_at_most("tokens", 100)).expect("some");
+        world.available(&limiter);
+        world.advance(3 * SECOND);
+        world.status(&limiter);
+    });
+    assert_ne!(taken, Some(0));
+}
+
+#[test]
+fn as_many_as_there_are_and_what_is_left_are_told_with_leases() {
+    compare_lent(|world, limiter| {
+        for n in [1, 2, 3] {
+            assert!(world.try_acquire(limiter, Request::up_to(n)).is_ok());
+            assert!(world.try_acquire(limiter, Request::permits(n).at_least(1)).is_ok());
+            world.available(limiter);
+            world.left_of(limiter, n);
+            world.advance(10 * MS);
+        }
+    });
+}
+
+#[test]
+fn a_limit_in_shadow_refuses_nothing_with_leases() {
+    compare_lent(|world, limiter| {
+        world.shadow(true);
+        for n in [1, 300, 1000, 1] {
+            assert!(world.try_acquire(limiter, n).is_ok());
+            world.acquire(limiter, n);
+            world.available(limiter);
+        }
+        world.shadow(false);
+        world.advance(3 * SECOND);
+        world.status(limiter);
+        ask(world, limiter);
+    });
+}
+
+#[test]
+fn each_key_has_leases_of_its_own() {
+    let lines = ["token_bucket 1000/s burst 1000", "sliding_log 1000/s"];
+    for line in lines {
+        let taken = compare_leased(line, |world| {
+            let keys = world.keyed(line);
+            let limiters =
+                ["alice", "bob"].map(|key| world.inside(|| keys.limiter(key.to_owned()).expect("room")));
+            for limiter in &limiters {
+                ask(world, limiter);
+            }
+            for limiter in limiters.iter().rev() {
+                world.available(limiter);
+                world.try_acquire(limiter, 1001).expect_err("too many");
+                ask(world, limiter);
+            }
+            world.advance(250 * MS);
+            world.advance(3 * SECOND);
+            for limiter in &limiters {
+                world.status(limiter);
+            }
+        });
+        assert_ne!(taken, Some(0), "{line}");
+    }
+}
+
+/// Random calls while there are permits for all of them.
+#[test]
+fn random_calls_have_one_answer_while_leases_serve_them() {
+    for (seed, line) in (0..).zip(POLICIES.repeat(6)) {
+        let taken = compare_leased(line, |world| {
+            let limiter = world.limit(line);
+            ask(world, &limiter);
+            if line == POLICIES[0] {
+                // More than come in: a full bucket would have the permits on lease besides.
+                world.call("debit", || limiter.debit(500)).expect("a debit");
+            }
+            let mut random = SmallRng::seed_from_u64(seed);
+            for _ in 0..150 {
+                play(world, &limiter, &mut random);
+                world.available(&limiter);
+            }
+        });
+        assert_ne!(taken, Some(0), "{line}: no lease");
+    }
+}
+
+/// Makes a random call.
+fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng) {
+    let n = random.random_range(1..4);
+    match random.random_range(0..32) {
+        0..8 => drop(world.try_acquire(limiter, n)),
+        8..12 => _ = world.acquire(limiter, n),
+        12..14 => _ = world.acquire(limiter, Request::permits(n).within(SECOND)),
+        14 => drop(world.try_acquire(limiter, 10 * n)),
+        15 => drop(world.call("debit", || limiter.debit(n))),
+        16 => world.left_of(limiter, n),
+        17 => {
+            let place = world.reserve(limiter, 5).expect("a place");
+            world.look(place);
+            world.settle_as(place, n);
+        }
+        18 => {
+            let pause = Pause::lasting(MS * random.random_range(1..300)).keep_stock();
+            world.call("pause", || limiter.pause(pause)).expect("a pause");
+            world.try_acquire(limiter, 1).expect_err("paused");
+            assert!(world.call("resume", || limiter.resume()));
+        }
+        _ => {
+            let most = [3, 30][random.random_range(0..2)];
+            world.advance(MS * random.random_range(0..most));
+        }
+    }
 }

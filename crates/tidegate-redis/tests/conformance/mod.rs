@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use tidegate::policy::{AnyPolicy, Policy};
 use tidegate::{
-    AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, RateLimiter,
+    AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyKeyed, AnyLimiter, AnyReservation,
+    KeyedRateLimiter, RateLimiter, Request,
 };
 use tokio::runtime::Runtime;
 use tokio_test::task::Spawn;
@@ -31,6 +32,8 @@ pub(crate) struct World {
     store: Option<(Store, Server)>,
     /// Whether limiters lease.
     is_leased: bool,
+    /// Of the limiter that was made last.
+    set_shadow: Option<Box<dyn Fn(bool)>>,
     tags: u32,
     waits: Vec<Option<Waits>>,
     pub(crate) log: Vec<String>,
@@ -48,7 +51,16 @@ impl World {
         let context = runtime.enter();
         let began = tokio::time::Instant::now();
         drop(context);
-        World { runtime, began, store: None, is_leased: false, tags: 0, waits: Vec::new(), log: Vec::new() }
+        World {
+            runtime,
+            began,
+            store: None,
+            is_leased: false,
+            set_shadow: None,
+            tags: 0,
+            waits: Vec::new(),
+            log: Vec::new(),
+        }
     }
 
     /// `None`, with a message, if there is no server.
@@ -77,7 +89,10 @@ impl World {
                 RateLimiter::new(policy.with_epoch(since))
             };
             if limits.len() == 1 {
-                return limits.map(|(_, line)| limiter(line)).next().expect("a limit").into();
+                let limiter = limits.map(|(_, line)| limiter(line)).next().expect("a limit");
+                let shadowed = limiter.clone();
+                self.set_shadow = Some(Box::new(move |is_shadow| shadowed.set_shadow(is_shadow)));
+                return limiter.into();
             }
             let mut all: Option<AllOf> = None;
             for (name, line) in limits {
@@ -93,7 +108,10 @@ impl World {
         let builder = limits
             .fold(builder, |builder, (name, line)| builder.limit(name, line.parse().expect("a policy")));
         let builder = if self.is_leased { builder.leased() } else { builder };
-        builder.build().expect("a limiter").into()
+        let limiter = builder.build().expect("a limiter");
+        let shadowed = limiter.clone();
+        self.set_shadow = Some(Box::new(move |is_shadow| shadowed.set_shadow(is_shadow)));
+        limiter.into()
     }
 
     /// A limiter of this policy, under the name of one without members. It has begun.
@@ -102,6 +120,27 @@ impl World {
         // A limit that does not start full begins with its first request, where it has a store.
         let _ = self.try_acquire(&limiter, 1);
         limiter
+    }
+
+    /// Sets whether the last limiter is in shadow.
+    pub(crate) fn shadow(&mut self, is_shadow: bool) {
+        let set = self.set_shadow.take().expect("a limiter of one limit");
+        set(is_shadow);
+        self.set_shadow = Some(set);
+        self.tell(format!("shadow: {is_shadow}"));
+    }
+
+    /// A limiter of each key, of this policy.
+    pub(crate) fn keyed(&mut self, line: &str) -> AnyKeyed<String> {
+        let _context = self.runtime.enter();
+        let Some((store, _)) = &self.store else {
+            let policy: AnyPolicy = line.parse().expect("a policy");
+            let since = Duration::from_micros(START) + self.began.elapsed();
+            return KeyedRateLimiter::new(policy.with_epoch(since), 100).into();
+        };
+        let keys = store.keyed().limit(NAME, line.parse().expect("a policy"));
+        let keys = if self.is_leased { keys.leased() } else { keys };
+        keys.build().expect("a limiter").into()
     }
 
     pub(crate) fn inside<T>(&self, make: impl FnOnce() -> T) -> T {
@@ -265,6 +304,17 @@ impl World {
         let members = status.members.iter().map(|(name, status)| format!("{name}: {}", status.available));
         let members: Vec<String> = members.collect();
         self.tell(members.join("; "));
+    }
+
+    /// A request that is told how many permits are left.
+    pub(crate) fn left_of(&mut self, limiter: &AnyLimiter, n: u32) {
+        let _context = self.runtime.enter();
+        let answer = limiter.try_acquire_many(Request::permits(n).with_left());
+        drop(_context);
+        self.settle();
+        let left = answer.as_ref().ok().and_then(AllPermits::left);
+        let left: Option<Vec<u64>> = left.map(|left| left.members.iter().map(|(_, s)| s.available).collect());
+        self.tell(format!("{:?} permits, left {left:?}", answer.as_ref().map(AllPermits::permits)));
     }
 
     /// Any other call, whose answer is told.
