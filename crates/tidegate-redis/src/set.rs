@@ -225,12 +225,13 @@ impl Set {
         read: impl FnOnce(Value) -> Option<T> + Send + 'static,
         answer: impl FnOnce(Result<T, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
+        let store = self.store.clone();
         self.store.send_locked(cmd, self.script.clone(), waited, move |outcome| {
-            answer(match outcome {
-                Ok(value) => read(value).ok_or(Undecided::Misconfigured),
-                Err(Away::For(rest)) => Err(Undecided::Away(rest)),
-                Err(Away::Misconfigured) => Err(Undecided::Misconfigured),
-            });
+            let outcome = outcome.and_then(|value| read(value).ok_or_else(|| store.note_nonsense()));
+            answer(outcome.map_err(|away| match away {
+                Away::For(rest) => Undecided::Away(rest),
+                Away::Misconfigured => Undecided::Misconfigured,
+            }));
         })
     }
 

@@ -123,7 +123,8 @@ pub struct Counts {
     /// Calls that were answered without asking: the store had not answered before, too many calls
     /// were in flight, or their requests had waited for more than three quarters of the deadline.
     pub skipped: u64,
-    /// Calls that showed that the store is not as it must be.
+    /// Calls that showed that the store is not as it must be. A call whose answer makes no sense is
+    /// counted as answered, too.
     pub misconfigured: u64,
     /// Requests that were decided without the store.
     pub degraded: u64,
@@ -299,14 +300,17 @@ impl Store {
     /// cluster at an address of a single one is found unless it has three quarters of all tags. Of a
     /// cluster at most four servers are asked.
     pub async fn check(&self) -> Result<(), StoreError> {
-        let script = "local t = redis.call('TIME'); return struct.pack('>d', t[1])";
+        let script = "local t = redis.call('TIME'); return struct.pack('>d', t[1]) and 1";
         let script = Arc::new(Script::new(script.into()));
         for key in crate::key::of_checks(&self.0.prefix) {
             let mut cmd = redis::cmd("EVALSHA");
             cmd.arg(&script.hash).arg(1).arg(key);
-            if self.ask(cmd, script.clone()).await.is_err() {
-                return Err(self.trouble().unwrap_or(StoreError::away("did not answer")));
+            match self.ask(cmd, script.clone()).await {
+                Ok(Value::Int(1)) => continue,
+                Ok(_) => _ = self.note_nonsense(),
+                Err(_) => {}
             }
+            return Err(self.trouble().unwrap_or(StoreError::away("did not answer")));
         }
         Ok(())
     }
@@ -432,6 +436,15 @@ impl Store {
     pub(crate) fn count_lost_refunds(&self, refunds: usize) {
         let refunds = u64::try_from(refunds).unwrap_or(u64::MAX);
         self.0.shared.counters.lost_refunds.fetch_add(refunds, Ordering::Relaxed);
+    }
+
+    /// Notes an answer that makes no sense.
+    pub(crate) fn note_nonsense(&self) -> Away {
+        let shared = &self.0.shared;
+        shared.counters.misconfigured.fetch_add(1, Ordering::Relaxed);
+        shared.tell(StoreEvent::Misconfigured);
+        *lock(&shared.trouble) = Some(StoreError::wrong("its answer makes no sense"));
+        Away::Misconfigured
     }
 
     /// Has a call carried out, and its outcome given to a function on the thread of the store.

@@ -250,7 +250,7 @@ impl Shared {
 
     async fn answer(&self, cmd: Cmd) -> Result<Told, Away> {
         let value = self.store.ask(cmd, self.script.clone()).await?;
-        Told::read(&value).ok_or(Away::Misconfigured)
+        Told::read(&value).ok_or_else(|| self.store.note_nonsense())
     }
 
     /// The next call; `None` if the store knows that there is nothing.

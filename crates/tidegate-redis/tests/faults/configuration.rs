@@ -6,6 +6,7 @@ use tidegate::{AnyLimiter, Refusal};
 use tidegate_redis::{OpenError, Store, StoreError, WhileAway};
 
 use crate::load;
+use crate::relay::Relay;
 use crate::support::Server;
 
 /// Requests are refused, although the store is open while it is away. Returns what is told.
@@ -124,6 +125,30 @@ async fn a_foreign_value_under_a_key_is_told() {
     assert!(!trouble.is_away() && trouble.to_string().contains("of another program"), "{trouble}");
     // Other limits work on.
     assert_eq!(load::ask(&load::limiter(&store, "other")).await.granted, 1);
+}
+
+/// An answer that no script gives is no outage, and is told.
+#[tokio::test]
+async fn an_answer_that_makes_no_sense_is_told() {
+    let Some(server) = Server::start_at_port(&[]) else { return };
+    for answer in ["+OK\r\n", ":7\r\n", "$-1\r\n", "*0\r\n", "*1\r\n*0\r\n", "*1\r\n:7\r\n"] {
+        let relay = Relay::to(server.port()).await;
+        let store = load::patient(relay.url()).while_away(WhileAway::Open).open().unwrap();
+        let limiter = load::limiter(&store, "all");
+        let in_use = AnyLimiter::from(store.counting("all", 1000).build().unwrap());
+        assert_eq!(load::ask(&limiter).await.granted, 1);
+        assert_eq!((store.trouble(), store.counts().misconfigured), (None, 0));
+        relay.tell_instead(answer);
+        for (limiter, misconfigured) in [(&limiter, 1), (&in_use, 2)] {
+            assert!(limiter.acquire_now(1).await.is_err(), "{answer:?}");
+            let trouble = store.trouble().unwrap();
+            assert!(!trouble.is_away() && trouble.to_string().contains("no sense"), "{trouble}");
+            // The process tells again what it holds, as often as it gets no answer.
+            assert!(store.counts().misconfigured >= misconfigured, "{answer:?}");
+        }
+        let checked = store.check().await.unwrap_err();
+        assert!(!checked.is_away() && checked.to_string().contains("no sense"), "{checked}");
+    }
 }
 
 /// Neither an address nor a part of a login is told by anything that a program may print.

@@ -24,6 +24,8 @@ struct Rules {
     delay: Duration,
     /// The part of answers in place of which the connection ends.
     lost: f64,
+    /// Told in place of each answer.
+    instead: Option<&'static str>,
     random: SmallRng,
 }
 
@@ -40,7 +42,7 @@ impl Relay {
     pub(crate) async fn to(port: u16) -> Relay {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let random = SmallRng::seed_from_u64(7);
-        let rules = Rules { to: port, delay: Duration::ZERO, lost: 0.0, random };
+        let rules = Rules { to: port, delay: Duration::ZERO, lost: 0.0, instead: None, random };
         let (port, rules) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(rules)));
         let relay = Relay { port, rules, epoch: watch::Sender::new((0, Broken::No)) };
         let this = relay.clone();
@@ -71,6 +73,11 @@ impl Relay {
     pub(crate) fn harm(&self, delay: Duration, lost: f64) {
         let mut rules = self.rules();
         (rules.delay, rules.lost) = (delay, lost);
+    }
+
+    /// Sets what clients are told in place of each answer.
+    pub(crate) fn tell_instead(&self, answer: &'static str) {
+        self.rules().instead = Some(answer);
     }
 
     /// Closes all connections.
@@ -108,16 +115,17 @@ impl Relay {
                 }
                 n = server.read(&mut answered) => {
                     let n = n.unwrap_or(0);
-                    let (delay, is_lost) = {
+                    let (delay, is_lost, instead) = {
                         let rules = &mut *self.rules();
                         let longest = u64::try_from(rules.delay.as_micros()).unwrap();
                         let delay = rules.random.random_range(0..=longest);
-                        (Duration::from_micros(delay), rules.random.random_bool(rules.lost))
+                        (Duration::from_micros(delay), rules.random.random_bool(rules.lost), rules.instead)
                     };
                     if delay > Duration::ZERO {
                         tokio::time::sleep(delay).await;
                     }
-                    if n == 0 || is_lost || client.write_all(&answered[..n]).await.is_err() {
+                    let told = instead.map_or(&answered[..n], str::as_bytes);
+                    if n == 0 || is_lost || client.write_all(told).await.is_err() {
                         return;
                     }
                 }
