@@ -3,6 +3,7 @@
 
 mod block_on;
 mod breaker;
+mod check;
 mod clients;
 mod config;
 mod connection;

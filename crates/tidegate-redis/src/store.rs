@@ -155,6 +155,8 @@ struct Inner {
     prefix: String,
     while_away: WhileAway,
     leases: Arc<LeaseCounters>,
+    /// Whether a limit of permits in use was made.
+    has_counting: AtomicBool,
     shares: Shares,
     /// The runtime that does the work; none if a model does.
     runtime: OnceLock<Handle>,
@@ -289,32 +291,6 @@ impl Store {
         }
     }
 
-    /// Asks the store whether limiters can work with it, for the start of a program.
-    ///
-    /// # Errors
-    ///
-    /// A [`StoreError`] that says what is wrong. While the store is merely
-    /// [away](StoreError::is_away), limiters decide by [`WhileAway`].
-    ///
-    /// What only a limit of permits in use [needs](crate#addresses) is not tested. The server of a
-    /// cluster at an address of a single one is found unless it has three quarters of all tags. Of a
-    /// cluster at most four servers are asked.
-    pub async fn check(&self) -> Result<(), StoreError> {
-        let script = "local t = redis.call('TIME'); return struct.pack('>d', t[1]) and 1";
-        let script = Arc::new(Script::new(script.into()));
-        for key in crate::key::of_checks(&self.0.prefix) {
-            let mut cmd = redis::cmd("EVALSHA");
-            cmd.arg(&script.hash).arg(1).arg(key);
-            match self.ask(cmd, script.clone()).await {
-                Ok(Value::Int(1)) => continue,
-                Ok(_) => _ = self.note_nonsense(),
-                Err(_) => {}
-            }
-            return Err(self.trouble().unwrap_or(StoreError::away("did not answer")));
-        }
-        Ok(())
-    }
-
     /// The last error of the store; `None` if the last call was answered.
     #[must_use]
     pub fn trouble(&self) -> Option<StoreError> {
@@ -415,6 +391,15 @@ impl Store {
     #[cfg(test)]
     pub(crate) fn pending(&self) -> usize {
         self.0.test.pending.load(Ordering::SeqCst)
+    }
+
+    /// Notes that a limit of permits in use is made, for the next check.
+    pub(crate) fn begin_counting(&self) {
+        self.0.has_counting.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_counting(&self) -> bool {
+        self.0.has_counting.load(Ordering::Relaxed)
     }
 
     pub(crate) fn prefix(&self) -> &str {
@@ -777,6 +762,7 @@ impl StoreBuilder {
             prefix,
             while_away,
             leases,
+            has_counting: AtomicBool::new(false),
             shares,
             runtime: OnceLock::new(),
             is_on_runtime,

@@ -66,6 +66,11 @@ pub(super) fn told(error: &RedisError) -> String {
     let text = error.detail().unwrap_or_default();
     // The arguments of AUTH follow.
     let text = text.split(", with args").next().unwrap_or_default();
+    // The hash and the line of a script follow.
+    let text = text
+        .split_once(", on @user_script")
+        .and_then(|(text, _)| text.rsplit_once(" script: "))
+        .map_or(text, |(text, _)| text);
     match error.code() {
         Some(code @ ("MOVED" | "ASK")) => format!("{code}: the server is part of a cluster"),
         Some(code) => match text.split_once(" has no permissions") {
@@ -133,6 +138,11 @@ mod tests {
                 "ERR ACL failure in script: User u5er has no permissions to run the 'get' command",
                 Meaning::Misconfigured,
                 "ERR the user has no permissions to run the 'get' command",
+            ),
+            (
+                "ERR The user can't run this command: GET script: 700c0ffee, on @user_script:4.",
+                Meaning::Misconfigured,
+                "ERR The user can't run this command: GET",
             ),
             ("NOPERM u5er may not", Meaning::Misconfigured, "NOPERM the user has too few permissions"),
             (

@@ -204,15 +204,19 @@ impl Link {
     }
 }
 
-/// Does once what the scripts of limiters do.
-const SELF_TEST: &str = "
-redis.call('TIME')
-if KEYS[1] then
-  redis.call('GET', KEYS[1])
-  redis.call('SET', KEYS[1], struct.pack('>d', 1), 'PX', 1)
-  redis.call('DEL', KEYS[1])
+/// Makes once each command of the scripts of limiters. An error tells the command. It returns
+/// nothing.
+pub(crate) const SELF_TEST: &str = "
+local function make(command, ...)
+  local is_made, failure = pcall(redis.call, command, ...)
+  if not is_made then error({err = (failure.err or failure) .. ': ' .. command}) end
 end
-return 1";
+make('TIME')
+if KEYS[1] then
+  make('GET', KEYS[1])
+  make('SET', KEYS[1], struct.pack('>d', 1), 'PX', 1)
+  make('DEL', KEYS[1])
+end";
 
 /// Connects to the first address of a name that answers.
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {

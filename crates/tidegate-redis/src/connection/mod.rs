@@ -27,6 +27,7 @@ use sentinel::Sentinels;
 
 pub(crate) use address::{Address, wants_tls};
 pub(crate) use failure::Failure;
+pub(crate) use link::SELF_TEST;
 pub(crate) use server::{Begun, Sent, Server};
 pub(crate) use tls::Connector;
 #[cfg(feature = "tls")]

@@ -134,6 +134,7 @@ impl CountingBuilder {
         if !key::is_tag(&tag) {
             return Err(BuildError::Name { name: tag });
         }
+        store.begin_counting();
         // A year is longer than any process needs, and keeps instants below 2^53.
         let span = time_to_live.clamp(Duration::from_secs(1), Duration::from_secs(365 * 86_400));
         let shared = Shared {

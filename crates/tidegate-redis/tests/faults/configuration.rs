@@ -59,6 +59,20 @@ async fn a_user_of_permits_in_use_needs_a_few_more() {
     one.pause_for(Duration::from_secs(3600)).unwrap();
     one.resume();
     drop(other.acquire_many(2).await.unwrap());
+    // A check finds what is missing, once such a limit is to be had.
+    for command in IN_USE.split(' ').map(|command| command.trim_start_matches('+')) {
+        let rules = format!("{LEAN} {IN_USE} -{command}");
+        let store = load::patient(user(&server, &format!("without-{command}"), &rules)).open().unwrap();
+        store.check().await.unwrap();
+        let _limit = store.counting("all", 2).build().unwrap();
+        let error = store.check().await.unwrap_err();
+        assert!(!error.is_away() && error.to_string().ends_with(&command.to_uppercase()), "{error}");
+    }
+    let store = load::patient(&url).open().unwrap();
+    let _limit = store.counting("all", 2).build().unwrap();
+    store.check().await.unwrap();
+    let keys: Vec<String> = redis::cmd("KEYS").arg("*self-test").query(&mut server.connect()).unwrap();
+    assert!(keys.is_empty(), "{keys:?}");
 }
 
 #[tokio::test]
@@ -79,7 +93,8 @@ async fn a_user_needs_a_few_permissions() {
     for command in ["evalsha", "eval", "get", "set", "del", "time"] {
         server.tell("SCRIPT FLUSH");
         let url = user(&server, &format!("without-{command}"), &LEAN.replace(&format!(" +{command} "), " "));
-        refused(&url).await;
+        let trouble = refused(&url).await.to_string();
+        assert!(trouble.to_lowercase().contains(command), "{trouble}");
     }
     refused(&user(&server, "elsewhere", &LEAN.replace("~tidegate", "~other"))).await;
     // A user that is allowed all but scripts' own commands.
