@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::Server;
+use support::{Server, wait_until};
 use tidegate::{AllPermits, AnyLimiter, Pause, Refusal, Request, Statistics};
 use tidegate_redis::{Store, StoreBuilder, StoreCountingLimit, WhileAway};
 use tokio_test::task::spawn;
@@ -387,9 +387,7 @@ fn killed_processes_give_their_permits_back_and_no_permit_is_had_twice() {
     let mut length = || redis::cmd("LLEN").arg("log").query::<usize>(&mut connection).unwrap();
     let mut wait_for = |more: usize| {
         let goal = length() + more;
-        while length() < goal {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("more permits are taken", || length() >= goal);
     };
     wait_for(400);
     let mut other = server.connect();
@@ -430,7 +428,5 @@ fn killed_processes_give_their_permits_back_and_no_permit_is_had_twice() {
     // The last permits of the dead come back, and with them all.
     let limiter = any(&server, LIMIT);
     drop(limiter.blocking_acquire_many(LIMIT).unwrap());
-    while size(&server) > 2 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("no process is known", || size(&server) <= 2);
 }
