@@ -158,7 +158,7 @@ impl<K: Send + Sync + 'static> Events for OneKey<K> {
 
     fn degraded(&self, _permits: u64) {}
 
-    fn near_limit(&self, _left: &Left) {}
+    fn near_limit(&self, _name: &str, _left: &Left) {}
 
     fn store(&self, _event: &StoreEvent) {}
 }

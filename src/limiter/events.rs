@@ -91,11 +91,11 @@ pub trait Events: Send + Sync + 'static {
         let _ = permits;
     }
 
-    /// A granted call left a fifth of a limit, or less: of the limit that has the smallest part
-    /// left, if there are several. Only a limiter over a network tells this, since its answers tell
-    /// the state at no cost.
-    fn near_limit(&self, left: &Left) {
-        let _ = left;
+    /// A granted call left a fifth of the limit of this name, or less. If there are several limits,
+    /// it is the one of which the smallest part is left. Only a limiter over a network tells this,
+    /// since its answers tell the state at no cost.
+    fn near_limit(&self, name: &str, left: &Left) {
+        let _ = (name, left);
     }
 
     /// A call was made to the store of the limiter, the store is left alone or asked again, or

@@ -263,7 +263,7 @@ impl Events for Statistics {
         add(&self.degraded, 1);
     }
 
-    fn near_limit(&self, _left: &Left) {
+    fn near_limit(&self, _name: &str, _left: &Left) {
         add(&self.near_limit, 1);
     }
 }

@@ -63,9 +63,9 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
 /// Tells the observers of a limiter whether a lease left little of it. A panic of an observer ends
 /// no thread.
 pub(crate) fn leased(set: &Set, reply: &Reply) {
-    let near = set.tightest(reply).filter(is_near);
-    if let Some(left) = near.filter(|_| reply.answer == Answer::Done) {
-        let tell = || set.observers.report(|events| events.near_limit(&left));
+    let near = set.tightest(reply).filter(|(_, left)| is_near(left));
+    if let Some((name, left)) = near.filter(|_| reply.answer == Answer::Done) {
+        let tell = || set.observers.report(|events| events.near_limit(name, &left));
         _ = catch_unwind(AssertUnwindSafe(tell));
     }
 }
@@ -99,11 +99,11 @@ impl Watch {
             return self.tell(|events, permits| events.shadowed(permits, &refusal));
         }
         let permits = granted.reply.permits.iter().sum();
-        let near = set.tightest(&granted.reply).filter(is_near);
+        let near = set.tightest(&granted.reply).filter(|(_, left)| is_near(left));
         self.tell(|events, _| {
             events.granted(permits, granted.waited);
-            if let Some(left) = &near {
-                events.near_limit(left);
+            if let Some((name, left)) = &near {
+                events.near_limit(name, left);
             }
         });
     }
@@ -113,17 +113,17 @@ impl Watch {
         self.answered_with(answer, None);
     }
 
-    /// It was decided, and so much is left if the store granted it.
-    pub(crate) fn answered_with(self, answer: Result<&AllPermits, &AllRefusal>, left: Option<Left>) {
-        let near = left.filter(is_near);
+    /// It was decided, and so much is left of the limit of this name if the store granted it.
+    pub(crate) fn answered_with(self, answer: Result<&AllPermits, &AllRefusal>, left: Option<(&str, Left)>) {
+        let near = left.filter(|(_, left)| is_near(left));
         self.tell(|events, permits| match answer {
             Ok(granted) => {
                 if granted.is_degraded() {
                     events.degraded(permits);
                 }
                 events.granted(permits, granted.waited());
-                if let Some(left) = &near {
-                    events.near_limit(left);
+                if let Some((name, left)) = &near {
+                    events.near_limit(name, left);
                 }
             }
             Err(refusal) => {

@@ -372,15 +372,16 @@ impl Set {
         }
     }
 
-    /// What a grant left of the tightest member that was asked, if its reply tells that.
-    pub(crate) fn tightest(&self, reply: &Reply) -> Option<Left> {
+    /// The name of the tightest member that was asked, and what a grant left of it, if its reply
+    /// tells that.
+    pub(crate) fn tightest(&self, reply: &Reply) -> Option<(&str, Left)> {
         let Reply { permits, limits, wait, .. } = reply;
         let asked = self.members.iter().zip(limits).zip(permits).filter(|(_, permits)| **permits > 0);
-        let left = asked.map(|((member, told), _)| left(member, told, *wait));
+        let left = asked.map(|((member, told), _)| (member.name.as_str(), left(member, told, *wait)));
         // By the part that is left, without a division.
         left.reduce(|a, b| {
             let part = |of: &Left, other: &Left| u128::from(of.available) * u128::from(other.limit);
-            if part(&b, &a) < part(&a, &b) { b } else { a }
+            if part(&b.1, &a.1) < part(&a.1, &b.1) { b } else { a }
         })
     }
 

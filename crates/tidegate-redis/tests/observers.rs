@@ -27,6 +27,7 @@ fn model() -> Model {
 struct Log {
     statistics: Statistics,
     store: Mutex<Vec<StoreEvent>>,
+    near: Mutex<Vec<(String, u64)>>,
 }
 
 impl Events for Log {
@@ -54,9 +55,10 @@ impl Events for Log {
         self.statistics.degraded(permits);
     }
 
-    fn near_limit(&self, left: &Left) {
+    fn near_limit(&self, name: &str, left: &Left) {
         assert!(left.available * 5 <= left.limit, "{left:?}");
-        self.statistics.near_limit(left);
+        self.statistics.near_limit(name, left);
+        self.near.lock().unwrap().push((name.into(), left.available));
     }
 
     fn store(&self, event: &StoreEvent) {
@@ -253,6 +255,25 @@ fn reservations_and_shadowed_requests_are_told() {
         let snapshot = log.statistics.snapshot();
         assert_eq!((snapshot.granted, snapshot.shadowed, snapshot.refused()), (1, 1, 0));
         any.pause_for(Duration::from_secs(1)).unwrap();
+    });
+}
+
+#[test]
+fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
+    run(async {
+        let (model, log) = (model(), Arc::new(Log::default()));
+        let store = model.open(Store::builder("redis://model").observed_by(log.clone())).unwrap();
+        let limiter = store.limiter("all").limit("calls", "fixed_window 10/d".parse().unwrap());
+        let limiter = limiter.limit("tokens", "fixed_window 100/d".parse().unwrap());
+        let limiter = AnyLimiter::from(limiter.build().unwrap());
+        let _ = limiter.acquire_now([("tokens", 50)]).await.unwrap();
+        let _ = limiter.acquire_now([("tokens", 30)]).await.unwrap();
+        let _ = limiter.acquire_now([("calls", 7), ("tokens", 1)]).await.unwrap();
+        let in_use = AnyLimiter::from(store.counting("jobs", 2).build().unwrap());
+        let _permits = in_use.acquire_now(2).await.unwrap();
+        let near = log.near.lock().unwrap();
+        let expected = [("tokens", 20), ("calls", 1), ("limit", 0)];
+        assert_eq!(*near, expected.map(|(name, left)| (name.to_owned(), left)));
     });
 }
 

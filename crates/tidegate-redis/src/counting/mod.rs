@@ -222,7 +222,7 @@ impl StoreCountingLimit {
             answer = Err(refusal.clone().with_left(state));
         }
         if let Some(watch) = watch {
-            watch.answered_with(answer.as_ref(), left);
+            watch.answered_with(answer.as_ref(), left.map(|left| (NAME, left)));
         }
         answer
     }
@@ -484,7 +484,7 @@ impl Reserved {
                 let permits = AllPermits::from(*grant);
                 match held {
                     Some((held, _)) if held.is_degraded => watch.answered(Ok(&permits.as_degraded())),
-                    held => watch.answered_with(Ok(&permits), held.as_ref().map(|(_, left)| *left)),
+                    held => watch.answered_with(Ok(&permits), held.as_ref().map(|(_, left)| (NAME, *left))),
                 }
             }
             Err(refusal) => watch.answered(Err(refusal)),

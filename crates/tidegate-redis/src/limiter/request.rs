@@ -109,7 +109,7 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
     };
     let grant = Grant::new(u32::try_from(permits).unwrap_or(u32::MAX), granted.waited);
     match set.tightest(&granted.reply).filter(|_| ask.with_left) {
-        Some(left) => grant.with_left(left),
+        Some((_, left)) => grant.with_left(left),
         None => grant,
     }
 }
