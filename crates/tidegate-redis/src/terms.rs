@@ -144,7 +144,11 @@ impl Terms {
                 }
                 Ok(counted(Kind::Log, *rate, limit, vec![limit, length, room]))
             }
-            PolicyConfig::DenyAll { .. } => Ok(counted(Kind::Fixed, Rate::ZERO, 0, vec![0, 1_000_000, 0])),
+            PolicyConfig::DenyAll { .. } => {
+                let terms = counted(Kind::Fixed, Rate::ZERO, 0, vec![0, 1_000_000, 0]);
+                // A request of any size is refused by the rate, as in one process.
+                Ok(Terms { largest: None, ..terms })
+            }
             PolicyConfig::SmoothWarmingUp { .. } => {
                 Err(unfit(config, "smooth_warming_up, whose prices are no integers,"))
             }

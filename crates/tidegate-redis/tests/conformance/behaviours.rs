@@ -152,6 +152,11 @@ fn what_can_never_be_granted_is_refused_for_good() {
         let never = world.limiter(&[("limit", "deny_all")]);
         let refusal = world.try_acquire(&never, 1).expect_err("never");
         assert_eq!(refusal.retry_after(), None);
+        world.try_acquire(&never, 100).expect_err("never");
+        world.acquire(&never, Request::permits(2).within(HOUR));
+        for request in [Request::permits(1), Request::permits(2).with_left()] {
+            assert!(world.reserve(&never, request.within(HOUR)).is_none());
+        }
         world.status(&never);
     });
 }
