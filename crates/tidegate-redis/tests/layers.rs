@@ -81,7 +81,7 @@ fn requests_that_no_limit_counts_are_answered_without_blocking() {
 }
 
 #[test]
-fn a_store_that_is_away_is_asked_for_no_headers() {
+fn a_store_that_is_away_is_asked_for_no_headers_and_a_share_tells_its_own() {
     let two = NonZeroU32::new(2).unwrap();
     for (while_away, expected) in [
         (WhileAway::Open, StatusCode::OK),
@@ -97,8 +97,19 @@ fn a_store_that_is_away_is_asked_for_no_headers() {
             for _ in 0..20 {
                 let (status, headers) = send(&layer).await;
                 assert_eq!(status, expected, "{headers:?}");
-                let is_told = while_away == WhileAway::ShareOf(two);
-                assert_eq!(!text(&headers, "ratelimit").is_empty(), is_told, "{headers:?}");
+                let told = ["ratelimit-policy", "ratelimit", "retry-after"].map(|name| text(&headers, name));
+                match while_away {
+                    WhileAway::Open => assert_eq!(told, [""; 3]),
+                    // When the store is asked again, by its breaker.
+                    WhileAway::Closed => assert!(matches!(told, ["", "", "0" | "1"]), "{told:?}"),
+                    // The limits that this process has, of which one is used up.
+                    _ => {
+                        let [policy, state, wait] = told;
+                        assert_eq!(policy, r#""calls";q=1;w=86400, "burst";q=2;w=14400"#);
+                        let both = format!(r#""calls";r=0;t={wait}, "burst";r=1;t=7200"#);
+                        assert!(state == both && !wait.is_empty(), "{told:?}");
+                    }
+                }
                 calls += 1;
             }
             assert_eq!(calls, 20);
