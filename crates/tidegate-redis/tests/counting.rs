@@ -79,6 +79,13 @@ async fn a_request_of_any_kind_is_answered_by_a_store() {
     let too_many = Refusal::ExceedsLimit { requested: 4, limit: 3 };
     assert_eq!(refusal(limiter.acquire_many(4).await), Some(too_many));
     assert!(limiter.acquire_now([("limit", 1)]).await.is_err());
+    // A reservation that is refused tells the state as well, where its thread may wait for the store.
+    for permits in [0, 4] {
+        let refusal = limiter.reserve(Request::permits(permits).with_left()).unwrap_err();
+        assert_eq!(refusal.left().map(|left| left.members[0].1.available), Some(3), "{refusal}");
+    }
+    let in_task = limiter.in_task().reserve(Request::permits(4).with_left()).unwrap_err();
+    assert!(in_task.left().is_none() && in_task.refusal() == Some(too_many));
     let fewest = limiter.acquire_now(Request::up_to(10)).await.unwrap();
     assert_eq!((fewest.permits(), available(&limiter)), (1, 2));
     let exempt = limiter.acquire_many(Request::permits(9).exempt()).await.unwrap();

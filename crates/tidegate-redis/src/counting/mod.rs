@@ -374,7 +374,8 @@ impl Limiter for StoreCountingLimit {
     }
 
     /// A place in the line of this process. It holds its permits from its grant until it is dropped
-    /// or settled.
+    /// or settled. A request that is refused at once asks the store for the state that it tells,
+    /// unless its handle is one [`in_task`](Limiter::in_task).
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let request = alone(request)?;
         let mut watch = self.watch(&request);
@@ -383,7 +384,12 @@ impl Limiter for StoreCountingLimit {
             None
         } else {
             let refused = |refusal: Refusal| {
-                let refusal = AllRefusal::from(refusal);
+                let mut refusal = AllRefusal::from(refusal);
+                if request.tells_left
+                    && let Some(Ok(state)) = self.0.store.block_on(self.1, StoreCountingLimit::status(self))
+                {
+                    refusal = refusal.with_left(state);
+                }
                 watch.take().into_iter().for_each(|watch| watch.answered(Err(&refusal)));
                 refusal
             };
