@@ -75,8 +75,7 @@ pub enum WhileAway {
     /// Each process grants its share of each limit, by itself: a limit divided by the number of
     /// processes that ask this store under its prefix, as the store [saw](Store::clients) it last,
     /// and at least one permit. A process that has not heard of the store yet grants nothing. A
-    /// request that is larger than the share is refused as
-    /// [`Refusal::Unavailable`].
+    /// request that is larger than the share is refused as [`Refusal::Unavailable`].
     ///
     /// In the window in which the store goes away, or while a bucket of before may have been full,
     /// all shares together grant the limit divided by the number of processes, on top of the
@@ -88,9 +87,8 @@ pub enum WhileAway {
     ShareOf(NonZeroU32),
     /// Every request is granted.
     Open,
-    /// Every request is refused at once, as
-    /// [`Refusal::Unavailable`], also one that would wait for its
-    /// turn. Its `retry_after` tells when the store is asked again.
+    /// Every request is refused at once, as [`Refusal::Unavailable`], also one that would wait for
+    /// its turn. Its `retry_after` tells when the store is asked again.
     #[default]
     Closed,
 }
@@ -291,7 +289,8 @@ impl Store {
         }
     }
 
-    /// The last error of the store; `None` if the last call was answered.
+    /// The error of the last call to the store; `None` if that call was answered, or if none was
+    /// made.
     #[must_use]
     pub fn trouble(&self) -> Option<StoreError> {
         lock(&self.0.shared.trouble).clone()

@@ -111,6 +111,22 @@ pub struct CountingBuilder {
 impl Store {
     /// A limit of permits in use at one time, for all processes with this tag. With 0 no permit is
     /// available until the limit is changed.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::AnyLimiter;
+    /// use tidegate_redis::Store;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let jobs = store.counting("jobs", 20).time_to_live(Duration::from_secs(5)).build()?;
+    /// let limiter = AnyLimiter::from(jobs.clone());
+    /// jobs.set_limit(30); // for this process
+    /// assert_eq!(jobs.limit(), 30);
+    /// # drop(limiter);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn counting(&self, tag: impl Into<String>, limit: u32) -> CountingBuilder {
         CountingBuilder { store: self.clone(), tag: tag.into(), limit, time_to_live: TIME_TO_LIVE }
     }
@@ -154,7 +170,7 @@ impl CountingBuilder {
 }
 
 impl StoreCountingLimit {
-    /// The limit.
+    /// The limit by which this process asks.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.0.limit()
@@ -175,7 +191,7 @@ impl StoreCountingLimit {
     }
 
     /// A snapshot of the limit, as [`AnyLimiter::status`], without blocking a thread. `available`
-    /// is 0 while a process waits.
+    /// is 0 while a process waits. It changes nothing, and can be dropped at any time.
     ///
     /// # Errors
     ///
@@ -218,7 +234,8 @@ impl StoreCountingLimit {
             && !refusal.is_degraded()
             && let Ok(state) = self.status().await
         {
-            // It was refused without asking the store, or for another reason than permits in use.
+            // This process refused the request, or the store did for another reason than permits in
+            // use.
             answer = Err(refusal.clone().with_left(state));
         }
         if let Some(watch) = watch {

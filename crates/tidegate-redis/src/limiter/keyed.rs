@@ -43,6 +43,11 @@ use crate::tags::Tags;
 /// Requests for one key stand in one line, and share calls, as those of one [`StoreLimiter`]. Keys
 /// do not affect each other.
 ///
+/// # Cancel safety
+///
+/// A wait that is dropped gives its instant to the next request for its key, as a
+/// [`StoreLimiter`](StoreLimiter#cancel-safety) tells.
+///
 /// # Examples
 ///
 /// ```no_run
@@ -236,7 +241,7 @@ impl StoreKeyedLimiter {
         self.len() == 0
     }
 
-    /// Sets the observer of all keys, as [`StoreLimiter::observe`]. It is told of no key.
+    /// Sets the observer of all keys, as [`StoreLimiter::observe`]. The observer is told no key.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.prepared.observers.observe(events)
     }
@@ -252,9 +257,9 @@ impl StoreKeyedLimiter {
         self.0.tags.set_bounds(bounds);
     }
 
-    /// Closes all keys for good in this process, also those to come: all requests that wait, and
-    /// all later ones, are refused as [`Refusal::Closed`](tidegate::Refusal::Closed). Returns
-    /// whether it was open.
+    /// Closes all keys of this limiter for good, also keys to come. Requests that wait and later
+    /// requests are refused as [`Refusal::Closed`](tidegate::Refusal::Closed). It holds for this
+    /// process. Returns whether the limiter was open.
     pub fn close(&self) -> bool {
         let (was_open, sets) = self.0.tags.close();
         for set in sets {
@@ -263,7 +268,7 @@ impl StoreKeyedLimiter {
         was_open
     }
 
-    /// Whether it was [closed](StoreKeyedLimiter::close).
+    /// Whether the limiter was [closed](StoreKeyedLimiter::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.tags.is_closed()

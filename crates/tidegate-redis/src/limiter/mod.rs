@@ -28,7 +28,8 @@ use crate::set::{Instead, Set, Undecided};
 use request::{Ask, Won};
 use reserved::Reserved;
 
-/// One or several limits that all processes share which name the same store, tag and names.
+/// One or several limits in a store. Processes that name the store, the tag and the limits alike
+/// share them.
 ///
 /// It is made by [`Store::limiter`](crate::Store::limiter), and used as an [`AnyLimiter`], which it
 /// converts to: every adapter of `tidegate` works over it. A request is decided by one round trip,
@@ -88,7 +89,8 @@ use reserved::Reserved;
 /// them work on the threads of a tokio runtime, also on its only one, whose other tasks wait
 /// meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks no thread.
 ///
-/// A [`CancelToken`](tidegate::CancelToken) does not end such a wait.
+/// A [`CancelToken`](tidegate::CancelToken) of the thread ends a `blocking_acquire`. It does not
+/// end the round trip of any other call.
 ///
 /// Observers of a store and wakers run on the thread of the store, which cannot wait for itself;
 /// nor can a thread of the [runtime](crate::StoreBuilder::on_this_runtime) that asks the store. A
@@ -118,7 +120,19 @@ impl StoreLimiter {
     }
 
     /// Sets whether requests that would be refused pass without permits, for trying out a limit.
-    /// It holds for this process.
+    /// It holds for this process, and for requests that come later.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_redis::Store;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let limit = "token_bucket 100/s burst 20".parse()?;
+    /// let limiter = store.limiter("all").limit("calls", limit).build()?;
+    /// limiter.set_shadow(true); // an observer is told what would be refused
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_shadow(&self, shadow: bool) {
         self.0.shadow.store(shadow, Ordering::Relaxed);
     }
@@ -152,10 +166,13 @@ impl StoreLimiter {
 
     /// Forgets what all processes took: every limit is as new.
     ///
+    /// # Cancel safety
+    ///
+    /// A future that is dropped may have reset the limits.
+    ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. Then it
-    /// may have been reset.
+    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have reset the limits.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
         if let Some(leases) = &self.0.leases {
             leases.lose(&self.0, None);
@@ -163,7 +180,8 @@ impl StoreLimiter {
         self.ask_all(Operation::Reset).await.map(drop)
     }
 
-    /// A snapshot of the limits, as [`AnyLimiter::status`], without blocking a thread.
+    /// A snapshot of the limits, as [`AnyLimiter::status`], without blocking a thread. It changes
+    /// nothing, and can be dropped at any time.
     ///
     /// # Errors
     ///
@@ -235,7 +253,8 @@ impl StoreLimiter {
             && !refusal.is_degraded()
             && let Ok(state) = self.status().await
         {
-            // It was refused without asking the store. Adapters would ask by a call that blocks.
+            // This process refused the request without asking the store. An adapter would ask for
+            // the state by a call that blocks.
             won = Err(refusal.clone().with_left(state));
         }
         let Some(watch) = watch else { return won.map(|won| won.permits(&set, &ask)) };
@@ -436,7 +455,7 @@ impl Limiter for StoreLimiter {
 
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         let member = self.0.find(name)?;
-        // Of the other members any number may stay; a script counts below 2^53.
+        // The other members keep any number of permits. A script counts below 2^53.
         let any = 1 << 52;
         let mut costs = vec![(any, any); self.0.members.len()];
         costs[member] = (permits.min(any), permits.min(any));
