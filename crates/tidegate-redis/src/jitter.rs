@@ -24,7 +24,7 @@ thread_local! {
     static SEEDED: std::cell::RefCell<Option<rand::rngs::SmallRng>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Makes the random numbers of this thread those of a seed.
+/// Seeds the random numbers of this thread.
 #[cfg(feature = "simulation")]
 pub(crate) fn seed(seed: u64) {
     use rand::SeedableRng;

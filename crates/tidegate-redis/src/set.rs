@@ -328,7 +328,7 @@ impl Set {
         *lock(&self.paused_till) = None;
     }
 
-    /// Who decides in place of the store.
+    /// How a request is decided in place of the store.
     pub(crate) fn instead(&self, undecided: Undecided) -> Instead {
         self.store.count_degraded();
         // A wrong configuration is never hidden.
@@ -352,8 +352,8 @@ impl Set {
         }
     }
 
-    /// The refusal of a share, as a refusal of the limits: what is too much for the share may not
-    /// be too much for the store, which can be asked again after its rest.
+    /// The refusal of a share, as a refusal of the limits. A request that is too large for the
+    /// share may fit the limit, and the store can be asked again after its rest.
     pub(crate) fn by_share(&self, refusal: AllRefusal, rest: Duration) -> AllRefusal {
         match refusal.refusal() {
             Some(Refusal::ExceedsLimit { .. } | Refusal::TooManyKeys { .. }) => {
@@ -378,7 +378,7 @@ impl Set {
         let Reply { permits, limits, wait, .. } = reply;
         let asked = self.members.iter().zip(limits).zip(permits).filter(|(_, permits)| **permits > 0);
         let left = asked.map(|((member, told), _)| (member.name.as_str(), left(member, told, *wait)));
-        // By the part that is left, without a division.
+        // Two limits are compared by the part that is left, without a division.
         left.reduce(|a, b| {
             let part = |of: &Left, other: &Left| u128::from(of.available) * u128::from(other.limit);
             if part(&b.1, &a.1) < part(&a.1, &b.1) { b } else { a }

@@ -220,7 +220,7 @@ fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
             let steps = *interval_refill || at_wall_clock.is_some();
             *rate = if steps { fewer(*rate, processes) } else { slower(*rate, processes) };
             *burst = part(*burst);
-            // A share begins as it is said above, and not as a new limiter.
+            // `Share::begin` says how much a share has at first.
             *start_with = None;
         }
         PolicyConfig::LeakyBucket { rate, nodelay, capacity, .. } => {
@@ -234,7 +234,7 @@ fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
         }
         PolicyConfig::FixedWindow { rate, at_wall_clock, from_first_grant, .. } => {
             *rate = fewer(*rate, processes);
-            // As the windows of the store.
+            // The windows of the store begin so.
             if !*from_first_grant {
                 at_wall_clock.get_or_insert_default();
             }

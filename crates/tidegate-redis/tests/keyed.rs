@@ -173,7 +173,7 @@ fn nothing_is_kept_of_keys_that_are_not_in_use() {
     });
 }
 
-/// While a handle is held, each other handle of the key is one to the same line, whatever other
+/// While a handle of a key is held, all handles of the key share its line, whatever handles other
 /// threads make and drop.
 #[test]
 fn threads_that_come_and_go_share_the_line_of_a_key() {

@@ -1,5 +1,5 @@
-//! The line of a limiter, on paused time over a model of a server: who goes with whom, and who
-//! takes which instant.
+//! The line of a limiter, on paused time over a model of a server: which requests share a call, and
+//! which request takes which instant.
 
 #![allow(clippy::unwrap_used)]
 
@@ -416,7 +416,7 @@ fn the_time_in_line_is_part_of_the_deadline() {
     });
 }
 
-/// A call that fails answers the line behind it: none of those requests is charged.
+/// A call that fails answers the line behind it: no request in line is charged.
 #[test]
 fn a_line_behind_a_call_that_failed_is_not_sent() {
     run(async {
@@ -578,8 +578,8 @@ fn a_storm_that_is_dropped_during_its_calls_leaves_no_trace() {
     });
 }
 
-/// The calls of a far store are all in flight at once. A request behind them takes what those that
-/// are dropped got.
+/// The calls of a far store are all in flight at once. A request behind them takes the instant of a
+/// request that was dropped.
 #[test]
 fn a_request_behind_a_storm_of_calls_moves_up() {
     run(async {

@@ -196,7 +196,7 @@ fn events_of_leases_equal_their_counts() {
         let (mut permits, mut dropped, mut random) = (0, 0, SmallRng::seed_from_u64(6));
         for round in 0..3000 {
             match round {
-                // What is on lease is lost.
+                // The permits on lease are lost.
                 1000 => limiter.reset().await.unwrap(),
                 // It ends.
                 2000 => tokio::time::sleep(Duration::from_secs(1)).await,

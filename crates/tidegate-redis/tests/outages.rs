@@ -103,8 +103,8 @@ const WINDOWS: [&str; 4] = [
 ];
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The worst case: all processes but one heard early that nearly all is left, and the last one took
-/// it all. The store comes back with its state, in the same window.
+/// The worst case: all processes but one heard early that nearly all permits are left, and the last
+/// process took them all. The store comes back with its state, in the same window.
 #[test]
 fn an_outage_within_a_window_grants_an_eighth_more() {
     for line in WINDOWS

@@ -64,7 +64,8 @@ impl<'de> Visitor<'de> for Entries {
                     }
                 }
                 (_, Some(field)) => {
-                    // What is no text is no value of any of them, and the error tells which are.
+                    // Each of these fields is a text. The error for an empty text tells what is
+                    // allowed.
                     let Value::Text(value) = map.next_value()? else {
                         config.set(field, "").map_err(de::Error::custom)?;
                         continue;

@@ -64,7 +64,7 @@ pub(super) fn meaning(error: &RedisError) -> Meaning {
 /// What a message may tell: the words of the server, and never an address or a part of a login.
 pub(super) fn told(error: &RedisError) -> String {
     let text = error.detail().unwrap_or_default();
-    // The arguments of AUTH follow.
+    // The arguments of AUTH follow, which are a login.
     let text = text.split(", with args").next().unwrap_or_default();
     // The hash and the line of a script follow.
     let text = text
@@ -74,7 +74,7 @@ pub(super) fn told(error: &RedisError) -> String {
     match error.code() {
         Some(code @ ("MOVED" | "ASK")) => format!("{code}: the server is part of a cluster"),
         Some(code) => match text.split_once(" has no permissions") {
-            // The name of the user goes before.
+            // The name of the user is before these words.
             Some((_, to)) => format!("{code} the user has no permissions{to}"),
             None if code == "NOPERM" => "NOPERM the user has too few permissions".to_owned(),
             None => format!("{code} {text}").trim_end().to_owned(),

@@ -308,8 +308,9 @@ impl Shared {
         let limit = self.limit();
         let left = left(limit, told.in_use);
         line.announced = 0;
-        // Permits of requests that left meanwhile; what the store knows of this process.
+        // Permits of requests that left meanwhile.
         let mut spare = 0;
+        // How many permits the store knows that this process holds, and how many requests wait.
         let (mut known, mut wants) = (asked.held, 0);
         let granted = told.granted.iter().copied().chain(std::iter::repeat(false));
         for ((place, size), granted) in asked.requests.iter().zip(granted) {
@@ -331,7 +332,7 @@ impl Shared {
                 None => {}
             }
         }
-        // They go to the next requests.
+        // The spare permits go to the next requests.
         while let Some((place, waiter)) = line.waiters.first_key_value()
             && u64::from(waiter.permits) <= spare
         {
@@ -341,7 +342,7 @@ impl Shared {
             self.grant(line, place, left, false, answers);
         }
         if line.announced > 0 && line.hurried > 0 {
-            // They came while the call was on its way, and do not overtake.
+            // Requests that do not wait came while the call was on its way, and do not overtake.
             let hurried = line.waiters.iter().filter(|(_, waiter)| !waiter.stays);
             let hurried: Vec<Place> = hurried.map(|(place, _)| *place).collect();
             for place in hurried {

@@ -100,7 +100,8 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
     if granted.reply.answer == Answer::Shadow {
         return Grant::new(0, Nanos::ZERO);
     }
-    // Of the members that the request does not name; of a member that is, if it names all.
+    // A grant tells the permits of a member that the request does not name. If the request names
+    // all members, its own number is told.
     let unnamed =
         set.members.iter().position(|member| ask.named.iter().all(|(name, _)| *name != member.name));
     let permits = match unnamed {

@@ -231,12 +231,12 @@ impl Place for Reserved {
             Stage::Shared(place) => return place.settle(used.clone()),
             Stage::Waits(ticket) => match ticket.take() {
                 Some(granted) => self.claim(&granted).1,
-                // It takes nothing, and the permits that were used are charged.
+                // The place takes nothing, and the permits that were used are charged.
                 None => Some(none()),
             },
             Stage::Decided(decision, _) => decision.ok().and_then(|(_, used)| used),
         };
-        // What the request does not tell was used as reserved.
+        // Of a member that the request does not tell, all reserved permits were used.
         let Used(mut told, _) = reserved.clone().unwrap_or_else(none);
         if let Some(others) = used.others() {
             told = vec![others.into(); told.len()];

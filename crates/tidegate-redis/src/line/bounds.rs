@@ -5,7 +5,8 @@ use tidegate::{Nanos, QueueBounds, WhenFull};
 use crate::line::{Entry, Stage, State};
 use crate::set::Costs;
 
-/// So many requests are looked at for those to drop, and so many instants for when there is room.
+/// So many requests are looked at to find one to drop, and so many instants to tell when there is
+/// room.
 const FORESEEN: usize = 4096;
 
 /// The permits of a request: its costs summed.

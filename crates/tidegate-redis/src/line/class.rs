@@ -228,7 +228,7 @@ mod tests {
             assert!(class.serve(now).is_none() && class.surplus().is_none());
             for (turn, (due, _)) in turns.iter().zip(&instants) {
                 assert_eq!(class.due(*turn), *due);
-                // It looks neither too late nor in vain.
+                // The request looks neither too late nor in vain.
                 let looks_at = class.looks_at(*turn, now);
                 assert!(looks_at > now && looks_at <= (*due).max(turn.due));
             }

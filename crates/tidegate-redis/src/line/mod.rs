@@ -35,7 +35,7 @@
 //! added, an instant as early is added as well. A request that moved up stays before a later one
 //! whose instant is not earlier.
 //!
-//! # Who serves
+//! # Which task serves
 //!
 //! Each waiting task has a timer of its own, for its instant. The first request of a class looks at
 //! the first instant. A task that looks serves all requests of its class that are due, and wakes
@@ -76,8 +76,8 @@ pub(crate) use ticket::Ticket;
 /// for a fifth of a millisecond for as many.
 const MOST_DECISIONS: usize = 64;
 
-/// So many requests are served or ended while the lock is held. The next one of those that are due
-/// is woken, and serves as many.
+/// So many requests are served or ended while the lock is held. The next request that is due is
+/// woken, and serves as many.
 const MOST_STEPS: usize = 256;
 
 /// So many bookings that are not the last one are kept by the store for others.
@@ -171,7 +171,7 @@ pub(crate) struct Granted {
     due: Nanos,
 }
 
-/// What is done after the lock was given back.
+/// Work that is left until the lock is given back.
 #[derive(Default)]
 struct After {
     wakers: Vec<Waker>,

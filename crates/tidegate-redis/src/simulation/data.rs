@@ -18,7 +18,7 @@ pub(super) struct Data {
 #[derive(Clone, Default)]
 struct Entry {
     value: Vec<u8>,
-    /// Those of a hash.
+    /// The fields of a hash.
     fields: BTreeMap<Vec<u8>, Vec<u8>>,
     /// The last millisecond in which it is there.
     expires: Option<u64>,

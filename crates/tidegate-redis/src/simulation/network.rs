@@ -319,7 +319,7 @@ impl Model {
         }
         match answer.await {
             Ok(answer) => answer,
-            // An answer that was lost.
+            // The answer was lost.
             Err(_) => std::future::pending().await,
         }
     }
@@ -456,7 +456,7 @@ impl State {
     }
 
     fn answer(&mut self, at: u64, call: Call, answer: Result<Value, ErrorKind>) {
-        // Only of calls: a connection is made with several messages.
+        // Only answers to calls are lost: a connection is made with several messages.
         if call.server.is_some() && self.random.random_bool(self.network.lost_answers) {
             return;
         }

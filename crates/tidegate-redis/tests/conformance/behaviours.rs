@@ -12,8 +12,8 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Those of which windows and steps begin when a limiter is made, in both places: the tests of the
-/// scripts have those by the wall clock.
+/// The policies whose windows and steps begin when a limiter is made, in both places. The tests of
+/// the scripts have the policies by the wall clock.
 pub(crate) fn policies() -> impl Iterator<Item = &'static str> {
     EXACT.into_iter().filter(|line| !line.contains("at_wall_clock"))
 }

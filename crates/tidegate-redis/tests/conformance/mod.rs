@@ -296,7 +296,7 @@ impl World {
         status
     }
 
-    /// How many permits each limit has. The times of a status are those of the store alone.
+    /// How many permits each limit has. The store alone tells the times of a status.
     pub(crate) fn available(&mut self, limiter: &AnyLimiter) {
         let _context = self.runtime.enter();
         let status = limiter.status();

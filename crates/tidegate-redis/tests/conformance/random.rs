@@ -9,8 +9,8 @@ use tidegate::{AnyLimiter, Pause, Request};
 use crate::conformance_tests::behaviours::{are_few, policies};
 use crate::conformance_tests::{World, compare, compare_leased};
 
-/// Makes a random call. A debit, and a request for several permits, may be told a time that is too
-/// early by a limiter with leases: those calls are made `with_all` alone.
+/// Makes a random call. A limiter with leases may tell a debit, or a request for several permits, a
+/// time that is too early: these calls are only made `with_all`.
 fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng, is_bucket: bool, with_all: bool) {
     let n = if with_all { random.random_range(1..4) } else { 1 };
     match random.random_range(0..20) {

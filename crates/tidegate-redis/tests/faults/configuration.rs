@@ -1,4 +1,4 @@
-//! What is no outage: a configuration that is wrong is an error, and no fallback hides it.
+//! A configuration that is wrong is no outage but an error, and no fallback hides it.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::load;
 use crate::relay::Relay;
 use crate::support::Server;
 
-/// Requests are refused, although the store is open while it is away. Returns what is told.
+/// Requests are refused, although the store is open while it is away. Returns the error.
 async fn refused(url: &str) -> StoreError {
     let store = load::patient(url).while_away(WhileAway::Open).open().unwrap();
     let limiter = load::limiter(&store, "all");

@@ -97,7 +97,7 @@ impl Relay {
         let (mut asked, mut answered) = (vec![0; 1 << 16], vec![0; 1 << 16]);
         loop {
             tokio::select! {
-                // What is broken is broken for all that comes after.
+                // A broken connection passes on no later message.
                 biased;
                 changed = epoch.changed() => {
                     let silent = changed.is_ok() && epoch.borrow().1 == Broken::Silent;
