@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use tidegate::ConfigError;
+use tidegate::{AllRefusal, AllStatus, ConfigError};
 
 /// Why a limiter over a store cannot be made.
 ///
@@ -177,3 +177,25 @@ impl fmt::Display for StoreError {
 }
 
 impl Error for StoreError {}
+
+/// The answer to a request. A refusal tells what is left, if the request asks for that, also where
+/// this process refused without asking the store. An adapter would ask for the state by a call that
+/// blocks.
+pub(crate) async fn with_left<T>(
+    answer: Result<T, AllRefusal>,
+    asks: bool,
+    state: impl Future<Output = Result<AllStatus, AllRefusal>>,
+) -> Result<T, AllRefusal> {
+    match answer {
+        Err(refusal) if asks && lacks_left(&refusal) => match state.await {
+            Ok(state) => Err(refusal.with_left(state)),
+            Err(_) => Err(refusal),
+        },
+        answer => answer,
+    }
+}
+
+/// Whether a refusal does not tell what is left, although the store may.
+pub(crate) fn lacks_left(refusal: &AllRefusal) -> bool {
+    refusal.left().is_none() && !refusal.is_degraded()
+}

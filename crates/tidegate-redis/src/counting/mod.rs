@@ -21,7 +21,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::block_on::Blocks;
 use crate::counting::call::{Operation, Told};
 use crate::counting::line::{Answer, Held, Line, Shared, left};
-use crate::error::BuildError;
+use crate::error::{BuildError, with_left};
 use crate::key;
 use crate::observe::{Observers, Watch};
 use crate::store::{Away, Store};
@@ -227,17 +227,9 @@ impl StoreCountingLimit {
         }
         let answer = self.decided(&request, stays).await;
         let left = answer.as_ref().ok().and_then(|(permits, left)| (!permits.is_degraded()).then_some(*left));
-        let mut answer = answer.map(|(permits, _)| permits);
-        if let Err(refusal) = &answer
-            && request.tells_left
-            && refusal.left().is_none()
-            && !refusal.is_degraded()
-            && let Ok(state) = self.status().await
-        {
-            // This process refused the request, or the store did for another reason than permits in
-            // use.
-            answer = Err(refusal.clone().with_left(state));
-        }
+        // This process may refuse the request, or the store for another reason than permits in use.
+        let answer = answer.map(|(permits, _)| permits);
+        let answer = with_left(answer, request.tells_left, self.status()).await;
         if let Some(watch) = watch {
             watch.answered_with(answer.as_ref(), left.map(|left| (NAME, left)));
         }

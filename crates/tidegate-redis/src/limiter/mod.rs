@@ -21,6 +21,7 @@ pub use builder::LimiterBuilder;
 pub use keyed::{KeyedBuilder, StoreKeyedLimiter};
 
 use crate::block_on::Blocks;
+use crate::error::with_left;
 use crate::line::{Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
@@ -246,17 +247,8 @@ impl StoreLimiter {
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
         let set = self.0.clone();
-        let mut won = self.clone().wait(ask.clone(), longest).await;
-        if let Err(refusal) = &won
-            && ask.with_left
-            && refusal.left().is_none()
-            && !refusal.is_degraded()
-            && let Ok(state) = self.status().await
-        {
-            // This process refused the request without asking the store. An adapter would ask for
-            // the state by a call that blocks.
-            won = Err(refusal.clone().with_left(state));
-        }
+        let won = self.clone().wait(ask.clone(), longest).await;
+        let won = with_left(won, ask.with_left, self.status()).await;
         let Some(watch) = watch else { return won.map(|won| won.permits(&set, &ask)) };
         match won {
             Ok(Won::Free) => watch.exempted(),

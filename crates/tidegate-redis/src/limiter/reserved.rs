@@ -14,6 +14,7 @@ use std::time::Duration;
 use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Grant, Nanos, Place, Refusal};
 
 use crate::block_on::Blocks;
+use crate::error::lacks_left;
 use crate::limiter::StoreLimiter;
 use crate::limiter::request::{Ask, grant, left};
 use crate::line::{Granted, Outcome, Ticket};
@@ -130,7 +131,7 @@ impl Reserved {
     /// Ends it with a refusal. The line tells the state of the limits with its own ones.
     fn refuse(&mut self, refusal: AllRefusal) {
         self.tell(Err(&refusal));
-        let asks = self.ask.with_left && refusal.left().is_none() && !refusal.is_degraded();
+        let asks = self.ask.with_left && lacks_left(&refusal);
         let of = self.of.clone();
         let asks = asks.then(|| -> State { Box::pin(async move { of.status().await.ok() }) });
         self.stage = Stage::Decided(Err(refusal), asks);
