@@ -707,6 +707,25 @@ fn a_call_for_several_limits_takes_fewer_requests() {
     });
 }
 
+/// Such a request is refused without a call. An adapter that found no state would ask for it by a
+/// call that blocks its thread.
+#[test]
+fn a_request_that_is_too_large_is_told_the_state_by_a_call_of_its_own() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (store, limiter, _, _waiting) = booked(&model, &[1.into()]).await;
+        let too_large = Refusal::ExceedsLimit { requested: 4, limit: 3 };
+        for (request, calls) in [(Request::permits(4), 0), (Request::permits(4).with_left(), 1)] {
+            let before = store.counts().answered;
+            let (answer, _) = spawn(&limiter, request).await.unwrap();
+            assert!(is(&answer, &too_large), "{answer:?}");
+            let left = answer.unwrap_err().left().map(|left| (left.members[0].1.available, left.waiting));
+            assert_eq!(left, (calls > 0).then_some((0, 1)));
+            assert_eq!(store.counts().answered, before + calls);
+        }
+    });
+}
+
 #[test]
 fn a_full_line_tells_the_state_of_its_decision_without_another_call() {
     run(async {

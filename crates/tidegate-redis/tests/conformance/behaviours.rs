@@ -140,6 +140,7 @@ fn what_can_never_be_granted_is_refused_for_good() {
         world.try_acquire(&api, [("tokens", 101)]).expect_err("too many");
         world.try_acquire(&api, [("tonkes", 1)]).expect_err("no member");
         world.try_acquire(&api, 5).expect_err("too many");
+        world.try_acquire(&api, Request::permits(5).with_left()).expect_err("too many");
         world.try_acquire(&api, u32::MAX).expect_err("too many");
         assert!(world.reserve(&api, [("tokens", 101)]).is_none());
         assert!(world.reserve(&api, 0).is_none());
