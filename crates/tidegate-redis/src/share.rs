@@ -28,6 +28,12 @@
 //! | `token_bucket`, `leaky_bucket`, `smooth_bursty` | the time to fill | begins with burst / *n*², fills at rate / *n* up to burst / *n* |
 //!
 //! A full share of one permit is not divided: of a limit below *n* permits each process grants one.
+//!
+//! # Another number of processes
+//!
+//! When another number was seen between two outages, a process has a new share, of the new number.
+//! What it granted of its earlier shares in this period counts as granted of the new one. Else each
+//! change of the number would give an *n*-th of the limit once more.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -49,10 +55,13 @@ const MOST_TAGS: usize = 65_536;
 /// The most limits of different names or terms.
 const MOST_LIMITS: usize = 1024;
 
+/// How many earlier shares of one limit count.
+const MOST_EARLIER: usize = 8;
+
 /// The shares of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    limits: Mutex<HashMap<String, Arc<Share>>>,
+    limits: Mutex<HashMap<String, Current>>,
     /// Of all of them. It is made with the first of them, in the runtime of a request.
     clock: OnceLock<DefaultClock>,
 }
@@ -66,6 +75,13 @@ pub(crate) struct Outage {
     pub(crate) silence: Duration,
     /// The Unix time by the server's clock; `None` if it is not known.
     pub(crate) time: Option<Duration>,
+}
+
+/// The share of one limit, and those of other numbers of processes before it, the latest first.
+#[derive(Clone, Debug)]
+struct Current {
+    share: Arc<Share>,
+    earlier: Arc<[Arc<Share>]>,
 }
 
 /// The share of one limit, for each tag.
@@ -94,8 +110,9 @@ impl Shares {
         let unavailable = || AllRefusal::from(Refusal::Unavailable { retry_after: Nanos::MAX });
         let mut all: Option<KeyedAllOf<str>> = None;
         for (name, config) in limits {
-            let share = self.share(name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
-            share.begin(tag, outage);
+            let current = self.share(name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
+            let Current { share, earlier } = current;
+            share.begin(tag, outage, &earlier);
             all = Some(match all {
                 None => KeyedAllOf::new(name, &share.tags),
                 Some(all) => all.with_keyed(name, &share.tags),
@@ -110,19 +127,22 @@ impl Shares {
         config: &PolicyConfig,
         outage: Outage,
         (clock, wall): (&DefaultClock, Duration),
-    ) -> Option<Arc<Share>> {
+    ) -> Option<Current> {
         let mut shares = lock(&self.limits);
         let limit = format!("{name} {config}");
-        match shares.get(&limit) {
-            Some(share) if share.processes == outage.processes => return Some(share.clone()),
-            // Another number of processes was seen since: as if the share were new.
-            Some(_) => {}
+        let earlier = match shares.get(&limit) {
+            Some(current) if current.share.processes == outage.processes => return Some(current.clone()),
+            // Another number of processes was seen since.
+            Some(Current { share, earlier }) => {
+                [share].into_iter().chain(&**earlier).take(MOST_EARLIER).cloned().collect()
+            }
             None if shares.len() >= MOST_LIMITS => return None,
-            None => {}
-        }
+            None => Arc::default(),
+        };
         let share = Arc::new(Share::new(config, outage, (clock, wall)).ok()?);
-        shares.insert(limit, share.clone());
-        Some(share)
+        let current = Current { share, earlier };
+        shares.insert(limit, current.clone());
+        Some(current)
     }
 }
 
@@ -143,18 +163,31 @@ impl Share {
         Ok(Share { processes, tags, less, first: Period::of(&part), begins: Mutex::default() })
     }
 
-    /// Takes what a share of this tag has less in its first period, once.
-    fn begin(&self, tag: &str, outage: Outage) {
-        if self.less == 0 || !self.first.lasts(outage) {
+    /// Takes what a share of this tag has less in its first period, and what was granted of earlier
+    /// shares, once.
+    fn begin(&self, tag: &str, outage: Outage, earlier: &[Arc<Share>]) {
+        if (self.less == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
             return;
         }
         // Of two requests that come first, one begins the share.
         let _held = lock(&self.begins);
         // A share that has begun is not full again in its first period.
-        if self.tags.status(tag).full_in == Duration::ZERO {
+        let status = self.tags.status(tag);
+        if status.full_in == Duration::ZERO {
+            // An earlier share that was begun has what was granted before it in it, as far as it had
+            // room for that. No share has a debt.
+            let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
+            let room = u32::try_from(status.limit).unwrap_or(u32::MAX).saturating_sub(self.less);
             // A tag for which there is no room is refused afterwards.
-            let _ = self.tags.debit(tag, self.less);
+            let _ = self.tags.debit(tag, self.less + granted.min(room));
         }
+    }
+
+    /// How many permits of this tag were granted in a first period that is not over.
+    fn granted(&self, tag: &str) -> u32 {
+        let status = self.tags.status(tag);
+        let taken = status.limit.saturating_sub(status.available);
+        u32::try_from(taken).unwrap_or(u32::MAX).saturating_sub(self.less)
     }
 }
 

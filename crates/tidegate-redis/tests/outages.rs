@@ -136,6 +136,43 @@ fn an_outage_within_a_window_grants_an_eighth_more() {
     }
 }
 
+/// What a process granted of its share counts when another number of processes is seen.
+#[test]
+fn processes_that_come_and_go_between_outages_renew_no_share() {
+    for line in ["fixed_window 100/h", "sliding_window 100/h cells 6", "token_bucket 1/10h burst 100"] {
+        run(async {
+            let model = Model::new(7, Network { service: Duration::from_micros(1), ..Network::steady(MS) });
+            // Each with its limiter, the permits of its share, and the most that these can be.
+            let mut fleet: Vec<(Store, AnyLimiter, u32, u32)> = Vec::new();
+            // A process that ended counts for half a minute more.
+            for (processes, seen) in [(2, 2), (3, 3), (1, 3), (1, 1), (2, 2), (4, 4), (2, 2)] {
+                fleet.truncate(processes);
+                while fleet.len() < processes {
+                    let builder = Store::builder("redis://model").while_away(WhileAway::Share);
+                    let store = model.open(builder).unwrap();
+                    let limit = store.limiter("all").limit("calls", line.parse().unwrap());
+                    fleet.push((store.clone(), limit.build().unwrap().into(), 0, 0));
+                }
+                while fleet.iter().any(|(store, ..)| store.clients().is_none_or(|n| n.get() != seen)) {
+                    for (_, limiter, ..) in &fleet {
+                        _ = limiter.acquire_now([]).await;
+                    }
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+                model.stop(true);
+                for (_, limiter, granted, most) in &mut fleet {
+                    *most = (*most).max(100 / (seen * seen));
+                    for _ in 0..200 {
+                        *granted += u32::from(limiter.acquire_now([]).await.is_ok_and(|p| p.is_degraded()));
+                    }
+                    assert_eq!(granted, most, "{line}, {seen} processes");
+                }
+                model.stop(false);
+            }
+        });
+    }
+}
+
 /// After the first window of an outage, the shares are together the limit, and no permit is lost.
 #[test]
 fn a_long_outage_grants_the_limit_in_each_window() {
