@@ -64,6 +64,21 @@ fn clients_of_one_model_share_a_limit() {
     });
 }
 
+/// A request that does not wait was refused as if all permits were in use, unless the store answered
+/// within a millisecond.
+#[test]
+fn a_request_for_a_permit_in_use_that_does_not_wait_is_answered_by_the_store() {
+    run(async {
+        let model = Model::new(1, Network::steady(2 * MS));
+        let in_use = open(&model).0.counting("all", 2).build().unwrap();
+        let in_use = AnyLimiter::from(in_use);
+        let _first = in_use.acquire_within(Duration::ZERO).await.unwrap();
+        let _second = in_use.acquire_now(1).await.unwrap();
+        let refusal = in_use.acquire_within(Duration::ZERO).await.unwrap_err();
+        assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 2 }));
+    });
+}
+
 /// Before that the share of each would be larger than an eighth.
 #[test]
 fn processes_that_start_together_know_their_number_soon() {

@@ -240,7 +240,7 @@ impl StoreCountingLimit {
         let clock = DefaultClock::new();
         let mut wait =
             Wait::join(self, request, stays).map_err(|refusal| self.refused(request, refusal.into()))?;
-        let answer = match request.within.filter(|_| stays) {
+        let answer = match request.within.filter(|within| stays && !within.is_zero()) {
             None => (&mut wait).await,
             Some(within) => {
                 let deadline = clock.now().saturating_add(Nanos::from_duration(within));
