@@ -867,3 +867,39 @@ fn a_place_settled_for_less_gives_the_rest_back() {
         assert_eq!(limiter.status().await.unwrap().members[0].1.available, 2);
     });
 }
+
+/// The answer of the store is awaited also where it takes longer than the request may wait for
+/// permits.
+#[test]
+fn a_wait_for_permits_in_use_does_not_begin_before_the_store_tells_of_them() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = AnyLimiter::from(store.counting("all", 1).build().unwrap());
+        let ask = async |within| {
+            let began = Instant::now();
+            let answer = limiter.acquire_within(within).await;
+            (answer, began.elapsed())
+        };
+        drop(limiter.acquire().await.unwrap());
+        sleep(10 * MS).await;
+        for within in [Duration::ZERO, Duration::from_nanos(1), MS, 2 * MS, SECOND] {
+            let (answer, took) = ask(within).await;
+            assert!(answer.is_ok() && took == TRIP, "{within:?}: {answer:?} after {took:?}");
+            let (refused, took) = ask(within).await;
+            assert!(is(&refused, &Refusal::InUse { limit: 1 }), "{refused:?}");
+            let longest = within.max(TRIP);
+            assert!(took >= longest && took <= longest + MS, "{within:?}: {took:?}");
+            drop(answer);
+            sleep(10 * MS).await;
+        }
+        // A request behind one that waits already is not asked for.
+        let held = limiter.acquire().await.unwrap();
+        let waits = tokio::spawn(limiter.acquire());
+        sleep(10 * MS).await;
+        let (refused, took) = ask(MS).await;
+        assert!(is(&refused, &Refusal::InUse { limit: 1 }) && took <= 2 * MS, "{refused:?}, {took:?}");
+        drop(held);
+        let _ = waits.await.unwrap().unwrap();
+    });
+}

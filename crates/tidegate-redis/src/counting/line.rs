@@ -88,6 +88,8 @@ struct Waiter {
     permits: u32,
     /// Whether it waits for permits, or for the answer alone.
     stays: bool,
+    /// The store has told that its permits are not free.
+    was_told: bool,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -160,7 +162,7 @@ impl Shared {
         let place = (Reverse(priority), line.arrivals);
         line.arrivals += 1;
         let (answer, receiver) = oneshot::channel();
-        line.waiters.insert(place, Waiter { permits, stays, answer });
+        line.waiters.insert(place, Waiter { permits, stays, was_told: false, answer });
         if !stays {
             line.hurried += 1;
             line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
@@ -174,6 +176,20 @@ impl Shared {
             self.changed.notify_one();
         }
         Ok((place, receiver))
+    }
+
+    /// Lets a request wait for the answer alone. Returns whether the answer is still to come: it is
+    /// not, if the permits are known to be in use, by the store or by requests that wait for them.
+    pub(super) fn hurry(&self, place: Place) -> bool {
+        let mut line = self.line();
+        let is_first = line.announced == 0;
+        let Some(waiter) = line.waiters.get_mut(&place).filter(|waiter| is_first && !waiter.was_told) else {
+            return false;
+        };
+        waiter.stays = false;
+        line.hurried += 1;
+        line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
+        true
     }
 
     /// Removes a request that is not answered yet.
@@ -318,9 +334,12 @@ impl Shared {
                 true => known += size.unsigned_abs(),
                 false => wants += usize::from(*size > 0),
             }
-            match line.waiters.get(place) {
+            match line.waiters.get_mut(place) {
                 Some(_) if granted => self.grant(line, *place, left, false, answers),
-                Some(waiter) if waiter.stays => line.announced += 1,
+                Some(waiter) if waiter.stays => {
+                    waiter.was_told = true;
+                    line.announced += 1;
+                }
                 Some(_) => {
                     let refusal = match told.paused_for {
                         Duration::ZERO => Refusal::InUse { limit },

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tidegate::clock::Sleep as _;
@@ -245,14 +245,20 @@ impl StoreCountingLimit {
             Some(within) => {
                 let deadline = clock.now().saturating_add(Nanos::from_duration(within));
                 let mut sleep = Box::pin(clock.sleep_until(deadline));
+                let mut is_over = false;
                 std::future::poll_fn(|context| match Pin::new(&mut wait).poll(context) {
-                    Poll::Pending => {
+                    Poll::Pending if !is_over => {
                         // The runtime of an earlier poll may have ended.
                         if sleep.is_gone() {
                             sleep = Box::pin(clock.sleep_until(deadline));
                         }
-                        let over = sleep.as_mut().poll(context);
-                        over.map(|()| Err(Refusal::InUse { limit: self.limit() }.into()))
+                        ready!(sleep.as_mut().poll(context));
+                        // Until the store has told of the permits, they may be free.
+                        is_over = true;
+                        match wait.place.is_some_and(|place| self.0.hurry(place)) {
+                            true => Poll::Pending,
+                            false => Poll::Ready(Err(Refusal::InUse { limit: self.limit() }.into())),
+                        }
                     }
                     ready => ready,
                 })
