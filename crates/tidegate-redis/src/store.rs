@@ -581,9 +581,11 @@ impl StoreBuilder {
         StoreBuilder { prefix: prefix.into(), ..self }
     }
 
-    /// Sets within which time each call has an answer, connecting included. 50 ms unless set.
+    /// Sets within which time each call has an answer, connecting included. 50 ms unless set, and
+    /// at most a year.
     pub fn timeout(self, timeout: Duration) -> StoreBuilder {
-        StoreBuilder { timeout, ..self }
+        // No clock can tell the end of a much longer one.
+        StoreBuilder { timeout: timeout.min(Duration::from_secs(365 * 86_400)), ..self }
     }
 
     /// Sets how limiters decide while the store does not answer.

@@ -135,6 +135,29 @@ fn a_call_to_a_stopped_server_is_charged_and_not_known() {
     });
 }
 
+/// The time at which they end is later than a clock can tell.
+#[test]
+fn the_longest_spans_make_no_call_panic() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = model.open(Store::builder("redis://model").timeout(Duration::MAX)).unwrap();
+        let limit = || "token_bucket 1/s burst 4".parse().unwrap();
+        let limiters: [AnyLimiter; 3] = [
+            store.limiter("all").limit("calls", limit()).build().unwrap().into(),
+            store.limiter("leased").limit("calls", limit()).leased().build().unwrap().into(),
+            store.counting("jobs", 4).time_to_live(Duration::MAX).build().unwrap().into(),
+        ];
+        for limiter in limiters {
+            let _now = limiter.acquire_now([]).await.unwrap();
+            let _within = limiter.acquire_within(Duration::MAX).await.unwrap();
+            let mut reserved = limiter.in_task().reserve(1).unwrap();
+            (&mut reserved).await.unwrap();
+            limiter.pause_for(Duration::MAX).unwrap();
+            assert!(limiter.acquire_now([]).await.is_err());
+        }
+    });
+}
+
 #[test]
 fn a_killed_server_refuses_and_comes_back_empty() {
     run(async {
