@@ -108,9 +108,7 @@ impl Account {
 
     /// The most permits of a lease, while there are more requests than permits.
     fn most(&self, size: u64) -> u64 {
-        // In range: the rate of a limit has a number of permits below 2^53.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let comes_in = self.comes_in() as u64;
+        let comes_in = whole(self.comes_in());
         match self.terms.kind {
             Kind::Fixed => size,
             _ => comes_in.min(self.terms.limit).max(1),
@@ -537,8 +535,7 @@ impl Ledger {
                 // this process, because of this lease. So no lease asks for them.
                 let next = reply.wait.saturating_add(account.span(2));
                 let shut = next.saturating_sub(order.patience).as_secs_f64();
-                #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-                let refused = (limit.rate * shut).round() as u64;
+                let refused = whole((limit.rate * shut).round());
                 limit.ordered = limit.ordered.saturating_add(refused);
             }
             let waiting = account.waiting.load(Ordering::Relaxed);
@@ -617,10 +614,7 @@ impl Ledger {
             _ if left >= limit / 10 && !is_pressed => half(limit),
             _ => limit,
         };
-        // In range: the rate of a limit has a number of permits below 2^53.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let wish = wish as u64;
-        wish.clamp(1, most.max(1))
+        whole(wish).clamp(1, most.max(1))
     }
 
     /// Counts the permits that were used since it last did.
@@ -690,6 +684,15 @@ impl Use {
         self.rate = self.rate * kept + more / MEMORY * share;
         (self.at, self.asked) = (now.max(self.at), asked);
     }
+}
+
+/// The whole permits of a number of permits.
+///
+/// The casts lose no more than its fraction: it is never negative, and a number beyond all integers
+/// is the largest one.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn whole(permits: f64) -> u64 {
+    permits as u64
 }
 
 /// What an order that was sent brings at one limit, by a reply that comes now.
