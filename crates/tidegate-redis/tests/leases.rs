@@ -102,6 +102,34 @@ fn eight_processes_use_all_of_a_limit_in_few_trips() {
     });
 }
 
+/// The permits of a window that are too few for one more lease are not used.
+#[test]
+fn a_window_as_long_as_a_lease_is_used() {
+    let windows =
+        ["sliding_window 1000/100ms cells 10", "sliding_estimate 1000/100ms", "sliding_log 1000/100ms"];
+    for line in windows {
+        for processes in [1, 4] {
+            run(async {
+                let fleet = Fleet::new(10, Network::steady(MS), processes, line);
+                for limiter in fleet.limiters.iter().flat_map(|limiter| std::iter::repeat_n(limiter, 20)) {
+                    let (limiter, log) = (limiter.clone(), fleet.log());
+                    tokio::spawn(async move {
+                        loop {
+                            log(limiter.acquire().await.unwrap().permits().into());
+                        }
+                    });
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let granted = fleet.granted();
+                tokio::time::sleep(Duration::from_secs(3)).await;
+                let granted = fleet.granted() - granted;
+                // But for less than a lease of each window.
+                assert!(granted >= 30_000 * 15 / 16, "{line}, {processes}: {granted}");
+            });
+        }
+    }
+}
+
 #[test]
 fn what_is_not_used_goes_back() {
     run(async {

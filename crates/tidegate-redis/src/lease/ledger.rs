@@ -7,8 +7,9 @@
 //! the lease does not shrink: it is booked ahead, and usable when it is earned. Its first permit is
 //! due within the longest wait *W* that most requests of this process have, so that it goes before
 //! no request of another process. A booking without a longest wait is made for requests in line
-//! alone. A fixed window earns nothing: there a lease is at most half of L ÷ processes, so the last
-//! permits are decided one by one.
+//! alone. A lease of a window that slides is at most a 16th of C: of two leases of 0.6 C one fits,
+//! and the rest of the window would not be used. A fixed window earns nothing: there a lease is at
+//! most half of L ÷ processes, so the last permits are decided one by one.
 //!
 //! # More requests than permits
 //!
@@ -104,6 +105,15 @@ impl Account {
     /// The permits that come in over the horizon.
     fn comes_in(&self) -> f64 {
         self.per_second * self.horizon().as_secs_f64()
+    }
+
+    /// The most permits of a lease for requests that all get permits in the end. Permits of a window
+    /// that slides are in no lease if they are too few for one more: so a lease is a part of it.
+    fn part(&self) -> f64 {
+        match self.terms.kind {
+            Kind::Bucket | Kind::Fixed => self.comes_in(),
+            Kind::Cells | Kind::Estimate | Kind::Log => self.comes_in().min(self.terms.limit as f64 / 16.0),
+        }
     }
 
     /// The most permits of a lease, while there are more requests than permits.
@@ -602,7 +612,8 @@ impl Ledger {
         told.note(now, asked);
         let horizon = account.horizon().as_secs_f64();
         let waiting = account.waiting.load(Ordering::Relaxed) as f64;
-        let wish = (told.rate * horizon).max(waiting).min(account.comes_in());
+        let most = if is_pressed { account.comes_in() } else { account.part() };
+        let wish = (told.rate * horizon).max(waiting).min(most);
         let limit = account.terms.limit;
         let is_recent = now.saturating_since(told.told) < TRUST;
         let left = if is_recent { told.left } else { limit };
