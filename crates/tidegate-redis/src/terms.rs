@@ -214,7 +214,7 @@ impl Bucket {
             if self.start_with.is_some() { LINGER } else { 0 },
         ];
         let limit = u64::try_from(most).unwrap_or(u64::MAX);
-        let largest = (!self.stretches).then_some(limit);
+        let largest = if self.stretches { largest_of(price) } else { Some(limit) };
         Ok(Terms { kind: Kind::Bucket, numbers, largest, limit, longest: None, rate: self.rate })
     }
 }
@@ -242,7 +242,14 @@ fn bursty(
     let numbers =
         vec![number(refill), number(price), number(cap), number(full), start, number(most), 2, 0, 0, linger];
     let limit = if rate.is_zero() { 0 } else { u64::try_from(most).unwrap_or(u64::MAX) };
-    Ok(Terms { kind: Kind::Bucket, numbers, largest: None, limit, longest: None, rate })
+    Ok(Terms { kind: Kind::Bucket, numbers, largest: largest_of(price), limit, longest: None, rate })
+}
+
+/// The most permits of one request of a bucket that has no such number itself: their price is below
+/// the smallest level that a script takes for never.
+fn largest_of(price: u128) -> Option<u64> {
+    let largest = (2 * MOST - 1) / price;
+    u32::try_from(largest).ok().map(u64::from)
 }
 
 fn counted(kind: Kind, rate: Rate, limit: i64, numbers: Vec<i64>) -> Terms {

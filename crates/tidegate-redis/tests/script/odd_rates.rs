@@ -51,6 +51,22 @@ impl Bucket {
     }
 }
 
+/// With one permit more the price is no number of a script.
+#[test]
+fn the_largest_request_of_an_odd_rate_is_due_some_day() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["leaky_bucket 0.333333333/s", "smooth_bursty 0.333333333/s", "smooth_bursty 1/365d"] {
+        let limit = Limit::new(line);
+        let largest = limit.terms.largest.expect("a largest request");
+        let replies = store.run(&limit, &[(TRY, START, largest), (TRY, START, largest + 1)]);
+        assert_ne!(replies[0].wait, Duration::MAX, "{line}: {largest}");
+        assert_eq!(replies[1].wait, Duration::MAX, "{line}: {largest}");
+    }
+    for line in ["leaky_bucket 100/s capacity 5", "smooth_bursty 3/s", "smooth_bursty zero"] {
+        assert_eq!(Limit::new(line).terms.largest, None, "{line}");
+    }
+}
+
 #[test]
 fn odd_rates_are_met_exactly_under_a_clock_that_steps() {
     let Some(mut store) = Store::new() else { return };
