@@ -46,10 +46,6 @@ do
       end
     end,
 
-    span = function(l)
-      return l.terms[2]
-    end,
-
     due = function(l, at, n)
       local t = l.terms
       if n > t[1] then return nil end

@@ -25,7 +25,8 @@ local function read(l, value)
   kind.read(l, value)
   if seen > now then
     local ahead = seen - now
-    if ahead > kind.span(l) then
+    -- The length of a window is its second term.
+    if ahead > (kind.span and kind.span(l) or l.terms[2]) then
       -- The clock was set back. It is written that it was: else it would count again.
       l.writes, l.changed, l.newer = l.writes + 1, true, true
       seen, l.seen, l.booked = now, now, l.booked - ahead
