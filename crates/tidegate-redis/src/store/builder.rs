@@ -1,0 +1,266 @@
+//! [`StoreBuilder`]: the settings of a store, and opening it.
+
+use std::fmt;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use tidegate::Events;
+use tokio::runtime::Handle;
+
+use super::calls::{Shared, lock, serve};
+use super::{Inner, Store, WhileAway};
+use crate::block_on::this_thread_makes_calls;
+#[cfg(feature = "tls")]
+use crate::connection::Tls;
+use crate::connection::{Address, Connector, Servers, wants_tls};
+use crate::error::OpenError;
+use crate::key;
+use crate::queue::queue;
+use crate::share::Shares;
+
+/// Address, prefix, deadline, and what is decided without the store.
+type Settings = (String, String, Duration, WhileAway);
+
+/// The stores of configurations that are open in this process.
+static OF_CONFIGURATIONS: Mutex<Vec<(Settings, Weak<Inner>)>> = Mutex::new(Vec::new());
+
+/// The settings of a [`Store`].
+#[derive(Clone)]
+#[must_use = "settings do nothing until the store is opened"]
+pub struct StoreBuilder {
+    url: String,
+    prefix: String,
+    timeout: Duration,
+    while_away: WhileAway,
+    events: Option<Arc<dyn Events>>,
+    /// Whether tasks of the caller's runtime do the work.
+    is_on_runtime: bool,
+    #[cfg(feature = "tls")]
+    tls: Option<Tls>,
+}
+
+impl Store {
+    /// Opens a store with the default settings: a deadline of 50 ms, and
+    /// [closed](WhileAway::Closed) while it is away.
+    ///
+    /// # Errors
+    ///
+    /// As [`StoreBuilder::open`].
+    pub fn open(url: &str) -> Result<Store, OpenError> {
+        Store::builder(url).open()
+    }
+
+    /// The settings of a store at an [address](crate#addresses), such as
+    /// `redis://[user:password@]host[:port][/database]` or `redis+unix:///path`.
+    pub fn builder(url: impl Into<String>) -> StoreBuilder {
+        StoreBuilder {
+            url: url.into(),
+            prefix: "tidegate".into(),
+            timeout: Duration::from_millis(50),
+            while_away: WhileAway::Closed,
+            events: None,
+            is_on_runtime: false,
+            #[cfg(feature = "tls")]
+            tls: None,
+        }
+    }
+}
+
+impl StoreBuilder {
+    /// Sets the first part of all keys, `tidegate` unless set.
+    pub fn prefix(self, prefix: impl Into<String>) -> StoreBuilder {
+        StoreBuilder { prefix: prefix.into(), ..self }
+    }
+
+    /// Sets within which time each call has an answer, connecting included. 50 ms unless set, and
+    /// at most a year.
+    pub fn timeout(self, timeout: Duration) -> StoreBuilder {
+        // No clock can tell the end of a much longer one.
+        StoreBuilder { timeout: timeout.min(Duration::from_secs(365 * 86_400)), ..self }
+    }
+
+    /// Sets how limiters decide while the store does not answer.
+    pub fn while_away(self, while_away: WhileAway) -> StoreBuilder {
+        StoreBuilder { while_away, ..self }
+    }
+
+    /// Sets the certificates of encrypted connections, for an address that begins with `rediss`.
+    /// Any other address is then refused by [`open`](StoreBuilder::open).
+    #[cfg(feature = "tls")]
+    pub fn tls(self, tls: Tls) -> StoreBuilder {
+        StoreBuilder { tls: Some(tls), ..self }
+    }
+
+    /// What makes connections encrypted ones, if the address asks for that.
+    fn connector(&self) -> Result<Option<Connector>, OpenError> {
+        #[cfg(feature = "tls")]
+        return match (wants_tls(&self.url), &self.tls) {
+            (true, tls) => Connector::new(tls.as_ref().unwrap_or(&Tls::new())).map(Some),
+            // Certificates say that the connection is to be encrypted.
+            (false, Some(_)) => Err(OpenError::Address),
+            (false, None) => Ok(None),
+        };
+        #[cfg(not(feature = "tls"))]
+        return match wants_tls(&self.url) {
+            true => Err(OpenError::NoTls),
+            false => Ok(None),
+        };
+    }
+
+    /// Sets the observer of all limiters of the store, and of the calls to it. It is told of no tag
+    /// and of no key. [`Events::store`] is called on the thread of the store or its
+    /// [runtime](StoreBuilder::on_this_runtime), or of the caller where too many calls are in
+    /// flight: be quick. A call there that would block the thread is
+    /// refused at once, as [`StoreLimiter`](crate::StoreLimiter) tells.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::Statistics;
+    /// use tidegate_redis::Store;
+    ///
+    /// let statistics = Arc::new(Statistics::new());
+    /// let store =
+    ///     Store::builder("redis://127.0.0.1").observed_by(statistics.clone()).open()?;
+    /// assert_eq!(statistics.snapshot().degraded, 0);
+    /// # Ok::<(), tidegate_redis::OpenError>(())
+    /// ```
+    pub fn observed_by(self, events: Arc<dyn Events>) -> StoreBuilder {
+        StoreBuilder { events: Some(events), ..self }
+    }
+
+    /// Has tasks of the tokio runtime in which the store is [opened](StoreBuilder::open) do the
+    /// work, in place of a thread of its own.
+    ///
+    /// The answer to a request of this runtime comes by no other thread, which is a sixth of the
+    /// time of a request that is alone. Many requests at a time share calls, and gain less. Choose
+    /// this where the requests come from tasks of one runtime that lasts as long as the store. Keep
+    /// the thread where other runtimes and plain threads ask as well, where calls block, and where
+    /// tasks of the runtime work for long between two awaits: the deadline of a call is kept by the
+    /// runtime, which must run, with its drivers of time and of the network enabled, and without
+    /// paused time.
+    ///
+    /// - **A call that blocks** would wait for itself on a thread of this runtime. It is refused
+    ///   there at once, as [`StoreLimiter`](crate::StoreLimiter) tells, also within
+    ///   `spawn_blocking`. Other threads can make such calls.
+    /// - **When the runtime ends**, the store ends. Calls in flight are counted as
+    ///   [unknown](crate::Counts::unknown), and their requests and all that follow are decided as
+    ///   [`WhileAway`] says. No request waits for an answer that cannot come.
+    /// - **Another runtime** may use the store. Its requests make the hop.
+    /// - **Events** of the store are told on threads of the runtime.
+    ///
+    /// A store that a [configuration](crate::LimiterConfig) opens has a thread;
+    /// [`LimiterConfig::build_over`](crate::LimiterConfig::build_over) takes any store.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_redis::Store;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = Store::builder("redis://127.0.0.1").on_this_runtime().open()?;
+    /// let limit = "token_bucket 100/s burst 20".parse()?;
+    /// let limiter = store.limiter("all").limit("calls", limit).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_this_runtime(self) -> StoreBuilder {
+        StoreBuilder { is_on_runtime: true, ..self }
+    }
+
+    /// Opens the store. It connects when it is first asked.
+    ///
+    /// # Errors
+    ///
+    /// An [`OpenError`] if the address or the prefix cannot be used, if no thread can be started,
+    /// or if the store is to be [on a runtime](StoreBuilder::on_this_runtime) and the caller is in
+    /// none.
+    pub fn open(self) -> Result<Store, OpenError> {
+        let address = Address::read(&self.url, self.connector()?.as_ref())?;
+        let servers = Servers::at(address, crate::key::of_test(&self.prefix));
+        let own = match self.is_on_runtime {
+            true => Some(Handle::try_current().map_err(|_| OpenError::NoRuntime)?),
+            false => None,
+        };
+        let (store, work) = self.parts(servers)?;
+        if let Some(own) = own {
+            own.spawn(work);
+            _ = store.0.runtime.set(own);
+            return Ok(store);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        _ = store.0.runtime.set(runtime.handle().clone());
+        std::thread::Builder::new()
+            .name("tidegate-redis".into())
+            .spawn(move || {
+                this_thread_makes_calls();
+                // A task is woken by less than the future of `block_on` is.
+                _ = runtime.block_on(runtime.spawn(work));
+            })
+            .map_err(|error| OpenError::Thread { kind: error.kind() })?;
+        Ok(store)
+    }
+
+    /// The store of configurations with these settings in this process, which is opened if there
+    /// is none. A process with several of them would count as several processes.
+    pub(crate) fn open_shared(self) -> Result<Store, OpenError> {
+        let settings = (self.url.clone(), self.prefix.clone(), self.timeout, self.while_away);
+        let mut open = lock(&OF_CONFIGURATIONS);
+        open.retain(|(_, store)| store.strong_count() > 0);
+        let of_settings = open.iter().filter(|(of, _)| *of == settings);
+        let mut stores = of_settings.filter_map(|(_, store)| store.upgrade().map(Store));
+        // The thread of a store that is not closed ends by a panic alone.
+        if let Some(store) = stores.find(|store| !store.has_ended()) {
+            return Ok(store);
+        }
+        drop(stores);
+        let store = self.open()?;
+        open.push((settings, Arc::downgrade(&store.0)));
+        Ok(store)
+    }
+
+    /// A store, and the work that answers its calls, for any runtime.
+    pub(crate) fn parts(self, servers: Servers) -> Result<(Store, impl Future<Output = ()>), OpenError> {
+        if !key::is_name(&self.prefix) {
+            return Err(OpenError::Prefix { prefix: self.prefix });
+        }
+        let shared = Arc::new(Shared::new(servers, self.timeout, self.events));
+        let (calls, received) = queue();
+        let Self { prefix, while_away, is_on_runtime, .. } = self;
+        let work = serve(received, shared.clone(), key::of_clients(&prefix));
+        if matches!(while_away, WhileAway::Share | WhileAway::ShareOf(_)) {
+            shared.clients.wanted.notify_one();
+        }
+        let (grant_log, leases, shares) = (OnceLock::new(), Arc::default(), Shares::default());
+        let inner = Inner {
+            #[cfg(test)]
+            test: super::TestClock::default(),
+            grant_log,
+            calls,
+            shared,
+            prefix,
+            while_away,
+            leases,
+            has_counting: AtomicBool::new(false),
+            shares,
+            runtime: OnceLock::new(),
+            is_on_runtime,
+        };
+        Ok((Store(Arc::new(inner)), work))
+    }
+}
+
+impl fmt::Debug for StoreBuilder {
+    /// Without the address, which may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreBuilder")
+            .field("prefix", &self.prefix)
+            .field("timeout", &self.timeout)
+            .field("while_away", &self.while_away)
+            .finish_non_exhaustive()
+    }
+}

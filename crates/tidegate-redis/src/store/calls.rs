@@ -1,0 +1,426 @@
+//! The calls to a store: their deadline, their breaker, and the task that makes them.
+
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use redis::{Cmd, Value};
+use tidegate::{Events, StoreEvent};
+use tokio::time::Instant;
+
+use super::counts::Counters;
+use crate::breaker::{Admission, Breaker};
+use crate::clients::{self, Clients};
+use crate::connection::{Begun, Failure, Sent, Server, Servers};
+use crate::error::StoreError;
+use crate::jitter::jittered;
+use crate::observe::report;
+use crate::queue::{self, Queue};
+use crate::script::Script;
+
+/// So many calls may be in flight; more are answered as if the store were away.
+const MOST_IN_FLIGHT: usize = 16_384;
+
+/// What the thread and the handles share.
+pub(super) struct Shared {
+    pub(super) servers: Servers,
+    pub(super) timeout: Duration,
+    in_flight: AtomicUsize,
+    /// The last call took more than a quarter of the deadline, or there was none.
+    pub(super) is_far: AtomicBool,
+    pub(super) counters: Counters,
+    pub(super) trouble: Mutex<Option<StoreError>>,
+    pub(super) clients: Clients,
+    pub(super) events: Option<Arc<dyn Events>>,
+    /// When the store answered last, or was opened.
+    pub(super) answered: Mutex<Instant>,
+}
+
+/// Work for the thread.
+pub(super) enum Work {
+    Call(Call),
+    Task(Task),
+}
+
+/// It ends with the store, if not before.
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A call for the thread.
+pub(super) struct Call {
+    place: InFlight,
+    /// How long its requests waited for it already.
+    waited: Duration,
+    by_hash: Arc<Cmd>,
+    script: Arc<Script>,
+    /// It was sent already.
+    begun: Option<Begun>,
+    answer: Owed,
+}
+
+pub(super) type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
+
+/// The answer of a call. Dropped without one, it tells that the store is away.
+struct Owed {
+    answer: Option<Answer>,
+    shared: Arc<Shared>,
+    /// The call may have been carried out.
+    is_sent: bool,
+}
+
+impl Owed {
+    fn answer(mut self, outcome: Result<Value, Away>) {
+        if let Some(answer) = self.answer.take() {
+            answer(outcome);
+        }
+    }
+}
+
+impl Drop for Owed {
+    /// The runtime that makes the calls has ended.
+    fn drop(&mut self) {
+        if let Some(answer) = self.answer.take() {
+            answer(Err(self.shared.ended(self.is_sent)));
+        }
+    }
+}
+
+/// A call that is not made. It has its answer when this is dropped, which the caller does outside
+/// of its locks.
+#[must_use = "it answers when it is dropped"]
+pub(crate) struct Unsent {
+    answer: Option<Owed>,
+    /// Too many calls are in flight.
+    is_busy: bool,
+}
+
+impl Drop for Unsent {
+    fn drop(&mut self) {
+        if let Some(owed) = self.answer.take_if(|_| self.is_busy) {
+            let skipped = owed.shared.skip(Duration::ZERO);
+            owed.answer(Err(skipped));
+        }
+    }
+}
+
+/// Why the store told nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Away {
+    /// It may be asked again after this time.
+    For(Duration),
+    /// It is not as it must be, and that is no outage.
+    Misconfigured,
+}
+
+/// The work of a store, until all handles are dropped and all calls are answered.
+///
+/// One task makes all calls, so that they leave in order on a runtime of several threads as well. A
+/// call that is alone is sent before it gets here, and taken with its reply: no timer is set for it.
+/// If it has no reply after a quarter of the deadline, it gets its timer then.
+pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_clients: String) {
+    // By the clock of the runtime, which may be paused.
+    let began = Instant::now();
+    let of_clients = shared.clone();
+    let counting = tokio::spawn(async move { of_clients.count_clients(began, &key_of_clients).await });
+    let mut running = FuturesUnordered::new();
+    // When the runtime ends, this goes first: an answer that makes a call is refused.
+    let mut calls = calls;
+    let mut is_closed = false;
+    // Calls that were sent are taken with their reply, and looked for at such intervals.
+    let soon = shared.timeout / 4;
+    let (mut look, mut is_watching) = (pin!(tokio::time::sleep(soon)), false);
+    std::future::poll_fn(|context| {
+        loop {
+            while !is_closed && let Poll::Ready(work) = calls.poll_next(context) {
+                match work {
+                    Some(Work::Call(call)) => {
+                        if call.begun.is_some() && !is_watching {
+                            is_watching = calls.look();
+                            look.set(tokio::time::sleep(soon));
+                        }
+                        let made = shared.answer_at_once(context, call);
+                        running.extend(made.map(|call| shared.clone().make(began, call)));
+                    }
+                    Some(Work::Task(task)) => _ = tokio::spawn(task),
+                    None => is_closed = true,
+                }
+            }
+            match running.poll_next_unpin(context) {
+                // Its answer may have made a call.
+                Poll::Ready(Some(())) => continue,
+                Poll::Ready(None) if is_closed => return Poll::Ready(()),
+                _ => {}
+            }
+            if !is_watching || look.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+            is_watching = calls.look();
+            look.set(tokio::time::sleep(soon));
+        }
+    })
+    .await;
+    counting.abort();
+}
+
+impl Shared {
+    pub(super) fn new(servers: Servers, timeout: Duration, events: Option<Arc<dyn Events>>) -> Shared {
+        Shared {
+            servers,
+            timeout,
+            in_flight: AtomicUsize::new(0),
+            is_far: AtomicBool::new(true),
+            counters: Counters::default(),
+            trouble: Mutex::default(),
+            clients: Clients::default(),
+            events,
+            answered: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Has a call made whose requests waited so long for it, or sends it. The caller may hold a lock.
+    pub(super) fn send(
+        self: &Arc<Shared>,
+        calls: &Queue<Work>,
+        by_hash: Cmd,
+        script: Arc<Script>,
+        waited: Duration,
+        answer: Answer,
+    ) -> Option<Unsent> {
+        let mut answer = Owed { answer: Some(answer), shared: self.clone(), is_sent: false };
+        let (place, before) = InFlight::new(self);
+        if before >= MOST_IN_FLIGHT {
+            return Some(Unsent { answer: Some(answer), is_busy: true });
+        }
+        let by_hash = Arc::new(by_hash);
+        // Calls that come during a call leave together, and behind it.
+        let is_alone = before == 0 && self.is_in_time(waited);
+        let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
+        let is_sent = begun.is_some();
+        answer.is_sent = is_sent;
+        let call = Work::Call(Call { place, waited, by_hash, script, begun, answer });
+        match if is_sent { calls.add_quietly(call) } else { calls.add(call) } {
+            Err(Work::Call(call)) => Some(Unsent { answer: Some(call.answer), is_busy: false }),
+            _ => None,
+        }
+    }
+
+    /// Asks how many processes there are, again and again, once that is needed.
+    async fn count_clients(&self, began: Instant, key: &str) {
+        self.clients.wanted.notified().await;
+        let script = clients::script();
+        let mut beat = clients::FIRST_BEAT;
+        loop {
+            let question = self.clients.question(&script, key, None);
+            if let Ok(answer) = self.carry_out(began, Duration::ZERO, &question, &script, None).await {
+                self.clients.answered(&answer, Instant::now());
+            }
+            tokio::time::sleep(jittered(beat)).await;
+            beat = (2 * beat).min(clients::BEAT);
+        }
+    }
+
+    /// Answers a call that was sent, and whose reply is there. Else it is returned.
+    fn answer_at_once(&self, context: &mut Context<'_>, mut call: Call) -> Option<Call> {
+        let Some(begun) = &mut call.begun else { return Some(call) };
+        let Some(value) = begun.reply(context) else { return Some(call) };
+        self.replied(&begun.server, Admission::Ask, Instant::from_std(begun.at));
+        let Call { place, answer, .. } = call;
+        drop(place);
+        answer.answer(Ok(value));
+        None
+    }
+
+    /// Makes a call, and answers it.
+    async fn make(self: Arc<Shared>, began: Instant, call: Call) {
+        let Call { place, waited, by_hash, script, begun, mut answer } = call;
+        answer.is_sent = true;
+        let outcome = self.carry_out(began, waited, &by_hash, &script, begun).await;
+        drop(place);
+        answer.answer(outcome);
+    }
+
+    /// Whether a call can be made whose requests waited so long for it.
+    fn is_in_time(&self, waited: Duration) -> bool {
+        self.timeout.saturating_sub(waited) >= self.timeout / 4
+    }
+
+    async fn carry_out(
+        &self,
+        began: Instant,
+        waited: Duration,
+        by_hash: &Cmd,
+        script: &Script,
+        begun: Option<Begun>,
+    ) -> Result<Value, Away> {
+        let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
+        let (server, admission, asked) = match &begun {
+            Some(begun) => (begun.server.clone(), Admission::Ask, Instant::from_std(begun.at)),
+            None => {
+                // Requests wait for a call that is in flight, so that one was slow, too.
+                if !self.is_in_time(waited) {
+                    return Err(self.skip(Duration::ZERO));
+                }
+                let server = self.servers.server_of(by_hash);
+                let admission = lock(&server.breaker).admit(began.elapsed());
+                if let Admission::Rest(rest) = admission {
+                    return Err(self.skip(rest));
+                }
+                (server, admission, Instant::now())
+            }
+        };
+        let sent = Sent::default();
+        let call = self.servers.call(by_hash, script, begun, &sent);
+        let left = self.timeout.saturating_sub(waited).saturating_sub(asked.elapsed());
+        let outcome = tokio::time::timeout(left, call).await;
+        let failure = match outcome {
+            Ok(Ok(value)) => {
+                self.replied(&server, admission, asked);
+                return Ok(value);
+            }
+            Ok(Err(failure)) => failure,
+            // A call that waited in line has less time for an answer.
+            Err(_) if sent.give_up(waited <= self.timeout / 2) => {
+                Failure::Unknown("did not answer in time".into())
+            }
+            Err(_) => Failure::NotRun("could not be connected to in time".into()),
+        };
+        self.is_far.store(asked.elapsed() > self.timeout / 4, Ordering::Relaxed);
+        let counters = &self.counters;
+        let (counter, event, error, is_away) = match failure {
+            Failure::NotRun(text) => (&counters.failed, StoreEvent::Failed, StoreError::away(text), true),
+            Failure::Unknown(text) => (&counters.unknown, StoreEvent::Unknown, StoreError::away(text), true),
+            Failure::Misconfigured(text) => {
+                (&counters.misconfigured, StoreEvent::Misconfigured, StoreError::wrong(text), false)
+            }
+        };
+        count(counter);
+        self.tell(event);
+        *lock(&self.trouble) = Some(error);
+        if !is_away {
+            // The store does answer.
+            self.answers(&server.breaker, admission);
+            return Err(Away::Misconfigured);
+        }
+        let now = began.elapsed();
+        let (has_opened, rest) = {
+            let mut breaker = lock(&server.breaker);
+            (breaker.failed(admission, now), breaker.rest(now))
+        };
+        if has_opened {
+            self.tell(StoreEvent::Opened);
+        }
+        Err(Away::For(rest))
+    }
+
+    /// A call that is not made: the store may be asked again after this time.
+    fn skip(&self, rest: Duration) -> Away {
+        self.counters.skipped.fetch_add(1, Ordering::Relaxed);
+        self.tell(StoreEvent::Skipped);
+        Away::For(rest)
+    }
+
+    /// A call that is not answered, since the runtime that makes calls has ended. Whether it was
+    /// sent is not known.
+    fn ended(&self, is_sent: bool) -> Away {
+        *lock(&self.trouble) = Some(StoreError::away("ended with the runtime that asked it"));
+        match is_sent {
+            false => _ = self.skip(Duration::MAX),
+            true => {
+                self.counters.unknown.fetch_add(1, Ordering::Relaxed);
+                self.tell(StoreEvent::Unknown);
+            }
+        }
+        Away::For(Duration::MAX)
+    }
+
+    /// A call has its reply.
+    fn replied(&self, server: &Server, admission: Admission, asked: Instant) {
+        let now = Instant::now();
+        let took = now - asked;
+        self.is_far.store(took > self.timeout / 4, Ordering::Relaxed);
+        *lock(&self.trouble) = None;
+        *lock(&self.answered) = now;
+        self.counters.answered.fetch_add(1, Ordering::Relaxed);
+        self.tell(StoreEvent::Answered(took));
+        self.answers(&server.breaker, admission);
+    }
+
+    /// A server answered a call.
+    fn answers(&self, breaker: &Mutex<Breaker>, admission: Admission) {
+        let has_closed = {
+            let mut breaker = lock(breaker);
+            let was_open = breaker.is_open();
+            breaker.succeeded(admission);
+            was_open && !breaker.is_open()
+        };
+        if has_closed {
+            self.tell(StoreEvent::Closed);
+        }
+    }
+
+    pub(super) fn tell(&self, event: StoreEvent) {
+        report(self.events.as_ref(), event);
+    }
+}
+
+/// A place among the calls that are sent and not answered.
+struct InFlight(Arc<Shared>);
+
+impl InFlight {
+    /// A place, and how many there were before.
+    fn new(shared: &Arc<Shared>) -> (InFlight, usize) {
+        (InFlight(shared.clone()), shared.in_flight.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use super::*;
+    use crate::connection::Address;
+    use crate::key;
+    use crate::store::Store;
+
+    /// Makes a call for each that is not made.
+    #[derive(Default)]
+    struct Calls(OnceLock<tidegate::AnyLimiter>);
+
+    impl Events for Calls {
+        fn store(&self, event: &StoreEvent) {
+            assert_eq!(*event, StoreEvent::Skipped);
+            self.0.get().expect("a limiter").debit(1).expect("told");
+        }
+    }
+
+    /// Messages that no request waits for are counted when they are sent, and not when the thread
+    /// gets to them.
+    #[test]
+    fn calls_that_the_thread_does_not_get_to_are_bounded() {
+        let address = Address::read("redis://127.0.0.1:1", None).expect("an address");
+        let servers = Servers::at(address, key::of_test("tidegate"));
+        let calls = Arc::new(Calls::default());
+        let builder = Store::builder("redis://127.0.0.1:1").observed_by(calls.clone());
+        let (store, _work) = builder.parts(servers).expect("a store");
+        let limiter = store.limiter("all").limit("calls", "fixed_window 5/d".parse().expect("a policy"));
+        let limiter = tidegate::AnyLimiter::from(limiter.build().expect("a limiter"));
+        assert!(calls.0.set(limiter.clone()).is_ok());
+        for _ in 0..MOST_IN_FLIGHT + 100 {
+            limiter.debit(1).expect("told");
+        }
+        // Each of them, and the call that the observer makes.
+        assert_eq!(store.counts().skipped, 2 * 100);
+    }
+}

@@ -1,0 +1,374 @@
+//! [`Store`]: a connection to Redis or Valkey, which limiters share.
+
+mod builder;
+mod calls;
+mod counts;
+
+use std::fmt;
+use std::num::NonZeroU32;
+#[cfg(test)]
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tidegate::{
+    AcquireAny, AllOf, AllPermits, AllRefusal, Cancellable, Events, PolicyConfig, Refusal, StoreEvent,
+};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::block_on::{Blocks, block_on};
+use crate::error::StoreError;
+use crate::lease::{LeaseCounters, LeaseCounts};
+use crate::queue::Queue;
+use crate::script::Script;
+use crate::share::{Outage, Shares};
+use calls::{Shared, Work};
+
+pub use builder::StoreBuilder;
+pub(crate) use calls::{Away, Task, Unsent, lock};
+pub use counts::Counts;
+
+/// A connection to Redis or Valkey, which limiters share. Clones are handles to one store.
+///
+/// It connects when it is first asked, and again after a failure. A thread of its own does the work
+/// of the network, so that limiters work in any executor and in plain threads. Only a call that is
+/// alone is sent by the thread of its request. Where one tokio runtime makes nearly all requests,
+/// that runtime [can do it](StoreBuilder::on_this_runtime).
+///
+/// A process that forks has no such thread and no runtime in its child: open a store there.
+///
+/// # Examples
+///
+/// ```
+/// use std::num::NonZeroU32;
+/// use std::time::Duration;
+/// use tidegate_redis::{Store, WhileAway};
+///
+/// let eight = NonZeroU32::new(8).expect("not zero");
+/// let store = Store::builder("redis://:secret@127.0.0.1:6379/0")
+///     .timeout(Duration::from_millis(20))
+///     .while_away(WhileAway::ShareOf(eight))
+///     .open()?;
+/// assert!(!format!("{store:?}").contains("secret"));
+/// # Ok::<(), tidegate_redis::OpenError>(())
+/// ```
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+/// How limiters decide while their store does not answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WhileAway {
+    /// Each process grants its share of each limit, by itself: a limit divided by the number of
+    /// processes that ask this store under its prefix, as the store [saw](Store::clients) it last,
+    /// and at least one permit. A process that has not heard of the store yet grants nothing. A
+    /// request that is larger than the share is refused as [`Refusal::Unavailable`].
+    ///
+    /// In the window in which the store goes away, or while a bucket of before may have been full,
+    /// all shares together grant the limit divided by the number of processes, on top of the
+    /// permits that the store granted. So in no window more is granted than the limit and this
+    /// share of it, until a later window begins without the store. In later windows the shares are
+    /// together the limit.
+    Share,
+    /// As [`Share`](WhileAway::Share), with this number of processes.
+    ShareOf(NonZeroU32),
+    /// Every request is granted.
+    Open,
+    /// Every request is refused at once, as [`Refusal::Unavailable`], also one that would wait for
+    /// its turn. Its `retry_after` tells when the store is asked again.
+    #[default]
+    Closed,
+}
+
+/// The time of tests, in microseconds, how many calls they wait for, and the runtime of the tasks
+/// that are spawned.
+#[cfg(test)]
+#[derive(Default)]
+struct TestClock {
+    time: OnceLock<Box<dyn Fn() -> u64 + Send + Sync>>,
+    pending: Arc<AtomicUsize>,
+    tasks: OnceLock<tokio::runtime::Handle>,
+}
+
+/// A log of grants: the key, the server's Unix time in microseconds, and the permits.
+type GrantLog = Box<dyn Fn(&str, i64, u64) + Send + Sync>;
+
+struct Inner {
+    #[cfg(test)]
+    test: TestClock,
+    grant_log: OnceLock<GrantLog>,
+    calls: Queue<Work>,
+    shared: Arc<Shared>,
+    prefix: String,
+    while_away: WhileAway,
+    leases: Arc<LeaseCounters>,
+    /// Whether a limit of permits in use was made.
+    has_counting: AtomicBool,
+    shares: Shares,
+    /// The runtime that does the work; none if a model does.
+    runtime: OnceLock<Handle>,
+    /// Whether that is the runtime of a user, and not that of a thread of the store.
+    is_on_runtime: bool,
+}
+
+impl Store {
+    /// The error of the last call to the store; `None` if that call was answered, or if none was
+    /// made.
+    #[must_use]
+    pub fn trouble(&self) -> Option<StoreError> {
+        lock(&self.0.shared.trouble).clone()
+    }
+
+    /// Whether the store did not answer lately, so that it is left alone for a while.
+    #[must_use]
+    pub fn is_away(&self) -> bool {
+        self.0.shared.servers.is_away()
+    }
+
+    /// Has every grant of the store that is used told to a function, for programs that check the
+    /// bound of a limit. The first function stays.
+    #[doc(hidden)]
+    pub fn log_grants(&self, log: impl Fn(&str, i64, u64) + Send + Sync + 'static) {
+        _ = self.0.grant_log.set(Box::new(log));
+    }
+
+    pub(crate) fn log_grant(&self, key: &str, due: i64, permits: u64) {
+        if let Some(log) = self.0.grant_log.get() {
+            log(key, due, permits);
+        }
+    }
+
+    /// How many processes ask this store under its prefix, this one included, as the store saw it
+    /// last; `None` before the first answer.
+    ///
+    /// The number is asked for every two seconds, and more often at first, while
+    /// [`WhileAway::Share`] is set, and once a limiter [leases](crate::LimiterBuilder::leased). A
+    /// process that ended counts for up to half a minute more, so that shares are rather too small.
+    #[must_use]
+    pub fn clients(&self) -> Option<NonZeroU32> {
+        self.0.shared.clients.get()
+    }
+
+    /// By how many processes a limit is shared while the store is away; `None` if it is not shared,
+    /// or if their number is not known yet.
+    pub(crate) fn processes(&self) -> Option<NonZeroU32> {
+        match self.0.while_away {
+            WhileAway::Share => self.clients(),
+            WhileAway::ShareOf(processes) => Some(processes),
+            WhileAway::Open | WhileAway::Closed => None,
+        }
+    }
+
+    /// The limiter of this process for the limits of a tag, while the store is away; `None` if this
+    /// process grants no shares.
+    pub(crate) fn share<'a>(
+        &self,
+        tag: &str,
+        limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
+    ) -> Option<Result<AllOf, AllRefusal>> {
+        let processes = self.processes()?;
+        let silence = lock(&self.0.shared.answered).elapsed();
+        let outage = Outage { processes, silence, time: self.0.shared.clients.server_time() };
+        Some(self.0.shares.limiter(tag, limits, outage))
+    }
+
+    /// The time that scripts are to decide by: none but in tests of this crate, where it is set.
+    pub(crate) fn time(&self) -> Option<u64> {
+        #[cfg(test)]
+        return self.0.test.time.get().map(|time| time());
+        #[cfg(not(test))]
+        None
+    }
+
+    #[cfg(test)]
+    pub(crate) fn set_time(&self, time: impl Fn() -> u64 + Send + Sync + 'static) {
+        _ = self.0.test.time.set(Box::new(time));
+    }
+
+    /// Has tasks run in this runtime, of which time may be paused.
+    #[cfg(test)]
+    pub(crate) fn set_tasks(&self, runtime: tokio::runtime::Handle) {
+        _ = self.0.test.tasks.set(runtime);
+    }
+
+    /// How many calls are not answered yet.
+    #[cfg(test)]
+    pub(crate) fn pending(&self) -> usize {
+        self.0.test.pending.load(Ordering::SeqCst)
+    }
+
+    /// Notes that a limit of permits in use is made, for the next check.
+    pub(crate) fn begin_counting(&self) {
+        self.0.has_counting.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_counting(&self) -> bool {
+        self.0.has_counting.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.0.prefix
+    }
+
+    pub(crate) fn while_away(&self) -> WhileAway {
+        self.0.while_away
+    }
+
+    pub(crate) fn events(&self) -> Option<&Arc<dyn Events>> {
+        self.0.shared.events.as_ref()
+    }
+
+    pub(crate) fn count_degraded(&self) {
+        self.0.shared.counters.degraded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_lost_refunds(&self, refunds: usize) {
+        let refunds = u64::try_from(refunds).unwrap_or(u64::MAX);
+        self.0.shared.counters.lost_refunds.fetch_add(refunds, Ordering::Relaxed);
+    }
+
+    /// Notes an answer that makes no sense.
+    pub(crate) fn note_nonsense(&self) -> Away {
+        let shared = &self.0.shared;
+        shared.counters.misconfigured.fetch_add(1, Ordering::Relaxed);
+        shared.tell(StoreEvent::Misconfigured);
+        *lock(&shared.trouble) = Some(StoreError::wrong("its answer makes no sense"));
+        Away::Misconfigured
+    }
+
+    /// Has a call carried out, and its outcome given to a function on the thread of the store.
+    pub(crate) fn send(
+        &self,
+        by_hash: Cmd,
+        script: Arc<Script>,
+        answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
+    ) {
+        drop(self.send_locked(by_hash, script, Duration::ZERO, answer));
+    }
+
+    /// As [`send`](Store::send), for a caller that holds a lock, and whose requests waited so long
+    /// for this call: it has an answer at the deadline less that time.
+    pub(crate) fn send_locked(
+        &self,
+        by_hash: Cmd,
+        script: Arc<Script>,
+        waited: Duration,
+        answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
+    ) -> Option<Unsent> {
+        #[cfg(test)]
+        let answer = {
+            let pending = self.0.test.pending.clone();
+            pending.fetch_add(1, Ordering::SeqCst);
+            move |outcome| {
+                answer(outcome);
+                pending.fetch_sub(1, Ordering::SeqCst);
+            }
+        };
+        self.0.shared.send(&self.0.calls, by_hash, script, waited, Box::new(answer))
+    }
+
+    /// How often the store was asked, and what became of it.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.0.shared.counters.read()
+    }
+
+    /// Within which time each call has an answer.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.0.shared.timeout
+    }
+
+    /// Whether a call takes so long that a second one may not end within the deadline.
+    pub(crate) fn is_far(&self) -> bool {
+        self.0.shared.is_far.load(Ordering::Relaxed)
+    }
+
+    /// Has a task run on the thread of the store. Returns whether there is one.
+    pub(crate) fn spawn(&self, task: Task) -> bool {
+        #[cfg(test)]
+        if let Some(runtime) = self.0.test.tasks.get() {
+            runtime.spawn(task);
+            return true;
+        }
+        self.0.calls.add(Work::Task(task)).is_ok()
+    }
+
+    /// Whether the runtime that makes calls has ended: no call is made from now on.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.0.calls.is_over()
+    }
+
+    /// What became of permits on lease, of all limiters that
+    /// [lease](crate::LimiterBuilder::leased).
+    #[must_use]
+    pub fn lease_counts(&self) -> LeaseCounts {
+        self.0.leases.read()
+    }
+
+    /// Has the processes counted that ask this store.
+    pub(crate) fn count_processes(&self) {
+        self.0.shared.clients.wanted.notify_one();
+    }
+
+    pub(crate) fn lease_counters(&self) -> &Arc<LeaseCounters> {
+        &self.0.leases
+    }
+
+    /// Waits for a future on this thread. `None`, without polling it, where that must not be: for
+    /// such a handle, and on a thread that makes the calls.
+    pub(crate) fn block_on<T>(&self, blocks: Blocks, future: impl Future<Output = T>) -> Option<T> {
+        self.block_on_until(blocks, || false, future)
+    }
+
+    /// Waits for a permit on this thread, as [`block_on`](Store::block_on) does, until a token of
+    /// the thread is cancelled.
+    pub(crate) fn block_on_permits(
+        &self,
+        blocks: Blocks,
+        wait: AcquireAny,
+    ) -> Option<Result<AllPermits, AllRefusal>> {
+        let mut cancellable = match Cancellable::begin() {
+            Ok(cancellable) => cancellable,
+            Err(cancelled) => return Some(Err(cancelled.into())),
+        };
+        let answer = self.block_on_until(blocks, || cancellable.ends(), wait);
+        if answer.is_none() && cancellable.ends() {
+            return Some(Err(Refusal::Cancelled.into()));
+        }
+        answer
+    }
+
+    fn block_on_until<T>(
+        &self,
+        blocks: Blocks,
+        ends: impl FnMut() -> bool,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        let runtime = self.0.runtime.get();
+        let is_own = |runtime: &Handle| Handle::try_current().is_ok_and(|own| own.id() == runtime.id());
+        if blocks == Blocks::No || self.0.is_on_runtime && runtime.is_some_and(is_own) {
+            return None;
+        }
+        block_on(runtime, ends, future)
+    }
+
+    pub(crate) async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {
+        let (sender, receiver) = oneshot::channel();
+        self.send(by_hash, script, move |answer| _ = sender.send(answer));
+        receiver.await.unwrap_or(Err(Away::For(Duration::MAX)))
+    }
+}
+
+impl fmt::Debug for Store {
+    /// Without the address, which may have a password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("prefix", &self.0.prefix)
+            .field("timeout", &self.0.shared.timeout)
+            .field("while_away", &self.0.while_away)
+            .finish_non_exhaustive()
+    }
+}
