@@ -203,19 +203,19 @@ impl Set {
         waited: Duration,
         answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
-        let none = vec![(0, 0); self.members.len()];
-        let cmd = reserve(&self.script, self.store.time(), &self.parts(&none, &[]), given_back, requests);
+        let cmd = reserve(&self.script, self.store.time(), &self.parts(&[], &[]), given_back, requests);
         let (requests, limits) = (requests.len(), self.members.len());
         let answer = self.counts_lost(given_back.len(), answer);
         self.carry_out(cmd, waited, move |value| Reply::read_all(value, requests, limits), answer)
     }
 
-    fn parts<'a>(&'a self, costs: &Costs, before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
-        let part = |(i, (member, (n, _))): (usize, (&'a Member, &(u64, u64)))| {
+    fn parts<'a>(&'a self, costs: &[(u64, u64)], before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
+        let part = |(i, member): (usize, &'a Member)| {
             let booking = before.get(i).map_or(&[][..], Vec::as_slice);
-            Part { key: &self.keys[i], terms: &member.terms, permits: *n, booking }
+            let permits = costs.get(i).map_or(0, |(n, _)| *n);
+            Part { key: &self.keys[i], terms: &member.terms, permits, booking }
         };
-        self.members.iter().zip(costs).enumerate().map(part).collect()
+        self.members.iter().enumerate().map(part).collect()
     }
 
     fn carry_out<T>(

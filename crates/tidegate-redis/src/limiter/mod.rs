@@ -213,7 +213,7 @@ impl StoreLimiter {
         let this = self.clone();
         AcquireAny::new(async move {
             let watch = Watch::new(&this.0.observers, ask.permits());
-            this.clone().decided(ask, Duration::ZERO, watch).await
+            this.decided(ask, Duration::ZERO, watch).await
         })
     }
 
@@ -241,29 +241,29 @@ impl StoreLimiter {
 
     /// Waits for permits, at most this long, and tells the observers of the answer.
     async fn decided(
-        self,
+        &self,
         ask: Ask,
         longest: Duration,
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
-        let set = self.0.clone();
-        let won = self.clone().wait(ask.clone(), longest).await;
+        let set = &self.0;
+        let won = self.wait(&ask, longest).await;
         let won = with_left(won, ask.with_left, self.status()).await;
-        let Some(watch) = watch else { return won.map(|won| won.permits(&set, &ask)) };
+        let Some(watch) = watch else { return won.map(|won| won.permits(set, &ask)) };
         match won {
             Ok(Won::Free) => watch.exempted(),
             Ok(Won::Booked(ref granted)) => watch.granted(&self.0, granted),
             won => {
-                let answer = won.map(|won| won.permits(&set, &ask));
+                let answer = won.map(|won| won.permits(set, &ask));
                 watch.answered(answer.as_ref());
                 return answer;
             }
         }
-        won.map(|won| won.permits(&set, &ask))
+        won.map(|won| won.permits(set, &ask))
     }
 
     /// Waits for permits, at most this long.
-    async fn wait(self, ask: Ask, longest: Duration) -> Result<Won, AllRefusal> {
+    async fn wait(&self, ask: &Ask, longest: Duration) -> Result<Won, AllRefusal> {
         if ask.exempt {
             return Ok(Won::Free);
         }
@@ -367,7 +367,7 @@ impl Limiter for StoreLimiter {
                 return answer;
             }
             let longest = this.rest(ask.all_else.within.unwrap_or(Duration::MAX), began);
-            this.clone().decided(ask, longest, watch).await
+            this.decided(ask, longest, watch).await
         })
     }
 
