@@ -194,8 +194,9 @@ impl Shared {
             return Some(Unsent { answer: Some(answer), is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
-        // Calls that come during a call leave together, and behind it.
-        let is_alone = before == 0 && self.is_in_time(waited);
+        // Calls that come during a call leave together, and behind it. One that waited for long may
+        // be looked for too late.
+        let is_alone = before == 0 && waited <= self.timeout / 2;
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
         answer.is_sent = is_sent;
