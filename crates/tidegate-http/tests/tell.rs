@@ -205,3 +205,12 @@ proptest! {
         }
     }
 }
+
+/// A limiter whose store did not answer tells a wait of zero.
+#[test]
+fn no_refusal_asks_to_come_again_at_once() {
+    let mut headers = HeaderMap::new();
+    tell::refused(&[], Duration::ZERO, Format::Draft, &mut headers);
+    assert_eq!(headers["retry-after"], "1");
+    assert_eq!(tell::retry_after(Duration::ZERO), "1");
+}

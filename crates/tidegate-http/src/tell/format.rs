@@ -62,7 +62,8 @@ pub fn granted(limits: &[Limit<'_>], format: Format, headers: &mut HeaderMap) {
     write(limits.iter().map(Limit::state), format, headers);
 }
 
-/// Writes the limits of a request that was refused, and a `Retry-After` of `wait`, rounded up.
+/// Writes the limits of a request that was refused, and a `Retry-After` of `wait`, rounded up, and
+/// of at least a second.
 ///
 /// A limit with nothing left tells no time before the end of `wait`, and `Retry-After` tells no
 /// time before the longest of these times, as the draft asks.
@@ -71,7 +72,7 @@ pub fn granted(limits: &[Limit<'_>], format: Format, headers: &mut HeaderMap) {
 ///
 /// See the [module](crate::tell).
 pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &mut HeaderMap) {
-    let wait = seconds_up(wait);
+    let wait = seconds_up(wait).max(1);
     let states = limits.iter().map(|limit| match limit.state() {
         state @ State { remaining: Some(0), .. } => State { reset: state.reset.max(Some(wait)), ..state },
         state => state,
@@ -82,7 +83,9 @@ pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &m
     headers.insert(RETRY_AFTER, HeaderValue::from(retry));
 }
 
-/// Returns the value of a `Retry-After` header: whole seconds, rounded up.
+/// Returns the value of a `Retry-After` header: whole seconds, rounded up, and at least one. A
+/// limiter whose store did not answer asks it again at once, and tells no wait. Its callers had
+/// better not all come at once.
 ///
 /// # Examples
 ///
@@ -92,10 +95,11 @@ pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &m
 ///
 /// assert_eq!(retry_after(Duration::from_millis(1)), "1");
 /// assert_eq!(retry_after(Duration::from_secs(2)), "2");
+/// assert_eq!(retry_after(Duration::ZERO), "1");
 /// ```
 #[must_use]
 pub fn retry_after(wait: Duration) -> HeaderValue {
-    HeaderValue::from(seconds_up(wait))
+    HeaderValue::from(seconds_up(wait).max(1))
 }
 
 const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
