@@ -68,6 +68,22 @@ thread_local! {
     static SENDS: Cell<bool> = const { Cell::new(false) };
 }
 
+/// While it lives, this thread adds a call. Also a panic ends it.
+struct Sending;
+
+impl Sending {
+    fn begin() -> Sending {
+        SENDS.set(true);
+        Sending
+    }
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        SENDS.set(false);
+    }
+}
+
 /// The waker of the task.
 struct Wakes(AtomicWaker);
 
@@ -161,10 +177,10 @@ impl Link {
         let mut future = self.driver.future.try_lock().ok()?;
         let mut link = self.clone();
         let mut answer: Answer = Box::pin(async move { link.call(&cmd).await });
-        SENDS.set(true);
+        let sending = Sending::begin();
         // Else a budget of the calling task might end here, and its runtime would go on at any time.
         let poll = pin!(coop::unconstrained(answer.as_mut())).poll(&mut Context::from_waker(waker));
-        SENDS.set(false);
+        drop(sending);
         let driving = std::future::poll_fn(|_| self.driver.poll(&mut future));
         if pin!(coop::unconstrained(driving)).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.driver.task.0.wake();
