@@ -391,8 +391,8 @@ fn a_fleet_on_lease_serves_busy_and_idle_processes_alike() {
         // Without leases about one for each request.
         assert!(2 * outcome.calls <= outcome.asked(), "{load}: {} for {}", outcome.calls, outcome.asked());
         // The busiest asks for a fifth of all, and each of the idlest for less than a hundredth.
-        // Over eight seeds the ratio is 1.02 to 1.19 at the smaller load, and 0.95 to 1.20 at the
-        // larger.
+        // Over eight other seeds the ratio is 0.98 to 1.17 at the smaller load; at the larger it is
+        // 1.02 to 1.21, and once 1.43.
         let ratio = outcome.served_of(0..5) / outcome.served_of(40..60);
         assert!((0.8..=1.25).contains(&ratio), "{load}: {ratio}");
     }

@@ -13,12 +13,14 @@
 //!
 //! # More requests than permits
 //!
-//! That is so for a second after a lease was refused. Then a lease is asked for at intervals, for
-//! the permits that were asked of this process since the last one, and the store grants all of it
-//! or nothing. Each permit is so asked for once, as if each request asked by itself: the store
-//! grants leases as often as single requests. A request that finds no permit makes no call, since
-//! the next lease asks for it. After a grant the store would refuse all requests of this process
-//! until no more than W is booked; the permits of this time are in no lease.
+//! That is so for a second after a lease was refused, or until one is granted at once that leaves a
+//! tenth of C: callers who ask again at told times ask for few permits until then. Then a lease is
+//! asked for at intervals, for the permits that were asked of this process since the last one, and
+//! the store grants all of it or nothing. Each permit is so asked for once, as if each request
+//! asked by itself: the store grants leases as often as single requests. A request that finds no
+//! permit makes no call, since the next lease asks for it. After a grant the store would refuse all
+//! requests of this process until no more than W is booked; the permits of this time are in no
+//! lease.
 //!
 //! More is booked when half of a lease is used. A lease ends at 2H, counted from the moment at
 //! which its booking was sent or becomes usable. That is earlier, by the way to the server, than 2H
@@ -41,7 +43,7 @@ use tokio::sync::Notify;
 use crate::jitter::jittered;
 use crate::lease::counts::LeaseCounters;
 use crate::lease::stock::{Origin, Piece, Stock, Taken};
-use crate::script::{Answer, Operation, Reply};
+use crate::script::{Answer, Operation, Reply, Told};
 use crate::set::{Costs, Undecided};
 use crate::terms::{Kind, Terms};
 
@@ -525,6 +527,12 @@ impl Ledger {
             return Outcome::Failed;
         }
         let mut state = self.lock();
+        // There are more permits than requests.
+        let is_plenty =
+            |(account, told): (&Arc<Account>, &Told)| told.available >= (account.terms.limit / 10).max(1);
+        if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
+            state.pressed = now;
+        }
         let is_pressed = now < state.pressed;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
         for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
@@ -723,7 +731,6 @@ fn piece(account: &Account, sent: Nanos, now: Nanos, reply: &Reply, limit: usize
 #[cfg(all(test, not(tidegate_loom)))]
 mod tests {
     use super::*;
-    use crate::script::Told;
 
     const MS: Duration = Duration::from_millis(1);
 

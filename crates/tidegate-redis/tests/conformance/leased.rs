@@ -227,6 +227,38 @@ fn each_key_has_leases_of_its_own() {
     }
 }
 
+/// How many permits a caller gets in ten seconds who asks again at the told times.
+fn permits_of(world: &mut World, line: &str) -> u64 {
+    let limiter = world.limit(line);
+    let (mut permits, mut rest) = (0, 10 * SECOND);
+    loop {
+        match world.try_acquire(&limiter, 1) {
+            Ok(_) => permits += 1,
+            Err(refusal) => {
+                let wait = refusal.retry_after().expect("a time").max(MS);
+                match rest.checked_sub(wait) {
+                    Some(less) => rest = less,
+                    None => return permits,
+                }
+                world.advance(wait);
+            }
+        }
+    }
+}
+
+/// Where permits are short, a limiter with leases refuses requests until the next lease is asked
+/// for. It grants no more than one process does, and catches up but for the second in which a
+/// refusal is believed, and the life of a lease.
+#[test]
+fn permits_are_had_where_they_are_short_with_leases() {
+    for line in POLICIES {
+        let Some(shared) = World::over_a_store() else { return };
+        let mut leased = World { is_leased: true, ..shared };
+        let (one, leased) = (permits_of(&mut World::in_process(), line), permits_of(&mut leased, line));
+        assert!((one - 1200..=one).contains(&leased), "{line}: {leased} of {one}");
+    }
+}
+
 /// Random calls while there are permits for all of them.
 #[test]
 fn random_calls_have_one_answer_while_leases_serve_them() {
