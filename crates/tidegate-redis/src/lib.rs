@@ -39,6 +39,7 @@ pub use store::{Counts, Store, StoreBuilder, WhileAway};
 ///
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet.md"))]
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet_cluster.md"))]
+#[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet_leased.md"))]
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/simulation_loads.md"))]
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/simulation_faults.md"))]
 #[doc = include_str!("../docs/PLANNING.md")]
