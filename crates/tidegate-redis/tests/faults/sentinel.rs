@@ -60,7 +60,9 @@ async fn sentinels_replace_a_primary() {
     let tally = load.end().await;
     load::row("a primary replaced by sentinels", tally, &store);
     assert_eq!((tally.refused, store.counts().misconfigured), (0, 0), "{:?}", store.trouble());
-    assert_eq!(group.servers[1].info("replication", "role").as_deref(), Some("master"));
+    wait_until("the replica is a primary", || {
+        group.servers[1].info("replication", "role").as_deref() == Some("master")
+    });
     let charged = load::charged(&group.servers[1].url()).await;
     assert!(charged <= tally.granted + store.counts().unknown, "{charged} charged, {tally:?}");
 

@@ -193,9 +193,12 @@ impl Server {
         cmd.query(&mut self.connect()).expect("an answer")
     }
 
-    /// A line of INFO.
+    /// A line of INFO; `None` if the server does not answer. Sentinels close the connections of a
+    /// server whose role they change.
     pub(crate) fn info(&self, section: &str, name: &str) -> Option<String> {
-        let text: String = redis::cmd("INFO").arg(section).query(&mut self.connect()).ok()?;
+        let client = redis::Client::open(self.url()).expect("an address");
+        let mut connection = client.get_connection().ok()?;
+        let text: String = redis::cmd("INFO").arg(section).query(&mut connection).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(&format!("{name}:")));
         line.map(|line| line.trim_end().to_owned())
     }
