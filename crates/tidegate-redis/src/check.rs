@@ -24,8 +24,8 @@ impl Store {
     /// Asks the store whether limiters can work with it, for the start of a program.
     ///
     /// The check makes four calls one after the other, each for a tag in another quarter of a
-    /// cluster, so it asks at most four servers of a cluster. A server of a cluster at an address of
-    /// a single one is found unless the server has three quarters of all tags. A call makes each
+    /// cluster, so it asks at most four servers of a cluster. A server of a cluster at an address
+    /// of a single one is found unless the server has three quarters of all tags. A call makes each
     /// command of the scripts, at a key that no limiter has. The commands that only a limit of
     /// permits in use [needs](crate#addresses) are made if such a limit was
     /// [built](crate::CountingBuilder::build) over this store before.

@@ -178,9 +178,8 @@ impl fmt::Display for StoreError {
 
 impl Error for StoreError {}
 
-/// The answer to a request. A refusal tells what is left, if the request asks for that, also where
-/// this process refused without asking the store. An adapter would ask for the state by a call that
-/// blocks.
+/// Adds to a refusal what is left, if the request asks for that, also where this process refused
+/// without asking the store. Else an adapter would ask for the state by a call that blocks.
 pub(crate) async fn with_left<T>(
     answer: Result<T, AllRefusal>,
     asks: bool,

@@ -174,8 +174,8 @@ impl Share {
         // A share that has begun is not full again in its first period.
         let status = self.tags.status(tag);
         if status.full_in == Duration::ZERO {
-            // An earlier share that was begun has what was granted before it in it, as far as it had
-            // room for that. No share has a debt.
+            // An earlier share that was begun has what was granted before it in it, as far as it
+            // had room for that. No share has a debt.
             let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
             let room = u32::try_from(status.limit).unwrap_or(u32::MAX).saturating_sub(self.less);
             // A tag for which there is no room is refused afterwards.

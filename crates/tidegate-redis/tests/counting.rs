@@ -86,7 +86,8 @@ async fn a_request_of_any_kind_is_answered_by_a_store() {
     let too_many = Refusal::ExceedsLimit { requested: 4, limit: 3 };
     assert_eq!(refusal(limiter.acquire_many(4).await), Some(too_many));
     assert!(limiter.acquire_now([("limit", 1)]).await.is_err());
-    // A reservation that is refused tells the state as well, where its thread may wait for the store.
+    // A reservation that is refused tells the state as well, where its thread may wait for the
+    // store.
     for permits in [0, 4] {
         let refusal = limiter.reserve(Request::permits(permits).with_left()).unwrap_err();
         assert_eq!(refusal.left().map(|left| left.members[0].1.available), Some(3), "{refusal}");

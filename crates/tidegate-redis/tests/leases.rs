@@ -512,7 +512,8 @@ fn dropped_waits_leave_no_trace() {
 #[test]
 fn busy_and_idle_processes_are_served_alike() {
     run(async {
-        // Over ways of one length, calls of one millisecond would come in the order of their timers.
+        // Over ways of one length, calls of one millisecond would come in the order of their
+        // timers.
         let network = Network { jitter: 1.0, ..Network::steady(MS) };
         let fleet = Fleet::new(9, network, 16, "token_bucket 10000/s burst 1000");
         let served = Arc::new(Mutex::new([(0_u64, 0_u64); 16]));

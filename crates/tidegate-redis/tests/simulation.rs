@@ -64,8 +64,8 @@ fn clients_of_one_model_share_a_limit() {
     });
 }
 
-/// A request that does not wait was refused as if all permits were in use, unless the store answered
-/// within a millisecond.
+/// A request that does not wait was refused as if all permits were in use, unless the store
+/// answered within a millisecond.
 #[test]
 fn a_request_for_a_permit_in_use_that_does_not_wait_is_answered_by_the_store() {
     run(async {
@@ -283,8 +283,8 @@ fn jains_index_of_equal_shares_is_one() {
     assert_eq!((jain([2.0, 2.0]), jain([1.0, 0.0, 0.0, 0.0]), jain([])), (1.0, 0.25, 1.0));
 }
 
-/// Eight clients of 25 tasks each share a rate: one permit at a time, of which none is left, by less
-/// than a call for each, and alike.
+/// Eight clients of 25 tasks each share a rate: one permit at a time, of which none is left, by
+/// less than a call for each, and alike.
 #[test]
 fn eight_clients_share_a_rate_evenly_by_less_than_a_call_a_permit() {
     for (per_second, permits) in [(500_u32, 1000), (5000, 5000)] {

@@ -84,8 +84,8 @@ pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &m
 }
 
 /// Returns the value of a `Retry-After` header: whole seconds, rounded up, and at least one. A
-/// limiter whose store did not answer asks it again at once, and tells no wait. Its callers had
-/// better not all come at once.
+/// limiter whose store did not answer tells no wait, since the limiter asks the store again at
+/// once. If the header told a zero, the refused clients would all come back at once.
 ///
 /// # Examples
 ///

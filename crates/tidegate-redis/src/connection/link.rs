@@ -178,7 +178,8 @@ impl Link {
         let mut link = self.clone();
         let mut answer: Answer = Box::pin(async move { link.call(&cmd).await });
         let sending = Sending::begin();
-        // Else a budget of the calling task might end here, and its runtime would go on at any time.
+        // Else a budget of the calling task might end here, and its runtime would go on at any
+        // time.
         let poll = pin!(coop::unconstrained(answer.as_mut())).poll(&mut Context::from_waker(waker));
         drop(sending);
         let driving = std::future::poll_fn(|_| self.driver.poll(&mut future));

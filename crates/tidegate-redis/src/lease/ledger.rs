@@ -14,13 +14,13 @@
 //! # More requests than permits
 //!
 //! That is so for a second after a lease was refused, or until one is granted at once that leaves a
-//! tenth of C: callers who ask again at told times ask for few permits until then. Then a lease is
-//! asked for at intervals, for the permits that were asked of this process since the last one, and
-//! the store grants all of it or nothing. Each permit is so asked for once, as if each request
-//! asked by itself: the store grants leases as often as single requests. A request that finds no
-//! permit makes no call, since the next lease asks for it. After a grant the store would refuse all
-//! requests of this process until no more than W is booked; the permits of this time are in no
-//! lease.
+//! tenth of C: requests that were refused come again at told times, and are few until then. Then a
+//! lease is asked for at intervals, for the permits that were asked of this process since the last
+//! one, and the store grants all of it or nothing. Each permit is so asked for once, as if each
+//! request asked by itself: the store grants leases as often as single requests. A request that
+//! finds no permit makes no call, since the next lease asks for it. After a grant the store would
+//! refuse all requests of this process until no more than W is booked; the permits of this time are
+//! in no lease.
 //!
 //! More is booked when half of a lease is used. A lease ends at 2H, counted from the moment at
 //! which its booking was sent or becomes usable. That is earlier, by the way to the server, than 2H
@@ -109,8 +109,9 @@ impl Account {
         self.per_second * self.horizon().as_secs_f64()
     }
 
-    /// The most permits of a lease for requests that all get permits in the end. Permits of a window
-    /// that slides are in no lease if they are too few for one more: so a lease is a part of it.
+    /// The most permits of a lease for requests that all get permits in the end. Permits of a
+    /// window that slides are in no lease if they are too few for one more: so a lease is a part of
+    /// it.
     fn part(&self) -> f64 {
         match self.terms.kind {
             Kind::Bucket | Kind::Fixed => self.comes_in(),

@@ -392,7 +392,8 @@ fn refused(set: &Set, refusal: Refusal) -> AllRefusal {
     }
 }
 
-/// The shortest time after which a refused request is told to come again, while a lease is asked for.
+/// The shortest time after which a refused request is told to come again, while a lease is asked
+/// for.
 const SOONEST: Nanos = Nanos::new(1_000_000);
 
 /// What a request asks of the only limit of a set. `None` if it names another one.

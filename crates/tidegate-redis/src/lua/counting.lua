@@ -24,8 +24,8 @@
 -- its state has it again after each process has called. A call that comes after a later one of the
 -- same process changes nothing.
 --
--- Cost. A call looks at the processes that wait, at most 64. When one may be lost it looks at all of
--- them: each lives for two thirds of its span after that, so this is seldom.
+-- Cost. A call looks at the processes that wait, at most 64. When one may be lost it looks at all
+-- of them: each lives for two thirds of its span after that, so this is seldom.
 --
 -- Time. The clock is the server's. If it is set back, all instants of the state move with it.
 --
@@ -44,7 +44,8 @@ local all, line, mine = unpack(redis.call('HMGET', hash, 'all', 'line', id))
 local total, seen, paused, kept, first = 0, now, 0, 0, NEVER
 if all then
   total, seen, paused, kept, first = struct.unpack('>ddddd', all)
-  -- No text begins with a number like this: the eight bytes of one are no whole number, or a larger one.
+  -- No text begins with a number like this: the eight bytes of one are no whole number, or a larger
+  -- one.
   if not (total >= 0 and total < 2^51 and total % 1 == 0) then
     error('the key has a value of another program', 0)
   end

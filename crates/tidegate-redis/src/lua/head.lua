@@ -28,8 +28,8 @@
 -- the instants of the limits alone. A request that is due within its longest wait takes its
 -- permits as of that instant; any other request changes nothing.
 --
--- Several requests. A call decides about a list of requests, one after the other, each as if it were
--- alone: the clock stands still, each change is in the numbers that the next request sees, and
+-- Several requests. A call decides about a list of requests, one after the other, each as if it
+-- were alone: the clock stands still, each change is in the numbers that the next request sees, and
 -- every key is read and written once.
 --
 -- Giving back. The last booking is given back by the value from before it. Any other one, if its
@@ -38,17 +38,17 @@
 -- whose instant passes is lost, and so is one for which there is no place. The value from before a
 -- booking is told if it is short, or if the booking is the last one of its call.
 --
--- A grant whose instant has come is given back by a refund. A window takes it back if it still counts
--- the grant at its last booking. Later the permits would be those of other grants.
+-- A grant whose instant has come is given back by a refund. A window takes it back if it still
+-- counts the grant at its last booking. Later the permits would be those of other grants.
 --
 -- ARGV: the operation; packed, for each key the number of its kind, its own longest wait in us, and
--- its terms; packed, the time (-1 for TIME) and the numbers of the operation. Those of `reserve` are
--- the requests: of each its longest wait in us, two flags (it is in shadow; the reply tells the state
--- also if it is granted), and for each key its permits and the most permits. Those of any other one are
--- a span in us (of `pause`), a flag (of `pause`: it keeps the stock), the instant of a grant (of `back`
--- and `refund`), and for each key its permits. Then the bookings that `reserve` gives back before: of
--- each, packed, its instant and for each key its permits; and for each key the value from before the
--- booking. `back` has these values alone.
+-- its terms; packed, the time (-1 for TIME) and the numbers of the operation. Those of `reserve`
+-- are the requests: of each its longest wait in us, two flags (it is in shadow; the reply tells the
+-- state also if it is granted), and for each key its permits and the most permits. Those of any
+-- other one are a span in us (of `pause`), a flag (of `pause`: it keeps the stock), the instant of
+-- a grant (of `back` and `refund`), and for each key its permits. Then the bookings that `reserve`
+-- gives back before: of each, packed, its instant and for each key its permits; and for each key
+-- the value from before the booking. `back` has these values alone.
 --
 -- Speed. Most calls are `reserve` of one request that is granted at once. Functions that this needs
 -- not are only made for other operations.

@@ -90,9 +90,9 @@ local function write_changed()
 end
 
 -- The reply: an answer, the wait, the limit that makes it wait, and the instant; for each limit the
--- permits of this request; and if it tells the state, for each limit how many permits are available;
--- in which time it is full, and one permit is due; how long it is still paused; another number. A
--- time of -1 is never.
+-- permits of this request; and if it tells the state, for each limit how many permits are
+-- available; in which time it is full, and one permit is due; how long it is still paused; another
+-- number. A time of -1 is never.
 local function reply(answer, wait, tightest, due, tells, other)
   local told = {answer, wait, tightest, due, limits[1].n}
   for i = 2, count do told[4 + i] = limits[i].n end
@@ -209,8 +209,9 @@ local function reserve(longest, shadow, tells, is_last)
   return told
 end
 
--- Gives back the bookings of the requests for `l.n` permits of each limit at one instant, if that is
--- still to come. `ARGV[first]` and those behind it have the value of each limit from before the booking.
+-- Gives back the bookings of the requests for `l.n` permits of each limit at one instant, if that
+-- is still to come. `ARGV[first]` and those behind it have the value of each limit from before the
+-- booking.
 local function give_back(place, first)
   if now >= place then return false end
   for i = 1, count do

@@ -108,17 +108,17 @@ impl Drop for Unsent {
 /// Why the store told nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Away {
-    /// It may be asked again after this time.
+    /// The store may be asked again after this time.
     For(Duration),
-    /// It is not as it must be, and that is no outage.
+    /// The store is not as it must be, and that is no outage.
     Misconfigured,
 }
 
 /// The work of a store, until all handles are dropped and all calls are answered.
 ///
 /// One task makes all calls, so that they leave in order on a runtime of several threads as well. A
-/// call that is alone is sent before it gets here, and taken with its reply: no timer is set for it.
-/// If it has no reply after a quarter of the deadline, it gets its timer then.
+/// call that is alone is sent before it gets here, and taken with its reply: no timer is set for
+/// it. If it has no reply after a quarter of the deadline, it gets its timer then.
 pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_clients: String) {
     // By the clock of the runtime, which may be paused.
     let began = Instant::now();
@@ -179,7 +179,8 @@ impl Shared {
         }
     }
 
-    /// Has a call made whose requests waited so long for it, or sends it. The caller may hold a lock.
+    /// Sends a call from this thread, or has the task of the store make it. `waited` is how long
+    /// its requests have waited for it. The caller may hold a lock.
     pub(super) fn send(
         self: &Arc<Shared>,
         calls: &Queue<Work>,
@@ -222,7 +223,7 @@ impl Shared {
         }
     }
 
-    /// Answers a call that was sent, and whose reply is there. Else it is returned.
+    /// Answers a call that was sent, if its reply is there. Else returns the call.
     fn answer_at_once(&self, context: &mut Context<'_>, mut call: Call) -> Option<Call> {
         let Some(begun) = &mut call.begun else { return Some(call) };
         let Some(value) = begun.reply(context) else { return Some(call) };
