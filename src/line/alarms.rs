@@ -28,7 +28,8 @@
 //! | all other alarms | [`REST`] later |
 //!
 //! The reserves serve the line if the head's event loop stalls. While it runs they never ring: a
-//! reserve is moved later as soon as half of its margin is used up.
+//! reserve is moved later as soon as half of its margin is used up. An alarm is moved later at most
+//! once in [`EARLY`]: a time may move with the clock.
 //!
 //! If one event loop stalls, each waiter of that event loop is served late by [`SLACK`] when it is
 //! the head. If the first reserve's event loop stalls too, the second reserve serves the line,
@@ -248,8 +249,9 @@ impl<C: Timer> Alarms<C> {
                 // A ring of the old setting comes later than the new time, so it is not too early.
                 Some(armed) if armed.at > at => at,
                 // An alarm that may ring at this moment is not moved: its ring would be taken for
-                // one of the new setting.
-                Some(armed) if armed.at < half && armed.at > clock.now().saturating_add(EARLY) => armed.at,
+                // one of the new setting. Neither is one that was set just now: where a time moves
+                // with the clock, it would be moved without end.
+                Some(armed) if armed.at < half && armed.may_move(clock.now()) => armed.at,
                 Some(_) => continue,
             };
             let armed = Armed { since: clock.now(), at, earliest };
@@ -314,6 +316,11 @@ impl<C: Timer> Arming<C> {
 }
 
 impl Armed {
+    /// Whether it may be moved later.
+    fn may_move(self, now: Nanos) -> bool {
+        self.at > now.saturating_add(EARLY) && now > self.since.saturating_add(EARLY)
+    }
+
     /// A steady clock and a steady timer drift apart by far less than an eighth.
     fn is_far_too_early(self, now: Nanos) -> bool {
         let missing = self.earliest.saturating_since(now);

@@ -18,4 +18,5 @@ mod properties;
 #[cfg(feature = "keyed")]
 mod same_word;
 mod stress;
+mod ticking;
 mod up_to;
