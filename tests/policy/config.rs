@@ -4,10 +4,24 @@ use proptest::option;
 use proptest::prelude::*;
 use std::time::Duration;
 use tidegate::policy::{AnyPolicy, ConfigError, Policy, PolicyConfig};
-use tidegate::{Both, Nanos, Rate, Refusal};
+use tidegate::{Both, DenyAll, LeakyBucket, Nanos, Rate, Refusal, SlidingWindow, TokenBucket};
 
 fn told(text: &str) -> String {
     text.parse::<AnyPolicy>().map_or_else(|error| error.to_string(), |policy| policy.to_string())
+}
+
+#[test]
+fn a_policy_in_rust_becomes_its_configuration() {
+    let minute = Rate::new(100, Duration::from_secs(60)).expect("a rate");
+    let configs: [(PolicyConfig, &str); 4] = [
+        (TokenBucket::new(Rate::per_second(5), 10).into(), "token_bucket 5/s burst 10"),
+        (SlidingWindow::new(minute, 6).into(), "sliding_window 100/min cells 6"),
+        (LeakyBucket::new(Rate::per_second(5)).nodelay(3).into(), "leaky_bucket 5/s nodelay 3"),
+        (DenyAll.into(), "deny_all"),
+    ];
+    for (config, line) in configs {
+        assert_eq!(config, line.parse().expect("a configuration"));
+    }
 }
 
 #[test]

@@ -34,7 +34,8 @@ macro_rules! define {
         /// It is read from a [line](PolicyConfig#text) or, with the feature `serde`, from a
         /// [configuration file](PolicyConfig#serde), written to both, and made a policy by
         /// [`AnyPolicy::try_from`]. A policy that a program itself chooses needs no configuration:
-        /// call its constructor. Its methods have the names of the fields.
+        /// call its constructor. Its methods have the names of the fields. Where a configuration is
+        /// asked for, the policy is converted: `TokenBucket::new(Rate::per_second(5), 10).into()`.
         ///
         /// A field that is not set is as in the policy's own constructor. A field that the kind
         /// does not have is an error, so that nothing is silently ignored. New versions may add
@@ -118,6 +119,15 @@ macro_rules! define {
                 }
             }
         }
+
+        $(
+            /// The configuration of the terms in force.
+            impl From<$kind> for PolicyConfig {
+                fn from(policy: $kind) -> PolicyConfig {
+                    Kind::$kind(policy).config()
+                }
+            }
+        )*
 
         impl TryFrom<PolicyConfig> for AnyPolicy {
             type Error = ConfigError;
