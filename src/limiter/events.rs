@@ -49,6 +49,42 @@ use crate::line::deferred::run_in_drop;
 /// assert_eq!(*log.0.lock().unwrap(), ["1: limited, retry after 600ms"]);
 /// # Ok::<(), Refusal>(())
 /// ```
+///
+/// Counters of a crate of metrics, with the name of the limiter as label:
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Events, Refusal};
+///
+/// # fn counter(_metric: &str, _limiter: &str) -> Counter { Counter }
+/// # fn histogram(_metric: &str, _limiter: &str) -> Counter { Counter }
+/// # struct Counter;
+/// # impl Counter { fn increment(&self, _by: u64) {} fn record(&self, _seconds: f64) {} }
+/// struct Metrics(&'static str);
+///
+/// // `counter` and `histogram` stand for those of the crate, such as
+/// // `metrics::counter!("permits_granted", "limiter" => self.0)`.
+/// impl Events for Metrics {
+///     fn granted(&self, permits: u64, waited: Duration) {
+///         counter("permits_granted", self.0).increment(permits);
+///         histogram("wait_seconds", self.0).record(waited.as_secs_f64());
+///     }
+///
+///     fn refused(&self, _permits: u64, _refusal: &Refusal) {
+///         counter("requests_refused", self.0).increment(1);
+///     }
+///
+///     fn cancelled(&self, _permits: u64, _waited: Duration) {
+///         counter("requests_cancelled", self.0).increment(1);
+///     }
+///
+///     // Of a limiter over a store; such a request is told as granted or refused, too.
+///     fn degraded(&self, _permits: u64) {
+///         counter("requests_degraded", self.0).increment(1);
+///     }
+/// }
+/// # let _: &dyn Events = &Metrics("uploads");
+/// ```
 pub trait Events: Send + Sync + 'static {
     /// A call got its permits, after it waited so long: zero if they were there.
     fn granted(&self, permits: u64, waited: Duration) {
