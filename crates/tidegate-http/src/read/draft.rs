@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use super::count::{self, Count};
 use super::limit::ServerLimit;
-use super::number::{self, Count};
+use super::number;
 use super::time::{self, Clock, Numbers};
 use crate::structured::{Bare, Member, Params, parse_list};
 use crate::{Unit, When};
@@ -55,7 +56,7 @@ pub(super) fn policies(field: &str) -> Vec<ServerLimit> {
 
 /// Reads the policies of a field that have numbers in the place of names.
 pub(super) fn numbered_policies(field: &str) -> Vec<NumberedPolicy> {
-    number::counts(field).into_iter().filter(|count| count.name.is_none()).map(numbered).collect()
+    count::counts(field).into_iter().filter(|count| count.name.is_none()).map(numbered).collect()
 }
 
 pub(super) fn numbered(count: Count) -> NumberedPolicy {
@@ -106,7 +107,7 @@ pub(super) fn pairs(field: &str, numbers: Numbers, clock: Clock) -> Option<Serve
             "limit" | "total" => limit.limit = number::count(value),
             "remaining" => limit.remaining = number::count(value),
             "reset" | "resets" => limit.reset = clock.reset(value.trim(), numbers, None),
-            "window" | "period" => limit.window = number::window(value),
+            "window" | "period" => limit.window = time::window(value),
             _ => {}
         }
     }
@@ -156,6 +157,6 @@ fn unit(params: &Params) -> Option<Unit> {
 pub(super) fn window(value: &str, unit: Option<Duration>) -> Option<Duration> {
     match (number::decimal(value), unit) {
         (Some(number), Some(unit)) => number.times(unit).filter(|w| !w.is_zero()),
-        _ => number::window(value).filter(|w| *w >= time::MILLISECOND),
+        _ => time::window(value).filter(|w| *w >= time::MILLISECOND),
     }
 }

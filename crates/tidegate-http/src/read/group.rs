@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::MOST_LIMITS;
+use super::count::{self, Count};
 use super::draft::{self, NumberedPolicy};
 use super::limit::{ServerLimit, later};
 use super::merge::{Found, merge};
 use super::name::{Field, Name, label_unit, label_window};
-use super::number::{self, Count};
-use super::time::{Clock, Numbers, SECOND};
+use super::number;
+use super::time::{self, Clock, Numbers, SECOND};
 use crate::{Unit, When};
 
 /// The headers that share a family, a spelling and a label.
@@ -104,8 +105,8 @@ impl Group {
     fn add(&mut self, name: &Name, value: &str, numbers: Numbers, clock: Clock) {
         match name.field {
             Field::Limit => self.limit(value),
-            Field::Remaining => self.remaining.extend(number::counts(value)),
-            Field::Used => self.used.extend(number::counts(value)),
+            Field::Remaining => self.remaining.extend(count::counts(value)),
+            Field::Used => self.used.extend(count::counts(value)),
             Field::Reset if self.resets.len() < 16 => self.add_resets(name, value),
             Field::Window if self.window.is_none() => {
                 self.window = draft::window(value, name.unit);
@@ -141,9 +142,9 @@ impl Group {
             field_first: name.field_first,
         };
         // A date has a comma; a list of numbers has nothing else.
-        let is_list = number::members(value).all(|part| number::decimal(part).is_some());
+        let is_list = count::members(value).all(|part| number::decimal(part).is_some());
         if is_list {
-            self.resets.extend(number::members(value).take(16).map(reset));
+            self.resets.extend(count::members(value).take(16).map(reset));
         } else {
             self.resets.push(reset(value));
         }
@@ -151,11 +152,11 @@ impl Group {
 
     /// `100`, `600,30000`, `10, 10;w=1` of drafts up to -03, `100;w=21600` of Docker Hub.
     fn limit(&mut self, value: &str) {
-        if number::counts(value).is_empty() {
+        if count::counts(value).is_empty() {
             // AspNetCoreRateLimit tells the window as the limit: `1m`.
-            self.window = self.window.or(number::window(value));
+            self.window = self.window.or(time::window(value));
         }
-        for count in number::counts(value) {
+        for count in count::counts(value) {
             if count.out_of.is_some() {
                 self.used.push(count);
             } else if count.is_policy && !self.limits.is_empty() {
@@ -176,7 +177,7 @@ impl Group {
             // Salesforce separates its fractions by semicolons.
             let value = if value.contains('/') { value.replace(';', ",") } else { value.to_owned() };
             let (used, limits): (Vec<_>, Vec<_>) =
-                number::counts(&value).into_iter().partition(|count| count.out_of.is_some());
+                count::counts(&value).into_iter().partition(|count| count.out_of.is_some());
             self.used.extend(used);
             self.limits.extend(limits);
         }

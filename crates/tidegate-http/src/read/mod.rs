@@ -62,6 +62,7 @@
 //! ```
 
 mod answer;
+mod count;
 mod draft;
 mod graphql;
 mod group;

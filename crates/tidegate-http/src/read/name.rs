@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use super::number::unit_of_time;
+use super::time::unit_of_time;
 use super::time::{MILLISECOND, SECOND};
 use crate::Unit;
 

@@ -153,6 +153,30 @@ pub(super) fn parse_duration(text: &str) -> Option<Duration> {
     Duration::try_from(duration).ok()
 }
 
+/// Reads a window: `60`, `1m`, `5 second`, `hour`, `daily`. Whole minutes in milliseconds are no
+/// hours, days or weeks in seconds.
+pub(super) fn window(text: &str) -> Option<Duration> {
+    let text = text.trim();
+    let duration = match number::decimal(text) {
+        Some(number) if number.whole.is_multiple_of(60_000) => number.times(MILLISECOND),
+        Some(number) => number.times(SECOND),
+        None => unit_of_time(text).or_else(|| parse_duration(text)),
+    };
+    duration.filter(|d| !d.is_zero() && d.as_secs() < 1_000_000_000)
+}
+
+/// The length of a named unit of time. Months and years have none.
+pub(super) fn unit_of_time(word: &str) -> Option<Duration> {
+    Some(Duration::from_secs(match word.to_ascii_lowercase().as_str() {
+        "s" | "sec" | "second" | "seconds" | "secondly" | "persecond" => 1,
+        "m" | "min" | "minute" | "minutes" | "minutely" | "perminute" => 60,
+        "h" | "hr" | "hour" | "hours" | "hourly" | "perhour" => 3600,
+        "d" | "day" | "days" | "daily" | "today" | "perday" => 86_400,
+        "w" | "week" | "weekly" => 7 * 86_400,
+        _ => return None,
+    }))
+}
+
 /// Reads the dates of RFC 9110, of RFC 3339 and ISO 8601 with parts missing, and of JavaScript.
 fn parse_date(text: &str) -> Option<Timestamp> {
     if !short(text) {
