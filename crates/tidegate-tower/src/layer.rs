@@ -8,7 +8,6 @@ use bytes::Bytes;
 use http::request::Parts;
 use tidegate::AllRequest;
 use tidegate_http::tell::{Format, Limit as ToldLimit};
-use tower_layer::Layer;
 
 use crate::gate::{Function, Gate, KeyOf, Mode, Needs};
 use crate::hold::Hold;
@@ -16,7 +15,6 @@ use crate::key::Key;
 use crate::kind::{Client, Kind, Plain, Server};
 use crate::limit::Limit;
 use crate::refused::Refused;
-use crate::service::RateLimit;
 
 /// A limiter in front of services: all services that one layer makes, and all their clones, share
 /// its permits.
@@ -478,14 +476,6 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
             hold.settle(used);
         }
         hold
-    }
-}
-
-impl<S, L: Limit, M: Kind> Layer<S> for RateLimitLayer<L, M> {
-    type Service = RateLimit<S, L, M>;
-
-    fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, Arc::new(self.clone()))
     }
 }
 

@@ -35,7 +35,8 @@ use tidegate::{
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no limiter that a layer can ask",
     note = "give the layer the limiter itself, without `Arc` or `&`: its clones share their permits",
-    note = "a limiter of your own is a `tidegate::Limiter`: write `AnyLimiter::new(limiter)`"
+    note = "a limiter of your own is a `tidegate::Limiter`: write `AnyLimiter::new(limiter)`",
+    note = "limits of each key in a store: write `AnyKeyed::from(limits)`"
 )]
 pub trait Limit: Clone + Send + Sync + 'static {
     /// The key of a request; `()` if the limiter has no keys.
@@ -62,8 +63,8 @@ pub trait Limit: Clone + Send + Sync + 'static {
     fn acquire(&self, key: &Self::Key, ask: &Self::Ask) -> AcquireAny;
 
     /// Takes a place in the queue now, for permits that are settled later. For an estimate of 0 it
-    /// is an [`AnyReservation::of_no_permits`]. It must not block the thread: the place of a limiter
-    /// over a network is decided when it is [awaited](AnyLimiter::in_task).
+    /// is an [`AnyReservation::of_no_permits`]. It must not block the thread: the place of a
+    /// limiter over a network is decided when it is [awaited](AnyLimiter::in_task).
     ///
     /// # Errors
     ///

@@ -5,12 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::request::Parts;
-use http::{Response, StatusCode};
+use http::StatusCode;
 use tidegate::{AllRefusal, Refusal};
-
-use crate::{grpc, problem};
 
 /// Why a layer refused a request.
 ///
@@ -86,21 +82,6 @@ impl Refused {
                 | Refusal::TooManyKeys { .. },
             ) => StatusCode::SERVICE_UNAVAILABLE,
             Some(_) => StatusCode::TOO_MANY_REQUESTS,
-        }
-    }
-
-    /// The answer of a layer that was told no other.
-    ///
-    /// A call of gRPC gets status 200 and `grpc-status` 8 (`RESOURCE_EXHAUSTED`) or 14
-    /// (`UNAVAILABLE`), with the time to wait in `grpc-retry-pushback-ms`. Any other request gets
-    /// [`status`](Refused::status) and a body of type `application/problem+json`, or no body if it
-    /// has no key, or if its cost names a member that is not there: that is an error of the server.
-    /// The layer adds the `RateLimit` headers and `Retry-After`.
-    #[must_use]
-    pub fn to_response(&self, request: &Parts) -> Response<Bytes> {
-        match grpc::content_type(request) {
-            Some(content_type) => grpc::refuse(self, content_type),
-            None => problem::refuse(self),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use http::{Request, Response, request};
 use pin_project_lite::pin_project;
+use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::finish::{Asking, Finish, Whole};
@@ -25,11 +26,15 @@ pub struct RateLimit<S, L: Limit, M: Kind = Server> {
     layer: Arc<RateLimitLayer<L, M>>,
 }
 
-impl<S, L: Limit, M: Kind> RateLimit<S, L, M> {
-    pub(crate) fn new(inner: S, layer: Arc<RateLimitLayer<L, M>>) -> Self {
-        RateLimit { inner, layer }
-    }
+impl<S, L: Limit, M: Kind> Layer<S> for RateLimitLayer<L, M> {
+    type Service = RateLimit<S, L, M>;
 
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit { inner, layer: Arc::new(self.clone()) }
+    }
+}
+
+impl<S, L: Limit, M: Kind> RateLimit<S, L, M> {
     /// The limiter.
     pub fn limiter(&self) -> &L {
         &self.layer.gate.limit
