@@ -4,7 +4,7 @@
 //! processes that are started like this share five permits a second:
 //!
 //! ```sh
-//! cargo run --example one_line -- "token_bucket 5/s burst 5 store redis://127.0.0.1"
+//! cargo run --example one_line -- "token_bucket 5/s burst 5 store redis://127.0.0.1 tag calls"
 //! ```
 
 use std::time::Instant;

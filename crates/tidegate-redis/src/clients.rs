@@ -2,18 +2,21 @@
 //!
 //! A process asks every two seconds, and more often at first, in a call of its own: no decision
 //! costs more for it. The store keeps two counts and no list; `lua/clients.lua` says how. A process
-//! that no limiter needs the number for does not ask.
+//! that no limiter needs the number for does not ask, and neither does one that has not asked for
+//! permits yet. A process that leaves is counted again from its next request for permits on.
 
 use std::num::NonZeroU32;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::lock::lock;
+use crate::pending::Telling;
 use crate::script::Script;
-use crate::store::lock;
 
 /// How soon a process asks again after its first question, and after twice as long each time: of
 /// processes that start together each sees the others, and the first one saw none.
@@ -29,27 +32,33 @@ pub(crate) const PERIOD: Duration = Duration::from_secs(6);
 #[derive(Debug, Default)]
 pub(crate) struct Clients {
     seen: Mutex<Seen>,
-    /// Told when the number is needed for the first time.
-    pub(crate) wanted: Notify,
+    /// Whether a limiter needs the number.
+    is_needed: AtomicBool,
+    /// Whether this process asked for permits meanwhile, and did not leave since.
+    is_asking: AtomicBool,
+    /// Told when this process begins to ask for permits.
+    pub(crate) begins: Notify,
+    /// Told when this process leaves, which ends the telling.
+    pub(crate) leaves: Notify,
+    leaving: Mutex<Option<Telling>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     /// The `made` and the `period` of the last answer.
     last: (i64, i64),
+    /// The period before the last one in which this process was counted.
+    earlier: Option<i64>,
     count: u32,
-    /// When so many were seen.
-    at: Option<Instant>,
     /// The server's time of the last answer, and when it came.
     time: Option<(Duration, Instant)>,
 }
 
 impl Clients {
-    /// The most processes that were seen in two periods before the last answer; `None` before the
-    /// first answer.
+    /// The processes that the last answer told; `None` before the first answer.
     ///
-    /// A store that has just lost its state counts anew, and would tell too few for a while: then
-    /// each share would be too large.
+    /// A store that has just lost its state counts anew, and tells too few for a while: then each
+    /// share would be too large. So a count is not believed to fall until it is two periods old.
     pub(crate) fn get(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.seen().count)
     }
@@ -60,12 +69,53 @@ impl Clients {
         self.seen().time.map(|(time, at)| time.saturating_add(at.elapsed()))
     }
 
+    /// A limiter needs the number.
+    pub(crate) fn need(&self) {
+        self.is_needed.store(true, Ordering::Relaxed);
+    }
+
+    /// This process asks for permits.
+    pub(crate) fn ask(&self) {
+        // Relaxed: hints. A request that is missed here is not the last one.
+        let is_new = self.is_needed.load(Ordering::Relaxed) && !self.is_asking.load(Ordering::Relaxed);
+        if is_new && !self.is_asking.swap(true, Ordering::Relaxed) {
+            self.begins.notify_one();
+        }
+    }
+
+    /// This process leaves, if it asked for permits. The telling ends when the store has answered.
+    pub(crate) fn leave(&self, telling: impl FnOnce() -> Telling) {
+        if self.is_asking.load(Ordering::Relaxed) {
+            lock(&self.leaving).get_or_insert_with(telling);
+            self.leaves.notify_one();
+        }
+    }
+
+    /// Begins to leave: requests from now on make the process ask again.
+    pub(crate) fn begin_to_leave(&self) -> Option<Telling> {
+        self.is_asking.store(false, Ordering::Relaxed);
+        lock(&self.leaving).take()
+    }
+
+    /// The message that this process leaves. It is as new then.
+    pub(crate) fn farewell(&self, script: &Script, key: &str, now: Option<u64>) -> Cmd {
+        let cmd = self.message(script, key, now, true);
+        let mut seen = lock(&self.seen);
+        (seen.last, seen.earlier) = Default::default();
+        cmd
+    }
+
     /// The question. `now` is the time in microseconds, for tests.
     pub(crate) fn question(&self, script: &Script, key: &str, now: Option<u64>) -> Cmd {
-        let (made, period) = self.seen().last;
-        let mut numbers = Vec::with_capacity(32);
+        self.message(script, key, now, false)
+    }
+
+    fn message(&self, script: &Script, key: &str, now: Option<u64>, leaves: bool) -> Cmd {
+        let Seen { last: (made, period), earlier, .. } = self.seen();
+        let mut numbers = Vec::with_capacity(48);
         let now = now.map_or(-1.0, |now| now as f64);
-        for number in [now, PERIOD.as_micros() as f64, made as f64, period as f64] {
+        let (earlier, leaves) = (earlier.unwrap_or(-1) as f64, f64::from(u8::from(leaves)));
+        for number in [now, PERIOD.as_micros() as f64, made as f64, period as f64, earlier, leaves] {
             numbers.extend_from_slice(&number.to_be_bytes());
         }
         let mut cmd = redis::cmd("EVALSHA");
@@ -81,11 +131,14 @@ impl Clients {
         };
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let mut seen = lock(&self.seen);
-        seen.last = (made, period);
+        if seen.last != (made, period) {
+            seen.earlier = (seen.last.0 == made).then_some(seen.last.1);
+            seen.last = (made, period);
+        }
         seen.time = u64::try_from(now).ok().map(|now| (Duration::from_micros(now), at));
-        let is_old = seen.at.is_none_or(|seen| at.saturating_duration_since(seen) > 2 * PERIOD);
+        let is_old = u128::from(now.abs_diff(made)) > 2 * PERIOD.as_micros();
         if count >= seen.count || is_old {
-            (seen.count, seen.at) = (count, Some(at));
+            seen.count = count;
         }
     }
 

@@ -99,7 +99,10 @@ impl From<ConfigError> for BuildError {
 #[non_exhaustive]
 pub enum OpenError {
     /// The address is none of a store.
-    Address,
+    Address {
+        /// What the address has or lacks, without a part of it.
+        why: &'static str,
+    },
     /// The address asks for an encrypted connection, and the feature `tls` is off.
     NoTls,
     /// A certificate or a key that cannot be read, or no certificate to trust a server by.
@@ -122,14 +125,7 @@ pub enum OpenError {
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::Address => {
-                write!(
-                    f,
-                    "not an address of a store, such as redis://host:port/database, redis+unix:///path, \
-                     redis+sentinel://host,host/name, or redis+cluster://host,host; with certificates it begins \
-                     with rediss"
-                )
-            }
+            OpenError::Address { why } => write!(f, "the address of the store {why}"),
             OpenError::NoTls => write!(f, "tidegate-redis is built without the feature tls"),
             OpenError::Certificate => {
                 write!(f, "a certificate or key cannot be read, or no certificate is trusted")

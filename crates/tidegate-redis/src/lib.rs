@@ -3,7 +3,6 @@
 
 mod block_on;
 mod breaker;
-mod check;
 mod clients;
 mod config;
 mod connection;
@@ -14,7 +13,11 @@ mod key;
 mod lease;
 mod limiter;
 mod line;
+mod lock;
+#[cfg(feature = "simulation")]
+mod model;
 mod observe;
+mod pending;
 mod queue;
 mod script;
 mod set;
@@ -23,7 +26,6 @@ mod share;
 #[doc(hidden)]
 pub mod simulation;
 mod store;
-mod tags;
 mod terms;
 
 pub use config::LimiterConfig;
@@ -31,9 +33,8 @@ pub use config::LimiterConfig;
 pub use connection::Tls;
 pub use counting::{CountingBuilder, StoreCountingLimit};
 pub use error::{BuildError, OpenError, StoreError};
-pub use lease::LeaseCounts;
 pub use limiter::{KeyedBuilder, LimiterBuilder, StoreKeyedLimiter, StoreLimiter};
-pub use store::{Counts, Store, StoreBuilder, WhileAway};
+pub use store::{Counts, LeaseCounts, Store, StoreBuilder, WhileAway};
 
 /// How many servers a fleet needs, and what it gets: measured and simulated.
 ///

@@ -6,12 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tidegate::{AllPermits, AllRefusal, Events, Left, Nanos, Refusal, StoreEvent};
+use tidegate::{AllPermits, AllRefusal, Events, Left, Refusal, StoreEvent};
 use tokio::time::Instant;
-
-use crate::line::Granted;
-use crate::script::{Answer, Reply};
-use crate::set::Set;
 
 /// The observer of a store, and that of one limiter.
 #[derive(Default)]
@@ -39,6 +35,13 @@ impl Observers {
             event(&**events);
         }
     }
+
+    /// Tells that so much is left of the limit of this name, where that is little. A panic of an
+    /// observer ends no thread.
+    pub(crate) fn left(&self, left: Option<(&str, Left)>) {
+        let tell = || self.report(|events| tell_near(events, left));
+        _ = catch_unwind(AssertUnwindSafe(tell));
+    }
 }
 
 impl fmt::Debug for Observers {
@@ -57,16 +60,6 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
     if !TELLS.replace(true) {
         _ = catch_unwind(AssertUnwindSafe(|| events.store(&event)));
         TELLS.set(false);
-    }
-}
-
-/// Tells the observers of a limiter whether a lease left little of it. A panic of an observer ends
-/// no thread.
-pub(crate) fn leased(set: &Set, reply: &Reply) {
-    let near = set.tightest(reply).filter(|(_, left)| is_near(left));
-    if let Some((name, left)) = near.filter(|_| reply.answer == Answer::Done) {
-        let tell = || set.observers.report(|events| events.near_limit(name, &left));
-        _ = catch_unwind(AssertUnwindSafe(tell));
     }
 }
 
@@ -91,40 +84,33 @@ impl Watch {
         self.observers.report(|events| event(events, self.permits));
     }
 
-    /// The store granted it.
-    pub(crate) fn granted(self, set: &Set, granted: &Granted) {
-        if granted.reply.answer == Answer::Shadow {
-            let refusal = set.refusal(&granted.reply, Duration::ZERO).refusal();
-            let refusal = refusal.unwrap_or(Refusal::Limited { retry_after: Nanos::ZERO });
-            return self.tell(|events, permits| events.shadowed(permits, &refusal));
-        }
-        let permits = granted.reply.permits.iter().sum();
-        let near = set.tightest(&granted.reply).filter(|(_, left)| is_near(left));
+    /// So many permits were granted, and so much is left of the limit of this name.
+    pub(crate) fn granted(self, permits: u64, waited: Duration, left: Option<(&str, Left)>) {
         self.tell(|events, _| {
-            events.granted(permits, granted.waited);
-            if let Some((name, left)) = &near {
-                events.near_limit(name, left);
-            }
+            events.granted(permits, waited);
+            tell_near(events, left);
         });
     }
 
-    /// It was decided by another way than by the store.
+    /// The limits would have refused it.
+    pub(crate) fn shadowed(self, refusal: &Refusal) {
+        self.tell(|events, permits| events.shadowed(permits, refusal));
+    }
+
+    /// It was decided.
     pub(crate) fn answered(self, answer: Result<&AllPermits, &AllRefusal>) {
         self.answered_with(answer, None);
     }
 
     /// It was decided, and so much is left of the limit of this name if the store granted it.
     pub(crate) fn answered_with(self, answer: Result<&AllPermits, &AllRefusal>, left: Option<(&str, Left)>) {
-        let near = left.filter(|(_, left)| is_near(left));
         self.tell(|events, permits| match answer {
             Ok(granted) => {
                 if granted.is_degraded() {
                     events.degraded(permits);
                 }
                 events.granted(permits, granted.waited());
-                if let Some((name, left)) = &near {
-                    events.near_limit(name, left);
-                }
+                tell_near(events, left);
             }
             Err(refusal) => {
                 if refusal.is_degraded() {
@@ -142,9 +128,11 @@ impl Watch {
     }
 }
 
-/// Whether a fifth or less is left.
-fn is_near(left: &Left) -> bool {
-    left.available.saturating_mul(5) <= left.limit
+/// Tells an observer if a fifth or less is left of the limit of this name.
+fn tell_near(events: &dyn Events, left: Option<(&str, Left)>) {
+    if let Some((name, left)) = left.filter(|(_, left)| left.available.saturating_mul(5) <= left.limit) {
+        events.near_limit(name, &left);
+    }
 }
 
 impl Drop for Watch {

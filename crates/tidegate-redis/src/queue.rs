@@ -5,8 +5,10 @@
 //! closes it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
+
+use crate::lock::lock;
 
 /// Where work is added.
 pub(crate) struct Queue<T>(Arc<Shared<T>>);
@@ -48,7 +50,7 @@ pub(crate) fn queue<T>() -> (Queue<T>, Work<T>) {
 
 impl<T> Shared<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

@@ -14,6 +14,11 @@ use crate::terms::{Kind, Terms};
 /// The longest wait that is told to a script: 30 years.
 const LONGEST: u64 = 30 * 365 * 86_400 * 1_000_000;
 
+/// The rest of a pause. One of more than 15 years was asked for without an end.
+pub(crate) fn pause_left(told: Duration) -> Duration {
+    if told > Duration::from_micros(LONGEST / 2) { Duration::MAX } else { told }
+}
+
 /// The part that tells the time.
 pub(crate) const TIME: &str = include_str!("lua/time.lua");
 
@@ -310,7 +315,7 @@ impl Reply {
                 available: natural(first)?,
                 full_in: span(number(first + 1)?),
                 next_in: span(number(first + 2)?),
-                paused_for: span(number(first + 3)?),
+                paused_for: pause_left(span(number(first + 3)?)),
                 other: natural(first + 4)?,
             })
         };

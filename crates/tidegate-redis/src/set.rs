@@ -1,26 +1,26 @@
 //! A set of limits under one tag: one script call decides about all of them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tidegate::{
-    AllRefusal, AllRequest, AllStatus, AnyLimiter, Clock, DefaultClock, Left, Nanos, PolicyConfig,
-    QueueBounds, Refusal, Request, Status,
+    AllRefusal, AllRequest, AllStatus, AnyLimiter, Clock, DefaultClock, Left, Nanos, PolicyConfig, Refusal,
+    Status,
 };
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::key;
-use crate::lease::Leases;
-use crate::line::Line;
+use crate::lock::lock;
 use crate::observe::Observers;
-use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, reserve};
-use crate::store::{Away, Store, Unsent, WhileAway, lock};
-use crate::tags::Tags;
+use crate::script::{
+    Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, pause_left, reserve,
+};
+use crate::store::{Away, Store, Unsent, WhileAway};
 use crate::terms::Terms;
 
 /// One limit of a set.
@@ -41,13 +41,10 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// The set of a tag: that of a keyed limiter where there is one.
-    pub(crate) fn set(&self, tag: String, bounds: QueueBounds, tags: Option<Arc<Tags>>) -> Set {
-        let Prepared { store, script, members, observers, is_leased } = self;
+    /// The set of a tag.
+    pub(crate) fn set(&self, tag: String) -> Set {
+        let Prepared { store, script, members, observers, .. } = self;
         let key = |member: &Member| key::of(store.prefix(), &tag, &member.name, member.terms.kind);
-        let clock = DefaultClock::new();
-        let of_leases = || Leases::new(members, store.lease_counters().clone(), DefaultClock::clone(&clock));
-        let leases = is_leased.then(of_leases).flatten();
         Set {
             keys: members.iter().map(key).collect(),
             store: store.clone(),
@@ -58,18 +55,13 @@ impl Prepared {
             paused_till: Mutex::default(),
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
-            line: Line::new(bounds),
-            clock,
+            clock: DefaultClock::new(),
             home: Handle::try_current().ok(),
-            waiting: AtomicUsize::new(0),
-            leases,
-            tags,
-            is_used: AtomicBool::new(true),
         }
     }
 }
 
-/// What the handles of one limiter share.
+/// Limits under one tag.
 pub(crate) struct Set {
     pub(crate) store: Store,
     pub(crate) script: Arc<Script>,
@@ -82,18 +74,9 @@ pub(crate) struct Set {
     pub(crate) paused_till: Mutex<Option<Instant>>,
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
-    pub(crate) line: Line,
     pub(crate) clock: DefaultClock,
     /// The runtime in which the limiter was made: tests may pause its time.
-    pub(crate) home: Option<Handle>,
-    /// How many requests wait for a lease, or for the share of this process.
-    pub(crate) waiting: AtomicUsize,
-    /// `None` if each request is decided by the store.
-    pub(crate) leases: Option<Leases>,
-    /// The sets of which it is one, if its limiter has keys.
-    tags: Option<Arc<Tags>>,
-    /// Whether a keyed limiter was asked for this set lately.
-    pub(crate) is_used: AtomicBool,
+    home: Option<Handle>,
 }
 
 /// Of each member, how many permits, and at most how many.
@@ -145,15 +128,6 @@ impl Set {
         })
     }
 
-    /// The leases that may serve a request. A request that is told the permits left, or passes
-    /// without permits, is decided by the store.
-    pub(crate) fn leases_for(&self, request: &AllRequest<'_>) -> Option<&Leases> {
-        let leases = self.leases.as_ref()?;
-        let Request { exempt, tells_left, .. } = request.to_request();
-        let by_store = exempt || tells_left || self.shadow.load(Ordering::Relaxed);
-        (!by_store).then_some(leases)
-    }
-
     /// Refuses what no time makes possible.
     pub(crate) fn check(&self, costs: &Costs) -> Result<(), AllRefusal> {
         if *self.closed.borrow() {
@@ -203,6 +177,9 @@ impl Set {
         waited: Duration,
         answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
+        if !requests.is_empty() {
+            self.store.ask_for_permits();
+        }
         let cmd = reserve(&self.script, self.store.time(), &self.parts(&[], &[]), given_back, requests);
         let (requests, limits) = (requests.len(), self.members.len());
         let answer = self.counts_lost(given_back.len(), answer);
@@ -248,10 +225,12 @@ impl Set {
         before: &[Vec<u8>],
     ) -> Option<Unsent> {
         let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund { .. });
-        if let Some(leases) = self.leases.as_ref().filter(|_| refunds) {
-            leases.forget();
-        }
-        self.send(operation, costs, before, self.counts_lost(refunds.into(), drop))
+        let store = self.store.clone();
+        self.send(operation, costs, before, move |outcome| {
+            if outcome.is_err() {
+                store.note_lost(refunds.into());
+            }
+        })
     }
 
     /// Counts the refunds of a call that has no answer.
@@ -263,7 +242,7 @@ impl Set {
         let store = self.store.clone();
         move |outcome| {
             if outcome.is_err() && refunds > 0 {
-                store.count_lost_refunds(refunds);
+                store.note_lost(refunds);
             }
             answer(outcome);
         }
@@ -289,14 +268,15 @@ impl Set {
     /// The refusal that a reply tells.
     pub(crate) fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
         let limit = reply.tightest.unwrap_or(0);
-        let paused = reply.limits.iter().any(|told| told.paused_for > Duration::ZERO);
+        let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
         let longest =
             self.members.iter().filter_map(|member| member.terms.longest).fold(longest, Duration::min);
         let retry_after = match reply.wait {
             Duration::MAX => Nanos::MAX,
+            _ if paused_for == Duration::MAX => Nanos::MAX,
             wait => Nanos::from_duration(wait.saturating_sub(longest)),
         };
-        if paused {
+        if paused_for > Duration::ZERO {
             return Refusal::Paused { retry_after }.into();
         }
         let refusal = Refusal::Limited { retry_after };
@@ -338,7 +318,7 @@ impl Set {
         let paused_till = *lock(&self.paused_till);
         let paused_for = paused_till.map(|till| till.saturating_duration_since(Instant::now()));
         if let Some(rest) = paused_for.filter(|rest| *rest > Duration::ZERO) {
-            let refusal = Refusal::Paused { retry_after: Nanos::from_duration(rest) };
+            let refusal = Refusal::Paused { retry_after: Nanos::from_duration(pause_left(rest)) };
             return Instead::Nobody(AllRefusal::from(refusal).as_degraded());
         }
         if self.store.while_away() == WhileAway::Open {
@@ -394,19 +374,6 @@ impl Set {
         });
         AllStatus::new(members).waiting(waiting).paused_for(less(paused_for, passed))
     }
-
-    /// The state that a reply tells, with what this process has on lease.
-    pub(crate) fn status_of(&self, reply: &Reply, passed: Duration) -> AllStatus {
-        let mut state = self.state_of(reply, passed, self.waiting());
-        for (i, (_, status)) in state.members.iter_mut().enumerate() {
-            let usable = self.leases.as_ref().map_or(0, |leases| leases.usable(i));
-            if usable > 0 {
-                status.available = status.available.saturating_add(usable).min(status.limit);
-                status.next_in = Duration::ZERO;
-            }
-        }
-        state
-    }
 }
 
 /// What is left of a limit, after so much of the time that was told has passed.
@@ -419,17 +386,6 @@ fn left(member: &Member, told: &Told, passed: Duration) -> Left {
 /// The rest of a span, of which [`Duration::MAX`] does not end.
 fn less(span: Duration, passed: Duration) -> Duration {
     if span == Duration::MAX { span } else { span.saturating_sub(passed) }
-}
-
-impl Drop for Set {
-    fn drop(&mut self) {
-        if let Some(leases) = &self.leases {
-            leases.end(self);
-        }
-        if let Some(tags) = &self.tags {
-            tags.forget(&self.tag);
-        }
-    }
 }
 
 impl fmt::Debug for Prepared {

@@ -25,7 +25,7 @@
 //! |---|---|---|
 //! | `fixed_window` | the window, by the last that was heard of the server's clock | limit / *n* in each window |
 //! | `sliding_window`, `sliding_estimate`, `sliding_log` | the length of a window | limit / *n* in each |
-//! | `token_bucket`, `leaky_bucket`, `smooth_bursty` | the time to fill | begins with burst / *n*², fills at rate / *n* up to burst / *n* |
+//! | `token_bucket`, `leaky_bucket`, `smooth_bursty` | the time in which an unused share fills | begins with burst / *n*², fills at rate / *n* up to burst / *n* |
 //!
 //! A full share of one permit is not divided: of a limit below *n* permits each process grants one.
 //!
@@ -46,7 +46,7 @@ use tidegate::{
 };
 
 use crate::error::BuildError;
-use crate::store::lock;
+use crate::lock::lock;
 use crate::terms::{Kind, Terms};
 
 /// The most tags of one limit that have a share at one time. A tag beyond them is refused.
@@ -89,8 +89,11 @@ struct Current {
 struct Share {
     processes: NonZeroU32,
     tags: KeyedRateLimiter<String, AnyPolicy>,
-    /// What a share has less in its first period.
+    /// What a share has less at first.
     less: u32,
+    /// How long a share that begins has less.
+    lacks: Period,
+    /// How long what was granted of earlier shares counts.
     first: Period,
     /// Held while a share begins.
     begins: Mutex<()>,
@@ -160,26 +163,28 @@ impl Share {
         let square = u64::from(processes.get()).pow(2);
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
-        Ok(Share { processes, tags, less, first: Period::of(&part), begins: Mutex::default() })
+        let (first, lacks) = (Period::of(&part), Period::lacking(&part, less));
+        Ok(Share { processes, tags, less, lacks, first, begins: Mutex::default() })
     }
 
     /// Takes what a share of this tag has less in its first period, and what was granted of earlier
     /// shares, once.
     fn begin(&self, tag: &str, outage: Outage, earlier: &[Arc<Share>]) {
-        if (self.less == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
+        let less = if self.lacks.lasts(outage) { self.less } else { 0 };
+        if (less == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
             return;
         }
         // Of two requests that come first, one begins the share.
         let _held = lock(&self.begins);
-        // A share that has begun is not full again in its first period.
+        // A share that has begun is not full again while a share that begins has less.
         let status = self.tags.status(tag);
         if status.full_in == Duration::ZERO {
             // An earlier share that was begun has what was granted before it in it, as far as it
             // had room for that. No share has a debt.
             let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
-            let room = u32::try_from(status.limit).unwrap_or(u32::MAX).saturating_sub(self.less);
+            let room = u32::try_from(status.limit).unwrap_or(u32::MAX).saturating_sub(less);
             // A tag for which there is no room is refused afterwards.
-            let _ = self.tags.debit(tag, self.less + granted.min(room));
+            let _ = self.tags.debit(tag, less + granted.min(room));
         }
     }
 
@@ -191,7 +196,7 @@ impl Share {
     }
 }
 
-/// How long after the last answer of the store a share has less.
+/// A time that begins with the last answer of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Period {
     For(Duration),
@@ -202,16 +207,29 @@ enum Period {
 impl Period {
     fn of(terms: &Terms) -> Period {
         let numbers = &terms.numbers;
-        let micros = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
         match terms.kind {
             Kind::Fixed if numbers[2] >= 0 => Period::Window(micros(numbers[1]), micros(numbers[2])),
             Kind::Fixed | Kind::Estimate | Kind::Log => Period::For(micros(numbers[1])),
             Kind::Cells => Period::For(micros(numbers[1].saturating_mul(numbers[3]))),
             Kind::Bucket if numbers[0] == 0 => Period::For(Duration::MAX),
             Kind::Bucket => {
-                let refills = numbers[2] / numbers[0] + 1;
+                let refills = (numbers[2] + numbers[0] - 1) / numbers[0];
                 Period::For(micros(refills.saturating_mul(numbers[7].max(1))))
             }
+        }
+    }
+
+    /// How long a share that begins has so many permits less: of a bucket until they come in, when
+    /// a share that was not used is full. A bucket that fills in steps has less for all of them,
+    /// since its first step may come at once.
+    fn lacking(terms: &Terms, less: u32) -> Period {
+        let numbers = &terms.numbers;
+        match terms.kind {
+            Kind::Bucket if numbers[0] > 0 && numbers[7] == 0 => {
+                let refills = i128::from(less) * i128::from(numbers[1]) / i128::from(numbers[0]);
+                Period::For(micros(i64::try_from(refills).unwrap_or(i64::MAX)))
+            }
+            _ => Period::of(terms),
         }
     }
 
@@ -227,6 +245,10 @@ impl Period {
             }
         }
     }
+}
+
+fn micros(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
 }
 
 /// A configuration whose windows begin with those of a clock that tells `time`, on a clock that
@@ -347,6 +369,36 @@ mod tests {
                     .map(|(_, rest)| rest.split_once(' ').map(|(_, rest)| rest.to_owned()))
             };
             assert_eq!(tail(&got), tail(&expected), "{line}: {got}");
+        }
+    }
+
+    /// A share that was full once more began once more: with 6 permits after exactly a minute, and
+    /// after less than a minute if it was not used up.
+    #[tokio::test(start_paused = true)]
+    async fn a_bucket_begins_its_share_once() {
+        let config: PolicyConfig = "token_bucket 100/min burst 100".parse().expect("a configuration");
+        for (at_first, later, rest) in [
+            (6, 45_599, 18),
+            (6, 59_999, 24),
+            (6, 60_000, 25),
+            (6, 60_001, 25),
+            (1, 45_599, 23),
+            (1, 45_600, 24),
+            (1, 48_000, 25),
+            // A tag that comes late has what it would have in an unused share.
+            (0, 45_599, 6),
+            (0, 45_600, 25),
+        ] {
+            let (shares, began) = (Shares::default(), tokio::time::Instant::now());
+            let is_granted = || {
+                let processes = NonZeroU32::new(4).expect("not zero");
+                let outage = Outage { processes, silence: began.elapsed(), time: None };
+                let limiter = shares.limiter("all", [("calls", &config)].into_iter(), outage);
+                limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
+            };
+            assert_eq!((0..at_first).filter(|_| is_granted()).count(), at_first);
+            tokio::time::sleep(Duration::from_millis(later)).await;
+            assert_eq!((0..100).filter(|_| is_granted()).count(), rest, "{at_first} and {later} ms");
         }
     }
 }

@@ -4,8 +4,11 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use support::Server;
-use tidegate::AnyLimiter;
+use tidegate::{AnyKeyed, AnyLimiter, Statistics};
 use tidegate_redis::{LimiterConfig, Store};
 
 fn config(line: &str) -> LimiterConfig {
@@ -24,10 +27,11 @@ fn one_changed_line_shares_a_limit() {
     let alone: Vec<AnyLimiter> = (0..2).map(|_| config(line).build().unwrap()).collect();
     assert_eq!([take_all(&alone[0]), take_all(&alone[1])], [5, 5]);
     let line = format!("{line} store {} timeout 60s", server.url());
-    let shared: Vec<AnyLimiter> = (0..2).map(|_| config(&line).build().unwrap()).collect();
-    assert_eq!([take_all(&shared[0]), take_all(&shared[1])], [5, 0]);
     let other = config(&format!("{line} tag other prefix app leased")).build().unwrap();
     assert_eq!(take_all(&other), 5);
+    let line = format!("{line} tag all");
+    let shared: Vec<AnyLimiter> = (0..2).map(|_| config(&line).build().unwrap()).collect();
+    assert_eq!([take_all(&shared[0]), take_all(&shared[1])], [5, 0]);
     let keys: Vec<String> = redis::cmd("KEYS").arg("*{*").query(&mut server.connect()).unwrap();
     let mut keys: Vec<_> = keys.iter().map(|key| key.rsplit_once(':').unwrap().0).collect();
     keys.sort_unstable();
@@ -40,7 +44,7 @@ fn two_policies_are_two_limits_that_are_decided_together() {
     let line = "fixed_window 5/d and token_bucket 1/h burst 3";
     for limiter in [
         config(line).build().unwrap(),
-        config(&format!("{line} store {} timeout 1min", server.url())).build().unwrap(),
+        config(&format!("{line} store {} tag both timeout 1min", server.url())).build().unwrap(),
     ] {
         for _ in 0..3 {
             assert!(limiter.try_acquire().is_ok());
@@ -50,9 +54,72 @@ fn two_policies_are_two_limits_that_are_decided_together() {
     }
 }
 
+/// Configurations without a tag once had one tag, and so one key for limits of equal kind.
+#[test]
+fn no_two_limits_of_a_store_share_a_tag_by_default() {
+    let Some(server) = Server::start() else { return };
+    let store = Store::builder(server.url()).timeout(Duration::from_secs(60)).open().unwrap();
+    let over = |line: &str| config(line).build_over(&store).map_err(|error| error.to_string());
+    assert!(over("fixed_window 5/d").unwrap_err().starts_with("tag must be set for a limit over a store"));
+    for tag in ["downloads", "uploads"] {
+        let limiter = over(&format!("fixed_window 5/d tag {tag}")).unwrap();
+        assert!(limiter.try_acquire_many(5).is_ok());
+        assert!(limiter.try_acquire().is_err());
+    }
+    // A limit of this process alone has no key.
+    assert!(config("fixed_window 5/d tag uploads").build().unwrap().try_acquire().is_ok());
+}
+
+/// Equal keys of two configurations are two keys of the store.
+#[test]
+fn one_changed_line_shares_the_limits_of_each_key() {
+    let Some(server) = Server::start() else { return };
+    let store = format!("store {} timeout 60s tag", server.url());
+    let take_all = |users: &AnyKeyed<String>, key: &str| {
+        let limiter = users.limiter(key).unwrap();
+        (0..10).filter(|_| limiter.try_acquire().is_ok()).count()
+    };
+    for (line, both) in [
+        ("fixed_window 5/d".to_owned(), [5, 5]),
+        (format!("fixed_window 5/d {store} users"), [5, 0]),
+        (format!("fixed_window 5/d and sliding_log 3/d {store} tenants"), [3, 0]),
+        ("fixed_window 5/d and sliding_log 3/d tag users".to_owned(), [3, 3]),
+    ] {
+        let users: Vec<_> = (0..2).map(|_| config(&line).build_keyed(2).unwrap()).collect();
+        for key in ["alice", "bob"] {
+            assert_eq!([take_all(&users[0], key), take_all(&users[1], key)], both, "{line}");
+        }
+    }
+    let alone = config("fixed_window 5/d").build_keyed(2).unwrap();
+    assert_eq!(["a", "b", "c"].map(|key| take_all(&alone, key)), [5, 5, 0]);
+    let store = Store::builder(server.url()).timeout(Duration::from_secs(60)).open().unwrap();
+    // The limits of a key are those of the limiter with this tag.
+    let alice = config("fixed_window 5/d tag users:alice").build_over(&store).unwrap();
+    assert!(alice.try_acquire().is_err());
+    assert!(config("fixed_window 5/d").build_keyed_over(&store).is_err());
+}
+
+#[test]
+fn a_program_completes_the_store_of_a_configuration() {
+    let Some(server) = Server::start() else { return };
+    let line =
+        format!("fixed_window 5/d store {} tag a prefix app timeout 60s while_away open", server.url());
+    let statistics = Arc::new(Statistics::new());
+    let builder = config(&line).store_builder().unwrap();
+    let shown = format!("{builder:?}");
+    assert!(["app", "60s", "Open"].iter().all(|setting| shown.contains(setting)), "{shown}");
+    let store = builder.observed_by(statistics.clone()).open().unwrap();
+    let limiter = config(&line).limiter_builder(&store).unwrap().build().unwrap();
+    let built = config(&line).build().unwrap();
+    assert!(built.try_acquire_many(5).is_ok());
+    assert!(AnyLimiter::from(limiter).try_acquire().is_err());
+    assert_eq!(statistics.snapshot().limited, 1);
+    assert!(config("fixed_window 5/d").store_builder().is_none());
+}
+
 #[test]
 fn a_limiter_without_a_limit_opens_no_store() {
-    let limiter = config("unlimited store redis://127.0.0.1:1").build().unwrap();
+    let limiter = config("unlimited store redis://127.0.0.1:1 tag all").build().unwrap();
     assert!(limiter.try_acquire_many(u32::MAX).is_ok());
 }
 
@@ -62,8 +129,10 @@ fn a_line_is_written_as_it_is_read() {
         "token_bucket 100/s burst 20",
         "fixed_window 5/d and sliding_log 3/s",
         "fixed_window 5/d store redis://127.0.0.1 prefix app tag all timeout 20ms while_away share_of 8 leased",
-        "fixed_window 5/d store redis://h:1/2 timeout 1s while_away share",
-        "fixed_window 5/d store redis+unix:///tmp/s timeout 90s while_away closed",
+        "fixed_window 5/d store redis://h:1/2 tag a timeout 1s while_away share",
+        "fixed_window 5/d store redis+unix:///tmp/s tag a timeout 90s while_away closed",
+        "fixed_window 5/d store redis://h tag a while_away wait",
+        "fixed_window 5/d tag a",
     ] {
         assert_eq!(config(line).to_string(), line);
         assert_eq!(config(&config(line).to_string()), config(line));
@@ -73,14 +142,17 @@ fn a_line_is_written_as_it_is_read() {
 #[test]
 fn errors_say_what_to_write() {
     let line = "fixed_window 5/s store redis://h";
-    let away = "while_away must be share, share_of and a number from 1, such as share_of 8, open or closed";
+    let tag = "tag must be set for a limit over a store, to a name that no other limit has, such as uploads";
+    assert_eq!(error(line), tag);
+    let away =
+        "while_away must be share, share_of and a number from 1, such as share_of 8, open, wait or closed";
     for (tail, message) in [
         (" timeout 20", "timeout must be a span, such as 50ms or 1s"),
         (" while_away never", away),
         (" while_away share_of 0", away),
         (" prefix a prefix b", "prefix must be set once"),
         (" tag", "tag must be a text"),
-        (" prefix a:b", r#""a:b": a prefix has 1 to 200 bytes, and no brace, colon, space or control"#),
+        (" tag a prefix a:b", r#""a:b": a prefix has 1 to 200 bytes, and no brace, colon, space or control"#),
     ] {
         assert_eq!(error(&format!("{line}{tail}")), message);
     }
@@ -101,7 +173,7 @@ fn errors_say_what_to_write() {
         error("fixed_window 5/s brust 5"),
         "brust: fixed_window has only at_wall_clock and from_first_grant"
     );
-    assert_eq!(error("fixed_window 5/100ns store redis://h"), {
+    assert_eq!(error("fixed_window 5/100ns store redis://h tag a"), {
         let policy = "fixed_window 5/100ns";
         format!("{policy}: a period that is not a whole number of microseconds cannot be had over a store")
     });
@@ -114,7 +186,7 @@ fn errors_say_what_to_write() {
 fn no_text_has_a_password() {
     let address = "redis://user:hunter2@[bad";
     for line in [
-        format!("fixed_window 5/s store {address}"),
+        format!("fixed_window 5/s store {address} tag a"),
         format!("fixed_window 5/s {address}"),
         format!("fixed_window {address}"),
         format!("{address} store"),
@@ -123,15 +195,15 @@ fn no_text_has_a_password() {
         format!("fixed_window 5/s store redis://h while_away {address}"),
         format!("fixed_window 5/s store redis://h {address}"),
         format!("fixed_window 5/s burst 3 store {address}"),
-        "fixed_window 5/s store redis+unix:///s?pass=hunter2".to_owned(),
-        "fixed_window 5/s store redis://:p@hunter2@host/1".to_owned(),
+        "fixed_window 5/s store redis+unix:///s?pass=hunter2 tag a".to_owned(),
+        "fixed_window 5/s store redis://:p@hunter2@host/1 tag a".to_owned(),
         // Characters that have to be escaped, and a host that was left out.
-        "fixed_window 5/s store redis://:hunter2?3@host".to_owned(),
-        "fixed_window 5/s store redis://user:hunter2#3@host".to_owned(),
-        "fixed_window 5/s store rediss://user:hunter2/3?@host".to_owned(),
-        "fixed_window 5/s store redis://user:hunter2".to_owned(),
-        "fixed_window 5/s store redis+sentinel://user:hunter2?3@host/name".to_owned(),
-        "fixed_window 5/s store http://host/hunter2".to_owned(),
+        "fixed_window 5/s store redis://:hunter2?3@host tag a".to_owned(),
+        "fixed_window 5/s store redis://user:hunter2#3@host tag a".to_owned(),
+        "fixed_window 5/s store rediss://user:hunter2/3?@host tag a".to_owned(),
+        "fixed_window 5/s store redis://user:hunter2 tag a".to_owned(),
+        "fixed_window 5/s store redis+sentinel://user:hunter2?3@host/name tag a".to_owned(),
+        "fixed_window 5/s store http://host/hunter2 tag a".to_owned(),
     ] {
         let texts = match line.parse::<LimiterConfig>() {
             Err(error) => vec![error.to_string(), format!("{error:?}")],
@@ -162,12 +234,13 @@ mod with_serde {
             burst = 20
             interval_refill = true
             store = "redis://127.0.0.1"
+            tag = "uploads"
             while_away = "share_of 8"
             timeout = "20ms"
             leased = true
         "#;
-        let line = "token_bucket 100/s burst 20 interval_refill store redis://127.0.0.1 timeout 20ms \
-                    while_away share_of 8 leased";
+        let line = "token_bucket 100/s burst 20 interval_refill store redis://127.0.0.1 tag uploads \
+                    timeout 20ms while_away share_of 8 leased";
         assert_eq!(read(text), Ok(config(line)));
         let json = serde_json::to_string(&config(line)).unwrap();
         assert_eq!(serde_json::from_str::<LimiterConfig>(&json).unwrap(), config(line));
@@ -178,6 +251,7 @@ mod with_serde {
     fn several_limits_have_names() {
         let text = r#"
             store = "redis://127.0.0.1:1"
+            tag = "model"
             [limits]
             calls = "token_bucket 100/s burst 20"
             tokens = { policy = "fixed_window", rate = "90000/min" }
@@ -197,6 +271,7 @@ mod with_serde {
             ("cells = 3", "cells: fixed_window has only at_wall_clock and from_first_grant"),
             ("prefix = \"a\"", "prefix must be left out where no store is set"),
             ("timeout = 20", "timeout must be a span, such as 50ms or 1s"),
+            ("store = \"redis://:hunter2@h\"", "tag must be set for a limit over a store"),
             ("tag = 7", "tag must be a text"),
             ("share_of = 8", "while_away must be share, share_of and a number from 1, such as share_of 8"),
             ("limit = \"fixed_window 5/s\"", "policy: there is no such field"),
@@ -206,23 +281,29 @@ mod with_serde {
             let error = read(&format!("{policy}{field}")).unwrap_err();
             assert!(error.contains(message) && !error.contains("hunter2"), "{error}");
         }
-        let secret = config("fixed_window 5/s store redis://u:hunter2@h:1/2");
+        let secret = config("fixed_window 5/s store redis://u:hunter2@h:1/2 tag a");
         let json = serde_json::to_string(&secret).unwrap();
-        assert_eq!(json, r#"{"limit":"fixed_window 5/s","store":"redis://h:1/2"}"#);
+        assert_eq!(json, r#"{"limit":"fixed_window 5/s","store":"redis://h:1/2","tag":"a"}"#);
     }
 }
 
 /// Several stores of one process would count as several processes.
 #[test]
 fn configurations_with_one_store_share_it() {
-    let line = "fixed_window 5/d store redis+unix:///nowhere/s while_away share_of 2";
+    let line = "fixed_window 5/d store redis+unix:///nowhere/s while_away share_of 2 tag a";
     let open = |line: &str| config(line).open().unwrap().unwrap();
-    let (one, same) = (open(line), open(&format!("{line} tag other prefix tidegate timeout 50ms leased")));
+    let (one, same) = (
+        open(line),
+        open(
+            "fixed_window 5/d store redis+unix:///nowhere/s while_away share_of 2 tag other prefix tidegate \
+              timeout 50ms leased",
+        ),
+    );
     let others = [
-        open("fixed_window 5/d store redis+unix:///nowhere/t while_away share_of 2"),
+        open("fixed_window 5/d store redis+unix:///nowhere/t while_away share_of 2 tag a"),
         open(&format!("{line} prefix other")),
         open(&format!("{line} timeout 60ms")),
-        open("fixed_window 5/d store redis+unix:///nowhere/s while_away share"),
+        open("fixed_window 5/d store redis+unix:///nowhere/s while_away share tag a"),
     ];
     assert!(config(line).build().unwrap().try_acquire().unwrap().is_degraded());
     let degraded = |store: &Store| store.counts().degraded;

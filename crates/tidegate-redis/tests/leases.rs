@@ -156,6 +156,34 @@ fn what_is_not_used_goes_back() {
     });
 }
 
+/// Also those of a booking that is in flight, which no request can get any more.
+#[test]
+fn a_dropped_limiter_gives_back_all_permits_on_lease() {
+    let mut in_flight = 0;
+    for after in 0..30 {
+        in_flight += run(async {
+            const LINE: &str = "fixed_window 1000/10s";
+            let mut fleet = Fleet::new(2, Network::steady(5 * MS), 1, LINE);
+            let (store, limiter) = (&fleet.stores[0], fleet.limiters.pop().unwrap());
+            let mut used = 0;
+            for _ in 0..100 + after {
+                used += limiter.acquire().await.unwrap().permits();
+                tokio::time::sleep(MS).await;
+            }
+            let taken = store.lease_counts().taken;
+            drop(limiter);
+            tokio::time::sleep(100 * MS).await;
+            let counts = store.lease_counts();
+            assert_eq!((counts.outstanding(), counts.ended), (0, 0));
+            let limiter = store.limiter("all").limit("calls", LINE.parse().unwrap()).build().unwrap();
+            let left = limiter.status().await.unwrap().members[0].1.available;
+            assert_eq!(left + u64::from(used), 1000, "dropped after {after} requests");
+            u32::from(counts.taken > taken)
+        });
+    }
+    assert!(in_flight > 5, "{in_flight}");
+}
+
 #[test]
 fn refused_requests_make_no_trips() {
     run(async {

@@ -468,6 +468,41 @@ fn a_call_with_too_little_time_left_is_not_sent() {
     });
 }
 
+/// Its message leaves when its instant is long over.
+#[test]
+fn a_wait_that_is_dropped_after_its_instant_gives_its_permits_back() {
+    run(async {
+        let (_store, limiter) = open(&Model::new(1, Network::steady(MS)), "token_bucket 1/s burst 5").await;
+        let limiter = AnyLimiter::from(limiter);
+        let _ = limiter.acquire_now(5).await.unwrap();
+        let mut wait = Box::pin(limiter.acquire());
+        poll_once(wait.as_mut());
+        sleep(3500 * MS).await;
+        drop(wait);
+        sleep(10 * MS).await;
+        let _ = limiter.acquire_now(3).await.unwrap();
+        assert!(limiter.acquire_now([]).await.is_err());
+    });
+}
+
+/// A server that takes a millisecond for a call of 64 requests was sent 157 of them at once, and
+/// most of them were charged and not answered in time.
+#[test]
+fn requests_that_come_at_one_moment_are_not_sent_too_late() {
+    run(async {
+        let network = Network { service: MS, ..Network::steady(MS) };
+        let (store, limiter) = open(&Model::new(1, network), "fixed_window 100000/d").await;
+        let limiter = AnyLimiter::from(limiter);
+        let attempts = (0..10_000).map(|_| limiter.acquire_now([]));
+        let answers = futures_util::future::join_all(attempts).await;
+        let granted = answers.iter().filter(|answer| answer.is_ok()).count();
+        assert!(granted > 1_500, "{granted}");
+        assert_eq!(store.counts().unknown, 0);
+        let left = limiter.acquire_now(AllRequest::new().with_left()).await.unwrap();
+        assert_eq!(left.left().unwrap().members[0].1.available, 100_000 - granted as u64 - 1);
+    });
+}
+
 /// A store that is too far away for two trips within the deadline is asked by calls side by side.
 #[test]
 fn a_far_store_is_asked_without_a_line() {
@@ -574,6 +609,36 @@ fn a_storm_that_is_dropped_during_its_calls_leaves_no_trace() {
                 let times = after(empty, vec![spawn(&limiter, 1)]).await;
                 assert!((1000..1005).contains(&times[0]), "{waits}, {dropped_after}: {times:?}");
             }
+        }
+    });
+}
+
+/// Waits of which new ones come while others time out stayed debited, for hours at this rate.
+#[test]
+fn waits_that_time_out_at_random_leave_no_trace() {
+    run(async {
+        for (waits, sizes) in [(300, 6..=6), (3_000, 6..=6), (30, 6..=300), (300, 6..=300)] {
+            let model = Model::new(1, Network::steady(MS));
+            let (_store, limiter) = open(&model, "token_bucket 1/h burst 1000").await;
+            let _ = spawn(&limiter, 995).await.unwrap().0.unwrap();
+            let any = AnyLimiter::from(limiter.clone());
+            let mut random = SmallRng::seed_from_u64(7);
+            let mut tasks = Vec::new();
+            for i in 0..waits {
+                let (any, n) = (any.clone(), random.random_range(sizes.clone()));
+                let patience = Duration::from_micros(random.random_range(0..60_000));
+                tasks.push(tokio::spawn(async move {
+                    sleep(Duration::from_micros(i * 10)).await;
+                    assert!(tokio::time::timeout(patience, any.acquire_many(n)).await.is_err());
+                }));
+            }
+            for task in tasks {
+                task.await.unwrap();
+            }
+            sleep(300 * MS).await;
+            let limit = limiter.status().await.unwrap().members[0].1;
+            let missing = limit.full_in.as_secs().div_ceil(3600);
+            assert_eq!((limit.available, missing), (5, 995), "{waits} waits of {sizes:?}");
         }
     });
 }

@@ -35,6 +35,11 @@ impl Fleet {
             AnyLimiter::from(limiter.build().unwrap())
         };
         let limiters = stores.iter().map(limiter).collect();
+        for store in &stores {
+            // A process is counted from its first request on.
+            let other = store.limiter("other").limit("calls", "fixed_window 8/d".parse().unwrap());
+            let _ = AnyLimiter::from(other.build().unwrap()).acquire_now([]).await.unwrap();
+        }
         let fleet = Fleet { model, stores, line, limiters, began: Instant::now(), grants: Vec::new() };
         while fleet.stores.iter().any(|store| store.clients().is_none_or(|n| n.get() != 8)) {
             tokio::time::sleep(MS).await;

@@ -5,10 +5,13 @@ use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
-use tidegate::{AllOf, AnyLimiter, AnyPolicy, PolicyConfig, Rate, RateLimiter};
+use tidegate::{
+    AllOf, AnyKeyed, AnyLimiter, AnyPolicy, KeyedAllOf, KeyedRateLimiter, PolicyConfig, Rate, RateLimiter,
+};
 
 use crate::connection::Address;
 use crate::error::BuildError;
+use crate::limiter::{KeyedBuilder, LimiterBuilder};
 use crate::store::{Store, StoreBuilder, WhileAway};
 
 #[cfg(feature = "serde")]
@@ -24,29 +27,30 @@ const ONLY: &str = "limit";
 /// processes.
 ///
 /// It is read from a line or, with the feature `serde`, from a configuration file, and
-/// [built](LimiterConfig::build) into an [`AnyLimiter`]. So a program goes from one process to a
+/// [built](LimiterConfig::build) into an [`AnyLimiter`], or into limits
+/// [of each key](LimiterConfig::build_keyed). So a program goes from one process to a
 /// fleet by a changed line of its configuration. A limit of permits in use is not made by it, but
 /// by [`Store::counting`].
 ///
 /// # Text
 ///
 /// A policy as [`PolicyConfig`](PolicyConfig#text) has it, or two with `and` between them, which
-/// are named `first` and `second`. If the limiter is shared, `store` and an address follow, and
-/// then the other fields. An only policy has no name, so ask for a number of permits: the limit of
-/// one process alone knows no cost by name.
+/// are named `first` and `second`. If the limiter is shared, `store` and an address follow, a
+/// `tag`, and then the other fields. An only policy has no name, so ask for a number of permits:
+/// the limit of one process alone knows no cost by name.
 ///
 /// ```text
 /// token_bucket 100/s burst 20
-/// token_bucket 100/s burst 20 store redis://127.0.0.1 prefix shop timeout 20ms while_away share
+/// token_bucket 100/s burst 20 store redis://127.0.0.1 tag uploads prefix shop while_away share
 /// ```
 ///
 /// | field | value | unless set |
 /// |---|---|---|
 /// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
+/// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | it must be set beside `store` |
 /// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |
-/// | `tag` | the limiters of one tag share their limits: [`Store::limiter`] | `all` |
 /// | `timeout` | a span: [`StoreBuilder::timeout`] | `50ms` |
-/// | `while_away` | `share`, `share_of` and a number, `open` or `closed`: [`WhileAway`] | `closed` |
+/// | `while_away` | `share`, `share_of` and a number, `open`, `wait` or `closed`: [`WhileAway`] | `closed` |
 /// | `leased` | no value: [`LimiterBuilder::leased`](crate::LimiterBuilder::leased) | not leased |
 ///
 /// # serde
@@ -65,6 +69,7 @@ const ONLY: &str = "limit";
 /// rate = "100/s"
 /// burst = 20
 /// store = "redis://127.0.0.1"
+/// tag = "uploads"
 /// while_away = "share_of 8"
 ///
 /// [model]                                        # several limits, for costs by name
@@ -74,8 +79,9 @@ const ONLY: &str = "limit";
 /// limits = { requests = "token_bucket 500/min burst 20", tokens = "sliding_window 9000/min cells 6" }
 /// ```
 ///
-/// Without a store there can be no other field of a store: to go back to one process, remove them
-/// all. The address is looked at when the limiter is built.
+/// Without a store there can be no other field of a store but `tag`: to go back to one process,
+/// remove them. A limiter of this process alone makes no use of its tag. The address is looked at
+/// when the limiter is built.
 ///
 /// # At the start of a program
 ///
@@ -94,6 +100,46 @@ const ONLY: &str = "limit";
 /// # }
 /// ```
 ///
+/// # When the configuration changes
+///
+/// A program builds the limiter anew, and replaces the one that it has: behind a lock, or in an
+/// `ArcSwap`. Over a store the state goes on, since limits are not stored: the new rate and burst
+/// hold for the permits that there are. Only a policy of another kind, another tag or another name
+/// begins anew. While some processes have the old configuration, each process decides by its own.
+///
+/// A limiter of this process alone begins full, so a program takes from it what the old limiter
+/// does not have. Requests that wait stay in the line of the old limiter, on its terms.
+/// [`RateLimiter::apply`] changes a limiter in place, and its waits with it.
+///
+/// ```
+/// use tidegate::AnyLimiter;
+/// use tidegate_redis::{BuildError, LimiterConfig};
+///
+/// fn changed(old: &AnyLimiter, config: &LimiterConfig) -> Result<AnyLimiter, BuildError> {
+///     let new = config.build()?;
+///     if config.store_builder().is_none() {
+///         for (name, limit) in old.status().members {
+///             _ = new.keep_at_most(&name, limit.available); // an error if it has no such limit
+///         }
+///     }
+///     Ok(new)
+/// }
+///
+/// let limiter = "token_bucket 20/d burst 20".parse::<LimiterConfig>()?.build()?;
+/// limiter.try_acquire_many(15)?;
+/// let limiter = changed(&limiter, &"token_bucket 50/d burst 50".parse()?)?;
+/// assert_eq!(limiter.status().members[0].1.available, 5);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Certificates
+///
+/// An address that begins with `rediss` needs the feature `tls`. A server is trusted by the
+/// certificates of the system, or by those of the file that the environment variable
+/// `SSL_CERT_FILE` names: for a private authority, that variable is all that a program needs. Other
+/// certificates are set by `StoreBuilder::tls` at what
+/// [`store_builder`](LimiterConfig::store_builder) returns.
+///
 /// # Secrets
 ///
 /// An address may have a password. No error, no `Debug` and no `Display` has it, and it is
@@ -109,7 +155,7 @@ const ONLY: &str = "limit";
 /// assert!(alone.build()?.try_acquire().is_ok());
 ///
 /// // One changed line, and all processes share the limit.
-/// let line = format!("{line} store redis://:secret@127.0.0.1 while_away share");
+/// let line = format!("{line} store redis://:secret@127.0.0.1 tag uploads");
 /// let shared: LimiterConfig = line.parse()?;
 /// let limiter = shared.build()?; // connects when it is first asked
 /// assert!(!format!("{shared:?}").contains("secret"));
@@ -168,9 +214,38 @@ impl LimiterConfig {
     ///
     /// [`BuildError::Store`] if it cannot be opened.
     pub fn open(&self) -> Result<Option<Store>, BuildError> {
+        self.store_builder().map(StoreBuilder::open_shared).transpose().map_err(BuildError::Store)
+    }
+
+    /// The settings of the store, for a program that adds an observer, certificates or [its
+    /// runtime](StoreBuilder::on_this_runtime); `None` if there is no store. What it opens is a
+    /// store of its own, for [`limiter_builder`](LimiterConfig::limiter_builder) and the calls that
+    /// end with `over`.
+    ///
+    /// # Examples
+    ///
+    /// An operator's handle, beside the one that the program asks:
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::{AnyLimiter, Statistics};
+    /// use tidegate_redis::LimiterConfig;
+    ///
+    /// let line = "token_bucket 100/s burst 20 store redis://127.0.0.1 tag uploads";
+    /// let config: LimiterConfig = line.parse()?;
+    /// let statistics = Arc::new(Statistics::new());
+    /// if let Some(store) = config.store_builder() {
+    ///     let store = store.observed_by(statistics.clone()).open()?;
+    ///     let limiter = config.limiter_builder(&store)?.build()?;
+    ///     limiter.set_shadow(true); // of a `StoreLimiter`, as are `reset` and an async `status`
+    ///     let handle = AnyLimiter::from(limiter);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn store_builder(&self) -> Option<StoreBuilder> {
         let is_needed = self.limits.iter().any(|(_, limit)| !is_unlimited(limit));
-        let Some(address) = self.store.as_deref().filter(|_| is_needed) else { return Ok(None) };
-        let mut builder = Store::builder(address);
+        let mut builder = Store::builder(self.store.as_deref().filter(|_| is_needed)?);
         if let Some(prefix) = &self.prefix {
             builder = StoreBuilder::prefix(builder, prefix.as_str());
         }
@@ -180,20 +255,81 @@ impl LimiterConfig {
         if let Some(while_away) = self.while_away {
             builder = builder.while_away(while_away);
         }
-        builder.open_shared().map(Some).map_err(BuildError::Store)
+        Some(builder)
     }
 
     /// Makes the limiter over this store, whatever store the configuration has.
     ///
     /// # Errors
     ///
-    /// As [`build`](LimiterConfig::build).
+    /// As [`build`](LimiterConfig::build), and if the configuration has no `tag`.
     pub fn build_over(&self, store: &Store) -> Result<AnyLimiter, BuildError> {
-        let builder = store.limiter(self.tag.as_deref().unwrap_or("all"));
+        Ok(self.limiter_builder(store)?.build()?.into())
+    }
+
+    /// The settings of the limiter over this store, which build a
+    /// [`StoreLimiter`](crate::StoreLimiter).
+    ///
+    /// # Errors
+    ///
+    /// A [`BuildError`] if the configuration has no `tag`.
+    pub fn limiter_builder(&self, store: &Store) -> Result<LimiterBuilder, BuildError> {
+        let builder = store.limiter(self.tag()?);
         let limits = self.limits.iter().cloned();
         let builder = limits.fold(builder, |builder, (name, limit)| builder.limit(name, limit));
-        let builder = if self.leased { builder.leased() } else { builder };
-        Ok(builder.build()?.into())
+        Ok(if self.leased { builder.leased() } else { builder })
+    }
+
+    /// Makes limits of each key: users, tenants, addresses. Without a store they are of this
+    /// process alone, for at most so many keys at a time; requests for further keys are refused.
+    /// Over a store all processes share them, and it keeps any number of keys.
+    ///
+    /// Over a store each key is put behind the tag, as [`KeyedBuilder::tag`] does.
+    ///
+    /// # Errors
+    ///
+    /// As [`build`](LimiterConfig::build).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_redis::LimiterConfig;
+    ///
+    /// let config: LimiterConfig = "token_bucket 100/min burst 2".parse()?;
+    /// let users = config.build_keyed(100_000)?;
+    /// let alice = users.limiter("alice")?;
+    /// alice.try_acquire_many(2)?;
+    /// assert!(alice.try_acquire().is_err());
+    /// assert!(users.limiter("bob")?.try_acquire().is_ok());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn build_keyed(&self, max_keys: usize) -> Result<AnyKeyed<String>, BuildError> {
+        match self.open()? {
+            Some(store) => self.build_keyed_over(&store),
+            None => self.keyed_alone(max_keys),
+        }
+    }
+
+    /// Makes limits of each key over this store, whatever store the configuration has.
+    ///
+    /// # Errors
+    ///
+    /// As [`build_over`](LimiterConfig::build_over).
+    pub fn build_keyed_over(&self, store: &Store) -> Result<AnyKeyed<String>, BuildError> {
+        Ok(self.keyed_builder(store)?.build()?.into())
+    }
+
+    /// The settings of limits of each key over this store, which build a
+    /// [`StoreKeyedLimiter`](crate::StoreKeyedLimiter).
+    ///
+    /// # Errors
+    ///
+    /// A [`BuildError`] if the configuration has no `tag`.
+    pub fn keyed_builder(&self, store: &Store) -> Result<KeyedBuilder, BuildError> {
+        let limits = self.limits.iter().cloned();
+        let builder = store.keyed().tag(self.tag()?);
+        let builder = limits.fold(builder, |builder, (name, limit)| builder.limit(name, limit));
+        Ok(if self.leased { builder.leased() } else { builder })
     }
 
     fn alone(&self) -> Result<AnyLimiter, BuildError> {
@@ -211,6 +347,28 @@ impl LimiterConfig {
         all.map(AnyLimiter::from).ok_or(BuildError::NoLimit)
     }
 
+    /// The tag. No text stands in for it: the limits of two configurations would have one key.
+    fn tag(&self) -> Result<&str, BuildError> {
+        let allowed = "set for a limit over a store, to a name that no other limit has, such as uploads";
+        self.tag.as_deref().ok_or(bad("tag", allowed))
+    }
+
+    fn keyed_alone(&self, max_keys: usize) -> Result<AnyKeyed<String>, BuildError> {
+        let mut all: Option<KeyedAllOf<str>> = None;
+        for (name, limit) in &self.limits {
+            let policy = AnyPolicy::try_from(limit.clone())?;
+            let limiter: KeyedRateLimiter<String, _> = KeyedRateLimiter::new(policy, max_keys);
+            if self.limits.len() == 1 && name == ONLY {
+                return Ok(limiter.into());
+            }
+            all = Some(match all {
+                None => KeyedAllOf::new(name.as_str(), &limiter),
+                Some(all) => all.with_keyed(name.as_str(), &limiter),
+            });
+        }
+        all.map(AnyKeyed::from).ok_or(BuildError::NoLimit)
+    }
+
     /// Sets a field that is not one of a policy.
     fn set(&mut self, field: &'static str, value: &str) -> Result<(), BuildError> {
         let is_set = match field {
@@ -224,7 +382,7 @@ impl LimiterConfig {
                 self.timeout.replace(timeout).is_some()
             }
             "while_away" => {
-                let allowed = "share, share_of and a number from 1, such as share_of 8, open or closed";
+                let allowed = "share, share_of and a number from 1, such as share_of 8, open, wait or closed";
                 let choice = while_away(value).ok_or(bad(field, allowed))?;
                 self.while_away.replace(choice).is_some()
             }
@@ -243,12 +401,16 @@ impl LimiterConfig {
         store.chain(texts).chain(timeout).chain(while_away).collect()
     }
 
-    /// An error if fields of a store are set without a store.
+    /// An error if fields of a store are set without a store, or a store without a tag.
     fn checked(self) -> Result<LimiterConfig, BuildError> {
-        let leased = self.leased.then_some("leased");
-        match self.fields().first().map(|(field, _)| *field).or(leased) {
-            Some(field) if self.store.is_none() => Err(bad(field, "left out where no store is set")),
-            _ => Ok(self),
+        if self.store.is_some() {
+            self.tag()?;
+            return Ok(self);
+        }
+        let of_store = self.fields().into_iter().map(|(field, _)| field).find(|field| *field != "tag");
+        match of_store.or(self.leased.then_some("leased")) {
+            Some(field) => Err(bad(field, "left out where no store is set")),
+            None => Ok(self),
         }
     }
 }
@@ -284,6 +446,7 @@ fn while_away(text: &str) -> Option<WhileAway> {
         ["share"] => Some(WhileAway::Share),
         ["share_of", number] => number.parse::<NonZeroU32>().ok().map(WhileAway::ShareOf),
         ["open"] => Some(WhileAway::Open),
+        ["wait"] => Some(WhileAway::Wait),
         ["closed"] => Some(WhileAway::Closed),
         _ => None,
     }
@@ -294,6 +457,7 @@ fn while_away_text(choice: WhileAway) -> String {
         WhileAway::Share => "share".into(),
         WhileAway::ShareOf(processes) => format!("share_of {processes}"),
         WhileAway::Open => "open".into(),
+        WhileAway::Wait => "wait".into(),
         WhileAway::Closed => "closed".into(),
     }
 }

@@ -14,16 +14,21 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    fn new(url: &str, tls: Option<&Connector>) -> Result<Node, OpenError> {
-        // The text of the error may have the address, and so a password.
-        let info = url.into_connection_info().map_err(|_| OpenError::Address)?;
-        Ok(Node { info, tls: tls.cloned() })
+    /// `None` of a text that is no address. The text of the error may have a password.
+    fn new(url: &str, tls: Option<&Connector>) -> Option<Node> {
+        let info = url.into_connection_info().ok()?;
+        Some(Node { info, tls: tls.cloned() })
     }
 
     /// This login at another server.
     pub(super) fn at(&self, host: &str, port: u16) -> Node {
         let info = self.info.clone().set_addr(ConnectionAddr::Tcp(host.into(), port));
         Node { info, tls: self.tls.clone() }
+    }
+
+    /// Whether a server has not answered the handshake of an encrypted connection yet.
+    pub(super) fn is_in_handshake(&self) -> bool {
+        self.tls.as_ref().is_some_and(Connector::is_in_handshake)
     }
 
     /// Host and port; `None` of a socket in the file system.
@@ -55,67 +60,121 @@ pub(crate) fn wants_tls(url: &str) -> bool {
     matches!(protocol, Some("rediss" | "valkeys"))
 }
 
+fn wrong(why: &'static str) -> OpenError {
+    OpenError::Address { why }
+}
+
 /// The names and values of a query.
 fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
+/// A character that ends a login early: all that follows it is read as another part.
+const ESCAPE: &str = "has a character that must be escaped: in a user or password / is written as %2F, ? as %3F, \
+                      # as %23, and @ as %40";
+const DATABASE: &str = "has a database that is no number";
+
 impl Address {
     /// Reads an address. `tls` is used for each server, if the address asks for it.
     pub(crate) fn read(url: &str, tls: Option<&Connector>) -> Result<Address, OpenError> {
-        let (scheme, rest) = url.split_once("://").ok_or(OpenError::Address)?;
+        let (scheme, rest) = url.split_once("://").ok_or(wrong("has no scheme, such as redis://"))?;
         let (protocol, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
-        if !matches!(protocol, "redis" | "valkey" | "rediss" | "valkeys") || rest.contains('#') {
-            return Err(OpenError::Address);
+        let is_known = matches!(protocol, "redis" | "valkey" | "rediss" | "valkeys")
+            && matches!(kind, "" | "unix" | "sentinel" | "cluster");
+        if !is_known {
+            return Err(wrong(
+                "has an unknown scheme: it must be redis or valkey, or with TLS rediss or valkeys, alone or with \
+                 +unix, +sentinel or +cluster",
+            ));
         }
-        if kind == "unix" {
-            // A socket on this machine needs no encryption.
-            let query = rest.split_once('?').map_or("", |(_, query)| query);
-            let is_known = pairs(query).all(|(name, _)| matches!(name, "db" | "user" | "pass"));
-            return match tls {
-                None if is_known => Ok(Address::Server(Node::new(url, None)?)),
-                _ => Err(OpenError::Address),
-            };
+        if rest.contains('#') {
+            return Err(wrong(ESCAPE));
         }
+        match kind {
+            "unix" => Address::of_socket(url, rest, tls),
+            _ => Address::of_hosts(kind, rest, tls).map_err(|error| {
+                let has_login_behind =
+                    rest.split_once(['/', '?']).is_some_and(|(_, rest)| rest.contains('@'));
+                if has_login_behind { wrong(ESCAPE) } else { error }
+            }),
+        }
+    }
+
+    fn of_socket(url: &str, rest: &str, tls: Option<&Connector>) -> Result<Address, OpenError> {
+        if tls.is_some() {
+            return Err(wrong("is that of a socket, which has no TLS: it begins with redis+unix"));
+        }
+        let query = rest.split_once('?').map_or("", |(_, query)| query);
+        for (name, value) in pairs(query) {
+            match name {
+                "db" if value.parse::<i64>().is_err() => return Err(wrong(DATABASE)),
+                "db" | "user" | "pass" => {}
+                _ => return Err(wrong("is that of a socket, and has a field that is not db, user or pass")),
+            }
+        }
+        let node = Node::new(url, None);
+        node.map(Address::Server).ok_or(wrong("has no path of a socket, as redis+unix:///path has"))
+    }
+
+    fn of_hosts(kind: &str, rest: &str, tls: Option<&Connector>) -> Result<Address, OpenError> {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
         let node = |login: &str, host: &str, database: &str| {
-            let at = if login.is_empty() { "" } else { "@" };
-            Node::new(&format!("redis://{login}{at}{host}/{database}"), tls)
-        };
-        match kind {
-            // What a server does not have, such as a database in the query or a second host, is not
-            // left out in silence.
-            "" if query.is_empty() && !hosts.contains(',') => {
-                Ok(Address::Server(Node::new(&format!("redis://{rest}"), tls)?))
+            // The colons of an IPv6 address are in brackets.
+            let port =
+                host.rsplit(']').next().and_then(|end| end.split_once(':')).map_or("", |(_, port)| port);
+            let number = database.trim_matches('/');
+            if !port.is_empty() && port.parse::<u16>().is_err() {
+                return Err(wrong("has a port that is no number up to 65535; IPv6 is written in brackets"));
             }
-            "cluster" if path.is_empty() && query.is_empty() => {
+            if host.is_empty() || host.starts_with(':') {
+                return Err(wrong("names no host"));
+            }
+            if !number.is_empty() && number.parse::<i64>().is_err() {
+                return Err(wrong(DATABASE));
+            }
+            let at = if login.is_empty() { "" } else { "@" };
+            let node = Node::new(&format!("redis://{login}{at}{host}/{database}"), tls);
+            node.ok_or(wrong("has a host that no server can have, or a user or password that is no text"))
+        };
+        // What a server does not have, such as a database in the query or a second host, is not
+        // left out in silence.
+        if kind != "sentinel" && !query.is_empty() {
+            return Err(wrong("has fields after a ?, as only that of a socket or of sentinels has"));
+        }
+        match kind {
+            "cluster" if !path.is_empty() => Err(wrong("has a database, and a cluster has none")),
+            "cluster" => {
                 let seeds: Result<_, _> = hosts.split(',').map(|host| node(login, host, "")).collect();
                 Ok(Address::Cluster(seeds?))
             }
             "sentinel" => {
                 let (name, database) = path.split_once('/').unwrap_or((path, ""));
                 if name.is_empty() {
-                    return Err(OpenError::Address);
+                    return Err(wrong("names no primary, as redis+sentinel://host,host/name does"));
                 }
                 let (mut user, mut password) = ("", "");
                 for (name, value) in pairs(query) {
                     match name {
                         "sentinel_user" => user = value,
                         "sentinel_password" => password = value,
-                        _ => return Err(OpenError::Address),
+                        _ => {
+                            let why = "is that of sentinels, and has a field that is not sentinel_user or \
+                                       sentinel_password";
+                            return Err(wrong(why));
+                        }
                     }
                 }
                 let of_sentinels = match (user, password) {
                     ("", "") => String::new(),
-                    (_, "") => return Err(OpenError::Address),
+                    (_, "") => return Err(wrong("has a sentinel_user and no sentinel_password")),
                     _ => format!("{user}:{password}"),
                 };
                 let sentinel = |host: &str| {
                     let has_port = host.rsplit(']').next().is_some_and(|end| end.contains(':'));
-                    let port = if has_port { "" } else { ":26379" };
+                    let port = if has_port || host.is_empty() { "" } else { ":26379" };
                     node(&of_sentinels, &format!("{host}{port}"), "")
                 };
                 let sentinels: Result<_, _> = hosts.split(',').map(sentinel).collect();
@@ -123,7 +182,10 @@ impl Address {
                 let login = node(login, "localhost", database)?;
                 Ok(Address::Sentinels { sentinels: sentinels?, name: name.into(), login })
             }
-            _ => Err(OpenError::Address),
+            _ if hosts.contains(',') => {
+                Err(wrong("has several hosts, as only one with +sentinel or +cluster in its scheme has"))
+            }
+            _ => Ok(Address::Server(node(login, hosts, path)?)),
         }
     }
 }
@@ -171,30 +233,50 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
-        for url in [
-            "",
-            "127.0.0.1:6379",
-            "http://127.0.0.1",
-            "redis://",
-            "redis://a:port",
-            "redis://a/database",
-            "redis://a#insecure",
-            "redis://a,b",
-            "redis://a?db=3",
-            "rediss://a/0?insecure=true",
-            "redis+unix:///tmp/s?database=2",
-            "redis+unix:///tmp/s?db=2&tls",
-            "redis+sentinel://a/main?sentinel_user=s",
-            "redis+cluster://a,/",
-            "redis+cluster://a/3",
-            "redis+cluster://a?read=replicas",
-            "redis+sentinel://a",
-            "redis+sentinel://a/main?sentinel_pass=x",
-            "redis+other://a",
-            "rediss+unix:///tmp/s#x",
+    fn an_error_tells_what_is_wrong_with_an_address() {
+        for (url, says) in [
+            ("", "has no scheme"),
+            ("127.0.0.1:6379", "has no scheme"),
+            ("http://127.0.0.1", "has an unknown scheme"),
+            ("redis+other://a", "has an unknown scheme"),
+            ("redis://", "names no host"),
+            ("redis://:1", "names no host"),
+            ("redis://u:p@", "names no host"),
+            ("redis+cluster://a,", "names no host"),
+            ("redis+sentinel://a,/main", "names no host"),
+            ("redis://a:port", "has a port"),
+            ("redis://a:70000", "has a port"),
+            ("redis://::1", "IPv6 is written in brackets"),
+            ("redis://[::z]", "has a host that no server can have"),
+            ("redis://a b", "has a host that no server can have"),
+            ("redis://:%FF@a", "or a user or password that is no text"),
+            ("redis://a/database", "has a database that is no number"),
+            ("redis+sentinel://a/main/x", "has a database that is no number"),
+            ("redis+unix:///tmp/s?db=x", "has a database that is no number"),
+            ("redis://a,b", "has several hosts"),
+            ("redis://a?db=3", "has fields after a ?"),
+            ("rediss://a/0?insecure=true", "has fields after a ?"),
+            ("redis+cluster://a?read=replicas", "has fields after a ?"),
+            ("redis+cluster://a,/", "names no host"),
+            ("redis+cluster://a/3", "a cluster has none"),
+            ("redis+sentinel://a", "names no primary"),
+            ("redis+sentinel://a/main?sentinel_pass=x", "a field that is not sentinel_user"),
+            ("redis+sentinel://a/main?sentinel_user=s", "no sentinel_password"),
+            ("redis+unix:///tmp/s?database=2", "a field that is not db"),
+            ("redis+unix:///tmp/s?db=2&tls", "a field that is not db"),
+            ("redis+unix://tmp", "has no path of a socket"),
+            ("redis://a#insecure", "must be escaped"),
+            ("rediss+unix:///tmp/s#x", "must be escaped"),
+            ("redis://:p#w@a", "must be escaped"),
+            ("redis://:p/w@a", "must be escaped"),
+            ("redis://:1/w@a", "must be escaped"),
+            ("redis://:p?w@a/0", "must be escaped"),
+            ("redis+cluster://:p/w@a,b", "must be escaped"),
+            ("redis+sentinel://:p/w@a/main", "must be escaped"),
+            ("redis+sentinel://:p?w@a/main", "must be escaped"),
         ] {
-            assert!(matches!(read(url), Err(OpenError::Address)), "{url}");
+            let Err(OpenError::Address { why }) = read(url) else { panic!("{url}") };
+            assert!(why.contains(says), "{url}: {why}");
         }
         assert!(wants_tls("rediss://a") && wants_tls("valkeys+cluster://a") && !wants_tls("redis://a"));
     }

@@ -10,9 +10,9 @@ use tokio::task::JoinSet;
 
 use super::address::Node;
 use super::failure::Failure;
-use super::lock;
 use super::server::{Sent, Server};
 use super::wire::Wire;
+use crate::lock::lock;
 
 /// How long servers are waited for to tell the slots.
 const ANSWER: Duration = Duration::from_millis(500);

@@ -1,17 +1,11 @@
 //! One connection to one server.
-//!
-//! The client library has a future that writes calls and reads replies, and a queue of calls to it.
-//! A task polls that future. A thread that sends a call polls it as well, once, and so writes the
-//! call by itself: the task is not woken for it, and waits for the reply.
 
-use std::cell::Cell;
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use futures_util::task::AtomicWaker;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ConnectionAddr, RedisError, Value};
 use socket2::{SockRef, TcpKeepalive};
@@ -20,8 +14,8 @@ use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet, coop};
 
 use super::address::Node;
-use super::failure::{Failure, Meaning, meaning, of_connecting, of_reaching, told};
-use super::lock;
+use super::driver;
+use super::failure::{Failure, Meaning, meaning, of_connecting, of_reaching};
 use crate::script::Script;
 
 /// After so long without traffic a connection is probed, which keeps it in the tables of firewalls.
@@ -38,66 +32,8 @@ pub(crate) struct Link {
 /// The answer to a call that was sent.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>;
 
-/// The library's future.
-struct Driver {
-    /// `None` when it has ended.
-    future: Mutex<Option<Pin<Box<dyn Future<Output = ()> + Send>>>>,
-    task: Arc<Wakes>,
-    /// Wakes the task.
-    waker: Waker,
-}
-
-impl Driver {
-    fn new(future: impl Future<Output = ()> + Send + 'static) -> Driver {
-        let task = Arc::new(Wakes(AtomicWaker::new()));
-        Driver { future: Mutex::new(Some(Box::pin(future))), waker: Waker::from(task.clone()), task }
-    }
-
-    fn poll(&self, future: &mut Option<Pin<Box<dyn Future<Output = ()> + Send>>>) -> Poll<()> {
-        let context = &mut Context::from_waker(&self.waker);
-        let poll = future.as_mut().map_or(Poll::Ready(()), |future| future.as_mut().poll(context));
-        if poll.is_ready() {
-            *future = None;
-        }
-        poll
-    }
-}
-
-thread_local! {
-    /// This thread adds a call, and polls the future after that.
-    static SENDS: Cell<bool> = const { Cell::new(false) };
-}
-
-/// While it lives, this thread adds a call. Also a panic ends it.
-struct Sending;
-
-impl Sending {
-    fn begin() -> Sending {
-        SENDS.set(true);
-        Sending
-    }
-}
-
-impl Drop for Sending {
-    fn drop(&mut self) {
-        SENDS.set(false);
-    }
-}
-
-/// The waker of the task.
-struct Wakes(AtomicWaker);
-
-impl Wake for Wakes {
-    fn wake(self: Arc<Wakes>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Wakes>) {
-        if !SENDS.get() {
-            self.0.wake();
-        }
-    }
-}
+/// The library's future, which writes calls and reads replies.
+type Driver = driver::Driver<Pin<Box<dyn Future<Output = ()> + Send>>>;
 
 /// The task that polls the future.
 struct Task(JoinHandle<()>);
@@ -109,15 +45,12 @@ impl Task {
 
         impl Drop for End {
             fn drop(&mut self) {
-                *lock(&self.0.future) = None;
+                self.0.end();
             }
         }
 
         let driver = End(driver);
-        Task(tokio::spawn(std::future::poll_fn(move |context| {
-            driver.0.task.0.register(context.waker());
-            driver.0.poll(&mut lock(&driver.0.future))
-        })))
+        Task(tokio::spawn(std::future::poll_fn(move |context| driver.0.poll(context))))
     }
 }
 
@@ -157,7 +90,7 @@ impl Link {
         let config = AsyncConnectionConfig::new().set_response_timeout(None).set_connection_timeout(None);
         let made = MultiplexedConnection::new_with_config(node.info.redis_settings(), stream, config).await;
         let (connection, future) = made.map_err(|error| failure(&error))?;
-        let driver = Arc::new(Driver::new(future));
+        let driver = Arc::new(Driver::new(Box::pin(future)));
         Ok(Link { connection, task: Arc::new(Task::spawn(driver.clone())), driver })
     }
 
@@ -174,18 +107,14 @@ impl Link {
     /// Sends a call from this thread. The waker is woken when its answer is there. `None` if it is
     /// not sent, since another thread is at work or the connection is closed.
     pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<Answer> {
-        let mut future = self.driver.future.try_lock().ok()?;
-        let mut link = self.clone();
-        let mut answer: Answer = Box::pin(async move { link.call(&cmd).await });
-        let sending = Sending::begin();
-        // Else a budget of the calling task might end here, and its runtime would go on at any
-        // time.
-        let poll = pin!(coop::unconstrained(answer.as_mut())).poll(&mut Context::from_waker(waker));
-        drop(sending);
-        let driving = std::future::poll_fn(|_| self.driver.poll(&mut future));
-        if pin!(coop::unconstrained(driving)).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
-            self.driver.task.0.wake();
-        }
+        let (answer, poll) = self.driver.send(|| {
+            let mut link = self.clone();
+            let mut answer: Answer = Box::pin(async move { link.call(&cmd).await });
+            // Else a budget of the calling task might end here, and its runtime would go on at any
+            // time.
+            let poll = pin!(coop::unconstrained(answer.as_mut())).poll(&mut Context::from_waker(waker));
+            (answer, poll)
+        })?;
         // An answer before the future went on is that of a closed connection.
         poll.is_pending().then_some(answer)
     }
@@ -212,8 +141,7 @@ impl Link {
         match answer {
             Ok(_) => Ok(()),
             Err(error) => match meaning(&error) {
-                Meaning::Misconfigured => Err(failure(&error)),
-                Meaning::ReadOnly | Meaning::Lost => Err(Failure::NotRun(told(&error))),
+                Meaning::Misconfigured | Meaning::ReadOnly | Meaning::Lost => Err(failure(&error)),
                 // A call that follows will see for itself.
                 _ => Ok(()),
             },
@@ -269,5 +197,12 @@ fn failure(error: &RedisError) -> Failure {
         // A server may refuse the certificate of a client after its own handshake.
         return failure;
     }
-    of_connecting(error)
+    match error.is_connection_dropped() {
+        true => Failure::NotRun(
+            "the server closed the connection before it answered, as a port of TLS does unless the address begins \
+             with rediss"
+                .into(),
+        ),
+        false => of_connecting(error),
+    }
 }

@@ -6,6 +6,7 @@
 
 mod address;
 mod cluster;
+mod driver;
 mod failure;
 mod link;
 mod sentinel;
@@ -13,13 +14,14 @@ mod server;
 mod tls;
 mod wire;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 
+use crate::lock::lock;
 use crate::script::Script;
 use cluster::{Cluster, slot_of};
 use failure::Meaning;
@@ -162,8 +164,4 @@ impl Servers {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

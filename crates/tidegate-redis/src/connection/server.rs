@@ -9,9 +9,9 @@ use redis::{Cmd, RedisError, Value};
 
 use super::failure::{Failure, Meaning, meaning, told};
 use super::link::Answer;
-use super::lock;
 use super::wire::{Connection, Wire};
 use crate::breaker::Breaker;
+use crate::lock::lock;
 
 /// How long an attempt to connect may take. Calls do not wait for it beyond their own deadline.
 const CONNECTING: Duration = Duration::from_secs(5);
@@ -114,6 +114,15 @@ impl Server {
         let connection = (number, made?);
         *lock(&self.current) = Some(connection.clone());
         Ok(connection)
+    }
+
+    /// The failure of a call that had no connection at its deadline.
+    pub(crate) fn not_connected_in_time(&self) -> Failure {
+        let is_in_handshake = matches!(&self.wire, Wire::Server { node, .. } if node.is_in_handshake());
+        Failure::NotRun(match is_in_handshake {
+            true => "TLS: the handshake was not answered in time, as by a port without TLS".into(),
+            false => "could not be connected to in time".into(),
+        })
     }
 
     /// Forgets a connection that failed. The next call connects, and resolves the name anew.

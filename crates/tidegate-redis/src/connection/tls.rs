@@ -12,6 +12,7 @@ mod with_tls {
     use std::fmt;
     use std::io;
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use tokio::net::TcpStream;
     use tokio_rustls::TlsConnector;
@@ -27,8 +28,9 @@ mod with_tls {
 
     /// The certificates of encrypted connections (`rediss://`), in PEM.
     ///
-    /// Unless set, a server is trusted by the certificates of the system, and the client shows no
-    /// certificate. The name in the address must be one of the server's certificate. There is no
+    /// Unless set, a server is trusted by the certificates of the system, or by those of the file
+    /// that the environment variable `SSL_CERT_FILE` names, and the client shows no certificate.
+    /// The name in the address must be one of the server's certificate. There is no
     /// way to switch that off.
     ///
     /// # Examples
@@ -42,6 +44,22 @@ mod with_tls {
     ///     .client_certificate(std::fs::read("client.pem")?, std::fs::read("client-key.pem")?);
     /// let store = Store::builder("rediss://user:password@redis.example.org").tls(tls).open()?;
     /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// For a store that a configuration names:
+    ///
+    /// ```no_run
+    /// use tidegate::AnyLimiter;
+    /// use tidegate_redis::{LimiterConfig, Tls};
+    ///
+    /// # fn example(config: LimiterConfig) -> Result<AnyLimiter, Box<dyn std::error::Error>> {
+    /// let tls = Tls::new().ca(std::fs::read("ca.pem")?);
+    /// let limiter = match config.store_builder() {
+    ///     Some(store) => config.build_over(&store.tls(tls).open()?)?,
+    ///     None => config.build()?,
+    /// };
+    /// # Ok(limiter)
     /// # }
     /// ```
     #[derive(Clone, Default)]
@@ -78,9 +96,30 @@ mod with_tls {
         }
     }
 
-    /// Makes a connection an encrypted one.
+    /// Makes a connection an encrypted one. Clones are of one store.
     #[derive(Clone)]
-    pub(crate) struct Connector(TlsConnector);
+    pub(crate) struct Connector {
+        tls: TlsConnector,
+        /// How many handshakes have begun and not ended.
+        handshakes: Arc<AtomicUsize>,
+    }
+
+    /// A handshake. Dropping it, also by a deadline, ends it.
+    struct Handshake<'a>(&'a AtomicUsize);
+
+    impl Handshake<'_> {
+        fn begin(handshakes: &AtomicUsize) -> Handshake<'_> {
+            // Relaxed: the number is for a message alone.
+            handshakes.fetch_add(1, Ordering::Relaxed);
+            Handshake(handshakes)
+        }
+    }
+
+    impl Drop for Handshake<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 
     impl Connector {
         /// Reads the certificates, once for all connections.
@@ -113,15 +152,21 @@ mod with_tls {
                 None => Ok(builder.with_no_client_auth()),
             };
             let config = config.map_err(|_| OpenError::Certificate)?;
-            Ok(Connector(TlsConnector::from(Arc::new(config))))
+            Ok(Connector { tls: TlsConnector::from(Arc::new(config)), handshakes: Arc::default() })
         }
 
         pub(crate) async fn connect(&self, host: &str, stream: TcpStream) -> Result<Stream, Failure> {
             let name = ServerName::try_from(host.to_owned());
             let name = name.map_err(|_| Failure::Misconfigured("TLS: not a name of a server".into()))?;
-            self.0.connect(name, stream).await.map_err(|error| {
+            let _handshake = Handshake::begin(&self.handshakes);
+            self.tls.connect(name, stream).await.map_err(|error| {
                 failure(&error).unwrap_or_else(|| Failure::NotRun("TLS: the handshake failed".into()))
             })
+        }
+
+        /// Whether a server has not answered a handshake yet.
+        pub(crate) fn is_in_handshake(&self) -> bool {
+            self.handshakes.load(Ordering::Relaxed) > 0
         }
     }
 
@@ -143,6 +188,7 @@ mod with_tls {
                 _ => "TLS: the server's certificate is not valid",
             },
             rustls::Error::AlertReceived(_) => "TLS: the server refused the connection",
+            rustls::Error::InvalidMessage(_) => "TLS: the server answers without TLS",
             _ => return None,
         };
         Some(Failure::Misconfigured(text.into()))
@@ -161,6 +207,10 @@ mod without_tls {
 
     impl Connector {
         pub(crate) async fn connect(&self, _: &str, _: TcpStream) -> Result<TcpStream, Failure> {
+            match *self {}
+        }
+
+        pub(crate) fn is_in_handshake(&self) -> bool {
             match *self {}
         }
     }

@@ -19,7 +19,7 @@ pub(crate) enum Wire {
     /// Connects to no server.
     Nowhere,
     #[cfg(feature = "simulation")]
-    Model(crate::simulation::Link),
+    Model(crate::model::Link),
 }
 
 /// A connection. Clones share it.
@@ -27,7 +27,7 @@ pub(crate) enum Wire {
 pub(crate) enum Connection {
     Client(Link),
     #[cfg(feature = "simulation")]
-    Model(crate::simulation::Connection),
+    Model(crate::model::Connection),
 }
 
 impl Wire {

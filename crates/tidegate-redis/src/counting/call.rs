@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::script::{Script, TIME, exact, micros, pack};
+use crate::script::{Script, TIME, exact, micros, pack, pause_left};
 
 /// A call of the script.
 #[derive(Clone, Copy, Debug)]
@@ -92,7 +92,7 @@ impl Told {
             granted: granted.into_iter().map(|answer| answer == b'1').collect(),
             in_use: number(in_use)?,
             before: number(before)?,
-            paused_for: Duration::from_micros(number(paused_for)?),
+            paused_for: pause_left(Duration::from_micros(number(paused_for)?)),
         })
     }
 }

@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::Cmd;
@@ -24,7 +24,9 @@ use tokio::time::Instant;
 
 use crate::counting::call::{Call, Operation, Told};
 use crate::jitter::jittered;
+use crate::lock::lock;
 use crate::observe::Observers;
+use crate::pending::Telling;
 use crate::script::Script;
 use crate::store::{Away, Store, WhileAway};
 
@@ -81,6 +83,8 @@ pub(super) struct Line {
     calls: u64,
     /// Until when the store may count permits or a place of this process.
     known_until: Option<Instant>,
+    /// While there is something that the next call tells the store.
+    telling: Option<Telling>,
 }
 
 #[derive(Debug)]
@@ -117,11 +121,13 @@ struct Asked {
     cmd: Cmd,
     requests: Vec<(Place, i64)>,
     held: u64,
+    /// Until it is answered.
+    telling: Telling,
 }
 
 impl Shared {
     pub(super) fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.line)
     }
 
     pub(super) fn limit(&self) -> u32 {
@@ -261,7 +267,12 @@ impl Shared {
     /// As `ask`, without waiting for it.
     pub(super) fn tell(&self, operation: Operation) {
         let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
-        self.store.send(cmd, self.script.clone(), drop);
+        let store = self.store.clone();
+        self.store.send(cmd, self.script.clone(), move |outcome| {
+            if outcome.is_err() {
+                store.note_lost(0);
+            }
+        });
     }
 
     async fn answer(&self, cmd: Cmd) -> Result<Told, Away> {
@@ -275,6 +286,9 @@ impl Shared {
         let mut line = self.line();
         if line.held == 0 && line.waiters.is_empty() && line.known_until.is_none_or(|until| until <= now) {
             line.is_served = false;
+            let told = line.telling.take();
+            drop(line);
+            drop(told);
             return None;
         }
         line.calls += 1;
@@ -289,27 +303,43 @@ impl Shared {
         let size = |waiter: &Waiter| i64::from(waiter.permits) * if waiter.stays { 1 } else { -1 };
         let asked = line.waiters.iter().take_while(may_come).take(most);
         let requests: Vec<(Place, i64)> = asked.map(|(place, waiter)| (*place, size(waiter))).collect();
+        if !requests.is_empty() {
+            self.store.ask_for_permits();
+        }
         let sizes: Vec<i64> = requests.iter().map(|(_, size)| *size).collect();
         let cmd = self.call(Operation::Call, &line, &sizes).command(&self.script);
-        Some(Asked { cmd, requests, held: line.held })
+        let telling = line.telling.take().unwrap_or_else(|| self.store.begin_telling());
+        Some(Asked { cmd, requests, held: line.held, telling })
     }
 
     /// Answers requests as the store told. Returns how long to rest if nothing changes. `since` is
     /// since when requests wait.
     fn apply(
         self: &Arc<Shared>,
-        asked: &Asked,
+        asked: Asked,
         told: Result<Told, Away>,
         since: &mut Option<Instant>,
     ) -> Duration {
         let mut answers = Answers::new();
         let mut line = self.line();
-        let rest = match told {
-            Ok(told) => self.apply_told(&mut line, asked, &told, since, &mut answers),
-            Err(away) => self.decide_alone(&mut line, away, &mut answers),
+        let rest = match &told {
+            Ok(told) => self.apply_told(&mut line, &asked, told, since, &mut answers),
+            Err(away) => self.decide_alone(&mut line, *away, &mut answers),
+        };
+        let over = match told {
+            Ok(_) => {
+                if rest.is_zero() {
+                    line.telling.get_or_insert_with(|| self.store.begin_telling());
+                }
+                Some(asked.telling)
+            }
+            // The next call tells it again.
+            Err(_) => line.telling.replace(asked.telling),
         };
         drop(line);
         send(answers);
+        // Permits of requests that are gone are to be told by now.
+        drop(over);
         rest
     }
 
@@ -424,17 +454,20 @@ impl Shared {
         };
         let most = match (away, self.store.while_away()) {
             // A wrong configuration is never hidden.
-            (Away::Misconfigured, _) | (_, WhileAway::Closed) => None,
+            (Away::Misconfigured, _) | (_, WhileAway::Wait | WhileAway::Closed) => None,
             (_, WhileAway::Open) => Some(u32::MAX),
             (_, WhileAway::Share | WhileAway::ShareOf(_)) => {
                 self.store.processes().map(|processes| (limit / processes).max(limit.min(1)))
             }
         };
+        // A store that has ended does not come back.
+        let may_wait = self.store.while_away() == WhileAway::Wait && retry_after < Nanos::MAX;
         let mut is_held_up = false;
         for place in places {
             let Some(Waiter { permits, stays, .. }) = line.waiters.get(&place) else { continue };
             let (permits, stays) = (u64::from(*permits), *stays);
             match most {
+                None if stays && may_wait => {}
                 None => line.refuse(place, Refusal::Unavailable { retry_after }, answers),
                 Some(most) if permits > u64::from(most.max(1)) => {
                     let requested = u32::try_from(permits).unwrap_or(u32::MAX);
@@ -489,7 +522,7 @@ impl Serving {
                     Err(_) => shared.expire(),
                 }
             };
-            let rest = shared.apply(&asked, told, &mut since);
+            let rest = shared.apply(asked, told, &mut since);
             let _ = tokio::time::timeout(rest, shared.changed.notified()).await;
         }
         self.0 = None;
@@ -506,9 +539,11 @@ impl Drop for Serving {
         (line.is_served, line.hurried) = (false, 0);
         line.deadlines.clear();
         let waiters = std::mem::take(&mut line.waiters);
+        let untold = line.telling.take();
         drop(line);
+        shared.store.note_lost(0);
         send(answers);
-        drop(waiters);
+        drop((waiters, untold));
     }
 }
 
@@ -541,6 +576,12 @@ impl Drop for Held {
     fn drop(&mut self) {
         let mut line = self.shared.line();
         line.held = line.held.saturating_sub(self.permits.into());
+        let store = &self.shared.store;
+        match line.is_served {
+            true => _ = line.telling.get_or_insert_with(|| store.begin_telling()),
+            // The store has ended.
+            false => store.note_lost(0),
+        }
         drop(line);
         self.shared.changed.notify_one();
     }

@@ -36,10 +36,10 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// connections, calls in flight, jobs. Permits go back when the
 /// [`AllPermits`] or the [`AnyReservation`] is dropped.
 ///
-/// It is made by [`Store::counting`], and used as an [`AnyLimiter`], which it converts to. It is
-/// what [`CountingLimit`](tidegate::CountingLimit) is in one process. A process that holds permits
-/// tells the store so while it lives. If it crashes, its permits go back after the
-/// [time to live](CountingBuilder::time_to_live), by the store's clock.
+/// It is made by [`Store::counting`], and asked as an [`AnyLimiter`]:
+/// `AnyLimiter::from(limit.clone())`. It is what [`CountingLimit`](tidegate::CountingLimit) is in
+/// one process. A process that holds permits tells the store so while it lives. If it crashes, its
+/// permits go back after the [time to live](CountingBuilder::time_to_live), by the store's clock.
 ///
 /// # Cost
 ///
@@ -65,6 +65,13 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// Dropping a waiting future withdraws its request. If it was granted already, its permits are
 /// given back. Permits go back by a message that is not waited for, and that is repeated until the
 /// store answers.
+///
+/// # Whom a call concerns
+///
+/// A [pause](AnyLimiter::pause) and its end hold for all processes; a [changed
+/// limit](StoreCountingLimit::set_limit), a [closed](AnyLimiter::close) one and
+/// [priorities](Request::priority) for this process. [A table](crate#whom-a-call-concerns) has the
+/// calls of all limiters over a store.
 ///
 /// # Blocking
 ///
@@ -183,9 +190,9 @@ impl StoreCountingLimit {
         self.0.set_limit(limit);
     }
 
-    /// Sets the observer, which is told of every call of this limit and its clones from now on.
-    /// Returns `false`, and changes nothing, if the limit has an observer already. All limits of a
-    /// store are observed by [`StoreBuilder::observed_by`](crate::StoreBuilder::observed_by).
+    /// Sets the observer of this limit, which is told of every call of this limit and its clones
+    /// from now on, as [`StoreLimiter::observe`](crate::StoreLimiter::observe). Returns `false`,
+    /// and changes nothing, if this limit has an observer of its own already.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.observers.observe(events)
     }

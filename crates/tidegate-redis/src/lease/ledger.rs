@@ -11,6 +11,20 @@
 //! and the rest of the window would not be used. A fixed window earns nothing: there a lease is at
 //! most half of L ÷ processes, so the last permits are decided one by one.
 //!
+//! # Loops of several processes
+//!
+//! A loop that awaits its permits asks for what it was granted. So by r alone a process that got
+//! much would go on to get much, and a process that joins would get little for ever. Without leases
+//! each request in line has a place in the line of the store, and processes get parts like the
+//! lengths *w* of their lines, in permits.
+//!
+//! So while requests without a longest wait are in line, a lease has √(8w·r·H) permits. The parts
+//! of the store's line are then as the roots of w·r: a part that is too small for its w grows, one
+//! that is too large shrinks, and only parts like w stay. As r is an average over a second, the
+//! logarithm of what a part is off falls by half in 1.4 seconds. One process alone takes r·H
+//! permits, and so do all processes while a tenth of a bucket is left. Loops use up a window while
+//! it has more than that: there a lease has √(8w·r·H) permits if r·H is 2 or more.
+//!
 //! # More requests than permits
 //!
 //! That is so for a second after a lease was refused, or until one is granted at once that leaves a
@@ -34,17 +48,18 @@
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
 use tokio::sync::Notify;
 
 use crate::jitter::jittered;
-use crate::lease::counts::LeaseCounters;
 use crate::lease::stock::{Origin, Piece, Stock, Taken};
+use crate::lock::lock;
 use crate::script::{Answer, Operation, Reply, Told};
 use crate::set::{Costs, Undecided};
+use crate::store::LeaseCounters;
 use crate::terms::{Kind, Terms};
 
 /// The horizon of a lease, and of a lease of a fixed window at most.
@@ -53,6 +68,10 @@ const LONGEST_HORIZON: Duration = Duration::from_secs(5);
 
 /// The time over which the use of permits is averaged, in seconds.
 const MEMORY: f64 = 1.0;
+
+/// The 8 of √(8w·r·H). With a larger number there are fewer calls, and requests are in line for
+/// longer: with half of it, two loops at 2000/s make 0.036 calls a permit rather than 0.025.
+const FOR_EACH: f64 = 8.0;
 
 /// How long a process believes that a limit has no permit.
 const TRUST: Nanos = Nanos::new(1_000_000_000);
@@ -77,6 +96,9 @@ pub(crate) struct Account {
     /// Permits that requests in line wait for, and the most of one request.
     waiting: AtomicU64,
     largest: AtomicU64,
+    /// The most permits that requests without a longest wait were in line for since the last
+    /// booking. Not those that are in line now: of requests that are being served, that is a part.
+    line: AtomicU64,
     kick: Arc<Notify>,
 }
 
@@ -88,6 +110,11 @@ impl Account {
             self.kick.notify_one();
         }
         Some(taken)
+    }
+
+    /// All permits that were ever asked for.
+    fn asked(&self) -> u64 {
+        self.stock.taken() + self.missed.load(Ordering::Relaxed)
     }
 
     fn horizon(&self) -> Duration {
@@ -174,7 +201,7 @@ struct State {
     next: Nanos,
     /// Nothing is booked before this time.
     away: Nanos,
-    /// How often the leases were ended: a booking that was asked for before goes back.
+    /// How often the leases were ended: a booking that was asked for before ends as they did.
     endings: u64,
 }
 
@@ -200,6 +227,8 @@ struct Use {
     believed: Nanos,
     /// The end of a pause.
     paused_till: Nanos,
+    /// The last ending at which the permits were lost and did not go back.
+    lost: u64,
 }
 
 /// How long the requests of this process may wait: the longest wait of most requests that no lease
@@ -263,7 +292,7 @@ impl Ledger {
         let accounts: Vec<Arc<Account>> = terms
             .map(|terms| {
                 let zero = || AtomicU64::new(0);
-                let (missed, alone, waiting, largest) = (zero(), zero(), zero(), zero());
+                let (missed, alone, waiting, largest, line) = (zero(), zero(), zero(), zero(), zero());
                 let (per_second, stock) = (terms.rate.as_per_second(), Stock::new());
                 Arc::new(Account {
                     terms,
@@ -273,6 +302,7 @@ impl Ledger {
                     alone,
                     waiting,
                     largest,
+                    line,
                     kick: kick.clone(),
                 })
             })
@@ -290,6 +320,7 @@ impl Ledger {
             none_before: Nanos::ZERO,
             believed: Nanos::ZERO,
             paused_till: Nanos::ZERO,
+            lost: 0,
         });
         let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
         let (limits, patience) = (limits.collect(), Patience::default());
@@ -330,7 +361,13 @@ impl Ledger {
 
     /// A request waits in line, for so long at most. One that waits for as long as it takes counts
     /// like one that waits for the life of a lease.
-    pub(crate) fn waits(&self, longest: Option<Duration>) {
+    pub(crate) fn waits(&self, costs: &Costs, longest: Option<Duration>) {
+        if longest.is_none() {
+            for (account, (n, _)) in self.accounts.iter().zip(costs) {
+                let ahead = account.waiting.load(Ordering::Relaxed);
+                account.line.fetch_max(ahead.saturating_add(*n), Ordering::Relaxed);
+            }
+        }
         self.lock().patience.note(longest.unwrap_or(2 * HORIZON));
     }
 
@@ -410,13 +447,7 @@ impl Ledger {
 
     /// Notes what a reply tells of the limits.
     pub(crate) fn told(&self, now: Nanos, reply: &Reply) {
-        let mut state = self.lock();
-        for (limit, told) in state.limits.iter_mut().zip(&reply.limits) {
-            (limit.left, limit.told) = (told.available, now);
-            limit.none_before = now.saturating_add(Nanos::from_duration(told.next_in));
-            limit.believed = limit.none_before.min(now.saturating_add(TRUST));
-            limit.paused_till = now.saturating_add(Nanos::from_duration(told.paused_for));
-        }
+        self.lock().told(now, reply);
     }
 
     /// The limits may have more permits than was told.
@@ -481,6 +512,7 @@ impl Ledger {
             for ((account, limit), (n, _)) in self.accounts.iter().zip(&mut state.limits).zip(&costs) {
                 limit.ordered = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
                 limit.lease = *n;
+                account.line.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
             }
             let patience = state.patience.longest;
             if !is_urgent && state.refusal(now, &costs, patience).is_some() {
@@ -510,13 +542,14 @@ impl Ledger {
                 return Outcome::Failed;
             }
         };
+        let mut state = self.lock();
+        let is_late = order.endings != state.endings;
         // What it tells may have ended with the leases, as a pause does.
-        if order.endings == self.lock().endings {
-            self.told(now, reply);
+        if !is_late {
+            state.told(now, reply);
         }
         if reply.answer != Answer::Done {
-            let mut state = self.lock();
-            if order.endings != state.endings {
+            if is_late {
                 return Outcome::Refused;
             }
             if order.longest < Duration::MAX {
@@ -527,7 +560,6 @@ impl Ledger {
             state.away = now.saturating_add(TRUST);
             return Outcome::Failed;
         }
-        let mut state = self.lock();
         // There are more permits than requests.
         let is_plenty =
             |(account, told): (&Arc<Account>, &Told)| told.available >= (account.terms.limit / 10).max(1);
@@ -541,8 +573,13 @@ impl Ledger {
                 continue;
             }
             self.counters.leased(*permits);
+            if order.endings < state.limits[i].lost {
+                // The store decided before it reset the limit, or counted what the limit keeps.
+                self.counters.ended(*permits);
+                continue;
+            }
             let piece = piece(account, order.sent, now, reply, i);
-            if order.endings != state.endings {
+            if is_late {
                 late.push(self.comes_back(i, now, piece));
                 continue;
             }
@@ -564,25 +601,30 @@ impl Ledger {
         if late.is_empty() { Outcome::Booked(booked) } else { Outcome::TooLate(late) }
     }
 
-    /// Ends all leases. What is not used goes back to the store.
+    /// Ends all leases. What is not used goes back to the store, and no more is booked for what was
+    /// asked for before, but for requests in line.
     pub(crate) fn end(&self, now: Nanos) -> Vec<Return> {
         let mut state = self.lock();
         state.endings += 1;
         let mut returns = Vec::new();
-        for (i, account) in self.accounts.iter().enumerate() {
+        for (i, (account, limit)) in self.accounts.iter().zip(&mut state.limits).enumerate() {
             returns.extend(self.come_back(i, now, account.stock.clear()));
+            limit.booked = account.asked();
+            limit.ordered = limit.booked.saturating_sub(account.alone.load(Ordering::Relaxed));
         }
         self.count(&mut state);
         returns
     }
 
-    /// Ends all leases of a limit, or of all limits, and forgets the permits. Returns how many.
+    /// Ends all leases of a limit, or of all limits, and forgets the permits, also those of a
+    /// booking that comes later. Returns how many there were.
     pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
         let mut state = self.lock();
         state.endings += 1;
-        let mut lost = 0;
-        for (i, account) in self.accounts.iter().enumerate() {
+        let (mut lost, endings) = (0, state.endings);
+        for (i, (account, limit)) in self.accounts.iter().zip(&mut state.limits).enumerate() {
             if only.is_none_or(|only| only == i) {
+                limit.lost = endings;
                 lost += account.stock.clear().iter().map(|piece| piece.permits).sum::<u64>();
             }
         }
@@ -617,21 +659,31 @@ impl Ledger {
     /// How many permits a lease has that is booked now.
     fn size(&self, limit: usize, now: Nanos, told: &mut Use, is_pressed: bool) -> u64 {
         let account = &self.accounts[limit];
-        let asked = account.stock.taken() + account.missed.load(Ordering::Relaxed);
-        told.note(now, asked);
+        told.note(now, account.asked());
         let horizon = account.horizon().as_secs_f64();
         let waiting = account.waiting.load(Ordering::Relaxed) as f64;
         let most = if is_pressed { account.comes_in() } else { account.part() };
-        let wish = (told.rate * horizon).max(waiting).min(most);
         let limit = account.terms.limit;
         let is_recent = now.saturating_since(told.told) < TRUST;
         let left = if is_recent { told.left } else { limit };
         let processes = self.processes.load(Ordering::Relaxed);
+        let is_plenty = left >= limit / 10 && !is_pressed;
+        let (asked, line) = (told.rate * horizon, account.line.load(Ordering::Relaxed) as f64);
+        // Loops use up a window at its beginning, while it has plenty. A process that would not
+        // lease does not do so then.
+        let is_shared = processes > 1 && (!is_plenty || account.terms.kind != Kind::Bucket && asked >= 2.0);
+        let wish = if is_shared && line > 0.0 {
+            // Rounded up, or a small part would not grow.
+            (asked * FOR_EACH * line).sqrt().ceil()
+        } else {
+            asked
+        };
+        let wish = wish.max(waiting).min(most);
         let half = |permits: u64| permits / 2 / processes.max(1);
         let most = match account.terms.kind {
             Kind::Fixed if left > 0 => half(left),
             Kind::Fixed => half(limit),
-            _ if left >= limit / 10 && !is_pressed => half(limit),
+            _ if is_plenty => half(limit),
             _ => limit,
         };
         whole(wish).clamp(1, most.max(1))
@@ -647,11 +699,20 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 
 impl State {
+    fn told(&mut self, now: Nanos, reply: &Reply) {
+        for (limit, told) in self.limits.iter_mut().zip(&reply.limits) {
+            (limit.left, limit.told) = (told.available, now);
+            limit.none_before = now.saturating_add(Nanos::from_duration(told.next_in));
+            limit.believed = limit.none_before.min(now.saturating_add(TRUST));
+            limit.paused_till = now.saturating_add(Nanos::from_duration(told.paused_for));
+        }
+    }
+
     /// A lease was refused. A pause does not show that there are more requests than permits.
     fn refused(&mut self, now: Nanos) {
         if !self.is_paused(now) {
@@ -732,11 +793,48 @@ fn piece(account: &Account, sent: Nanos, now: Nanos, reply: &Reply, limit: usize
 #[cfg(all(test, not(tidegate_loom)))]
 mod tests {
     use super::*;
+    use crate::store::LeaseCounts;
 
     const MS: Duration = Duration::from_millis(1);
 
     fn at(millis: u64) -> Nanos {
         Nanos::new(millis * 1_000_000)
+    }
+
+    /// The reply to a lease of these permits, which is due in 30 ms.
+    fn booked(full_in: Duration, permits: Vec<u64>) -> Reply {
+        let told =
+            Told { available: 0, full_in, next_in: Duration::ZERO, paused_for: Duration::ZERO, other: 0 };
+        Reply {
+            answer: Answer::Done,
+            wait: 30 * MS,
+            tightest: None,
+            due: 1_000_000,
+            limits: vec![told; permits.len()],
+            permits,
+            before: Vec::new(),
+        }
+    }
+
+    /// A booking for requests in line is in flight while the leases end. Returns which limits get
+    /// how many permits back, and the counts.
+    fn late(end: fn(&Ledger)) -> (Vec<(usize, u64)>, LeaseCounts) {
+        let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
+        let ledger = Ledger::new(vec![terms.expect("terms"); 2].into_iter(), Arc::default());
+        ledger.joins(&vec![(5, 5), (7, 7)]);
+        let Plan::Book(order) = ledger.plan(at(10), 1) else { panic!("it books") };
+        end(&ledger);
+        let outcome = ledger.done(at(17), &order, Ok(&booked(MS, vec![5, 7])));
+        let Outcome::TooLate(returns) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(ledger.end(at(17)), []);
+        (returns.iter().map(|back| (back.limit, back.permits)).collect(), ledger.counters.read())
+    }
+
+    #[test]
+    fn a_booking_in_flight_ends_as_the_leases_did() {
+        let counts = |given_back, ended| LeaseCounts { taken: 12, used: 0, given_back, ended };
+        assert_eq!(late(|ledger| _ = ledger.end(at(15))), (vec![(0, 5), (1, 7)], counts(12, 0)));
+        assert_eq!(late(|ledger| _ = ledger.lose(Some(0))), (vec![(1, 7)], counts(7, 5)));
     }
 
     /// Otherwise a lease would be granted where a request is refused.
@@ -767,17 +865,7 @@ mod tests {
         ] {
             let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
             let ledger = Ledger::new([terms].into_iter(), Arc::default());
-            let told =
-                Told { available: 0, full_in, next_in: Duration::ZERO, paused_for: Duration::ZERO, other: 0 };
-            let reply = Reply {
-                answer: Answer::Done,
-                wait: 30 * MS,
-                tightest: None,
-                due: 1_000_000,
-                permits: vec![5],
-                limits: vec![told],
-                before: Vec::new(),
-            };
+            let reply = booked(full_in, vec![5]);
             // It was sent at 10 ms, and the reply came at 17 ms.
             let piece = piece(&ledger.accounts[0], at(10), at(17), &reply, 0);
             assert_eq!((piece.usable, piece.ends, piece.permits), (at(usable), at(ends), 5), "{line}");

@@ -9,18 +9,14 @@
 //! A request that the leases cannot serve, and for which none is booked, is decided by the store as
 //! without leases.
 
-mod counts;
 mod ledger;
 mod policy;
 mod stock;
 mod sync;
 
-pub(crate) use counts::LeaseCounters;
 #[cfg(all(test, tidegate_loom))]
 #[path = "../../loom-tests/stock.rs"]
 mod loom_tests;
-
-pub use counts::LeaseCounts;
 
 use std::fmt;
 use std::future::poll_fn;
@@ -39,14 +35,13 @@ use tokio::sync::watch;
 
 use crate::lease::ledger::{Ledger, Outcome, Plan, Return};
 use crate::lease::policy::Lease;
-use crate::observe;
-use crate::script::Reply;
-use crate::set::{Costs, Member, Set};
+use crate::script::{Answer, Reply};
+use crate::set::{Costs, Set};
 
 /// The leases of one set of limits.
 pub(crate) struct Leases {
+    set: Arc<Set>,
     ledger: Ledger,
-    clock: DefaultClock,
     limiters: Vec<RateLimiter<Lease>>,
     /// Of several limits. One limit is asked itself, for a fifth of the price.
     all: Option<AllOf>,
@@ -56,85 +51,81 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    pub(crate) fn new(
-        members: &[Member],
-        counters: Arc<LeaseCounters>,
-        clock: DefaultClock,
-    ) -> Option<Leases> {
+    pub(crate) fn new(set: &Arc<Set>) -> Option<Leases> {
+        let (members, clock) = (&set.members, &set.clock);
         let terms = members.iter().map(|member| member.terms.clone());
-        let ledger = Ledger::new(terms, counters);
+        let ledger = Ledger::new(terms, set.store.lease_counters().clone());
         let limiter =
-            |account| RateLimiter::with_clock(Lease(Arc::clone(account)), DefaultClock::clone(&clock));
+            |account| RateLimiter::with_clock(Lease(Arc::clone(account)), DefaultClock::clone(clock));
         let limiters: Vec<_> = ledger.accounts.iter().map(limiter).collect();
         let mut named = members.iter().map(|member| member.name.as_str()).zip(&limiters);
         let (name, first) = named.next()?;
         let all = (members.len() > 1)
             .then(|| named.fold(AllOf::new(name, first), |all, (name, limiter)| all.with(name, limiter)));
         let (failed, is_driven) = (watch::Sender::new(0), AtomicBool::new(false));
-        Some(Leases { ledger, clock, limiters, all, failed, is_driven })
+        Some(Leases { set: set.clone(), ledger, limiters, all, failed, is_driven })
     }
 
     /// Decides a request that does not wait. `None` leaves it to the store.
     pub(crate) fn now(
-        &self,
-        set: &Arc<Set>,
+        self: &Arc<Leases>,
         request: &AllRequest<'_>,
     ) -> Option<Result<AllPermits, AllRefusal>> {
         let answer = match &self.all {
             Some(all) => all.try_acquire_many(request.clone()),
-            None => match self.limiters[0].try_acquire_many(alone(set, request)?) {
+            None => match self.limiters[0].try_acquire_many(self.alone(request)?) {
                 Ok(grant) => return Some(Ok(grant.into())),
-                Err(refusal) => Err(refused(set, refusal)),
+                Err(refusal) => Err(self.refused(refusal)),
             },
         };
         match answer {
             Ok(permits) => Some(Ok(permits)),
             Err(refusal) => {
                 let Request { permits, most, .. } = request.to_request();
-                let costs = set.costs(request, (permits.into(), most.max(permits).into())).ok()?;
-                self.refuse(set, &refusal, &costs, Duration::ZERO).map(Err)
+                let costs = self.set.costs(request, (permits.into(), most.max(permits).into())).ok()?;
+                self.refuse(&refusal, &costs, Duration::ZERO).map(Err)
             }
         }
     }
 
     /// What waits for a request in the line of this process, once it is polled. `None` leaves the
     /// request to the store.
-    pub(crate) fn line(&self, set: &Set, request: &AllRequest<'_>) -> Option<Wait> {
+    pub(crate) fn line(&self, request: &AllRequest<'_>) -> Option<Wait> {
         match &self.all {
             Some(all) => Some(Wait::All(all.acquire_many(request.clone()))),
-            None => Some(Wait::One(self.limiters[0].acquire_owned(alone(set, request)?))),
+            None => Some(Wait::One(self.limiters[0].acquire_owned(self.alone(request)?))),
         }
     }
 
     /// Waits in line. `None` leaves the request to the store.
     pub(crate) async fn wait(
-        &self,
-        set: &Arc<Set>,
+        self: &Arc<Leases>,
         wait: Wait,
         costs: &Costs,
         within: Option<Duration>,
     ) -> Option<Result<AllPermits, AllRefusal>> {
-        let mut wait = pin!(wait.answer(set));
+        let mut wait = pin!(self.answer(wait));
         match poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await {
             Poll::Ready(Ok(permits)) => return Some(Ok(permits)),
             Poll::Ready(Err(refusal)) => {
-                return self.refuse(set, &refusal, costs, within.unwrap_or(Duration::MAX)).map(Err);
+                return self.refuse(&refusal, costs, within.unwrap_or(Duration::MAX)).map(Err);
             }
             Poll::Pending => {}
         }
-        let now = self.clock.now();
+        let now = self.set.clock.now();
+        self.count_processes();
+        self.ledger.waits(costs, within);
         let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
-        if set.check(costs).is_err()
+        if self.set.check(costs).is_err()
             || !is_booked && !self.ledger.has_waiting() && !self.ledger.pays(now, costs)
         {
             self.ledger.missed(costs);
             self.ledger.alone(costs);
             return None;
         }
-        self.ledger.waits(within);
-        let _joined = Joined::new(self, set, costs);
+        let _joined = Joined::new(&self.ledger, costs);
         let mut failed = self.failed.subscribe();
-        if !self.drive(set) {
+        if !self.drive() {
             return None;
         }
         loop {
@@ -145,7 +136,7 @@ impl Leases {
             });
             match answer.await {
                 Some(answer) => return Some(answer),
-                None if self.ledger.is_short(self.clock.now(), costs) || set.store.has_ended() => {
+                None if self.ledger.is_short(self.set.clock.now(), costs) || self.set.store.has_ended() => {
                     return None;
                 }
                 None => {}
@@ -155,17 +146,16 @@ impl Leases {
 
     /// The refusal of a request that the leases cannot serve in time, if that is known.
     fn refuse(
-        &self,
-        set: &Arc<Set>,
+        self: &Arc<Leases>,
         refusal: &AllRefusal,
         costs: &Costs,
         longest: Duration,
     ) -> Option<AllRefusal> {
         let Some(Refusal::Limited { .. }) = refusal.refusal() else { return None };
-        set.check(costs).ok()?;
+        self.set.check(costs).ok()?;
         let ledger = &self.ledger;
         ledger.missed(costs);
-        let now = self.clock.now();
+        let now = self.set.clock.now();
         let latest = now.saturating_add(Nanos::from_duration(longest));
         let due = ledger.ready_at(now, costs);
         let limited = |retry_after| {
@@ -186,7 +176,7 @@ impl Leases {
         }
         if let Some(next) = ledger.pressed(now, costs, longest) {
             if next <= now || !self.is_driven.load(Ordering::SeqCst) {
-                self.drive(set);
+                self.drive();
             }
             let known = known.and_then(|(_, refusal)| refusal.retry_after()).unwrap_or_default();
             // A lease that is asked for now comes after a call, so not in zero.
@@ -195,14 +185,14 @@ impl Leases {
         }
         ledger.alone(costs);
         if let Some((limit, refusal)) = known {
-            return Some(AllRefusal::by(set.members[limit].name.as_str(), refusal));
+            return Some(AllRefusal::by(self.set.members[limit].name.as_str(), refusal));
         }
         if longest == Duration::ZERO && ledger.has_waiting() {
             // Requests wait in line for permits that are not booked yet.
             return Some(limited(Nanos::from_duration(ledger::HORIZON)));
         }
         if ledger.pays(now, costs) {
-            self.drive(set);
+            self.drive();
         }
         None
     }
@@ -219,34 +209,32 @@ impl Leases {
 
     /// How many permits of a limit can be taken.
     pub(crate) fn usable(&self, limit: usize) -> u64 {
-        self.ledger.usable(limit, self.clock.now())
+        self.ledger.usable(limit, self.set.clock.now())
     }
 
     /// Ends all leases: what is not used goes back to the store.
-    pub(crate) fn end(&self, set: &Set) {
-        give_back(set, &self.ledger.end(self.clock.now()));
-        self.forget();
+    pub(crate) fn end(&self) {
+        self.give_back(&self.ledger.end(self.set.clock.now()));
         self.ledger.kick.notify_one();
-        self.ledger.counters.tell(set.store.events());
+        self.tell_counts();
     }
 
     /// Ends all leases as a pause ends: one that was booked in it is due at the end that the pause
     /// had. More is booked for requests in line alone.
-    pub(crate) fn resume(&self, set: &Set) {
-        give_back(set, &self.ledger.end(self.clock.now()));
-        self.forget();
+    pub(crate) fn resume(&self) {
+        self.give_back(&self.ledger.end(self.set.clock.now()));
         if self.ledger.has_waiting() {
             self.ledger.kick.notify_one();
         }
-        self.ledger.counters.tell(set.store.events());
+        self.tell_counts();
     }
 
     /// Ends all leases of a limit, or of all, and forgets the permits. Returns how many there were.
-    pub(crate) fn lose(&self, set: &Set, only: Option<usize>) -> u64 {
+    pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
         let lost = self.ledger.lose(only);
         self.forget();
         self.ledger.kick.notify_one();
-        self.ledger.counters.tell(set.store.events());
+        self.tell_counts();
         lost
     }
 
@@ -259,23 +247,23 @@ impl Leases {
     }
 
     /// Has the task run that books permits. Returns whether it does.
-    fn drive(&self, set: &Arc<Set>) -> bool {
+    fn drive(self: &Arc<Leases>) -> bool {
         // SeqCst here, where the task ends and where a request joins: either the task sees the
         // request, or the request sees that the task has ended.
         if self.is_driven.swap(true, Ordering::SeqCst) {
             self.ledger.kick.notify_one();
             return true;
         }
-        let (driving, kick) = (Driving(Arc::downgrade(set)), self.ledger.kick.clone());
-        let clock = DefaultClock::clone(&self.clock);
-        set.store.spawn(Box::pin(async move {
+        let (driving, kick) = (Driving(Arc::downgrade(self)), self.ledger.kick.clone());
+        let clock = DefaultClock::clone(&self.set.clock);
+        self.set.store.spawn(Box::pin(async move {
             loop {
-                let Some(set) = driving.set() else { return };
-                let next = match &set.leases {
-                    Some(leases) => leases.step(&set).await,
-                    None => Next::End,
-                };
-                drop(set);
+                let Some(leases) = driving.0.upgrade() else { return };
+                // What a limiter that is dropped meanwhile gives back is told before this ends.
+                let telling = leases.set.store.begin_telling();
+                let next = leases.step().await;
+                drop(leases);
+                drop(telling);
                 let until = match next {
                     Next::Now => continue,
                     Next::End => return driving.end(),
@@ -292,36 +280,93 @@ impl Leases {
     }
 
     /// How many requests wait in the line of this process.
-    fn in_line(&self) -> usize {
+    pub(crate) fn in_line(&self) -> usize {
         match &self.all {
             Some(all) => all.status().waiting,
             None => self.limiters[0].status().waiting,
         }
     }
 
-    /// One step of the task that books permits.
-    async fn step(&self, set: &Arc<Set>) -> Next {
-        if let Some(processes) = set.store.processes().or_else(|| set.store.clients()) {
+    /// What a request asks of the only limit. `None` if it names another one.
+    fn alone(&self, request: &AllRequest<'_>) -> Option<Request> {
+        let mut alone = request.to_request();
+        for (name, n) in request.costs() {
+            if name != self.set.members[0].name {
+                return None;
+            }
+            (alone.permits, alone.most) = (n, n);
+        }
+        Some(alone)
+    }
+
+    async fn answer(&self, wait: Wait) -> Result<AllPermits, AllRefusal> {
+        match wait {
+            Wait::All(wait) => wait.await,
+            Wait::One(wait) => match wait.await {
+                Ok(grant) => Ok(grant.into()),
+                Err(refusal) => Err(self.refused(refusal)),
+            },
+        }
+    }
+
+    /// The refusal by the only limit, or by its line.
+    fn refused(&self, refusal: Refusal) -> AllRefusal {
+        match refusal {
+            Refusal::Limited { .. } => AllRefusal::by(self.set.members[0].name.as_str(), refusal),
+            _ => refusal.into(),
+        }
+    }
+
+    /// Gives permits back to the store, without waiting: a lost message loses permits.
+    fn give_back(&self, returns: &[Return]) {
+        for Return { limit, permits, operation, before } in returns {
+            let mut costs = vec![(0, 0); self.set.members.len()];
+            costs[*limit] = (*permits, *permits);
+            let mut values = vec![Vec::new(); self.set.members.len()];
+            values[*limit].clone_from(before);
+            self.set.tell(*operation, &costs, &values);
+        }
+        self.forget();
+    }
+
+    /// Tells the observer of the store what became of permits on lease. The caller holds no lock.
+    fn tell_counts(&self) {
+        self.ledger.counters.tell(self.set.store.events());
+    }
+
+    /// Tells the ledger how many processes there are. A process that books nothing needs to know it
+    /// as well: it may lease only because there are others.
+    fn count_processes(&self) {
+        let store = &self.set.store;
+        if let Some(processes) = store.processes().or_else(|| store.clients()) {
             self.ledger.set_processes(processes.get().into());
         }
-        let plan = self.ledger.plan(self.clock.now(), self.in_line());
-        self.ledger.counters.tell(set.store.events());
+    }
+
+    /// One step of the task that books permits.
+    async fn step(&self) -> Next {
+        let set = &self.set;
+        self.count_processes();
+        let plan = self.ledger.plan(set.clock.now(), self.in_line());
+        self.tell_counts();
         match plan {
-            Plan::Back(returns) => give_back(set, &returns),
+            Plan::Back(returns) => self.give_back(&returns),
             Plan::Book(order) => {
                 let reply = set.lease(order.costs.clone(), order.longest).await;
                 let outcome = match &reply {
-                    Ok(reply) => self.ledger.done(self.clock.now(), &order, Ok(reply)),
-                    Err(undecided) => self.ledger.done(self.clock.now(), &order, Err(*undecided)),
+                    Ok(reply) => self.ledger.done(set.clock.now(), &order, Ok(reply)),
+                    Err(undecided) => self.ledger.done(set.clock.now(), &order, Err(*undecided)),
                 };
                 if let Ok(reply) = &reply {
-                    self.ledger.counters.tell(set.store.events());
-                    observe::leased(set, reply);
+                    self.tell_counts();
+                    if reply.answer == Answer::Done {
+                        set.observers.left(set.tightest(reply));
+                    }
                 }
                 match outcome {
                     // Serves the line.
                     Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].refund(0)),
-                    Outcome::TooLate(returns) => give_back(set, &returns),
+                    Outcome::TooLate(returns) => self.give_back(&returns),
                     Outcome::Refused => {}
                     Outcome::Failed => self.failed.send_modify(|failed| *failed += 1),
                 }
@@ -343,13 +388,9 @@ impl Leases {
 
 /// The task that books permits. If it does not end by itself, its store has ended, and the requests
 /// in line are told.
-struct Driving(Weak<Set>);
+struct Driving(Weak<Leases>);
 
 impl Driving {
-    fn set(&self) -> Option<Arc<Set>> {
-        self.0.upgrade()
-    }
-
     fn end(mut self) {
         self.0 = Weak::new();
     }
@@ -357,9 +398,7 @@ impl Driving {
 
 impl Drop for Driving {
     fn drop(&mut self) {
-        if let Some(set) = self.0.upgrade()
-            && let Some(leases) = &set.leases
-        {
+        if let Some(leases) = self.0.upgrade() {
             leases.is_driven.store(false, Ordering::SeqCst);
             leases.failed.send_modify(|failed| *failed += 1);
         }
@@ -372,41 +411,9 @@ pub(crate) enum Wait {
     All(AcquireAll),
 }
 
-impl Wait {
-    async fn answer(self, set: &Set) -> Result<AllPermits, AllRefusal> {
-        match self {
-            Wait::All(wait) => wait.await,
-            Wait::One(wait) => match wait.await {
-                Ok(grant) => Ok(grant.into()),
-                Err(refusal) => Err(refused(set, refusal)),
-            },
-        }
-    }
-}
-
-/// The refusal by the only limit of a set, or by its line.
-fn refused(set: &Set, refusal: Refusal) -> AllRefusal {
-    match refusal {
-        Refusal::Limited { .. } => AllRefusal::by(set.members[0].name.as_str(), refusal),
-        _ => refusal.into(),
-    }
-}
-
 /// The shortest time after which a refused request is told to come again, while a lease is asked
 /// for.
 const SOONEST: Nanos = Nanos::new(1_000_000);
-
-/// What a request asks of the only limit of a set. `None` if it names another one.
-fn alone(set: &Set, request: &AllRequest<'_>) -> Option<Request> {
-    let mut alone = request.to_request();
-    for (name, n) in request.costs() {
-        if name != set.members[0].name {
-            return None;
-        }
-        (alone.permits, alone.most) = (n, n);
-    }
-    Some(alone)
-}
 
 /// When the task that books permits makes its next step.
 enum Next {
@@ -417,35 +424,26 @@ enum Next {
 }
 
 /// A request in the line of this process.
-struct Joined<'a> {
-    leases: &'a Leases,
-    set: &'a Set,
-    costs: &'a Costs,
-}
+struct Joined<'a>(&'a Ledger, &'a Costs);
 
 impl<'a> Joined<'a> {
-    fn new(leases: &'a Leases, set: &'a Set, costs: &'a Costs) -> Joined<'a> {
-        leases.ledger.joins(costs);
-        set.waiting.fetch_add(1, Ordering::Relaxed);
-        Joined { leases, set, costs }
+    fn new(ledger: &'a Ledger, costs: &'a Costs) -> Joined<'a> {
+        ledger.joins(costs);
+        Joined(ledger, costs)
     }
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.set.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.leases.ledger.leaves(self.costs);
+        self.0.leaves(self.1);
     }
 }
 
-/// Gives permits back to the store, without waiting: a lost message loses permits.
-fn give_back(set: &Set, returns: &[Return]) {
-    for Return { limit, permits, operation, before } in returns {
-        let mut costs = vec![(0, 0); set.members.len()];
-        costs[*limit] = (*permits, *permits);
-        let mut values = vec![Vec::new(); set.members.len()];
-        values[*limit].clone_from(before);
-        set.tell(*operation, &costs, &values);
+impl Drop for Leases {
+    /// What is on lease goes back. No booking is in flight: the task that awaits one holds the
+    /// leases.
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

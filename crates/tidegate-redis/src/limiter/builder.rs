@@ -7,6 +7,7 @@ use tidegate::{PolicyConfig, QueueBounds};
 use crate::error::BuildError;
 use crate::key;
 use crate::limiter::StoreLimiter;
+use crate::line::Line;
 use crate::observe::Observers;
 use crate::script::Script;
 use crate::set::{Member, Prepared};
@@ -18,7 +19,7 @@ use crate::terms::Terms;
 #[must_use = "limits do nothing until the limiter is built"]
 pub struct LimiterBuilder {
     store: Store,
-    tag: String,
+    pub(super) tag: String,
     limits: Vec<(String, PolicyConfig)>,
     is_leased: bool,
     pub(super) bounds: QueueBounds,
@@ -68,6 +69,10 @@ impl Store {
 impl LimiterBuilder {
     /// Adds a limit. The name is part of the key in the store, and that by which requests name
     /// their cost. It has 1 to 200 bytes, and no brace, colon, space or control character.
+    ///
+    /// Each limit takes the server some microseconds in each call, also if a request names no cost
+    /// for it. A call for thousands of limits takes longer than the
+    /// [deadline](crate::StoreBuilder::timeout) of 50 ms.
     pub fn limit(mut self, name: impl Into<String>, policy: PolicyConfig) -> LimiterBuilder {
         self.limits.push((name.into(), policy));
         self
@@ -133,7 +138,7 @@ impl LimiterBuilder {
             return Err(BuildError::Name { name: self.tag });
         }
         let (tag, bounds) = (self.tag.clone(), self.bounds);
-        Ok(StoreLimiter::new(Arc::new(self.prepare()?.set(tag, bounds, None))))
+        Ok(StoreLimiter::new(Arc::new(Line::new(&self.prepare()?, tag, bounds, None))))
     }
 
     /// The limits without their tag.

@@ -10,10 +10,10 @@ use tidegate::{
 
 use crate::error::BuildError;
 use crate::key;
+use crate::limiter::tags::Tags;
 use crate::limiter::{LimiterBuilder, StoreLimiter};
 use crate::set::Prepared;
 use crate::store::Store;
-use crate::tags::Tags;
 
 /// One or several limits of each key, which all processes share: users, tenants, addresses. They
 /// are prepared once, and then asked for by key.
@@ -70,6 +70,8 @@ pub struct StoreKeyedLimiter(Arc<Keyed>);
 
 #[derive(Debug)]
 struct Keyed {
+    /// What each key is put behind; empty if nothing is.
+    tag: String,
     prepared: Prepared,
     tags: Arc<Tags>,
 }
@@ -106,7 +108,8 @@ impl Store {
 }
 
 impl KeyedBuilder {
-    /// Adds a limit of each key, as [`LimiterBuilder::limit`].
+    /// Adds a limit of each key, as [`LimiterBuilder::limit`]. No limit here is one of all keys
+    /// together: that has a tag of its own, and is a [`Store::limiter`].
     pub fn limit(self, name: impl Into<String>, policy: PolicyConfig) -> KeyedBuilder {
         KeyedBuilder(self.0.limit(name, policy))
     }
@@ -122,14 +125,38 @@ impl KeyedBuilder {
         KeyedBuilder(self.0.queue_bounds(bounds))
     }
 
+    /// Sets a tag that each key is put behind: the key `7` then has the limits of the
+    /// [limiter](Store::limiter) with the tag `users:7`. Two keyed limiters of a store that give
+    /// limits one name share the limits of equal keys, unless they have tags.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_redis::Store;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let calls = "token_bucket 10/s burst 20".parse()?;
+    /// let users = store.keyed().tag("users").limit("calls", calls).build()?;
+    /// let calls = "token_bucket 100/s burst 200".parse()?;
+    /// let tenants = store.keyed().tag("tenants").limit("calls", calls).build()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn tag(mut self, tag: impl Into<String>) -> KeyedBuilder {
+        self.0.tag = tag.into();
+        self
+    }
+
     /// Makes the limiter. The store is not asked.
     ///
     /// # Errors
     ///
     /// As [`LimiterBuilder::build`].
     pub fn build(self) -> Result<StoreKeyedLimiter, BuildError> {
-        let tags = Arc::new(Tags::new(self.0.bounds));
-        Ok(StoreKeyedLimiter(Arc::new(Keyed { prepared: self.0.prepare()?, tags })))
+        let (tag, tags) = (self.0.tag.clone(), Arc::new(Tags::new(self.0.bounds)));
+        if !tag.is_empty() && !key::is_tag(&tag) {
+            return Err(BuildError::Name { name: tag });
+        }
+        Ok(StoreKeyedLimiter(Arc::new(Keyed { tag, prepared: self.0.prepare()?, tags })))
     }
 }
 
@@ -155,7 +182,12 @@ impl StoreKeyedLimiter {
     /// ```
     #[must_use]
     pub fn limiter(&self, key: &str) -> StoreLimiter {
-        StoreLimiter::new(self.0.tags.set(&self.0.prepared, &key::tag_of(key)))
+        let Keyed { tag, prepared, tags } = &*self.0;
+        let line = match tag.as_str() {
+            "" => tags.line(prepared, &key::tag_of(key)),
+            tag => tags.line(prepared, &key::tag_of(&format!("{tag}:{key}"))),
+        };
+        StoreLimiter::new(line)
     }
 
     /// Takes one permit of each limit of a key now, or refuses. It blocks the thread for a round
@@ -241,7 +273,8 @@ impl StoreKeyedLimiter {
         self.len() == 0
     }
 
-    /// Sets the observer of all keys, as [`StoreLimiter::observe`]. The observer is told no key.
+    /// Sets the observer of all keys, as [`StoreLimiter::observe`]: one beside that of the store.
+    /// The observer is told no key.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.prepared.observers.observe(events)
     }
@@ -261,9 +294,9 @@ impl StoreKeyedLimiter {
     /// requests are refused as [`Refusal::Closed`](tidegate::Refusal::Closed). It holds for this
     /// process. Returns whether the limiter was open.
     pub fn close(&self) -> bool {
-        let (was_open, sets) = self.0.tags.close();
-        for set in sets {
-            StoreLimiter::new(set).end();
+        let (was_open, lines) = self.0.tags.close();
+        for line in lines {
+            StoreLimiter::new(line).end();
         }
         was_open
     }

@@ -4,6 +4,7 @@ mod builder;
 mod keyed;
 mod request;
 mod reserved;
+mod tags;
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -22,18 +23,19 @@ pub use keyed::{KeyedBuilder, StoreKeyedLimiter};
 
 use crate::block_on::Blocks;
 use crate::error::with_left;
-use crate::line::{Outcome, Ticket};
+use crate::line::{Line, Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
-use crate::set::{Instead, Set, Undecided};
-use request::{Ask, Won};
+use crate::set::{Costs, Instead, Undecided};
+use request::{Ask, Won, tell};
 use reserved::Reserved;
 
 /// One or several limits in a store. Processes that name the store, the tag and the limits alike
 /// share them.
 ///
-/// It is made by [`Store::limiter`](crate::Store::limiter), and used as an [`AnyLimiter`], which it
-/// converts to: every adapter of `tidegate` works over it. A request is decided by one round trip,
+/// It is made by [`Store::limiter`](crate::Store::limiter), and asked as an [`AnyLimiter`]:
+/// `AnyLimiter::from(limiter.clone())` has `acquire` and `try_acquire`, and every adapter of
+/// `tidegate` takes it. A request is decided by one round trip,
 /// for all limits together, all or nothing. Requests that come during a round trip share the next
 /// one.
 ///
@@ -53,8 +55,11 @@ use reserved::Reserved;
 /// A request that is dropped before it was sent leaves no trace. One that is dropped later gives
 /// its instant to the next request of this limiter that costs as much, and all of these behind it
 /// move up. The instant that no request waits for goes back to the store, once, with the next call
-/// of this limiter, which leaves at once if none is in flight. If it is not the last one that was
-/// booked there, it goes to the next request of equal size, and is lost if there is none in time.
+/// of this limiter, which leaves at once if none is in flight. Once all bookings behind it are
+/// given back as well, in whatever order, the store undoes them all. Until then another request may
+/// take permits of the instant, and an instant that passes is refunded, as far as there was room. A
+/// [`sliding_log`](tidegate::SlidingLog) of more than a hundred permits undoes only its last
+/// booking, and so does a limit of which more than 128 separate runs of bookings were dropped.
 ///
 /// A future that is never polled again is granted at its instant, and delays no other request.
 ///
@@ -63,7 +68,8 @@ use reserved::Reserved;
 /// [`pause`](AnyLimiter::pause), [`resume`](AnyLimiter::resume), [`debit`](AnyLimiter::debit),
 /// [`keep_at_most`](AnyLimiter::keep_at_most) and [`reset`](StoreLimiter::reset) change the limits
 /// of all processes. To hold up a job of one process, hold up the job itself. Closing, shadow mode
-/// and the bounds of the queue are of this limiter and its clones.
+/// and the bounds of the queue are of this limiter and its clones. [A
+/// table](crate#whom-a-call-concerns) has the calls of all limiters over a store.
 ///
 /// # While the store is away
 ///
@@ -90,6 +96,11 @@ use reserved::Reserved;
 /// them work on the threads of a tokio runtime, also on its only one, whose other tasks wait
 /// meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks no thread.
 ///
+/// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) wait for no answer: they send a
+/// message, which is lost if the process ends at once, or if the store is away. The methods
+/// [`pause`](StoreLimiter::pause) and [`debit`](StoreLimiter::debit) of this type wait for it, as
+/// does [`Store::flush`](crate::Store::flush), and tell whether there was an answer.
+///
 /// A [`CancelToken`](tidegate::CancelToken) of the thread ends a `blocking_acquire`. It does not
 /// end the round trip of any other call.
 ///
@@ -99,25 +110,25 @@ use reserved::Reserved;
 /// There `status` tells that nothing is available, and `resume` does not wait for its message, and
 /// returns `false`. Spawn a task that awaits the permits instead.
 #[derive(Clone, Debug)]
-pub struct StoreLimiter(Arc<Set>, Blocks);
+pub struct StoreLimiter(Arc<Line>, Blocks);
 
 impl StoreLimiter {
-    fn new(set: Arc<Set>) -> StoreLimiter {
-        StoreLimiter(set, Blocks::Yes)
+    fn new(line: Arc<Line>) -> StoreLimiter {
+        StoreLimiter(line, Blocks::Yes)
     }
 
-    /// Closes the set.
+    /// Closes the line.
     fn end(&self) -> bool {
         if let Some(leases) = &self.0.leases {
             leases.close();
-            leases.end(&self.0);
+            leases.end();
         }
         self.0.close()
     }
 
     /// Waits for a future on this thread, where that may be.
     fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
-        self.0.store.block_on(self.1, future)
+        self.0.set.store.block_on(self.1, future)
     }
 
     /// Sets whether requests that would be refused pass without permits, for trying out a limit.
@@ -135,7 +146,7 @@ impl StoreLimiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_shadow(&self, shadow: bool) {
-        self.0.shadow.store(shadow, Ordering::Relaxed);
+        self.0.set.shadow.store(shadow, Ordering::Relaxed);
     }
 
     /// Bounds the requests that wait from now on, as [`LimiterBuilder::queue_bounds`]. Requests
@@ -144,9 +155,13 @@ impl StoreLimiter {
         self.0.set_bounds(bounds);
     }
 
-    /// Sets the observer, which is told of every call of this limiter and its clones from now on.
-    /// Returns `false`, and changes nothing, if the limiter has an observer already. All limiters
-    /// of a store are observed by [`StoreBuilder::observed_by`](crate::StoreBuilder::observed_by).
+    /// Sets the observer of this limiter, which is told of every call of this limiter and its
+    /// clones from now on. Returns `false`, and changes nothing, if this limiter has an observer of
+    /// its own already.
+    ///
+    /// The observer of the [store](crate::StoreBuilder::observed_by) is told as well, so an
+    /// observer that is given to both is told of each call twice. No observer is told the tag: give
+    /// the store the observer of its calls, and each limiter an observer with its own label.
     ///
     /// # Examples
     ///
@@ -162,7 +177,7 @@ impl StoreLimiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
-        self.0.observers.observe(events)
+        self.0.set.observers.observe(events)
     }
 
     /// Forgets what all processes took: every limit is as new.
@@ -176,7 +191,7 @@ impl StoreLimiter {
     /// [`Refusal::Unavailable`] if the store did not answer. Then it may have reset the limits.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
         if let Some(leases) = &self.0.leases {
-            leases.lose(&self.0, None);
+            leases.lose(None);
         }
         self.ask_all(Operation::Reset).await.map(drop)
     }
@@ -192,27 +207,165 @@ impl StoreLimiter {
         Ok(self.0.status_of(&reply, Duration::ZERO))
     }
 
+    /// Pauses the limits for all processes, as [`AnyLimiter::pause`], and waits until the store has
+    /// the pause.
+    ///
+    /// # Cancel safety
+    ///
+    /// A future that is dropped may have paused the limits.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have paused the limits, and
+    /// this process pauses what it decides while the store is away.
+    ///
+    /// # Examples
+    ///
+    /// A tool of an operator, which knows that the fleet has stopped:
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use tidegate::Pause;
+    /// use tidegate_redis::Store;
+    ///
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let limit = "token_bucket 100/s burst 20".parse()?;
+    /// let limiter = store.limiter("checkout").limit("calls", limit).build()?;
+    /// limiter.pause(Pause::lasting(Duration::from_secs(60))).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        let operation = self.begin_pause(pause);
+        self.ask_all(operation).await.map(drop)
+    }
+
+    /// Ends a pause for all processes, as [`AnyLimiter::resume`]. Returns whether there was one.
+    ///
+    /// # Cancel safety
+    ///
+    /// A future that is dropped may have ended the pause.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
+    pub async fn resume(&self) -> Result<bool, AllRefusal> {
+        self.resume_here();
+        let reply = self.ask_all(Operation::Resume).await?;
+        let was_paused = reply.limits.iter().any(|told| told.other > 0);
+        if was_paused {
+            // A lease may have been booked meanwhile.
+            self.resume_here();
+            self.0.set.observers.report(|events| events.resumed());
+        }
+        Ok(was_paused)
+    }
+
+    /// Takes permits from all processes, as [`AnyLimiter::debit`], and waits until the store has
+    /// taken them.
+    ///
+    /// # Cancel safety
+    ///
+    /// A future that is dropped may have taken the permits.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::debit`], and [`Refusal::Unavailable`] if the store did not answer. Then it
+    /// may have taken the permits.
+    pub async fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        let costs = self.debited(&costs.into())?;
+        self.ask(Operation::Debit, &costs).await.map(drop)
+    }
+
+    /// Takes permits of a limit from all processes, as [`AnyLimiter::keep_at_most`]. Returns how
+    /// many were taken.
+    ///
+    /// # Cancel safety
+    ///
+    /// A future that is dropped may have taken the permits.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::keep_at_most`], and [`Refusal::Unavailable`] if the store did not answer.
+    /// Then it may have taken the permits.
+    pub async fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
+        let (member, costs) = self.kept(name, permits)?;
+        let lost = self.lose(member);
+        let reply = self.ask(Operation::Keep, &costs).await?;
+        Ok(reply.limits[member].other + lost)
+    }
+
+    /// Pauses this process.
+    fn begin_pause(&self, pause: Pause) -> Operation {
+        let now = DefaultClock::new().now();
+        let span = pause.end(now).saturating_since(now).as_duration();
+        if let Some(leases) = &self.0.leases {
+            leases.end();
+        }
+        self.0.set.pause(span);
+        self.0.set.observers.report(|events| events.paused(span));
+        Operation::Pause { span, keep_stock: pause.keeps_stock() }
+    }
+
+    fn resume_here(&self) {
+        self.0.leases.iter().for_each(|leases| leases.resume());
+        self.0.set.resume();
+    }
+
+    fn debited(&self, costs: &AllRequest<'_>) -> Result<Costs, AllRefusal> {
+        let others = u64::from(costs.others().unwrap_or(1));
+        self.0.set.costs(costs, (others, others))
+    }
+
+    /// The member of this name, and how many permits each member keeps at most.
+    fn kept(&self, name: &str, permits: u64) -> Result<(usize, Costs), AllRefusal> {
+        let member = self.0.set.find(name)?;
+        // The other members keep any number of permits. A script counts below 2^53.
+        let any = 1 << 52;
+        let mut costs = vec![(any, any); self.0.set.members.len()];
+        costs[member] = (permits.min(any), permits.min(any));
+        Ok((member, costs))
+    }
+
+    /// Forgets what this process has on lease of a member. Returns how many permits.
+    fn lose(&self, member: usize) -> u64 {
+        self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)))
+    }
+
+    fn of_all(&self) -> Costs {
+        vec![(1, 1); self.0.set.members.len()]
+    }
+
+    /// Tells the store of all members, without waiting for it.
+    fn tell(&self, operation: Operation) {
+        self.0.set.tell(operation, &self.of_all(), &[]);
+    }
+
     async fn ask_all(&self, operation: Operation) -> Result<Reply, AllRefusal> {
-        let costs = vec![(1, 1); self.0.members.len()];
-        self.0.ask(operation, &costs).await.map_err(|undecided| self.0.unavailable(undecided))
+        self.ask(operation, &self.of_all()).await
+    }
+
+    async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, AllRefusal> {
+        self.0.set.ask(operation, costs).await.map_err(|undecided| self.0.set.unavailable(undecided))
     }
 
     /// The answer of the leases, if they have one.
     fn by_lease(&self, request: &AllRequest<'_>) -> Option<Result<AllPermits, AllRefusal>> {
-        let answer = self.0.leases_for(request)?.now(&self.0, request)?;
+        let answer = self.0.leases_for(request)?.now(request)?;
         self.told(request, &answer);
         Some(answer)
     }
 
     /// The answer of the store, without a wait for permits.
     fn by_store(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let ask = match Ask::new(&self.0, request) {
+        let ask = match Ask::new(&self.0.set, request) {
             Ok(ask) => ask,
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
         };
         let this = self.clone();
         AcquireAny::new(async move {
-            let watch = Watch::new(&this.0.observers, ask.permits());
+            let watch = Watch::new(&this.0.set.observers, ask.permits());
             this.decided(ask, Duration::ZERO, watch).await
         })
     }
@@ -224,16 +377,16 @@ impl StoreLimiter {
         answer: Option<Result<AllPermits, AllRefusal>>,
     ) -> Result<AllPermits, AllRefusal> {
         answer.unwrap_or_else(|| {
-            let answer = Err(self.0.unavailable(Undecided::HERE));
+            let answer = Err(self.0.set.unavailable(Undecided::HERE));
             self.told(request, &answer);
             answer
         })
     }
 
     fn told(&self, request: &AllRequest<'_>, answer: &Result<AllPermits, AllRefusal>) {
-        if !self.0.observers.is_empty()
-            && let Ok(ask) = Ask::new(&self.0, request)
-            && let Some(watch) = Watch::new(&self.0.observers, ask.permits())
+        if !self.0.set.observers.is_empty()
+            && let Ok(ask) = Ask::new(&self.0.set, request)
+            && let Some(watch) = Watch::new(&self.0.set.observers, ask.permits())
         {
             watch.answered(answer.as_ref());
         }
@@ -246,20 +399,20 @@ impl StoreLimiter {
         longest: Duration,
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
-        let set = &self.0;
+        let line = &self.0;
         let won = self.wait(&ask, longest).await;
         let won = with_left(won, ask.with_left, self.status()).await;
-        let Some(watch) = watch else { return won.map(|won| won.permits(set, &ask)) };
+        let Some(watch) = watch else { return won.map(|won| won.permits(line, &ask)) };
         match won {
             Ok(Won::Free) => watch.exempted(),
-            Ok(Won::Booked(ref granted)) => watch.granted(&self.0, granted),
+            Ok(Won::Booked(ref granted)) => tell(watch, &line.set, granted),
             won => {
-                let answer = won.map(|won| won.permits(set, &ask));
+                let answer = won.map(|won| won.permits(line, &ask));
                 watch.answered(answer.as_ref());
                 return answer;
             }
         }
-        won.map(|won| won.permits(set, &ask))
+        won.map(|won| won.permits(line, &ask))
     }
 
     /// Waits for permits, at most this long.
@@ -267,17 +420,17 @@ impl StoreLimiter {
         if ask.exempt {
             return Ok(Won::Free);
         }
-        self.0.check(&ask.costs)?;
-        let began = self.0.now();
-        let undecided = match Ticket::new(&self.0, ask.asked(&self.0, longest, true)).await {
+        self.0.set.check(&ask.costs)?;
+        let began = self.0.set.now();
+        let undecided = match Ticket::new(&self.0, ask.asked(&self.0.set, longest, true)).await {
             Outcome::Granted(granted) => {
-                self.0.log_grant(&granted.reply);
+                self.0.set.log_grant(&granted.reply);
                 return Ok(Won::Booked(granted));
             }
             Outcome::Refused(refusal) => return Err(refusal),
             Outcome::Undecided(undecided) => undecided,
         };
-        match self.0.instead(undecided) {
+        match self.0.set.instead(undecided) {
             Instead::Everyone => Ok(Won::Unlimited),
             Instead::Nobody(refusal) => Err(refusal),
             Instead::Share(share) => {
@@ -287,7 +440,7 @@ impl StoreLimiter {
                     Duration::ZERO => share.try_acquire_many(request),
                     _ => self.until_closed(share.acquire_many(request)).await,
                 };
-                answer.map(Won::Shared).map_err(|refusal| self.0.by_share(refusal, undecided.rest()))
+                answer.map(Won::Shared).map_err(|refusal| self.0.set.by_share(refusal, undecided.rest()))
             }
         }
     }
@@ -296,7 +449,7 @@ impl StoreLimiter {
     fn rest(&self, longest: Duration, came: Nanos) -> Duration {
         match longest {
             Duration::MAX => longest,
-            longest => longest.saturating_sub(self.0.now().saturating_since(came).as_duration()),
+            longest => longest.saturating_sub(self.0.set.now().saturating_since(came).as_duration()),
         }
     }
 
@@ -306,7 +459,7 @@ impl StoreLimiter {
         wait: impl Future<Output = Result<T, AllRefusal>>,
     ) -> Result<T, AllRefusal> {
         let _waiting = Waiting::new(&self.0.waiting);
-        let mut closed = self.0.closed.subscribe();
+        let mut closed = self.0.set.closed.subscribe();
         let mut wait = pin!(wait);
         let mut is_closed = pin!(closed.wait_for(|closed| *closed));
         let answer = poll_fn(|context| match wait.as_mut().poll(context) {
@@ -349,17 +502,17 @@ impl Limiter for StoreLimiter {
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let ask = match Ask::new(&self.0, request) {
+        let ask = match Ask::new(&self.0.set, request) {
             Ok(ask) => ask,
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
         };
         let this = self.clone();
-        let line = self.0.leases_for(request).and_then(|leases| leases.line(&self.0, request));
+        let line = self.0.leases_for(request).and_then(|leases| leases.line(request));
         AcquireAny::new(async move {
-            let watch = Watch::new(&this.0.observers, ask.permits());
-            let began = this.0.now();
+            let watch = Watch::new(&this.0.set.observers, ask.permits());
+            let began = this.0.set.now();
             if let (Some(leases), Some(line)) = (&this.0.leases, line)
-                && let Some(answer) = leases.wait(&this.0, line, &ask.costs, ask.all_else.within).await
+                && let Some(answer) = leases.wait(line, &ask.costs, ask.all_else.within).await
             {
                 if let Some(watch) = watch {
                     watch.answered(answer.as_ref());
@@ -373,7 +526,7 @@ impl Limiter for StoreLimiter {
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let wait = self.acquire(request);
-        self.waited(request, self.0.store.block_on_permits(self.1, wait))
+        self.waited(request, self.0.set.store.block_on_permits(self.1, wait))
     }
 
     /// The place is booked in the store. It is given back when it is dropped, as far as
@@ -381,14 +534,14 @@ impl Limiter for StoreLimiter {
     /// process, or none. A place that the store has not decided when it is settled takes nothing,
     /// and what the call tells is charged.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let mut place = Reserved::new(self, Ask::new(&self.0, request)?);
+        let mut place = Reserved::new(self, Ask::new(&self.0.set, request)?);
         if let Some(refusal) = place.refused_at_once(self.1) {
             return Err(refusal);
         }
         if self.1 == Blocks::Yes && !place.is_decided() {
             match self.block_on(poll_fn(|context| place.poll_decided(context))) {
                 Some(decided) => decided?,
-                None => return Err(place.give_up(self.0.unavailable(Undecided::HERE))),
+                None => return Err(place.give_up(self.0.set.unavailable(Undecided::HERE))),
             }
         }
         Ok(AnyReservation::new(place))
@@ -397,7 +550,7 @@ impl Limiter for StoreLimiter {
     /// While the store does not answer, nothing is available.
     fn status(&self) -> AllStatus {
         self.block_on(StoreLimiter::status(self)).and_then(Result::ok).unwrap_or_else(|| {
-            let members = self.0.members.iter().map(|member| {
+            let members = self.0.set.members.iter().map(|member| {
                 let nothing = tidegate::Left::new(member.terms.limit, 0);
                 (member.name.as_str(), Status::from(nothing).rate(member.terms.rate))
             });
@@ -408,62 +561,37 @@ impl Limiter for StoreLimiter {
     /// For all processes. The message is not waited for. Bookings that were made before are still
     /// granted in the pause.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        let now = DefaultClock::new().now();
-        let span = pause.end(now).saturating_since(now).as_duration();
-        let operation = Operation::Pause { span, keep_stock: pause.keeps_stock() };
-        if let Some(leases) = &self.0.leases {
-            leases.end(&self.0);
-        }
-        self.0.pause(span);
-        self.0.observers.report(|events| events.paused(span));
-        self.0.tell(operation, &vec![(1, 1); self.0.members.len()], &[]);
+        self.tell(self.begin_pause(pause));
         Ok(())
     }
 
     fn resume(&self) -> bool {
-        let resume_leases = || self.0.leases.iter().for_each(|leases| leases.resume(&self.0));
-        resume_leases();
-        self.0.resume();
-        let Some(reply) = self.block_on(self.ask_all(Operation::Resume)) else {
-            self.0.tell(Operation::Resume, &vec![(1, 1); self.0.members.len()], &[]);
-            return false;
-        };
-        let was_paused = reply.is_ok_and(|reply| reply.limits.iter().any(|told| told.other > 0));
-        if was_paused {
-            // One may have been booked meanwhile.
-            resume_leases();
-            self.0.observers.report(|events| events.resumed());
+        match self.block_on(StoreLimiter::resume(self)) {
+            Some(was_paused) => was_paused.unwrap_or(false),
+            None => {
+                self.resume_here();
+                self.tell(Operation::Resume);
+                false
+            }
         }
-        was_paused
     }
 
     /// The message is not waited for.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        let others = u64::from(costs.others().unwrap_or(1));
-        let costs = self.0.costs(costs, (others, others))?;
-        self.0.tell(Operation::Debit, &costs, &[]);
+        self.0.set.tell(Operation::Debit, &self.debited(costs)?, &[]);
         Ok(())
     }
 
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
-        let member = self.0.find(name)?;
-        // The other members keep any number of permits. A script counts below 2^53.
-        let any = 1 << 52;
-        let mut costs = vec![(any, any); self.0.members.len()];
-        costs[member] = (permits.min(any), permits.min(any));
-        let lose = || self.0.leases.as_ref().map_or(0, |leases| leases.lose(&self.0, Some(member)));
         if self.1 == Blocks::No {
-            lose();
-            self.0.tell(Operation::Keep, &costs, &[]);
+            let (member, costs) = self.kept(name, permits)?;
+            self.lose(member);
+            self.0.set.tell(Operation::Keep, &costs, &[]);
             return Ok(0);
         }
-        let asked = async {
-            let lost = lose();
-            let reply = self.0.ask(Operation::Keep, &costs).await?;
-            Ok(reply.limits[member].other + lost)
-        };
-        let taken = self.block_on(asked).unwrap_or(Err(Undecided::HERE));
-        taken.map_err(|undecided| self.0.unavailable(undecided))
+        self.0.set.find(name)?;
+        let taken = self.block_on(StoreLimiter::keep_at_most(self, name, permits));
+        taken.unwrap_or_else(|| Err(self.0.set.unavailable(Undecided::HERE)))
     }
 
     /// For this process.
@@ -472,7 +600,7 @@ impl Limiter for StoreLimiter {
     }
 
     fn is_closed(&self) -> bool {
-        *self.0.closed.borrow()
+        *self.0.set.closed.borrow()
     }
 
     fn in_task(&self) -> Option<AnyLimiter> {

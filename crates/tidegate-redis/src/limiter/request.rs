@@ -3,11 +3,13 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, Grant, Nanos, Request};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, Grant, Nanos, Refusal, Request};
 
-use crate::line::{Asked, Granted};
+use crate::line::{Asked, Granted, Line};
+use crate::observe::Watch;
 use crate::script::Answer;
 use crate::set::{Costs, Set};
+use crate::store::WhileAway;
 
 /// What a request asks for, without a borrow.
 #[derive(Clone)]
@@ -48,6 +50,7 @@ impl Ask {
             shadow: set.shadow.load(Ordering::Relaxed),
             priority: self.all_else.priority,
             droppable,
+            outlasts: longest > Duration::ZERO && set.store.while_away() == WhileAway::Wait,
             with_left: self.with_left,
         }
     }
@@ -80,14 +83,14 @@ pub(super) enum Won {
 }
 
 impl Won {
-    pub(super) fn permits(self, set: &Set, ask: &Ask) -> AllPermits {
+    pub(super) fn permits(self, line: &Line, ask: &Ask) -> AllPermits {
         match self {
             Won::Shared(permits) => permits.as_degraded(),
             Won::Free => Grant::new(0, Nanos::ZERO).into(),
             Won::Unlimited => AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded(),
             Won::Booked(granted) => {
-                let permits = AllPermits::from(grant(set, ask, &granted));
-                match left(set, ask, &granted) {
+                let permits = AllPermits::from(grant(&line.set, ask, &granted));
+                match left(line, ask, &granted) {
                     Some(left) => permits.with_left(left),
                     None => permits,
                 }
@@ -116,6 +119,16 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
 }
 
 /// What a grant left in each limit, if the request asks for it.
-pub(super) fn left(set: &Set, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
-    ask.with_left.then(|| set.status_of(&granted.reply, granted.reply.wait))
+pub(super) fn left(line: &Line, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
+    ask.with_left.then(|| line.status_of(&granted.reply, granted.reply.wait))
+}
+
+/// Tells the observers what the store decided.
+pub(super) fn tell(watch: Watch, set: &Set, granted: &Granted) {
+    let Granted { reply, waited, .. } = granted;
+    if reply.answer == Answer::Shadow {
+        let refusal = set.refusal(reply, Duration::ZERO).refusal();
+        return watch.shadowed(&refusal.unwrap_or(Refusal::Limited { retry_after: Nanos::ZERO }));
+    }
+    watch.granted(reply.permits.iter().sum(), *waited, set.tightest(reply));
 }

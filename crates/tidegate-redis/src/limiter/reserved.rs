@@ -16,7 +16,7 @@ use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Gr
 use crate::block_on::Blocks;
 use crate::error::lacks_left;
 use crate::limiter::StoreLimiter;
-use crate::limiter::request::{Ask, grant, left};
+use crate::limiter::request::{Ask, grant, left, tell};
 use crate::line::{Granted, Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Answer, Operation};
@@ -51,16 +51,19 @@ impl Reserved {
     /// Takes a place now.
     pub(super) fn new(of: &StoreLimiter, ask: Ask) -> Reserved {
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
-        let watch = Watch::new(&of.0.observers, ask.permits());
-        let began = of.0.now();
+        let watch = Watch::new(&of.0.set.observers, ask.permits());
+        let began = of.0.set.now();
         let (left, is_degraded) = (None, false);
         let mut place = Reserved { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
         if place.ask.exempt {
             place.watch.take().into_iter().for_each(Watch::exempted);
-        } else if let Err(refusal) = of.0.check(&place.ask.costs) {
+        } else if let Err(refusal) = of.0.set.check(&place.ask.costs) {
             place.refuse(refusal);
         } else {
-            place.stage = Stage::Waits(Ticket::new(&of.0, place.ask.asked(&of.0, place.longest(), false)));
+            let mut asked = place.ask.asked(&of.0.set, place.longest(), false);
+            // A thread that is blocked does not wait for the store.
+            asked.outlasts &= of.1 == Blocks::No;
+            place.stage = Stage::Waits(Ticket::new(&of.0, asked));
         }
         place
     }
@@ -139,7 +142,7 @@ impl Reserved {
 
     /// Decides it without the store.
     fn decide_alone(&mut self, undecided: Undecided) {
-        let set = self.of.0.clone();
+        let set = self.of.0.set.clone();
         match set.instead(undecided) {
             Instead::Everyone => {
                 self.is_degraded = true;
@@ -160,9 +163,9 @@ impl Reserved {
 
     /// Takes what the store granted.
     fn claim(&mut self, granted: &Granted) -> (Grant, Option<Used>) {
-        self.of.0.log_grant(&granted.reply);
+        self.of.0.set.log_grant(&granted.reply);
         if let Some(watch) = self.watch.take() {
-            watch.granted(&self.of.0, granted);
+            tell(watch, &self.of.0.set, granted);
         }
         self.left = left(&self.of.0, &self.ask, granted);
         let used: Vec<u64> = match granted.reply.answer {
@@ -171,7 +174,7 @@ impl Reserved {
         };
         // A place tells the sum of its permits, as that of an `AllOf` does.
         let sum = used.iter().fold(0_u64, |sum, n| sum.saturating_add(*n));
-        let told = grant(&self.of.0, &self.ask, granted);
+        let told = grant(&self.of.0.set, &self.ask, granted);
         let grant = Grant::new(u32::try_from(sum).unwrap_or(u32::MAX), granted.waited);
         let used = (sum > 0).then_some(Used(used, granted.reply.due));
         (told.left().map_or(grant, |left| grant.with_left(left)), used)
@@ -226,7 +229,8 @@ impl Place for Reserved {
 
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
-        let set = self.of.0.clone();
+        let line = self.of.0.clone();
+        let set = &line.set;
         let none = || Used(vec![0; set.members.len()], 0);
         let reserved = match std::mem::replace(&mut self.stage, nothing) {
             Stage::Shared(place) => return place.settle(used.clone()),
@@ -256,10 +260,12 @@ impl Place for Reserved {
         };
         let unused = difference(|reserved, used| reserved.saturating_sub(used));
         let beyond = difference(|reserved, used| used.saturating_sub(reserved));
-        for (operation, costs) in [(Operation::Refund { due }, unused), (Operation::Debit, beyond)] {
-            if costs.iter().any(|(n, _)| *n > 0) {
-                set.tell(operation, &costs, &[]);
-            }
+        let is_any = |costs: &Costs| costs.iter().any(|(n, _)| *n > 0);
+        if is_any(&unused) {
+            drop(line.refund(due, &unused));
+        }
+        if is_any(&beyond) {
+            set.tell(Operation::Debit, &beyond, &[]);
         }
         Ok(())
     }

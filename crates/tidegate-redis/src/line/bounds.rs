@@ -25,10 +25,11 @@ pub(super) fn refuse((waiting, permits, bounds): (usize, u64, QueueBounds), cost
 }
 
 impl State {
-    /// The booked requests to drop, so that there is room for one more; `None` if that makes none.
+    /// The waiting requests to drop, so that there is room for one more; `None` if that makes none.
     pub(super) fn make_room(&self, costs: &Costs, priority: i8) -> Option<Vec<u64>> {
         let (bounds, n) = (self.bounds, sum(costs));
-        let (mut waiting, mut permits, mut victims) = (self.waiting, self.permits, Vec::new());
+        let ((mut waiting, mut permits), mut victims) = (self.load(), Vec::new());
+        let is_held = self.in_line.held_till().is_some();
         if fit(bounds, waiting, permits, n) {
             return Some(victims);
         }
@@ -39,7 +40,7 @@ impl State {
             WhenFull::DropLeastImportant => false,
         };
         let may_go = |(_, entry): &(&u64, &Entry)| {
-            matches!(entry.stage, Stage::Booked { .. })
+            (matches!(entry.stage, Stage::Booked { .. }) || is_held && matches!(entry.stage, Stage::InLine))
                 && entry.asked.droppable
                 && (entry.asked.priority < priority || (oldest && entry.asked.priority == priority))
         };

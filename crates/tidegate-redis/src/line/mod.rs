@@ -7,17 +7,19 @@
 //! as one call that decides them in their order; of several limits as many requests as make 64
 //! decisions. Two things let the line leave earlier: so many requests in line, so that the line of
 //! a busy limiter is never longer; and a store so far away that waiting for two replies may take
-//! longer than the deadline of a call.
+//! longer than the deadline of a call. Neither lets more requests leave than sixteen full calls
+//! take.
 //!
 //! A call that fails is the answer of all requests in line: they came while it was in flight, and
-//! their own call may only end later.
+//! their own call may only end later. Only requests that wait for a store that is away keep their
+//! places, those of the call included, and the line is held ([`InLine`]).
 //!
 //! # States
 //!
 //! | state | meaning | leaves it by | a request dropped in it |
 //! |---|---|---|---|
-//! | `InLine` | not sent | a call that takes it along | leaves no trace |
-//! | `Sent` | in a call | the reply | the reply finds no entry: its instant goes to the next of its size |
+//! | `InLine` | not sent, or to be sent again | a call that takes it along; in a held line the end of its longest wait | leaves no trace |
+//! | `Sent` | in a call | the reply; a call that fails, back to `InLine` if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
 //! | `Booked` | has a turn among the booked requests of its size | its instant; a higher priority in a full line | gives its instant to the next of its size |
 //! | `Answered` | granted, refused, or not decided by the store | the task that takes the answer | gives a grant not older than 5 ms to the next of its size, else back to the store |
 //!
@@ -54,22 +56,27 @@
 
 mod bounds;
 mod class;
+mod in_line;
+mod state;
 mod ticket;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use tidegate::{AllRefusal, Nanos, QueueBounds, Refusal};
+use tidegate::{AllRefusal, AllRequest, AllStatus, Nanos, QueueBounds, Refusal, Request};
 
+use crate::lease::Leases;
+use crate::lock::lock;
 use crate::script::{Answer, GivenBack, Operation, Reply, Wanted};
-use crate::set::{Costs, Set, Undecided};
+use crate::set::{Costs, Prepared, Set, Undecided};
 use crate::store::Unsent;
 use class::{Class, Instant, Turn};
+use in_line::InLine;
 pub(crate) use ticket::Ticket;
 
 /// How often one call decides: so many requests of one limit, or fewer of several. A server works
@@ -80,29 +87,39 @@ const MOST_DECISIONS: usize = 64;
 /// woken, and serves as many.
 const MOST_STEPS: usize = 256;
 
-/// So many bookings that are not the last one are kept by the store for others.
-const MOST_FREE: usize = 16;
+/// How long a held line rests at least.
+const REST: Duration = Duration::from_millis(5);
 
-/// A grant that its task did not take goes to the next request for so long.
-const CATCH_UP: Nanos = Nanos::new(5_000_000);
+/// What the handles of one limiter share.
+pub(crate) struct Line {
+    pub(crate) set: Arc<Set>,
+    /// `None` if each request is decided by the store.
+    pub(crate) leases: Option<Arc<Leases>>,
+    state: Mutex<State>,
+    /// How many requests wait for the share of this process.
+    pub(crate) waiting: AtomicUsize,
+    /// Whether a keyed limiter was asked for this line lately.
+    pub(crate) is_used: AtomicBool,
+    gone: Option<Gone>,
+}
 
-/// The line of a limiter.
-#[derive(Debug, Default)]
-pub(crate) struct Line(Mutex<State>);
+/// Told the tag of a line that is dropped.
+pub(crate) type Gone = Box<dyn Fn(&str) + Send + Sync>;
 
 #[derive(Debug, Default)]
 struct State {
     entries: BTreeMap<u64, Entry>,
     /// The number of the next entry.
     next: u64,
-    /// The requests that were not sent, by priority.
-    in_line: BTreeSet<(Reverse<i8>, u64)>,
+    /// The requests that are to be sent.
+    in_line: InLine,
     /// The instants that no request waits for, by the store's time: the next call gives them back.
     to_give_back: BTreeMap<(i64, u64), Instant>,
     /// The permits of grants that no task took: their instants and their costs.
     to_refund: Vec<(i64, Costs)>,
-    /// How many calls are in flight.
+    /// How many calls are in flight, and how many requests in them.
     calls: usize,
+    sent: usize,
     /// The booked requests, by their permits of each member.
     classes: BTreeMap<Vec<u64>, Class>,
     /// How many requests are booked, and for how many permits in all.
@@ -120,6 +137,16 @@ enum Step {
     Refund(i64, Costs),
 }
 
+impl Step {
+    /// How many requests it decides.
+    fn requests(&self) -> usize {
+        match self {
+            Step::Call(_, numbers) => numbers.len(),
+            Step::Refund(..) => 0,
+        }
+    }
+}
+
 /// What a request asks for.
 #[derive(Debug)]
 pub(crate) struct Asked {
@@ -129,6 +156,8 @@ pub(crate) struct Asked {
     pub(crate) priority: i8,
     /// Whether it may be dropped from a full line.
     pub(crate) droppable: bool,
+    /// Whether it waits for a store that is away.
+    pub(crate) outlasts: bool,
     /// Whether the answer tells the state of the limits.
     pub(crate) with_left: bool,
 }
@@ -141,6 +170,8 @@ struct Entry {
     in_line: Duration,
     /// It may not wait, since the line is full.
     full: bool,
+    /// It waited for a store that was away.
+    was_held: bool,
     stage: Stage,
     waker: Option<Waker>,
     /// When its task looks at its instant.
@@ -194,19 +225,32 @@ impl Drop for After {
     }
 }
 
-impl Set {
+impl Line {
+    /// The line of the limits of a tag.
+    pub(crate) fn new(prepared: &Prepared, tag: String, bounds: QueueBounds, gone: Option<Gone>) -> Line {
+        let set = Arc::new(prepared.set(tag));
+        Line {
+            leases: prepared.is_leased.then(|| Leases::new(&set)).flatten().map(Arc::new),
+            set,
+            state: Mutex::new(State { bounds, ..State::default() }),
+            waiting: AtomicUsize::new(0),
+            is_used: AtomicBool::new(true),
+            gone,
+        }
+    }
+
     /// Looks at the line, and sends what has to leave.
-    fn visit<T>(self: &Arc<Set>, look: impl FnOnce(&mut State, &mut After, Nanos) -> T) -> T {
+    fn visit<T>(self: &Arc<Line>, look: impl FnOnce(&mut State, &mut After, Nanos) -> T) -> T {
         let mut after = After::default();
-        let now = self.now();
-        let most = (MOST_DECISIONS / self.members.len().max(1)).max(1);
-        let mut state = self.line.lock();
+        let now = self.set.now();
+        let most = (MOST_DECISIONS / self.set.members.len().max(1)).max(1);
+        let mut state = lock(&self.state);
         let answer = look(&mut state, &mut after, now);
-        for step in state.next_steps(self.store.is_far(), most, now) {
+        for step in state.next_steps(self.set.store.is_far(), most, now) {
             match step {
                 Step::Call(instants, numbers) => self.call(&mut state, &mut after, instants, numbers, now),
                 Step::Refund(due, costs) => {
-                    after.unsent.extend(self.tell_locked(Operation::Refund { due }, &costs, &[]));
+                    after.unsent.extend(self.refund(due, &costs));
                 }
             }
         }
@@ -216,7 +260,7 @@ impl Set {
 
     /// Sends a call that gives these instants back, and decides these requests.
     fn call(
-        self: &Arc<Set>,
+        self: &Arc<Line>,
         state: &mut State,
         after: &mut After,
         instants: Vec<Instant>,
@@ -229,19 +273,20 @@ impl Set {
             before: reply.before,
         });
         let given_back: Vec<GivenBack> = given_back.collect();
-        if let Some(leases) = self.leases.as_ref().filter(|_| !given_back.is_empty()) {
-            leases.forget();
+        if !given_back.is_empty() {
+            self.forget();
         }
         let mut oldest = Duration::ZERO;
         let bounds = (state.waiting, state.permits, state.bounds);
         // Leases and observers are told what each grant left.
-        let tells = self.leases.is_some() || !self.observers.is_empty();
+        let tells = self.leases.is_some() || !self.set.observers.is_empty();
         let wanted = |number: &u64| {
             let entry = state.entries.get_mut(number)?;
             entry.stage = Stage::Sent;
             entry.in_line = now.saturating_since(entry.joined).as_duration();
-            oldest = oldest.max(entry.in_line);
-            let Asked { costs, longest, shadow, with_left, .. } = &entry.asked;
+            let Asked { costs, longest, shadow, with_left, outlasts, .. } = &entry.asked;
+            // A request that waits for the store needs no answer by a deadline.
+            oldest = oldest.max(if *outlasts { Duration::ZERO } else { entry.in_line });
             entry.full = *longest > Duration::ZERO && bounds::refuse(bounds, costs);
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
@@ -251,34 +296,39 @@ impl Set {
             Some(Wanted { longest, shadow: *shadow, tells: tells || *with_left, costs: costs.clone() })
         };
         let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
-        let set = self.clone();
-        let replied = move |replies| set.replied(&numbers, replies);
-        after.unsent.extend(self.reserve(&given_back, &requests, oldest, replied));
+        let line = self.clone();
+        let replied = move |replies| line.replied(&numbers, replies);
+        after.unsent.extend(self.set.reserve(&given_back, &requests, oldest, replied));
     }
 
     /// On the thread of the store: the reply of a call.
-    fn replied(self: &Arc<Set>, numbers: &[u64], replies: Result<Vec<Reply>, Undecided>) {
+    fn replied(self: &Arc<Line>, numbers: &[u64], replies: Result<Vec<Reply>, Undecided>) {
         if let (Some(leases), Ok(replies)) = (&self.leases, &replies) {
-            let now = self.now();
+            let now = self.set.now();
             replies.iter().for_each(|reply| leases.told(now, reply));
         }
-        self.visit(|state, after, now| {
+        let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
+        let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
+            state.sent -= numbers.len();
             match replies {
                 Ok(replies) => {
+                    state.in_line.answered();
                     for (number, reply) in numbers.iter().zip(replies) {
                         self.decided(state, after, *number, reply, now);
                     }
+                    false
                 }
-                Err(undecided) => {
-                    let in_line = std::mem::take(&mut state.in_line);
-                    let in_line = in_line.into_iter().map(|(_, number)| number);
-                    for number in numbers.iter().copied().chain(in_line) {
-                        state.answer(after, number, Outcome::Undecided(undecided));
-                    }
-                }
+                Err(undecided) => state.failed(after, numbers, undecided, rest, now),
             }
         });
+        if is_to_go_on {
+            let held = Held(Arc::downgrade(self));
+            self.set.store.spawn(Box::pin(async move {
+                tokio::time::sleep(rest).await;
+                drop(held);
+            }));
+        }
     }
 
     /// What the store decided about one request.
@@ -288,7 +338,7 @@ impl Set {
         let Some(entry) = state.entries.get_mut(&number).filter(is_there) else {
             // The request was dropped, or the line was closed.
             if reply.answer == Answer::Done {
-                self.pass_on(state, after, Instant { due, number, reply }, now);
+                state.pass_on(after, Instant { due, number, reply }, now);
             }
             return;
         };
@@ -300,16 +350,17 @@ impl Set {
                     let at = state.room_at(&costs).min(due);
                     Refusal::QueueFull { retry_after: at.saturating_since(now) }.into()
                 }
-                false => self.refusal(&reply, entry.asked.longest),
+                false => self.set.refusal(&reply, entry.asked.longest),
             };
             let refusal = match with_left {
-                true => refusal.with_left(self.state_of(&reply, Duration::ZERO, state.waiting)),
+                true => refusal.with_left(self.set.state_of(&reply, Duration::ZERO, state.waiting)),
                 false => refusal,
             };
             return state.answer(after, number, Outcome::Refused(refusal));
         }
         if reply.answer == Answer::Shadow || reply.wait == Duration::ZERO {
-            let granted = Granted { reply, waited: Duration::ZERO, due };
+            let waited = if entry.was_held { entry.in_line } else { Duration::ZERO };
+            let granted = Granted { reply, waited, due };
             return state.answer(after, number, Outcome::Granted(granted));
         }
         let priority = entry.asked.priority;
@@ -320,7 +371,7 @@ impl Set {
             let at = state.room_at(&costs).min(due);
             let refusal = Refusal::QueueFull { retry_after: at.saturating_since(now) };
             state.answer(after, number, Outcome::Refused(refusal.into()));
-            return self.pass_on(state, after, Instant { due, number, reply }, now);
+            return state.pass_on(after, Instant { due, number, reply }, now);
         };
         let turn = Turn::new(priority, due, number);
         state.waiting += 1;
@@ -330,7 +381,7 @@ impl Set {
             // Its task sets its timer.
             after.wake(entry);
         }
-        let instant = state.earlier_instant(&class, reply.due);
+        let instant = state.earlier_instant(&class, reply.due, now);
         let requests = state.classes.entry(class.clone()).or_default();
         let moved_up = requests.add(turn, reply);
         if let Some(instant) = instant {
@@ -343,90 +394,59 @@ impl Set {
                 *before = turn;
             }
         }
-        for victim in victims {
-            self.unbook(state, after, victim, now);
-            state.answer(after, victim, Outcome::Refused(Refusal::Displaced.into()));
-        }
-        self.settle(state, after, &class, now);
-    }
-
-    /// Gives an instant that its request does not take to the next request of its size, or back.
-    fn pass_on(&self, state: &mut State, after: &mut After, instant: Instant, now: Nanos) {
-        let class = instant.reply.permits.clone();
-        let is_fresh = now.saturating_since(instant.due) <= CATCH_UP;
-        match state.classes.get_mut(&class) {
-            Some(requests) if is_fresh => {
-                requests.add_instant(instant);
-                self.settle(state, after, &class, now);
-            }
-            _ => self.give_back(state, instant, now),
-        }
-    }
-
-    /// Takes a booked request out of its class.
-    fn unbook(&self, state: &mut State, after: &mut After, number: u64, now: Nanos) {
-        let Some(entry) = state.entries.get_mut(&number) else { return };
-        let Stage::Booked { class, turn } = &entry.stage else { return };
-        let (class, turn) = (class.clone(), *turn);
-        state.waiting -= 1;
-        state.permits = state.permits.saturating_sub(bounds::sum(&entry.asked.costs));
-        if let Some(requests) = state.classes.get_mut(&class) {
-            requests.remove(turn);
-        }
-        self.settle(state, after, &class, now);
-    }
-
-    /// Serves the requests of a class that are due, gives back what no request waits for, and wakes
-    /// the first request if it has to look earlier than it will.
-    fn settle(&self, state: &mut State, after: &mut After, class: &[u64], now: Nanos) {
-        for _ in 0..MOST_STEPS {
-            let served = state.classes.get_mut(class).and_then(|class| class.serve(now));
-            let Some((number, instant)) = served else { break };
-            state.grant(after, number, instant);
-        }
-        let Some(requests) = state.classes.get_mut(class) else { return };
-        let surplus: Vec<Instant> = std::iter::from_fn(|| requests.surplus()).collect();
-        for instant in surplus {
-            self.give_back(state, instant, now);
-        }
-        let Some(requests) = state.classes.get_mut(class) else { return };
-        if requests.is_empty() {
-            state.classes.remove(class);
-        } else if let Some((first, due)) = requests.first()
-            && let Some(entry) = state.entries.get_mut(&first)
-            && due < entry.looks_at
-        {
-            after.wake(entry);
-        }
-    }
-
-    /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
-    /// is granted twice. The last one booked goes first, as the store undoes them.
-    fn give_back(&self, state: &mut State, instant: Instant, now: Nanos) {
-        let Instant { due, reply, .. } = &instant;
-        if reply.wait == Duration::ZERO {
-            let costs: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
-            state.to_refund.push((reply.due, costs));
-        } else if *due > now {
-            state.to_give_back.insert((instant.reply.due, instant.number), instant);
-        }
+        state.displace(after, victims, now);
+        state.settle(after, &class, now);
     }
 
     /// Bounds the requests that wait.
-    pub(crate) fn set_bounds(self: &Arc<Set>, bounds: QueueBounds) {
+    pub(crate) fn set_bounds(self: &Arc<Line>, bounds: QueueBounds) {
         self.visit(|state, _, _| state.bounds = bounds);
     }
 
     /// How many requests have an instant that has not come, or wait for this process to decide.
     pub(crate) fn waiting(&self) -> usize {
-        self.line.lock().waiting.saturating_add(self.waiting.load(Ordering::Relaxed))
+        let of_leases = self.leases.as_ref().map_or(0, |leases| leases.in_line());
+        lock(&self.state).load().0 + self.waiting.load(Ordering::Relaxed) + of_leases
+    }
+
+    /// The leases that may serve a request. A request that is told the permits left, or passes
+    /// without permits, is decided by the store.
+    pub(crate) fn leases_for(&self, request: &AllRequest<'_>) -> Option<&Arc<Leases>> {
+        let leases = self.leases.as_ref()?;
+        let Request { exempt, tells_left, .. } = request.to_request();
+        let by_store = exempt || tells_left || self.set.shadow.load(Ordering::Relaxed);
+        (!by_store).then_some(leases)
+    }
+
+    /// The state that a reply tells, with what this process has on lease.
+    pub(crate) fn status_of(&self, reply: &Reply, passed: Duration) -> AllStatus {
+        let mut state = self.set.state_of(reply, passed, self.waiting());
+        for (i, (_, status)) in state.members.iter_mut().enumerate() {
+            let usable = self.leases.as_ref().map_or(0, |leases| leases.usable(i));
+            if usable > 0 {
+                status.available = status.available.saturating_add(usable).min(status.limit);
+                status.next_in = Duration::ZERO;
+            }
+        }
+        state
+    }
+
+    /// Gives back permits of a grant at this instant.
+    pub(crate) fn refund(&self, due: i64, costs: &Costs) -> Option<Unsent> {
+        self.forget();
+        self.set.tell_locked(Operation::Refund { due }, costs, &[])
+    }
+
+    /// The limits may have more permits than the leases know of.
+    fn forget(&self) {
+        self.leases.iter().for_each(|leases| leases.forget());
     }
 
     /// Refuses all requests, now and from now on. Returns whether the line was open.
-    pub(crate) fn close(self: &Arc<Set>) -> bool {
-        self.closed.send_replace(true);
+    pub(crate) fn close(self: &Arc<Line>) -> bool {
+        self.set.closed.send_replace(true);
         let was_open = self.visit(|state, _, _| {
-            state.in_line.clear();
+            state.in_line = InLine::default();
             !std::mem::replace(&mut state.closed, true)
         });
         let mut next = Some(0);
@@ -435,7 +455,7 @@ impl Set {
                 let numbers: Vec<u64> =
                     state.entries.range(first..).map(|(number, _)| *number).take(MOST_STEPS).collect();
                 for number in &numbers {
-                    self.unbook(state, after, *number, now);
+                    state.unbook(after, *number, now);
                     state.answer(after, *number, Outcome::Refused(Refusal::Closed.into()));
                 }
                 numbers.last().map(|last| last + 1)
@@ -445,88 +465,28 @@ impl Set {
     }
 }
 
-impl Line {
-    pub(crate) fn new(bounds: QueueBounds) -> Line {
-        Line(Mutex::new(State { bounds, ..State::default() }))
-    }
+/// Has a held line go on when it is dropped: at its time, or with the store. Then the next call
+/// tells the requests in line.
+struct Held(Weak<Line>);
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(line) = self.0.upgrade() {
+            line.visit(|state, _, _| state.in_line.go_on());
+        }
     }
 }
 
-impl State {
-    /// What leaves now.
-    ///
-    /// The store takes back the last booking, and then the one before it, if nothing else was
-    /// written. So instants wait until no call is in flight that may book behind them. Then the
-    /// latest leaves first, refunds leave after all instants, and requests after the refunds.
-    /// Requests that leave during a call take the earliest instants along, for themselves.
-    fn next_steps(&mut self, is_far: bool, most: usize, now: Nanos) -> Vec<Step> {
-        let mut steps = Vec::new();
-        while let Some(first) = self.to_give_back.first_entry()
-            && first.get().due <= now
-        {
-            first.remove();
-        }
-        if self.calls == 0 {
-            let refunds = std::mem::take(&mut self.to_refund);
-            while self.to_give_back.len() > if refunds.is_empty() { most } else { 0 } {
-                let last = std::iter::from_fn(|| self.to_give_back.pop_last());
-                steps.push(Step::Call(last.take(most).map(|(_, instant)| instant).collect(), Vec::new()));
-            }
-            steps.extend(refunds.into_iter().map(|(due, costs)| Step::Refund(due, costs)));
-            let last = std::iter::from_fn(|| self.to_give_back.pop_last());
-            let instants: Vec<Instant> = last.map(|(_, instant)| instant).collect();
-            if !(instants.is_empty() && self.in_line.is_empty()) {
-                steps.push(Step::Call(instants, self.leave(most)));
-            }
-        }
-        while !self.in_line.is_empty() && (is_far || self.in_line.len() >= most) {
-            let refunds = self.to_refund.drain(..);
-            steps.extend(refunds.map(|(due, costs)| Step::Refund(due, costs)));
-            let numbers = self.leave(most);
-            let first = std::iter::from_fn(|| self.to_give_back.pop_first());
-            let instants = first.take(numbers.len().min(MOST_FREE)).map(|(_, instant)| instant).collect();
-            steps.push(Step::Call(instants, numbers));
-        }
-        self.calls += steps.iter().filter(|step| matches!(step, Step::Call(..))).count();
-        steps
-    }
-
-    /// Takes the first requests out of the line.
-    fn leave(&mut self, most: usize) -> Vec<u64> {
-        let first = std::iter::from_fn(|| self.in_line.pop_first());
-        first.take(most).map(|(_, number)| number).collect()
-    }
-
-    /// An instant that no request waits for, that has not left, and that is earlier than this one.
-    fn earlier_instant(&mut self, class: &[u64], due: i64) -> Option<Instant> {
-        let mut earlier = self.to_give_back.range(..(due, 0)).take(MOST_STEPS);
-        let (key, _) = earlier.find(|(_, instant)| instant.reply.permits == class)?;
-        let key = *key;
-        self.to_give_back.remove(&key)
-    }
-
-    /// Ends a request, if it has not ended.
-    fn answer(&mut self, after: &mut After, number: u64, outcome: Outcome) {
-        if let Some(entry) = self.entries.get_mut(&number)
-            && !matches!(entry.stage, Stage::Answered(_))
-        {
-            entry.stage = Stage::Answered(outcome);
-            after.wake(entry);
+impl Drop for Line {
+    fn drop(&mut self) {
+        if let Some(gone) = &self.gone {
+            gone(&self.set.tag);
         }
     }
+}
 
-    /// Grants a booked request.
-    fn grant(&mut self, after: &mut After, number: u64, Instant { due, number: of, reply }: Instant) {
-        let Some(entry) = self.entries.get_mut(&number) else { return };
-        self.waiting -= 1;
-        self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
-        let waited = match of == number {
-            true => entry.in_line.saturating_add(reply.wait),
-            false => due.saturating_since(entry.joined).as_duration(),
-        };
-        self.answer(after, number, Outcome::Granted(Granted { reply, waited, due }));
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.set.fmt(f)
     }
 }

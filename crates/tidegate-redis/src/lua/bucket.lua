@@ -107,7 +107,7 @@ do
         l.level, l.spent, l.shift = t[5], 0, 0
         return
       end
-      local first = 41 + 16 * l.free
+      local first = l.first
       local level, old
       level, old, l.spent, l.shift = parse('>dddd', value, first)
       local last = 0
@@ -190,28 +190,28 @@ do
     end,
   }
 
-  if operation ~= 'reserve' then
-    local bucket = kinds[BUCKET]
+  local bucket = kinds[BUCKET]
 
-    function bucket.give(l, at, n, due)
-      -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
-      local stays = stands(l, at)
-      local level = stays and l.level or level_at(l, at, MOST)
-      local cap, peaks = l.terms[3], l.peaks
-      local room = cap - level
-      for i = 1, #peaks, 2 do
-        if peaks[i] > due then room = min(room, cap - peaks[i + 1]) end
-      end
-      if room <= 0 or level <= -MOST then return end
-      local given = min(n * l.terms[2], room)
-      l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
-      -- Later grants would have found as much more.
-      l.peaks = {}
-      for i = 1, #peaks, 2 do
-        peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
-      end
+  function bucket.give(l, at, n, due)
+    -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
+    local stays = stands(l, at)
+    local level = stays and l.level or level_at(l, at, MOST)
+    local cap, peaks = l.terms[3], l.peaks
+    local room = cap - level
+    for i = 1, #peaks, 2 do
+      if peaks[i] > due then room = min(room, cap - peaks[i + 1]) end
     end
+    if room <= 0 or level <= -MOST then return end
+    local given = min(n * l.terms[2], room)
+    l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
+    -- Later grants would have found as much more.
+    l.peaks = {}
+    for i = 1, #peaks, 2 do
+      peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
+    end
+  end
 
+  if operation ~= 'reserve' then
     function bucket.hold(l, till, keep)
       -- The level stands still until then.
       if not stands(l, l.at) then

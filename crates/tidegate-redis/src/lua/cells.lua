@@ -49,7 +49,7 @@ do
     read = function(l, value)
       local t = l.terms
       if value then
-        local first = 41 + 16 * l.free
+        local first = l.first
         local cells = (#value - first - 7) / 4
         local counts = {parse('>' .. ('I4'):rep(cells), value, first + 8)}
         -- The last number is where the parsing ended.
@@ -110,17 +110,15 @@ do
     end,
   }
 
-  if operation ~= 'reserve' then
-    kinds[CELLS].give = function(l, at, n, due)
-      local t = l.terms
-      if number(t, at) - number(t, due) >= t[4] then return end
-      take(l, at, 0)
-      -- Off the oldest cells, as in one process: they are forgotten first.
-      for i = 1, t[4] do
-        local given = min(n, l.counts[i])
-        l.counts[i] = l.counts[i] - given
-        n = n - given
-      end
+  kinds[CELLS].give = function(l, at, n, due)
+    local t = l.terms
+    if number(t, at) - number(t, due) >= t[4] then return end
+    take(l, at, 0)
+    -- Off the oldest cells, as in one process: they are forgotten first.
+    for i = 1, t[4] do
+      local given = min(n, l.counts[i])
+      l.counts[i] = l.counts[i] - given
+      n = n - given
     end
   end
 end

@@ -9,12 +9,14 @@
 --   | 4     | before | 1      | the processes that asked in the period before                  |
 --
 -- The larger count is told: that of the period before is complete, and that of this period knows
--- the processes that are new. So a process that ends counts for two periods at most.
+-- the processes that are new. So a process that ends counts for two periods at most. A process that
+-- leaves is taken out of the periods in which it was counted.
 --
--- KEYS: the count. ARGV: packed, the time (-1 for TIME), the length of a period in us, and the
--- `made` and `period` of the last answer to this process.
+-- KEYS: the count. ARGV: packed, the time (-1 for TIME), the length of a period in us, the `made`
+-- and `period` of the last answer to this process, the other period in which it was counted (-1 if
+-- there is none), and whether it leaves.
 
-local now, length, last_made, last_period = struct.unpack('>dddd', ARGV[1])
+local now, length, last_made, last_period, earlier, leaves = struct.unpack('>dddddd', ARGV[1])
 if now < 0 then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -24,14 +26,23 @@ local made, period, count, before = now, at, 0, 0
 local value = redis.call('GET', KEYS[1])
 if value then made, period, count, before = struct.unpack('>dddd', value) end
 if at > period then
-  before = at == period + 1 and count or 0
-  period, count = at, 0
+  -- Where no process asked for a period, all are counted anew.
+  if at > period + 1 then made, count = now, 0 end
+  before, period, count = count, at, 0
 elseif at < period - 1 then
   -- The clock was set back.
   made, period, count, before = now, at, 0, math.max(count, before)
 end
-if made ~= last_made or period ~= last_period then
-  count = count + 1
+local is_changed = leaves == 1 and made == last_made
+if is_changed then
+  for _, counted in ipairs({last_period, earlier}) do
+    if counted == period then count = count - 1
+    elseif counted == period - 1 then before = before - 1 end
+  end
+elseif leaves == 0 and (made ~= last_made or period ~= last_period) then
+  count, is_changed = count + 1, true
+end
+if is_changed then
   local packed = struct.pack('>dddd', made, period, count, before)
   redis.call('SET', KEYS[1], packed, 'PX', math.ceil(2 * length / 1000))
 end

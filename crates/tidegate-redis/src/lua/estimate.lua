@@ -40,7 +40,7 @@ do
 
     read = function(l, value)
       if value then
-        l.before, l.used = parse('>dd', value, 41 + 16 * l.free)
+        l.before, l.used = parse('>dd', value, l.first)
       else
         l.before, l.used = 0, 0
       end
@@ -83,14 +83,12 @@ do
     end,
   }
 
-  if operation ~= 'reserve' then
-    kinds[ESTIMATE].give = function(l, at, n, due)
-      local began = open(l, at)
-      if due < began - l.terms[2] then return end
-      take(l, at, 0)
-      local used = due >= began and min(n, l.used) or 0
-      l.used = l.used - used
-      l.before = max(0, l.before - (n - used))
-    end
+  kinds[ESTIMATE].give = function(l, at, n, due)
+    local began = open(l, at)
+    if due < began - l.terms[2] then return end
+    take(l, at, 0)
+    local used = due >= began and min(n, l.used) or 0
+    l.used = l.used - used
+    l.before = max(0, l.before - (n - used))
   end
 end

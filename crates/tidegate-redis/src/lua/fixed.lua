@@ -30,7 +30,7 @@ do
 
     read = function(l, value)
       if value then
-        l.began, l.used = parse('>dd', value, 41 + 16 * l.free)
+        l.began, l.used = parse('>dd', value, l.first)
       else
         l.began, l.used = l.booked, 0
       end
@@ -70,10 +70,8 @@ do
     end,
   }
 
-  if operation ~= 'reserve' then
-    kinds[FIXED].give = function(l, at, n, due)
-      local began = open(l, at)
-      if due >= max(began, l.began) then l.used = max(0, l.used - n) end
-    end
+  kinds[FIXED].give = function(l, at, n, due)
+    local began = open(l, at)
+    if due >= max(began, l.began) then l.used = max(0, l.used - n) end
   end
 end

@@ -5,13 +5,18 @@
 --
 --   | number | name   | unit | meaning                                                       |
 --   |--------|--------|------|---------------------------------------------------------------|
---   | 1      | writes | 1    | how often the value was written                                |
+--   | 1      | writes | 1    | the number of the next booking; goes back when one is undone   |
 --   | 2      | seen   | us   | the latest server time of a write                              |
 --   | 3      | booked | us   | the instant of the last grant, which may lie ahead: no later   |
 --   |        |        |      | request is granted before it. The state is as of this instant. |
 --   | 4      | held   | us   | the end of a pause, 0 without one                              |
---   | 5      | free   | 1    | how many bookings were given back and can be had again         |
---   | ..     |        |      | two numbers for each: its instant and its permits              |
+--   | 5      | back   | byte | the length of what follows of bookings that were given back    |
+--   | ..     |        | 1    | how many numbers of places follow, and of runs                 |
+--   | ..     | places |      | of each its instant, its permits, how many of them are free,   |
+--   |        |        |      | and the number of its booking, or -1                           |
+--   | ..     | runs   |      | of each its first and its last number, the instant of the last |
+--   |        |        |      | one, and the length of the value from before the first one     |
+--   | ..     | before | byte | these values, which are short or missing                       |
 --
 -- Exactness. All numbers are integers of magnitude below 2^53, so that doubles add, subtract and
 -- multiply them without rounding. `whole` divides them without rounding, too: a quotient a/b lies
@@ -32,14 +37,25 @@
 -- were alone: the clock stands still, each change is in the numbers that the next request sees, and
 -- every key is read and written once.
 --
--- Giving back. The last booking is given back by the value from before it. Any other one, if its
--- instant is still to come, is kept as free: a request of its size takes it, at its instant. So all
--- grants are bookings that were made one behind the other, and no bound suffers. A free booking
--- whose instant passes is lost, and so is one for which there is no place. The value from before a
--- booking is told if it is short, or if the booking is the last one of its call.
+-- Giving back. A booking that is given back is undone with all bookings behind it, as soon as these
+-- are given back, too: the state is again the value from before it. Until then its number is in a
+-- run of such bookings. Any change that is no booking ends all runs, since the values from before
+-- bookings do not have that change.
+--
+-- The instant of such a booking is a place: a request takes permits of it that are free. So all
+-- grants are bookings that were made one behind the other, and no bound suffers. The permits of one
+-- instant are interchangeable, so a request may take parts of several places. A booking of which a
+-- part is taken is in no run. A request that takes all of one place makes that booking again: it
+-- is told the number, and the value from before it if a run has that.
+--
+-- A place whose instant passes, or the latest one of too many, is refunded like a grant. An undone
+-- booking from before the refund undoes the refund, too: permits are lost, and none is granted
+-- twice. The value from before a booking is told if it is short, or if the booking is the last one
+-- of its call. Else its number is told.
 --
 -- A grant whose instant has come is given back by a refund. A window takes it back if it still
--- counts the grant at its last booking. Later the permits would be those of other grants.
+-- counts the grant at its last booking. Later the permits would be those of other grants. A booking
+-- that is given back when its instant has come is refunded as a place that passes.
 --
 -- ARGV: the operation; packed, for each key the number of its kind, its own longest wait in us, and
 -- its terms; packed, the time (-1 for TIME) and the numbers of the operation. Those of `reserve`
@@ -50,14 +66,18 @@
 -- gives back before: of each, packed, its instant and for each key its permits; and for each key
 -- the value from before the booking. `back` has these values alone.
 --
--- Speed. Most calls are `reserve` of one request that is granted at once. Functions that this needs
--- not are only made for other operations.
+-- Speed. Most calls are `reserve` of one request that is granted at once. Functions that `reserve`
+-- never needs are only made for other operations.
 
 local MOST = 2^52
 local MOST_WRITES = 2^51
 local FOREIGN = 'the key has a value of another program'
-local MOST_FREE = 16
+local MOST_PLACES = 32
+-- 200 bookings that are dropped in a random order have 50 runs.
+local MOST_RUNS = 128
+-- Bytes of the value from before one booking, and from before all runs.
 local MOST_BEFORE = 1024
+local MOST_BEFORES = 8192
 local YEARS = 315576000 * 1000000
 local BUCKET, FIXED, CELLS, ESTIMATE, LOG = 1, 2, 3, 4, 5
 local kinds = {}

@@ -35,7 +35,7 @@ do
 
     read = function(l, value)
       if value then
-        local first = 41 + 16 * l.free
+        local first = l.first
         l.base, l.times = parse('>d', value, first), value:sub(first + 8)
       else
         l.base, l.times = 0, ''
@@ -76,12 +76,10 @@ do
     end,
   }
 
-  if operation ~= 'reserve' then
-    kinds[LOG].give = function(l, at, n, due)
-      if due + l.terms[2] <= at then return end
-      -- The oldest ones, as in one process: they are forgotten first.
-      l.times = l.times:sub(8 * (gone(l, at) + n) + 1)
-      l.booked = at
-    end
+  kinds[LOG].give = function(l, at, n, due)
+    if due + l.terms[2] <= at then return end
+    -- The oldest ones, as in one process: they are forgotten first.
+    l.times = l.times:sub(8 * (gone(l, at) + n) + 1)
+    l.booked = at
   end
 end

@@ -3,23 +3,57 @@
 local call = redis.call
 local numbers = ARGV[3]
 
--- Reads a value into the numbers of a limit. `places` has two numbers of each free booking.
+-- Most limits have no booking that was given back.
+local NONE = {}
+
+-- Refunds the places whose instant has passed, and forgets the runs that no booking can reach.
+local function pass(l)
+  local places, runs = l.places, l.runs
+  for i = #places, 1, -1 do
+    local place = places[i]
+    if place.due <= now then
+      if place.free > 0 then l.kind.give(l, max(l.now, l.booked), place.free, place.due) end
+      table.remove(places, i)
+    end
+  end
+  if l.booked <= now then l.runs = NONE end
+  -- The bookings between two runs are grants when the instant of the second one has passed.
+  while runs[2] and runs[2].due <= now do table.remove(runs, 1) end
+end
+
+-- Reads the bookings that were given back. Returns where they end.
+local function read_back(l, value)
+  local count_places, count_runs, first = parse('>dd', value, 41)
+  local places, runs = {}, {}
+  for i = 1, count_places do
+    local due, size, free, number
+    due, size, free, number, first = parse('>dddd', value, first)
+    places[i] = {due = due, size = size, free = free, number = number}
+  end
+  for i = 1, count_runs do
+    local low, high, due, length
+    low, high, due, length, first = parse('>dddd', value, first)
+    runs[i] = {low = low, high = high, due = due, before = value:sub(first, first + length - 1)}
+    first = first + length
+  end
+  l.places, l.runs = places, runs
+  return first
+end
+
+-- Reads a value into the numbers of a limit.
 local function read(l, value)
-  local places = {}
-  l.places = places
+  l.first, l.places, l.runs = 41, NONE, NONE
   if value then
-    l.writes, l.seen, l.booked, l.held, l.free = parse('>ddddd', value)
+    local bytes
+    l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
     -- A value of another program. No text begins with a number like this: the eight bytes of one
     -- are no whole number, or a larger one.
     local writes = l.writes
     if not (writes >= 0 and writes < MOST_WRITES and writes % 1 == 0) then error(FOREIGN, 0) end
-    for i = 1, l.free do
-      local due, n = parse('>dd', value, 25 + 16 * i)
-      -- The others are lost.
-      if due > now then places[#places + 1], places[#places + 2] = due, n end
-    end
+    if bytes > 0 then l.first = read_back(l, value) end
   else
-    l.writes, l.seen, l.booked, l.held, l.free = 0, now, now, 0, 0
+    -- No number is the one of a booking in a state that was lost.
+    l.writes, l.seen, l.booked, l.held = floor(now / 8), now, now, 0
   end
   local kind, seen = l.kind, l.seen
   kind.read(l, value)
@@ -28,14 +62,16 @@ local function read(l, value)
     -- The length of a window is its second term.
     if ahead > (kind.span and kind.span(l) or l.terms[2]) then
       -- The clock was set back. It is written that it was: else it would count again.
-      l.writes, l.changed, l.newer = l.writes + 1, true, true
+      l.writes, l.changed = l.writes + 1, true
       seen, l.seen, l.booked = now, now, l.booked - ahead
-      for i = 1, #places, 2 do places[i] = places[i] - ahead end
+      for _, place in ipairs(l.places) do place.due = place.due - ahead end
+      l.runs = NONE
       if l.held > 0 then l.held = l.held - ahead end
       if kind.move then kind.move(l, -ahead) end
     end
   end
   l.now = seen > now and seen or now
+  if l.first > 41 then pass(l) end
   l.at = max(l.now, l.booked, l.held)
 end
 
@@ -48,29 +84,49 @@ for i = 1, count do
   local l = {
     kind = kind, key = key, value = value, longest = longest, n = 0, most = 0,
     terms = {parse(kind.terms, terms, first + 16)},
-    writes = 0, seen = 0, booked = 0, held = 0, free = 0, places = false, now = 0, at = 0,
-    changed = false, newer = false,
+    writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
+    places = NONE, runs = NONE,
+    changed = false,
   }
   first = first + 8 + 8 * #kind.terms
   read(l, value)
   limits[i] = l
 end
 
--- The value of a limit, with what this call changed.
+-- The value of a limit without its places and runs, as it is told from before a booking.
+local function value_alone(l)
+  return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
+end
+
+-- The value of a limit.
 local function value_of(l)
-  if not l.newer then return l.value or '' end
-  local places = l.places
-  local value = pack('>ddddd', l.writes, l.seen, l.booked, l.held, #places / 2)
-  if #places > 0 then value = value .. pack('>' .. ('d'):rep(#places), unpack(places)) end
-  value = value .. l.kind.value(l)
-  l.value, l.newer = value, false
-  return value
+  local places, runs = l.places, l.runs
+  if #places == 0 and #runs == 0 then return value_alone(l) end
+  local texts, bytes = {pack('>dd', #places, #runs)}, 0
+  for _, place in ipairs(places) do
+    texts[#texts + 1] = pack('>dddd', place.due, place.size, place.free, place.number)
+  end
+  for _, run in ipairs(runs) do
+    local before = run.before
+    bytes = bytes + #before
+    -- A run that grows down to a booking gets the value from before that one.
+    if bytes > MOST_BEFORES then before = '' end
+    texts[#texts + 1] = pack('>dddd', run.low, run.high, run.due, #before) .. before
+  end
+  local text = table.concat(texts)
+  return pack('>ddddd', l.writes, l.seen, l.booked, l.held, #text) .. text .. l.kind.value(l)
 end
 
 -- A change of a limit, which is written at the end.
-local function change(l)
-  l.writes, l.seen, l.changed, l.newer = l.writes + 1, l.now, true, true
+local function touch(l)
+  l.seen, l.changed = l.now, true
   l.at = max(l.now, l.booked, l.held)
+end
+
+-- A change that is never undone: no booking from before it is.
+local function change(l)
+  l.writes, l.runs = l.writes + 1, NONE
+  touch(l)
 end
 
 local function write_changed()
@@ -112,29 +168,67 @@ local function reply(answer, wait, tightest, due, tells, other)
   return told
 end
 
--- Where a limit has a free booking of an instant and of the size of its request.
-local function place_of(l, due)
-  local places = l.places
-  for i = 1, #places, 2 do
-    if places[i] == due and places[i + 1] == l.n and due >= l.held then return i end
+-- The earliest instant of which each limit has free places for its request. The permits of one
+-- instant are interchangeable.
+local function free_booking()
+  local all
+  for i = 1, count do
+    local l = limits[i]
+    if l.n > 0 then
+      local free, common = {}, {}
+      for _, place in ipairs(l.places) do
+        local due = place.due
+        free[due] = (free[due] or 0) + place.free
+        local is_there = free[due] >= l.n and due >= l.held
+        if is_there and (not all or all[due]) then common[due] = true end
+      end
+      all = common
+    end
   end
+  local earliest
+  for due in pairs(all) do earliest = min(earliest or due, due) end
+  return earliest
 end
 
--- The earliest instant of which each limit has a free booking for its request.
-local function free_booking()
-  local first, earliest
-  for i = 1, count do
-    if limits[i].n > 0 then first = first or limits[i].places end
-  end
-  for k = 1, #first, 2 do
-    local all = not earliest or first[k] < earliest
-    for i = 1, count do
-      local l = limits[i]
-      all = all and (l.n == 0 or place_of(l, first[k]) ~= nil)
+-- Takes the number of a booking out of the run that it is in. Returns the value from before it, as
+-- far as it is known.
+local function revive(l, number, due)
+  local runs = l.runs
+  for i = #runs, 1, -1 do
+    local run = runs[i]
+    if run.low <= number and number <= run.high then
+      local before = run.low == number and run.before or ''
+      if number < run.high then
+        local rest = {low = number + 1, high = run.high, due = run.due, before = ''}
+        table.insert(runs, i + 1, rest)
+      end
+      run.high, run.due = number - 1, due
+      if run.low == number then table.remove(runs, i) end
+      if before ~= '' then return before end
+      break
     end
-    if all then earliest = first[k] end
   end
-  return earliest
+  return pack('>d', number)
+end
+
+-- Takes the permits of a request from the free places of an instant. Returns the value from before
+-- the booking if the request makes a booking of its size again, and none for parts of bookings.
+local function take_places(l, due)
+  local places, rest = l.places, l.n
+  for i, place in ipairs(places) do
+    if place.due == due and place.size == rest and place.free == rest then
+      table.remove(places, i)
+      return place.number >= 0 and revive(l, place.number, due) or ''
+    end
+  end
+  for _, place in ipairs(places) do
+    local taken = place.due == due and min(rest, place.free) or 0
+    if taken > 0 then
+      if place.free == place.size and place.number >= 0 then revive(l, place.number, due) end
+      place.free, rest = place.free - taken, rest - taken
+    end
+  end
+  return ''
 end
 
 -- Decides about one request, as if it were alone in its call. `is_last`: no other one follows.
@@ -169,7 +263,7 @@ local function reserve(longest, shadow, tells, is_last)
     end
   end
   if not asks then return reply(0, -1, 0, 0, true) end
-  local free = due and due > now and free_booking()
+  local free = due and due > now and free_booking() or nil
   local wait = due and (free or due) - now
   local is_granted = due ~= nil
   if is_granted and wait > 0 then
@@ -180,57 +274,120 @@ local function reserve(longest, shadow, tells, is_last)
   end
   if not is_granted then return reply(shadow and 2 or 0, wait or -1, tightest, 0, true) end
   due = free or due
-  local before
-  if wait > 0 then
-    before = {}
-    for i = 1, count do
-      local value = value_of(limits[i])
-      before[i] = (is_last or #value <= MOST_BEFORE) and value or ''
-    end
-  end
+  local before = {}
   for i = 1, count do
     local l = limits[i]
+    before[i] = ''
     if l.n > 0 then
       if free then
-        local place = place_of(l, free)
-        table.remove(l.places, place)
-        table.remove(l.places, place)
+        before[i] = take_places(l, free)
       else
+        if wait > 0 then
+          local value = value_alone(l)
+          before[i] = (is_last or #value <= MOST_BEFORE) and value or pack('>d', l.writes)
+        end
         l.kind.take(l, due > l.at and due or l.at, l.n)
         l.shift = 0
+        l.writes = l.writes + 1
       end
-      change(l)
+      touch(l)
     end
   end
   local told = reply(1, wait, tightest, due, tells)
-  if before then
+  if wait > 0 then
     for i = 1, count do told[#told + 1] = before[i] end
   end
   return told
 end
 
--- Gives back the bookings of the requests for `l.n` permits of each limit at one instant, if that
--- is still to come. `ARGV[first]` and those behind it have the value of each limit from before the
--- booking.
-local function give_back(place, first)
-  if now >= place then return false end
-  for i = 1, count do
-    local l, before = limits[i], ARGV[first + i - 1]
-    if l.n > 0 and l.value then
-      local writes = before ~= '' and parse('>d', before) or 0
-      if writes + 1 == l.writes and l.booked == place then
-        -- Nothing was written since the booking. The number of writes is that from before, too, so
-        -- that the booking before this one can be given back likewise.
-        read(l, before ~= '' and before or nil)
-        l.writes = writes - 1
-      elseif #l.places < 2 * MOST_FREE then
-        local places = l.places
-        places[#places + 1], places[#places + 2] = place, l.n
+-- Adds a booking to the runs of those that were given back.
+local function drop(l, number, due, before)
+  if l.runs == NONE then l.runs = {} end
+  local runs = l.runs
+  local i = #runs
+  while i > 0 and runs[i].low > number do i = i - 1 end
+  -- The run before the booking, and the one behind it.
+  local run, next_run = runs[i], runs[i + 1]
+  local joins = run and run.high + 1 == number
+  if next_run and next_run.low - 1 == number then
+    next_run.low, next_run.before = joins and run.low or number, joins and run.before or before
+    if joins then table.remove(runs, i) end
+  elseif joins then
+    run.high, run.due = number, due
+  else
+    table.insert(runs, i + 1, {low = number, high = number, due = due, before = before})
+    if #runs > MOST_RUNS then table.remove(runs, 1) end
+  end
+end
+
+-- Goes back to the value from before the last run, if no booking is left behind it.
+local function undo(l)
+  local runs, places = l.runs, l.places
+  local run = runs[#runs]
+  if not run or #run.before <= 8 or run.high + 1 ~= l.writes then return end
+  local _
+  l.writes, _, l.booked, l.held = parse('>dddd', run.before)
+  l.first = 41
+  l.kind.read(l, run.before)
+  runs[#runs] = nil
+  for i = #places, 1, -1 do
+    if places[i].number >= run.low then table.remove(places, i) end
+  end
+end
+
+-- Frees a place: of a booking, or of the parts that a request took at its instant.
+local function free_place(l, due, number, before)
+  if l.places == NONE then l.places = {} end
+  local places, rest = l.places, l.n
+  if number >= 0 then
+    drop(l, number, due, before)
+  else
+    for _, place in ipairs(places) do
+      local freed = place.due == due and min(rest, place.size - place.free) or 0
+      if freed > 0 then
+        place.free, rest = place.free + freed, rest - freed
+        if place.free == place.size and place.number >= 0 then drop(l, place.number, due, '') end
       end
-      change(l)
     end
   end
-  return true
+  if rest > 0 then
+    places[#places + 1] = {due = due, size = rest, free = rest, number = number}
+  end
+end
+
+-- Refunds the latest place if there are too many. One of which parts are taken is needed to have
+-- its booking undone.
+local function bound_places(l)
+  local places, latest = l.places, 1
+  if #places <= MOST_PLACES then return end
+  for i = 2, #places do
+    local place, other = places[i], places[latest]
+    local is_whole, other_is = place.free == place.size, other.free == other.size
+    if is_whole and not other_is or is_whole == other_is and place.due > other.due then latest = i end
+  end
+  local place = table.remove(places, latest)
+  if place.free > 0 then l.kind.give(l, max(l.now, l.booked), place.free, place.due) end
+end
+
+-- Gives back the bookings of the requests for `l.n` permits of each limit at one instant.
+-- `ARGV[first]` and those behind it have the value of each limit from before the booking.
+local function give_back(place, first)
+  for i = 1, count do
+    local l, before = limits[i], ARGV[first + i - 1]
+    local number = #before >= 8 and parse('>d', before) or -1
+    -- An instant or a number that is not reached is of a state that was lost, or of another clock.
+    if l.n > 0 and l.value and place <= l.booked and number < l.writes then
+      if now < place then
+        free_place(l, place, number, before)
+        undo(l)
+        bound_places(l)
+      else
+        -- Its instant came on the way: it is a grant.
+        l.kind.give(l, max(l.now, l.booked), l.n, place)
+      end
+      touch(l)
+    end
+  end
 end
 
 if operation == 'reserve' then
@@ -256,7 +413,7 @@ local span, flag, place = parse('>ddd', numbers, 9)
 for i = 1, count do limits[i].n = parse('>d', numbers, 25 + 8 * i) end
 
 if operation == 'back' then
-  if not give_back(place, 4) then return reply(0, 0, 0, 0, true) end
+  give_back(place, 4)
 elseif operation == 'debit' then
   for _, l in ipairs(limits) do
     if l.n > 0 then
@@ -306,8 +463,11 @@ elseif operation == 'resume' then
   write_changed()
   return reply(1, 0, 0, 0, true, held)
 elseif operation == 'reset' then
-  call('DEL', unpack(KEYS))
-  for _, l in ipairs(limits) do read(l, nil) end
+  -- One by one: Lua passes fewer than 8,000 keys at once.
+  for _, l in ipairs(limits) do
+    call('DEL', l.key)
+    read(l, nil)
+  end
   return reply(1, 0, 0, 0, true)
 end
 

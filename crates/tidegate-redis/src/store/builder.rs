@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate::Events;
 use tokio::runtime::Handle;
 
-use super::calls::{Shared, lock, serve};
+use super::calls::{Shared, serve};
 use super::{Inner, Store, WhileAway};
 use crate::block_on::this_thread_makes_calls;
 #[cfg(feature = "tls")]
@@ -16,6 +16,7 @@ use crate::connection::Tls;
 use crate::connection::{Address, Connector, Servers, wants_tls};
 use crate::error::OpenError;
 use crate::key;
+use crate::lock::lock;
 use crate::queue::queue;
 use crate::share::Shares;
 
@@ -98,7 +99,9 @@ impl StoreBuilder {
         return match (wants_tls(&self.url), &self.tls) {
             (true, tls) => Connector::new(tls.as_ref().unwrap_or(&Tls::new())).map(Some),
             // Certificates say that the connection is to be encrypted.
-            (false, Some(_)) => Err(OpenError::Address),
+            (false, Some(_)) => {
+                Err(OpenError::Address { why: "does not begin with rediss, and certificates are set" })
+            }
             (false, None) => Ok(None),
         };
         #[cfg(not(feature = "tls"))]
@@ -152,7 +155,8 @@ impl StoreBuilder {
     /// - **Events** of the store are told on threads of the runtime.
     ///
     /// A store that a [configuration](crate::LimiterConfig) opens has a thread;
-    /// [`LimiterConfig::build_over`](crate::LimiterConfig::build_over) takes any store.
+    /// [`LimiterConfig::store_builder`](crate::LimiterConfig::store_builder) lets the program
+    /// choose.
     ///
     /// # Examples
     ///
@@ -233,7 +237,7 @@ impl StoreBuilder {
         let Self { prefix, while_away, is_on_runtime, .. } = self;
         let work = serve(received, shared.clone(), key::of_clients(&prefix));
         if matches!(while_away, WhileAway::Share | WhileAway::ShareOf(_)) {
-            shared.clients.wanted.notify_one();
+            shared.clients.need();
         }
         let (grant_log, leases, shares) = (OnceLock::new(), Arc::default(), Shares::default());
         let inner = Inner {

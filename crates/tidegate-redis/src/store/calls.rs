@@ -1,8 +1,8 @@
 //! The calls to a store: their deadline, their breaker, and the task that makes them.
 
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,7 +17,9 @@ use crate::clients::{self, Clients};
 use crate::connection::{Begun, Failure, Sent, Server, Servers};
 use crate::error::StoreError;
 use crate::jitter::jittered;
+use crate::lock::lock;
 use crate::observe::report;
+use crate::pending::{Pending, Telling};
 use crate::queue::{self, Queue};
 use crate::script::Script;
 
@@ -29,14 +31,15 @@ pub(super) struct Shared {
     pub(super) servers: Servers,
     pub(super) timeout: Duration,
     in_flight: AtomicUsize,
-    /// The last call took more than a quarter of the deadline, or there was none.
-    pub(super) is_far: AtomicBool,
+    /// How long the last call took, in nanoseconds; the end of time before the first one.
+    took: AtomicU64,
     pub(super) counters: Counters,
     pub(super) trouble: Mutex<Option<StoreError>>,
     pub(super) clients: Clients,
     pub(super) events: Option<Arc<dyn Events>>,
     /// When the store answered last, or was opened.
     pub(super) answered: Mutex<Instant>,
+    pub(super) pending: Arc<Pending>,
 }
 
 /// Work for the thread.
@@ -68,6 +71,8 @@ struct Owed {
     shared: Arc<Shared>,
     /// The call may have been carried out.
     is_sent: bool,
+    /// It ends after the answer.
+    _telling: Telling,
 }
 
 impl Owed {
@@ -170,12 +175,13 @@ impl Shared {
             servers,
             timeout,
             in_flight: AtomicUsize::new(0),
-            is_far: AtomicBool::new(true),
+            took: AtomicU64::new(u64::MAX),
             counters: Counters::default(),
             trouble: Mutex::default(),
             clients: Clients::default(),
             events,
             answered: Mutex::new(Instant::now()),
+            pending: Arc::default(),
         }
     }
 
@@ -189,7 +195,8 @@ impl Shared {
         waited: Duration,
         answer: Answer,
     ) -> Option<Unsent> {
-        let mut answer = Owed { answer: Some(answer), shared: self.clone(), is_sent: false };
+        let (shared, telling) = (self.clone(), Telling::new(&self.pending));
+        let mut answer = Owed { answer: Some(answer), shared, is_sent: false, _telling: telling };
         let (place, before) = InFlight::new(self);
         if before >= MOST_IN_FLIGHT {
             return Some(Unsent { answer: Some(answer), is_busy: true });
@@ -208,18 +215,26 @@ impl Shared {
         }
     }
 
-    /// Asks how many processes there are, again and again, once that is needed.
+    /// Asks how many processes there are, again and again, while this process asks for permits.
     async fn count_clients(&self, began: Instant, key: &str) {
-        self.clients.wanted.notified().await;
-        let script = clients::script();
-        let mut beat = clients::FIRST_BEAT;
+        let (clients, script) = (&self.clients, clients::script());
+        let call = async |cmd| self.carry_out(began, Duration::ZERO, &cmd, &script, None).await;
         loop {
-            let question = self.clients.question(&script, key, None);
-            if let Ok(answer) = self.carry_out(began, Duration::ZERO, &question, &script, None).await {
-                self.clients.answered(&answer, Instant::now());
+            clients.begins.notified().await;
+            let mut beat = clients::FIRST_BEAT;
+            loop {
+                if let Ok(answer) = call(clients.question(&script, key, None)).await {
+                    clients.answered(&answer, Instant::now());
+                }
+                if tokio::time::timeout(jittered(beat), clients.leaves.notified()).await.is_ok() {
+                    break;
+                }
+                beat = (2 * beat).min(clients::BEAT);
             }
-            tokio::time::sleep(jittered(beat)).await;
-            beat = (2 * beat).min(clients::BEAT);
+            let telling = clients.begin_to_leave();
+            // Without an answer the process counts for a while longer.
+            _ = call(clients.farewell(&script, key, None)).await;
+            drop(telling);
         }
     }
 
@@ -243,9 +258,22 @@ impl Shared {
         answer.answer(outcome);
     }
 
-    /// Whether a call can be made whose requests waited so long for it.
+    /// A call took so long.
+    fn took(&self, time: Duration) {
+        // Relaxed: a hint by itself.
+        self.took.store(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Whether a call takes so long that a second one may not end within the deadline.
+    pub(super) fn is_far(&self) -> bool {
+        Duration::from_nanos(self.took.load(Ordering::Relaxed)) > self.timeout / 4
+    }
+
+    /// Whether a call can be made whose requests waited so long for it: if a quarter more time is
+    /// left than the last call took, up to half of the deadline.
     fn is_in_time(&self, waited: Duration) -> bool {
-        self.timeout.saturating_sub(waited) >= self.timeout / 4
+        let took = Duration::from_nanos(self.took.load(Ordering::Relaxed)).min(self.timeout);
+        self.timeout.saturating_sub(waited) >= (took + took / 4).clamp(self.timeout / 4, self.timeout / 2)
     }
 
     async fn carry_out(
@@ -286,9 +314,9 @@ impl Shared {
             Err(_) if sent.give_up(waited <= self.timeout / 2) => {
                 Failure::Unknown("did not answer in time".into())
             }
-            Err(_) => Failure::NotRun("could not be connected to in time".into()),
+            Err(_) => server.not_connected_in_time(),
         };
-        self.is_far.store(asked.elapsed() > self.timeout / 4, Ordering::Relaxed);
+        self.took(asked.elapsed());
         let counters = &self.counters;
         let (counter, event, error, is_away) = match failure {
             Failure::NotRun(text) => (&counters.failed, StoreEvent::Failed, StoreError::away(text), true),
@@ -341,7 +369,7 @@ impl Shared {
     fn replied(&self, server: &Server, admission: Admission, asked: Instant) {
         let now = Instant::now();
         let took = now - asked;
-        self.is_far.store(took > self.timeout / 4, Ordering::Relaxed);
+        self.took(took);
         *lock(&self.trouble) = None;
         *lock(&self.answered) = now;
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
@@ -381,10 +409,6 @@ impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

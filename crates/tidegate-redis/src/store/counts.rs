@@ -13,7 +13,8 @@ pub struct Counts {
     /// Calls that the store did not carry out.
     pub failed: u64,
     /// Calls that were answered without asking: the store had not answered before, too many calls
-    /// were in flight, or their requests had waited for more than three quarters of the deadline.
+    /// were in flight, or their requests had waited so long that too little of the deadline was
+    /// left.
     pub skipped: u64,
     /// Calls that showed that the store is not as it must be. A call whose answer makes no sense is
     /// counted as answered, too.

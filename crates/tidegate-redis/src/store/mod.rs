@@ -2,7 +2,10 @@
 
 mod builder;
 mod calls;
+mod check;
 mod counts;
+mod flush;
+mod lease_counts;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -21,15 +24,18 @@ use tokio::sync::oneshot;
 
 use crate::block_on::{Blocks, block_on};
 use crate::error::StoreError;
-use crate::lease::{LeaseCounters, LeaseCounts};
+use crate::lock::lock;
+use crate::pending::Telling;
 use crate::queue::Queue;
 use crate::script::Script;
 use crate::share::{Outage, Shares};
 use calls::{Shared, Work};
 
 pub use builder::StoreBuilder;
-pub(crate) use calls::{Away, Task, Unsent, lock};
+pub(crate) use calls::{Away, Task, Unsent};
 pub use counts::Counts;
+pub(crate) use lease_counts::LeaseCounters;
+pub use lease_counts::LeaseCounts;
 
 /// A connection to Redis or Valkey, which limiters share. Clones are handles to one store.
 ///
@@ -64,19 +70,29 @@ pub struct Store(Arc<Inner>);
 pub enum WhileAway {
     /// Each process grants its share of each limit, by itself: a limit divided by the number of
     /// processes that ask this store under its prefix, as the store [saw](Store::clients) it last,
-    /// and at least one permit. A process that has not heard of the store yet grants nothing. A
+    /// and at least one permit. A process that has not asked the store for permits yet grants
+    /// nothing. A
     /// request that is larger than the share is refused as [`Refusal::Unavailable`].
     ///
-    /// In the window in which the store goes away, or while a bucket of before may have been full,
-    /// all shares together grant the limit divided by the number of processes, on top of the
-    /// permits that the store granted. So in no window more is granted than the limit and this
-    /// share of it, until a later window begins without the store. In later windows the shares are
-    /// together the limit.
+    /// In the window in which the store goes away, all shares together grant the limit divided by
+    /// the number of processes, on top of the permits that the store granted: in no window more is
+    /// granted than the limit and this part of it, until a later window begins without the store.
+    /// In later windows the shares are together the limit. The shares of a bucket begin with this
+    /// part of the burst together, and fill at the rate.
     Share,
     /// As [`Share`](WhileAway::Share), with this number of processes.
     ShareOf(NonZeroU32),
     /// Every request is granted.
     Open,
+    /// A request that may wait keeps its place in line until the store answers again. A request
+    /// that does not wait is refused at once, and one with a longest wait at the end of it, as
+    /// [`Refusal::Unavailable`]. A blocking call waits as well, but for
+    /// [`reserve`](tidegate::AnyLimiter::reserve), which does not wait for the store.
+    ///
+    /// Whether the store carried out a call that it did not answer in time is not known. The
+    /// requests of such a call are sent again, so their permits may be taken twice: the processes
+    /// then grant fewer permits than the limit, never more.
+    Wait,
     /// Every request is refused at once, as [`Refusal::Unavailable`], also one that would wait for
     /// its turn. Its `retry_after` tells when the store is asked again.
     #[default]
@@ -141,12 +157,16 @@ impl Store {
         }
     }
 
-    /// How many processes ask this store under its prefix, this one included, as the store saw it
-    /// last; `None` before the first answer.
+    /// How many processes ask this store for permits under its prefix, as the store saw it last;
+    /// `None` before the first answer.
     ///
-    /// The number is asked for every two seconds, and more often at first, while
-    /// [`WhileAway::Share`] is set, and once a limiter [leases](crate::LimiterBuilder::leased). A
-    /// process that ended counts for up to half a minute more, so that shares are rather too small.
+    /// A process that merely checks, looks at or pauses limits is not counted. From its first
+    /// request for permits on, a process asks for the number every two seconds, and more often at
+    /// first, while [`WhileAway::Share`] is set, and once a limiter
+    /// [leases](crate::LimiterBuilder::leased). Several stores of one process count as several.
+    ///
+    /// A process leaves the count by [`flush`](Store::flush). One that ends without it counts for a
+    /// quarter of a minute more, so that shares are rather too small.
     #[must_use]
     pub fn clients(&self) -> Option<NonZeroU32> {
         self.0.shared.clients.get()
@@ -158,7 +178,7 @@ impl Store {
         match self.0.while_away {
             WhileAway::Share => self.clients(),
             WhileAway::ShareOf(processes) => Some(processes),
-            WhileAway::Open | WhileAway::Closed => None,
+            WhileAway::Open | WhileAway::Wait | WhileAway::Closed => None,
         }
     }
 
@@ -225,9 +245,21 @@ impl Store {
         self.0.shared.counters.degraded.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn count_lost_refunds(&self, refunds: usize) {
+    /// A message that no caller waits for has no answer, with so many refunds.
+    pub(crate) fn note_lost(&self, refunds: usize) {
         let refunds = u64::try_from(refunds).unwrap_or(u64::MAX);
         self.0.shared.counters.lost_refunds.fetch_add(refunds, Ordering::Relaxed);
+        self.0.shared.pending.lose(self.last_error());
+    }
+
+    /// The error of the last call, which had no answer.
+    pub(crate) fn last_error(&self) -> StoreError {
+        self.trouble().unwrap_or_else(|| StoreError::away("did not answer"))
+    }
+
+    /// Begins to tell the store something, by calls to come: [`flush`](Store::flush) waits for it.
+    pub(crate) fn begin_telling(&self) -> Telling {
+        Telling::new(&self.0.shared.pending)
     }
 
     /// Notes an answer that makes no sense.
@@ -283,7 +315,7 @@ impl Store {
 
     /// Whether a call takes so long that a second one may not end within the deadline.
     pub(crate) fn is_far(&self) -> bool {
-        self.0.shared.is_far.load(Ordering::Relaxed)
+        self.0.shared.is_far()
     }
 
     /// Has a task run on the thread of the store. Returns whether there is one.
@@ -308,9 +340,14 @@ impl Store {
         self.0.leases.read()
     }
 
-    /// Has the processes counted that ask this store.
+    /// Has the processes counted that ask this store for permits.
     pub(crate) fn count_processes(&self) {
-        self.0.shared.clients.wanted.notify_one();
+        self.0.shared.clients.need();
+    }
+
+    /// This process asks for permits, and is counted from now on.
+    pub(crate) fn ask_for_permits(&self) {
+        self.0.shared.clients.ask();
     }
 
     pub(crate) fn lease_counters(&self) -> &Arc<LeaseCounters> {

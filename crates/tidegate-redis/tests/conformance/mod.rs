@@ -172,9 +172,11 @@ impl World {
             while store.pending() > 0 {
                 std::thread::yield_now();
             }
+            let counts = store.counts();
             // The tasks of leases. They wait for time, for a kick or for an answer.
             self.runtime.block_on(turns());
-            if store.pending() == 0 {
+            // A call that a task made may have an answer that no task took.
+            if store.pending() == 0 && store.counts() == counts {
                 return;
             }
         }

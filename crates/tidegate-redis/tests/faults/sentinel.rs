@@ -1,5 +1,7 @@
 //! A primary, its replica, and the sentinels that replace the one by the other.
 
+use std::net::TcpListener;
+
 use tidegate_redis::{Store, StoreError};
 
 use crate::load::{self, Load};
@@ -40,10 +42,15 @@ impl Group {
     }
 
     fn url(&self, name: &str, password: &str) -> String {
-        let hosts: Vec<_> = self.sentinels.iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
         // The first of them is not there.
+        self.url_behind("127.0.0.1:1", name, password)
+    }
+
+    /// The address of the sentinels, with other hosts before them.
+    fn url_behind(&self, others: &str, name: &str, password: &str) -> String {
+        let hosts: Vec<_> = self.sentinels.iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
         let hosts = hosts.join(",");
-        format!("redis+sentinel://:{password}@127.0.0.1:1,{hosts}/{name}?sentinel_password=of-sentinels")
+        format!("redis+sentinel://:{password}@{others},{hosts}/{name}?sentinel_password=of-sentinels")
     }
 }
 
@@ -91,4 +98,19 @@ async fn a_wrong_name_or_password_is_no_outage() {
     // The login of the servers is none of the sentinels.
     let url = group.url("main", "of-servers").replace("of-sentinels", "of-servers");
     assert!(!trouble(url).await.is_away());
+}
+
+/// Sentinels were once asked one after the other, and each silent one cost half a second. So these
+/// cost more than an attempt to connect may take, and the sentinels behind them were never asked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_sentinels_hide_no_primary() {
+    let Some(group) = Group::start() else { return };
+    // The system accepts connections, and no program reads from them.
+    let sockets: Vec<_> = (0..12).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let silent: Vec<_> = sockets.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();
+    let url = group.url_behind(&silent.join(","), "main", "of-servers");
+    let (store, limiter) = load::open(Store::builder(url));
+    let load = Load::start([limiter]);
+    load.granted(1).await;
+    load::row("twelve silent sentinels before three", load.end().await, &store);
 }

@@ -1,7 +1,10 @@
 //! Encrypted connections, with certificates that a test makes.
 
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use tidegate_redis::{OpenError, Store, StoreError, Tls};
 
@@ -89,7 +92,7 @@ async fn connections_are_encrypted() {
     assert_eq!(load::ask_times(&limiter, 10).await.granted, 10, "{:?}", store.trouble());
 
     let wrong = async |host: &str, tls: Tls| -> StoreError {
-        let builder = Store::builder(at(host)).tls(tls).timeout(std::time::Duration::from_secs(20));
+        let builder = Store::builder(at(host)).tls(tls).timeout(Duration::from_secs(20));
         let (store, limiter) = load::open(builder);
         assert_eq!(load::ask_times(&limiter, 3).await.refused, 3);
         let trouble = store.trouble().unwrap();
@@ -106,6 +109,10 @@ async fn connections_are_encrypted() {
         let trouble = wrong(host, tls).await;
         assert!(trouble.to_string().contains(says), "{trouble}");
     }
+    let builder = Store::builder(at("127.0.0.1").replace("rediss", "redis"));
+    let plain = builder.timeout(Duration::from_secs(20)).open().unwrap();
+    let trouble = plain.check().await.unwrap_err().to_string();
+    assert!(trouble.contains("unless the address begins with rediss"), "{trouble}");
     // Without a certificate of the client, where the server wants none.
     server.tell("CONFIG SET tls-auth-clients no");
     let (store, limiter) = load::open(load::patient(at("127.0.0.1")).tls(ours.clone()));
@@ -124,7 +131,46 @@ async fn connections_are_encrypted() {
     }
     // Certificates say that the connection is to be encrypted.
     let plain = Store::builder("redis://127.0.0.1").tls(ours.clone()).open();
-    assert!(matches!(plain, Err(OpenError::Address)));
+    let why = "does not begin with rediss, and certificates are set";
+    assert_eq!(plain.unwrap_err(), OpenError::Address { why });
     let shown = format!("{:?} {:?}", with_client("client"), Store::builder(at("127.0.0.1")).tls(ours));
     assert!(!shown.contains("127.0.0.1") && !shown.contains("BEGIN") && !shown.contains("[45,"), "{shown}");
+}
+
+/// A store at a port where no server encrypts.
+fn store_without_tls(listener: &TcpListener, timeout: Duration) -> Option<Store> {
+    let certificates = Certificates::new()?;
+    let address = format!("rediss://{}", listener.local_addr().unwrap());
+    let tls = Tls::new().ca(certificates.pem("ca.pem"));
+    Some(Store::builder(address).tls(tls).timeout(timeout).open().unwrap())
+}
+
+/// A server without TLS waits for the end of the first line, which a handshake may not have.
+#[tokio::test]
+async fn a_handshake_without_an_answer_is_told() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let Some(store) = store_without_tls(&listener, Duration::from_millis(50)) else { return };
+    let mut trouble = String::new();
+    // At the deadline of the first call there may be no connection yet.
+    while !trouble.contains("TLS: the handshake was not answered in time, as by a port without TLS") {
+        let error = store.check().await.unwrap_err();
+        assert!(error.is_away());
+        trouble = error.to_string();
+    }
+}
+
+#[tokio::test]
+async fn an_answer_without_tls_is_an_error_of_the_configuration() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let Some(store) = store_without_tls(&listener, Duration::from_secs(20)) else { return };
+    let server = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        client.write_all(b"-ERR unknown command\r\n").unwrap();
+        // Closing a connection with unread data resets it before the answer arrives.
+        _ = std::io::copy(&mut client, &mut std::io::sink());
+    });
+    let trouble = store.check().await.unwrap_err();
+    assert!(!trouble.is_away() && trouble.to_string().contains("answers without TLS"), "{trouble}");
+    drop(store);
+    server.join().unwrap();
 }

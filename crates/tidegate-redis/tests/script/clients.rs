@@ -48,6 +48,34 @@ fn each_process_is_counted_once_in_constant_memory() {
     }
 }
 
+fn leave(connection: &mut Connection, client: &Clients, now: u64) {
+    let script = script();
+    let farewell = client.farewell(&script, "clients", Some(now));
+    script.by_text(&farewell).exec(connection).expect("an answer");
+}
+
+/// Processes leave in all parts of a period, and come back.
+#[test]
+fn a_process_that_leaves_is_not_counted_and_each_other_one_is() {
+    let Some(server) = Server::start() else { return };
+    let mut connection = server.connect();
+    let clients: Vec<Clients> = (0..8).map(|_| Clients::default()).collect();
+    let mut lives = [false; 8];
+    for beat in 0..200_u64 {
+        let now = START + beat * SECOND;
+        let changed = usize::try_from(beat * 5 % 8).expect("small");
+        if lives[changed] {
+            leave(&mut connection, &clients[changed], now);
+        }
+        lives[changed] = !lives[changed];
+        let alive = clients.iter().zip(lives).filter(|(_, lives)| *lives);
+        let told: Vec<u32> = alive.map(|(client, _)| ask(&mut connection, client, now)).collect();
+        let count = u32::try_from(told.len()).expect("small");
+        assert!(told.iter().all(|told| *told <= count), "{told:?} at {beat}");
+        assert!(told.last().is_none_or(|told| *told == count), "{told:?} at {beat}");
+    }
+}
+
 #[test]
 fn a_lost_count_and_a_clock_set_back_are_counted_anew() {
     let Some(server) = Server::start() else { return };

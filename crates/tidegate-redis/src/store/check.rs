@@ -65,7 +65,7 @@ impl Store {
                 Ok(_) => _ = self.note_nonsense(),
                 Err(_) => {}
             }
-            return Err(self.trouble().unwrap_or(StoreError::away("did not answer")));
+            return Err(self.last_error());
         }
         Ok(())
     }

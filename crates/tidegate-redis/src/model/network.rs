@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io::ErrorKind;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -14,10 +14,8 @@ use tokio::sync::{Notify, oneshot};
 
 use super::clock::Clock;
 use super::data::{self, Server};
-use crate::connection::{Servers, Wire};
-use crate::error::OpenError;
 use crate::key;
-use crate::store::{Store, StoreBuilder};
+use crate::lock::lock;
 
 /// Unix time at which a simulation begins, in microseconds.
 const START: u64 = 1_764_000_000_000_000;
@@ -138,7 +136,7 @@ pub(crate) struct Connection {
 }
 
 impl Model {
-    /// A model in the current [simulation](super::run), which has one at most.
+    /// A model in the current [simulation](crate::simulation::run), which has one at most.
     ///
     /// # Panics
     ///
@@ -167,30 +165,21 @@ impl Model {
         tokio::spawn(async move {
             loop {
                 let Some(inner) = model.upgrade() else { return };
-                let next = inner.state.lock().unwrap_or_else(PoisonError::into_inner).work();
+                let next = lock(&inner.state).work();
                 clock.go_to(next, &inner.sooner).await;
             }
         });
         Model(inner)
     }
 
-    /// Opens a store over this model, as another client. The address of the builder is not used.
-    ///
-    /// # Errors
-    ///
-    /// As [`StoreBuilder::open`].
-    pub fn open(&self, builder: StoreBuilder) -> Result<Store, OpenError> {
-        let number = {
-            let mut state = self.state();
-            let (low, high) = state.network.latency.clone().into_inner();
-            let (low, high) = (micros(low).max(1) as f64, micros(high).max(1) as f64);
-            let latency = low * (high / low).powf(state.random.random());
-            state.links.push(Line { latency, last: [0; 2], held: None });
-            state.links.len() - 1
-        };
-        let (store, work) = builder.parts(Servers::one(Wire::Model(Link { model: self.clone(), number })))?;
-        tokio::spawn(work);
-        Ok(store)
+    /// The way of another client.
+    pub(crate) fn link(&self) -> Link {
+        let mut state = self.state();
+        let (low, high) = state.network.latency.clone().into_inner();
+        let (low, high) = (micros(low).max(1) as f64, micros(high).max(1) as f64);
+        let latency = low * (high / low).powf(state.random.random());
+        state.links.push(Line { latency, last: [0; 2], held: None });
+        Link { model: self.clone(), number: state.links.len() - 1 }
     }
 
     /// Cuts the ways of clients, by the order in which they opened, or joins them again.
@@ -292,8 +281,8 @@ impl Model {
         self.state().calls
     }
 
-    /// How many of the [calls](Model::calls) counted the [processes](Store::clients). A store makes
-    /// them every two seconds, and more often at first, and they decide no request.
+    /// How many of the [calls](Model::calls) counted the [processes](crate::Store::clients). A
+    /// store makes them every two seconds, and more often at first, and they decide no request.
     #[must_use]
     pub fn counting_calls(&self) -> u64 {
         self.state().counting_calls
@@ -308,7 +297,7 @@ impl Model {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 
     async fn ask(&self, link: usize, server: Option<u64>, args: Vec<Vec<u8>>) -> Answer {

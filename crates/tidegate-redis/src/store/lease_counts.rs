@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use tidegate::{Events, StoreEvent};
 
+use crate::lock::lock;
 use crate::observe::report;
-use crate::store::lock;
 
 /// Permits on lease, of all limiters of a store that lease. All numbers only rise, but for permits
 /// that are put back before they are used.
@@ -46,7 +46,7 @@ pub(crate) struct LeaseCounters {
 
 impl LeaseCounters {
     /// Tells the observer what changed since it was told last. The caller holds no lock.
-    pub(super) fn tell(&self, events: Option<&Arc<dyn Events>>) {
+    pub(crate) fn tell(&self, events: Option<&Arc<dyn Events>>) {
         if events.is_none() {
             return;
         }
@@ -80,20 +80,20 @@ impl LeaseCounters {
         }
     }
 
-    pub(super) fn leased(&self, permits: u64) {
+    pub(crate) fn leased(&self, permits: u64) {
         self.taken.fetch_add(permits, Ordering::Relaxed);
     }
 
-    pub(super) fn used(&self, all: u64, counted: u64) {
+    pub(crate) fn used(&self, all: u64, counted: u64) {
         // A permit that was put back makes it less.
         self.used.fetch_add(all.wrapping_sub(counted), Ordering::Relaxed);
     }
 
-    pub(super) fn given_back(&self, permits: u64) {
+    pub(crate) fn given_back(&self, permits: u64) {
         self.given_back.fetch_add(permits, Ordering::Relaxed);
     }
 
-    pub(super) fn ended(&self, permits: u64) {
+    pub(crate) fn ended(&self, permits: u64) {
         self.ended.fetch_add(permits, Ordering::Relaxed);
     }
 }

@@ -1,0 +1,148 @@
+//! The lines of a keyed limiter: one for each tag in use.
+//!
+//! A tag is in use while a request of it is decided or waits, or a handle to its limiter is held.
+//! All of these hold its [`Line`]. The table holds none: the last of them takes the line out of the
+//! table. So a process keeps nothing of a tag that is not in use.
+//!
+//! A line that leases stays for a second after its last request, and for another one at most, since
+//! it knows how much is asked for, and what the store said last. No more than 16,384 lines stay so:
+//! requests of other tags are decided by the store.
+//!
+//! # Lock
+//!
+//! A line that is dropped takes the lock of the table. So nothing drops one under this lock.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use tidegate::QueueBounds;
+
+use crate::line::Line;
+use crate::lock::lock;
+use crate::set::Prepared;
+
+/// How long a line that leases stays without a request.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// So many lines stay at most.
+const MOST_LINGERING: usize = 16_384;
+
+/// A table of fewer places stays as it is.
+const SMALL: usize = 1024;
+
+#[derive(Debug, Default)]
+pub(crate) struct Tags {
+    table: Mutex<Table>,
+    lingering: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    lines: HashMap<String, Weak<Line>>,
+    bounds: QueueBounds,
+    shadow: bool,
+    is_closed: bool,
+}
+
+impl Table {
+    fn lines(&self) -> Vec<Arc<Line>> {
+        self.lines.values().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Tags {
+    pub(crate) fn new(bounds: QueueBounds) -> Tags {
+        Tags { table: Mutex::new(Table { bounds, ..Table::default() }), ..Tags::default() }
+    }
+
+    /// The line of a tag. It is made if the tag is not in use.
+    pub(crate) fn line(self: &Arc<Tags>, prepared: &Prepared, tag: &str) -> Arc<Line> {
+        let mut table = lock(&self.table);
+        if let Some(line) = table.lines.get(tag).and_then(Weak::upgrade) {
+            // Relaxed: a hint. A line that is missed here stays for the request.
+            line.is_used.store(true, Ordering::Relaxed);
+            return line;
+        }
+        let tags = self.clone();
+        let gone = Box::new(move |tag: &str| tags.forget(tag));
+        let line = Arc::new(Line::new(prepared, tag.to_owned(), table.bounds, Some(gone)));
+        line.set.shadow.store(table.shadow, Ordering::Relaxed);
+        if table.is_closed {
+            line.close();
+        }
+        table.lines.insert(tag.to_owned(), Arc::downgrade(&line));
+        drop(table);
+        if line.leases.is_some() {
+            self.linger(&line);
+        }
+        line
+    }
+
+    /// Keeps a line while it is used.
+    fn linger(self: &Arc<Tags>, line: &Arc<Line>) {
+        struct Lingers(Arc<Tags>, Arc<Line>);
+
+        impl Drop for Lingers {
+            fn drop(&mut self) {
+                self.0.lingering.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+
+        let lingers = Lingers(self.clone(), line.clone());
+        if self.lingering.fetch_add(1, Ordering::Relaxed) < MOST_LINGERING {
+            line.set.store.spawn(Box::pin(async move {
+                while lingers.1.is_used.swap(false, Ordering::Relaxed) {
+                    tokio::time::sleep(LINGER).await;
+                }
+            }));
+        }
+    }
+
+    /// A line of this tag is dropped.
+    fn forget(&self, tag: &str) {
+        let mut table = lock(&self.table);
+        // Another line may have been made for the tag since.
+        if table.lines.get(tag).is_some_and(|line| line.strong_count() == 0) {
+            table.lines.remove(tag);
+        }
+        let (len, places) = (table.lines.len(), table.lines.capacity());
+        if places > SMALL && len < places / 8 {
+            table.lines.shrink_to(2 * len);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.table).lines.len()
+    }
+
+    pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
+        let mut table = lock(&self.table);
+        table.bounds = bounds;
+        let lines = table.lines();
+        drop(table);
+        lines.iter().for_each(|line| line.set_bounds(bounds));
+    }
+
+    pub(crate) fn set_shadow(&self, shadow: bool) {
+        let mut table = lock(&self.table);
+        table.shadow = shadow;
+        let lines = table.lines();
+        drop(table);
+        lines.iter().for_each(|line| line.set.shadow.store(shadow, Ordering::Relaxed));
+    }
+
+    /// Closes the lines to come. Returns whether they were open, and the lines that there are.
+    pub(crate) fn close(&self) -> (bool, Vec<Arc<Line>>) {
+        let mut table = lock(&self.table);
+        let was_open = !std::mem::replace(&mut table.is_closed, true);
+        let lines = table.lines();
+        drop(table);
+        (was_open, lines)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        lock(&self.table).is_closed
+    }
+}

@@ -1,0 +1,168 @@
+//! What becomes of the requests in line, as plain data.
+
+use std::time::Duration;
+
+use tidegate::{Nanos, Refusal};
+
+use crate::line::class::Instant;
+use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
+use crate::set::Costs;
+
+/// So many bookings that are not the last one are kept by the store for others.
+const MOST_FREE: usize = 16;
+
+/// Requests leave during calls up to so many full ones, for which a server works for some
+/// milliseconds. With more of them at a slow server all would be late, and their permits lost.
+const MOST_FULL_CALLS: usize = 16;
+
+/// A grant that its task did not take goes to the next request for so long.
+const CATCH_UP: Nanos = Nanos::new(5_000_000);
+
+impl State {
+    /// What leaves now.
+    ///
+    /// The store takes back the last booking, and then the one before it, if nothing else was
+    /// written. So instants wait until no call is in flight that may book behind them. Then the
+    /// latest leaves first, refunds leave after all instants, and requests after the refunds.
+    /// Requests that leave during a call take the earliest instants along, for themselves.
+    pub(super) fn next_steps(&mut self, is_far: bool, most: usize, now: Nanos) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let held_till = self.in_line.held_till();
+        if held_till.is_some_and(|till| now < till) {
+            return steps;
+        }
+        if self.calls == 0 {
+            let refunds = std::mem::take(&mut self.to_refund);
+            while self.to_give_back.len() > if refunds.is_empty() { most } else { 0 } {
+                let last = std::iter::from_fn(|| self.to_give_back.pop_last());
+                steps.push(Step::Call(last.take(most).map(|(_, instant)| instant).collect(), Vec::new()));
+            }
+            steps.extend(refunds.into_iter().map(|(due, costs)| Step::Refund(due, costs)));
+            let last = std::iter::from_fn(|| self.to_give_back.pop_last());
+            let instants: Vec<Instant> = last.map(|(_, instant)| instant).collect();
+            if !(instants.is_empty() && self.in_line.is_empty()) {
+                steps.push(Step::Call(instants, self.in_line.leave(most)));
+            }
+        }
+        let mut sent = self.sent + steps.iter().map(Step::requests).sum::<usize>();
+        while !self.in_line.is_empty()
+            && held_till.is_none()
+            && (is_far || self.in_line.len() >= most)
+            && sent < MOST_FULL_CALLS * most
+        {
+            let refunds = self.to_refund.drain(..);
+            steps.extend(refunds.map(|(due, costs)| Step::Refund(due, costs)));
+            let numbers = self.in_line.leave(most);
+            sent += numbers.len();
+            let first = std::iter::from_fn(|| self.to_give_back.pop_first());
+            let instants = first.take(numbers.len().min(MOST_FREE)).map(|(_, instant)| instant).collect();
+            steps.push(Step::Call(instants, numbers));
+        }
+        self.sent = sent;
+        self.calls += steps.iter().filter(|step| matches!(step, Step::Call(..))).count();
+        steps
+    }
+
+    /// Gives an instant that its request does not take to the next request of its size, or back.
+    pub(super) fn pass_on(&mut self, after: &mut After, instant: Instant, now: Nanos) {
+        let class = instant.reply.permits.clone();
+        let is_fresh = now.saturating_since(instant.due) <= CATCH_UP;
+        match self.classes.get_mut(&class) {
+            Some(requests) if is_fresh => {
+                requests.add_instant(instant);
+                self.settle(after, &class, now);
+            }
+            _ => self.give_back(instant),
+        }
+    }
+
+    /// Takes a booked request out of its class.
+    pub(super) fn unbook(&mut self, after: &mut After, number: u64, now: Nanos) {
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        let Stage::Booked { class, turn } = &entry.stage else { return };
+        let (class, turn) = (class.clone(), *turn);
+        self.waiting -= 1;
+        self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
+        if let Some(requests) = self.classes.get_mut(&class) {
+            requests.remove(turn);
+        }
+        self.settle(after, &class, now);
+    }
+
+    /// Serves the requests of a class that are due, gives back what no request waits for, and wakes
+    /// the first request if it has to look earlier than it will.
+    pub(super) fn settle(&mut self, after: &mut After, class: &[u64], now: Nanos) {
+        for _ in 0..MOST_STEPS {
+            let served = self.classes.get_mut(class).and_then(|class| class.serve(now));
+            let Some((number, instant)) = served else { break };
+            self.grant(after, number, instant);
+        }
+        let Some(requests) = self.classes.get_mut(class) else { return };
+        let surplus: Vec<Instant> = std::iter::from_fn(|| requests.surplus()).collect();
+        for instant in surplus {
+            self.give_back(instant);
+        }
+        let Some(requests) = self.classes.get_mut(class) else { return };
+        if requests.is_empty() {
+            self.classes.remove(class);
+        } else if let Some((first, due)) = requests.first()
+            && let Some(entry) = self.entries.get_mut(&first)
+            && due < entry.looks_at
+        {
+            after.wake(entry);
+        }
+    }
+
+    /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
+    /// is granted twice. The last one booked goes first, as the store undoes them.
+    fn give_back(&mut self, instant: Instant) {
+        let reply = &instant.reply;
+        if reply.wait == Duration::ZERO {
+            let costs: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
+            self.to_refund.push((reply.due, costs));
+        } else {
+            self.to_give_back.insert((instant.reply.due, instant.number), instant);
+        }
+    }
+
+    /// Drops waiting requests for a newcomer.
+    pub(super) fn displace(&mut self, after: &mut After, victims: Vec<u64>, now: Nanos) {
+        for victim in victims {
+            self.unbook(after, victim, now);
+            if let Some(entry) = self.entries.get(&victim) {
+                self.in_line.remove(entry.place(victim));
+            }
+            self.answer(after, victim, Outcome::Refused(Refusal::Displaced.into()));
+        }
+    }
+
+    /// An instant that no request waits for, that has not left, and that is earlier than this one.
+    pub(super) fn earlier_instant(&mut self, class: &[u64], due: i64, now: Nanos) -> Option<Instant> {
+        let mut earlier = self.to_give_back.range(..(due, 0)).take(MOST_STEPS);
+        let (key, _) = earlier.find(|(_, instant)| instant.reply.permits == class && instant.due > now)?;
+        let key = *key;
+        self.to_give_back.remove(&key)
+    }
+
+    /// Ends a request, if it has not ended.
+    pub(super) fn answer(&mut self, after: &mut After, number: u64, outcome: Outcome) {
+        if let Some(entry) = self.entries.get_mut(&number)
+            && !matches!(entry.stage, Stage::Answered(_))
+        {
+            entry.stage = Stage::Answered(outcome);
+            after.wake(entry);
+        }
+    }
+
+    /// Grants a booked request.
+    fn grant(&mut self, after: &mut After, number: u64, Instant { due, number: of, reply }: Instant) {
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        self.waiting -= 1;
+        self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
+        let waited = match of == number {
+            true => entry.in_line.saturating_add(reply.wait),
+            false => due.saturating_since(entry.joined).as_duration(),
+        };
+        self.answer(after, number, Outcome::Granted(Granted { reply, waited, due }));
+    }
+}

@@ -1,0 +1,158 @@
+//! Leases that end while a booking is in flight, over a model of a server on paused time: no permit
+//! is lost, and none is there twice.
+
+#![allow(clippy::unwrap_used)]
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate::{AnyLimiter, Pause};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Store, StoreLimiter};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Limits that are never full again in the time of a test, so that each permit counts.
+const LINES: [&str; 3] = [
+    "fixed_window 1000000/h at_wall_clock 0s",
+    "sliding_window 1000000/h cells 60",
+    "token_bucket 1000/s burst 1000000 start_with 0",
+];
+
+/// At each of these times, in milliseconds, each limit has a booking in flight.
+const EARLY: Range<u32> = 136..156;
+
+/// Then the bucket is in full use: bookings lie ahead.
+const LATE: Range<u32> = 306..326;
+
+/// What ends the leases of a limiter.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Pause,
+    Resume,
+    Close,
+    Drop,
+    Reset,
+    Keep,
+}
+
+/// The permits of a limiter after its leases ended.
+struct Course {
+    /// How many permits the limit has less than one without requests.
+    gone: u64,
+    /// How many permits were granted; since the end, if that was a reset.
+    granted: u64,
+    /// Whether a booking was in flight when the leases ended.
+    was_late: bool,
+}
+
+/// A limiter and one without requests, both of the same limit.
+fn course(line: &'static str, end: End, millis: u32) -> Course {
+    run(async move {
+        // A trip takes 20 ms.
+        let model = Model::new(1, Network { service: Duration::ZERO, ..Network::steady(10 * MS) });
+        let store = model.open(Store::builder("redis://model").timeout(500 * MS)).unwrap();
+        let limit = |tag| store.limiter(tag).limit("calls", line.parse().unwrap());
+        let (limiter, plain) = (limit("used").leased().build().unwrap(), limit("used").build().unwrap());
+        let reference = limit("reference").build().unwrap();
+        let both = |change: fn(&AnyLimiter), limiter: &StoreLimiter| {
+            change(&AnyLimiter::from(limiter.clone()).in_task());
+            change(&AnyLimiter::from(reference.clone()).in_task());
+        };
+        plain.status().await.unwrap();
+        // Both buckets begin at one instant.
+        both(|limiter| limiter.debit(1).unwrap(), &plain);
+        let granted = Arc::new(AtomicU64::new(0));
+        let tasks: Vec<_> = (0..20)
+            .map(|_| {
+                let (limiter, granted) = (AnyLimiter::from(limiter.clone()), granted.clone());
+                tokio::spawn(async move {
+                    while let Ok(permits) = limiter.acquire().await {
+                        granted.fetch_add(permits.permits().into(), Ordering::Relaxed);
+                        tokio::time::sleep(5 * MS).await;
+                    }
+                })
+            })
+            .collect();
+        tokio::time::sleep(MS * millis).await;
+        let taken = store.lease_counts().taken;
+        let stop = || tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        match end {
+            End::Pause => {
+                both(|limiter| limiter.pause(Pause::lasting(50 * MS).keep_stock()).unwrap(), &limiter)
+            }
+            End::Resume => both(|limiter| _ = limiter.resume(), &limiter),
+            End::Close => _ = AnyLimiter::from(limiter.clone()).close(),
+            End::Drop => stop(),
+            End::Reset => {
+                let another_process = async {
+                    // Behind the reset, and before a booking in flight could come back.
+                    tokio::time::sleep(MS).await;
+                    both(|limiter| limiter.debit(100).unwrap(), &plain);
+                };
+                granted.store(0, Ordering::Relaxed);
+                let (used, unused, ()) = tokio::join!(limiter.reset(), reference.reset(), another_process);
+                used.and(unused).unwrap();
+            }
+            End::Keep => {
+                stop();
+                granted.store(0, Ordering::Relaxed);
+                both(|limiter| _ = limiter.keep_at_most("calls", 0).unwrap(), &limiter);
+            }
+        }
+        drop(limiter);
+        tokio::time::sleep(100 * MS).await;
+        let was_late = store.lease_counts().taken > taken;
+        stop();
+        // All leases have ended.
+        tokio::time::sleep(12_000 * MS).await;
+        assert_eq!(store.lease_counts().outstanding(), 0);
+        let (used, unused) = tokio::join!(plain.status(), reference.status());
+        let [used, unused] = [used, unused].map(|status| status.unwrap().members[0].1.available);
+        Course { gone: unused - used, granted: granted.load(Ordering::Relaxed), was_late }
+    })
+}
+
+#[test]
+fn a_booking_that_comes_after_the_end_of_its_lease_goes_back_once() {
+    for line in LINES {
+        for end in [End::Pause, End::Resume, End::Close, End::Drop] {
+            for millis in EARLY.chain(LATE).step_by(3) {
+                let Course { gone, granted, was_late } = course(line, end, millis);
+                assert_eq!(gone, granted, "{line}, {end:?} after {millis} ms");
+                assert!(was_late || LATE.contains(&millis), "{line}, {end:?} after {millis} ms");
+            }
+        }
+    }
+}
+
+/// Else the limit would have more than a new one.
+#[test]
+fn a_booking_that_comes_after_a_reset_is_forgotten() {
+    for line in &LINES[..2] {
+        for millis in EARLY.step_by(3) {
+            let Course { gone, granted, .. } = course(line, End::Reset, millis);
+            assert_eq!(gone, granted, "{line}, after {millis} ms");
+        }
+    }
+}
+
+#[test]
+fn a_limit_that_keeps_nothing_gets_no_booking_back() {
+    for line in &LINES[..2] {
+        for millis in EARLY.step_by(3) {
+            let Course { gone, .. } = course(line, End::Keep, millis);
+            assert_eq!(gone, 0, "{line}, after {millis} ms");
+        }
+    }
+}
+
+#[test]
+fn a_closed_limiter_books_no_more() {
+    for millis in (EARLY.end..EARLY.end + 20).step_by(3) {
+        // No booking is in flight.
+        assert!(!course(LINES[0], End::Close, millis).was_late, "after {millis} ms");
+    }
+}

@@ -1,0 +1,171 @@
+//! Bookings that are dropped in any order: what comes back, and what never does.
+
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::script::{Answer, Operation, Reply};
+use crate::script_tests::conformance::EXACT;
+use crate::script_tests::refunds::{Net, is_within};
+use crate::script_tests::{Limit, START, Store, TRY, intervals};
+use crate::terms::Terms;
+
+const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
+
+fn due(reply: &Reply) -> u64 {
+    u64::try_from(reply.due).expect("an instant")
+}
+
+fn give_back(store: &mut Store, now: u64, limit: &Limit, reply: &Reply, n: u64) {
+    let back = Operation::Back { due: reply.due };
+    assert_eq!(store.call(back, now, &[limit.part(n, &reply.before[0])]).answer, Answer::Done);
+}
+
+/// A limit whose longest wait is no bound, and from which all is taken.
+fn used_up(store: &mut Store, line: &str, key: String, now: u64) -> Limit {
+    let limit = Limit::new(line);
+    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, key };
+    while store.call(TRY, now, &[limit.part(1, &[])]).answer == Answer::Done {}
+    limit
+}
+
+/// Of two sizes dropped in the order in which they came both stayed debited.
+#[test]
+fn two_sizes_dropped_in_any_order_come_back() {
+    let Some(mut store) = Store::new() else { return };
+    for sizes in [[10, 20], [20, 10], [10, 10]] {
+        for order in [[0, 1], [1, 0]] {
+            let key = format!("{sizes:?}{order:?}");
+            let limit = Limit { key, ..Limit::new("token_bucket 1/h burst 1000") };
+            store.call(TRY, START, &[limit.part(995, &[])]);
+            let status = |store: &mut Store| store.call(Operation::Status, START, &[limit.part(0, &[])]);
+            let before = status(&mut store);
+            let booked = sizes.map(|n| store.call(ANY_WAIT, START, &[limit.part(n, &[])]));
+            for i in order {
+                give_back(&mut store, START, &limit, &booked[i], sizes[i]);
+            }
+            assert_eq!(status(&mut store), before, "{sizes:?} dropped as {order:?}");
+        }
+    }
+}
+
+#[test]
+fn a_storm_that_is_dropped_leaves_no_trace() {
+    let Some(mut store) = Store::new() else { return };
+    for (seed, line) in (0..).zip(EXACT) {
+        for count in [2, 3, 20, 200] {
+            let now = START + 3;
+            let limit = used_up(&mut store, line, format!("{line}-{count}"), now);
+            let mut random = SmallRng::seed_from_u64(seed);
+            let most = limit.terms.limit.clamp(1, 7);
+            let before = store.call(Operation::Status, now, &[limit.part(0, &[])]);
+            let booked = (0..count).map(|_| {
+                let n = random.random_range(1..=most);
+                (store.call(ANY_WAIT, now, &[limit.part(n, &[])]), n)
+            });
+            let mut booked: Vec<(Reply, u64)> = booked.collect();
+            assert!(booked.iter().all(|(reply, _)| reply.wait > Duration::ZERO), "{line}");
+            booked.shuffle(&mut random);
+            for (reply, n) in booked {
+                give_back(&mut store, now, &limit, &reply, n);
+            }
+            let after = store.call(Operation::Status, now, &[limit.part(0, &[])]);
+            assert_eq!(after, before, "{line}: {count} bookings");
+        }
+    }
+}
+
+/// Random requests, of which many are dropped at random: the grants are within the bound.
+#[test]
+fn dropped_bookings_are_never_granted_twice() {
+    let Some(mut store) = Store::new() else { return };
+    let seeds = if std::env::var_os("TIDEGATE_REDIS_CALLS").is_some() { 24 } else { 6 };
+    for line in [
+        "token_bucket 5/s burst 10",
+        "token_bucket 5/s burst 1",
+        "token_bucket 20/s burst 60 interval_refill",
+        "leaky_bucket 10/s nodelay 3",
+        "smooth_bursty 10/s",
+        "fixed_window 10/s",
+        "sliding_window 10/s cells 10",
+        "sliding_estimate 10/s",
+        "sliding_log 10/s",
+    ] {
+        for seed in 0..seeds {
+            let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line) };
+            let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+            let mut random = SmallRng::seed_from_u64(seed);
+            let interval = intervals(&limit, 1.0);
+            let most = if line.starts_with("leaky") { 4 } else { limit.terms.limit.clamp(1, 10) };
+            let dropped = random.random_range(0.2..0.9);
+            let (mut now, mut grants, mut waiting) = (START, Vec::new(), Vec::new());
+            for _ in 0..400 {
+                if random.random_bool(0.6) {
+                    now += random.random_range(0..=2 * interval);
+                }
+                waiting.retain(|(reply, n)| {
+                    let is_over = due(reply) <= now;
+                    if is_over {
+                        grants.push(Net { at: due(reply), n: *n });
+                    }
+                    !is_over
+                });
+                if random.random_bool(dropped) && !waiting.is_empty() {
+                    let (reply, n) = waiting.swap_remove(random.random_range(0..waiting.len()));
+                    give_back(&mut store, now, &limit, &reply, n);
+                    continue;
+                }
+                let n = random.random_range(1..=most);
+                let reply = store.call(ANY_WAIT, now, &[limit.part(n, &[])]);
+                if reply.answer == Answer::Done {
+                    waiting.push((reply, n));
+                }
+            }
+            grants.extend(waiting.iter().map(|(reply, n)| Net { at: due(reply), n: *n }));
+            if let Err(found) = is_within(line, &limit, &grants) {
+                panic!("{line}, {seed}: {found}");
+            }
+        }
+    }
+}
+
+/// Callers ask for twice the rate, for mixed sizes, and drop each wait that takes over a second.
+#[test]
+fn a_limit_in_overload_is_used_by_callers_with_timeouts() {
+    let Some(mut store) = Store::new() else { return };
+    const SECOND: u64 = 1_000_000;
+    for line in [
+        "token_bucket 100/s burst 10",
+        "leaky_bucket 100/s capacity 100",
+        "smooth_bursty 100/s",
+        "fixed_window 100/s",
+        "sliding_window 100/s cells 10",
+        "sliding_log 100/s",
+    ] {
+        let limit = Limit { key: line.to_owned(), ..Limit::new(line) };
+        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        let mut random = SmallRng::seed_from_u64(1);
+        let (mut now, mut used, mut waiting) = (START, 0, Vec::<(u64, Reply, u64)>::new());
+        while now < START + 60 * SECOND {
+            now += random.random_range(0..55_000);
+            // What a caller does before the next one comes, in its order.
+            while let Some((until, reply, n)) = waiting.first()
+                && *until < now
+            {
+                match due(reply) <= *until {
+                    true => used += n,
+                    false => give_back(&mut store, *until, &limit, reply, *n),
+                }
+                waiting.remove(0);
+            }
+            let n = random.random_range(1..=10);
+            let reply = store.call(ANY_WAIT, now, &[limit.part(n, &[])]);
+            if reply.answer == Answer::Done {
+                waiting.push((now + SECOND, reply, n));
+            }
+        }
+        assert!(used >= 60 * 90, "{line}: {used} of 6000");
+    }
+}

@@ -1,0 +1,387 @@
+//! Requests that wait for a store that is away, on paused time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, Events, QueueBounds, Refusal, Request, WhenFull};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{LimiterBuilder, Store, StoreLimiter, WhileAway};
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn open(model: &Model) -> Store {
+    model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap()
+}
+
+fn builder(store: &Store, policy: &str) -> LimiterBuilder {
+    store.limiter("all").limit("calls", policy.parse().unwrap())
+}
+
+fn limiter(store: &Store, policy: &str) -> AnyLimiter {
+    builder(store, policy).build().unwrap().into()
+}
+
+fn is_unavailable<T>(answer: &Result<T, AllRefusal>) -> bool {
+    let refusal = answer.as_ref().err().and_then(AllRefusal::refusal);
+    matches!(refusal, Some(Refusal::Unavailable { .. }))
+}
+
+/// Requests that note their number when they are granted.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(usize, Duration)>>>);
+
+impl Log {
+    fn spawn(&self, limiter: &AnyLimiter, number: usize, request: impl Into<AllRequest<'static>>) {
+        let (wait, log) = (limiter.acquire_many(request.into()), self.0.clone());
+        tokio::spawn(async move {
+            let permits = wait.await.unwrap();
+            assert!(!permits.is_degraded());
+            log.lock().unwrap().push((number, permits.waited()));
+        });
+    }
+
+    fn numbers(&self) -> Vec<usize> {
+        self.0.lock().unwrap().iter().map(|(number, _)| *number).collect()
+    }
+
+    async fn until(&self, granted: usize) {
+        while self.numbers().len() < granted {
+            sleep(MS).await;
+        }
+    }
+}
+
+#[test]
+fn requests_outlast_an_outage_in_their_order() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = open(&model);
+        let limiter = limiter(&store, "token_bucket 10/s burst 1");
+        drop(limiter.acquire().await.unwrap());
+        model.kill();
+        let (log, began) = (Log::default(), Instant::now());
+        for number in 0..100 {
+            log.spawn(&limiter, number, 1);
+            sleep(MS).await;
+        }
+        log.spawn(&limiter, 100, AllRequest::from(1).priority(1));
+        sleep(10 * SECOND).await;
+        assert!(store.is_away() && log.numbers().is_empty());
+        model.start_empty();
+        // A newcomer is behind those that wait.
+        log.spawn(&limiter, 101, 1);
+        log.until(102).await;
+        let expected: Vec<usize> = [100].into_iter().chain(0..100).chain([101]).collect();
+        assert_eq!(log.numbers(), expected);
+        // The limit had its burst of one permit when the store came back.
+        let took = began.elapsed();
+        assert!(took >= 10 * SECOND + 101 * 100 * MS && took < 16 * SECOND + 101 * 100 * MS, "{took:?}");
+        let waits: Vec<Duration> = log.0.lock().unwrap().iter().map(|(_, waited)| *waited).collect();
+        assert!(waits[1] > 10 * SECOND && waits[100] >= waits[1] + 98 * 100 * MS, "{waits:?}");
+        let counts = store.counts();
+        assert_eq!(counts.degraded, 0);
+    });
+}
+
+#[test]
+fn a_request_that_does_not_wait_is_refused_at_once() {
+    run(async {
+        let model = Model::new(2, Network::steady(MS));
+        let store = open(&model);
+        let limiter = limiter(&store, "token_bucket 10/s burst 1");
+        model.kill();
+        assert!(is_unavailable(&limiter.acquire_now([]).await));
+        let log = Log::default();
+        log.spawn(&limiter, 0, 1);
+        sleep(SECOND).await;
+        let began = Instant::now();
+        let answer = limiter.acquire_now([]).await;
+        assert!(is_unavailable(&answer) && began.elapsed() == Duration::ZERO);
+        let retry_after = answer.unwrap_err().retry_after().unwrap();
+        assert!(retry_after > Duration::ZERO && retry_after < 5 * SECOND, "{retry_after:?}");
+        model.start_empty();
+        log.until(1).await;
+    });
+}
+
+#[test]
+fn a_longest_wait_ends_in_an_outage() {
+    run(async {
+        let model = Model::new(3, Network::steady(MS));
+        let store = open(&model);
+        let limiter = limiter(&store, "token_bucket 10/s burst 1");
+        model.kill();
+        for within in [700 * MS, 30 * SECOND] {
+            let began = Instant::now();
+            assert!(is_unavailable(&limiter.acquire_within(within).await));
+            let took = began.elapsed();
+            assert!(took >= within && took <= within + MS, "{took:?} of {within:?}");
+        }
+        let late = limiter.acquire_within(30 * SECOND);
+        let answer = async {
+            sleep(SECOND).await;
+            model.start_empty();
+        };
+        let (permits, ()) = tokio::join!(late, answer);
+        assert!(permits.unwrap().waited() > SECOND);
+    });
+}
+
+#[test]
+fn a_request_that_is_dropped_in_an_outage_leaves_no_trace() {
+    run(async {
+        let model = Model::new(4, Network::steady(MS));
+        let store = open(&model);
+        let limiter = limiter(&store, "token_bucket 1/d burst 3");
+        model.kill();
+        let storm: Vec<_> = (0..1000).map(|_| timeout(SECOND, limiter.acquire())).collect();
+        let ended = futures_util::future::join_all(storm).await;
+        assert!(ended.iter().all(Result::is_err));
+        model.start_empty();
+        let log = Log::default();
+        (0..3).for_each(|number| log.spawn(&limiter, number, 1));
+        log.until(3).await;
+        let refusal = limiter.acquire_now([]).await.unwrap_err().refusal();
+        assert!(matches!(refusal, Some(Refusal::Limited { .. })), "{refusal:?}");
+    });
+}
+
+/// The store carries out calls that it does not answer in time.
+#[test]
+fn a_call_without_an_answer_takes_permits_twice_at_most() {
+    run(async {
+        let model = Model::new(5, Network::steady(MS));
+        let store = open(&model);
+        let limiter = limiter(&store, "token_bucket 1/d burst 10");
+        drop(limiter.acquire().await.unwrap());
+        model.stop(true);
+        let log = Log::default();
+        (0..2).for_each(|number| log.spawn(&limiter, number, 1));
+        sleep(100 * MS).await;
+        model.stop(false);
+        log.until(2).await;
+        assert_eq!(log.numbers(), [0, 1]);
+        let unknown = store.counts().unknown;
+        let left = limiter.acquire_now(Request::up_to(10)).await.unwrap().permits();
+        assert!(unknown > 0 && u64::from(left) < 7, "{unknown}, {left}");
+    });
+}
+
+/// Outages at random: the server stops, or the ways of some processes are cut. No state is lost.
+#[test]
+fn random_outages_pass_no_limit_and_lose_no_request() {
+    for seed in 0..8 {
+        run(async {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let model =
+                Model::new(seed, Network { service: Duration::from_micros(1), ..Network::steady(MS) });
+            let limiters = [(); 3].map(|()| limiter(&open(&model), "token_bucket 100/s burst 10"));
+            // Of which process, when it came, and when it was granted.
+            let granted: Arc<Mutex<Vec<(usize, Duration, Duration)>>> = Arc::default();
+            let (began, mut asked, mut tasks) = (Instant::now(), [0; 3], Vec::new());
+            for _ in 0..40 {
+                match random.random_range(0..4) {
+                    0 => model.stop(true),
+                    1 => model.cut([random.random_range(0..3)], true),
+                    _ => {
+                        model.stop(false);
+                        model.cut(0..3, false);
+                    }
+                }
+                for _ in 0..random.random_range(0..40) {
+                    let of = random.random_range(0..3);
+                    let (wait, granted, came) = (limiters[of].acquire(), granted.clone(), began.elapsed());
+                    asked[of] += 1;
+                    tasks.push(tokio::spawn(async move {
+                        drop(wait.await.unwrap());
+                        granted.lock().unwrap().push((of, came, began.elapsed()));
+                    }));
+                }
+                sleep(random.random_range(1..2000) * MS).await;
+            }
+            model.stop(false);
+            model.cut(0..3, false);
+            futures_util::future::join_all(tasks).await;
+            let granted = granted.lock().unwrap();
+            for (of, asked) in asked.into_iter().enumerate() {
+                let came: Vec<_> =
+                    granted.iter().filter(|grant| grant.0 == of).map(|grant| grant.1).collect();
+                assert_eq!(came.len(), asked, "seed {seed}");
+                // A call without an answer may have left just before one that is answered.
+                let mut latest = Duration::ZERO;
+                for came in came {
+                    assert!(came + 50 * MS >= latest, "seed {seed}: in order");
+                    latest = latest.max(came);
+                }
+            }
+            for (i, (.., first)) in granted.iter().enumerate() {
+                for (n, (.., last)) in granted[i..].iter().enumerate() {
+                    // An instant is met up to a way late, and a timer to a millisecond.
+                    let span = (*last - *first + 3 * MS).as_secs_f64();
+                    assert!((n + 1) as f64 <= 10.0 + 100.0 * span, "seed {seed}: {} in {span} s", n + 1);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn bounds_hold_in_an_outage() {
+    run(async {
+        let model = Model::new(6, Network::steady(MS));
+        let store = open(&model);
+        let bounds = QueueBounds::UNBOUNDED.max_waiters(3);
+        let limiter: StoreLimiter =
+            builder(&store, "token_bucket 10/s burst 5").queue_bounds(bounds).build().unwrap();
+        let handle = AnyLimiter::from(limiter.clone());
+        model.kill();
+        let log = Log::default();
+        for number in 0..3 {
+            log.spawn(&handle, number, 1);
+        }
+        sleep(SECOND).await;
+        let refusal = handle.acquire().await.unwrap_err().refusal();
+        assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_permits(5));
+        let refusal = handle.acquire_many(3).await.unwrap_err().refusal();
+        assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
+        log.spawn(&handle, 3, 2);
+        sleep(MS).await;
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(4).when_full(WhenFull::DropOldest));
+        let oldest = tokio::spawn(handle.acquire_many(AllRequest::from(1).priority(-1)));
+        sleep(MS).await;
+        assert!(oldest.is_finished(), "a request of lower priority displaces none");
+        model.start_empty();
+        log.until(4).await;
+        assert_eq!(log.numbers(), [0, 1, 2, 3]);
+    });
+}
+
+#[test]
+fn a_limiter_that_closes_in_an_outage_refuses_its_requests() {
+    run(async {
+        let model = Model::new(7, Network::steady(MS));
+        let store = open(&model);
+        let limiter = limiter(&store, "token_bucket 10/s burst 1");
+        model.kill();
+        let waits: Vec<_> = (0..300).map(|_| tokio::spawn(limiter.acquire())).collect();
+        sleep(SECOND).await;
+        assert!(limiter.close().unwrap());
+        for wait in waits {
+            assert_eq!(wait.await.unwrap().unwrap_err().refusal(), Some(Refusal::Closed));
+        }
+    });
+}
+
+#[test]
+fn leases_and_permits_in_use_outlast_an_outage() {
+    run(async {
+        let model = Model::new(8, Network::steady(MS));
+        let store = open(&model);
+        let leased: AnyLimiter =
+            builder(&store, "token_bucket 1000/s burst 100").leased().build().unwrap().into();
+        let in_use: AnyLimiter = store.counting("jobs", 2).build().unwrap().into();
+        let permit = in_use.acquire().await.unwrap();
+        drop(leased.acquire().await.unwrap());
+        model.kill();
+        let log = Log::default();
+        (0..500).for_each(|number| log.spawn(&leased, number, 1));
+        let jobs = Log::default();
+        (0..2).for_each(|number| jobs.spawn(&in_use, number, 1));
+        sleep(3 * SECOND).await;
+        assert!(is_unavailable(&in_use.acquire_now(1).await));
+        assert_eq!(jobs.numbers().len(), 0);
+        drop(permit);
+        model.start_empty();
+        log.until(500).await;
+        jobs.until(2).await;
+        assert_eq!(jobs.numbers(), [0, 1]);
+    });
+}
+
+/// A reservation that is awaited waits for the store, as sockets and streams do that reserve.
+#[test]
+fn a_reservation_of_a_task_waits_for_the_store() {
+    run(async {
+        let model = Model::new(9, Network::steady(MS));
+        let store = open(&model);
+        let limiter = limiter(&store, "token_bucket 10/s burst 1").in_task();
+        model.kill();
+        let reservation = limiter.reserve(AllRequest::from(1).within(SECOND)).unwrap();
+        let began = Instant::now();
+        assert!(is_unavailable(&reservation.await));
+        assert!(began.elapsed() >= SECOND && began.elapsed() <= SECOND + MS);
+        let reservation = limiter.reserve(1).unwrap();
+        let back = async {
+            sleep(SECOND).await;
+            model.start_empty();
+        };
+        let (permits, ()) = tokio::join!(reservation, back);
+        assert!(permits.unwrap().waited() > SECOND);
+    });
+}
+
+/// A thread that is blocked by a reservation would be blocked for the whole outage.
+#[test]
+fn a_thread_that_reserves_does_not_wait_for_the_store() {
+    let store = Store::builder("redis+unix:///nowhere").while_away(WhileAway::Wait).open().unwrap();
+    let limiter = limiter(&store, "token_bucket 10/s burst 1");
+    let answer = limiter.reserve(1).map(drop);
+    assert!(is_unavailable(&answer), "{answer:?}");
+}
+
+/// The runtime that asks the store ends while requests wait.
+#[test]
+fn requests_do_not_wait_for_a_store_that_has_ended() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let builder = Store::builder("redis+unix:///nowhere").while_away(WhileAway::Wait);
+    let store = runtime.block_on(async { builder.on_this_runtime().open() }).unwrap();
+    let limiter = limiter(&store, "token_bucket 10/s burst 1");
+    let thread = std::thread::spawn({
+        let limiter = limiter.clone();
+        move || limiter.blocking_acquire()
+    });
+    while limiter.status().waiting == 0 {
+        std::thread::yield_now();
+    }
+    drop(runtime);
+    assert!(is_unavailable(&thread.join().unwrap()));
+}
+
+#[test]
+fn observers_are_told_of_a_grant_after_an_outage() {
+    #[derive(Default)]
+    struct Told(Mutex<Vec<(u64, Duration)>>);
+
+    impl Events for Told {
+        fn granted(&self, permits: u64, waited: Duration) {
+            self.0.lock().unwrap().push((permits, waited));
+        }
+
+        fn degraded(&self, _: u64) {
+            panic!("the store decided");
+        }
+    }
+
+    run(async {
+        let model = Model::new(10, Network::steady(MS));
+        let told = Arc::new(Told::default());
+        let builder = Store::builder("redis://model").while_away(WhileAway::Wait);
+        let store = model.open(builder.observed_by(told.clone())).unwrap();
+        let limiter = limiter(&store, "token_bucket 10/s burst 1");
+        model.kill();
+        let log = Log::default();
+        log.spawn(&limiter, 0, 1);
+        sleep(SECOND).await;
+        model.start_empty();
+        log.until(1).await;
+        let told = told.0.lock().unwrap();
+        assert!(matches!(told[..], [(1, waited)] if waited > SECOND), "{told:?}");
+    });
+}
