@@ -140,7 +140,7 @@ pub(crate) fn contestants<K: Key>(keys: u64, limit: Limit) -> Vec<Contestant<K>>
     vec![
         ours(keys, limit),
         governor::<K, std::hash::RandomState>("governor", limit),
-        governor::<K, foldhash::fast::RandomState>("governor, our hasher", limit),
+        governor::<K, foldhash::quality::RandomState>("governor, our hasher", limit),
     ]
 }
 

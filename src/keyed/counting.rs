@@ -39,8 +39,7 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::DefaultHashBuilder;
-
+use super::hashes::Hashes;
 use super::slots::Slots;
 use super::table::{Counted, SEARCH, SMALL};
 use crate::counting::{CountingLimit, CountingPermit};
@@ -115,7 +114,7 @@ type LimitOf<K> = dyn Fn(&K) -> u32 + Send + Sync;
 
 /// The keys in use.
 pub(crate) struct Limits<K> {
-    hasher: DefaultHashBuilder,
+    hasher: Hashes,
     pub(crate) shards: Box<[Mutex<Shard<K>>]>,
     /// The number of keys, including keys that are being added.
     count: AtomicUsize,
@@ -518,7 +517,7 @@ impl<K: Hash + Eq> Limits<K> {
     pub(crate) fn with_shards(shards: usize, max_keys: usize, of: Arc<LimitOf<K>>) -> Self {
         let shard = || Mutex::new(Shard { keys: Slots::new(), version: 0 });
         Limits {
-            hasher: DefaultHashBuilder::default(),
+            hasher: Hashes::default(),
             shards: (0..shards).map(|_| shard()).collect(),
             count: AtomicUsize::new(0),
             max_keys,

@@ -8,6 +8,7 @@ pub(crate) mod counting;
 mod entries;
 pub(crate) mod events;
 mod forget;
+mod hashes;
 mod key_limiters;
 mod key_policy;
 pub(crate) mod pause;

@@ -25,6 +25,17 @@ const SPARE: usize = 128;
 /// A table with at most this many places is never made smaller.
 const SMALL: usize = 64;
 
+/// How many entries hashbrown puts into a table of so many places.
+fn full(places: usize) -> usize {
+    places / 8 * 7
+}
+
+/// Returns how many keys may come and go in a table of so many places without doubling it. `None`
+/// if it is too small for that.
+pub(super) fn most_kept(places: usize) -> Option<usize> {
+    full(places).checked_sub((places / SPARE).max(1))
+}
+
 /// Maps each key to its value.
 pub(crate) struct Slots<K, T> {
     table: HashTable<(K, T)>,
@@ -99,10 +110,9 @@ impl<K, T> Slots<K, T> {
         if len < self.table.capacity() {
             return;
         }
-        // hashbrown fills at most 7 of 8 places.
-        let most = self.places() / 8 * 7;
-        let spare = (self.places() / SPARE).max(1);
-        self.rebuild(if len + spare <= most { most } else { most.max(len) + 1 }, hash_of);
+        let (full, kept) = (full(self.places()), most_kept(self.places()));
+        let stays = kept.is_some_and(|most| len <= most);
+        self.rebuild(if stays { full } else { full.max(len) + 1 }, hash_of);
     }
 
     /// Adds a key that is not in the table. Call [`reserve`](Slots::reserve) before it.

@@ -73,16 +73,16 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::DefaultHashBuilder;
-
 use super::WhenKeysFull;
 use super::events::Watch;
+use super::hashes::Hashes;
 use super::key_limiters::{Lent, new_limiter};
 use super::key_policy::KeyPolicy;
 use super::pause::Hold;
 use super::plan::{NewKey, Plans};
 use super::removed::Removed;
 use super::shard::{Locked, Shard};
+use super::slots::most_kept;
 use crate::clock::{Clock, Timer};
 use crate::error::Refusal;
 use crate::grant::Grant;
@@ -122,7 +122,7 @@ pub(crate) const CLOSED: usize = 1 << (usize::BITS - 1);
 /// The keys of one limiter.
 pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) clock: C,
-    pub(super) hasher: DefaultHashBuilder,
+    pub(super) hasher: Hashes,
     pub(crate) shards: Box<[Locked<K, P, C>]>,
     /// The number of keys, including keys that are being added, and the flag [`CLOSED`].
     pub(crate) count: AtomicUsize,
@@ -147,11 +147,14 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(super) plans: Option<Plans<K, P>>,
 }
 
-/// Returns the number of shards for a number of keys. When all keys are there, each table is as
-/// full as hashbrown fills one (7 of 8 places), less the random spread of hashes. So no table
-/// doubles for the last few keys.
+/// Returns the number of shards for a number of keys.
+///
+/// When all keys are there, each table is as full as it may be without doubling, less what chance
+/// may add: hashes spread the keys over the tables with a standard deviation of at most the root of
+/// the places. So no table doubles for the last few keys, nor while others take their place.
 fn shards(max_keys: usize) -> usize {
-    let with = |places: usize| max_keys.div_ceil(places / 5 * 4);
+    let keys = |places: usize| most_kept(places).map(|most| most - 8 * places.isqrt());
+    let with = |places: usize| max_keys.div_ceil(keys(places).unwrap_or(1));
     let places = std::iter::successors(Some(PLACES), |places| places.checked_mul(2));
     let shards = places.map(with).find(|shards| *shards <= MOST_SHARDS).unwrap_or(MOST_SHARDS);
     let few = (max_keys / SEARCH).min(16);
@@ -231,7 +234,7 @@ where
             new_limiter(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None, &all_waiters);
         Table {
             clock,
-            hasher: DefaultHashBuilder::default(),
+            hasher: Hashes::default(),
             shards: (0..shards).map(|_| Locked(ShardLock::new(Shard::new(policy.clone())))).collect(),
             count: AtomicUsize::new(0),
             max_keys,
