@@ -1,0 +1,20 @@
+//! Runs the example `fleet` of `tidegate-redis`, from the root of the workspace.
+//!
+//! Cargo looks for an example in this package alone unless it is told another one. This program is
+//! `cargo run -p tidegate-redis --example fleet` with the arguments and the profile of its caller.
+
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::process::{Command, ExitCode};
+
+fn main() -> io::Result<ExitCode> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
+    let mut fleet = Command::new(cargo);
+    fleet.args(["run", "--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")]);
+    if !cfg!(debug_assertions) {
+        fleet.arg("--release");
+    }
+    let fleet = fleet.args(["-p", "tidegate-redis", "--example", "fleet", "--"]).args(env::args_os().skip(1));
+    Ok(if fleet.status()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
