@@ -359,8 +359,8 @@ fn a_fleet_uses_its_limit_and_no_more() {
     let mut outcome = setup.run();
     assert_eq!((outcome.over(&setup), outcome.degraded_refusals, outcome.keys.1), (0, 0, 0));
     assert!(outcome.use_of(&setup) > 0.99, "{}", outcome.use_of(&setup));
-    // One for each request. Each process connects, and counts the processes six times at first.
-    assert!(outcome.calls <= outcome.asked() + 9 * 40, "{} for {}", outcome.calls, outcome.asked());
+    // One for each request, and one for each process every two seconds, which counts them.
+    assert!(outcome.calls <= outcome.asked() + 3 * 40, "{} for {}", outcome.calls, outcome.asked());
     assert!(outcome.slowest <= 51 * MS, "{:?}", outcome.slowest);
 }
 
@@ -416,9 +416,12 @@ fn a_fleet_answers_in_time_in_every_fault_and_recovers() {
         (Fault::Demote, Fault::Demote),
         (Fault::Kill, Fault::StartEmpty),
     ];
-    for (begin, end) in ends {
+    // With the first seed an answer that comes when its deadline is over, and its timer did not fire
+    // yet, tells a wait.
+    let rows = [13, 14].into_iter().flat_map(|seed| ends.map(|ends| (seed, ends)));
+    for (seed, (begin, end)) in rows {
         let faults = vec![(1000 * MS, begin), (1200 * MS, end)];
-        let setup = Setup { faults, ..fleet() };
+        let setup = Setup { seed, faults, ..fleet() };
         let mut outcome = setup.run();
         // A burst, and what was booked ahead, if the store lost what it knew.
         let allowed = if matches!(end, Fault::Join(_) | Fault::GoOn) { 0 } else { 40 + 40 };

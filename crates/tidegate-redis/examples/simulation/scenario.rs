@@ -18,8 +18,12 @@ use crate::check::{Bound, Grant};
 /// Over so long permits are counted together.
 pub(crate) const BIN: Duration = Duration::from_millis(100);
 
-/// So long processes connect, and learn how many they are, before they ask.
+/// So long before the load begins, each process makes one request: it connects, and the processes
+/// learn how many they are.
 const CONNECTING: Duration = Duration::from_secs(15);
+
+/// The tag of the limiter of those first requests.
+const WARM_UP: &str = "warm-up";
 
 /// The fleet, its limits and its load.
 #[derive(Clone)]
@@ -75,7 +79,8 @@ pub(crate) struct Outcome {
     pub(crate) degraded: Vec<u64>,
     /// Requests that were refused without the store.
     pub(crate) degraded_refusals: u64,
-    /// How long the slowest answer took beyond the wait of the permit.
+    /// How long the slowest answer took beyond the wait of the permit, and the millisecond by which
+    /// the timer may end that wait late.
     pub(crate) slowest: Duration,
     /// Calls that the server carried out while it was asked for permits.
     pub(crate) calls: u64,
@@ -110,8 +115,10 @@ impl Setup {
         for (number, weight) in weights.iter().enumerate() {
             let store = self.store(&model, &record);
             stores.push(store.clone());
-            let check = store.clone();
-            tokio::spawn(async move { check.check().await });
+            let warm_up =
+                store.limiter(WARM_UP).limit("limit", "token_bucket 1/s burst 1".parse().expect("a policy"));
+            let warm_up = AnyLimiter::from(warm_up.build().expect("a limiter"));
+            tokio::spawn(async move { warm_up.acquire_now(1).await });
             let (setup, model, record) = (self.clone(), model.clone(), record.clone());
             let process = Process { number, setup, model, store, record, began };
             tokio::spawn(process.ask(self.asked * weight / total));
@@ -139,8 +146,11 @@ impl Setup {
         let record = record.clone();
         store.log_grants(move |key, due, permits| {
             // `tidegate:{<number>}:limit:<kind>`
-            let number = key.split(['{', '}']).nth(1).and_then(|number| number.parse().ok());
-            let number = number.expect("the number of a key");
+            let tag = key.split(['{', '}']).nth(1).expect("a tag");
+            if tag == WARM_UP {
+                return;
+            }
+            let number = tag.parse().expect("the number of a key");
             record.lock().grants.entry(number).or_default().push((due, permits));
         });
         store
@@ -232,8 +242,9 @@ impl Record {
     ) {
         let mut outcome = self.lock();
         let waited = match &answer {
-            Ok(permits) => permits.waited(),
-            Err(_) => Duration::ZERO,
+            // A timer ends the wait at a whole millisecond.
+            Ok(permits) if !permits.waited().is_zero() => permits.waited() + Duration::from_millis(1),
+            _ => Duration::ZERO,
         };
         outcome.slowest = outcome.slowest.max(asked.elapsed().saturating_sub(waited));
         match answer {
