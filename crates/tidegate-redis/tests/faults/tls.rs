@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tidegate_redis::{OpenError, Store, StoreError, Tls};
+use tidegate_redis::{LimiterConfig, OpenError, Store, StoreError, Tls};
 
 use crate::load;
 use crate::support::{Server, free_port, is_installed};
@@ -135,6 +135,53 @@ async fn connections_are_encrypted() {
     assert_eq!(plain.unwrap_err(), OpenError::Address { why });
     let shown = format!("{:?} {:?}", with_client("client"), Store::builder(at("127.0.0.1")).tls(ours));
     assert!(!shown.contains("127.0.0.1") && !shown.contains("BEGIN") && !shown.contains("[45,"), "{shown}");
+}
+
+/// The address of the server and what comes of it, for a process of its own: `SSL_CERT_FILE` is one
+/// of a process.
+const ROLE: [&str; 2] = ["TIDEGATE_TLS_URL", "TIDEGATE_TLS_OUTCOME"];
+
+/// A process that trusts the authorities of its environment.
+#[tokio::test]
+async fn a_process_with_authorities_of_its_own() {
+    let [Ok(url), Ok(outcome)] = ROLE.map(std::env::var) else { return };
+    let config: LimiterConfig = format!("{} store {url} tag all timeout 100s", load::LINE).parse().unwrap();
+    let store = config.open().unwrap().unwrap();
+    match store.check().await {
+        Ok(()) => {
+            assert_eq!(load::ask(&config.build().unwrap()).await.granted, 1);
+            assert_eq!(outcome, "granted");
+        }
+        Err(trouble) => assert!(trouble.to_string().contains(&outcome), "{trouble}"),
+    }
+}
+
+#[test]
+fn a_server_is_trusted_by_the_authority_that_the_environment_names() {
+    let Some(certificates) = Certificates::new() else { return };
+    let port = free_port().to_string();
+    let (cert, key, ca) =
+        (certificates.path("server.pem"), certificates.path("server.key"), certificates.path("ca.pem"));
+    let args = [
+        ["--tls-port", &port],
+        ["--tls-cert-file", &cert],
+        ["--tls-key-file", &key],
+        ["--tls-ca-cert-file", &ca],
+        ["--tls-auth-clients", "no"],
+    ];
+    let Some(_server) = Server::start_with(0, args.as_flattened()) else { return };
+    for (authority, outcome) in [("ca.pem", "granted"), ("other-ca.pem", "issuer")] {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "tls::a_process_with_authorities_of_its_own"])
+            .env("SSL_CERT_FILE", certificates.path(authority))
+            // It would add authorities.
+            .env_remove("SSL_CERT_DIR")
+            .envs([(ROLE[0], format!("rediss://127.0.0.1:{port}")), (ROLE[1], outcome.to_owned())])
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && text.contains("1 passed"), "{authority}: {text}");
+    }
 }
 
 /// A store at a port where no server encrypts.
