@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use support::Server;
-use tidegate::{AnyKeyed, AnyLimiter, Statistics};
+use tidegate::{AnyKeyed, AnyLimiter, Refusal, Statistics};
 use tidegate_redis::{LimiterConfig, Store};
 
 fn config(line: &str) -> LimiterConfig {
@@ -52,6 +52,30 @@ fn two_policies_are_two_limits_that_are_decided_together() {
         assert_eq!(limiter.try_acquire().unwrap_err().member(), Some("second"));
         assert_eq!(limiter.status().member("first").unwrap().available, 2);
     }
+}
+
+#[test]
+fn permits_in_use_are_limited_by_one_line() {
+    let Some(server) = Server::start() else { return };
+    let take = |limiter: &AnyLimiter| limiter.blocking_acquire_many(2);
+    let alone = config("in_use 2").build().unwrap();
+    let shared = config(&format!("in_use 2 store {} tag jobs timeout 60s", server.url()));
+    let (one, other) = (shared.build().unwrap(), shared.build().unwrap());
+    for (one, other) in [(alone.clone(), alone), (one, other)] {
+        let both = take(&one).unwrap();
+        assert_eq!(other.try_acquire().unwrap_err().refusal(), Some(Refusal::InUse { limit: 2 }));
+        drop(both);
+        assert_eq!(take(&other).unwrap().permits(), 2);
+    }
+    let keys: AnyKeyed<String> = config("in_use 2").build_keyed(10).unwrap();
+    let _both = take(&keys.limiter("alice").unwrap()).unwrap();
+    assert!(keys.limiter("alice").unwrap().try_acquire().is_err());
+    assert!(keys.limiter("bob").unwrap().try_acquire().is_ok());
+    let keyed = shared.build_keyed(10).unwrap_err().to_string();
+    assert_eq!(keyed, "in_use must be left out of limits of each key over a store");
+    let store = shared.open().unwrap().unwrap();
+    let builder = shared.limiter_builder(&store).unwrap_err().to_string();
+    assert_eq!(builder, "in_use must be made by build, build_over or Store::counting");
 }
 
 /// Configurations without a tag once had one tag, and so one key for limits of equal kind.
@@ -133,6 +157,8 @@ fn a_line_is_written_as_it_is_read() {
         "fixed_window 5/d store redis+unix:///tmp/s tag a timeout 90s while_away closed",
         "fixed_window 5/d store redis://h tag a while_away wait",
         "fixed_window 5/d tag a",
+        "in_use 20",
+        "in_use 0 store redis://h tag a timeout 1s while_away share",
     ] {
         assert_eq!(config(line).to_string(), line);
         assert_eq!(config(&config(line).to_string()), config(line));
@@ -177,6 +203,18 @@ fn errors_say_what_to_write() {
         let policy = "fixed_window 5/100ns";
         format!("{policy}: a period that is not a whole number of microseconds cannot be had over a store")
     });
+    let alone = "in_use must be the only limit, without a policy and without leased";
+    for (line, message) in [
+        ("in_use 2 fixed_window 5/s", "fixed_window: there is no such field; beside the limits there are"),
+        ("fixed_window 5/s in_use 2", alone),
+        ("in_use 2 store redis://h tag a leased", alone),
+        ("in_use -1", "in_use must be a whole number from 0 to 4294967295"),
+        ("in_use", "in_use must be a whole number from 0 to 4294967295"),
+        ("in_use 2 store redis://h", tag),
+        ("in_use 2 timeout 20ms", "timeout must be left out where no store is set"),
+    ] {
+        assert!(error(line).starts_with(message), "{}", error(line));
+    }
     let three = "fixed_window 5/s and fixed_window 5/min and fixed_window 5/h";
     assert_eq!(error(three), "policy must be one, or two with `and` between them");
 }
@@ -245,6 +283,20 @@ mod with_serde {
         let json = serde_json::to_string(&config(line)).unwrap();
         assert_eq!(serde_json::from_str::<LimiterConfig>(&json).unwrap(), config(line));
         assert_eq!(serde_json::from_str::<LimiterConfig>(&format!("{line:?}")).unwrap(), config(line));
+    }
+
+    #[test]
+    fn permits_in_use_are_a_number() {
+        let line = "in_use 20 store redis://127.0.0.1 tag jobs";
+        let text = "in_use = 20\nstore = \"redis://127.0.0.1\"\ntag = \"jobs\"";
+        assert_eq!(read(text), Ok(config(line)));
+        let json = serde_json::to_string(&config(line)).unwrap();
+        assert_eq!(json, r#"{"in_use":20,"store":"redis://127.0.0.1","tag":"jobs"}"#);
+        assert_eq!(serde_json::from_str::<LimiterConfig>(&json).unwrap(), config(line));
+        for text in ["in_use = 20\nlimit = \"fixed_window 5/s\"", "in_use = 20\npolicy = \"fixed_window\""] {
+            assert!(read(text).unwrap_err().contains("the only limit"));
+        }
+        assert!(read("in_use = 2.5").unwrap_err().contains("a whole number"));
     }
 
     #[test]

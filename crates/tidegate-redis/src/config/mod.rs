@@ -6,7 +6,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use tidegate::{
-    AllOf, AnyKeyed, AnyLimiter, AnyPolicy, KeyedAllOf, KeyedRateLimiter, PolicyConfig, Rate, RateLimiter,
+    AllOf, AnyKeyed, AnyLimiter, AnyPolicy, CountingLimit, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter,
+    PolicyConfig, Rate, RateLimiter,
 };
 
 use crate::connection::Address;
@@ -18,10 +19,13 @@ use crate::store::{Store, StoreBuilder, WhileAway};
 mod with_serde;
 
 /// The fields that are not those of a policy.
-const FIELDS: [&str; 6] = ["store", "prefix", "tag", "timeout", "while_away", "leased"];
+const FIELDS: [&str; 7] = ["in_use", "store", "prefix", "tag", "timeout", "while_away", "leased"];
 
 /// The name of an only limit, as the core has it.
 const ONLY: &str = "limit";
+
+/// What `in_use` must be.
+const ALONE: &str = "the only limit, without a policy and without leased";
 
 /// The limits of a limiter, and where they are kept: in this process, or in a store for all
 /// processes.
@@ -29,8 +33,7 @@ const ONLY: &str = "limit";
 /// It is read from a line or, with the feature `serde`, from a configuration file, and
 /// [built](LimiterConfig::build) into an [`AnyLimiter`], or into limits
 /// [of each key](LimiterConfig::build_keyed). So a program goes from one process to a
-/// fleet by a changed line of its configuration. A limit of permits in use is not made by it, but
-/// by [`Store::counting`].
+/// fleet by a changed line of its configuration.
 ///
 /// # Text
 ///
@@ -42,10 +45,16 @@ const ONLY: &str = "limit";
 /// ```text
 /// token_bucket 100/s burst 20
 /// token_bucket 100/s burst 20 store redis://127.0.0.1 tag uploads prefix shop while_away share
+/// in_use 20 store redis://127.0.0.1 tag jobs
 /// ```
+///
+/// `in_use` and a number stand in place of the policies. The limiter then limits how many permits
+/// are in use at one time: it is a [`CountingLimit`] of this process, or one of
+/// [`Store::counting`]. No policy can stand beside it.
 ///
 /// | field | value | unless set |
 /// |---|---|---|
+/// | `in_use` | a number of permits | the limits are policies |
 /// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
 /// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | it must be set beside `store` |
 /// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |
@@ -77,6 +86,11 @@ const ONLY: &str = "limit";
 /// tag = "team-a"
 /// leased = true
 /// limits = { requests = "token_bucket 500/min burst 20", tokens = "sliding_window 9000/min cells 6" }
+///
+/// [jobs]                                         # permits in use at one time
+/// store = "redis://127.0.0.1"
+/// tag = "jobs"
+/// in_use = 20
 /// ```
 ///
 /// Without a store there can be no other field of a store but `tag`: to go back to one process,
@@ -166,6 +180,8 @@ const ONLY: &str = "limit";
 pub struct LimiterConfig {
     /// Each with its name.
     limits: Vec<(String, PolicyConfig)>,
+    /// How many permits may be in use at one time. Then there is no other limit.
+    in_use: Option<u32>,
     /// The address of the store.
     store: Option<String>,
     prefix: Option<String>,
@@ -179,6 +195,7 @@ impl LimiterConfig {
     fn new(limits: Vec<(String, PolicyConfig)>) -> LimiterConfig {
         LimiterConfig {
             limits,
+            in_use: None,
             store: None,
             prefix: None,
             tag: None,
@@ -244,7 +261,7 @@ impl LimiterConfig {
     /// ```
     #[must_use]
     pub fn store_builder(&self) -> Option<StoreBuilder> {
-        let is_needed = self.limits.iter().any(|(_, limit)| !is_unlimited(limit));
+        let is_needed = self.in_use.is_some() || self.limits.iter().any(|(_, limit)| !is_unlimited(limit));
         let mut builder = Store::builder(self.store.as_deref().filter(|_| is_needed)?);
         if let Some(prefix) = &self.prefix {
             builder = StoreBuilder::prefix(builder, prefix.as_str());
@@ -264,7 +281,10 @@ impl LimiterConfig {
     ///
     /// As [`build`](LimiterConfig::build), and if the configuration has no `tag`.
     pub fn build_over(&self, store: &Store) -> Result<AnyLimiter, BuildError> {
-        Ok(self.limiter_builder(store)?.build()?.into())
+        match self.in_use {
+            Some(limit) => Ok(store.counting(self.tag()?, limit).build()?.into()),
+            None => Ok(self.limiter_builder(store)?.build()?.into()),
+        }
     }
 
     /// The settings of the limiter over this store, which build a
@@ -272,8 +292,11 @@ impl LimiterConfig {
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if the configuration has no `tag`.
+    /// A [`BuildError`] if the configuration has no `tag`, or limits permits in use.
     pub fn limiter_builder(&self, store: &Store) -> Result<LimiterBuilder, BuildError> {
+        if self.in_use.is_some() {
+            return Err(bad("in_use", "made by build, build_over or Store::counting"));
+        }
         let builder = store.limiter(self.tag()?);
         let limits = self.limits.iter().cloned();
         let builder = limits.fold(builder, |builder, (name, limit)| builder.limit(name, limit));
@@ -288,7 +311,8 @@ impl LimiterConfig {
     ///
     /// # Errors
     ///
-    /// As [`build`](LimiterConfig::build).
+    /// As [`build`](LimiterConfig::build), and [`BuildError::Field`] for permits in use of each key
+    /// over a store, which cannot be had.
     ///
     /// # Examples
     ///
@@ -324,8 +348,11 @@ impl LimiterConfig {
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if the configuration has no `tag`.
+    /// A [`BuildError`] if the configuration has no `tag`, or limits permits in use.
     pub fn keyed_builder(&self, store: &Store) -> Result<KeyedBuilder, BuildError> {
+        if self.in_use.is_some() {
+            return Err(bad("in_use", "left out of limits of each key over a store"));
+        }
         let limits = self.limits.iter().cloned();
         let builder = store.keyed().tag(self.tag()?);
         let builder = limits.fold(builder, |builder, (name, limit)| builder.limit(name, limit));
@@ -333,6 +360,9 @@ impl LimiterConfig {
     }
 
     fn alone(&self) -> Result<AnyLimiter, BuildError> {
+        if let Some(limit) = self.in_use {
+            return Ok(CountingLimit::new(limit).into());
+        }
         let mut all: Option<AllOf> = None;
         for (name, limit) in &self.limits {
             let limiter = RateLimiter::new(AnyPolicy::try_from(limit.clone())?);
@@ -354,6 +384,9 @@ impl LimiterConfig {
     }
 
     fn keyed_alone(&self, max_keys: usize) -> Result<AnyKeyed<String>, BuildError> {
+        if let Some(limit) = self.in_use {
+            return Ok(KeyedCountingLimit::new(limit, max_keys).into());
+        }
         let mut all: Option<KeyedAllOf<str>> = None;
         for (name, limit) in &self.limits {
             let policy = AnyPolicy::try_from(limit.clone())?;
@@ -372,6 +405,10 @@ impl LimiterConfig {
     /// Sets a field that is not one of a policy.
     fn set(&mut self, field: &'static str, value: &str) -> Result<(), BuildError> {
         let is_set = match field {
+            "in_use" => {
+                let limit = value.parse().map_err(|_| bad(field, "a whole number from 0 to 4294967295"))?;
+                self.in_use.replace(limit).is_some()
+            }
             "store" if value.is_empty() => return Err(bad(field, "an address, such as redis://127.0.0.1")),
             "prefix" | "tag" if value.is_empty() => return Err(bad(field, "a text")),
             "store" => self.store.replace(value.into()).is_some(),
@@ -395,19 +432,28 @@ impl LimiterConfig {
     fn fields(&self) -> Vec<(&'static str, String)> {
         let texts = [("prefix", &self.prefix), ("tag", &self.tag)];
         let texts = texts.into_iter().filter_map(|(field, text)| Some((field, text.clone()?)));
+        let in_use = self.in_use.map(|limit| ("in_use", limit.to_string()));
         let store = self.store.iter().map(|address| ("store", without_login(address)));
         let timeout = self.timeout.map(|timeout| ("timeout", span_text(timeout)));
         let while_away = self.while_away.map(|choice| ("while_away", while_away_text(choice)));
-        store.chain(texts).chain(timeout).chain(while_away).collect()
+        in_use.into_iter().chain(store).chain(texts).chain(timeout).chain(while_away).collect()
     }
 
-    /// An error if fields of a store are set without a store, or a store without a tag.
+    /// An error if fields of a store are set without a store, or a store without a tag, or if there
+    /// is something beside a limit of permits in use.
     fn checked(self) -> Result<LimiterConfig, BuildError> {
+        if self.in_use.is_some() && (self.leased || !self.limits.is_empty()) {
+            return Err(bad("in_use", ALONE));
+        }
         if self.store.is_some() {
             self.tag()?;
             return Ok(self);
         }
-        let of_store = self.fields().into_iter().map(|(field, _)| field).find(|field| *field != "tag");
+        let of_store = self
+            .fields()
+            .into_iter()
+            .map(|(field, _)| field)
+            .find(|field| !["in_use", "tag"].contains(field));
         match of_store.or(self.leased.then_some("leased")) {
             Some(field) => Err(bad(field, "left out where no store is set")),
             None => Ok(self),
@@ -500,6 +546,9 @@ impl FromStr for LimiterConfig {
         if policies.len() > names.len() {
             return Err(bad("policy", "one, or two with `and` between them"));
         }
+        // A limit of permits in use has no policy.
+        let policies =
+            policies.into_iter().filter(|policy| !policy.is_empty() || !fields.contains(&"in_use"));
         let limits = names.iter().zip(policies);
         let limits = limits.map(|(name, policy)| Ok(((*name).to_owned(), policy.parse()?)));
         let mut config = LimiterConfig::new(limits.collect::<Result<_, BuildError>>()?);
@@ -540,12 +589,10 @@ impl fmt::Debug for LimiterConfig {
 /// with `and` between them, whatever their names.
 impl fmt::Display for LimiterConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (_, limit)) in self.limits.iter().enumerate() {
-            write!(f, "{}{limit}", if i == 0 { "" } else { " and " })?;
-        }
-        for (name, value) in self.fields() {
-            write!(f, " {name} {value}")?;
-        }
-        f.write_str(if self.leased { " leased" } else { "" })
+        let limits = self.limits.iter().map(|(_, limit)| limit.to_string()).collect::<Vec<_>>().join(" and ");
+        let limits = Some(limits).filter(|limits| !limits.is_empty());
+        let fields = self.fields().into_iter().map(|(name, value)| format!("{name} {value}"));
+        let leased = self.leased.then(|| "leased".to_owned());
+        f.write_str(&limits.into_iter().chain(fields).chain(leased).collect::<Vec<_>>().join(" "))
     }
 }

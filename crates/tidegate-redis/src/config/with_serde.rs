@@ -8,7 +8,7 @@ use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, MapAccess, Vi
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use tidegate::PolicyConfig;
 
-use super::{FIELDS, LimiterConfig, ONLY, bad, may_be_secret};
+use super::{ALONE, FIELDS, LimiterConfig, ONLY, bad, may_be_secret};
 use crate::error::BuildError;
 
 /// Writes a map, without the user and the password of the address.
@@ -16,6 +16,7 @@ impl Serialize for LimiterConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         match &self.limits[..] {
+            [] => {}
             // As a line: the fields of the policy would stand among those of the store.
             [(name, limit)] if name == ONLY => map.serialize_entry("limit", &limit.to_string())?,
             limits => {
@@ -24,7 +25,10 @@ impl Serialize for LimiterConfig {
             }
         }
         for (field, value) in self.fields() {
-            map.serialize_entry(field, &value)?;
+            match self.in_use.filter(|_| field == "in_use") {
+                Some(limit) => map.serialize_entry(field, &limit)?,
+                None => map.serialize_entry(field, &value)?,
+            }
         }
         if self.leased {
             map.serialize_entry("leased", &true)?;
@@ -64,11 +68,13 @@ impl<'de> Visitor<'de> for Entries {
                     }
                 }
                 (_, Some(field)) => {
-                    // Each of these fields is a text. The error for an empty text tells what is
-                    // allowed.
-                    let Value::Text(value) = map.next_value()? else {
-                        config.set(field, "").map_err(de::Error::custom)?;
-                        continue;
+                    // Each of these fields is a text, but for `in_use`. The error for an empty text
+                    // tells what is allowed.
+                    let value = match map.next_value()? {
+                        Value::Text(value) => value,
+                        Value::Count(number) if *field == "in_use" => number.to_string(),
+                        Value::Number(number) if *field == "in_use" => number.to_string(),
+                        _ => String::new(),
                     };
                     config.set(field, &value).map_err(de::Error::custom)?;
                 }
@@ -92,7 +98,11 @@ impl<'de> Visitor<'de> for Entries {
                 }
             }
         }
-        if config.limits.is_empty() {
+        if config.in_use.is_some() {
+            if !policy.is_empty() {
+                return Err(de::Error::custom(bad("in_use", ALONE)));
+            }
+        } else if config.limits.is_empty() {
             let policy = MapDeserializer::new(policy.into_iter());
             config.limits.push((ONLY.into(), PolicyConfig::deserialize(policy)?));
         } else if let Some((field, _)) = policy.into_iter().next() {
