@@ -67,7 +67,8 @@ where
         let mut deferred = Deferred::new();
         {
             let _one_at_a_time = lock(&self.changing);
-            // A trial on a new state: if the policy refuses the change, nothing has changed yet.
+            // The change is tried on a new state: if the policy refuses the change, nothing has
+            // changed yet.
             let (policy, now) = (self.policy(), self.clock.now());
             policy.change(&policy.start(now), now, change)?;
             for shard in &self.shards {
@@ -75,7 +76,7 @@ where
             }
             self.overflow.shared().change_with_all(change, self.clock.now(), &mut deferred);
         }
-        // Without a lock of a shard: this wakes tasks.
+        // No lock of a shard is held here, since this wakes tasks.
         drop(deferred);
         Ok(())
     }
@@ -126,7 +127,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
     /// Applies a change of all keys, made at `at`, unless the key has a plan or terms of its own.
     pub(crate) fn change_with_all(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred<C>) {
         let policy = &self.rule.policy;
-        // Stored under the lock of the shard, which the caller holds.
+        // The policy is stored under the lock of the shard, which the caller holds.
         if policy.is_common() {
             self.follow(deferred, change.only_part(), |state| {
                 let level = policy.policy().change(state, at, change)?;

@@ -545,7 +545,7 @@ impl<K: Hash + Eq> Limits<K> {
         K: Borrow<Q>,
         Q: Eq + ToOwned<Owned = K> + ?Sized,
     {
-        // Declared before the guards: dropped when the lock is gone.
+        // These are declared before the guards, so that they are dropped when the lock is gone.
         let (mut removed, mut new, mut tries) = (Vec::new(), None, 0);
         let found = loop {
             match self.step(hash, key, &mut new, &mut removed) {
@@ -642,7 +642,7 @@ impl<K: Hash + Eq> Limits<K> {
 
     /// Forgets a key if it is no longer in use. A user calls this after it gave up its reference.
     pub(crate) fn leave(&self, hash: u64, address: usize) {
-        // Declared before the guard: dropped when the lock is gone.
+        // `_removed` is declared before the guard, so that it is dropped when the lock is gone.
         let _removed;
         let mut shard = lock(self.shard(hash));
         let unused = |limit: &CountingLimit| limit.address() == address && is_unused(limit);
@@ -671,7 +671,7 @@ impl<K: Hash + Eq> Limits<K> {
         let was_open = self.raise_closed();
         let mut panic = None;
         for shard in &self.shards {
-            // Closed without the lock, since that wakes tasks.
+            // The limits are closed without the lock, since that wakes tasks.
             let limits: Vec<_> = lock(shard).keys.iter().map(|(_, limit)| limit.clone()).collect();
             for limit in limits {
                 run(&mut panic, || limit.close());
@@ -700,7 +700,8 @@ impl<K: Hash + Eq> Limits<K> {
             for (key, limit) in keys {
                 run(&mut panic, || self.replan_key(shard, &key, &limit));
                 let address = limit.address();
-                // Before the look at the references, which would count this one.
+                // The reference is dropped before the look at the references, which would count
+                // this one.
                 drop(limit);
                 if let Some(hash) = run(&mut panic, || self.hash_of(&key)) {
                     run(&mut panic, || self.leave(hash, address));

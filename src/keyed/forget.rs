@@ -184,7 +184,8 @@ where
         if place(&read(lock), now).is_none() {
             return;
         }
-        // Declared before the guard, so that entries are dropped after the lock is released.
+        // `removed` is declared before the guard, so that entries are dropped after the lock is
+        // released.
         let mut removed = Removed::new();
         let mut shard = write(lock);
         // The key limiter may have moved, or may be in use again, since the shared lock was
@@ -313,7 +314,8 @@ where
     ) {
         let mut first = 0;
         loop {
-            // Declared before the guard: each slice releases the lock, and then drops its entries.
+            // `removed` is declared before the guard: each slice releases the lock, and then drops
+            // its entries.
             let mut removed = Removed::new();
             let mut shard = write(lock);
             let all = all(&shard);

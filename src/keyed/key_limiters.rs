@@ -85,14 +85,14 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hash_of(key);
-        // A block, so that the shard's lock is released before a key limiter is made, which needs
-        // it exclusively.
+        // The block releases the shard's lock before a key limiter is made, which needs that lock
+        // exclusively.
         let found = {
             let shard = self.read_current(hash);
             match (shard.limiter(hash, key), shard.entries().find(hash, key)) {
                 (Some(limiter), _) => Ok(Some(limiter.clone())),
                 (None, Some((policy, _))) => policy.check(n).map(|()| None),
-                // Its limiter will refuse it.
+                // The limiter of the key will refuse the request.
                 (None, None) if self.plans.is_some() => Ok(None),
                 (None, None) => shard.policy.check(n).map(|()| None),
             }
@@ -100,7 +100,7 @@ where
         let limiter = match found {
             Ok(Some(limiter)) => Ok(limiter),
             Ok(None) => self.limiter(key),
-            // In shadow, its limiter lets it pass.
+            // In shadow, the limiter of the key lets the request pass.
             Err(never) if self.passes(never) => self.limiter(key),
             Err(never) => Err(never),
         };
@@ -123,7 +123,7 @@ where
             Found::Nowhere => false,
         };
         let new = (!is_known && self.has_room()).then(|| self.new_key(hash, key));
-        // Before the lock, since it may clone the key.
+        // The observer is made before the lock is taken, since that may clone the key.
         let events = self.events.as_ref().map(|watch| watch.of(key));
         self.with_room(hash, key, new, |shard, now, new, removed| {
             if let Some(limiter) = shard.limiter(hash, key) {

@@ -756,7 +756,7 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let now = self.table.clock.now();
-        // In a pause by the key's limiter, which counts the permits taken.
+        // In a pause the key's limiter carries out the call, since it counts the permits taken.
         let known = self.table.find(key, |policy, state, hold| {
             hold.is_none().then(|| policy.keep_at_most(state, now, permits))
         });
@@ -775,7 +775,8 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        // In a pause by the key's limiter, which counts the permits given back.
+        // In a pause the key's limiter carries out the call, since it counts the permits given
+        // back.
         let found = self.table.find(key, |policy, state, hold| {
             hold.is_none().then(|| policy.refund(state, self.table.clock.now(), n))
         });

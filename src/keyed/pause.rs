@@ -198,7 +198,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     fn end_hold(&self, lock: &Locked<K, P, C>) {
         let mut deferred = Deferred::<C>::new();
         self.advance(&mut write(lock), self.clock.now(), &mut deferred);
-        // Without a lock of a shard: this wakes tasks.
+        // No lock of a shard is held here, since this wakes tasks.
         drop(deferred);
     }
 
@@ -274,7 +274,7 @@ where
             self.overflow.shared().pause_with_all(until, pause.keeps_stock, &mut deferred);
             later.then(|| until.saturating_since(now).as_duration())
         };
-        // Without a lock of a shard: this wakes tasks.
+        // No lock of a shard is held here, since this wakes tasks.
         drop(deferred);
         if let (Some(remaining), Some(super::events::Watch::All(events))) = (remaining, &self.events) {
             report(&**events, |events| events.paused(remaining));
@@ -293,7 +293,7 @@ where
                 self.advance(shard, now, &mut deferred);
                 if let Some(&hold) = shard.hold().filter(|hold| !hold.ended) {
                     paused = true;
-                    // What came back in real time did not come in.
+                    // Permits that came back in real time did not come in.
                     for (_, policy, state) in shard.entries().iter().filter(|_| !hold.keeps_stock) {
                         let keep_stock = |part: &dyn Part| {
                             if !part.stands_still() {
@@ -311,7 +311,7 @@ where
             }
             self.overflow.shared().resume_with_all(&mut deferred);
         }
-        // Without a lock of a shard: this wakes tasks.
+        // No lock of a shard is held here, since this wakes tasks.
         drop(deferred);
         if let (true, Some(super::events::Watch::All(events))) = (paused, &self.events) {
             report(&**events, |events| events.resumed());
@@ -337,7 +337,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     /// The pause with which a new key begins that is asked now.
     pub(super) fn hold_of_new(&self, policy: &P, now: Nanos) -> Option<Hold> {
         if let Some(&hold) = self.hold() {
-            // Its state is made as of the beginning.
+            // The state of the key is made as of the beginning of the hold.
             return Some(Hold { since: hold.begin, ..hold });
         }
         let at = self.emptied()?;

@@ -101,7 +101,8 @@ impl<P: Policy + Clone> Plan<P> {
         };
         let started = &self.shared.started;
         if started.get().is_none() {
-            // Made before the call, so that no foreign code runs while another thread waits.
+            // The terms are made before the call, so that no foreign code runs while another thread
+            // waits.
             let new = (epoch, make());
             let _ = started.set(new);
         }
@@ -236,7 +237,7 @@ where
                 kept += self.replan_slice(&mut shard, &slice, &mut deferred);
             }
         }
-        // Without a lock of a shard: this wakes tasks.
+        // No lock of a shard is held here, since this wakes tasks.
         drop(deferred);
         kept
     }
@@ -354,7 +355,7 @@ impl<P: Policy + Clone> Planned<P> {
         converted: &mut Converted<P>,
     ) -> Option<Arc<Terms<P>>> {
         match &self.terms {
-            // Read by the policy of the shard, which the change replaces.
+            // The state was read by the policy of the shard, which the change replaces.
             None => drop(P::clone(common).change(&self.state, at, change)),
             Some(terms) if terms.common => {
                 let terms = converted.change(self, common, common, at, change)?;

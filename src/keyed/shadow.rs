@@ -57,7 +57,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
             }
             self.overflow.shared().shadow_with_all(shadow, &mut deferred);
         }
-        // Without a lock of a shard: this wakes tasks.
+        // No lock of a shard is held here, since this wakes tasks.
         drop(deferred);
         if shadow {
             limiters.iter().for_each(|limiter| limiter.shared().ring_seats());

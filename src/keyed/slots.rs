@@ -124,8 +124,8 @@ impl<K, T> Slots<K, T> {
     /// Frees memory if nearly all keys are gone.
     pub(crate) fn shrink(&mut self, hash_of: impl Fn(&K) -> u64) {
         let len = self.table.len();
-        // Room for three times the keys, so that as many keys come or go before the entries move
-        // again.
+        // There is room for three times the keys, so that as many keys come or go before the
+        // entries move again.
         if self.places() > SMALL && len < self.places() / 16 {
             self.rebuild(len * 3 + 1, hash_of);
         }
@@ -174,7 +174,7 @@ mod tests {
             slots.reserve(hash_of);
             slots.insert(hash_of(&key), key, ());
         };
-        // As many as may stand in a shard by chance, with 1,792 places to fill.
+        // So many keys may stand in a shard by chance, with 1,792 places to fill.
         (0..1770).for_each(|key| add(&mut slots, key));
         let places = slots.places();
         assert_eq!(places, 2048);

@@ -360,7 +360,8 @@ where
         };
         match answer {
             Ok(Taken::Limiter(limiter)) => Ok(Taken::Limiter(limiter)),
-            // Not reported: the key limiter reports when the request is served or refused.
+            // This refusal is not reported: the key limiter reports when the request is served or
+            // refused.
             Err(Refusal::Limited { .. } | Refusal::Paused { .. }) if !self.is_shadow() => {
                 self.limiter_for(key, n).map(Taken::Limiter)
             }
@@ -454,7 +455,7 @@ where
         match found {
             Found::Known(answer) => answer.map(Taken::Granted),
             Found::Limiter(limiter) => Ok(Taken::Limiter(self.lend(hash, limiter))),
-            // Its grants are spaced after a pause, which its limiter does.
+            // The grants of the key are spaced after a pause, which its limiter does.
             Found::Nowhere => Ok(Taken::Limiter(self.lend(hash, self.limiter(key)?))),
         }
     }
@@ -618,13 +619,13 @@ where
         let mut tries = 0;
         while tries < TRIES {
             let now = self.clock.now();
-            // Ends a pause that is over.
+            // This look ends a pause that is over.
             drop(self.read_current(hash));
             let step = work(&mut write(self.shard(hash)), now, &mut new, &mut removed);
             match step {
                 Step::Done(done) => {
-                    // Drop before returning: if a drop panics while the answer is being returned,
-                    // the answer leaks, and with it a handle to a limiter.
+                    // The entries are dropped before the return: if a drop panics while the answer
+                    // is being returned, the answer leaks, and with it a handle to a limiter.
                     drop(removed);
                     return Ok(done);
                 }
@@ -666,7 +667,8 @@ where
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.hash_of(key);
-        // Declared before the guard, so that entries are dropped after the lock is released.
+        // `removed` is declared before the guard, so that entries are dropped after the lock is
+        // released.
         let mut removed = Removed::new();
         let mut shard = write(self.shard(hash));
         let known = shard.entries().place(hash, key);
@@ -753,7 +755,8 @@ fn take_all_of<P: Policy, C: Clock>(
     let charge = if P::PARTS == 1 {
         policy.try_acquire(state, now, request.permits)?
     } else {
-        // As of a new clock reading: what has overflowed by then is not put back.
+        // Permits are put back as of a new clock reading: permits that have overflowed by then are
+        // lost.
         let put_back = |(), taken| {
             policy.undo(state, clock.now(), taken, u64::MAX);
         };

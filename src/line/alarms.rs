@@ -75,8 +75,9 @@ struct AlarmWaker {
 
 impl Wake for AlarmWaker {
     fn wake(self: Arc<Self>) {
-        // Before the lock, so that a thread that holds the lock, or has taken the alarm, finds the
-        // ring when it looks again. Release: pairs with the Acquire load in `check`.
+        // The flag is set before the lock is taken, so that a thread that holds the lock, or has
+        // taken the alarm, finds the ring when it looks again. Release: pairs with the Acquire load
+        // in `check`.
         self.rung.store(true, Ordering::Release);
         if let Some(owner) = self.owner.upgrade() {
             owner.recheck();
@@ -214,11 +215,11 @@ impl<C: Timer> Alarms<C> {
         let mut lost = None;
         for (key, alarm) in self.list.iter_mut() {
             if alarm.sleep.is_none() {
-                // The thread that has taken it looks again. The ring is left for that thread, since
-                // it may belong to the new setting already.
+                // The thread that has taken the alarm looks again. The ring is left for that
+                // thread, since it may belong to the new setting already.
                 continue;
             }
-            // Acquire: what follows, the clock reading included, comes after the ring.
+            // Acquire: the code below, its clock reading included, comes after the ring.
             if alarm.rung.load(Ordering::Acquire) {
                 // The clock is read anew, since an older reading may lie before the ring. It is
                 // read before any change, since a clock may panic.
@@ -307,8 +308,8 @@ impl<C: Timer> Arming<C> {
     pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.armed.at);
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
-            // As the waker of the alarm does: the holder of the lock that looks next finds the
-            // ring.
+            // The flag is set as the waker of the alarm does: the holder of the lock that looks
+            // next finds the ring.
             self.rung.store(true, Ordering::Release);
         }
         self.sleep.is_gone()

@@ -30,7 +30,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ) -> Result<Entered, Refusal> {
         let permits = visit.rule.permits(demand.ask);
         Entered::new(self.all_waiters.as_ref(), permits, false).ok_or_else(|| {
-            // By then it need not wait.
+            // By then the request need not wait.
             let retry_after = self.due_behind(visit, demand).saturating_since(visit.now);
             Refusal::QueueFull { retry_after }
         })
@@ -66,8 +66,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             WhenFull::DropLeastImportant => false,
         };
         let (mut waiting, mut permits, mut victims) = (self.len(), self.permits, Vec::new());
-        // So many are looked at, so that a newcomer costs no more behind a million that cannot be
-        // dropped.
+        // So many waiters are looked at, so that a newcomer costs no more behind a million that
+        // cannot be dropped.
         let mut looks = FORESEEN;
         for class in self.priorities.all().iter().rev() {
             if class.priority > priority || (!oldest && class.priority == priority) {

@@ -47,7 +47,8 @@ impl<R> Schedule<'_, R> {
         if opens == Nanos::MAX {
             return opens;
         }
-        // As of the end of a pause, since permits accrue until then, up to the burst.
+        // The policy is asked as of the end of a pause, since permits accrue until then, up to the
+        // burst.
         self.ready_at(now.max(opens), priority, ahead, ask).max(opens)
     }
 
@@ -217,7 +218,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let left = steps.saturating_sub(memo.dues.len());
         let due = match self.go_on(visit, &mut memo, left, |entry| entry.place > place) {
             Ok(()) => memo.due_at(place),
-            // All behind an entry that is never due are not due either.
+            // The entries behind an entry that is never due are not due either.
             Err(Never) => memo.due_at(place).or(Some(Nanos::MAX)),
         };
         self.memo.set(Some(memo));
@@ -262,7 +263,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             };
             let demand = Demand { ask: &entry.ask, priority: entry.priority };
             let due = self.foresee(rule, &mut memo.forecast, demand.ask, entry.priority);
-            // One that can never be had is refused when it is the first, and takes nothing.
+            // A request that can never be granted is refused when it is the first, and takes
+            // nothing.
             if due == Nanos::MAX && self.check(rule, now, demand).is_ok() {
                 return Err(Never);
             }
@@ -290,7 +292,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             index.before(place).for_each(|part| sizes.merge(part));
             last = Some(block_of(place));
         }
-        // The entries of its own block, or all of a short line.
+        // The entries looked at are those of the request's own block, or all of a short line.
         while let Some(Entry { previous, .. }) = self.entries.get(at as usize)
             && let Some(entry) = self.entries.get(*previous as usize)
             && last.is_none_or(|block| block_of(entry.place) == block)
@@ -338,8 +340,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if !self.seats.is_empty() || priorities.is_empty() {
             return 0;
         }
-        // A request that has to leave some permits waits as one that asks for them. And what a
-        // pause or a pace holds back does not fill a window as soon as it could.
+        // A request that has to leave some permits waits as one that asks for them. A window does
+        // not fill as soon as it could with permits that a pause or a pace holds back.
         let unlike = self.settings.kept.is_some() || self.settings.is_restrained();
         rule.one_by_one(if unlike { u32::MAX } else { largest(priorities) }).min(FORESEEN)
     }
@@ -360,7 +362,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
         let end_place = self.entries.get(end as usize).map_or(u64::MAX, |end| end.place);
         let mut memo = self.memo(visit);
-        // The kept forecast may have gone beyond the end. Then it is put aside for this once.
+        // The kept forecast may have gone beyond the end. Such a forecast is put aside for this
+        // once.
         let is_beyond = |memo: &Memo<R::Ahead>| {
             let next = self.entries.get(memo.next as usize);
             end != NONE && next.is_none_or(|next| next.place > end_place)

@@ -202,7 +202,8 @@ mod tests {
                         there.push((entries.insert(next), next));
                         next += 1;
                     } else if let Some(last) = there.len().checked_sub(1) {
-                        // Some of the first, some of the last, some in between.
+                        // The entries that leave are some of the first, some of the last and some
+                        // in between.
                         let (key, entry) = there.swap_remove((step * 7919) % (last + 1));
                         prop_assert_eq!(entries.remove(key), entry);
                         prop_assert!(!entries.contains(key));

@@ -124,7 +124,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     pub(super) fn hand_over(&mut self, grant: Tracked<R::Charge>, kind: GrantKind) -> Granted<R::Charge> {
         match kind {
             GrantKind::Tracked => Granted::Tracked(grant),
-            // Its caller cannot undo it, so the log need not keep it.
+            // The caller of this grant cannot undo it, so the log need not keep it.
             GrantKind::Final => {
                 self.release(grant.id);
                 Granted::Final(grant.charge)
@@ -224,7 +224,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         change: impl FnOnce() -> Result<u64, E>,
     ) -> Result<(), E> {
         self.memo.set(None);
-        // By the old terms, so before the change.
+        // The full level is that of the terms before the change.
         let full = PerPart::new(R::PARTS, |part| rule.full_level(self.latest, part));
         let level = change()?;
         self.undo_log.changed(only, &full, |part| rule.level_unit(part), level);

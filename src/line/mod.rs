@@ -287,7 +287,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
-        // Not `schedule`, which borrows the seats as well.
+        // `schedule` is not called here, since it borrows the seats as well.
         self.seats.tell(&Schedule { rule, settings: &self.settings, emptied: None }, now, place, ask, at)
     }
 
@@ -413,8 +413,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.len -= 1;
         if let Some(index) = &mut self.index {
             n.into_iter().for_each(|n| index.remove(place, key, n, next));
-            // Far below `LONG`, so that a line of about that length does not make its index again
-            // and again.
+            // The bound is far below `LONG`, so that a line of about that length does not make its
+            // index again and again.
             if self.len < LONG / 4 {
                 self.index = None;
             }

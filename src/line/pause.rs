@@ -169,7 +169,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Spaces the grants of some parts from a time on, where they count in real time.
     fn begin_paces(&mut self, rule: &R, from: Nanos, of: impl Fn(usize) -> bool) {
         self.memo.set(None);
-        // So that grants from before have lower numbers.
+        // The log is touched so that grants from before have lower numbers.
         self.undo_log.touch();
         let number = self.undo_log.number();
         self.settings.paces.retain(|pace| !of(pace.part));

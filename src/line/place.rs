@@ -22,7 +22,7 @@ pub(crate) fn end_of(priority: i8) -> u64 {
 
 /// The priority of a place.
 pub(crate) fn priority_of(place: u64) -> i8 {
-    // Eight bits.
+    // The value has eight bits.
     #[allow(clippy::cast_possible_truncation)]
     i8::MAX.wrapping_sub_unsigned((place >> SEQUENCE_BITS) as u8)
 }

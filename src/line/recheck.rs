@@ -43,7 +43,7 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any
         }
     });
     let mut panic = None;
-    // One that panics must not take the others with it. The limiter may be gone with its last
+    // A recheck that panics must not take the others with it. The limiter may be gone with its last
     // reference, which is foreign code, too.
     let mut recheck = |shared: Arc<dyn Recheck>| {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -53,7 +53,7 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any
         match (outcome, &panic) {
             (Ok(()), _) => {}
             (Err(first), None) => panic = Some(first),
-            // Dropping what it carries is foreign code, too.
+            // Dropping the payload of a panic is foreign code, too.
             (Err(other), Some(_)) => std::mem::forget(other),
         }
     };

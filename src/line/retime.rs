@@ -82,7 +82,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Weighs each request anew, where sizes do not tell its weight: in the line of a composite.
     fn retime_all(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
-        // Counted anew: the sums so far are at the old rate.
+        // The sums are counted anew: those so far are at the old rate.
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.priorities.all().len());
         let mut ahead = R::Ahead::default();
         let mut key = self.head;

@@ -461,7 +461,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     }
 
     fn ready_after_pause(&self, stop: Stop, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
-        // As if no part stood still.
+        // The time is computed as if no part stood still.
         let ready_at = || {
             let due = Rule::<C>::ready_at(self, at, ahead, n);
             let leaving = || Rule::<C>::ready_leaving(self, at, ahead, n, kept);

@@ -194,7 +194,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// The sums of all seats before a place.
     fn sums_before(&self, rule: &R, place: u64) -> Sums {
-        // Mostly the place of the first seat, the last one, or a newcomer.
+        // The place is mostly that of the first seat, of the last one, or of a newcomer.
         match (self.list.first_key_value(), self.list.last_key_value()) {
             (Some((first, _)), Some((last, seat))) if *first < place => {
                 if *last <= place {
@@ -229,7 +229,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     /// Adds a seat behind entries of these sizes, and divides a block that is twice as large as it
     /// should be.
     fn insert(&mut self, rule: &R, place: u64, mut seat: Seat<R::Ask>) {
-        // What the seats before it count already.
+        // The seats before this one count these entries already.
         seat.before.unmerge(&self.sums_before(rule, place).entries);
         self.count_before_next(place, |entries| entries.unmerge(&seat.before));
         self.total.entries.merge(&seat.before);
@@ -331,7 +331,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         let before = first.filter(|(_, other)| *other < place && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
         // A policy tells what it is like if requests go first as soon as they can, or at a given
-        // time all at once. The truth is in between, so the later of the two counts.
+        // time all at once. The truth is in between, so the later of the two counts is taken.
         let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
         rule.add(&mut one, ask);
         // `first` sums the requests that go first, `last` the seats of them with the latest time,
@@ -383,7 +383,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
         entries: Sizes,
         shared: Weak<dyn Recheck>,
     ) {
-        // Idle until it is told a time.
+        // The seat is idle until it is told a time.
         let seat = Seat { ask, before: entries, at: Nanos::MAX, due: Nanos::ZERO, here: false, shared };
         self.insert(rule, place, seat);
     }
@@ -464,8 +464,8 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
             self.rings.remove(&ring);
             due.push(ring.1);
         }
-        // In the order of places, so that each composite finds a time behind the seats before its
-        // own, instead of an equal time.
+        // The seats are told in the order of places, so that each composite finds a time behind the
+        // seats before its own, instead of an equal time.
         due.sort_unstable();
         deferred.rechecks.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };

@@ -40,7 +40,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let refusal = self.too_early(*first, now);
             *first = self.expire(visit, refusal).min(*first);
         }
-        // After the grants: in shadow, too, a request takes permits that are there.
+        // Requests pass in shadow after the grants: in shadow, too, a request takes permits that
+        // are there.
         if due.is_some() && self.settings.is_shadow() && !self.settings.closed {
             self.pass_all(visit);
             due = (self.len() > 0).then_some(now);
@@ -49,7 +50,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             let schedule = Schedule { rule: visit.rule, settings: &self.settings, emptied: None };
             self.seats.ring(&schedule, now, visit.deferred);
         }
-        // Only for a composite, which has to wait for its members.
+        // Only a composite looks at its first request, since it has to wait for its members.
         let first = self.entries.get(self.head as usize).zip(due);
         let first = first.map(|(first, due)| (&first.ask, first.priority, due));
         let look_at = visit.rule.wait_first(now, first, visit.deferred);
@@ -101,8 +102,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let unattended = matches!(woken_by, WokenBy::Nobody);
         let begins = since.max(self.charged).max(self.settings.opens_for(now));
         // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
-        // policy that counts says "now" of any time that has passed. So it is asked as of the grant
-        // before the reservation, and then tells when the reservation was due.
+        // policy that counts says "now" of any time that has passed. So the policy is asked as of
+        // the grant before the reservation, and then tells when the reservation was due.
         let as_of = match unattended && !rule.catches_up() && self.seats.is_empty() {
             true => begins.min(now),
             false => now,
@@ -121,8 +122,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if due > now {
             return Some(Head::WaitsUntil(due));
         }
-        // A reservation that is not awaited takes what was there at its turn, whichever call finds
-        // that out.
+        // A reservation that is not awaited takes the permits that were there at its turn,
+        // whichever call finds that out.
         let turn = unattended.then(|| due.max(begins).min(now));
         let (more, due) = self.more_for_head(visit, &ask, due, turn);
         let at = self.charged_as_of(visit, due);
@@ -135,15 +136,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 }
                 Head::GoesOn
             }
-            // A request that overlapped with the joining has just taken some of them. The waiter
-            // takes what it asks for at least.
+            // A request that overlapped with the joining has just taken some of the permits. The
+            // waiter takes at least the number that it asks for.
             Err(_) if more.is_some() => {
                 self.entries[key as usize].most = 0;
                 Head::GoesOn
             }
             // A request that overlapped with the joining has just taken the permit. If the waiter
             // is still due but refused, another request got in between, or the policy does not
-            // agree with itself: look again, but do not spin.
+            // agree with itself: the line looks again, but does not spin.
             Err(Refusal::Limited { .. }) => match self.due(rule, now, place, &none, &ask) <= due {
                 true => Head::WaitsUntil(due.max(now.saturating_add(Nanos::new(1)))),
                 false => Head::GoesOn,
@@ -181,7 +182,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if more == *ask {
             return (None, due);
         }
-        // As many were there a moment ago.
+        // As many permits were there a moment ago.
         let turn = turn.unwrap_or(visit.now);
         let due_all = self.due(visit.rule, turn, place, &R::Ahead::default(), &more);
         if due_all <= turn { (Some(more), due_all) } else { (None, due) }

@@ -99,7 +99,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
         let more = self.as_many(visit, demand, most, 0, None);
-        // A request without the lock may have taken some of them in between.
+        // A request without the lock may have taken some of the permits in between.
         if more != *demand.ask
             && let Ok(charge) = self.take(visit, Demand { ask: &more, ..demand })
         {

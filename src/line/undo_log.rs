@@ -277,7 +277,7 @@ impl PartLog {
 
     fn track(&mut self, Measure { moved, full }: Measure, next: &mut u64) {
         let room = self.look(full, next);
-        // What took nothing of this part moves no level.
+        // A change that took nothing of this part moves no level.
         let (before, after) = moved.unwrap_or((self.level, self.level));
         if self.recent == 0 {
             self.base = before.min(after);
@@ -362,7 +362,7 @@ impl PartLog {
     /// So much of a grant was given back, or nothing of a grant but of a refund. That left the
     /// state at this level.
     fn gave(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
-        // Below the new level by what recent grants took.
+        // The base is below the new level by the permits that recent grants took.
         self.base = self.base.min(level.saturating_sub(self.level.saturating_sub(self.base)));
         self.leave(room, back, level, next);
     }

@@ -93,13 +93,13 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ) {
         let &Entry { place, priority, next, .. } = &self.entries[key as usize];
         if matches!(woken_by, WokenBy::Thread { .. }) {
-            // A reservation for which a thread waits from now on.
+            // A thread waits for this reservation from now on.
             let first = self.priorities.class(priority).first_thread;
             if self.entries.get(first as usize).is_none_or(|first| place < first.place) {
                 self.priorities.class(priority).first_thread = key;
             }
         } else if self.priorities.class(priority).first_thread == key {
-            // Its thread no longer waits.
+            // The thread of this entry no longer waits.
             let first = self.thread_from(next, priority);
             self.priorities.class(priority).first_thread = first;
         }

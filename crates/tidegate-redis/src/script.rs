@@ -212,7 +212,7 @@ fn call(script: &Script, name: &str, parts: &[Part<'_>], room: usize) -> Cmd {
     let mut terms = Vec::with_capacity(of_terms);
     for part in parts {
         cmd.arg(part.key);
-        // As `lua/head.lua` numbers the kinds.
+        // The kinds have the numbers that `lua/head.lua` gives them.
         pack(&mut terms, f64::from(part.terms.kind as u8 + 1));
         pack(&mut terms, exact(micros(part.terms.longest.unwrap_or(Duration::MAX), false)));
         part.terms.numbers.iter().for_each(|number| pack(&mut terms, *number as f64));
@@ -290,7 +290,7 @@ impl Reply {
     /// Reads the reply of a call with so many limits; `None` if it is none.
     pub(crate) fn read(value: Value, limits: usize) -> Option<Reply> {
         let values = match value {
-            // Of a call that reserves for one request.
+            // The reply is that of a call that reserves for one request.
             Value::Array(mut values) if matches!(values[..], [Value::Array(_)]) => {
                 return Reply::read(values.pop()?, limits);
             }

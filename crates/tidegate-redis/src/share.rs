@@ -179,8 +179,8 @@ impl Share {
         // A share that has begun is not full again while a share that begins has less.
         let status = self.tags.status(tag);
         if status.full_in == Duration::ZERO {
-            // An earlier share that was begun has what was granted before it in it, as far as it
-            // had room for that. No share has a debt.
+            // An earlier share that was begun counts the permits that were granted before it, as
+            // far as it had room for them. No share has a debt.
             let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
             let room = u32::try_from(status.limit).unwrap_or(u32::MAX).saturating_sub(less);
             // A tag for which there is no room is refused afterwards.
@@ -289,7 +289,7 @@ fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
         }
         PolicyConfig::FixedWindow { rate, at_wall_clock, from_first_grant, .. } => {
             *rate = fewer(*rate, processes);
-            // The windows of the store begin so.
+            // Windows of the store begin at the wall clock, unless they begin at a first grant.
             if !*from_first_grant {
                 at_wall_clock.get_or_insert_default();
             }
@@ -306,7 +306,7 @@ fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
 fn slower(rate: Rate, processes: NonZeroU32) -> Rate {
     let permits = rate.permits();
     let period = rate.period().checked_mul(processes.get()).filter(|period| *period <= Rate::MAX_PERIOD);
-    // In range, just checked.
+    // The value is in range, as was just checked.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let exact = match period {
         Some(period) if permits.fract() == 0.0 && permits < 1e15 => Rate::new(permits as u64, period).ok(),
@@ -322,13 +322,13 @@ fn slower(rate: Rate, processes: NonZeroU32) -> Rate {
 fn fewer(rate: Rate, processes: NonZeroU32) -> Rate {
     let permits = (rate.permits() / f64::from(processes.get())).floor().max(1.0);
     let whole = rate.permits().fract() == 0.0 && permits <= f64::from(u32::MAX);
-    // In range, just checked.
+    // The value is in range, as was just checked.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let fewer = (whole && !rate.is_zero()).then(|| Rate::new(permits as u64, rate.period()).ok());
     match fewer.flatten() {
         Some(rate) => rate,
         None if rate.is_zero() => rate,
-        // One permit in the time that the share takes.
+        // The share is one permit in a period that is as many times longer as there are processes.
         None => {
             let period = Duration::try_from_secs_f64(f64::from(processes.get()) / rate.as_per_second());
             let period = period.unwrap_or(Rate::MAX_PERIOD).min(Rate::MAX_PERIOD);

@@ -98,7 +98,7 @@ impl Terms {
                 let [refill, price] = [terms.numbers[0], terms.numbers[1]];
                 let longest = match capacity {
                     None => *max_wait,
-                    // Nothing leaves, so no request waits.
+                    // Nothing leaves the queue, so no request waits.
                     Some(_) if refill == 0 => Some(Duration::ZERO),
                     Some(capacity) => {
                         let water = i128::from(capacity - nodelay) * i128::from(price);
@@ -178,7 +178,7 @@ impl Bucket {
                 (step, offset_in(offset, step))
             }
         };
-        // Of one unit of time: a microsecond, or a step.
+        // The numbers are those of one unit of time: a microsecond, or a step.
         let (refill, price) = match (self.rate.is_zero(), step) {
             (true, _) => (0, 1),
             (false, 0) => fraction(config, self.rate, 1000, self.rate.period().as_nanos())?,

@@ -538,7 +538,7 @@ impl FromStr for LimiterConfig {
         let at = words.iter().position(|word| FIELDS.contains(word)).unwrap_or(words.len());
         let (policies, fields) = words.split_at(at);
         if policies.iter().any(|word| may_be_secret(word)) {
-            // No error may tell it.
+            // The word may be a password, which no error may tell.
             return Err(bad("store", "named before its address"));
         }
         let policies: Vec<_> = policies.split(|word| *word == "and").map(|words| words.join(" ")).collect();

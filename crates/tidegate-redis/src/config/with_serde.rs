@@ -17,7 +17,7 @@ impl Serialize for LimiterConfig {
         let mut map = serializer.serialize_map(None)?;
         match &self.limits[..] {
             [] => {}
-            // As a line: the fields of the policy would stand among those of the store.
+            // The policy is written as a line: its fields would stand among those of the store.
             [(name, limit)] if name == ONLY => map.serialize_entry("limit", &limit.to_string())?,
             limits => {
                 let limits = limits.iter().map(|(name, limit)| (name, limit.to_string()));

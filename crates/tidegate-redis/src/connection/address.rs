@@ -139,8 +139,8 @@ impl Address {
             let node = Node::new(&format!("redis://{login}{at}{host}/{database}"), tls);
             node.ok_or(wrong("has a host that no server can have, or a user or password that is no text"))
         };
-        // What a server does not have, such as a database in the query or a second host, is not
-        // left out in silence.
+        // A setting that a server does not have, such as a database in the query or a second host,
+        // is not left out in silence.
         if kind != "sentinel" && !query.is_empty() {
             return Err(wrong("has fields after a ?, as only that of a socket or of sentinels has"));
         }
@@ -178,7 +178,7 @@ impl Address {
                     node(&of_sentinels, &format!("{host}{port}"), "")
                 };
                 let sentinels: Result<_, _> = hosts.split(',').map(sentinel).collect();
-                // Its host is replaced by the one that a sentinel tells.
+                // The host of this address is replaced by the one that a sentinel tells.
                 let login = node(login, "localhost", database)?;
                 Ok(Address::Sentinels { sentinels: sentinels?, name: name.into(), login })
             }

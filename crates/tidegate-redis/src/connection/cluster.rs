@@ -76,7 +76,8 @@ impl Cluster {
             Some(server) if !server.is_suspect.load(Ordering::Relaxed) => return Ok(server),
             _ => {}
         }
-        // A task of its own: the deadline of one call does not end what other calls wait for.
+        // The attempt is a task of its own: the deadline of one call does not end what other calls
+        // wait for.
         let (this, attempts) = (self.clone(), self.attempts.load(Ordering::Relaxed));
         let learning = tokio::spawn(async move { this.learn(slot, attempts).await });
         let learnt = learning.await;
@@ -213,7 +214,7 @@ fn ranges(value: Value, asked: &str) -> Vec<Range> {
 
 /// The slot of the first key of a script's call.
 pub(super) fn slot_of(cmd: &Cmd) -> usize {
-    // The command, a hash, how many keys, and the first key.
+    // The words are the command, a hash, how many keys, and the first key.
     match cmd.args_iter().nth(3) {
         Some(Arg::Simple(key)) => slot(key),
         _ => 0,
@@ -227,7 +228,7 @@ fn slot(key: &[u8]) -> usize {
         tag.iter().position(|byte| *byte == b'}').map(|close| &tag[..close])
     });
     let hashed = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
-    // CRC16, XMODEM.
+    // The checksum is CRC16, XMODEM.
     let crc = hashed.iter().fold(0u16, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
             if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
@@ -246,7 +247,7 @@ mod tests {
     /// Calls that came during an attempt do not make one each, when no server tells the slots.
     #[tokio::test(start_paused = true)]
     async fn silent_servers_are_asked_once_for_all_calls() {
-        // It accepts connections, and tells nothing.
+        // The listener accepts connections, and tells nothing.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("redis+cluster://{}", silent.local_addr().expect("an address"));
         let Ok(Address::Cluster(seeds)) = Address::read(&url, None) else { panic!("no cluster") };
@@ -265,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_key_has_the_slot_of_its_tag() {
-        // As CLUSTER KEYSLOT tells.
+        // The slots are those that CLUSTER KEYSLOT tells.
         for (key, expected) in [("123456789", 12739), ("foo", 12182), ("{user1000}.following", 3443)] {
             assert_eq!(slot(key.as_bytes()), expected, "{key}");
         }

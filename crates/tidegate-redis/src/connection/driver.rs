@@ -121,8 +121,8 @@ impl<F: Future<Output = ()> + Unpin> Driver<F> {
         let sending = Sending::begin();
         let added = add();
         drop(sending);
-        // Else a budget of the calling task might end here, and its runtime would go on at any
-        // time.
+        // The future runs without a budget: that of the calling task might end here, and its
+        // runtime would go on at any time.
         let driving = std::future::poll_fn(|_| self.go_on(&mut future));
         if pin!(coop::unconstrained(driving)).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.task.0.wake();

@@ -39,7 +39,8 @@ pub(super) enum Meaning {
 
 pub(super) fn meaning(error: &RedisError) -> Meaning {
     let text = error.detail().unwrap_or_default();
-    // A server at its limit of connections answers so to whatever comes first, also to AUTH.
+    // A server at its limit of connections sends this error to the first command of a connection,
+    // also to AUTH.
     if text.contains("max number of clients") || text.contains("Script killed by user") {
         return Meaning::Refused;
     }
@@ -55,7 +56,8 @@ pub(super) fn meaning(error: &RedisError) -> Meaning {
         Some(_) => Meaning::Misconfigured,
         None => match error.kind() {
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => Meaning::Misconfigured,
-            // Also an answer that makes no sense: the connection cannot be used any more.
+            // An answer that makes no sense has this meaning, too: the connection cannot be used
+            // any more.
             _ => Meaning::Lost,
         },
     }
@@ -127,7 +129,7 @@ mod tests {
             ("ERR Error running script: Script killed by user", Meaning::Refused, "ERR Error running"),
             ("NOPERM no", Meaning::Misconfigured, "NOPERM "),
             ("ERR unknown command 'EVALSHA'", Meaning::Misconfigured, "ERR unknown command 'EVALSHA'"),
-            // Servers name the user since version 7, and a command that they do not know with its
+            // Servers since version 7 name the user, and name an unknown command with its
             // arguments.
             (
                 "NOPERM User u5er has no permissions to run the 'get' command",

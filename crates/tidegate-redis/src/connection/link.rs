@@ -110,12 +110,12 @@ impl Link {
         let (answer, poll) = self.driver.send(|| {
             let mut link = self.clone();
             let mut answer: Answer = Box::pin(async move { link.call(&cmd).await });
-            // Else a budget of the calling task might end here, and its runtime would go on at any
-            // time.
+            // The future runs without a budget: that of the calling task might end here, and its
+            // runtime would go on at any time.
             let poll = pin!(coop::unconstrained(answer.as_mut())).poll(&mut Context::from_waker(waker));
             (answer, poll)
         })?;
-        // An answer before the future went on is that of a closed connection.
+        // An answer that is there before the future went on is that of a closed connection.
         poll.is_pending().then_some(answer)
     }
 
@@ -142,7 +142,7 @@ impl Link {
             Ok(_) => Ok(()),
             Err(error) => match meaning(&error) {
                 Meaning::Misconfigured | Meaning::ReadOnly | Meaning::Lost => Err(failure(&error)),
-                // A call that follows will see for itself.
+                // A call that follows finds out for itself.
                 _ => Ok(()),
             },
         }
@@ -166,7 +166,7 @@ end";
 /// Connects to the first address of a name that answers.
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut attempts = JoinSet::new();
-    // Of a name that is not resolved the system tells no kind.
+    // The system tells no kind of the error of a name that is not resolved.
     let resolved = tokio::net::lookup_host((host, port)).await;
     for address in resolved.map_err(|_| io::ErrorKind::NotFound)? {
         attempts.spawn(TcpStream::connect(address));
@@ -175,7 +175,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     while let Some(attempt) = attempts.join_next().await {
         match attempt.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(stream) => {
-                // A call is one small write, and waits for no other.
+                // A call is one small write, which need not wait for others.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
                 return Ok(stream);

@@ -102,7 +102,8 @@ impl Servers {
         sent: &Sent,
     ) -> Result<Value, Failure> {
         let (mut redirections, mut repeated, mut told) = (0, false, false);
-        // The server that a redirection names, and whether it has to be asked to make an exception.
+        // A redirection names the server, and whether that server has to be asked to make an
+        // exception.
         let mut redirected: Option<(Arc<Server>, bool)> = None;
         loop {
             let begun = begun.take();
@@ -118,7 +119,7 @@ impl Servers {
                 None => server.attempt(by_hash, asking, sent).await,
             };
             if matches!(&answer, Err((Meaning::NoScript, _))) {
-                // One call at a time tells the text. The calls behind it try the hash once more.
+                // One call at a time sends the text. The calls behind it try the hash once more.
                 let telling = server.telling.lock().await;
                 if !told && server.told.load(Ordering::Relaxed) != texts {
                     told = true;

@@ -88,8 +88,8 @@ impl Server {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
-        // A task of its own: a server that is far away takes longer to connect to than a call may
-        // take.
+        // The attempt is a task of its own: a server that is far away takes longer to connect to
+        // than a call may take.
         let attempts = self.attempts.load(Ordering::Relaxed);
         let this = self.clone();
         let connecting = tokio::spawn(async move { this.connect(attempts).await });

@@ -53,7 +53,7 @@ impl Connection {
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             Connection::Client(link) => link.is_closed(),
-            // The model tells it to the next call.
+            // The model tells the next call that the connection is closed.
             #[cfg(feature = "simulation")]
             Connection::Model(_) => false,
         }

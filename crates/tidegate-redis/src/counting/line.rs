@@ -292,7 +292,7 @@ impl Shared {
             return None;
         }
         line.calls += 1;
-        // The store may carry it out and not answer.
+        // The store may carry out the call and not answer.
         line.known_until = Some(now + self.span);
         let most = if line.announced == 0 { MOST_REQUESTS } else { line.announced };
         let mut waits = 0;
@@ -333,7 +333,7 @@ impl Shared {
                 }
                 Some(asked.telling)
             }
-            // The next call tells it again.
+            // The next call tells the same news again.
             Err(_) => line.telling.replace(asked.telling),
         };
         drop(line);
@@ -354,9 +354,9 @@ impl Shared {
         let limit = self.limit();
         let left = left(limit, told.in_use);
         line.announced = 0;
-        // Permits of requests that left meanwhile.
+        // Permits of requests that left meanwhile are spare.
         let mut spare = 0;
-        // How many permits the store knows that this process holds, and how many requests wait.
+        // The store knows that this process holds so many permits, and that so many requests wait.
         let (mut known, mut wants) = (asked.held, 0);
         let granted = told.granted.iter().copied().chain(std::iter::repeat(false));
         for ((place, size), granted) in asked.requests.iter().zip(granted) {
@@ -408,8 +408,8 @@ impl Shared {
             return Duration::ZERO;
         }
         if !is_known {
-            // The task soon ends, and with it what it keeps: there may be a limit for each of many
-            // tags.
+            // The task soon ends, and with it the line that it keeps: there may be a limit for each
+            // of many tags.
             return LATEST;
         }
         if wants == 0 {

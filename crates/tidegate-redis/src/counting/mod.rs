@@ -341,7 +341,7 @@ impl Future for Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         if let Some(place) = self.place {
-            // Its own task need not be woken.
+            // The task of this request need not be woken.
             self.answer.close();
             self.shared.leave(place);
         }

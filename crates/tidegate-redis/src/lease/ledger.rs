@@ -516,7 +516,7 @@ impl Ledger {
             }
             let patience = state.patience.longest;
             if !is_urgent && state.refusal(now, &costs, patience).is_some() {
-                // The store would refuse it.
+                // The store would refuse the lease.
                 state.refused(now);
                 return Plan::Rest(ends.min(state.next));
             }
@@ -544,7 +544,7 @@ impl Ledger {
         };
         let mut state = self.lock();
         let is_late = order.endings != state.endings;
-        // What it tells may have ended with the leases, as a pause does.
+        // The state that the reply tells may have ended with the leases, as a pause does.
         if !is_late {
             state.told(now, reply);
         }
@@ -670,10 +670,10 @@ impl Ledger {
         let is_plenty = left >= limit / 10 && !is_pressed;
         let (asked, line) = (told.rate * horizon, account.line.load(Ordering::Relaxed) as f64);
         // Loops use up a window at its beginning, while it has plenty. A process that would not
-        // lease does not do so then.
+        // lease does not lease then, either.
         let is_shared = processes > 1 && (!is_plenty || account.terms.kind != Kind::Bucket && asked >= 2.0);
         let wish = if is_shared && line > 0.0 {
-            // Rounded up, or a small part would not grow.
+            // The size is rounded up, or a small part would not grow.
             (asked * FOR_EACH * line).sqrt().ceil()
         } else {
             asked
@@ -779,11 +779,11 @@ fn whole(permits: f64) -> u64 {
 /// What an order that was sent brings at one limit, by a reply that comes now.
 fn piece(account: &Account, sent: Nanos, now: Nanos, reply: &Reply, limit: usize) -> Piece {
     let after = |from: Nanos, span: Duration| from.saturating_add(Nanos::from_duration(span));
-    // Not before the instant: the reply is as old as its way back.
+    // The permits are not usable before their instant: the reply is as old as its way back.
     let usable = after(now, reply.wait);
     let mut ends = after(sent, reply.wait.saturating_add(account.life()));
     if account.terms.kind == Kind::Fixed {
-        // The end of the window. A lease never outlives it.
+        // The lease ends with the window, which it never outlives.
         ends = ends.min(after(sent, reply.limits[limit].full_in));
     }
     let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));
@@ -859,14 +859,14 @@ mod tests {
             ("token_bucket 100/s burst 100", 50 * MS, 47, 240),
             ("sliding_log 100/s", 50 * MS, 47, 240),
             ("fixed_window 100/s", 60 * MS, 47, 70),
-            // Longer horizons, up to 5 s.
+            // These limits have longer horizons, up to 5 s.
             ("fixed_window 100/min", 60_000 * MS, 47, 10 + 30 + 3750),
             ("fixed_window 100/d", 80_000_000 * MS, 47, 10 + 30 + 10_000),
         ] {
             let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
             let ledger = Ledger::new([terms].into_iter(), Arc::default());
             let reply = booked(full_in, vec![5]);
-            // It was sent at 10 ms, and the reply came at 17 ms.
+            // The lease was asked for at 10 ms, and the reply came at 17 ms.
             let piece = piece(&ledger.accounts[0], at(10), at(17), &reply, 0);
             assert_eq!((piece.usable, piece.ends, piece.permits), (at(usable), at(ends), 5), "{line}");
         }

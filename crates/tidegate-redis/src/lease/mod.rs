@@ -364,7 +364,7 @@ impl Leases {
                     }
                 }
                 match outcome {
-                    // Serves the line.
+                    // A refund of no permits serves the line.
                     Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].refund(0)),
                     Outcome::TooLate(returns) => self.give_back(&returns),
                     Outcome::Refused => {}

@@ -230,7 +230,8 @@ impl Stock {
         let wanted = ahead.saturating_add(n);
         for (last, _) in list.rest(gone) {
             let due = at.max(last.usable);
-            // Requests that go first take what ends before. Without them it is lost.
+            // Requests that go first take the permits that end before this instant. Without such
+            // requests those permits are lost.
             let from = if ahead > 0 { at } else { due };
             let there = list.rest(gone).filter(|(piece, _)| piece.usable <= due && from < piece.ends);
             if there.fold(0_u64, |sum, (_, rest)| sum.saturating_add(rest)) >= wanted {
@@ -409,7 +410,7 @@ mod tests {
         stock.add(piece(4, 0, 20), 0);
         let (first, _) = stock.take(Nanos::new(1), 2).expect("permits");
         let (second, _) = stock.take(Nanos::new(1), 1).expect("a permit");
-        // Not the last one: it goes into a list of its own.
+        // The piece is not the last one, so it goes into a list of its own.
         stock.put_back(first);
         assert_eq!(stock.held(Nanos::new(1)), (3, 0));
         stock.put_back(second);
@@ -480,7 +481,7 @@ mod tests {
                     5 if !held.is_empty() => {
                         let taken = held.swap_remove(random.random_range(0..held.len()));
                         stock.put_back(taken);
-                        // It may be in its old place, or in one of its own.
+                        // The permits may be in their old place, or in one of their own.
                         model.clear();
                         for piece in stock.list.load().left() {
                             model.extend(

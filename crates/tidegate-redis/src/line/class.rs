@@ -179,7 +179,7 @@ mod tests {
                 0..4 => {
                     let turn = Turn::new(random.random_range(-1..2), after(&mut random), number);
                     let mut told = class.add(turn, reply());
-                    // Requests that have an earlier instant, and a later booking.
+                    // These requests have an earlier instant, and a later booking.
                     let mut moved_up = Vec::new();
                     for (other, (due, _)) in turns.iter_mut().zip(&instants) {
                         if other.priority == turn.priority && other.due > turn.due && *due <= turn.due {

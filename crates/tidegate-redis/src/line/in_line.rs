@@ -79,7 +79,7 @@ impl InLine {
             self.held_till = None;
             return false;
         }
-        // Of calls that failed at one time the first one counts.
+        // The first one counts of calls that failed at one time.
         if !self.is_timed || self.held_till.is_none() {
             self.held_till = Some(till);
         }
@@ -150,7 +150,7 @@ impl State {
                 (entry.stage, entry.was_held) = (Stage::InLine, true);
                 self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
                 if entry.last() < Nanos::MAX {
-                    // Its task sets its timer.
+                    // The task of the request sets the timer.
                     after.wake(entry);
                 }
             } else {

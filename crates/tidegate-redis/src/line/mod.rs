@@ -378,7 +378,7 @@ impl Line {
         state.permits = state.permits.saturating_add(bounds::sum(&costs));
         if let Some(entry) = state.entries.get_mut(&number) {
             entry.stage = Stage::Booked { class: class.clone(), turn };
-            // Its task sets its timer.
+            // The task of the request sets the timer.
             after.wake(entry);
         }
         let instant = state.earlier_instant(&class, reply.due, now);

@@ -70,7 +70,8 @@ impl Ticket {
             let class = state.entries.get(&number).and_then(booked);
             if let Some((class, turn)) = class {
                 state.settle(after, &class, now);
-                // Requests of higher priority may have taken the instants up to its longest wait.
+                // Requests of higher priority may have taken the instants up to the longest wait of
+                // this request.
                 if let Some(entry) = state.entries.get(&number)
                     && matches!(entry.stage, Stage::Booked { .. })
                     && entry.latest(turn) < now

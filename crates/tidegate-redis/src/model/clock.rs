@@ -39,7 +39,8 @@ pub fn run<T>(future: impl Future<Output = T>) -> T {
         .build()
         .expect("a runtime");
     let answer = runtime.block_on(async {
-        // Where the runtime began to count milliseconds, since paused time did not move yet.
+        // The simulation begins where the runtime began to count milliseconds, since paused time
+        // did not move yet.
         CURRENT.set(Some(Clock { began: Instant::now(), idle }));
         future.await
     });

@@ -430,7 +430,7 @@ impl State {
     }
 
     fn carry_out(&mut self, at: u64, call: Call) {
-        // One call at a time, in the order of arrival.
+        // A server carries out one call at a time, in the order of arrival.
         let begins = at.max(self.free_at);
         self.free_at = begins + micros(self.network.service);
         let answer = match call.server {

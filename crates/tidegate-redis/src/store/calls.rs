@@ -125,12 +125,13 @@ pub(crate) enum Away {
 /// call that is alone is sent before it gets here, and taken with its reply: no timer is set for
 /// it. If it has no reply after a quarter of the deadline, it gets its timer then.
 pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_clients: String) {
-    // By the clock of the runtime, which may be paused.
+    // The time is that of the runtime's clock, which may be paused.
     let began = Instant::now();
     let of_clients = shared.clone();
     let counting = tokio::spawn(async move { of_clients.count_clients(began, &key_of_clients).await });
     let mut running = FuturesUnordered::new();
-    // When the runtime ends, this goes first: an answer that makes a call is refused.
+    // When the runtime ends, this end of the queue is dropped first: an answer that makes a call is
+    // refused.
     let mut calls = calls;
     let mut is_closed = false;
     // Calls that were sent are taken with their reply, and looked for at such intervals.
@@ -153,7 +154,7 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                 }
             }
             match running.poll_next_unpin(context) {
-                // Its answer may have made a call.
+                // The answer of this call may have made another call.
                 Poll::Ready(Some(())) => continue,
                 Poll::Ready(None) if is_closed => return Poll::Ready(()),
                 _ => {}
@@ -202,8 +203,8 @@ impl Shared {
             return Some(Unsent { answer: Some(answer), is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
-        // Calls that come during a call leave together, and behind it. One that waited for long may
-        // be looked for too late.
+        // Calls that come during a call leave together, and behind that call. A call whose requests
+        // waited for long may be looked for too late.
         let is_alone = before == 0 && waited <= self.timeout / 2;
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
@@ -288,7 +289,7 @@ impl Shared {
         let (server, admission, asked) = match &begun {
             Some(begun) => (begun.server.clone(), Admission::Ask, Instant::from_std(begun.at)),
             None => {
-                // Requests wait for a call that is in flight, so that one was slow, too.
+                // Requests wait for a call that is in flight, so that call was slow, too.
                 if !self.is_in_time(waited) {
                     return Err(self.skip(Duration::ZERO));
                 }
@@ -446,7 +447,7 @@ mod tests {
         for _ in 0..MOST_IN_FLIGHT + 100 {
             limiter.debit(1).expect("told");
         }
-        // Each of them, and the call that the observer makes.
+        // The store skips each of the 100 calls, and the call that the observer makes for it.
         assert_eq!(store.counts().skipped, 2 * 100);
     }
 }

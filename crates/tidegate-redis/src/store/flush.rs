@@ -66,7 +66,7 @@ impl Store {
         let mut late = pin!(clock.sleep_until(deadline));
         let mut told = pin!(async {
             pending.ended_so_far().await;
-            // What waited for these answers has left by now.
+            // The messages that waited for these answers have left by now.
             pending.ended_so_far().await;
         });
         let is_told = poll_fn(|context| match told.as_mut().poll(context) {

@@ -85,7 +85,7 @@ impl LeaseCounters {
     }
 
     pub(crate) fn used(&self, all: u64, counted: u64) {
-        // A permit that was put back makes it less.
+        // A permit that was put back makes the number less.
         self.used.fetch_add(all.wrapping_sub(counted), Ordering::Relaxed);
     }
 
