@@ -265,7 +265,7 @@ where
     pub(crate) fn observed_by(self, events: Option<Watch<K>>) -> Self {
         let policy = self.policy();
         let state = policy.start(self.clock.now());
-        // It has no key to tell.
+        // The overflow limiter has no key to tell.
         let all = match &events {
             Some(Watch::All(events)) => Some(events.clone()),
             Some(Watch::Key(_)) | None => None,
