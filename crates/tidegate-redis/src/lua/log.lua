@@ -1,33 +1,122 @@
--- Sliding log: the instant of each of the last permits. Exact in any span.
+-- Sliding log: the instants of the last permits. Exact in any span.
 --
 --   | term | name   | unit    | meaning                                                         |
 --   |------|--------|---------|-----------------------------------------------------------------|
 --   | 1    | limit  | permits | of any window                                                   |
 --   | 2    | length | us      | of the window                                                   |
---   | 3    | room   | permits | the limit or more, at most 4,096; as many instants are kept,     |
---   |      |        |         | and as many more of permits that are owed                        |
+--   | 3    | room   | permits | the limit or more, at most 4,096; as many are kept that count    |
+--   |      |        |         | no more, and as many are owed at most                           |
 --
---   | state | name   | unit | meaning                                                           |
---   |-------|--------|------|-------------------------------------------------------------------|
---   | 1     | base   | us   | is added to each instant                                          |
---   | 2..   | times  | us   | the instant of each permit, the oldest first                      |
+--   | state | name    | unit    | meaning                                                        |
+--   |-------|---------|---------|----------------------------------------------------------------|
+--   | 1     | base    | us      | is added to each instant                                       |
+--   | 2     | till    | us      | until then permits may count that were forgotten: no request    |
+--   |       |         |         | is due before                                                  |
+--   | 3     | start   | permits | the sum before the first record, modulo 2^32                   |
+--   | 4..   | instants| us      | of the records: all instants that have permits, 56 bits each    |
+--   | ..    | sums    | permits | of each record all permits up to it, modulo 2^32; 32 bits each  |
 --
--- Exactness. Instants rise, so the one that decides about n permits is found at once: a request is
--- due when the permit `limit - n` before the last one is a window old.
+-- Sums rise, so the record that decides about n permits is found by bisection: a request is due when
+-- the permit `limit - n` before the last one is a window old. Requests of one permit have a record
+-- each, and it is found at once.
+--
+-- Giving back. The records have each booking, so the permits of one are taken out, and no window
+-- counts more than before. A place stays in the records until it passes, is one of too many, or is
+-- behind all bookings: `booked` is the last instant that has a booking. So records are kept as long
+-- as they count now, also those that do not count at `booked`, which may go back.
+--
+-- Exactness. Instants are compared, and sums are subtracted modulo 2^32. All records have fewer than
+-- 2^27 permits.
 do
-  -- When the i-th permit counts no more.
-  local function over(l, i)
-    return l.base + parse('>d', l.times, 8 * i - 7) + l.terms[2]
+  local TURN = 2^32
+  -- More than count at once, debts included: a storm of as many bookings.
+  local MOST_RECORDS = 16384
+
+  local function instant(l, i)
+    return l.base + parse('>I7', l.instants, 7 * i - 6)
   end
 
-  -- How many of the oldest permits count no more at an instant.
+  -- When the i-th record counts no more.
+  local function over(l, i)
+    return instant(l, i) + l.terms[2]
+  end
+
+  -- How many permits the first i records have.
+  local function sum(l, i)
+    return i > 0 and (parse('>I4', l.sums, 4 * i - 3) - l.start) % TURN or 0
+  end
+
+  -- How many of the oldest records count no more at an instant.
   local function gone(l, at)
-    local low, high = 0, #l.times / 8
+    local low, high = 0, #l.sums / 4
     while low < high do
       local middle = math.ceil((low + high) / 2)
       if over(l, middle) <= at then low = middle else high = middle - 1 end
     end
     return low
+  end
+
+  -- The first record up to which there are so many permits. Each record has one at least.
+  local function with(l, permits)
+    local last = #l.sums / 4
+    local total = sum(l, last)
+    if permits > total then return last + 1 end
+    local low, high = max(1, last - (total - permits)), min(last, permits)
+    while low < high do
+      local middle = floor((low + high) / 2)
+      if sum(l, middle) >= permits then high = middle else low = middle + 1 end
+    end
+    return low
+  end
+
+  -- Adds to sums.
+  local function shift(sums, by)
+    local texts = {}
+    for first = 1, #sums, 400 do
+      local count = min(100, (#sums + 1 - first) / 4)
+      local format = '>' .. ('I4'):rep(count)
+      local numbers = {parse(format, sums, first)}
+      for i = 1, count do numbers[i] = (numbers[i] + by) % TURN end
+      texts[#texts + 1] = pack(format, unpack(numbers, 1, count))
+    end
+    return table.concat(texts)
+  end
+
+  -- Takes so many permits out of the records from the i-th one on.
+  local function cut(l, i, n)
+    local instants, sums, before, last = l.instants, l.sums, sum(l, i - 1), #l.sums / 4
+    n = min(n, sum(l, last) - before)
+    local kept = with(l, before + n + 1)
+    local head, rest = sums:sub(1, 4 * i - 4), sums:sub(4 * kept - 3)
+    if #head < #rest then
+      head, l.start = shift(head, n), (l.start + n) % TURN
+    else
+      rest = shift(rest, -n)
+    end
+    l.sums = head .. rest
+    if i < kept then l.instants = instants:sub(1, 7 * i - 7) .. instants:sub(7 * kept - 6) end
+  end
+
+  -- The record of an instant, and how many permits it has.
+  local function find(l, at)
+    local i = gone(l, at + l.terms[2])
+    if i == 0 or instant(l, i) ~= at then return 0, 0 end
+    return i, sum(l, i) - sum(l, i - 1)
+  end
+
+  -- Forgets the oldest records. `room` permits stay, and those that count now.
+  local function forget(l, room)
+    local last = #l.sums / 4
+    local old = with(l, sum(l, last) - room + 1) - 1
+    if old > 0 and over(l, old) > l.now then old = gone(l, l.now) end
+    if last - old > MOST_RECORDS then
+      old = last - MOST_RECORDS
+      l.till = max(l.till, over(l, old))
+    end
+    if old > 0 then
+      l.start = parse('>I4', l.sums, 4 * old - 3)
+      l.instants, l.sums = l.instants:sub(7 * old + 1), l.sums:sub(4 * old + 1)
+    end
   end
 
   kinds[LOG] = {
@@ -36,50 +125,101 @@ do
     read = function(l, value)
       if value then
         local first = l.first
-        l.base, l.times = parse('>d', value, first), value:sub(first + 8)
+        l.base, l.till, l.start = parse('>ddd', value, first)
+        local sums = first + 24 + (#value - first - 23) / 11 * 7
+        l.instants, l.sums = value:sub(first + 24, sums - 1), value:sub(sums)
       else
-        l.base, l.times = 0, ''
+        l.base, l.till, l.start, l.instants, l.sums = 0, 0, 0, '', ''
       end
     end,
 
     due = function(l, at, n)
       local t = l.terms
       if n > t[1] then return nil end
-      local i = #l.times / 8 - (t[1] - n)
-      return i < 1 and at or max(at, over(l, i))
+      local i = sum(l, #l.sums / 4) - (t[1] - n)
+      at = max(at, l.till)
+      return i < 1 and at or max(at, over(l, with(l, i)))
     end,
 
     take = function(l, at, n)
-      local room = l.terms[3]
-      local times = l.times .. pack('>d', at - l.base):rep(min(n, room))
-      local counts = #l.times / 8 - gone(l, at) + n
-      l.times = times:sub(-8 * min(2 * room, max(room, counts)))
+      local sums, room = l.sums, l.terms[3]
+      local last = #sums / 4
+      local total = sum(l, last) + min(n, room)
+      if last > 0 and instant(l, last) == at then
+        sums = sums:sub(1, -5)
+      else
+        l.instants = l.instants .. pack('>I7', at - l.base)
+      end
+      l.sums = sums .. pack('>I4', (l.start + total) % TURN)
+      if total > room then forget(l, room) end
+      if total > 2 * room then
+        local open = gone(l, at)
+        local owed = sum(l, #l.sums / 4) - sum(l, open) - 2 * room
+        if owed > 0 then cut(l, open + 1, owed) end
+      end
       l.booked = at
     end,
 
     move = function(l, by)
-      l.base = l.base + by
+      l.base, l.till = l.base + by, l.till + by
     end,
 
     left = function(l, at)
-      local count = #l.times / 8
+      local last = #l.sums / 4
       local gone = gone(l, at)
-      return max(0, l.terms[1] - (count - gone)), count > gone and over(l, count) or at
+      local full = max(l.till, last > gone and over(l, last) or at)
+      if at < l.till then return 0, full end
+      return max(0, l.terms[1] - (sum(l, last) - sum(l, gone))), full
     end,
 
     expires = function(l)
-      return #l.times > 0 and over(l, #l.times / 8) or l.booked
+      return max(l.till, l.sums ~= '' and over(l, #l.sums / 4) or l.booked)
     end,
 
     value = function(l)
-      return pack('>d', l.base) .. l.times
+      return pack('>ddd', l.base, l.till, l.start) .. l.instants .. l.sums
     end,
   }
 
   kinds[LOG].give = function(l, at, n, due)
-    if due + l.terms[2] <= at then return end
-    -- The oldest ones, as in one process: they are forgotten first.
-    l.times = l.times:sub(8 * (gone(l, at) + n) + 1)
-    l.booked = at
+    -- The oldest ones, as in one process: they are forgotten first. No window to come has one of them
+    -- without the grant. What counts at the last booking is of use for the next one.
+    local counts = due + l.terms[2]
+    if counts > l.now then cut(l, gone(l, counts > at and at or l.now) + 1, n) end
+  end
+
+  -- Takes the permits of a place out of the records.
+  kinds[LOG].cut = function(l, due, n)
+    local i, permits = find(l, due)
+    if i > 0 then cut(l, i, min(n, permits)) end
+  end
+
+  -- Frees permits of an instant to come, and undoes what is free behind all bookings. The places
+  -- rise: there is one of an instant.
+  kinds[LOG].drop = function(l, due, n)
+    local places, i = l.places, 1
+    local _, permits = find(l, due)
+    while places[i] and places[i].due < due do i = i + 1 end
+    local place = places[i]
+    if not place or place.due > due then
+      -- An instant without permits is of a state that was lost, or of another clock.
+      if permits == 0 then return end
+      place = {due = due, free = 0, number = -1}
+      table.insert(places, i, place)
+    end
+    place.free = min(permits, place.free + n)
+    place.size = place.free
+    local last = #l.sums / 4
+    while last > 0 and #places > 0 do
+      local free, at = places[#places], instant(l, last)
+      local is_gone = at < free.due
+      if at > free.due or not is_gone and sum(l, last) - sum(l, last - 1) > free.free then break end
+      places[#places] = nil
+      if not is_gone then
+        last = last - 1
+        l.instants, l.sums = l.instants:sub(1, 7 * last), l.sums:sub(1, 4 * last)
+      end
+    end
+    l.booked = last > 0 and instant(l, last) or l.now
   end
 end

@@ -6,38 +6,59 @@ local numbers = ARGV[3]
 -- Most limits have no booking that was given back.
 local NONE = {}
 
--- Refunds the places whose instant has passed, and forgets the runs that no booking can reach.
-local function pass(l)
-  local places, runs = l.places, l.runs
-  for i = #places, 1, -1 do
-    local place = places[i]
-    if place.due <= now then
-      if place.free > 0 then l.kind.give(l, max(l.now, l.booked), place.free, place.due) end
-      table.remove(places, i)
-    end
+-- Refunds a place that no request takes any more.
+local function refund(l, place)
+  if place.free == 0 then return end
+  if l.kind.cut then
+    l.kind.cut(l, place.due, place.free)
+  else
+    l.kind.give(l, max(l.now, l.booked), place.free, place.due)
   end
-  if l.booked <= now then l.runs = NONE end
-  -- The bookings between two runs are grants when the instant of the second one has passed.
-  while runs[2] and runs[2].due <= now do table.remove(runs, 1) end
 end
 
--- Reads the bookings that were given back. Returns where they end.
-local function read_back(l, value)
-  local count_places, count_runs, first = parse('>dd', value, 41)
-  local places, runs = {}, {}
-  for i = 1, count_places do
+-- Reads the places. The runs stay a text, which most calls copy.
+local function read_back(l, value, bytes)
+  local count, first = parse('>d', value, 41)
+  local places = {}
+  for i = 1, count do
     local due, size, free, number
     due, size, free, number, first = parse('>dddd', value, first)
     places[i] = {due = due, size = size, free = free, number = number}
   end
-  for i = 1, count_runs do
-    local low, high, due, length
-    low, high, due, length, first = parse('>dddd', value, first)
-    runs[i] = {low = low, high = high, due = due, before = value:sub(first, first + length - 1)}
-    first = first + length
+  l.first = 41 + bytes
+  l.places, l.runs, l.run = places, nil, first
+end
+
+-- A run, with the text that it is stored as.
+local function new_run(low, high, due, before)
+  return {low = low, high = high, due = due, text = pack('>dddd', low, high, due, #before) .. before}
+end
+
+-- Parses the runs.
+local function runs_of(l)
+  if not l.runs then
+    local runs, value, first = {}, l.value, l.run
+    while first < l.ends do
+      local low, high, due, length, before = parse('>dddd', value, first)
+      -- The bookings below it are grants when its instant has passed.
+      if due <= now then runs = {} end
+      runs[#runs + 1] = {low = low, high = high, due = due, text = value:sub(first, before + length - 1)}
+      first = before + length
+    end
+    l.runs = runs
+  elseif l.runs == NONE then
+    l.runs = {}
   end
-  l.places, l.runs = places, runs
-  return first
+  return l.runs
+end
+
+-- Refunds the places whose instant has passed, and forgets runs of which none lies ahead.
+local function pass(l)
+  local places = l.places
+  for i = #places, 1, -1 do
+    if places[i].due <= now then refund(l, table.remove(places, i)) end
+  end
+  if l.booked <= now then l.runs = NONE end
 end
 
 -- Reads a value into the numbers of a limit.
@@ -50,7 +71,8 @@ local function read(l, value)
     -- are no whole number, or a larger one.
     local writes = l.writes
     if not (writes >= 0 and writes < MOST_WRITES and writes % 1 == 0) then error(FOREIGN, 0) end
-    if bytes > 0 then l.first = read_back(l, value) end
+    if bytes > 0 then read_back(l, value, bytes) end
+    l.ends = l.first
   else
     -- No number is the one of a booking in a state that was lost.
     l.writes, l.seen, l.booked, l.held = floor(now / 8), now, now, 0
@@ -85,7 +107,7 @@ for i = 1, count do
     kind = kind, key = key, value = value, longest = longest, n = 0, most = 0,
     terms = {parse(kind.terms, terms, first + 16)},
     writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
-    places = NONE, runs = NONE,
+    places = NONE, runs = NONE, run = 0, ends = 0,
     changed = false,
   }
   first = first + 8 + 8 * #kind.terms
@@ -93,28 +115,33 @@ for i = 1, count do
   limits[i] = l
 end
 
--- The value of a limit without its places and runs, as it is told from before a booking.
-local function value_alone(l)
-  return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
-end
-
 -- The value of a limit.
 local function value_of(l)
-  local places, runs = l.places, l.runs
-  if #places == 0 and #runs == 0 then return value_alone(l) end
-  local texts, bytes = {pack('>dd', #places, #runs)}, 0
-  for _, place in ipairs(places) do
-    texts[#texts + 1] = pack('>dddd', place.due, place.size, place.free, place.number)
+  local places, runs, free, text = l.places, l.runs, '', ''
+  if not runs then
+    text = l.value:sub(l.run, l.ends - 1)
+  elseif #runs > 0 then
+    -- The lowest runs are the first whose instants pass.
+    local texts, bytes, lowest = {}, 0, max(1, #runs + 1 - MOST_RUNS)
+    for i = #runs, lowest, -1 do
+      texts[i] = runs[i].text
+      bytes = bytes + #texts[i]
+      if bytes > MOST_RUN_BYTES then
+        lowest = i + 1
+        break
+      end
+    end
+    text = table.concat(texts, '', lowest, #runs)
   end
-  for _, run in ipairs(runs) do
-    local before = run.before
-    bytes = bytes + #before
-    -- A run that grows down to a booking gets the value from before that one.
-    if bytes > MOST_BEFORES then before = '' end
-    texts[#texts + 1] = pack('>dddd', run.low, run.high, run.due, #before) .. before
+  if #places > 0 or text ~= '' then
+    local texts = {pack('>d', #places)}
+    for i, place in ipairs(places) do
+      texts[i + 1] = pack('>dddd', place.due, place.size, place.free, place.number)
+    end
+    free = table.concat(texts)
   end
-  local text = table.concat(texts)
-  return pack('>ddddd', l.writes, l.seen, l.booked, l.held, #text) .. text .. l.kind.value(l)
+  local bytes = #free + #text
+  return pack('>ddddd', l.writes, l.seen, l.booked, l.held, bytes) .. free .. text .. l.kind.value(l)
 end
 
 -- A change of a limit, which is written at the end.
@@ -190,25 +217,32 @@ local function free_booking()
   return earliest
 end
 
+-- The last run that begins with a number or below, 0 if there is none.
+local function find_run(runs, number)
+  local low, high = 0, #runs
+  while low < high do
+    local middle = math.ceil((low + high) / 2)
+    if runs[middle].low <= number then low = middle else high = middle - 1 end
+  end
+  return low
+end
+
 -- Takes the number of a booking out of the run that it is in. Returns the value from before it, as
 -- far as it is known.
 local function revive(l, number, due)
-  local runs = l.runs
-  for i = #runs, 1, -1 do
-    local run = runs[i]
-    if run.low <= number and number <= run.high then
-      local before = run.low == number and run.before or ''
-      if number < run.high then
-        local rest = {low = number + 1, high = run.high, due = run.due, before = ''}
-        table.insert(runs, i + 1, rest)
-      end
-      run.high, run.due = number - 1, due
-      if run.low == number then table.remove(runs, i) end
-      if before ~= '' then return before end
-      break
-    end
+  local runs, known = runs_of(l), pack('>d', number)
+  local i = find_run(runs, number)
+  local run = runs[i]
+  if not run or run.high < number then return known end
+  local before = run.text:sub(33)
+  table.remove(runs, i)
+  if number < run.high then table.insert(runs, i, new_run(number + 1, run.high, run.due, '')) end
+  if run.low < number then
+    table.insert(runs, i, new_run(run.low, number - 1, due, before))
+  elseif before ~= '' then
+    known = before
   end
-  return pack('>d', number)
+  return known
 end
 
 -- Takes the permits of a request from the free places of an instant. Returns the value from before
@@ -226,13 +260,15 @@ local function take_places(l, due)
     if taken > 0 then
       if place.free == place.size and place.number >= 0 then revive(l, place.number, due) end
       place.free, rest = place.free - taken, rest - taken
+      -- A log has the other permits of the instant.
+      if l.kind.cut then place.size = place.free end
     end
   end
   return ''
 end
 
--- Decides about one request, as if it were alone in its call. `is_last`: no other one follows.
-local function reserve(longest, shadow, tells, is_last)
+-- Decides about one request, as if it were alone in its call.
+local function reserve(longest, shadow, tells)
   -- A request for up to a number takes what all limits have that it does not name.
   local there
   for i = 1, count do
@@ -282,9 +318,9 @@ local function reserve(longest, shadow, tells, is_last)
       if free then
         before[i] = take_places(l, free)
       else
-        if wait > 0 then
-          local value = value_alone(l)
-          before[i] = (is_last or #value <= MOST_BEFORE) and value or pack('>d', l.writes)
+        -- A log needs no value from before.
+        if wait > 0 and not l.kind.cut then
+          before[i] = pack('>dd', l.writes, l.booked) .. l.kind.value(l)
         end
         l.kind.take(l, due > l.at and due or l.at, l.n)
         l.shift = 0
@@ -302,33 +338,31 @@ end
 
 -- Adds a booking to the runs of those that were given back.
 local function drop(l, number, due, before)
-  if l.runs == NONE then l.runs = {} end
-  local runs = l.runs
-  local i = #runs
-  while i > 0 and runs[i].low > number do i = i - 1 end
+  local runs, low, high = runs_of(l), number, number
+  local i = find_run(runs, number)
   -- The run before the booking, and the one behind it.
   local run, next_run = runs[i], runs[i + 1]
-  local joins = run and run.high + 1 == number
   if next_run and next_run.low - 1 == number then
-    next_run.low, next_run.before = joins and run.low or number, joins and run.before or before
-    if joins then table.remove(runs, i) end
-  elseif joins then
-    run.high, run.due = number, due
-  else
-    table.insert(runs, i + 1, {low = number, high = number, due = due, before = before})
-    if #runs > MOST_RUNS then table.remove(runs, 1) end
+    high, due = next_run.high, next_run.due
+    table.remove(runs, i + 1)
   end
+  if run and run.high + 1 == number then
+    low, before = run.low, run.text:sub(33)
+    table.remove(runs, i)
+    i = i - 1
+  end
+  table.insert(runs, i + 1, new_run(low, high, due, before))
 end
 
 -- Goes back to the value from before the last run, if no booking is left behind it.
 local function undo(l)
-  local runs, places = l.runs, l.places
+  local runs, places = runs_of(l), l.places
   local run = runs[#runs]
-  if not run or #run.before <= 8 or run.high + 1 ~= l.writes then return end
-  local _
-  l.writes, _, l.booked, l.held = parse('>dddd', run.before)
-  l.first = 41
-  l.kind.read(l, run.before)
+  if not run or #run.text <= 40 or run.high + 1 ~= l.writes then return end
+  local before = run.text:sub(33)
+  l.writes, l.booked = parse('>dd', before)
+  l.first = 17
+  l.kind.read(l, before)
   runs[#runs] = nil
   for i = #places, 1, -1 do
     if places[i].number >= run.low then table.remove(places, i) end
@@ -337,9 +371,12 @@ end
 
 -- Frees a place: of a booking, or of the parts that a request took at its instant.
 local function free_place(l, due, number, before)
-  if l.places == NONE then l.places = {} end
   local places, rest = l.places, l.n
   if number >= 0 then
+    -- A booking is given back once.
+    local runs = runs_of(l)
+    local run = runs[find_run(runs, number)]
+    if run and run.high >= number then return end
     drop(l, number, due, before)
   else
     for _, place in ipairs(places) do
@@ -353,6 +390,7 @@ local function free_place(l, due, number, before)
   if rest > 0 then
     places[#places + 1] = {due = due, size = rest, free = rest, number = number}
   end
+  undo(l)
 end
 
 -- Refunds the latest place if there are too many. One of which parts are taken is needed to have
@@ -365,8 +403,7 @@ local function bound_places(l)
     local is_whole, other_is = place.free == place.size, other.free == other.size
     if is_whole and not other_is or is_whole == other_is and place.due > other.due then latest = i end
   end
-  local place = table.remove(places, latest)
-  if place.free > 0 then l.kind.give(l, max(l.now, l.booked), place.free, place.due) end
+  refund(l, table.remove(places, latest))
 end
 
 -- Gives back the bookings of the requests for `l.n` permits of each limit at one instant.
@@ -378,8 +415,12 @@ local function give_back(place, first)
     -- An instant or a number that is not reached is of a state that was lost, or of another clock.
     if l.n > 0 and l.value and place <= l.booked and number < l.writes then
       if now < place then
-        free_place(l, place, number, before)
-        undo(l)
+        if l.places == NONE then l.places = {} end
+        if l.kind.drop then
+          l.kind.drop(l, place, l.n)
+        else
+          free_place(l, place, number, before)
+        end
         bound_places(l)
       else
         -- Its instant came on the way: it is a grant.
@@ -403,7 +444,7 @@ if operation == 'reserve' then
       local l = limits[i]
       l.n, l.most = parse('>dd', numbers, first + 8 + 16 * i)
     end
-    told[#told + 1] = reserve(longest, shadow == 1, tells == 1, first + size > #numbers)
+    told[#told + 1] = reserve(longest, shadow == 1, tells == 1)
   end
   write_changed()
   return told

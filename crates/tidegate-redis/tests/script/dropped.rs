@@ -92,6 +92,8 @@ fn dropped_bookings_are_never_granted_twice() {
         "sliding_window 10/s cells 10",
         "sliding_estimate 10/s",
         "sliding_log 10/s",
+        "sliding_log 1/s",
+        "sliding_log 100/s with_capacity 200",
     ] {
         for seed in 0..seeds {
             let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line) };
@@ -167,5 +169,173 @@ fn a_limit_in_overload_is_used_by_callers_with_timeouts() {
             }
         }
         assert!(used >= 60 * 90, "{line}: {used} of 6000");
+    }
+}
+
+/// How the bookings of a storm are dropped.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Order {
+    Random,
+    First,
+    Last,
+}
+
+/// Books so many waits of up to 300 permits, and drops all of them.
+fn storm(store: &mut Store, line: &str, count: usize, order: Order) {
+    let now = START + 3;
+    let limit = Limit { key: format!("{line}-{count}-{order:?}"), ..Limit::new(line) };
+    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+    let most = limit.terms.largest.unwrap_or(300).clamp(1, 300);
+    let mut random = SmallRng::seed_from_u64(count as u64);
+    store.call(TRY, now, &[limit.part(limit.terms.limit.max(1), &[])]);
+    let before = store.call(Operation::Status, now, &[limit.part(0, &[])]);
+    let booked = (0..count).map(|_| {
+        let n = random.random_range(most.min(6)..=most);
+        (store.call(ANY_WAIT, now, &[limit.part(n, &[])]), n)
+    });
+    let mut booked: Vec<(Reply, u64)> = booked.collect();
+    assert!(booked.iter().all(|(reply, _)| reply.wait > Duration::ZERO), "{line}");
+    match order {
+        Order::Random => booked.shuffle(&mut random),
+        Order::First => {}
+        Order::Last => booked.reverse(),
+    }
+    let half = count / 2;
+    for (i, (reply, n)) in booked.iter().enumerate() {
+        give_back(store, now, &limit, reply, *n);
+        if i == half && line.starts_with("sliding_log") && order == Order::Random {
+            // The state of a log changes on the way, and no booking is lost.
+            let pause = Operation::Pause { span: Duration::from_secs(1), keep_stock: true };
+            store.call(pause, now, &[limit.part(0, &[])]);
+            store.call(Operation::Resume, now, &[limit.part(0, &[])]);
+        }
+    }
+    let after = store.call(Operation::Status, now, &[limit.part(0, &[])]);
+    assert_eq!(after, before, "{line}: {count} bookings, dropped {order:?}");
+}
+
+/// 600 waits of mixed sizes left a limit booked for hours.
+#[test]
+fn a_storm_of_mixed_sizes_leaves_no_trace() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "token_bucket 100/s burst 1000",
+        "smooth_bursty 100/s",
+        "leaky_bucket 100/s capacity 1000",
+        "fixed_window 300/s",
+        "sliding_window 300/s cells 10",
+        "sliding_estimate 300/s",
+        "sliding_log 1/s",
+        "sliding_log 7/s",
+        "sliding_log 100/s",
+        "sliding_log 4000/s",
+    ] {
+        storm(&mut store, line, 600, Order::Random);
+        storm(&mut store, line, 100, Order::First);
+        storm(&mut store, line, 100, Order::Last);
+    }
+    for line in ["token_bucket 100/s burst 1000", "sliding_log 100/s"] {
+        storm(&mut store, line, 3000, Order::Random);
+    }
+}
+
+/// A log keeps no more records than it says. What it forgot counts until it is over.
+#[test]
+fn a_log_of_too_many_bookings_forgets_none_too_early() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("sliding_log 1/s");
+    let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+    let calls = vec![(ANY_WAIT, START, 1); 16_500];
+    let replies = store.run(&limit, &calls);
+    // The first one is granted, and the last 16,384 are known.
+    let drops = replies[1..].iter().rev().map(|reply| (Operation::Back { due: reply.due }, START, 1));
+    store.run(&limit, &drops.collect::<Vec<_>>());
+    let known = 16_500 - 16_384;
+    let next = store.call(ANY_WAIT, START, &[limit.part(1, &[])]);
+    assert_eq!(next.wait, Duration::from_secs(known));
+}
+
+/// Of a log of 4,000 two thirds were used. Waits of several windows leave permits at instants that no
+/// request fits.
+#[test]
+fn half_of_the_waits_of_a_log_are_dropped_and_the_log_is_used() {
+    let Some(mut store) = Store::new() else { return };
+    const SECOND: u64 = 1_000_000;
+    const SECONDS: u64 = 8;
+    for (limit, millis, least) in [(4000, 500, 98), (4096, 500, 98), (4000, 3000, 85)] {
+        let line = format!("sliding_log {limit}/s");
+        let of = Limit { key: format!("{line}-{millis}"), ..Limit::new(&line) };
+        let mut random = SmallRng::seed_from_u64(limit);
+        let (mut now, mut grants) = (START, Vec::new());
+        // By the instant of the drop.
+        let mut drops = std::collections::BTreeMap::<(u64, usize), (Reply, u64)>::new();
+        let longest = Operation::Reserve { longest: Duration::from_millis(millis), shadow: false };
+        for call in 0.. {
+            now += random.random_range(0..2_500);
+            if now >= START + SECONDS * SECOND {
+                break;
+            }
+            while let Some(first) = drops.first_entry()
+                && first.key().0 <= now
+            {
+                let ((at, _), (reply, n)) = first.remove_entry();
+                give_back(&mut store, at, &of, &reply, n);
+            }
+            let n = random.random_range(1..=40);
+            let reply = store.call(longest, now, &[of.part(n, &[])]);
+            if reply.answer != Answer::Done {
+                continue;
+            }
+            match due(&reply) > now && random.random_bool(0.5) {
+                true => _ = drops.insert((random.random_range(now..due(&reply)), call), (reply, n)),
+                false => grants.push((due(&reply), n)),
+            }
+        }
+        grants.sort_unstable();
+        let (mut first, mut sum) = (0, 0);
+        for (at, n) in &grants {
+            sum += n;
+            while grants[first].0 + SECOND <= *at {
+                sum -= grants[first].1;
+                first += 1;
+            }
+            assert!(sum <= limit, "{sum} of {limit} at {at}");
+        }
+        let span = START + SECOND..START + SECONDS * SECOND;
+        let used: u64 = grants.iter().filter(|(at, _)| span.contains(at)).map(|(_, n)| n).sum();
+        let most = limit * (SECONDS - 1);
+        assert!(used * 100 >= most * least, "{line}, {millis} ms: {used} of {most}");
+    }
+}
+
+/// A booking comes back once, and to the state that it was made in.
+#[test]
+fn a_drop_that_comes_twice_or_to_another_state_gives_nothing() {
+    let Some(mut store) = Store::new() else { return };
+    for line in EXACT {
+        let now = START + 3;
+        let limit = used_up(&mut store, line, format!("{line}-twice"), now);
+        let book = |store: &mut Store| store.call(ANY_WAIT, now, &[limit.part(1, &[])]);
+        let booked: Vec<Reply> = (0..20).map(|_| book(&mut store)).collect();
+        // Of a log the bookings at one instant are not told apart: a process gives each back once.
+        let alone = booked.iter().position(|reply| {
+            booked.iter().filter(|other| other.due == reply.due).count() == 1 && reply.due < booked[19].due
+        });
+        if let Some(i) = alone {
+            give_back(&mut store, now, &limit, &booked[i], 1);
+            let before = store.call(Operation::Status, now, &[limit.part(0, &[])]);
+            give_back(&mut store, now, &limit, &booked[i], 1);
+            assert_eq!(book(&mut store).due, booked[i].due, "{line}");
+            assert!(book(&mut store).due >= booked[19].due, "{line}");
+            let after = store.call(Operation::Status, now, &[limit.part(0, &[])]);
+            assert!(after.limits[0].next_in >= before.limits[0].next_in, "{line}");
+        }
+        redis::cmd("FLUSHALL").exec(&mut store.connection).expect("a flush");
+        while store.call(TRY, now, &[limit.part(1, &[])]).answer == Answer::Done {}
+        let before = store.call(Operation::Status, now, &[limit.part(0, &[])]);
+        for reply in &booked {
+            give_back(&mut store, now, &limit, reply, 1);
+        }
+        assert_eq!(store.call(Operation::Status, now, &[limit.part(0, &[])]), before, "{line}");
     }
 }
