@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use crate::terms::Kind;
-
 /// The version of the values that are stored under keys. Two releases with different versions share
 /// a server, and no key.
 const VERSION: u32 = 1;
@@ -35,11 +33,11 @@ pub(crate) fn tag_of(key: &str) -> Cow<'_, str> {
     format!("{HASHED}{}", sha1_smol::Sha1::from(key).digest()).into()
 }
 
-/// The key of a limit. All limits of one tag lie in one slot of a cluster. The algorithm is part of
-/// the name, so that two programs with different policies under one name do not destroy each
-/// other's state.
-pub(crate) fn of(prefix: &str, tag: &str, name: &str, kind: Kind) -> String {
-    format!("{prefix}:{VERSION}:{{{tag}}}:{name}:{kind}")
+/// The key of a limit. All limits of one tag lie in one slot of a cluster. The kind of its policy is
+/// its [ending](crate::terms::Terms::ending), so that two programs with different policies under one
+/// name do not destroy each other's state.
+pub(crate) fn of(prefix: &str, tag: &str, name: &str, ending: &str) -> String {
+    format!("{prefix}:{VERSION}:{{{tag}}}:{name}:{ending}")
 }
 
 /// The key by which a client tests what a server allows.
@@ -74,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_leave_its_place_in_a_key() {
-        assert_eq!(of("tidegate", "user 1", "calls", Kind::Log), "tidegate:1:{user 1}:calls:log");
+        assert_eq!(of("tidegate", "user 1", "calls", "log"), "tidegate:1:{user 1}:calls:log");
         for name in ["", "a:b", "a{b", "a}b", "a b", "a\n", &"a".repeat(201)] {
             assert!(!is_name(name), "{name:?}");
         }

@@ -20,7 +20,7 @@ pub(crate) const MOST_CELLS: u16 = 128;
 /// How much longer a full state is kept whose limiter does not start full.
 const LINGER: i64 = 86_400_000_000;
 
-/// The algorithm of a policy. Its name is that of the Lua table, and of the key.
+/// The algorithm of a policy. Its name is that of the Lua table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Bucket,
@@ -48,6 +48,9 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Terms {
     pub(crate) kind: Kind,
+    /// The end of the key. Policies of different kinds have no state in common, also where one
+    /// algorithm serves them.
+    pub(crate) ending: &'static str,
     /// As the table at the head of the Lua file of this kind says.
     pub(crate) numbers: Vec<i64>,
     /// The most permits that one request can have; `None` where there is no such number.
@@ -106,7 +109,7 @@ impl Terms {
                         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
                     }
                 };
-                Ok(Terms { longest, ..terms })
+                Ok(Terms { longest, ending: "leaky", ..terms })
             }
             PolicyConfig::SmoothBursty { rate, max_burst, start_full, .. } => {
                 bursty(config, *rate, max_burst.unwrap_or(Duration::from_secs(1)), *start_full)
@@ -147,7 +150,7 @@ impl Terms {
             PolicyConfig::DenyAll { .. } => {
                 let terms = counted(Kind::Fixed, Rate::ZERO, 0, vec![0, 1_000_000, 0]);
                 // A request of any size is refused by the rate, as in one process.
-                Ok(Terms { largest: None, ..terms })
+                Ok(Terms { largest: None, ending: "none", ..terms })
             }
             PolicyConfig::SmoothWarmingUp { .. } => {
                 Err(unfit(config, "smooth_warming_up, whose prices are no integers,"))
@@ -215,7 +218,8 @@ impl Bucket {
         ];
         let limit = u64::try_from(most).unwrap_or(u64::MAX);
         let largest = if self.stretches { largest_of(price) } else { Some(limit) };
-        Ok(Terms { kind: Kind::Bucket, numbers, largest, limit, longest: None, rate: self.rate })
+        let (kind, ending) = (Kind::Bucket, Kind::Bucket.name());
+        Ok(Terms { kind, ending, numbers, largest, limit, longest: None, rate: self.rate })
     }
 }
 
@@ -242,7 +246,8 @@ fn bursty(
     let numbers =
         vec![number(refill), number(price), number(cap), number(full), start, number(most), 2, 0, 0, linger];
     let limit = if rate.is_zero() { 0 } else { u64::try_from(most).unwrap_or(u64::MAX) };
-    Ok(Terms { kind: Kind::Bucket, numbers, largest: largest_of(price), limit, longest: None, rate })
+    let (kind, ending, largest) = (Kind::Bucket, "bursty", largest_of(price));
+    Ok(Terms { kind, ending, numbers, largest, limit, longest: None, rate })
 }
 
 /// The most permits of one request of a bucket that has no such number itself: their price is below
@@ -254,7 +259,7 @@ fn largest_of(price: u128) -> Option<u64> {
 
 fn counted(kind: Kind, rate: Rate, limit: i64, numbers: Vec<i64>) -> Terms {
     let limit = limit.unsigned_abs();
-    Terms { kind, numbers, largest: Some(limit), limit, longest: None, rate }
+    Terms { kind, ending: kind.name(), numbers, largest: Some(limit), limit, longest: None, rate }
 }
 
 /// The permits of a rate as digits and a power of ten, exact for up to 15 digits. More of them do

@@ -215,6 +215,34 @@ async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
     assert!(store.trouble().unwrap().to_string().contains("WRONGTYPE"));
 }
 
+#[tokio::test]
+async fn a_policy_of_another_kind_begins_anew() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let policies = [
+        "token_bucket 5/d burst 5",
+        "leaky_bucket 5/d nodelay 4",
+        "smooth_bursty 1/d",
+        "fixed_window 5/d",
+        "sliding_window 5/d cells 5",
+        "sliding_estimate 5/d",
+        "sliding_log 5/d",
+        "deny_all",
+    ];
+    for (before, after) in policies.into_iter().flat_map(|one| policies.map(|other| (one, other))) {
+        if before == after || after == "deny_all" {
+            continue;
+        }
+        let old = limiter(&store, &[("limit", before)]);
+        let spent = AnyLimiter::from(old.clone()).acquire_now(Request::permits(5)).await;
+        assert_eq!(spent.is_ok(), before != "deny_all", "{before}");
+        let new = limiter(&store, &[("limit", after)]);
+        assert!(AnyLimiter::from(new.clone()).acquire_now([]).await.is_ok(), "{after} after {before}");
+        old.reset().await.unwrap();
+        new.reset().await.unwrap();
+    }
+}
+
 /// Every call has an answer, only the first ones wait for the deadline, and the store never charges
 /// more than it was asked for.
 #[tokio::test]
