@@ -319,6 +319,10 @@ impl AnyLimiter {
     /// Takes a place in the queue now, for a cost that is known only later, or for a wait that is
     /// kept between polls.
     ///
+    /// Over a store this blocks the thread until the store answers; a task writes
+    /// `limiter.in_task().reserve(..)`. A place may be in the next window: a request that is to have
+    /// its permits now or none says [`within(Duration::ZERO)`](crate::Request::within).
+    ///
     /// # Errors
     ///
     /// As [`acquire_many`](AnyLimiter::acquire_many).

@@ -24,7 +24,8 @@ const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 ///
 /// A limiter without it counts nothing. One with it adds to three counters for each call, which all
 /// threads share; several limiters may share one, too. All counters wrap at 2^64, which a limiter
-/// of a billion permits per second reaches in 584 years.
+/// of a billion permits per second reaches in 584 years. Calls to a store, and leases, are counted by
+/// the store of `tidegate-redis`.
 ///
 /// # Examples
 ///

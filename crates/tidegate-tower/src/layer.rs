@@ -378,7 +378,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Names the limit, in headers and refusals. The members of an `AllOf` have names of their own.
+    /// Names the limit, in headers and refusals. The members of an `AllOf` have names of their own,
+    /// and so do limits over a store in refusals.
     /// The default is `limit`: where a request passes several layers, name each, or a client cannot
     /// tell their limits apart.
     ///

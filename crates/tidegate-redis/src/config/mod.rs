@@ -304,7 +304,8 @@ impl LimiterConfig {
     }
 
     /// Makes limits of each key: users, tenants, addresses. Without a store they are of this
-    /// process alone, for at most so many keys at a time; requests for further keys are refused.
+    /// process alone, for at most so many keys at a time; requests for further keys are refused,
+    /// also those that would wait: choose more keys than a program has users or hosts at a time.
     /// Over a store all processes share them, and it keeps any number of keys.
     ///
     /// Over a store each key is put behind the tag, as [`KeyedBuilder::tag`] does.

@@ -81,7 +81,9 @@ impl LimiterBuilder {
     /// Lets this process spend permits that it has leased, without asking the store. Unless this is
     /// set, each request is decided by the store.
     ///
-    /// See [Leases](crate#leases) for what that changes.
+    /// See [Leases](crate#leases) for what that changes. A request that is told
+    /// [what is left](tidegate::AllRequest::with_left) asks the store all the same, and so does each
+    /// request of a layer whose headers tell it: give that layer `no_headers()`.
     ///
     /// # Examples
     ///

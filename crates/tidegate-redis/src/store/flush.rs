@@ -14,7 +14,7 @@ impl Store {
     /// Waits until the store has answered all that this process has told it or owes it by now.
     ///
     /// Some messages are not waited for by the call that sends them: dropped permits in use,
-    /// dropped waits, unused permits, permits on lease of a dropped limiter, [`pause`] and
+    /// dropped waits, settled reservations, unused permits, permits on lease of a dropped limiter, [`pause`] and
     /// [`debit`] of an [`AnyLimiter`]. A process that ends before they left loses them. So call
     /// this at the end of a program, after permits and limiters are dropped, and where a program
     /// must know that its pause was carried out.
