@@ -585,6 +585,97 @@ fn busy_and_idle_processes_are_served_alike() {
     });
 }
 
+/// Tasks ask again and again for a permit within a time. A refused task sleeps as long as it is
+/// told. Returns the most time that an answer took which the request did not wait for.
+fn loops_within(fleet: &Fleet, tasks: usize, within: Duration) -> Arc<Mutex<Duration>> {
+    let slowest = Arc::new(Mutex::new(Duration::ZERO));
+    for limiter in fleet.limiters.iter().flat_map(|limiter| std::iter::repeat_n(limiter, tasks)) {
+        let (limiter, log, slowest) = (limiter.clone(), fleet.log(), slowest.clone());
+        tokio::spawn(async move {
+            loop {
+                let began = Instant::now();
+                let answer = limiter.acquire_within(within).await;
+                let waited = answer.as_ref().map_or(Duration::ZERO, tidegate::AllPermits::waited);
+                let took = began.elapsed() - waited;
+                {
+                    let mut slowest = slowest.lock().unwrap();
+                    *slowest = took.max(*slowest);
+                }
+                match answer {
+                    Ok(permits) => log(permits.permits().into()),
+                    Err(refusal) => tokio::time::sleep(refusal.retry_after().unwrap().max(MS)).await,
+                }
+            }
+        });
+    }
+    slowest
+}
+
+/// A request with a longest wait stays in line while a lease is booked for it. It is refused at
+/// once if the lease is, or is due too late.
+#[test]
+fn requests_in_line_are_refused_at_once_where_more_ask_than_can_wait() {
+    for line in ["token_bucket 1000/s burst 100", "sliding_window 1000/s cells 10", "fixed_window 1000/s"] {
+        run(async move {
+            let fleet = Fleet::new(12, Network::steady(MS), 3, line);
+            let slowest = loops_within(&fleet, 200, 300 * MS);
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let (granted, calls) = (fleet.granted(), fleet.calls());
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            let (granted, calls) = (fleet.granted() - granted, fleet.calls() - calls);
+            let slowest = *slowest.lock().unwrap();
+            // Permits that are too few for a lease are not used.
+            assert!(granted >= 3_900 && calls * 25 <= granted, "{line}: {granted} by {calls} calls");
+            // A call, and a lease that is asked for after another one.
+            assert!(slowest <= 60 * MS, "{line}: {slowest:?}");
+        });
+    }
+}
+
+/// As above, of two limits that are decided together.
+#[test]
+fn requests_in_line_for_two_limits_are_refused_at_once() {
+    run(async move {
+        let mut fleet = Fleet::new(13, Network::steady(MS), 3, "token_bucket 1000/s burst 100");
+        let both = |store: &Store| {
+            let limiter =
+                store.limiter("all").limit("calls", "token_bucket 1000/s burst 100".parse().unwrap());
+            let limiter = limiter.limit("more", "token_bucket 1500/s burst 100".parse().unwrap());
+            limiter.leased().build().unwrap().into()
+        };
+        fleet.limiters = fleet.stores.iter().map(both).collect();
+        let slowest = loops_within(&fleet, 200, 300 * MS);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let (granted, calls) = (fleet.granted(), fleet.calls());
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        let (granted, calls) = (fleet.granted() - granted, fleet.calls() - calls);
+        let slowest = *slowest.lock().unwrap();
+        assert!(granted >= 3_900 && calls * 25 <= granted, "{granted} by {calls} calls");
+        assert!(slowest <= 60 * MS, "{slowest:?}");
+    });
+}
+
+/// A lease that a pause refuses is not asked for again for each request in line.
+#[test]
+fn requests_in_line_are_refused_in_a_pause() {
+    run(async move {
+        let fleet = Fleet::new(14, Network::steady(MS), 2, "token_bucket 1000/s burst 100");
+        let slowest = loops_within(&fleet, 20, 1000 * MS);
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        fleet.limiters[0].pause(Pause::lasting(Duration::from_secs(3))).unwrap();
+        tokio::time::sleep(500 * MS).await;
+        let (granted, calls) = (fleet.granted(), fleet.calls());
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let (in_pause, in_calls) = (fleet.granted() - granted, fleet.calls() - calls);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let after = fleet.granted() - granted - in_pause;
+        let slowest = *slowest.lock().unwrap();
+        assert!(in_pause == 0 && in_calls <= 40, "{in_pause} by {in_calls} calls");
+        assert!(after >= 2_200, "{after}");
+        assert!(slowest <= 100 * MS, "{slowest:?}");
+    });
+}
+
 /// A request in the line of a process whose call for a lease gets no answer is decided by the
 /// store, and then by the share of the process.
 #[test]

@@ -14,8 +14,41 @@ use tokio::time::Instant;
 /// The permits that come in each second, and those that a full limit has.
 const RATE: u64 = 2000;
 
+const MS: Duration = Duration::from_millis(1);
+
 /// How long a lease lasts, in milliseconds.
 const LIFE: u64 = 200;
+
+/// What a task does again and again.
+#[derive(Clone, Copy, Debug)]
+enum Ask {
+    Acquire,
+    /// It waits at most so long, and asks again when a refusal says.
+    Within(Duration),
+    /// It takes a permit or none, and asks again after a pause.
+    Try(Duration),
+}
+
+/// Takes a permit of a limiter. A refused task sleeps as long as it is told, and for a millisecond
+/// at least.
+async fn take(limiter: &AnyLimiter, ask: Ask) -> u64 {
+    let answer = match ask {
+        Ask::Acquire => limiter.acquire().await,
+        Ask::Within(longest) => limiter.acquire_within(longest).await,
+        Ask::Try(pause) => {
+            let answer = limiter.acquire_now([]).await;
+            tokio::time::sleep(pause).await;
+            return answer.map_or(0, |permits| permits.permits().into());
+        }
+    };
+    match answer {
+        Ok(permits) => permits.permits().into(),
+        Err(refusal) => {
+            tokio::time::sleep(refusal.retry_after().unwrap().max(MS)).await;
+            0
+        }
+    }
+}
 
 /// Tasks of several processes that take one permit after the other.
 struct Loops {
@@ -32,7 +65,7 @@ impl Loops {
         Loops { model, line, stores: Vec::new(), taken: Vec::new(), began: Instant::now() }
     }
 
-    fn join(&mut self, tasks: u64) {
+    fn join(&mut self, (tasks, ask): (u64, Ask)) {
         let store = self.model.open(Store::builder("redis://model")).unwrap();
         let limit = store.limiter("all").limit("calls", self.line.parse().unwrap());
         let limiter = AnyLimiter::from(limit.leased().build().unwrap());
@@ -41,8 +74,8 @@ impl Loops {
             let (limiter, taken) = (limiter.clone(), taken.clone());
             tokio::spawn(async move {
                 loop {
-                    let permits = limiter.acquire().await.unwrap().permits();
-                    taken.fetch_add(permits.into(), Ordering::Relaxed);
+                    let permits = take(&limiter, ask).await;
+                    taken.fetch_add(permits, Ordering::Relaxed);
                 }
             });
         }
@@ -72,16 +105,55 @@ impl Loops {
     }
 }
 
+const BUCKET: &str = "token_bucket 2000/s burst 2000";
+const FIXED: &str = "fixed_window 2000/s";
+/// The permits that are too few for one more lease are not used.
+const SLIDING: &str = "sliding_window 2000/s cells 10";
+
+/// The first process is alone for three seconds. Asserts that in the fifth second with the others
+/// each process has half of the part of its tasks, that later it has three quarters and not many
+/// times the part, and that most of the limit is used, by few calls. Tasks that do not wait count
+/// for nothing.
+fn assert_parts(line: &'static str, processes: &[(u64, Ask)]) {
+    let processes = processes.to_vec();
+    run(async move {
+        let mut loops = Loops::new(line);
+        loops.join(processes[0]);
+        loops.pass(3).await;
+        processes[1..].iter().for_each(|process| loops.join(*process));
+        loops.pass(4).await;
+        let soon = loops.pass(1).await;
+        loops.pass(1).await;
+        let calls = loops.model.calls();
+        let taken = loops.pass(2).await;
+        let calls = loops.model.calls() - calls;
+        let of = format!("{line}, {processes:?}: {soon:?}, then {taken:?} by {calls} calls");
+        println!("{of}, {} in all", loops.sum());
+        let waits = |process: &(u64, Ask)| if matches!(process.1, Ask::Try(_)) { 0 } else { process.0 };
+        let all: u64 = processes.iter().map(waits).sum();
+        for ((process, soon), taken) in processes.iter().zip(soon).zip(&taken) {
+            let part = RATE as f64 * waits(process) as f64 / all as f64;
+            assert!(soon as f64 >= part / 2.0, "{of}: {soon} of {part}");
+            // A lease has no more than a tenth of the rate, so few tasks get more than their part.
+            let most = if line == BUCKET { 2.5 } else { 5.0 };
+            let times = *taken as f64 / 2.0 / part;
+            assert!(part == 0.0 || (0.75..=most).contains(&times), "{of}: {times} of {part}");
+        }
+        // A window that is used up at once is divided by calls.
+        let most_calls = if line == FIXED { 0.05 } else { 0.04 };
+        assert!(calls as f64 <= most_calls * taken.iter().sum::<u64>() as f64, "{of}");
+        let most = if line == BUCKET { RATE + 11 * RATE } else { 11 * RATE };
+        let used = if line == SLIDING { 15.0 / 16.0 } else { 0.98 };
+        assert!(loops.sum() as f64 >= used * most as f64, "{of}: {}", loops.sum());
+    });
+}
+
 /// A process once asked for as many permits as it had got, since a loop that awaits asks for no
 /// more. So the first process had 97 of 100 permits for ever.
 ///
 /// Without leases each task has one request in the line of the store, so all tasks get alike.
 #[test]
 fn loops_of_processes_that_join_a_busy_limit_get_what_they_would_without_leases() {
-    const BUCKET: &str = "token_bucket 2000/s burst 2000";
-    const FIXED: &str = "fixed_window 2000/s";
-    // The permits of a window that are too few for one more lease are not used.
-    const SLIDING: &str = "sliding_window 2000/s cells 10";
     let cases: [(&str, &[u64]); 11] = [
         (BUCKET, &[1, 1]),
         (BUCKET, &[20, 20]),
@@ -96,25 +168,52 @@ fn loops_of_processes_that_join_a_busy_limit_get_what_they_would_without_leases(
         (SLIDING, &[4; 8]),
     ];
     for (line, tasks) in cases {
-        run(async move {
-            let mut loops = Loops::new(line);
-            loops.join(tasks[0]);
-            loops.pass(3).await;
-            tasks[1..].iter().for_each(|tasks| loops.join(*tasks));
-            // In these seconds the part of the first process falls by half in less than two.
-            loops.pass(6).await;
-            let calls = loops.model.calls();
-            let taken = loops.pass(2).await;
-            let calls = loops.model.calls() - calls;
-            println!("{line}, {tasks:?}: {taken:?}, {calls} calls, {} in all", loops.sum());
-            assert!(calls * 20 <= taken.iter().sum(), "{line}, {tasks:?}: {calls} calls");
-            for (taken, of) in taken.iter().zip(tasks) {
-                let part = of * 2 * RATE / tasks.iter().sum::<u64>();
-                assert!(taken * 4 >= part * 3, "{line}, {tasks:?}: {taken} of {part}");
-            }
-            let most = if line == BUCKET { RATE + 11 * RATE } else { 11 * RATE };
-            let used = if line == SLIDING { 15.0 / 16.0 } else { 0.99 };
-            assert!(loops.sum() as f64 >= used * most as f64, "{line}, {tasks:?}: {}", loops.sum());
-        });
+        assert_parts(line, &tasks.iter().map(|tasks| (*tasks, Ask::Acquire)).collect::<Vec<_>>());
     }
+}
+
+/// The process that joins once had 19 of 2,000 permits a second, and of seven that join each had
+/// 42. A request with a longest wait was decided by the store where no lease served it, so these
+/// processes had leases for what they had got.
+#[test]
+fn loops_over_requests_with_a_longest_wait_get_what_they_would_without_leases() {
+    let cases: [(&str, &[u64]); 11] = [
+        (BUCKET, &[1, 1]),
+        (BUCKET, &[4, 4]),
+        (BUCKET, &[40, 40]),
+        (BUCKET, &[50, 1]),
+        (BUCKET, &[4; 8]),
+        (FIXED, &[1, 1]),
+        (FIXED, &[50, 1]),
+        (FIXED, &[4; 8]),
+        (SLIDING, &[1, 1]),
+        (SLIDING, &[50, 1]),
+        (SLIDING, &[4; 8]),
+    ];
+    for (line, tasks) in cases {
+        let process = |tasks: &u64| (*tasks, Ask::Within(1000 * MS));
+        assert_parts(line, &tasks.iter().map(process).collect::<Vec<_>>());
+    }
+    assert_parts(BUCKET, &[(4, Ask::Within(200 * MS)); 2]);
+}
+
+/// Of two such processes, the one whose requests have a longest wait once had 1,900 of 2,000
+/// permits.
+#[test]
+fn loops_with_and_without_a_longest_wait_get_alike() {
+    let (endless, within) = (Ask::Acquire, Ask::Within(1000 * MS));
+    for tasks in [1, 4, 40] {
+        assert_parts(BUCKET, &[(tasks, endless), (tasks, within)]);
+        assert_parts(BUCKET, &[(tasks, within), (tasks, endless)]);
+    }
+    assert_parts(FIXED, &[(4, within), (4, endless)]);
+    assert_parts(SLIDING, &[(4, within), (4, endless)]);
+}
+
+/// A limit at which requests wait has no permit for a request that does not.
+#[test]
+fn loops_that_wait_get_alike_beside_loops_that_do_not() {
+    let (within, tries) = (Ask::Within(1000 * MS), Ask::Try(10 * MS));
+    assert_parts(BUCKET, &[(4, within), (4, within), (4, tries)]);
+    assert_parts(SLIDING, &[(4, within), (4, Ask::Acquire), (4, tries)]);
 }

@@ -398,6 +398,27 @@ fn a_fleet_on_lease_serves_busy_and_idle_processes_alike() {
     }
 }
 
+/// A request that waits long stays in line while a lease is booked for it. It was once refused up to
+/// 0.96 s later, behind others whose lease was granted.
+#[test]
+fn a_fleet_on_lease_refuses_long_waits_at_once() {
+    let limit = Bound { per_second: 1000, burst: 100 };
+    for load in [1.0, 1.5, 3.0] {
+        let (asked, span) = (load * 1000.0, Duration::from_secs(10));
+        let within = 1000 * MS;
+        let setup = Setup { processes: 60, limit, asked, span, is_leased: true, within, ..fleet() };
+        let mut outcome = setup.run();
+        assert_eq!((outcome.over(&setup), outcome.degraded_refusals), (0, 0), "{load}");
+        // A call, and a millisecond of the timer.
+        assert!(outcome.slowest <= 51 * MS, "{load}: {:?}", outcome.slowest);
+        let used = outcome.use_of(&setup);
+        assert!(used.is_nan() || used >= 0.98, "{load}: {used}");
+        assert!(outcome.calls <= outcome.served(), "{load}: {} calls", outcome.calls);
+        let ratio = outcome.served_of(0..5) / outcome.served_of(40..60);
+        assert!((0.8..=1.25).contains(&ratio), "{load}: {ratio}");
+    }
+}
+
 #[test]
 fn a_fleet_keeps_to_every_limit_of_many_keys() {
     let limit = Bound { per_second: 10, burst: 5 };

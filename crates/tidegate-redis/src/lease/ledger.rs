@@ -6,8 +6,8 @@
 //! in the store: r·H permits. While L is a tenth of C or more, at most C/2 ÷ processes. Below that
 //! the lease does not shrink: it is booked ahead, and usable when it is earned. Its first permit is
 //! due within the longest wait *W* that most requests of this process have, so that it goes before
-//! no request of another process. A booking without a longest wait is made for requests in line
-//! alone. A lease of a window that slides is at most a 16th of C: of two leases of 0.6 C one fits,
+//! no request of another process. A booking without a longest wait is made for a request in line
+//! that has none. A lease of a window that slides is at most a 16th of C: of two leases of 0.6 C one fits,
 //! and the rest of the window would not be used. A fixed window earns nothing: there a lease is at
 //! most half of L ÷ processes, so the last permits are decided one by one.
 //!
@@ -18,12 +18,19 @@
 //! each request in line has a place in the line of the store, and processes get parts like the
 //! lengths *w* of their lines, in permits.
 //!
-//! So while requests without a longest wait are in line, a lease has √(8w·r·H) permits. The parts
+//! So while such requests are in line, a lease has √(8w·r·H) permits. The parts
 //! of the store's line are then as the roots of w·r: a part that is too small for its w grows, one
 //! that is too large shrinks, and only parts like w stay. As r is an average over a second, the
 //! logarithm of what a part is off falls by half in 1.4 seconds. One process alone takes r·H
 //! permits, and so do all processes while a tenth of a bucket is left. Loops use up a window while
 //! it has more than that: there a lease has √(8w·r·H) permits if r·H is 2 or more.
+//!
+//! A request with a longest wait is such a request if it may wait for the life of a lease, and as
+//! long as none is refused. A loop that waits asks for what the limit has, so its requests are not
+//! refused unless the tasks are more than the permits of the longest wait. Requests that come
+//! whatever the limit has are refused soon if they are too many: then each is asked for once, as
+//! below. The number of requests in line does not tell which of both it is, since by Little's law
+//! it is the number of grants in the wait of one.
 //!
 //! # More requests than permits
 //!
@@ -76,6 +83,10 @@ const FOR_EACH: f64 = 8.0;
 /// How long a process believes that a limit has no permit.
 const TRUST: Nanos = Nanos::new(1_000_000_000);
 
+/// A request that may wait so long stays in line while a lease is booked for it, as one without a
+/// longest wait does: unless requests are refused.
+const STAYS: Nanos = Nanos::new(200_000_000);
+
 /// How long nothing is booked at least after a call that failed.
 const REST: Nanos = Nanos::new(5_000_000);
 
@@ -96,9 +107,12 @@ pub(crate) struct Account {
     /// Permits that requests in line wait for, and the most of one request.
     waiting: AtomicU64,
     largest: AtomicU64,
-    /// The most permits that requests without a longest wait were in line for since the last
+    /// The most permits that requests which [stay in line](STAYS) were in line for since the last
     /// booking. Not those that are in line now: of requests that are being served, that is a part.
     line: AtomicU64,
+    /// Until this time a request with a longest wait is in line for booked permits alone. The end
+    /// of time: until the store tells that a permit is due in half the longest wait.
+    crowded: Arc<AtomicU64>,
     kick: Arc<Notify>,
 }
 
@@ -110,6 +124,15 @@ impl Account {
             self.kick.notify_one();
         }
         Some(taken)
+    }
+
+    /// When so many permits are there, behind requests for so many. Permits that are not booked may
+    /// be there at the end of [`STAYS`].
+    pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
+        match self.stock.ready_at(at, ahead, n) {
+            Nanos::MAX if !is_crowded(&self.crowded, at) => at.saturating_add(STAYS),
+            due => due,
+        }
     }
 
     /// All permits that were ever asked for.
@@ -144,6 +167,13 @@ impl Account {
             Kind::Bucket | Kind::Fixed => self.comes_in(),
             Kind::Cells | Kind::Estimate | Kind::Log => self.comes_in().min(self.terms.limit as f64 / 16.0),
         }
+    }
+
+    /// How many permits a lease has at least for requests in line that wait for so many. One of a
+    /// fixed window has no more than its part, but for the largest request.
+    fn for_line(&self, waiting: u64) -> u64 {
+        let part = if self.terms.kind == Kind::Fixed { 0 } else { whole(self.part()) };
+        self.largest.load(Ordering::Relaxed).max(part).min(waiting)
     }
 
     /// The most permits of a lease, while there are more requests than permits.
@@ -185,6 +215,10 @@ pub(crate) struct Ledger {
     pub(crate) kick: Arc<Notify>,
     /// How many requests joined the line of this process and did not leave it.
     joined: AtomicU64,
+    /// How many of them have no longest wait.
+    endless: AtomicU64,
+    /// As in each account.
+    crowded: Arc<AtomicU64>,
     /// How many processes lease, as far as is known.
     processes: AtomicU64,
     pub(crate) counters: Arc<LeaseCounters>,
@@ -289,6 +323,7 @@ pub(crate) enum Outcome {
 impl Ledger {
     pub(crate) fn new(terms: impl Iterator<Item = Terms>, counters: Arc<LeaseCounters>) -> Ledger {
         let kick = Arc::new(Notify::new());
+        let crowded = Arc::new(AtomicU64::new(0));
         let accounts: Vec<Arc<Account>> = terms
             .map(|terms| {
                 let zero = || AtomicU64::new(0);
@@ -303,6 +338,7 @@ impl Ledger {
                     waiting,
                     largest,
                     line,
+                    crowded: crowded.clone(),
                     kick: kick.clone(),
                 })
             })
@@ -325,8 +361,8 @@ impl Ledger {
         let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
         let (limits, patience) = (limits.collect(), Patience::default());
         let state = State { limits, patience, pressed, next, away, endings: 0 };
-        let (joined, processes) = (AtomicU64::new(0), AtomicU64::new(1));
-        Ledger { accounts, kick, joined, processes, counters, state: Mutex::new(state) }
+        let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
+        Ledger { accounts, kick, joined, endless, crowded, processes, counters, state: Mutex::new(state) }
     }
 
     pub(crate) fn set_processes(&self, processes: u64) {
@@ -361,8 +397,9 @@ impl Ledger {
 
     /// A request waits in line, for so long at most. One that waits for as long as it takes counts
     /// like one that waits for the life of a lease.
-    pub(crate) fn waits(&self, costs: &Costs, longest: Option<Duration>) {
-        if longest.is_none() {
+    pub(crate) fn waits(&self, now: Nanos, costs: &Costs, longest: Option<Duration>) {
+        let stays = |longest| Nanos::from_duration(longest) >= STAYS && !is_crowded(&self.crowded, now);
+        if longest.is_none_or(stays) {
             for (account, (n, _)) in self.accounts.iter().zip(costs) {
                 let ahead = account.waiting.load(Ordering::Relaxed);
                 account.line.fetch_max(ahead.saturating_add(*n), Ordering::Relaxed);
@@ -372,8 +409,9 @@ impl Ledger {
     }
 
     /// A request joins the line, until it [leaves](Ledger::leaves).
-    pub(crate) fn joins(&self, costs: &Costs) {
+    pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) {
         self.joined.fetch_add(1, Ordering::Relaxed);
+        self.endless.fetch_add(is_endless.into(), Ordering::Relaxed);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             account.largest.fetch_max(*n, Ordering::Relaxed);
             // SeqCst: see `Leases::drive`.
@@ -382,8 +420,9 @@ impl Ledger {
         self.kick.notify_one();
     }
 
-    pub(crate) fn leaves(&self, costs: &Costs) {
+    pub(crate) fn leaves(&self, costs: &Costs, is_endless: bool) {
         self.joined.fetch_sub(1, Ordering::Relaxed);
+        self.endless.fetch_sub(is_endless.into(), Ordering::Relaxed);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             if account.waiting.fetch_sub(*n, Ordering::Relaxed) == *n {
                 account.largest.store(0, Ordering::Relaxed);
@@ -447,7 +486,29 @@ impl Ledger {
 
     /// Notes what a reply tells of the limits.
     pub(crate) fn told(&self, now: Nanos, reply: &Reply) {
-        self.lock().told(now, reply);
+        let mut state = self.lock();
+        self.note_told(&mut state, now, reply);
+    }
+
+    fn note_told(&self, state: &mut State, now: Nanos, reply: &Reply) {
+        state.told(now, reply);
+        let longest = Nanos::from_duration(state.patience.longest).max(STAYS);
+        let next = state.limits.iter().map(|limit| limit.none_before.saturating_since(now)).max();
+        let next = next.unwrap_or_default();
+        if next > longest {
+            self.crowded.store(u64::MAX, Ordering::Relaxed);
+        } else if next < Nanos::new(longest.as_u64() / 2) && self.crowded.load(Ordering::Relaxed) == u64::MAX
+        {
+            self.crowded.store(now.as_u64(), Ordering::Relaxed);
+        }
+    }
+
+    /// A lease was refused. A pause does not show that there are more requests than permits.
+    fn refused(&self, state: &mut State, now: Nanos) {
+        self.crowded.fetch_max(now.saturating_add(TRUST).as_u64(), Ordering::Relaxed);
+        if !state.is_paused(now) {
+            state.pressed = now.saturating_add(TRUST);
+        }
     }
 
     /// The limits may have more permits than was told.
@@ -481,7 +542,7 @@ impl Ledger {
             let owed = all.saturating_sub(limit.ordered);
             let n = if waiting > held {
                 (is_short, is_urgent) = (true, true);
-                size.max(account.largest.load(Ordering::Relaxed).min(waiting))
+                size.max(account.for_line(waiting))
             } else if is_pressed {
                 is_short |= owed > 0;
                 owed.min(account.most(size))
@@ -517,10 +578,14 @@ impl Ledger {
             let patience = state.patience.longest;
             if !is_urgent && state.refusal(now, &costs, patience).is_some() {
                 // The store would refuse the lease.
-                state.refused(now);
+                self.refused(&mut state, now);
                 return Plan::Rest(ends.min(state.next));
             }
-            let longest = if is_urgent { Duration::MAX } else { patience.saturating_add(span) };
+            let longest = match is_urgent {
+                true if self.endless.load(Ordering::Relaxed) > 0 => Duration::MAX,
+                true => patience.max(STAYS.as_duration()).saturating_add(span),
+                false => patience.saturating_add(span),
+            };
             return Plan::Book(Order { costs, longest, patience, sent: now, endings: state.endings });
         }
         if paced > now {
@@ -546,14 +611,14 @@ impl Ledger {
         let is_late = order.endings != state.endings;
         // The state that the reply tells may have ended with the leases, as a pause does.
         if !is_late {
-            state.told(now, reply);
+            self.note_told(&mut state, now, reply);
         }
         if reply.answer != Answer::Done {
             if is_late {
                 return Outcome::Refused;
             }
             if order.longest < Duration::MAX {
-                state.refused(now);
+                self.refused(&mut state, now);
                 return Outcome::Refused;
             }
             // A request in line waits as long as it takes: its permits can never be had.
@@ -565,6 +630,7 @@ impl Ledger {
             |(account, told): (&Arc<Account>, &Told)| told.available >= (account.terms.limit / 10).max(1);
         if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
             state.pressed = now;
+            self.crowded.store(0, Ordering::Relaxed);
         }
         let is_pressed = now < state.pressed;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
@@ -713,13 +779,6 @@ impl State {
         }
     }
 
-    /// A lease was refused. A pause does not show that there are more requests than permits.
-    fn refused(&mut self, now: Nanos) {
-        if !self.is_paused(now) {
-            self.pressed = now.saturating_add(TRUST);
-        }
-    }
-
     /// Whether a limit was told to be paused now.
     fn is_paused(&self, now: Nanos) -> bool {
         self.limits.iter().any(|told| now < told.paused_till)
@@ -765,6 +824,10 @@ impl Use {
         self.rate = self.rate * kept + more / MEMORY * share;
         (self.at, self.asked) = (now.max(self.at), asked);
     }
+}
+
+fn is_crowded(crowded: &AtomicU64, now: Nanos) -> bool {
+    now.as_u64() < crowded.load(Ordering::Relaxed)
 }
 
 /// The whole permits of a number of permits.
@@ -821,7 +884,7 @@ mod tests {
     fn late(end: fn(&Ledger)) -> (Vec<(usize, u64)>, LeaseCounts) {
         let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
         let ledger = Ledger::new(vec![terms.expect("terms"); 2].into_iter(), Arc::default());
-        ledger.joins(&vec![(5, 5), (7, 7)]);
+        ledger.joins(&vec![(5, 5), (7, 7)], true);
         let Plan::Book(order) = ledger.plan(at(10), 1) else { panic!("it books") };
         end(&ledger);
         let outcome = ledger.done(at(17), &order, Ok(&booked(MS, vec![5, 7])));

@@ -114,7 +114,7 @@ impl Leases {
         }
         let now = self.set.clock.now();
         self.count_processes();
-        self.ledger.waits(costs, within);
+        self.ledger.waits(now, costs, within);
         let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
         if self.set.check(costs).is_err()
             || !is_booked && !self.ledger.has_waiting() && !self.ledger.pays(now, costs)
@@ -123,7 +123,7 @@ impl Leases {
             self.ledger.alone(costs);
             return None;
         }
-        let _joined = Joined::new(&self.ledger, costs);
+        let _joined = Joined::new(&self.ledger, costs, within.is_none());
         let mut failed = self.failed.subscribe();
         if !self.drive() {
             return None;
@@ -135,6 +135,11 @@ impl Leases {
                 Poll::Pending => changed.as_mut().poll(context).map(|_| None),
             });
             match answer.await {
+                Some(Err(refusal)) if matches!(refusal.refusal(), Some(Refusal::Limited { .. })) => {
+                    let waited = self.set.clock.now().saturating_since(now).as_duration();
+                    let rest = within.map_or(Duration::MAX, |within| within.saturating_sub(waited));
+                    return self.refuse(&refusal, costs, rest).map(Err);
+                }
                 Some(answer) => return Some(answer),
                 None if self.ledger.is_short(self.set.clock.now(), costs) || self.set.store.has_ended() => {
                     return None;
@@ -364,10 +369,11 @@ impl Leases {
                     }
                 }
                 match outcome {
-                    // A refund of no permits serves the line.
-                    Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].refund(0)),
+                    // A debit of no permits serves the line, and refuses the requests in it that no
+                    // booking serves in time.
+                    Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].debit(0)),
                     Outcome::TooLate(returns) => self.give_back(&returns),
-                    Outcome::Refused => {}
+                    Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
                     Outcome::Failed => self.failed.send_modify(|failed| *failed += 1),
                 }
             }
@@ -424,18 +430,18 @@ enum Next {
 }
 
 /// A request in the line of this process.
-struct Joined<'a>(&'a Ledger, &'a Costs);
+struct Joined<'a>(&'a Ledger, &'a Costs, bool);
 
 impl<'a> Joined<'a> {
-    fn new(ledger: &'a Ledger, costs: &'a Costs) -> Joined<'a> {
-        ledger.joins(costs);
-        Joined(ledger, costs)
+    fn new(ledger: &'a Ledger, costs: &'a Costs, is_endless: bool) -> Joined<'a> {
+        ledger.joins(costs, is_endless);
+        Joined(ledger, costs, is_endless)
     }
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.0.leaves(self.1);
+        self.0.leaves(self.1, self.2);
     }
 }
 

@@ -41,7 +41,7 @@ impl Policy for Lease {
     }
 
     fn ready_at(&self, _state: &(), at: Nanos, ahead: u64, n: u32) -> Nanos {
-        self.0.stock.ready_at(at, ahead, n.into())
+        self.0.ready_at(at, ahead, n.into())
     }
 
     fn undo(&self, _state: &(), _at: Nanos, charge: Taken, _most: u64) -> u64 {
