@@ -1,9 +1,11 @@
 //! A breaker: after some failures in a row the store is not asked for a while, and then by one call
 //! at a time.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use crate::jitter::jittered;
+use crate::lock::lock;
 
 /// So many failures in a row open the breaker.
 const FAILURES: u32 = 5;
@@ -31,6 +33,22 @@ pub(crate) enum Admission {
     Probe,
     /// How long the rest still lasts.
     Rest(Duration),
+}
+
+/// A call that probes. When this is dropped, the next call may probe: also when the call ends
+/// without an outcome, by a panic or with its task.
+pub(crate) struct Probe<'a>(&'a Mutex<Breaker>);
+
+impl Probe<'_> {
+    pub(crate) fn of(breaker: &Mutex<Breaker>, admission: Admission) -> Option<Probe<'_>> {
+        (admission == Admission::Probe).then(|| Probe(breaker))
+    }
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        lock(self.0).probing = false;
+    }
 }
 
 impl Breaker {
@@ -63,7 +81,6 @@ impl Breaker {
             (None, _) if self.failures >= FAILURES => FIRST,
             _ => return false,
         };
-        self.probing = false;
         self.rest = Some((rest, now + jittered(rest)));
         true
     }
@@ -109,22 +126,34 @@ mod tests {
 
     #[test]
     fn one_call_at_a_time_probes_and_rests_double() {
-        let mut breaker = open();
+        let breaker = Mutex::new(open());
+        let admit = |now| {
+            let admission = lock(&breaker).admit(now);
+            (admission, Probe::of(&breaker, admission))
+        };
         let (mut now, mut rest) = (Duration::ZERO, FIRST);
         for _ in 0..10 {
-            let Admission::Rest(left) = breaker.admit(now) else { panic!("it is closed") };
+            let (Admission::Rest(left), None) = admit(now) else { panic!("it is closed") };
             assert!(left >= rest * 3 / 4 && left <= rest * 5 / 4, "{left:?} of {rest:?}");
             now += left;
-            assert_eq!(breaker.admit(now), Admission::Probe);
-            assert_eq!(breaker.admit(now), Admission::Rest(Duration::ZERO));
-            assert!(breaker.failed(Admission::Probe, now));
+            let (admission, probe) = admit(now);
+            assert_eq!(admission, Admission::Probe);
+            for _ in 0..2 {
+                assert_eq!(admit(now).0, Admission::Rest(Duration::ZERO));
+            }
+            // It ends without an outcome.
+            drop(probe);
+            let (admission, _probe) = admit(now);
+            assert_eq!(admission, Admission::Probe);
+            assert!(lock(&breaker).failed(admission, now));
             rest = (rest * 2).min(LONGEST);
         }
         assert_eq!(rest, LONGEST);
         now += 2 * LONGEST;
-        assert_eq!(breaker.admit(now), Admission::Probe);
-        breaker.succeeded(Admission::Probe);
-        assert!(!breaker.is_open());
+        let (admission, _probe) = admit(now);
+        assert_eq!(admission, Admission::Probe);
+        lock(&breaker).succeeded(admission);
+        assert!(!lock(&breaker).is_open());
     }
 
     #[test]

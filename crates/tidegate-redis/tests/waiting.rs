@@ -2,18 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AllRefusal, AllRequest, AnyLimiter, Events, QueueBounds, Refusal, Request, WhenFull};
+use tidegate::{
+    AllRefusal, AllRequest, AnyLimiter, Events, QueueBounds, Refusal, Request, StoreEvent, WhenFull,
+};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{LimiterBuilder, Store, StoreLimiter, WhileAway};
 use tokio::time::{Instant, sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
+const MOST_SKIPS: usize = 100_000;
 
 fn open(model: &Model) -> Store {
     model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap()
@@ -229,6 +233,80 @@ fn random_outages_pass_no_limit_and_lose_no_request() {
             }
         });
     }
+}
+
+fn many_a_second(store: &Store) -> AnyLimiter {
+    limiter(store, "token_bucket 500/s burst 50")
+}
+
+/// What is done for each call that is not made, with how many that are by now.
+struct OnSkips<F>(AtomicUsize, F);
+
+impl<F: Fn(usize) + Send + Sync + 'static> Events for OnSkips<F> {
+    fn store(&self, event: &StoreEvent) {
+        if *event == StoreEvent::Skipped {
+            (self.1)(self.0.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+    }
+}
+
+/// Refunds take the probe of the store, and the line has to wait until that is answered. The line
+/// is looked at between the end of its rest and the timer of that, which has whole milliseconds.
+#[test]
+fn a_line_behind_refunds_asks_a_bounded_number_of_times() {
+    for (seed, gap) in (0..8).flat_map(|seed| (1..=60).map(move |gap| (seed, gap))) {
+        run(async {
+            let model = Model::new(seed, Network::steady(MS));
+            let closes: Arc<OnceLock<AnyLimiter>> = Arc::default();
+            let limiter = closes.clone();
+            // A line that asks without end gives no other task a turn.
+            let on_skips = move |skips| _ = (skips > 1000).then(|| limiter.get().unwrap().close());
+            let builder = Store::builder("redis://model").while_away(WhileAway::Wait).timeout(50 * MS);
+            let builder = builder.observed_by(Arc::new(OnSkips(AtomicUsize::new(0), on_skips)));
+            let limiter = many_a_second(&model.open(builder).unwrap());
+            closes.set(limiter.clone()).unwrap();
+            let places: Vec<_> = (0..8).map(|_| limiter.in_task().reserve(2).unwrap()).collect();
+            sleep(60 * MS).await;
+            model.stop(true);
+            let request = tokio::spawn(limiter.acquire());
+            for place in places {
+                drop(place);
+                sleep(gap * MS).await;
+            }
+            model.stop(false);
+            let granted = timeout(6 * SECOND, request).await.expect("an answer").unwrap();
+            assert!(granted.is_ok(), "seed {seed}, gap {gap}: {granted:?}");
+        });
+    }
+}
+
+/// An observer makes a call for each that is not made, until another task has had a turn.
+#[test]
+fn calls_that_are_not_made_leave_turns_to_other_tasks() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (limiter, is_over) = (Arc::new(OnceLock::<AnyLimiter>::new()), Arc::new(AtomicBool::new(false)));
+        let (of, ends) = (limiter.clone(), is_over.clone());
+        let on_skips = move |skips| {
+            if skips < MOST_SKIPS && !ends.load(Ordering::Relaxed) {
+                of.get().unwrap().debit(1).unwrap();
+            }
+        };
+        let observer = Arc::new(OnSkips(AtomicUsize::new(0), on_skips));
+        let store = model.open(Store::builder("redis://model").observed_by(observer.clone())).unwrap();
+        let limiter = limiter.get_or_init(|| many_a_second(&store));
+        model.kill();
+        while !store.is_away() {
+            _ = limiter.acquire_now([]).await;
+        }
+        limiter.debit(1).unwrap();
+        while observer.0.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let skips = observer.0.load(Ordering::Relaxed);
+        assert!(skips < MOST_SKIPS, "{skips}");
+    });
 }
 
 #[test]

@@ -74,13 +74,14 @@ impl InLine {
     }
 
     /// Holds the line until a time, unless it is empty. Returns whether a task is to have it go on.
-    pub(super) fn hold(&mut self, till: Nanos) -> bool {
+    pub(super) fn hold(&mut self, till: Nanos, now: Nanos) -> bool {
         if self.is_empty() {
             self.held_till = None;
             return false;
         }
-        // The first one counts of calls that failed at one time.
-        if !self.is_timed || self.held_till.is_none() {
+        // The first one counts of calls that failed at one time. The line may be looked at, and a
+        // call leave it, between the time and the task that comes then.
+        if self.held_till.is_none_or(|first| first <= now) {
             self.held_till = Some(till);
         }
         !std::mem::replace(&mut self.is_timed, true)
@@ -157,7 +158,7 @@ impl State {
                 self.answer(after, number, Outcome::Undecided(undecided));
             }
         }
-        self.in_line.hold(now.saturating_add(Nanos::from_duration(rest)))
+        self.in_line.hold(now.saturating_add(Nanos::from_duration(rest)), now)
     }
 
     /// Ends this request if its longest wait has passed while the line is held.

@@ -9,10 +9,11 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 use tidegate::{Events, StoreEvent};
+use tokio::task::coop;
 use tokio::time::Instant;
 
 use super::counts::Counters;
-use crate::breaker::{Admission, Breaker};
+use crate::breaker::{Admission, Breaker, Probe};
 use crate::clients::{self, Clients};
 use crate::connection::{Begun, Failure, Sent, Server, Servers};
 use crate::error::StoreError;
@@ -154,8 +155,10 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                 }
             }
             match running.poll_next_unpin(context) {
-                // The answer of this call may have made another call.
-                Poll::Ready(Some(())) => continue,
+                // The answer of this call may have made another call. Calls that are not made take
+                // no time, and leave turns to the timers of those in flight.
+                Poll::Ready(Some(())) if pin!(coop::consume_budget()).poll(context).is_ready() => continue,
+                Poll::Ready(Some(())) => return Poll::Pending,
                 Poll::Ready(None) if is_closed => return Poll::Ready(()),
                 _ => {}
             }
@@ -301,6 +304,7 @@ impl Shared {
                 (server, admission, Instant::now())
             }
         };
+        let _probe = Probe::of(&server.breaker, admission);
         let sent = Sent::default();
         let call = self.servers.call(by_hash, script, begun, &sent);
         let left = self.timeout.saturating_sub(waited).saturating_sub(asked.elapsed());
