@@ -20,6 +20,9 @@ pub(crate) const MOST_CELLS: u16 = 128;
 /// How much longer a full state is kept whose limiter does not start full.
 const LINGER: i64 = 86_400_000_000;
 
+/// How much longer a full state is kept whose larger requests may count the time that it idled.
+const IDLE: i64 = 10_000_000;
+
 /// The algorithm of a policy. Its name is that of the Lua table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
@@ -214,7 +217,11 @@ impl Bucket {
             i64::from(self.stretches),
             step,
             offset,
-            if self.start_with.is_some() { LINGER } else { 0 },
+            match (self.start_with.is_some(), self.stretches) {
+                (true, _) => LINGER,
+                (false, true) => IDLE,
+                (false, false) => 0,
+            },
         ];
         let limit = u64::try_from(most).unwrap_or(u64::MAX);
         let largest = if self.stretches { largest_of(price) } else { Some(limit) };

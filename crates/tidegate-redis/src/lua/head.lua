@@ -11,9 +11,11 @@
 --   |        |        |      | request is granted before it. The state is as of this instant. |
 --   | 4      | held   | us   | the end of a pause, 0 without one                              |
 --   | 5      | back   | byte | the length of what follows of bookings that were given back    |
---   | ..     |        | 1    | how many places follow                                        |
+--   | ..     |        | 1    | how many places follow, and how many refunds                  |
 --   | ..     | places |      | of each its instant, its permits, how many of them are free,   |
 --   |        |        |      | and the number of its booking, or -1                           |
+--   | ..     | refunds|      | of each the instant of the grant, its permits, the number of    |
+--   |        |        |      | the next booking, and the instant of the last one before it     |
 --   | ..     | runs   |      | of each its first and its last number, the instant of the last |
 --   |        |        |      | one, and the length of the value from before the first one,    |
 --   |        |        | byte | which follows, or is missing: `writes`, `booked`, and the      |
@@ -32,7 +34,8 @@
 -- Booking. A request is due at the earliest instant, not before `booked` and `held`, at which every
 -- limit has its permits. No limit loses availability by waiting, so that instant is the latest of
 -- the instants of the limits alone. A request that is due within its longest wait takes its
--- permits as of that instant; any other request changes nothing.
+-- permits as of that instant; any other request changes nothing. A limit whose key would be gone at
+-- the told instant is kept until a little later, or the same wait would be told again.
 --
 -- Several requests. A call decides about a list of requests, one after the other, each as if it
 -- were alone: the clock stands still, each change is in the numbers that the next request sees, and
@@ -40,8 +43,8 @@
 --
 -- Giving back. A booking that is given back is undone with all bookings behind it, as soon as these
 -- are given back, too: the state is again the value from before it. Until then its number is in a
--- run of such bookings. Any change that is no booking ends all runs, since the values from before
--- bookings do not have that change. A log has no runs, since its state has each booking: see there.
+-- run of such bookings. A refund is made again when a booking from before it is undone. Any other
+-- change ends all runs, since the values from before bookings do not have that change. A log has no runs, since its state has each booking: see there.
 -- Calls that give nothing back copy the text of the runs. Of too many the lowest are forgotten: their
 -- permits come in by time.
 --
@@ -56,7 +59,8 @@
 -- twice.
 --
 -- A grant whose instant has come is given back by a refund. A window takes it back if it still
--- counts the grant at its last booking. Later the permits would be those of other grants. A booking
+-- counts the grant at its last booking, or at the one that is the last when those behind it are
+-- undone. Later the permits would be those of other grants. A booking
 -- that is given back when its instant has come is refunded as a place that passes.
 --
 -- ARGV: the operation; packed, for each key the number of its kind, its own longest wait in us, and
@@ -75,10 +79,13 @@ local MOST = 2^52
 local MOST_WRITES = 2^51
 local FOREIGN = 'the key has a value of another program'
 local MOST_PLACES = 32
+local MOST_REFUNDS = 32
 -- 3,000 bookings that are dropped in a random order have 750 runs, of a bucket with 130 kB.
 local MOST_RUNS = 1024
 local MOST_RUN_BYTES = 163840
 local YEARS = 315576000 * 1000000
+-- How much longer than a told wait a limit is kept.
+local LINGER = 10 * 1000000
 local BUCKET, FIXED, CELLS, ESTIMATE, LOG = 1, 2, 3, 4, 5
 local kinds = {}
 

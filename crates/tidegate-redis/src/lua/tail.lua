@@ -16,17 +16,22 @@ local function refund(l, place)
   end
 end
 
--- Reads the places. The runs stay a text, which most calls copy.
+-- Reads the places and refunds. The runs stay a text, which most calls copy.
 local function read_back(l, value, bytes)
-  local count, first = parse('>d', value, 41)
-  local places = {}
-  for i = 1, count do
+  local count_places, count_refunds, first = parse('>dd', value, 41)
+  local places, refunds = {}, {}
+  for i = 1, count_places do
     local due, size, free, number
     due, size, free, number, first = parse('>dddd', value, first)
     places[i] = {due = due, size = size, free = free, number = number}
   end
+  for i = 1, count_refunds do
+    local due, n, number, till
+    due, n, number, till, first = parse('>dddd', value, first)
+    refunds[i] = {due = due, n = n, number = number, till = till}
+  end
   l.first = 41 + bytes
-  l.places, l.runs, l.run = places, nil, first
+  l.places, l.refunds, l.runs, l.run = places, refunds, nil, first
 end
 
 -- A run, with the text that it is stored as.
@@ -52,18 +57,20 @@ local function runs_of(l)
   return l.runs
 end
 
--- Refunds the places whose instant has passed, and forgets runs of which none lies ahead.
+-- Refunds the places whose instant has passed, and forgets runs of which none lies ahead, and
+-- refunds that every booking ahead has found.
 local function pass(l)
-  local places = l.places
+  local places, refunds = l.places, l.refunds
   for i = #places, 1, -1 do
     if places[i].due <= now then refund(l, table.remove(places, i)) end
   end
-  if l.booked <= now then l.runs = NONE end
+  while refunds[1] and refunds[1].till <= now do table.remove(refunds, 1) end
+  if l.booked <= now then l.runs, l.refunds = NONE, NONE end
 end
 
 -- Reads a value into the numbers of a limit.
 local function read(l, value)
-  l.first, l.places, l.runs = 41, NONE, NONE
+  l.first, l.places, l.refunds, l.runs = 41, NONE, NONE, NONE
   if value then
     local bytes
     l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
@@ -87,7 +94,7 @@ local function read(l, value)
       l.writes, l.changed = l.writes + 1, true
       seen, l.seen, l.booked = now, now, l.booked - ahead
       for _, place in ipairs(l.places) do place.due = place.due - ahead end
-      l.runs = NONE
+      l.runs, l.refunds = NONE, NONE
       if l.held > 0 then l.held = l.held - ahead end
       if kind.move then kind.move(l, -ahead) end
     end
@@ -107,7 +114,7 @@ for i = 1, count do
     kind = kind, key = key, value = value, longest = longest, n = 0, most = 0,
     terms = {parse(kind.terms, terms, first + 16)},
     writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
-    places = NONE, runs = NONE, run = 0, ends = 0,
+    places = NONE, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
     changed = false,
   }
   first = first + 8 + 8 * #kind.terms
@@ -117,7 +124,7 @@ end
 
 -- The value of a limit.
 local function value_of(l)
-  local places, runs, free, text = l.places, l.runs, '', ''
+  local places, refunds, runs, free, text = l.places, l.refunds, l.runs, '', ''
   if not runs then
     text = l.value:sub(l.run, l.ends - 1)
   elseif #runs > 0 then
@@ -133,10 +140,13 @@ local function value_of(l)
     end
     text = table.concat(texts, '', lowest, #runs)
   end
-  if #places > 0 or text ~= '' then
-    local texts = {pack('>d', #places)}
+  if #places > 0 or #refunds > 0 or text ~= '' then
+    local texts = {pack('>dd', #places, #refunds)}
     for i, place in ipairs(places) do
       texts[i + 1] = pack('>dddd', place.due, place.size, place.free, place.number)
+    end
+    for _, back in ipairs(refunds) do
+      texts[#texts + 1] = pack('>dddd', back.due, back.n, back.number, back.till)
     end
     free = table.concat(texts)
   end
@@ -152,8 +162,26 @@ end
 
 -- A change that is never undone: no booking from before it is.
 local function change(l)
-  l.writes, l.runs = l.writes + 1, NONE
+  l.writes, l.runs, l.refunds = l.writes + 1, NONE, NONE
   touch(l)
+end
+
+-- Refunds permits of a grant, also when the bookings ahead are undone. The values from before these
+-- do not have the refund.
+local function give(l, n, due)
+  local refunds, first = l.refunds, l.refunds[1]
+  l.kind.give(l, max(l.now, l.booked), n, due)
+  touch(l)
+  if l.kind.cut or l.booked <= now then return end
+  if refunds == NONE then refunds = {} end
+  refunds[#refunds + 1] = {due = due, n = n, number = l.writes, till = l.booked}
+  if #refunds > MOST_REFUNDS then
+    -- Two become one, which bookings between them that are undone take along.
+    local second = table.remove(refunds, 2)
+    first.due, first.n = min(first.due, second.due), first.n + second.n
+    first.till = max(first.till, second.till)
+  end
+  l.refunds = refunds
 end
 
 local function write_changed()
@@ -162,7 +190,7 @@ local function write_changed()
     if l.changed then
       local value = value_of(l)
       -- The first whole millisecond behind its end, and one to come.
-      local ends = max(now, l.kind.expires(l), l.booked, l.held)
+      local ends = max(now, l.kind.expires(l), l.booked, l.held, l.kept)
       if is_real then
         call('SET', l.key, value, 'PXAT', ('%d'):format(floor(ends / 1000) + 1))
       else
@@ -267,6 +295,17 @@ local function take_places(l, due)
   return ''
 end
 
+-- Has each limit that makes a request wait kept until it is due. A limit that does not start full,
+-- or whose request pays for its own size, would begin anew meanwhile, and tell the same wait again.
+local function keep_till(due)
+  for i = 1, count do
+    local l = limits[i]
+    if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due) then
+      l.kept, l.changed = max(l.kept, min(due, now + YEARS) + LINGER), true
+    end
+  end
+end
+
 -- Decides about one request, as if it were alone in its call.
 local function reserve(longest, shadow, tells)
   -- A request for up to a number takes what all limits have that it does not name.
@@ -308,7 +347,10 @@ local function reserve(longest, shadow, tells)
       if l.n > 0 and wait > min(longest, l.longest) then is_granted = false end
     end
   end
-  if not is_granted then return reply(shadow and 2 or 0, wait or -1, tightest, 0, true) end
+  if not is_granted then
+    if wait then keep_till(now + wait) end
+    return reply(shadow and 2 or 0, wait or -1, tightest, 0, true)
+  end
   due = free or due
   local before = {}
   for i = 1, count do
@@ -367,6 +409,13 @@ local function undo(l)
   for i = #places, 1, -1 do
     if places[i].number >= run.low then table.remove(places, i) end
   end
+  for _, back in ipairs(l.refunds) do
+    if back.number > l.writes then
+      l.kind.give(l, max(l.now, l.booked), back.n, back.due)
+      back.number = l.writes
+    end
+  end
+  if l.booked <= now then l.runs, l.refunds = NONE, NONE end
 end
 
 -- Frees a place: of a booking, or of the parts that a request took at its instant.
@@ -422,11 +471,11 @@ local function give_back(place, first)
           free_place(l, place, number, before)
         end
         bound_places(l)
+        touch(l)
       else
         -- Its instant came on the way: it is a grant.
-        l.kind.give(l, max(l.now, l.booked), l.n, place)
+        give(l, l.n, place)
       end
-      touch(l)
     end
   end
 end
@@ -465,11 +514,7 @@ elseif operation == 'debit' then
 elseif operation == 'refund' then
   for _, l in ipairs(limits) do
     -- A state is told of no grant that is still to come, but after the clock was set back.
-    local at = max(l.now, l.booked)
-    if l.n > 0 and l.value and place <= at then
-      l.kind.give(l, at, l.n, place)
-      change(l)
-    end
+    if l.n > 0 and l.value and place <= max(l.now, l.booked) then give(l, l.n, place) end
   end
 elseif operation == 'keep' then
   local taken = {}

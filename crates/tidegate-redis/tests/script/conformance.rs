@@ -123,6 +123,8 @@ fn scripts_decide_as_policies_do() {
                         };
                         assert_eq!(reply.answer, Answer::Refused, "{context}");
                         assert_eq!(reply.wait, wait.saturating_add(behind), "{context}");
+                        // A limit that tells when a request is due has begun.
+                        latest = latest.or((wait < Duration::MAX).then_some(seen));
                     }
                 },
                 // A limit without a value has nothing to get back.

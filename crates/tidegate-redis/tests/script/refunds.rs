@@ -60,6 +60,70 @@ fn a_resumed_limit_grants_nothing_before_its_bookings() {
     }
 }
 
+/// A refund kept the bookings before it from being undone: a pool of workers that settle what they
+/// reserved, and a wait that is dropped, left a day's quota used up for two days.
+#[test]
+fn a_wait_that_is_dropped_after_a_refund_comes_back() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "token_bucket 10/s burst 250",
+        "leaky_bucket 10/s nodelay 249",
+        "fixed_window 250/4s",
+        "sliding_window 250/4s cells 4",
+        "sliding_estimate 250/4s",
+        "sliding_log 250/4s",
+    ] {
+        for (unused, refunds) in [(1, 1), (140, 1), (2, 40)] {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&format!("-{unused}x{refunds}"));
+            let due = i64::try_from(START).expect("an instant");
+            let mut call =
+                |operation, n, before: &[u8]| store.call(operation, START, &[limit.part(n, before)]);
+            while call(Operation::Status, 0, &[]).limits[0].available > 50 {
+                call(TRY, 1, &[]);
+            }
+            let waits: Vec<_> = (0..3).map(|_| call(ANY_WAIT, 100, &[])).collect();
+            for _ in 0..refunds {
+                call(Operation::Refund { due }, unused, &[]);
+            }
+            for (i, wait) in waits.iter().enumerate() {
+                assert!(wait.due > due, "{line}: wait {i}");
+                let back = Operation::Back { due: wait.due };
+                call(back, 100, &wait.before[0]);
+                // More of them, between the waits.
+                if i == 0 {
+                    call(Operation::Refund { due }, 1, &[]);
+                }
+            }
+            let left = call(Operation::Status, 0, &[]).limits[0].available;
+            let most = 50 + unused * refunds + 1;
+            assert!(left == most, "{line}: {left} of {most} after {refunds} refunds of {unused}");
+        }
+    }
+}
+
+/// A wait that was told was told again and again, since the limit began anew each time.
+#[test]
+fn a_told_wait_is_over_when_it_was_told() {
+    let Some(mut store) = Store::new() else { return };
+    for (line, n) in [
+        ("leaky_bucket 100/s", 7),
+        ("leaky_bucket 1/min nodelay 3", 20),
+        ("token_bucket 10/s burst 10 start_with 0", 5),
+        ("token_bucket 1/h burst 10 start_with 0 interval_refill", 1),
+    ] {
+        let limit = Limit::new(line);
+        let first = store.call(TRY, START, &[limit.part(n, &[])]);
+        let told = START + u64::try_from(first.wait.as_micros()).expect("a wait");
+        assert_eq!(store.call(TRY, told, &[limit.part(n, &[])]).answer, Answer::Done, "{line}: {first:?}");
+        let again = store.call(TRY, told + 1, &[limit.part(n, &[])]);
+        assert_eq!(again.answer, Answer::Refused, "{line}: {again:?}");
+        let told = told + 1 + u64::try_from(again.wait.as_micros()).expect("a wait");
+        let last = store.call(TRY, told, &[limit.part(n, &[])]);
+        assert_eq!(last.answer, Answer::Done, "{line}: {again:?}");
+    }
+}
+
 /// A refund was taken by the window that bookings had opened ahead.
 #[test]
 fn a_window_takes_back_its_own_permits_alone() {
