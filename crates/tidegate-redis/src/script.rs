@@ -14,6 +14,9 @@ use crate::terms::{Kind, Terms};
 /// The longest wait that is told to a script: 30 years.
 const LONGEST: u64 = 30 * 365 * 86_400 * 1_000_000;
 
+/// The longest wait that a script grants, as a span.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_micros(LONGEST);
+
 /// The rest of a pause. One of more than 15 years was asked for without an end.
 pub(crate) fn pause_left(told: Duration) -> Duration {
     if told > Duration::from_micros(LONGEST / 2) { Duration::MAX } else { told }

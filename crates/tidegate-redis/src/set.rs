@@ -18,7 +18,8 @@ use crate::key;
 use crate::lock::lock;
 use crate::observe::Observers;
 use crate::script::{
-    Answer, GivenBack, Operation, Part, Reply, Script, Told, Wanted, command, pause_left, reserve,
+    Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, Script, Told, Wanted, command, pause_left,
+    reserve,
 };
 use crate::store::{Away, Store, Unsent, WhileAway};
 use crate::terms::Terms;
@@ -269,8 +270,8 @@ impl Set {
     pub(crate) fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
         let limit = reply.tightest.unwrap_or(0);
         let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
-        let longest =
-            self.members.iter().filter_map(|member| member.terms.longest).fold(longest, Duration::min);
+        let bounds = self.members.iter().filter_map(|member| member.terms.longest);
+        let longest = bounds.fold(longest.min(LONGEST_WAIT), Duration::min);
         let retry_after = match reply.wait {
             Duration::MAX => Nanos::MAX,
             _ if paused_for == Duration::MAX => Nanos::MAX,

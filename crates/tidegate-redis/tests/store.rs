@@ -216,6 +216,17 @@ async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
 }
 
 #[tokio::test]
+async fn a_request_that_waits_too_long_for_a_script_is_told_when_to_come() {
+    let Some(server) = Server::start() else { return };
+    let store = open(&server);
+    let limiter = any(&store, "leaky_bucket 3/s");
+    let refusal = limiter.acquire_many(u32::MAX).await.unwrap_err();
+    // 2^32 thirds of a second, less the 30 years that a script books ahead.
+    let years = refusal.retry_after().unwrap().as_secs() / (365 * 86_400);
+    assert_eq!(years, 15, "{refusal:?}");
+}
+
+#[tokio::test]
 async fn a_policy_of_another_kind_begins_anew() {
     let Some(server) = Server::start() else { return };
     let store = builder(&server).open().unwrap();
