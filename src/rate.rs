@@ -124,6 +124,7 @@ impl fmt::Display for RateError {
                     1 => write!(f, "rate {permits}/s")?,
                     60 => write!(f, "rate {permits}/min")?,
                     3600 => write!(f, "rate {permits}/h")?,
+                    86_400 => write!(f, "rate {permits}/d")?,
                     _ => write!(f, "rate {permits}/{period:?}")?,
                 }
                 f.write_str(" is not above zero; the rate without permits is `zero`")
@@ -202,6 +203,17 @@ impl Rate {
     #[track_caller]
     pub const fn per_hour(permits: u64) -> Rate {
         Rate::per(permits, HOUR)
+    }
+
+    /// Creates a rate of `permits` per day, of 24 hours.
+    ///
+    /// # Panics
+    ///
+    /// If `permits` is 0, as [`per_second`](Rate::per_second).
+    #[must_use]
+    #[track_caller]
+    pub const fn per_day(permits: u64) -> Rate {
+        Rate::per(permits, DAY)
     }
 
     #[track_caller]
@@ -627,6 +639,12 @@ mod tests {
     }
 
     #[test]
+    fn a_rate_in_rust_is_the_rate_of_its_text() {
+        let rates = [Rate::per_second(5), Rate::per_minute(5), Rate::per_hour(5), Rate::per_day(5)];
+        assert_eq!(rates.map(|rate| rate.to_string()), ["5/s", "5/min", "5/h", "5/d"]);
+    }
+
+    #[test]
     fn a_rate_that_is_not_whole_is_rounded_to_less() {
         // A float cannot represent every nanosecond above 2^53 ns.
         for (text, shortest) in [("87e-11/s", 1_149_425_287_356_321_840), ("3e-8/s", 33_333_333_333_333_334)]
@@ -645,6 +663,7 @@ mod tests {
         for (text, error) in [
             ("0/s", "rate 0/s is not above zero; the rate without permits is `zero`"),
             ("-3/min", "rate -3/min is not above zero; the rate without permits is `zero`"),
+            ("0/d", "rate 0/d is not above zero; the rate without permits is `zero`"),
             (
                 "NaN/s",
                 "rate \"NaN/s\": NaN permits are not a finite number; the rate without a limit is `unlimited`",
