@@ -367,7 +367,7 @@ pub use grant::{Grant, Left};
 pub use keyed::{KeyedCountingLimit, KeyedCountingPermit, KeyedRateLimiter, Plan, WhenKeysFull};
 pub use limiter::{
     Acquire, AcquireOwned, Batch, Events, Pause, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
-    StoreEvent, WaitHistogram,
+    StoreEvent, StoreStatistics, WaitHistogram,
 };
 #[cfg(feature = "config")]
 pub use policy::{AnyPolicy, ConfigError, PolicyConfig};

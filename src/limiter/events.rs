@@ -85,6 +85,49 @@ use crate::line::deferred::run_in_drop;
 /// }
 /// # let _: &dyn Events = &Metrics("uploads");
 /// ```
+///
+/// The observer of a store, which is told of its calls and of every limiter over it: lines for a
+/// log, for an operator who wants to know of an outage and of a limit that is about to be used up.
+///
+/// ```
+/// use std::sync::Mutex;
+/// use std::time::Duration;
+/// use tidegate::{Events, Left, StoreEvent};
+///
+/// #[derive(Default)]
+/// struct Alerts(Mutex<Vec<String>>);
+///
+/// impl Alerts {
+///     fn say(&self, line: String) {
+///         self.0.lock().unwrap().push(line);
+///     }
+/// }
+///
+/// impl Events for Alerts {
+///     fn store(&self, event: &StoreEvent) {
+///         match event {
+///             StoreEvent::Answered(took) if *took > Duration::from_millis(20) => {
+///                 self.say(format!("the store took {took:?}"));
+///             }
+///             StoreEvent::Opened => self.say("the store is away".to_owned()),
+///             StoreEvent::Closed => self.say("the store is back".to_owned()),
+///             StoreEvent::Misconfigured => self.say("the store cannot be used".to_owned()),
+///             // Later versions tell more.
+///             _ => {}
+///         }
+///     }
+///
+///     fn near_limit(&self, name: &str, left: &Left) {
+///         self.say(format!("{name}: {} of {} left", left.available, left.limit));
+///     }
+/// }
+///
+/// let alerts = Alerts::default();
+/// // What a store calls that has this observer.
+/// alerts.store(&StoreEvent::Answered(Duration::from_millis(2)));
+/// alerts.store(&StoreEvent::Opened);
+/// assert_eq!(*alerts.0.lock().unwrap(), ["the store is away"]);
+/// ```
 pub trait Events: Send + Sync + 'static {
     /// A call got its permits, after it waited so long: zero if they were there.
     fn granted(&self, permits: u64, waited: Duration) {

@@ -24,7 +24,7 @@ pub use events::{Events, StoreEvent};
 pub use futures::{Acquire, AcquireOwned};
 pub use pause::Pause;
 pub use reservation::Reservation;
-pub use statistics::{Statistics, StatisticsSnapshot, WaitHistogram};
+pub use statistics::{Statistics, StatisticsSnapshot, StoreStatistics, WaitHistogram};
 
 use std::fmt;
 use std::sync::Arc;

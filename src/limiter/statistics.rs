@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::Refusal;
 use crate::grant::Left;
-use crate::limiter::events::Events;
+use crate::limiter::events::{Events, StoreEvent};
 use crate::policy::atomic_word::update;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 use crate::time::Nanos;
@@ -24,8 +24,11 @@ const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 ///
 /// A limiter without it counts nothing. One with it adds to three counters for each call, which all
 /// threads share; several limiters may share one, too. All counters wrap at 2^64, which a limiter
-/// of a billion permits per second reaches in 584 years. Calls to a store, and leases, are counted by
-/// the store of `tidegate-redis`.
+/// of a billion permits per second reaches in 584 years.
+///
+/// Calls to a store, and leases, are told to the observer of the store, not to that of a limiter:
+/// give the statistics to `StoreBuilder::observed_by` of `tidegate-redis`, which counts the calls
+/// of all limiters of that store as well.
 ///
 /// # Examples
 ///
@@ -78,10 +81,30 @@ pub struct Statistics {
     degraded: AtomicU64,
     near_limit: AtomicU64,
     pauses: AtomicU64,
+    store: StoreCounters,
     /// How many grants waited how long.
     waited: Box<[AtomicU64]>,
     /// The nanoseconds that all grants waited together.
     waited_sum: AtomicU128,
+}
+
+/// As [`StoreStatistics`] tells them.
+#[derive(Default)]
+struct StoreCounters {
+    answered: AtomicU64,
+    /// In nanoseconds.
+    answered_in: AtomicU64,
+    unknown: AtomicU64,
+    failed: AtomicU64,
+    skipped: AtomicU64,
+    misconfigured: AtomicU64,
+    opened: AtomicU64,
+    closed: AtomicU64,
+    leased: AtomicU64,
+    lease_used: AtomicU64,
+    lease_unused: AtomicU64,
+    lease_returned: AtomicU64,
+    lease_lost: AtomicU64,
 }
 
 /// What [`Statistics`] had counted: calls, unless it says otherwise.
@@ -125,8 +148,41 @@ pub struct StatisticsSnapshot {
     pub near_limit: u64,
     /// How often the limiter was paused, or a pause made longer.
     pub pauses: u64,
+    /// Calls to the store, and permits on lease; all zero unless a store is observed.
+    pub store: StoreStatistics,
     /// How long the granted ones waited.
     pub waited: WaitHistogram,
+}
+
+/// What [`Statistics`] had counted of a store: each [`StoreEvent`]. One call to a store can decide
+/// many requests, and requests served by leases make none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreStatistics {
+    /// Calls that the store answered.
+    pub answered: u64,
+    /// How long the answered calls took together. Divided by `answered` it is the mean.
+    pub answered_in: Duration,
+    /// Calls without an answer, which the store may have carried out.
+    pub unknown: u64,
+    /// Calls that the store did not carry out.
+    pub failed: u64,
+    /// Calls that were not made, as [`StoreEvent::Skipped`].
+    pub skipped: u64,
+    /// Calls that showed that the store is not as it must be, as [`StoreEvent::Misconfigured`].
+    pub misconfigured: u64,
+    /// How often the store was left alone for a while.
+    pub opened: u64,
+    /// How often the store answered again after that.
+    pub closed: u64,
+    /// Permits that the store debited for leases.
+    pub leased: u64,
+    /// Permits of leases that requests used.
+    pub lease_used: u64,
+    /// Permits of leases that went back to the store.
+    pub lease_returned: u64,
+    /// Permits of leases that were lost, since a limit was reset or lowered.
+    pub lease_lost: u64,
 }
 
 /// How long grants were waited for: counted in buckets that are at most 3.2 % wide, from a
@@ -162,6 +218,7 @@ impl Statistics {
             degraded: zero(),
             near_limit: zero(),
             pauses: zero(),
+            store: StoreCounters::default(),
             waited: (0..BUCKETS).map(|_| zero()).collect(),
             waited_sum: AtomicU128::new(0),
         }
@@ -193,11 +250,35 @@ impl Statistics {
             degraded: read(&self.degraded),
             near_limit: read(&self.near_limit),
             pauses: read(&self.pauses),
+            store: self.store.read(),
             waited: WaitHistogram {
                 counts: self.waited.iter().map(read).collect(),
                 // Relaxed: as the counters.
                 sum: long(self.waited_sum.load(Ordering::Relaxed)),
             },
+        }
+    }
+}
+
+impl StoreCounters {
+    fn read(&self) -> StoreStatistics {
+        // Relaxed: as the other counters.
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // Permits are told as used before they are told as not used.
+        let unused = read(&self.lease_unused);
+        StoreStatistics {
+            answered: read(&self.answered),
+            answered_in: Duration::from_nanos(read(&self.answered_in)),
+            unknown: read(&self.unknown),
+            failed: read(&self.failed),
+            skipped: read(&self.skipped),
+            misconfigured: read(&self.misconfigured),
+            opened: read(&self.opened),
+            closed: read(&self.closed),
+            leased: read(&self.leased),
+            lease_used: read(&self.lease_used).saturating_sub(unused),
+            lease_returned: read(&self.lease_returned),
+            lease_lost: read(&self.lease_lost),
         }
     }
 }
@@ -266,6 +347,28 @@ impl Events for Statistics {
 
     fn near_limit(&self, _name: &str, _left: &Left) {
         add(&self.near_limit, 1);
+    }
+
+    fn store(&self, event: &StoreEvent) {
+        let store = &self.store;
+        let (counter, more) = match *event {
+            StoreEvent::Answered(took) => {
+                add(&store.answered_in, Nanos::from_duration(took).as_u64());
+                (&store.answered, 1)
+            }
+            StoreEvent::Unknown => (&store.unknown, 1),
+            StoreEvent::Failed => (&store.failed, 1),
+            StoreEvent::Skipped => (&store.skipped, 1),
+            StoreEvent::Misconfigured => (&store.misconfigured, 1),
+            StoreEvent::Opened => (&store.opened, 1),
+            StoreEvent::Closed => (&store.closed, 1),
+            StoreEvent::Leased(permits) => (&store.leased, permits),
+            StoreEvent::LeaseUsed(permits) => (&store.lease_used, permits),
+            StoreEvent::LeaseUnused(permits) => (&store.lease_unused, permits),
+            StoreEvent::LeaseReturned(permits) => (&store.lease_returned, permits),
+            StoreEvent::LeaseLost(permits) => (&store.lease_lost, permits),
+        };
+        add(counter, more);
     }
 }
 

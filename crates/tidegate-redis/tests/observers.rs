@@ -11,7 +11,10 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AllPermits, AllRefusal, AnyLimiter, Events, Left, Refusal, Request, Statistics, StoreEvent};
+use tidegate::{
+    AllPermits, AllRefusal, AnyLimiter, Events, Left, Refusal, Request, Statistics, StoreEvent,
+    StoreStatistics,
+};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Counts, Store, WhileAway};
 
@@ -22,7 +25,7 @@ fn model() -> Model {
     Model::new(3, Network { service, ..Network::steady(MS) })
 }
 
-/// Counts the events of a store, and passes the others on.
+/// Counts all events, and keeps those of the store and of limits that are nearly used up.
 #[derive(Default)]
 struct Log {
     statistics: Statistics,
@@ -62,6 +65,7 @@ impl Events for Log {
     }
 
     fn store(&self, event: &StoreEvent) {
+        self.statistics.store(event);
         self.store.lock().unwrap().push(*event);
     }
 }
@@ -177,9 +181,19 @@ fn counters_equal_what_callers_got() {
             assert_eq!(count(|event| *event == StoreEvent::Skipped), skipped);
             assert_eq!(count(|event| *event == StoreEvent::Misconfigured), misconfigured);
             assert_eq!(count(|event| *event == StoreEvent::Closed), 2);
-            assert!(
-                count(|event| *event == StoreEvent::Opened) >= 2 && unknown > 0 && failed > 0 && skipped > 0
-            );
+            let opened = count(|event| *event == StoreEvent::Opened);
+            assert!(opened >= 2 && unknown > 0 && failed > 0 && skipped > 0);
+            let told = log.statistics.snapshot().store;
+            assert_eq!((told.answered, told.unknown, told.failed), (answered, unknown, failed));
+            assert_eq!((told.skipped, told.misconfigured), (skipped, misconfigured));
+            assert_eq!((told.opened, told.closed), (opened, 2));
+            let took = events.iter().map(|event| match event {
+                StoreEvent::Answered(took) => *took,
+                _ => Duration::ZERO,
+            });
+            assert_eq!(told.answered_in, took.sum::<Duration>());
+            // The observer of the limiter is told of no call to the store.
+            assert_eq!(own.snapshot().store, StoreStatistics::default());
         });
     }
 }
@@ -232,6 +246,11 @@ fn events_of_leases_equal_their_counts() {
             (counts.taken, counts.used, counts.given_back, counts.ended)
         );
         assert_eq!(taken, used - unused + returned + lost);
+        let told = log.statistics.snapshot().store;
+        assert_eq!(
+            (told.leased, told.lease_used, told.lease_returned, told.lease_lost),
+            (taken, used - unused, returned, lost)
+        );
         // The store decided the others.
         assert!(used - unused <= permits && used > permits / 2, "{used} of {permits}");
         assert!(returned > 0 && lost > 0 && dropped > 100, "{counts:?}, {dropped} dropped");

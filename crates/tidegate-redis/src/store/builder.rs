@@ -114,8 +114,9 @@ impl StoreBuilder {
     /// Sets the observer of all limiters of the store, and of the calls to it. It is told of no tag
     /// and of no key. [`Events::store`] is called on the thread of the store or its
     /// [runtime](StoreBuilder::on_this_runtime), or of the caller where too many calls are in
-    /// flight: be quick. A call there that would block the thread is
-    /// refused at once, as [`StoreLimiter`](crate::StoreLimiter) tells.
+    /// flight: be quick. A call there that would block the thread is refused at once, as
+    /// [`StoreLimiter`](crate::StoreLimiter) tells. [`Statistics`](tidegate::Statistics) counts
+    /// [what it is told](tidegate::StoreStatistics).
     ///
     /// # Examples
     ///
@@ -127,7 +128,8 @@ impl StoreBuilder {
     /// let statistics = Arc::new(Statistics::new());
     /// let store =
     ///     Store::builder("redis://127.0.0.1").observed_by(statistics.clone()).open()?;
-    /// assert_eq!(statistics.snapshot().degraded, 0);
+    /// let snapshot = statistics.snapshot();
+    /// assert_eq!((snapshot.degraded, snapshot.store.failed), (0, 0));
     /// # Ok::<(), tidegate_redis::OpenError>(())
     /// ```
     pub fn observed_by(self, events: Arc<dyn Events>) -> StoreBuilder {
