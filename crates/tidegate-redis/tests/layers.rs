@@ -7,13 +7,14 @@ use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
 use tidegate::io::Throttled;
 use tidegate::{AnyKeyed, AnyLimiter, DefaultClock};
 use tidegate_http::obey::{Obey, Options};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter, WhileAway};
-use tidegate_tower::{RateLimitLayer, ReadyRateLimitLayer};
+use tidegate_tower::{RateLimitLayer, ReadyRateLimitLayer, Refused};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 const MS: Duration = Duration::from_millis(1);
@@ -60,6 +61,29 @@ fn headers_tell_every_limit_from_the_decision() {
         assert!(!text(&headers, "retry-after").is_empty());
         // One for each request, and the text of the script.
         assert_eq!(model.calls(), 4 + 1);
+    });
+}
+
+/// Headers had the name of the layer, and refusals that of the limit in the store. So the time to
+/// wait was not that of the limit in the headers.
+#[test]
+fn an_only_limit_has_the_name_of_the_layer_in_headers_and_refusals() {
+    run(async {
+        let store = model().open(Store::builder("redis://model")).unwrap();
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1/min burst 5".parse().unwrap());
+        let layer =
+            RateLimitLayer::new(AnyLimiter::from(limiter.build().unwrap())).named("uploads").cost(|_| 5);
+        assert_eq!(send(&layer).await.0, 200);
+        for (layer, state) in
+            [(layer.clone().cost(|_| 1), r#""uploads";r=0;t=60"#), (layer.cost(|_| 1).no_headers(), "")]
+        {
+            let layer = layer.refuse_with(|refused: &Refused, _: &Parts| {
+                Response::builder().status(429).header("limit", refused.limit()).body(String::new()).unwrap()
+            });
+            let (status, headers) = send(&layer).await;
+            assert_eq!((status, text(&headers, "limit")), (StatusCode::TOO_MANY_REQUESTS, "uploads"));
+            assert_eq!((text(&headers, "ratelimit"), text(&headers, "retry-after")), (state, "60"));
+        }
     });
 }
 

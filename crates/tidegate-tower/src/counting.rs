@@ -12,9 +12,7 @@ use tidegate::{
 };
 
 use crate::limit::{Limit, or_free};
-
-/// The name of a limit that has no members, in a status.
-const NAME: &str = "limit";
+use crate::refused::NAME;
 
 /// `n` permits that `held` gives back when it is dropped.
 fn granted(n: u32, held: impl Send + Sync + 'static) -> AllPermits {

@@ -86,7 +86,7 @@ impl<B: HttpBody, E> Finish<Response<B>, E> for Server {
             Some(refuse) => refuse(&refused, request),
             None => refused.to_response(request),
         };
-        layer.kind.tell.refused(&refused, state, &layer.gate.name, response.headers_mut());
+        layer.kind.tell.refused(&refused, state, layer.gate.name.as_deref(), response.headers_mut());
         Ok(response.map(Body::of_refusal))
     }
 
@@ -94,7 +94,7 @@ impl<B: HttpBody, E> Finish<Response<B>, E> for Server {
         let state = pass.told.as_ref();
         let (mut parts, body) = answer.into_parts();
         if let Some(state) = state {
-            layer.kind.tell.granted(state, &layer.gate.name, &mut parts.headers);
+            layer.kind.tell.granted(state, layer.gate.name.as_deref(), &mut parts.headers);
         }
         let hold = layer.settled(&parts, pass.hold);
         Response::from_parts(parts, Body::of_service(body, hold))

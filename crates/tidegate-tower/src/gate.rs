@@ -36,7 +36,7 @@ pub(crate) struct Gate<L: Limit, V> {
     pub(crate) ask: Option<Function<V, L::Ask>>,
     pub(crate) exempt: Option<Function<V, bool>>,
     pub(crate) mode: Option<Mode>,
-    pub(crate) name: Arc<str>,
+    pub(crate) name: Option<Arc<str>>,
 }
 
 pub(crate) enum KeyOf<K, V> {
@@ -159,7 +159,7 @@ impl<L: Limit> Admission<L> {
             Key::Of(key) => key,
             Key::Unlimited => return Some(Ok(Pass::default())),
             Key::Refused(status) => {
-                let refused = Refused::no_key(status, &gate.name);
+                let refused = Refused::no_key(status).named(gate.name.clone(), false);
                 return Some(Err(Denial { refused, state: None }));
             }
         };
@@ -223,7 +223,12 @@ impl<L: Limit, V> Gate<L, V> {
             Err(refusal) if asked_for_none(&refusal) => Ok(Pass::default()),
             Err(refusal) => {
                 let (left, is_degraded) = (refusal.left().cloned(), refusal.is_degraded());
-                let refused = Refused::by_limit(refusal, &self.name);
+                let members = || match &left {
+                    Some(left) => Some(left.members.len()),
+                    None => self.limit.members(key),
+                };
+                let is_only = refusal.member().is_some() && self.name.is_some() && members() == Some(1);
+                let refused = Refused::by_limit(refusal).named(self.name.clone(), is_only);
                 if needs.mode == Mode::Shadow {
                     return Ok(Pass { shadowed: Some(refused), ..Pass::default() });
                 }

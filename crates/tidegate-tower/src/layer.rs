@@ -293,7 +293,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     where
         M: Default,
     {
-        let gate = Gate { limit, key, ask: None, exempt: None, mode: None, name: "limit".into() };
+        let gate = Gate { limit, key, ask: None, exempt: None, mode: None, name: None };
         RateLimitLayer { gate, settle: None, kind: M::default() }
     }
 
@@ -378,10 +378,12 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Names the limit, in headers and refusals. The members of an `AllOf` have names of their own,
-    /// and so do limits over a store in refusals.
-    /// The default is `limit`: where a request passes several layers, name each, or a client cannot
-    /// tell their limits apart.
+    /// Names the only limit of the limiter, in headers and refusals. Of several limits, as of an
+    /// `AllOf` or over a store, each has its own name.
+    ///
+    /// Without this, the limit has the name that it has in its limiter, which is `limit` unless it
+    /// is a member or lies in a store. Where a request passes several layers, name each, or a
+    /// client cannot tell their limits apart.
     ///
     /// # Panics
     ///
@@ -392,7 +394,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         if let Err(error) = ToldLimit::new(name, 0) {
             panic!("{error}");
         }
-        self.gate.name = name.into();
+        self.gate.name = Some(name.into());
         self
     }
 

@@ -75,6 +75,13 @@ pub trait Limit: Clone + Send + Sync + 'static {
     /// where the answer itself tells no [state](AllPermits::left) and
     /// [is not degraded](AllPermits::is_degraded).
     fn status(&self, key: &Self::Key) -> Option<AllStatus>;
+
+    /// How many limits the limiter has, without a call to a store; `None` if that is not known. An
+    /// only limit has the [name](crate::RateLimitLayer::named) of the layer. By default the status
+    /// tells the number.
+    fn members(&self, key: &Self::Key) -> Option<usize> {
+        self.status(key).map(|status| status.members.len())
+    }
 }
 
 /// What a request asks a [`Limit`] for: [`Request`] or [`AllRequest`].
@@ -232,6 +239,10 @@ impl Limit for AnyLimiter {
     fn status(&self, (): &()) -> Option<AllStatus> {
         (!self.may_block()).then(|| AnyLimiter::status(self))
     }
+
+    fn members(&self, (): &()) -> Option<usize> {
+        Some(self.in_task().status().members.len())
+    }
 }
 
 impl<K: Clone + Send + Sync + 'static> Limit for AnyKeyed<K> {
@@ -263,6 +274,10 @@ impl<K: Clone + Send + Sync + 'static> Limit for AnyKeyed<K> {
     fn status(&self, key: &K) -> Option<AllStatus> {
         // A key without room has no limit to tell.
         Limit::status(&self.limiter(key.clone()).ok()?, &())
+    }
+
+    fn members(&self, key: &K) -> Option<usize> {
+        Limit::members(&self.limiter(key.clone()).ok()?, &())
     }
 }
 

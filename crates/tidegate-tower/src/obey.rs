@@ -272,8 +272,7 @@ where
                         Some(wait) => match ready!(wait.as_mut().poll(context)) {
                             Ok(call) => Some(call),
                             Err(refusal) => {
-                                let refused = Refused::by_limit(refusal, &"limit".into());
-                                return Poll::Ready(Err(refused.into()));
+                                return Poll::Ready(Err(Refused::by_limit(refusal).into()));
                             }
                         },
                         None => None,

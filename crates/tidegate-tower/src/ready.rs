@@ -80,7 +80,6 @@ use crate::refused::{Error, Refused};
 pub struct ReadyRateLimitLayer<L: Limit<Key = ()>, M = UntilBodyEnds> {
     limit: L,
     ask: L::Ask,
-    name: Arc<str>,
     idle: Option<Arc<Idle>>,
     call: PhantomData<fn() -> M>,
 }
@@ -155,8 +154,7 @@ impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L, UntilAnswer> {
 
 impl<L: Limit<Key = ()>, M> ReadyRateLimitLayer<L, M> {
     fn of(limit: L) -> Self {
-        let (ask, name) = (L::Ask::default(), "limit".into());
-        ReadyRateLimitLayer { limit, ask, name, idle: None, call: PhantomData }
+        ReadyRateLimitLayer { limit, ask: L::Ask::default(), idle: None, call: PhantomData }
     }
 
     /// Sets the cost of a request: a number of permits, a [`Request`](tidegate::Request), or for an
@@ -187,7 +185,6 @@ impl<L: Limit<Key = ()>, M> Clone for ReadyRateLimitLayer<L, M> {
         ReadyRateLimitLayer {
             limit: self.limit.clone(),
             ask: self.ask.clone(),
-            name: self.name.clone(),
             idle: self.idle.clone(),
             call: PhantomData,
         }
@@ -231,7 +228,7 @@ impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
     fn poll_permits(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refused>> {
         let idle = self.layer.idle.as_deref();
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let refused = |refusal| Err(Refused::by_limit(refusal, &self.layer.name));
+        let refused = |refusal| Err(Refused::by_limit(refusal));
         loop {
             match state {
                 State::Ready if self.slot.is_full() => return Poll::Ready(Ok(())),
@@ -297,7 +294,7 @@ where
                 Calling::Wait { wait, call: Some((service, request)) }
             }
         };
-        ReadyFuture { name: self.layer.name.clone(), state, call: PhantomData }
+        ReadyFuture { state, call: PhantomData }
     }
 }
 
@@ -328,7 +325,6 @@ pin_project! {
     where
         S: Service<R>,
     {
-        name: Arc<str>,
         call: PhantomData<fn() -> M>,
         #[pin]
         state: Calling<S, S::Future, R>,
@@ -356,7 +352,7 @@ impl<S: Service<R>, R, M: Lasts<S::Response>> Future for ReadyFuture<S, R, M> {
                     let hold = match answer {
                         Ok(permits) => Hold::permits(permits),
                         Err(refusal) => {
-                            return Poll::Ready(Err(Refused::by_limit(refusal, this.name).into()));
+                            return Poll::Ready(Err(Refused::by_limit(refusal).into()));
                         }
                     };
                     this.state.set(Calling::Call { future: service.call(request), hold });

@@ -8,14 +8,19 @@ use std::time::Duration;
 use http::StatusCode;
 use tidegate::{AllRefusal, Refusal};
 
+/// The name of a limit without a name.
+pub(crate) const NAME: &str = "limit";
+
 /// Why a layer refused a request.
 ///
 /// In [shadow mode](crate::RateLimitLayer::shadow) the request carries it as an extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     why: Why,
-    /// The name of the layer's only limit.
-    name: Arc<str>,
+    /// The name that the layer was given.
+    name: Option<Arc<str>>,
+    /// Whether the limiter has no limit but the one that refused.
+    is_only: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,12 +30,17 @@ enum Why {
 }
 
 impl Refused {
-    pub(crate) fn by_limit(refusal: AllRefusal, name: &Arc<str>) -> Refused {
-        Refused { why: Why::Limit(refusal), name: name.clone() }
+    pub(crate) fn by_limit(refusal: AllRefusal) -> Refused {
+        Refused { why: Why::Limit(refusal), name: None, is_only: false }
     }
 
-    pub(crate) fn no_key(status: StatusCode, name: &Arc<str>) -> Refused {
-        Refused { why: Why::NoKey(status), name: name.clone() }
+    pub(crate) fn no_key(status: StatusCode) -> Refused {
+        Refused { why: Why::NoKey(status), name: None, is_only: false }
+    }
+
+    /// Gives the refusal the name of the layer, which its only limit has.
+    pub(crate) fn named(self, name: Option<Arc<str>>, is_only: bool) -> Refused {
+        Refused { name, is_only, ..self }
     }
 
     /// The refusal of the limiter. `None` if the request has no key.
@@ -42,11 +52,16 @@ impl Refused {
         }
     }
 
-    /// The name of the limit that refused: the member of an `AllOf`, or the
-    /// [name](crate::RateLimitLayer::named) of the layer.
+    /// The name of the limit that refused, as headers tell it: of several limits that of the
+    /// member, and else the [name](crate::RateLimitLayer::named) of the layer.
     #[must_use]
     pub fn limit(&self) -> &str {
-        self.refusal().and_then(AllRefusal::member).unwrap_or(&self.name)
+        let name = self.name.as_deref();
+        match self.refusal().and_then(AllRefusal::member) {
+            Some(member) if self.is_only => name.unwrap_or(member),
+            Some(member) => member,
+            None => name.unwrap_or(NAME),
+        }
     }
 
     /// How long to wait before the request can succeed. `None` if the time is unknown, or if the
@@ -89,8 +104,10 @@ impl Refused {
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.why {
-            Why::Limit(refusal @ AllRefusal::Queue { .. }) => write!(f, "{}: {refusal}", self.name),
-            Why::Limit(refusal) => refusal.fmt(f),
+            Why::Limit(refusal) => match refusal.refusal() {
+                Some(reason) => write!(f, "{}: {reason}", self.limit()),
+                None => refusal.fmt(f),
+            },
             Why::NoKey(status) => write!(f, "the request has no key: {status}"),
         }
     }

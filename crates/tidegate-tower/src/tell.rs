@@ -22,8 +22,8 @@ impl Default for Tell {
 }
 
 impl Tell {
-    /// Adds the headers of a request that was granted. `name` is that of a limit without a name.
-    pub(crate) fn granted(&self, state: &AllStatus, name: &str, headers: &mut HeaderMap) {
+    /// Adds the headers of a request that was granted. `name` is the name of an only limit.
+    pub(crate) fn granted(&self, state: &AllStatus, name: Option<&str>, headers: &mut HeaderMap) {
         let Some(format) = self.format() else { return };
         let limits = Self::limits(state, name);
         beside(self.format, headers, |headers| tell::granted(&limits, format, headers));
@@ -34,7 +34,7 @@ impl Tell {
         &self,
         refused: &Refused,
         state: Option<AllStatus>,
-        name: &str,
+        name: Option<&str>,
         headers: &mut HeaderMap,
     ) {
         let wait = refused.retry_after();
@@ -65,13 +65,12 @@ impl Tell {
         }
     }
 
-    fn limits<'a>(AllStatus { members, .. }: &'a AllStatus, name: &'a str) -> Vec<Limit<'a>> {
-        let alone = members.len() == 1;
+    fn limits<'a>(AllStatus { members, .. }: &'a AllStatus, name: Option<&'a str>) -> Vec<Limit<'a>> {
+        let name = name.filter(|_| members.len() == 1);
         // A member that never refuses is no limit. A name may not fit into a header.
         let limits = members.iter().filter(|(_, member)| member.limit < u64::MAX);
-        let limits = limits.filter_map(|(member, status)| {
-            Limit::of(if alone { name } else { member.as_str() }, status).ok()
-        });
+        let limits =
+            limits.filter_map(|(member, status)| Limit::of(name.unwrap_or(member.as_str()), status).ok());
         limits.collect()
     }
 }

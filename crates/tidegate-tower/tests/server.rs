@@ -98,6 +98,27 @@ async fn a_refusal_has_all_headers_and_problem_details() {
     assert_eq!(problem.detail.as_deref(), Some("api: limited, retry after 200ms"));
 }
 
+/// Headers had the name of the layer, and refusals that of the member.
+#[tokio::test]
+async fn an_only_member_has_the_name_of_the_layer_in_headers_and_refusals() {
+    for (layer_name, name) in [(Some("api"), "api"), (None, "second")] {
+        for is_told in [true, false] {
+            let one = limiter(1);
+            let all = AllOf::new("second", &one);
+            let mut layer = RateLimitLayer::new(all);
+            layer = layer_name.map_or(layer.clone(), |name| layer.named(name));
+            layer = if is_told { layer } else { layer.no_headers() };
+            send(&layer, get("/")).await;
+            let refused = send(&layer, get("/")).await;
+            let state = if is_told { format!(r#""{name}";r=0;t=1"#) } else { String::new() };
+            assert_eq!(text(refused.headers(), "ratelimit"), state);
+            let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
+            assert_eq!(problem.violated_policies, [name]);
+            assert_eq!(problem.detail, Some(format!("{name}: limited, retry after 200ms")));
+        }
+    }
+}
+
 #[tokio::test]
 async fn granted_answers_tell_the_decision_itself() {
     let layer = RateLimitLayer::new(limiter(10)).named("api");
