@@ -1,7 +1,8 @@
-//! Runs the example `fleet` of `tidegate-redis`, from the root of the workspace.
+//! Runs the example `fleet_on_servers` of `tidegate-redis`, from the root of the workspace.
 //!
 //! Cargo looks for an example in this package alone unless it is told another one. This program is
-//! `cargo run -p tidegate-redis --example fleet` with the arguments and the profile of its caller.
+//! `cargo run -p tidegate-redis --example fleet_on_servers` with the arguments and the profile of
+//! its caller.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,6 +16,7 @@ fn main() -> io::Result<ExitCode> {
     if !cfg!(debug_assertions) {
         fleet.arg("--release");
     }
-    let fleet = fleet.args(["-p", "tidegate-redis", "--example", "fleet", "--"]).args(env::args_os().skip(1));
+    fleet.args(["-p", "tidegate-redis", "--example", "fleet_on_servers", "--"]);
+    let fleet = fleet.args(env::args_os().skip(1));
     Ok(if fleet.status()?.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

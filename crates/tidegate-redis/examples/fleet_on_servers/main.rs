@@ -1,7 +1,7 @@
 //! Eight processes take 5,000 permits a second of one store, which is stopped and killed meanwhile.
 //!
 //! ```text
-//! cargo run --release -p tidegate-redis --example fleet
+//! cargo run --release -p tidegate-redis --example fleet_on_servers
 //! ```
 //!
 //! The program starts a server of its own, a cluster of three, and, where it is installed, Valkey;
