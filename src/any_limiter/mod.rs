@@ -320,8 +320,8 @@ impl AnyLimiter {
     /// kept between polls.
     ///
     /// Over a store this blocks the thread until the store answers; a task writes
-    /// `limiter.in_task().reserve(..)`. A place may be in the next window: a request that is to have
-    /// its permits now or none says [`within(Duration::ZERO)`](crate::Request::within).
+    /// `limiter.in_task().reserve(..)`. A place may be in the next window: a request that is to
+    /// have its permits now or none says [`within(Duration::ZERO)`](crate::Request::within).
     ///
     /// # Errors
     ///

@@ -12,8 +12,8 @@ use crate::time::Nanos;
 
 /// A clock for tests and simulations: it stands still until it is advanced.
 ///
-/// Windows at the wall clock take its time for Unix time: one that starts at 23 hours stands an hour
-/// before midnight UTC.
+/// Windows at the wall clock take its time for Unix time: a clock that starts at 23 hours stands an
+/// hour before midnight UTC.
 ///
 /// Clones share the time. [`advance`](ManualClock::advance) moves from one due time to the next, so
 /// that each timer fires at its own time. When it returns, permits that came due have been granted.
