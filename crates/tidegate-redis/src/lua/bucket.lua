@@ -204,7 +204,7 @@ do
     if room <= 0 or level <= -MOST then return end
     local given = min(n * l.terms[2], room)
     l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
-    -- Later grants would have found as much more.
+    -- Without the refunded grant later grants would have found that much more.
     l.peaks = {}
     for i = 1, #peaks, 2 do
       peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))

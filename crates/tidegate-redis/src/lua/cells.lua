@@ -58,7 +58,7 @@ do
           l.counts = counts
           return
         end
-        -- Other cells: what was counted counts as of the newest one.
+        -- The terms have other cells: all permits count as of the newest cell.
         l.counts = {}
         local sum = 0
         for i = 1, cells do sum = sum + counts[i] end
@@ -110,11 +110,17 @@ do
     end,
   }
 
+  -- Until the end of its cell.
+  kinds[CELLS].lasts = function(l, due)
+    local t = l.terms
+    return due + t[2] - (due - t[3]) % t[2]
+  end
+
   kinds[CELLS].give = function(l, at, n, due)
     local t = l.terms
     if number(t, at) - number(t, due) >= t[4] then return end
     take(l, at, 0)
-    -- Off the oldest cells, as in one process: they are forgotten first.
+    -- The permits go off the oldest cells, as in one process, where these are forgotten first.
     for i = 1, t[4] do
       local given = min(n, l.counts[i])
       l.counts[i] = l.counts[i] - given

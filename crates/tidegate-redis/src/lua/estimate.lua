@@ -83,6 +83,12 @@ do
     end,
   }
 
+  -- Until the end of its window.
+  kinds[ESTIMATE].lasts = function(l, due)
+    local t = l.terms
+    return due + t[2] - (due - t[3]) % t[2]
+  end
+
   kinds[ESTIMATE].give = function(l, at, n, due)
     local began = open(l, at)
     if due < began - l.terms[2] then return end

@@ -70,6 +70,13 @@ do
     end,
   }
 
+  -- Until the end of its window.
+  kinds[FIXED].lasts = function(l, due)
+    local t = l.terms
+    local offset = t[3] < 0 and l.began or t[3]
+    return due + t[2] - (due - offset) % t[2]
+  end
+
   kinds[FIXED].give = function(l, at, n, due)
     local began = open(l, at)
     if due >= max(began, l.began) then l.used = max(0, l.used - n) end

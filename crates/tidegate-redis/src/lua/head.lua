@@ -44,9 +44,9 @@
 -- Giving back. A booking that is given back is undone with all bookings behind it, as soon as these
 -- are given back, too: the state is again the value from before it. Until then its number is in a
 -- run of such bookings. A refund is made again when a booking from before it is undone. Any other
--- change ends all runs, since the values from before bookings do not have that change. A log has no runs, since its state has each booking: see there.
--- Calls that give nothing back copy the text of the runs. Of too many the lowest are forgotten: their
--- permits come in by time.
+-- change ends all runs, since the values from before bookings do not have that change. A log has no
+-- runs, since its state has each booking: see log.lua. Calls that give nothing back copy the text
+-- of the runs. Of too many runs the lowest are forgotten: their permits come in by time.
 --
 -- The instant of such a booking is a place: a request takes permits of it that are free. So all
 -- grants are bookings that were made one behind the other, and no bound suffers. The permits of one
@@ -54,14 +54,17 @@
 -- part is taken is in no run. A request that takes all of one place makes that booking again: it
 -- is told the number, and the value from before it if a run has that.
 --
--- A place whose instant passes, or the latest one of too many, is refunded like a grant. An undone
--- booking from before the refund undoes the refund, too: permits are lost, and none is granted
--- twice.
+-- `lasts` tells until when the permits of a place may be granted after its instant, since each
+-- window counts as many. A kind without it grants them at the instant alone. A request takes
+-- permits of several such places, and the rest of what it needs behind the last booking.
+--
+-- A place that ends, or the latest one of too many, is refunded like a grant. An undone booking from
+-- before the refund undoes the refund, too: permits are lost, and none is granted twice.
 --
 -- A grant whose instant has come is given back by a refund. A window takes it back if it still
 -- counts the grant at its last booking, or at the one that is the last when those behind it are
 -- undone. Later the permits would be those of other grants. A booking
--- that is given back when its instant has come is refunded as a place that passes.
+-- that is given back when its instant has come is refunded as a place that ends.
 --
 -- ARGV: the operation; packed, for each key the number of its kind, its own longest wait in us, and
 -- its terms; packed, the time (-1 for TIME) and the numbers of the operation. Those of `reserve`

@@ -16,17 +16,17 @@
 --   | 4..   | instants| us      | of the records: all instants that have permits, 56 bits each    |
 --   | ..    | sums    | permits | of each record all permits up to it, modulo 2^32; 32 bits each  |
 --
--- Sums rise, so the record that decides about n permits is found by bisection: a request is due when
--- the permit `limit - n` before the last one is a window old. Requests of one permit have a record
--- each, and it is found at once.
+-- Sums rise, so the record that decides about n permits is found by bisection: a request is due
+-- when the permit `limit - n` before the last one is a window old. If each request had one permit,
+-- each permit has a record, which is found at once.
 --
 -- Giving back. The records have each booking, so the permits of one are taken out, and no window
 -- counts more than before. A place stays in the records until it passes, is one of too many, or is
 -- behind all bookings: `booked` is the last instant that has a booking. So records are kept as long
 -- as they count now, also those that do not count at `booked`, which may go back.
 --
--- Exactness. Instants are compared, and sums are subtracted modulo 2^32. All records have fewer than
--- 2^27 permits.
+-- Exactness. Instants are compared, and sums are subtracted modulo 2^32. All records together have
+-- fewer than 2^27 permits.
 do
   local TURN = 2^32
   -- More than count at once, debts included: a storm of as many bookings.
@@ -182,10 +182,40 @@ do
   }
 
   kinds[LOG].give = function(l, at, n, due)
-    -- The oldest ones, as in one process: they are forgotten first. No window to come has one of them
-    -- without the grant. What counts at the last booking is of use for the next one.
+    -- The oldest permits go, as in one process, where they are forgotten first. No window to come
+    -- has one of them without the grant. Permits that still count at the last booking make room for
+    -- the next booking.
     local counts = due + l.terms[2]
     if counts > l.now then cut(l, gone(l, counts > at and at or l.now) + 1, n) end
+  end
+
+  -- While the last booking is less than a window behind a place, no window ends at a booking that
+  -- has a later instant and not the one of the place.
+  kinds[LOG].lasts = function(l, due)
+    local counts = due + l.terms[2]
+    return l.booked < counts and counts or due
+  end
+
+  -- Moves permits of one instant to a later one. Refunds may have taken some out of the records.
+  kinds[LOG].shift = function(l, from, to, n)
+    local i, permits = find(l, from)
+    local moved, last, own = min(n, permits), gone(l, to + l.terms[2]), ''
+    local kept = last
+    if last > 0 and instant(l, last) == to then
+      kept = last - 1
+    else
+      own = pack('>I4', (l.start + sum(l, last) + n - moved) % TURN)
+      l.instants = l.instants:sub(1, 7 * last) .. pack('>I7', to - l.base) .. l.instants:sub(7 * last + 1)
+    end
+    if moved == 0 then i = kept + 1 end
+    local head, rest = l.sums:sub(1, 4 * i - 4), l.sums:sub(4 * kept + 1)
+    if moved < n then rest = shift(rest, n - moved) end
+    local first = i
+    if moved > 0 and moved == permits then
+      first = i + 1
+      l.instants = l.instants:sub(1, 7 * i - 7) .. l.instants:sub(7 * i + 1)
+    end
+    l.sums = head .. shift(l.sums:sub(4 * first - 3, 4 * kept), -moved) .. own .. rest
   end
 
   -- Takes the permits of a place out of the records.

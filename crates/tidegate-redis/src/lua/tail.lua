@@ -6,6 +6,11 @@ local numbers = ARGV[3]
 -- Most limits have no booking that was given back.
 local NONE = {}
 
+-- Until when the permits of a place may be granted.
+local function lasts(l, due)
+  return l.kind.lasts and l.kind.lasts(l, due) or due
+end
+
 -- Refunds a place that no request takes any more.
 local function refund(l, place)
   if place.free == 0 then return end
@@ -57,12 +62,13 @@ local function runs_of(l)
   return l.runs
 end
 
--- Refunds the places whose instant has passed, and forgets runs of which none lies ahead, and
--- refunds that every booking ahead has found.
+-- Refunds the places that have ended, and forgets runs of which none lies ahead, and refunds that
+-- every booking ahead has found.
 local function pass(l)
   local places, refunds = l.places, l.refunds
   for i = #places, 1, -1 do
-    if places[i].due <= now then refund(l, table.remove(places, i)) end
+    local due = places[i].due
+    if due <= now and (l.booked <= now or lasts(l, due) <= now) then refund(l, table.remove(places, i)) end
   end
   while refunds[1] and refunds[1].till <= now do table.remove(refunds, 1) end
   if l.booked <= now then l.runs, l.refunds = NONE, NONE end
@@ -176,7 +182,8 @@ local function give(l, n, due)
   if refunds == NONE then refunds = {} end
   refunds[#refunds + 1] = {due = due, n = n, number = l.writes, till = l.booked}
   if #refunds > MOST_REFUNDS then
-    -- Two become one, which bookings between them that are undone take along.
+    -- Two refunds become one, with the number of the first. So a booking between them that is
+    -- undone takes the second one along.
     local second = table.remove(refunds, 2)
     first.due, first.n = min(first.due, second.due), first.n + second.n
     first.till = max(first.till, second.till)
@@ -223,26 +230,37 @@ local function reply(answer, wait, tightest, due, tells, other)
   return told
 end
 
--- The earliest instant of which each limit has free places for its request. The permits of one
--- instant are interchangeable.
-local function free_booking()
-  local all
-  for i = 1, count do
-    local l = limits[i]
-    if l.n > 0 then
-      local free, common = {}, {}
-      for _, place in ipairs(l.places) do
-        local due = place.due
-        free[due] = (free[due] or 0) + place.free
-        local is_there = free[due] >= l.n and due >= l.held
-        if is_there and (not all or all[due]) then common[due] = true end
-      end
-      all = common
+-- Whether a request may take permits of a place at an instant.
+local function is_open(l, place, at)
+  return place.due == at or place.due < at and lasts(l, place.due) > at
+end
+
+-- The earliest instant, not before another one, at which a request is due: by permits of places
+-- alone, by those and more behind the last booking, or behind it. Places are in the order of their
+-- instants, in which they end.
+local function earliest(l, from)
+  local places, kind, n = l.places, l.kind, l.n
+  local at = max(from, l.at)
+  local due = kind.due(l, at, n)
+  if #places == 0 or not due or due <= from then return due end
+  local first, free = 1, 0
+  for i, place in ipairs(places) do
+    local instant = max(place.due, from, l.held)
+    free = free + place.free
+    while first <= i and not is_open(l, places[first], instant) do
+      free, first = free - places[first].free, first + 1
     end
+    if free >= n then return instant end
   end
-  local earliest
-  for due in pairs(all) do earliest = min(earliest or due, due) end
-  return earliest
+  -- Permits of a log that are granted later come back later.
+  for i = first, kind.lasts and not kind.cut and #places or 0 do
+    if is_open(l, places[i], at) then
+      local joint = kind.due(l, at, max(0, n - free))
+      if joint and is_open(l, places[i], joint) then return joint end
+    end
+    free = free - places[i].free
+  end
+  return due
 end
 
 -- The last run that begins with a number or below, 0 if there is none.
@@ -273,30 +291,42 @@ local function revive(l, number, due)
   return known
 end
 
--- Takes the permits of a request from the free places of an instant. Returns the value from before
--- the booking if the request makes a booking of its size again, and none for parts of bookings.
-local function take_places(l, due)
+-- Takes the permits of a request from the free places for an instant. Returns the value from before
+-- the booking if the request makes a booking of its size again, and none for parts of bookings;
+-- and how many permits are not there.
+local function take_places(l, at)
   local places, rest = l.places, l.n
   for i, place in ipairs(places) do
-    if place.due == due and place.size == rest and place.free == rest then
+    if place.due == at and place.size == rest and place.free == rest then
       table.remove(places, i)
-      return place.number >= 0 and revive(l, place.number, due) or ''
+      return place.number >= 0 and revive(l, place.number, at) or '', 0
     end
   end
-  for _, place in ipairs(places) do
-    local taken = place.due == due and min(rest, place.free) or 0
+  local i = 1
+  while places[i] do
+    local place = places[i]
+    local due = place.due
+    local taken = is_open(l, place, at) and min(rest, place.free) or 0
     if taken > 0 then
       if place.free == place.size and place.number >= 0 then revive(l, place.number, due) end
       place.free, rest = place.free - taken, rest - taken
-      -- A log has the other permits of the instant.
-      if l.kind.cut then place.size = place.free end
+      if due < at then
+        -- They are permits of the later instant from now on.
+        place.size, place.number = place.size - taken, -1
+        if l.kind.shift then l.kind.shift(l, due, at, taken) end
+      elseif l.kind.cut then
+        -- A log has the other permits of the instant.
+        place.size = place.free
+      end
     end
+    if place.size == 0 then table.remove(places, i) else i = i + 1 end
   end
-  return ''
+  return '', rest
 end
 
--- Has each limit that makes a request wait kept until it is due. A limit that does not start full,
--- or whose request pays for its own size, would begin anew meanwhile, and tell the same wait again.
+-- Has each limit that makes a request wait kept until the request is due. Otherwise a limit that
+-- does not start full, or whose request pays for its own size, would begin anew meanwhile, and tell
+-- the same wait again.
 local function keep_till(due)
   for i = 1, count do
     local l = limits[i]
@@ -328,7 +358,8 @@ local function reserve(longest, shadow, tells)
     local l = limits[i]
     if l.n > 0 then
       asks = true
-      local one = l.kind.due(l, l.at, l.n)
+      if #l.places > 0 then pass(l) end
+      local one = earliest(l, l.now)
       if not one then
         due, tightest = nil, i
         break
@@ -338,8 +369,17 @@ local function reserve(longest, shadow, tells)
     end
   end
   if not asks then return reply(0, -1, 0, 0, true) end
-  local free = due and due > now and free_booking() or nil
-  local wait = due and (free or due) - now
+  -- Places that were open at the instant of one limit may have ended at that of another one.
+  local last = count > 1 and due and now
+  while last and last < due do
+    last = due
+    for i = 1, count do
+      local l = limits[i]
+      local one = l.n > 0 and #l.places > 0 and earliest(l, max(due, l.now)) or due
+      if one > l.now and one > due then due, tightest = one, i end
+    end
+  end
+  local wait = due and due - now
   local is_granted = due ~= nil
   if is_granted and wait > 0 then
     for i = 1, count do
@@ -351,20 +391,23 @@ local function reserve(longest, shadow, tells)
     if wait then keep_till(now + wait) end
     return reply(shadow and 2 or 0, wait or -1, tightest, 0, true)
   end
-  due = free or due
   local before = {}
   for i = 1, count do
     local l = limits[i]
     before[i] = ''
     if l.n > 0 then
-      if free then
-        before[i] = take_places(l, free)
-      else
+      local at, rest, free = max(due, l.now), l.n, 0
+      for _, place in ipairs(l.places) do
+        if is_open(l, place, at) then free = free + place.free end
+      end
+      if free >= l.n or free > 0 and (at < l.at or l.kind.due(l, at, l.n) > at) then
+        before[i], rest = take_places(l, at)
+      elseif wait > 0 and not l.kind.cut then
         -- A log needs no value from before.
-        if wait > 0 and not l.kind.cut then
-          before[i] = pack('>dd', l.writes, l.booked) .. l.kind.value(l)
-        end
-        l.kind.take(l, due > l.at and due or l.at, l.n)
+        before[i] = pack('>dd', l.writes, l.booked) .. l.kind.value(l)
+      end
+      if rest > 0 or at > l.booked then
+        l.kind.take(l, max(at, l.at), rest)
         l.shift = 0
         l.writes = l.writes + 1
       end
@@ -396,7 +439,7 @@ local function drop(l, number, due, before)
   table.insert(runs, i + 1, new_run(low, high, due, before))
 end
 
--- Goes back to the value from before the last run, if no booking is left behind it.
+-- Goes back to the value from before the last run, if no booking is left behind that run.
 local function undo(l)
   local runs, places = runs_of(l), l.places
   local run = runs[#runs]
@@ -415,7 +458,7 @@ local function undo(l)
       back.number = l.writes
     end
   end
-  if l.booked <= now then l.runs, l.refunds = NONE, NONE end
+  pass(l)
 end
 
 -- Frees a place: of a booking, or of the parts that a request took at its instant.
@@ -437,7 +480,9 @@ local function free_place(l, due, number, before)
     end
   end
   if rest > 0 then
-    places[#places + 1] = {due = due, size = rest, free = rest, number = number}
+    local i = #places
+    while i > 0 and places[i].due > due do i = i - 1 end
+    table.insert(places, i + 1, {due = due, size = rest, free = rest, number = number})
   end
   undo(l)
 end
@@ -464,16 +509,18 @@ local function give_back(place, first)
     -- An instant or a number that is not reached is of a state that was lost, or of another clock.
     if l.n > 0 and l.value and place <= l.booked and number < l.writes then
       if now < place then
+        pass(l)
         if l.places == NONE then l.places = {} end
         if l.kind.drop then
           l.kind.drop(l, place, l.n)
+          pass(l)
         else
           free_place(l, place, number, before)
         end
         bound_places(l)
         touch(l)
       else
-        -- Its instant came on the way: it is a grant.
+        -- The instant of the booking came on the way: the booking is a grant.
         give(l, l.n, place)
       end
     end
@@ -528,7 +575,7 @@ elseif operation == 'keep' then
   write_changed()
   return reply(1, 0, 0, 0, true, taken)
 elseif operation == 'pause' then
-  -- For a span; the stock stays where the flag says so.
+  -- The pause lasts for the span. The stock stays if the flag is set.
   for _, l in ipairs(limits) do
     local till = max(l.held, now + span)
     if l.kind.hold then l.kind.hold(l, till, flag == 1) end

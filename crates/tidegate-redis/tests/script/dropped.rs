@@ -6,9 +6,9 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::script::{Answer, Operation, Reply};
+use crate::script::{Answer, GivenBack, Operation, Reply, Wanted};
 use crate::script_tests::conformance::EXACT;
-use crate::script_tests::refunds::{Net, is_within};
+use crate::script_tests::refunds::{BOUNDED, Net, is_within};
 use crate::script_tests::{Limit, START, Store, TRY, intervals};
 use crate::terms::Terms;
 
@@ -23,7 +23,7 @@ fn give_back(store: &mut Store, now: u64, limit: &Limit, reply: &Reply, n: u64) 
     assert_eq!(store.call(back, now, &[limit.part(n, &reply.before[0])]).answer, Answer::Done);
 }
 
-/// A limit whose longest wait is no bound, and from which all is taken.
+/// A limit all of whose permits are taken, and whose requests may wait for any time.
 fn used_up(store: &mut Store, line: &str, key: String, now: u64) -> Limit {
     let limit = Limit::new(line);
     let limit = Limit { terms: Terms { longest: None, ..limit.terms }, key };
@@ -82,19 +82,7 @@ fn a_storm_that_is_dropped_leaves_no_trace() {
 fn dropped_bookings_are_never_granted_twice() {
     let Some(mut store) = Store::new() else { return };
     let seeds = if std::env::var_os("TIDEGATE_REDIS_CALLS").is_some() { 24 } else { 6 };
-    for line in [
-        "token_bucket 5/s burst 10",
-        "token_bucket 5/s burst 1",
-        "token_bucket 20/s burst 60 interval_refill",
-        "leaky_bucket 10/s nodelay 3",
-        "smooth_bursty 10/s",
-        "fixed_window 10/s",
-        "sliding_window 10/s cells 10",
-        "sliding_estimate 10/s",
-        "sliding_log 10/s",
-        "sliding_log 1/s",
-        "sliding_log 100/s with_capacity 200",
-    ] {
+    for line in BOUNDED.into_iter().chain(["sliding_log 1/s", "sliding_log 100/s with_capacity 200"]) {
         for seed in 0..seeds {
             let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line) };
             let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
@@ -245,18 +233,22 @@ fn a_log_of_too_many_bookings_forgets_none_too_early() {
     let Some(mut store) = Store::new() else { return };
     let limit = Limit::new("sliding_log 1/s");
     let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
-    let calls = vec![(ANY_WAIT, START, 1); 16_500];
-    let replies = store.run(&limit, &calls);
+    let part = || [limit.part(0, &[])];
+    // A call writes the state of the log once.
+    let wanted = Wanted { longest: Duration::MAX, shadow: false, tells: false, costs: vec![(1, 1)] };
+    let wanted = vec![wanted; 500];
+    let replies: Vec<Reply> = (0..33).flat_map(|_| store.reserve(START, &part(), &[], &wanted)).collect();
     // The first one is granted, and the last 16,384 are known.
-    let drops = replies[1..].iter().rev().map(|reply| (Operation::Back { due: reply.due }, START, 1));
-    store.run(&limit, &drops.collect::<Vec<_>>());
+    let back = |reply: &Reply| GivenBack { due: reply.due, permits: vec![1], before: Vec::new() };
+    let drops: Vec<GivenBack> = replies[1..].iter().rev().map(back).collect();
+    drops.chunks(500).for_each(|drops| _ = store.reserve(START, &part(), drops, &[]));
     let known = 16_500 - 16_384;
     let next = store.call(ANY_WAIT, START, &[limit.part(1, &[])]);
     assert_eq!(next.wait, Duration::from_secs(known));
 }
 
-/// Of a log of 4,000 two thirds were used. Waits of several windows leave permits at instants that no
-/// request fits.
+/// Once two thirds of the permits of a log of 4,000 were used. Waits of several windows leave
+/// permits at instants that no request fits.
 #[test]
 fn half_of_the_waits_of_a_log_are_dropped_and_the_log_is_used() {
     let Some(mut store) = Store::new() else { return };

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use redis::Value;
-
-use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Wanted, reserve};
+use crate::script::{Answer, GivenBack, Operation, Part, Reply, Wanted};
 use crate::script_tests::{Limit, START, Store};
 
-/// One of each algorithm.
+/// One limit of each algorithm.
 const LINES: [&str; 5] = [
     "token_bucket 1/s burst 1",
     "fixed_window 1/s",
@@ -16,7 +14,7 @@ const LINES: [&str; 5] = [
     "sliding_log 1/s",
 ];
 
-/// The same limits so many times over.
+/// So many limits have each of the [`LINES`] in a call for many limits.
 const TIMES: usize = 1620;
 
 fn limits(times: usize) -> Vec<Limit> {
@@ -59,11 +57,7 @@ fn book(store: &mut Store, given_back: &[Reply], requests: usize) -> Vec<Reply> 
             given_back.map(|Reply { due, permits, before, .. }| GivenBack { due, permits, before }).collect();
         let costs = vec![(1, 1); limits.len()];
         let wanted = Wanted { longest: Duration::MAX, shadow: false, tells: true, costs };
-        let script = Script::of(limits.iter().map(|limit| limit.terms.kind));
-        let call =
-            reserve(&script, Some(START), &parts(&limits, 0, &[]), &given_back, &vec![wanted; requests]);
-        let value: Value = script.by_text(&call).query(&mut store.connection).expect("a reply");
-        Reply::read_all(value, requests, limits.len()).expect("replies")
+        store.reserve(START, &parts(&limits, 0, &[]), &given_back, &vec![wanted; requests])
     };
     let (few, many) = (replies(1), replies(TIMES));
     assert!(many.into_iter().eq(few.iter().map(|reply| repeated(reply, TIMES))), "{few:?}");

@@ -11,16 +11,17 @@ mod many;
 mod odd_rates;
 mod refunds;
 mod several;
+mod used;
 
 #[path = "../support/mod.rs"]
 pub(crate) mod support;
 
 use std::time::Duration;
 
-use redis::{Connection, Value};
+use redis::{Cmd, Connection, Value};
 use tidegate::PolicyConfig;
 
-use crate::script::{Operation, Part, Reply, Script, command};
+use crate::script::{GivenBack, Operation, Part, Reply, Script, Wanted, command, reserve};
 use crate::terms::Terms;
 use support::Server;
 
@@ -42,7 +43,7 @@ impl Store {
 
     /// Runs calls in one pipeline: each an operation, the time, and how many permits.
     pub(crate) fn run(&mut self, limit: &Limit, calls: &[(Operation, u64, u64)]) -> Vec<Reply> {
-        let script = Script::of([limit.terms.kind]);
+        let script = Script::shared([limit.terms.kind]);
         let mut replies = Vec::with_capacity(calls.len());
         // The server learns the script by its text.
         let ping = command(&script, Operation::Status, Some(START), &[limit.part(0, &[])]);
@@ -60,12 +61,28 @@ impl Store {
     }
 
     pub(crate) fn call(&mut self, operation: Operation, now: u64, parts: &[Part<'_>]) -> Reply {
-        let script = Script::of(parts.iter().map(|part| part.terms.kind));
-        let cmd = command(&script, operation, Some(now), parts);
-        // The server learns the script by its text, which takes longer.
-        let value = cmd.query(&mut self.connection);
-        let value = value.or_else(|_| script.by_text(&cmd).query(&mut self.connection)).expect("a reply");
+        let script = Script::shared(parts.iter().map(|part| part.terms.kind));
+        let value = self.query(&script, &command(&script, operation, Some(now), parts));
         Reply::read(value, parts.len()).expect("a reply")
+    }
+
+    /// Makes one call that gives bookings back, and then decides requests in their order.
+    pub(crate) fn reserve(
+        &mut self,
+        now: u64,
+        parts: &[Part<'_>],
+        given_back: &[GivenBack],
+        requests: &[Wanted],
+    ) -> Vec<Reply> {
+        let script = Script::shared(parts.iter().map(|part| part.terms.kind));
+        let value = self.query(&script, &reserve(&script, Some(now), parts, given_back, requests));
+        Reply::read_all(value, requests.len(), parts.len()).expect("replies")
+    }
+
+    /// Makes a call. The server learns the script by its text, which takes longer.
+    pub(crate) fn query(&mut self, script: &Script, cmd: &Cmd) -> Value {
+        let value = cmd.query(&mut self.connection);
+        value.or_else(|_| script.by_text(cmd).query(&mut self.connection)).expect("a reply")
     }
 }
 

@@ -236,6 +236,20 @@ pub(super) struct Net {
     pub(super) n: u64,
 }
 
+/// Policies for random requests, whose bounds [`is_within`] knows.
+pub(super) const BOUNDED: [&str; 10] = [
+    "token_bucket 5/s burst 10",
+    "token_bucket 10/s burst 10",
+    "token_bucket 5/s burst 1",
+    "token_bucket 20/s burst 60 interval_refill",
+    "leaky_bucket 10/s nodelay 3",
+    "smooth_bursty 10/s",
+    "fixed_window 10/s",
+    "sliding_window 10/s cells 10",
+    "sliding_estimate 10/s",
+    "sliding_log 10/s",
+];
+
 /// Whether the net grants of a policy are within its bound, by looking at every window.
 pub(super) fn is_within(line: &str, limit: &Limit, grants: &[Net]) -> Result<(), String> {
     let sum = |from: u64, till: u64| -> u64 {
@@ -287,18 +301,7 @@ pub(super) fn is_within(line: &str, limit: &Limit, grants: &[Net]) -> Result<(),
 #[test]
 fn what_comes_back_is_never_granted_twice() {
     let Some(mut store) = Store::new() else { return };
-    for line in [
-        "token_bucket 5/s burst 10",
-        "token_bucket 10/s burst 10",
-        "token_bucket 5/s burst 1",
-        "token_bucket 20/s burst 60 interval_refill",
-        "leaky_bucket 10/s nodelay 3",
-        "smooth_bursty 10/s",
-        "fixed_window 10/s",
-        "sliding_window 10/s cells 10",
-        "sliding_estimate 10/s",
-        "sliding_log 10/s",
-    ] {
+    for line in BOUNDED {
         for seed in 0..6 {
             let mut limit = Limit::new(line);
             limit.key.push_str(&format!("-{seed}"));

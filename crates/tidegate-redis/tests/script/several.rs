@@ -6,6 +6,7 @@ use redis::Connection;
 
 use crate::script::{Answer, Operation, Part, Reply, Script, command};
 use crate::script_tests::conformance::{EXACT, calls};
+use crate::script_tests::support::wait_until;
 use crate::script_tests::{Limit, START, Store, TRY};
 
 const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
@@ -235,20 +236,18 @@ fn every_key_expires_and_an_idle_store_is_empty() {
             2 => Operation::Pause { span: Duration::from_millis(1), keep_stock: i % 2 == 0 },
             _ => ANY_WAIT,
         };
-        let script = Script::of([limit.terms.kind]);
-        let cmd = script.by_text(&command(&script, operation, None, &[limit.part(1, &[])]));
-        let reply = Reply::read(cmd.query(&mut store.connection).expect("a reply"), 1).expect("a reply");
+        let script = Script::shared([limit.terms.kind]);
+        let value = store.query(&script, &command(&script, operation, None, &[limit.part(1, &[])]));
+        let reply = Reply::read(value, 1).expect("a reply");
         assert_ne!(reply.answer, Answer::Shadow);
         let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
         assert_ne!(ttl, -1, "{} never expires", limit.key);
     }
-    // The longest of them, from now.
-    let mut left = 1;
-    while left > 0 {
+    wait_until("no key is left", || {
         let ttls = limits.iter().map(|limit| {
             redis::cmd("PTTL").arg(&limit.key).query::<i64>(&mut store.connection).expect("a ttl")
         });
         assert!(ttls.max().expect("limits") < 60_000, "a key is kept for long");
-        left = redis::cmd("DBSIZE").query::<u64>(&mut store.connection).expect("a size");
-    }
+        redis::cmd("DBSIZE").query::<u64>(&mut store.connection).expect("a size") == 0
+    });
 }
