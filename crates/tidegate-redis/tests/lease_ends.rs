@@ -48,7 +48,8 @@ struct Course {
     was_late: bool,
 }
 
-/// A limiter and one without requests, both of the same limit.
+/// Ends the leases of a limiter in full use after so many milliseconds. Returns how the permits of
+/// its limit differ then from those of another limit with the same terms, which has no requests.
 fn course(line: &'static str, end: End, millis: u32) -> Course {
     run(async move {
         // A trip takes 20 ms.

@@ -617,19 +617,23 @@ fn loops_within(fleet: &Fleet, tasks: usize, within: Duration) -> Arc<Mutex<Dura
 fn requests_in_line_are_refused_at_once_where_more_ask_than_can_wait() {
     for line in ["token_bucket 1000/s burst 100", "sliding_window 1000/s cells 10", "fixed_window 1000/s"] {
         run(async move {
-            let fleet = Fleet::new(12, Network::steady(MS), 3, line);
-            let slowest = loops_within(&fleet, 200, 300 * MS);
-            tokio::time::sleep(Duration::from_secs(2)).await;
-            let (granted, calls) = (fleet.granted(), fleet.calls());
-            tokio::time::sleep(Duration::from_secs(4)).await;
-            let (granted, calls) = (fleet.granted() - granted, fleet.calls() - calls);
-            let slowest = *slowest.lock().unwrap();
-            // Permits that are too few for a lease are not used.
-            assert!(granted >= 3_900 && calls * 25 <= granted, "{line}: {granted} by {calls} calls");
-            // A call, and a lease that is asked for after another one.
-            assert!(slowest <= 60 * MS, "{line}: {slowest:?}");
+            refuses_loops_at_once(Fleet::new(12, Network::steady(MS), 3, line), line).await;
         });
     }
+}
+
+/// Tasks that may wait for 300 ms use all of a limit of 1000/s by few calls, and are refused soon.
+async fn refuses_loops_at_once(fleet: Fleet, limits: &str) {
+    let slowest = loops_within(&fleet, 200, 300 * MS);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let (granted, calls) = (fleet.granted(), fleet.calls());
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let (granted, calls) = (fleet.granted() - granted, fleet.calls() - calls);
+    let slowest = *slowest.lock().unwrap();
+    // Permits that are too few for a lease are not used.
+    assert!(granted >= 3_900 && calls * 25 <= granted, "{limits}: {granted} by {calls} calls");
+    // A call, and a lease that is asked for after another one.
+    assert!(slowest <= 60 * MS, "{limits}: {slowest:?}");
 }
 
 /// As above, of two limits that are decided together.
@@ -644,14 +648,7 @@ fn requests_in_line_for_two_limits_are_refused_at_once() {
             limiter.leased().build().unwrap().into()
         };
         fleet.limiters = fleet.stores.iter().map(both).collect();
-        let slowest = loops_within(&fleet, 200, 300 * MS);
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let (granted, calls) = (fleet.granted(), fleet.calls());
-        tokio::time::sleep(Duration::from_secs(4)).await;
-        let (granted, calls) = (fleet.granted() - granted, fleet.calls() - calls);
-        let slowest = *slowest.lock().unwrap();
-        assert!(granted >= 3_900 && calls * 25 <= granted, "{granted} by {calls} calls");
-        assert!(slowest <= 60 * MS, "{slowest:?}");
+        refuses_loops_at_once(fleet, "two limits").await;
     });
 }
 

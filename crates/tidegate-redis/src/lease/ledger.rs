@@ -7,9 +7,9 @@
 //! the lease does not shrink: it is booked ahead, and usable when it is earned. Its first permit is
 //! due within the longest wait *W* that most requests of this process have, so that it goes before
 //! no request of another process. A booking without a longest wait is made for a request in line
-//! that has none. A lease of a window that slides is at most a 16th of C: of two leases of 0.6 C one fits,
-//! and the rest of the window would not be used. A fixed window earns nothing: there a lease is at
-//! most half of L ÷ processes, so the last permits are decided one by one.
+//! that has none. A lease of a window that slides is at most a 16th of C: of two leases of 0.6 C
+//! one fits, and the rest of the window would not be used. A fixed window earns nothing: there a
+//! lease is at most half of L ÷ processes, so the last permits are decided one by one.
 //!
 //! # Loops of several processes
 //!
@@ -18,14 +18,22 @@
 //! each request in line has a place in the line of the store, and processes get parts like the
 //! lengths *w* of their lines, in permits.
 //!
-//! So while such requests are in line, a lease has √(8w·r·H) permits. The parts
-//! of the store's line are then as the roots of w·r: a part that is too small for its w grows, one
+//! So while such requests are in line, a lease has √(w·r·T) permits, where T is 8H. The parts of
+//! the store's line are then as the roots of w·r: a part that is too small for its w grows, one
 //! that is too large shrinks, and only parts like w stay. As r is an average over a second, the
 //! logarithm of what a part is off falls by half in 1.4 seconds. One process alone takes r·H
 //! permits, and so do all processes while a tenth of a bucket is left. Loops use up a window while
-//! it has more than that: there a lease has √(8w·r·H) permits if r·H is 2 or more.
+//! it has more than that: there a lease has √(w·r·T) permits if r·H is 2 or more.
 //!
-//! A request with a longest wait is such a request if it may wait for the life of a lease, and as
+//! All leases together keep the limit booked for √(T·q), where *q* is the time in which the permits
+//! come in that all requests in line wait for. If that is W or more, the store refuses a process
+//! that joins. So once less than a tenth of C is left, T is W if that is less than 8H. The limit is
+//! then booked for less than W/2 while q is less than W/4. H is then W if that is less than 100 ms.
+//! A lease has no more permits than come in over W/2, or over W/4 if no request in line counts. A
+//! fixed window is not booked ahead, so there H stays and T is 8H. Leases are not for longest waits
+//! of less than 10 ms either, of which a call takes a part.
+//!
+//! A request with a longest wait is such a request if it may wait for 200 ms or for W/2, and as
 //! long as none is refused. A loop that waits asks for what the limit has, so its requests are not
 //! refused unless the tasks are more than the permits of the longest wait. Requests that come
 //! whatever the limit has are refused soon if they are too many: then each is asked for once, as
@@ -76,16 +84,21 @@ const LONGEST_HORIZON: Duration = Duration::from_secs(5);
 /// The time over which the use of permits is averaged, in seconds.
 const MEMORY: f64 = 1.0;
 
-/// The 8 of √(8w·r·H). With a larger number there are fewer calls, and requests are in line for
-/// longer: with half of it, two loops at 2000/s make 0.036 calls a permit rather than 0.025.
-const FOR_EACH: f64 = 8.0;
+/// The 8 of T. With a larger number there are fewer calls, and requests are in line for longer:
+/// with half of it, two loops at 2000/s make 0.036 calls a permit rather than 0.025.
+const FOR_EACH: u32 = 8;
 
 /// How long a process believes that a limit has no permit.
 const TRUST: Nanos = Nanos::new(1_000_000_000);
 
 /// A request that may wait so long stays in line while a lease is booked for it, as one without a
-/// longest wait does: unless requests are refused.
-const STAYS: Nanos = Nanos::new(200_000_000);
+/// longest wait does: unless requests are refused. So does one that may wait for half as long as
+/// most requests.
+const STAYS: Duration = Duration::from_millis(200);
+
+/// Leases are not shorter for requests whose longest wait is shorter than this: a call takes a part
+/// of such a wait.
+const SHORTEST: Duration = Duration::from_millis(10);
 
 /// How long nothing is booked at least after a call that failed.
 const REST: Nanos = Nanos::new(5_000_000);
@@ -113,6 +126,8 @@ pub(crate) struct Account {
     /// Until this time a request with a longest wait is in line for booked permits alone. The end
     /// of time: until the store tells that a permit is due in half the longest wait.
     crowded: Arc<AtomicU64>,
+    /// The longest wait that leases are for, in nanoseconds.
+    patience: Arc<AtomicU64>,
     kick: Arc<Notify>,
 }
 
@@ -127,10 +142,12 @@ impl Account {
     }
 
     /// When so many permits are there, behind requests for so many. Permits that are not booked may
-    /// be there at the end of [`STAYS`].
+    /// be there at the end of the time for which a request [stays](STAYS) in line.
     pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
         match self.stock.ready_at(at, ahead, n) {
-            Nanos::MAX if !is_crowded(&self.crowded, at) => at.saturating_add(STAYS),
+            Nanos::MAX if !is_crowded(&self.crowded, at) => {
+                at.saturating_add(Nanos::from_duration(stays(&self.patience)))
+            }
             due => due,
         }
     }
@@ -154,31 +171,44 @@ impl Account {
         2 * self.horizon()
     }
 
-    /// The permits that come in over the horizon.
-    fn comes_in(&self) -> f64 {
-        self.per_second * self.horizon().as_secs_f64()
+    /// The horizon, or such a part of the longest wait if that is less. A fixed window is not
+    /// booked ahead.
+    fn part_of_wait(&self, part: u32) -> Duration {
+        match self.terms.kind {
+            Kind::Fixed => self.horizon(),
+            _ => (patience(&self.patience) / part).min(self.horizon()),
+        }
     }
 
-    /// The most permits of a lease for requests that all get permits in the end. Permits of a
-    /// window that slides are in no lease if they are too few for one more: so a lease is a part of
-    /// it.
-    fn part(&self) -> f64 {
+    /// The permits that come in over a time.
+    fn come_in(&self, time: Duration) -> f64 {
+        self.per_second * time.as_secs_f64()
+    }
+
+    /// The most permits of a lease over such a time, for requests that all get permits in the end.
+    /// Permits of a window that slides are in no lease if they are too few for one more: so a lease
+    /// is a part of it.
+    fn part(&self, time: Duration) -> f64 {
+        let comes_in = self.come_in(time);
         match self.terms.kind {
-            Kind::Bucket | Kind::Fixed => self.comes_in(),
-            Kind::Cells | Kind::Estimate | Kind::Log => self.comes_in().min(self.terms.limit as f64 / 16.0),
+            Kind::Bucket | Kind::Fixed => comes_in,
+            Kind::Cells | Kind::Estimate | Kind::Log => comes_in.min(self.terms.limit as f64 / 16.0),
         }
     }
 
     /// How many permits a lease has at least for requests in line that wait for so many. One of a
     /// fixed window has no more than its part, but for the largest request.
     fn for_line(&self, waiting: u64) -> u64 {
-        let part = if self.terms.kind == Kind::Fixed { 0 } else { whole(self.part()) };
+        let part = match self.terms.kind {
+            Kind::Fixed => 0,
+            _ => whole(self.part(self.part_of_wait(2))),
+        };
         self.largest.load(Ordering::Relaxed).max(part).min(waiting)
     }
 
     /// The most permits of a lease, while there are more requests than permits.
     fn most(&self, size: u64) -> u64 {
-        let comes_in = whole(self.comes_in());
+        let comes_in = whole(self.come_in(self.part_of_wait(1)));
         match self.terms.kind {
             Kind::Fixed => size,
             _ => comes_in.min(self.terms.limit).max(1),
@@ -193,7 +223,7 @@ impl Account {
         let size = size.max(1) as f64;
         // More than half of the limit may never fit.
         let fits = self.terms.limit as f64 / 2.0 / size;
-        self.horizon().mul_f64((SMALL / size).clamp(0.25, 1.0).min(fits.max(0.01)))
+        self.part_of_wait(1).mul_f64((SMALL / size).clamp(0.25, 1.0).min(fits.max(0.01)))
     }
 
     /// How much later than its first permit the last permit of a lease is due.
@@ -219,6 +249,7 @@ pub(crate) struct Ledger {
     endless: AtomicU64,
     /// As in each account.
     crowded: Arc<AtomicU64>,
+    patience: Arc<AtomicU64>,
     /// How many processes lease, as far as is known.
     processes: AtomicU64,
     pub(crate) counters: Arc<LeaseCounters>,
@@ -324,6 +355,7 @@ impl Ledger {
     pub(crate) fn new(terms: impl Iterator<Item = Terms>, counters: Arc<LeaseCounters>) -> Ledger {
         let kick = Arc::new(Notify::new());
         let crowded = Arc::new(AtomicU64::new(0));
+        let patience = Arc::new(AtomicU64::new(u64::MAX));
         let accounts: Vec<Arc<Account>> = terms
             .map(|terms| {
                 let zero = || AtomicU64::new(0);
@@ -339,6 +371,7 @@ impl Ledger {
                     largest,
                     line,
                     crowded: crowded.clone(),
+                    patience: patience.clone(),
                     kick: kick.clone(),
                 })
             })
@@ -359,10 +392,11 @@ impl Ledger {
             lost: 0,
         });
         let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
-        let (limits, patience) = (limits.collect(), Patience::default());
-        let state = State { limits, patience, pressed, next, away, endings: 0 };
+        let limits = limits.collect();
+        let state = State { limits, patience: Patience::default(), pressed, next, away, endings: 0 };
         let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
-        Ledger { accounts, kick, joined, endless, crowded, processes, counters, state: Mutex::new(state) }
+        let state = Mutex::new(state);
+        Ledger { accounts, kick, joined, endless, crowded, patience, processes, counters, state }
     }
 
     pub(crate) fn set_processes(&self, processes: u64) {
@@ -388,7 +422,7 @@ impl Ledger {
     /// lease: when that is asked for. Otherwise it is decided by itself.
     pub(crate) fn pressed(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<Nanos> {
         let mut state = self.lock();
-        state.patience.note(longest);
+        self.note(&mut state, longest);
         let is_alike = longest <= state.patience.longest.saturating_mul(2);
         // What a pause refuses, the store tells.
         let is_pressed = now < state.pressed && !state.is_paused(now);
@@ -396,16 +430,26 @@ impl Ledger {
     }
 
     /// A request waits in line, for so long at most. One that waits for as long as it takes counts
-    /// like one that waits for the life of a lease.
+    /// like one of the shortest longest wait for which leases are as large as for any longer one.
     pub(crate) fn waits(&self, now: Nanos, costs: &Costs, longest: Option<Duration>) {
-        let stays = |longest| Nanos::from_duration(longest) >= STAYS && !is_crowded(&self.crowded, now);
+        self.note(&mut self.lock(), longest.unwrap_or(FOR_EACH * HORIZON));
+        let stays = |longest| longest >= stays(&self.patience) && !is_crowded(&self.crowded, now);
         if longest.is_none_or(stays) {
             for (account, (n, _)) in self.accounts.iter().zip(costs) {
                 let ahead = account.waiting.load(Ordering::Relaxed);
                 account.line.fetch_max(ahead.saturating_add(*n), Ordering::Relaxed);
             }
         }
-        self.lock().patience.note(longest.unwrap_or(2 * HORIZON));
+    }
+
+    /// A request may wait so long.
+    fn note(&self, state: &mut State, longest: Duration) {
+        state.patience.note(longest);
+        let longest = state.patience.longest;
+        let is_short = longest < SHORTEST
+            || longest < STAYS && self.accounts.iter().any(|account| account.terms.kind == Kind::Fixed);
+        let longest = if is_short { u64::MAX } else { Nanos::from_duration(longest).as_u64() };
+        self.patience.store(longest, Ordering::Relaxed);
     }
 
     /// A request joins the line, until it [leaves](Ledger::leaves).
@@ -492,7 +536,7 @@ impl Ledger {
 
     fn note_told(&self, state: &mut State, now: Nanos, reply: &Reply) {
         state.told(now, reply);
-        let longest = Nanos::from_duration(state.patience.longest).max(STAYS);
+        let longest = Nanos::from_duration(state.patience.longest.max(stays(&self.patience)));
         let next = state.limits.iter().map(|limit| limit.none_before.saturating_since(now)).max();
         let next = next.unwrap_or_default();
         if next > longest {
@@ -583,7 +627,7 @@ impl Ledger {
             }
             let longest = match is_urgent {
                 true if self.endless.load(Ordering::Relaxed) > 0 => Duration::MAX,
-                true => patience.max(STAYS.as_duration()).saturating_add(span),
+                true => patience.max(stays(&self.patience)).saturating_add(span),
                 false => patience.saturating_add(span),
             };
             return Plan::Book(Order { costs, longest, patience, sent: now, endings: state.endings });
@@ -667,8 +711,8 @@ impl Ledger {
         if late.is_empty() { Outcome::Booked(booked) } else { Outcome::TooLate(late) }
     }
 
-    /// Ends all leases. What is not used goes back to the store, and no more is booked for what was
-    /// asked for before, but for requests in line.
+    /// Ends all leases. Their unused permits go back to the store. From then on permits are booked
+    /// for the requests in line and for later requests, and not for requests that ended before.
     pub(crate) fn end(&self, now: Nanos) -> Vec<Return> {
         let mut state = self.lock();
         state.endings += 1;
@@ -726,21 +770,31 @@ impl Ledger {
     fn size(&self, limit: usize, now: Nanos, told: &mut Use, is_pressed: bool) -> u64 {
         let account = &self.accounts[limit];
         told.note(now, account.asked());
-        let horizon = account.horizon().as_secs_f64();
         let waiting = account.waiting.load(Ordering::Relaxed) as f64;
-        let most = if is_pressed { account.comes_in() } else { account.part() };
         let limit = account.terms.limit;
         let is_recent = now.saturating_since(told.told) < TRUST;
         let left = if is_recent { told.left } else { limit };
         let processes = self.processes.load(Ordering::Relaxed);
         let is_plenty = left >= limit / 10 && !is_pressed;
-        let (asked, line) = (told.rate * horizon, account.line.load(Ordering::Relaxed) as f64);
+        let horizon = if is_plenty { account.horizon() } else { account.part_of_wait(1) };
+        let asked = told.rate * horizon.as_secs_f64();
+        let line = account.line.load(Ordering::Relaxed) as f64;
         // Loops use up a window at its beginning, while it has plenty. A process that would not
         // lease does not lease then, either.
         let is_shared = processes > 1 && (!is_plenty || account.terms.kind != Kind::Bucket && asked >= 2.0);
-        let wish = if is_shared && line > 0.0 {
+        let is_line = is_shared && line > 0.0;
+        let most = match (is_pressed, is_plenty) {
+            (true, _) => account.come_in(horizon),
+            (_, true) => account.part(horizon),
+            _ => account.part(account.part_of_wait(if is_line { 2 } else { 4 })),
+        };
+        let wish = if is_line {
+            let time = match account.terms.kind {
+                Kind::Fixed => FOR_EACH * account.horizon(),
+                _ => patience(&self.patience).min(FOR_EACH * HORIZON),
+            };
             // The size is rounded up, or a small part would not grow.
-            (asked * FOR_EACH * line).sqrt().ceil()
+            (line * told.rate * time.as_secs_f64()).sqrt().ceil()
         } else {
             asked
         };
@@ -828,6 +882,16 @@ impl Use {
 
 fn is_crowded(crowded: &AtomicU64, now: Nanos) -> bool {
     now.as_u64() < crowded.load(Ordering::Relaxed)
+}
+
+/// The longest wait that leases are for.
+fn patience(patience: &AtomicU64) -> Duration {
+    Duration::from_nanos(patience.load(Ordering::Relaxed))
+}
+
+/// How long a request may wait that stays in line while a lease is booked for it.
+fn stays(longest: &AtomicU64) -> Duration {
+    (patience(longest) / 2).min(STAYS)
 }
 
 /// The whole permits of a number of permits.

@@ -20,6 +20,7 @@ mod loom_tests;
 
 use std::fmt;
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -43,7 +44,8 @@ pub(crate) struct Leases {
     set: Arc<Set>,
     ledger: Ledger,
     limiters: Vec<RateLimiter<Lease>>,
-    /// Of several limits. One limit is asked itself, for a fifth of the price.
+    /// The limiters together, if there are several. An only limiter is asked itself, which takes a
+    /// fifth of the time.
     all: Option<AllOf>,
     /// Rises when requests in line cannot be served by leases.
     failed: watch::Sender<u64>,
@@ -88,8 +90,8 @@ impl Leases {
         }
     }
 
-    /// What waits for a request in the line of this process, once it is polled. `None` leaves the
-    /// request to the store.
+    /// The wait of a request in the line of this process, which it joins when the wait is polled.
+    /// `None` leaves the request to the store.
     pub(crate) fn line(&self, request: &AllRequest<'_>) -> Option<Wait> {
         match &self.all {
             Some(all) => Some(Wait::All(all.acquire_many(request.clone()))),
@@ -217,15 +219,15 @@ impl Leases {
         self.ledger.usable(limit, self.set.clock.now())
     }
 
-    /// Ends all leases: what is not used goes back to the store.
+    /// Ends all leases: their unused permits go back to the store.
     pub(crate) fn end(&self) {
         self.give_back(&self.ledger.end(self.set.clock.now()));
         self.ledger.kick.notify_one();
         self.tell_counts();
     }
 
-    /// Ends all leases as a pause ends: one that was booked in it is due at the end that the pause
-    /// had. More is booked for requests in line alone.
+    /// Ends all leases as a pause ends: a lease that was booked in the pause is due at the end that
+    /// the pause had. Then permits are booked for requests in line alone.
     pub(crate) fn resume(&self) {
         self.give_back(&self.ledger.end(self.set.clock.now()));
         if self.ledger.has_waiting() {
@@ -234,7 +236,8 @@ impl Leases {
         self.tell_counts();
     }
 
-    /// Ends all leases of a limit, or of all, and forgets the permits. Returns how many there were.
+    /// Ends all leases of a limit, or of all limits, and forgets their permits. Returns how many
+    /// permits that were.
     pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
         let lost = self.ledger.lose(only);
         self.forget();
@@ -251,7 +254,7 @@ impl Leases {
         };
     }
 
-    /// Has the task run that books permits. Returns whether it does.
+    /// Has the task run that books permits. Returns whether that task runs.
     fn drive(self: &Arc<Leases>) -> bool {
         // SeqCst here, where the task ends and where a request joins: either the task sees the
         // request, or the request sees that the task has ended.
@@ -264,7 +267,8 @@ impl Leases {
         self.set.store.spawn(Box::pin(async move {
             loop {
                 let Some(leases) = driving.0.upgrade() else { return };
-                // What a limiter that is dropped meanwhile gives back is told before this ends.
+                // A limiter that is dropped meanwhile gives its permits back before this telling
+                // ends.
                 let telling = leases.set.store.begin_telling();
                 let next = leases.step().await;
                 drop(leases);
@@ -339,13 +343,19 @@ impl Leases {
         self.ledger.counters.tell(self.set.store.events());
     }
 
-    /// Tells the ledger how many processes there are. A process that books nothing needs to know it
-    /// as well: it may lease only because there are others.
+    /// Tells the ledger how many processes there are. A process that books nothing needs the number
+    /// as well: some processes lease only because there are others.
     fn count_processes(&self) {
         let store = &self.set.store;
         if let Some(processes) = store.processes().or_else(|| store.clients()) {
             self.ledger.set_processes(processes.get().into());
         }
+    }
+
+    /// Tells the requests in line that leases do not serve them. The panic of a foreign waker must
+    /// not end the task that books permits.
+    fn fail(&self) {
+        _ = catch_unwind(AssertUnwindSafe(|| self.failed.send_modify(|failed| *failed += 1)));
     }
 
     /// One step of the task that books permits.
@@ -369,16 +379,16 @@ impl Leases {
                     }
                 }
                 match outcome {
-                    // A debit of no permits serves the line, and refuses the requests in it that no
-                    // booking serves in time.
+                    // A debit of no permits has the limiter serve its line, and refuse the requests
+                    // in line that no booking serves in time.
                     Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].debit(0)),
                     Outcome::TooLate(returns) => self.give_back(&returns),
                     Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
-                    Outcome::Failed => self.failed.send_modify(|failed| *failed += 1),
+                    Outcome::Failed => self.fail(),
                 }
             }
             Plan::Fail(until) => {
-                self.failed.send_modify(|failed| *failed += 1);
+                self.fail();
                 return Next::At(until);
             }
             Plan::Rest(until) => return Next::At(until),
@@ -392,8 +402,8 @@ impl Leases {
     }
 }
 
-/// The task that books permits. If it does not end by itself, its store has ended, and the requests
-/// in line are told.
+/// The task that books permits. A task that is dropped before its own end was ended with its store,
+/// and the requests in line are told so.
 struct Driving(Weak<Leases>);
 
 impl Driving {
@@ -406,7 +416,7 @@ impl Drop for Driving {
     fn drop(&mut self) {
         if let Some(leases) = self.0.upgrade() {
             leases.is_driven.store(false, Ordering::SeqCst);
-            leases.failed.send_modify(|failed| *failed += 1);
+            leases.fail();
         }
     }
 }
@@ -446,8 +456,8 @@ impl Drop for Joined<'_> {
 }
 
 impl Drop for Leases {
-    /// What is on lease goes back. No booking is in flight: the task that awaits one holds the
-    /// leases.
+    /// The permits on lease go back to the store. No booking of these leases is in flight then: the
+    /// task that awaits the reply to a booking holds the leases until the reply has come.
     fn drop(&mut self) {
         self.end();
     }

@@ -11,8 +11,8 @@ use crate::lease::stock::Taken;
 
 /// Grants the permits of one limit that this process has on lease.
 ///
-/// It knows the permits that the store has booked, and when they are usable. Behind them a request
-/// is never due, until more are booked.
+/// The policy knows the permits that the store has booked, and when they are usable. A request for
+/// more permits than that is never due, until more are booked.
 pub(crate) struct Lease(pub(crate) Arc<Account>);
 
 impl Policy for Lease {
@@ -49,7 +49,7 @@ impl Policy for Lease {
         u64::MAX
     }
 
-    /// Gives back nothing: a permit that was used does not become another one of the lease.
+    /// Gives back nothing: a permit that a request used is no permit of the lease any more.
     fn refund(&self, _state: &(), _at: Nanos, _n: u32) -> u64 {
         u64::MAX
     }

@@ -58,7 +58,8 @@ pub(crate) struct Piece {
 pub(crate) struct Origin {
     /// The instant of the booking, by the server's clock in microseconds.
     pub(crate) due: i64,
-    /// The state before the booking, which gives back all of it.
+    /// The value of the limit from before the booking, by which the store undoes all of the
+    /// booking; `None` for a part of one.
     pub(crate) before: Option<Arc<[u8]>>,
 }
 
@@ -70,7 +71,7 @@ pub(crate) struct Taken {
     list: u64,
     /// The word before, behind the permits that were skipped.
     from: u64,
-    /// When the first of the permits ends.
+    /// The earliest end of the permits.
     ends: Nanos,
     /// The earliest instant of their bookings, whose permits a store takes back no longer than
     /// those of the others.
@@ -82,7 +83,7 @@ pub(crate) struct Taken {
 struct List {
     number: u64,
     pieces: Box<[Piece]>,
-    /// When so many are gone, more are to be booked.
+    /// When more permits than this are gone, more are to be booked.
     low: u64,
     asked: AtomicBool,
     word: Word,
@@ -97,7 +98,7 @@ struct Word(AtomicU64);
 #[derive(Debug)]
 pub(crate) struct Stock {
     list: Swap<List>,
-    /// Held while a list is replaced. It has what became of the permits of earlier lists.
+    /// Held while a list is replaced. It counts what became of the permits of earlier lists.
     change: Mutex<Past>,
 }
 
@@ -180,7 +181,8 @@ impl Stock {
         Stock { list: Swap::new(List::new(0, Vec::new(), 0)), change: Mutex::new(Past::default()) }
     }
 
-    /// Takes permits at a time. The flag says that more are to be booked, to one taker of a list.
+    /// Takes permits at a time. The flag tells that more permits are to be booked: one taker of
+    /// each list is told so.
     pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<(Taken, bool)> {
         loop {
             let list = self.list.load();
@@ -224,7 +226,7 @@ impl Stock {
         }
     }
 
-    /// When so many permits are there, behind requests for so many.
+    /// When `n` permits are there, behind requests for `ahead` permits.
     pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
         let (list, gone) = self.current();
         let wanted = ahead.saturating_add(n);
@@ -252,20 +254,21 @@ impl Stock {
         (now, later)
     }
 
-    /// Adds pieces. When so few permits are left, more are to be booked.
+    /// Adds a piece. When fewer than `low` permits are left, more are to be booked.
     pub(crate) fn add(&self, piece: Piece, low: u64) {
         let mut past = self.lock();
         past.low = low;
         self.replace(&mut past, |pieces| pieces.push(piece));
     }
 
-    /// Removes the pieces that have ended; and of those that are not usable yet the last ones, as
-    /// long as so many permits remain.
+    /// Removes the pieces that have ended. Of the pieces that are not usable yet it removes the
+    /// last ones, as long as `keep` permits remain.
     pub(crate) fn remove(&self, at: Nanos, keep: u64) -> Vec<Piece> {
         let mut past = self.lock();
         let mut removed = std::mem::take(&mut past.ended);
         let list = self.list.load();
-        // A list that stays keeps telling once that more is to be booked.
+        // A list that stays tells one taker that more is to be booked, and a new list would tell
+        // another one.
         if out(&list.left(), at, keep).contains(&true) {
             self.replace(&mut past, |pieces| {
                 let mut out = out(pieces, at, keep).into_iter();

@@ -33,7 +33,7 @@ impl<T> Swap<T> {
     }
 }
 
-/// As the other one, by a lock that loom knows.
+/// A value that is replaced while threads read it, under a lock that loom knows.
 #[cfg(all(test, tidegate_loom))]
 #[derive(Debug)]
 pub(crate) struct Swap<T>(Mutex<Arc<T>>);
@@ -44,7 +44,7 @@ impl<T> Swap<T> {
         Swap(Mutex::new(Arc::new(value)))
     }
 
-    /// In a box, since a guard of the other one has its value at two steps.
+    /// In a box, since the guard of an `ArcSwap` leads to its value in two steps, too.
     #[allow(clippy::redundant_allocation)]
     pub(crate) fn load(&self) -> Box<Arc<T>> {
         Box::new(self.0.lock().expect("no panic").clone())
