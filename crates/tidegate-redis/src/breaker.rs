@@ -90,6 +90,11 @@ impl Breaker {
         self.rest.map_or(Duration::ZERO, |(_, end)| end.saturating_sub(now))
     }
 
+    /// Whether a call probes.
+    pub(crate) fn is_probed(&self) -> bool {
+        self.probing
+    }
+
     /// Whether the store is left alone.
     pub(crate) fn is_open(&self) -> bool {
         self.rest.is_some()

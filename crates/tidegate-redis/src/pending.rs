@@ -1,6 +1,7 @@
 //! What the store is told and has not answered, for [`Store::flush`](crate::Store::flush).
 
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
@@ -46,7 +47,8 @@ impl Telling {
 impl Drop for Telling {
     fn drop(&mut self) {
         lock(&self.pending.state).open.remove(&self.number);
-        self.pending.ended.notify_waiters();
+        // The panic of a foreign waker must not end the task that tells the store.
+        _ = catch_unwind(AssertUnwindSafe(|| self.pending.ended.notify_waiters()));
     }
 }
 

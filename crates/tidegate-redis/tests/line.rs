@@ -695,29 +695,80 @@ fn a_limit_is_used_behind_a_full_line() {
     });
 }
 
+struct Panics;
+
+impl std::task::Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("a foreign waker");
+    }
+}
+
+fn poll_with_panics<T>(wait: Pin<&mut impl Future<Output = T>>) {
+    let waker = Waker::from(Arc::new(Panics));
+    assert!(wait.poll(&mut Context::from_waker(&waker)).is_pending());
+}
+
 /// A waker that panics harms neither the other requests nor the thread of the store.
 #[test]
 fn a_waker_that_panics_is_alone_with_it() {
-    struct Panics;
-    impl std::task::Wake for Panics {
-        fn wake(self: Arc<Self>) {
-            panic!("a foreign waker");
-        }
-    }
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
         let any = AnyLimiter::from(limiter.clone());
-        let waker = Waker::from(Arc::new(Panics));
         let mut waits = [Box::pin(any.acquire()), Box::pin(any.acquire())];
         for wait in &mut waits {
-            assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            poll_with_panics(wait.as_mut());
         }
         let began = Instant::now();
         let times = after(began, vec![spawn(&limiter, 1), spawn(&limiter, 1)]).await;
         // Behind the two, which are never polled again.
         assert!((2000..2005).contains(&times[0]) && (3000..3005).contains(&times[1]), "{times:?}");
         drop(waits);
+    });
+}
+
+/// A waker that panicked when a state was told, or when a flush ended, ended the task that makes
+/// all calls of the store.
+#[test]
+fn a_waker_that_panics_ends_no_store() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (store, limiter) = open(&model, "token_bucket 1/s burst 5").await;
+        let mut status = Box::pin(limiter.status());
+        poll_with_panics(status.as_mut());
+        sleep(10 * MS).await;
+        assert_eq!(status.await.unwrap().members[0].1.available, 5);
+        assert!(AnyLimiter::from(limiter.clone()).debit(1).is_ok());
+        let mut flush = Box::pin(store.flush());
+        poll_with_panics(flush.as_mut());
+        sleep(10 * MS).await;
+        flush.await.unwrap();
+        assert_eq!(limiter.status().await.unwrap().members[0].1.available, 4);
+    });
+}
+
+#[test]
+fn a_waker_that_panics_ends_no_line_of_permits_in_use() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = AnyLimiter::from(store.counting("all", 2).build().unwrap());
+        let mut waits = [Box::pin(limiter.acquire()), Box::pin(limiter.acquire())];
+        for wait in &mut waits {
+            poll_with_panics(wait.as_mut());
+        }
+        let behind = tokio::spawn(limiter.acquire());
+        sleep(10 * MS).await;
+        // Permits that no task has taken go back.
+        drop(waits);
+        let held = [behind.await.unwrap().unwrap(), limiter.acquire().await.unwrap()];
+        let mut wait = Box::pin(limiter.acquire());
+        poll_with_panics(wait.as_mut());
+        let behind = tokio::spawn(limiter.acquire());
+        sleep(10 * MS).await;
+        assert_eq!(limiter.close(), Ok(true));
+        assert!(is(&behind.await.unwrap(), &Refusal::Closed) && is(&wait.await, &Refusal::Closed));
+        drop(held);
     });
 }
 

@@ -36,6 +36,12 @@ fn is_unavailable<T>(answer: &Result<T, AllRefusal>) -> bool {
     matches!(refusal, Some(Refusal::Unavailable { .. }))
 }
 
+/// Has a server that was killed start in a second.
+async fn starts_later(model: &Model) {
+    sleep(SECOND).await;
+    model.start_empty();
+}
+
 /// Requests that note their number when they are granted.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(usize, Duration)>>>);
@@ -127,12 +133,7 @@ fn a_longest_wait_ends_in_an_outage() {
             let took = began.elapsed();
             assert!(took >= within && took <= within + MS, "{took:?} of {within:?}");
         }
-        let late = limiter.acquire_within(30 * SECOND);
-        let answer = async {
-            sleep(SECOND).await;
-            model.start_empty();
-        };
-        let (permits, ()) = tokio::join!(late, answer);
+        let (permits, ()) = tokio::join!(limiter.acquire_within(30 * SECOND), starts_later(&model));
         assert!(permits.unwrap().waited() > SECOND);
     });
 }
@@ -235,6 +236,34 @@ fn random_outages_pass_no_limit_and_lose_no_request() {
     }
 }
 
+/// One line at a time asks whether the store is back. The other lines wait for that answer, and do
+/// not ask again and again meanwhile.
+#[test]
+fn held_lines_wait_for_the_answer_to_one_of_them() {
+    run(async {
+        let model = Model::new(11, Network::steady(MS));
+        let store = open(&model);
+        let (log, lines) = (Log::default(), 20);
+        model.stop(true);
+        for number in 0..lines {
+            let builder = store.limiter(number.to_string());
+            let limiter = builder.limit("calls", "token_bucket 10/s burst 1".parse().unwrap()).build();
+            log.spawn(&limiter.unwrap().into(), number, 1);
+        }
+        sleep(20 * SECOND).await;
+        // Each line asks at the end of a rest, and once again if the store did not answer.
+        let (before, rests) = (store.counts(), 10);
+        assert!(before.skipped <= 2 * rests * lines as u64, "{before:?}");
+        model.stop(false);
+        log.until(1).await;
+        // The other lines are a trip behind the one that asked.
+        sleep(2 * MS).await;
+        let after = store.counts();
+        assert_eq!(log.numbers().len(), lines);
+        assert_eq!(after.answered - before.answered, lines as u64, "{after:?}");
+    });
+}
+
 fn many_a_second(store: &Store) -> AnyLimiter {
     limiter(store, "token_bucket 500/s burst 50")
 }
@@ -331,6 +360,9 @@ fn bounds_hold_in_an_outage() {
         assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
         log.spawn(&handle, 3, 2);
         sleep(MS).await;
+        // Lower bounds end no request that waits already, also when the store is asked again.
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
+        sleep(10 * SECOND).await;
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(4).when_full(WhenFull::DropOldest));
         let oldest = tokio::spawn(handle.acquire_many(AllRequest::from(1).priority(-1)));
         sleep(MS).await;
@@ -338,6 +370,71 @@ fn bounds_hold_in_an_outage() {
         model.start_empty();
         log.until(4).await;
         assert_eq!(log.numbers(), [0, 1, 2, 3]);
+    });
+}
+
+/// Requests were in a call, or in line behind it, when the store went away. They were refused only
+/// when it was back.
+#[test]
+fn requests_that_find_the_store_away_are_bounded_at_once() {
+    run(async {
+        let cases = [
+            (WhenFull::RefuseNewcomer, 0..3),
+            (WhenFull::DropOldest, 7..10),
+            (WhenFull::DropLeastImportant, 0..3),
+        ];
+        for (rule, stay) in cases {
+            let model = Model::new(12, Network::steady(MS));
+            let bounds = QueueBounds::UNBOUNDED.max_waiters(3).when_full(rule);
+            let builder = builder(&open(&model), "token_bucket 10/s burst 5").queue_bounds(bounds);
+            let limiter = AnyLimiter::from(builder.build().unwrap());
+            drop(limiter.acquire().await.unwrap());
+            model.kill();
+            let tasks: Vec<_> = (0..10).map(|_| tokio::spawn(limiter.acquire())).collect();
+            sleep(SECOND).await;
+            for (number, task) in tasks.iter().enumerate() {
+                assert_eq!(task.is_finished(), !stay.contains(&number), "{rule:?}: {number}");
+            }
+            model.start_empty();
+            for (number, task) in tasks.into_iter().enumerate() {
+                let refusal = task.await.unwrap().err().and_then(|refusal| refusal.refusal());
+                let is_expected = match rule {
+                    _ if stay.contains(&number) => refusal.is_none(),
+                    WhenFull::DropOldest => refusal == Some(Refusal::Displaced),
+                    _ => matches!(refusal, Some(Refusal::QueueFull { .. })),
+                };
+                assert!(is_expected, "{rule:?}: {number}, {refusal:?}");
+            }
+        }
+    });
+}
+
+/// The requests of a call that leaves a held line were counted by no bound until its reply. Then
+/// newcomers had taken their places.
+#[test]
+fn newcomers_take_no_places_of_requests_that_leave_a_held_line() {
+    run(async {
+        let model = Model::new(13, Network::steady(10 * MS));
+        for bounds in [QueueBounds::UNBOUNDED.max_waiters(3), QueueBounds::UNBOUNDED.max_permits(3)] {
+            let builder = builder(&open(&model), "token_bucket 10/s burst 1").queue_bounds(bounds);
+            let limiter = AnyLimiter::from(builder.build().unwrap());
+            model.kill();
+            let log = Log::default();
+            (0..3).for_each(|number| log.spawn(&limiter, number, 1));
+            sleep(SECOND).await;
+            model.start_empty();
+            let calls = model.calls();
+            while model.calls() == calls {
+                sleep(MS).await;
+            }
+            // The reply is on its way.
+            for _ in 0..3 {
+                let refusal = limiter.acquire().await.unwrap_err().refusal();
+                assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
+            }
+            log.until(3).await;
+            assert_eq!(log.numbers(), [0, 1, 2]);
+        }
     });
 }
 
@@ -354,6 +451,38 @@ fn a_limiter_that_closes_in_an_outage_refuses_its_requests() {
         for wait in waits {
             assert_eq!(wait.await.unwrap().unwrap_err().refusal(), Some(Refusal::Closed));
         }
+    });
+}
+
+/// A request waits for the share of its process, and others wait for the store.
+#[test]
+fn a_waker_that_panics_does_not_keep_a_line_open() {
+    struct Panics;
+    impl std::task::Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a foreign waker");
+        }
+    }
+    run(async {
+        let model = Model::new(14, Network::steady(MS));
+        let share = WhileAway::ShareOf(std::num::NonZeroU32::MIN);
+        let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
+        let limiter = limiter(&store, "token_bucket 1/h burst 1");
+        model.kill();
+        drop(limiter.acquire().await.unwrap());
+        let mut waits = [Box::pin(limiter.acquire()), Box::pin(limiter.acquire())];
+        let waker = std::task::Waker::from(Arc::new(Panics));
+        let mut poll = |i: usize| {
+            waits[i].as_mut().poll(&mut std::task::Context::from_waker(&waker)).map(|answer| answer.is_err())
+        };
+        assert!(poll(0).is_pending());
+        sleep(SECOND).await;
+        assert!(poll(0).is_pending());
+        model.start_empty();
+        // It is in its call.
+        assert!(poll(1).is_pending());
+        assert_eq!(limiter.close(), Ok(true));
+        assert_eq!([poll(0), poll(1)], [std::task::Poll::Ready(true); 2]);
     });
 }
 
@@ -395,12 +524,7 @@ fn a_reservation_of_a_task_waits_for_the_store() {
         let began = Instant::now();
         assert!(is_unavailable(&reservation.await));
         assert!(began.elapsed() >= SECOND && began.elapsed() <= SECOND + MS);
-        let reservation = limiter.reserve(1).unwrap();
-        let back = async {
-            sleep(SECOND).await;
-            model.start_empty();
-        };
-        let (permits, ()) = tokio::join!(reservation, back);
+        let (permits, ()) = tokio::join!(limiter.reserve(1).unwrap(), starts_later(&model));
         assert!(permits.unwrap().waited() > SECOND);
     });
 }

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
+use crate::breaker::Breaker;
 use crate::lock::lock;
 use crate::script::Script;
 use cluster::{Cluster, slot_of};
@@ -73,13 +74,12 @@ impl Servers {
         }
     }
 
-    /// Whether a server is left alone.
-    pub(crate) fn is_away(&self) -> bool {
+    /// Whether this is true of the breaker of a server.
+    pub(crate) fn any(&self, is: impl Fn(&Breaker) -> bool) -> bool {
+        let is = |server: &Arc<Server>| is(&lock(&server.breaker));
         match self {
-            Servers::One(server) => lock(&server.breaker).is_open(),
-            Servers::Cluster(cluster) => {
-                cluster.servers().iter().any(|server| lock(&server.breaker).is_open())
-            }
+            Servers::One(server) => is(server),
+            Servers::Cluster(cluster) => cluster.servers().iter().any(is),
         }
     }
 

@@ -12,6 +12,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -100,10 +101,11 @@ struct Waiter {
 /// The answers that a section leaves to be sent without its lock.
 type Answers = Vec<(oneshot::Sender<Answer>, Answer)>;
 
-/// A request that is gone drops its permits, which gives them back.
+/// A request that is gone drops its permits, which gives them back. The panic of a foreign waker
+/// must not keep other requests from their answers.
 fn send(answers: Answers) {
     for (sender, answer) in answers {
-        let _ = sender.send(answer);
+        _ = catch_unwind(AssertUnwindSafe(|| _ = sender.send(answer)));
     }
 }
 
@@ -236,9 +238,7 @@ impl Shared {
         let waiters = std::mem::take(&mut line.waiters);
         line.hurried = 0;
         drop(line);
-        for (_, waiter) in waiters {
-            let _ = waiter.answer.send(Err(Refusal::Closed.into()));
-        }
+        send(waiters.into_values().map(|waiter| (waiter.answer, Err(Refusal::Closed.into()))).collect());
         self.changed.notify_one();
         !was_closed
     }
@@ -333,7 +333,8 @@ impl Shared {
                 }
                 Some(asked.telling)
             }
-            // The next call tells the same news again.
+            // The store did not answer. The next call tells it the permits held again, and a flush
+            // waits for that call.
             Err(_) => line.telling.replace(asked.telling),
         };
         drop(line);
@@ -543,7 +544,10 @@ impl Drop for Serving {
         drop(line);
         shared.store.note_lost(0);
         send(answers);
-        drop((waiters, untold));
+        for (_, waiter) in waiters {
+            _ = catch_unwind(AssertUnwindSafe(|| drop(waiter)));
+        }
+        drop(untold);
     }
 }
 

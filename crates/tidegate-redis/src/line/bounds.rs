@@ -1,8 +1,10 @@
 //! Bounds of the requests that wait, and making room when they are reached.
 
-use tidegate::{Nanos, QueueBounds, WhenFull};
+use std::cmp::Reverse;
 
-use crate::line::{Entry, Stage, State};
+use tidegate::{Nanos, QueueBounds, Refusal, WhenFull};
+
+use crate::line::{After, Asked, Entry, Outcome, Stage, State};
 use crate::set::Costs;
 
 /// So many requests are looked at to find one to drop, and so many instants to tell when there is
@@ -60,6 +62,52 @@ impl State {
             }
         }
         None
+    }
+
+    /// Ends requests of a held line for which there is no room, since a call failed that they were
+    /// in or behind: the last ones that came, unless the bounds have another rule. Booked requests
+    /// keep their places. The line goes on after this rest.
+    pub(super) fn bound(&mut self, after: &mut After, rest: Nanos) {
+        let (bounds, (waiting, permits)) = (self.bounds, self.load());
+        if waiting <= bounds.waiters && permits <= bounds.permits {
+            return;
+        }
+        let asked = |number| self.entries.get(&number).map(|entry| (number, &entry.asked));
+        let held = self.in_line.numbers().filter_map(asked);
+        // The requests that stay come first. A reservation is not dropped for another request.
+        let mut order: Vec<_> = held
+            .map(|(number, Asked { costs, priority, droppable, .. })| {
+                let n = sum(costs);
+                let may_go =
+                    bounds.when_full != WhenFull::RefuseNewcomer && *droppable && fit(bounds, 0, 0, n);
+                let rank = match bounds.when_full {
+                    WhenFull::RefuseNewcomer => (may_go, Reverse(0), number),
+                    WhenFull::DropOldest => (may_go, Reverse(*priority), !number),
+                    WhenFull::DropLeastImportant => (may_go, Reverse(*priority), number),
+                };
+                (rank, number, n, may_go)
+            })
+            .collect();
+        order.sort_unstable();
+        let (mut waiting, mut permits, mut last) = (self.waiting, self.permits, 0);
+        order.retain(|(_, number, n, _)| {
+            let fits = fit(bounds, waiting, permits, *n);
+            if fits {
+                (waiting, permits, last) = (waiting + 1, permits.saturating_add(*n), last.max(*number));
+            }
+            !fits
+        });
+        for (_, number, _, may_go) in order {
+            // A later request has its place, or it is itself the newcomer.
+            let refusal = match may_go && number < last {
+                true => Refusal::Displaced,
+                false => Refusal::QueueFull { retry_after: rest },
+            };
+            if let Some(entry) = self.entries.get(&number) {
+                self.in_line.remove(entry.place(number));
+            }
+            self.answer(after, number, Outcome::Refused(refusal.into()));
+        }
     }
 
     /// When there is room for one more request, if no other one comes.

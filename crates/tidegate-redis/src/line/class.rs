@@ -47,8 +47,9 @@ impl Class {
     /// Adds a request with the instant that the store booked for it. Requests that came before and
     /// moved up to an earlier instant stay before it. Returns their new turns.
     ///
-    /// For that they are due by the instant of the new request. Each of them has an earlier one,
-    /// so it is still true of every turn that its instant is no later than it is due.
+    /// From then on these requests are due by the instant of the new request. Each of them has an
+    /// earlier instant, so it is still true of every turn that its instant is not later than its
+    /// `due`.
     pub(crate) fn add(&mut self, turn: Turn, reply: Reply) -> Vec<Turn> {
         let last = self.turns.iter().rev().zip(self.instants.keys().rev());
         let moved_up = last

@@ -17,15 +17,19 @@ pub(super) type Place = (Reverse<i8>, u64);
 ///
 /// A call that fails while requests wait for the store holds the line, until a call is answered and
 /// the line is empty. In a held line requests stand that wait for the store, and no others. One
-/// call at a time leaves it, and none before the time until which it is held: a later call might be
-/// answered where an earlier one is not.
+/// call at a time leaves it, since a later call might be answered where an earlier one is not. None
+/// leaves before the time until which the line is held, unless the breaker closes before, by any
+/// call to the store.
 #[derive(Debug, Default)]
 pub(super) struct InLine {
-    /// With the permits of each.
+    /// The places of the requests, with the permits that each of them asks for.
     order: BTreeMap<Place, u64>,
     permits: u64,
+    /// The requests of the last call that left, and their permits, until a call has ended. Those of
+    /// a held line keep their places.
+    left: (usize, u64),
     held_till: Option<Nanos>,
-    /// A task has the line go on at that time.
+    /// Whether a task has the line go on at that time, or when the store is back.
     is_timed: bool,
 }
 
@@ -37,26 +41,26 @@ impl InLine {
 
     pub(super) fn remove(&mut self, place: Place) {
         if let Some(permits) = self.order.remove(&place) {
-            self.left(permits);
+            self.permits = self.permits.saturating_sub(permits);
         }
     }
 
     /// Takes the first requests out of the line: their numbers.
     pub(super) fn leave(&mut self, most: usize) -> Vec<u64> {
+        let before = self.permits;
         let first = std::iter::from_fn(|| {
             let ((_, number), permits) = self.order.pop_first()?;
-            self.left(permits);
+            self.permits = self.permits.saturating_sub(permits);
             Some(number)
         });
-        first.take(most).collect()
-    }
-
-    fn left(&mut self, permits: u64) {
-        self.permits = self.permits.saturating_sub(permits);
+        let numbers: Vec<u64> = first.take(most).collect();
+        self.left = (numbers.len(), before - self.permits);
+        numbers
     }
 
     /// A call was answered.
     pub(super) fn answered(&mut self) {
+        self.left = (0, 0);
         self.held_till = self.held_till.filter(|_| !self.is_empty());
     }
 
@@ -75,12 +79,13 @@ impl InLine {
 
     /// Holds the line until a time, unless it is empty. Returns whether a task is to have it go on.
     pub(super) fn hold(&mut self, till: Nanos, now: Nanos) -> bool {
+        self.left = (0, 0);
         if self.is_empty() {
             self.held_till = None;
             return false;
         }
-        // The first one counts of calls that failed at one time. The line may be looked at, and a
-        // call leave it, between the time and the task that comes then.
+        // Of calls that failed together the first one sets the time. A call that leaves after that
+        // time, before the task has come, sets a new time when it fails.
         if self.held_till.is_none_or(|first| first <= now) {
             self.held_till = Some(till);
         }
@@ -95,7 +100,14 @@ impl InLine {
 
     /// How many requests wait for the store, and for how many permits.
     pub(super) fn waiting(&self) -> (usize, u64) {
-        self.held_till.map_or((0, 0), |_| (self.len(), self.permits))
+        let (requests, permits) = self.left;
+        let waiting = (self.len() + requests, self.permits.saturating_add(permits));
+        self.held_till.map_or((0, 0), |_| waiting)
+    }
+
+    /// The numbers of the requests, in their order.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
+        self.order.keys().map(|(_, number)| *number)
     }
 }
 
@@ -104,7 +116,7 @@ impl Entry {
         (Reverse(self.asked.priority), number)
     }
 
-    /// The end of its longest wait.
+    /// The end of the longest wait of the request.
     pub(super) fn last(&self) -> Nanos {
         self.joined.saturating_add(Nanos::from_duration(self.asked.longest))
     }
@@ -140,14 +152,23 @@ impl State {
         rest: Duration,
         now: Nanos,
     ) -> bool {
+        if self.closed {
+            // The line is being closed, and its requests may have their answers.
+            for number in numbers {
+                self.answer(after, *number, Outcome::Refused(Refusal::Closed.into()));
+            }
+            return false;
+        }
         let comes_back = rest < Duration::MAX;
         // All requests of a held line wait for the store, and have set their timers.
         let stays = comes_back && self.in_line.held_till().is_some();
         let in_line = if stays { Vec::new() } else { self.in_line.leave(usize::MAX) };
+        let mut has_come = false;
         for number in numbers.iter().copied().chain(in_line) {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             let is_unanswered = matches!(entry.stage, Stage::InLine | Stage::Sent);
             if comes_back && is_unanswered && entry.asked.outlasts && now < entry.last() {
+                has_come |= !entry.was_held;
                 (entry.stage, entry.was_held) = (Stage::InLine, true);
                 self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
                 if entry.last() < Nanos::MAX {
@@ -158,7 +179,12 @@ impl State {
                 self.answer(after, number, Outcome::Undecided(undecided));
             }
         }
-        self.in_line.hold(now.saturating_add(Nanos::from_duration(rest)), now)
+        let is_to_go_on = self.in_line.hold(now.saturating_add(Nanos::from_duration(rest)), now);
+        // Lower bounds do not end requests that waited before.
+        if has_come {
+            self.bound(after, Nanos::from_duration(rest));
+        }
+        is_to_go_on
     }
 
     /// Ends this request if its longest wait has passed while the line is held.
@@ -178,5 +204,41 @@ impl State {
     pub(super) fn load(&self) -> (usize, u64) {
         let (waiting, permits) = self.in_line.waiting();
         (self.waiting.saturating_add(waiting), self.permits.saturating_add(permits))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line is closed by steps, and a call may fail between two of them. Its requests stood in
+    /// line again, and were sent when they had been told that the line is closed.
+    #[test]
+    fn a_closed_line_takes_in_no_requests_of_a_call_that_failed() {
+        let asked = Asked {
+            costs: vec![(1, 1)],
+            longest: Duration::MAX,
+            shadow: false,
+            priority: 0,
+            droppable: true,
+            outlasts: true,
+            with_left: false,
+        };
+        let entry = Entry {
+            asked,
+            joined: Nanos::ZERO,
+            in_line: Duration::ZERO,
+            full: false,
+            was_held: false,
+            stage: Stage::Sent,
+            waker: None,
+            looks_at: Nanos::MAX,
+        };
+        let mut state = State { entries: [(7, entry)].into(), closed: true, ..State::default() };
+        let (away, rest) = (Undecided::Away(Duration::ZERO), Duration::from_millis(5));
+        assert!(!state.failed(&mut After::default(), &[7], away, rest, Nanos::ZERO));
+        assert!(state.in_line.is_empty());
+        let Stage::Answered(Outcome::Refused(refusal)) = &state.entries[&7].stage else { panic!("open") };
+        assert_eq!(refusal.refusal(), Some(Refusal::Closed));
     }
 }

@@ -103,7 +103,7 @@ pub(crate) struct Line {
     gone: Option<Gone>,
 }
 
-/// Told the tag of a line that is dropped.
+/// A function that is told the tag of a line when the line is dropped.
 pub(crate) type Gone = Box<dyn Fn(&str) + Send + Sync>;
 
 #[derive(Debug, Default)]
@@ -138,7 +138,7 @@ enum Step {
 }
 
 impl Step {
-    /// How many requests it decides.
+    /// How many requests the step decides.
     fn requests(&self) -> usize {
         match self {
             Step::Call(_, numbers) => numbers.len(),
@@ -166,15 +166,15 @@ pub(crate) struct Asked {
 struct Entry {
     asked: Asked,
     joined: Nanos,
-    /// How long it stood in line before it was sent.
+    /// How long the request stood in line before it was sent.
     in_line: Duration,
-    /// It may not wait, since the line is full.
+    /// The request may not wait, since the line is full.
     full: bool,
-    /// It waited for a store that was away.
+    /// The request waited for a store that was away.
     was_held: bool,
     stage: Stage,
     waker: Option<Waker>,
-    /// When its task looks at its instant.
+    /// When the task of the request looks at the instant of the request.
     looks_at: Nanos,
 }
 
@@ -307,7 +307,7 @@ impl Line {
             let now = self.set.now();
             replies.iter().for_each(|reply| leases.told(now, reply));
         }
-        let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
+        let rest = replies.as_ref().map_or_else(|undecided| self.rest(*undecided), |_| REST);
         let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
             state.sent -= numbers.len();
@@ -323,11 +323,21 @@ impl Line {
             }
         });
         if is_to_go_on {
-            let held = Held(Arc::downgrade(self));
+            let (held, mut back) = (Held(Arc::downgrade(self)), self.set.store.back());
             self.set.store.spawn(Box::pin(async move {
-                tokio::time::sleep(rest).await;
+                _ = tokio::time::timeout(rest, back.changed()).await;
                 drop(held);
             }));
+        }
+    }
+
+    /// How long a line rests after a call that failed, unless the store is back before.
+    fn rest(&self, undecided: Undecided) -> Duration {
+        let store = &self.set.store;
+        match undecided.rest() {
+            // Another call asks whether the store is back, and has an answer by its deadline.
+            Duration::ZERO if store.is_probed() => store.timeout(),
+            rest => rest.max(REST),
         }
     }
 
@@ -444,7 +454,8 @@ impl Line {
 
     /// Refuses all requests, now and from now on. Returns whether the line was open.
     pub(crate) fn close(self: &Arc<Line>) -> bool {
-        self.set.closed.send_replace(true);
+        // The panic of a foreign waker must not keep the line open.
+        _ = catch_unwind(AssertUnwindSafe(|| self.set.closed.send_replace(true)));
         let was_open = self.visit(|state, _, _| {
             state.in_line = InLine::default();
             !std::mem::replace(&mut state.closed, true)
@@ -465,8 +476,8 @@ impl Line {
     }
 }
 
-/// Has a held line go on when it is dropped: at its time, or with the store. Then the next call
-/// tells the requests in line.
+/// Has a held line go on when it is dropped: at its time, when the store is back, or when it ends.
+/// Then the next call tells the requests in line.
 struct Held(Weak<Line>);
 
 impl Drop for Held {

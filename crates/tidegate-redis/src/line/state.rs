@@ -114,7 +114,8 @@ impl State {
     }
 
     /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
-    /// is granted twice. The last one booked goes first, as the store undoes them.
+    /// is granted twice. The instant that was booked last goes first, since the store undoes the
+    /// last booking.
     fn give_back(&mut self, instant: Instant) {
         let reply = &instant.reply;
         if reply.wait == Duration::ZERO {

@@ -26,9 +26,9 @@ pub(crate) struct Ticket {
 /// What a look at a request tells.
 enum Seen {
     Ended(Outcome),
-    /// It is booked, and looks again at this time.
+    /// The request is booked, and its task looks again at this time.
     Booked(Nanos),
-    /// It looks again at this time, if not before.
+    /// The request is not decided, and its task looks again at this time, if not before.
     Undecided(Nanos),
 }
 
@@ -183,7 +183,8 @@ impl Ticket {
 }
 
 impl Entry {
-    /// The latest time at which it may be granted. The store counts its wait from when it decides.
+    /// The latest time at which a booked request may be granted. The store counts the longest wait
+    /// from the time at which it decides.
     fn latest(&self, turn: Turn) -> Nanos {
         self.last().max(turn.due)
     }

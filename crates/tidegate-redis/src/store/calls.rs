@@ -1,5 +1,6 @@
 //! The calls to a store: their deadline, their breaker, and the task that makes them.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,6 +10,7 @@ use std::time::Duration;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
 use tidegate::{Events, StoreEvent};
+use tokio::sync::watch;
 use tokio::task::coop;
 use tokio::time::Instant;
 
@@ -40,6 +42,8 @@ pub(super) struct Shared {
     pub(super) events: Option<Arc<dyn Events>>,
     /// When the store answered last, or was opened.
     pub(super) answered: Mutex<Instant>,
+    /// Told when a server that was left alone answers.
+    pub(super) back: watch::Sender<()>,
     pub(super) pending: Arc<Pending>,
 }
 
@@ -78,8 +82,15 @@ struct Owed {
 
 impl Owed {
     fn answer(mut self, outcome: Result<Value, Away>) {
+        self.tell(|_| outcome);
+    }
+
+    fn tell(&mut self, outcome: impl FnOnce(&Owed) -> Result<Value, Away>) {
         if let Some(answer) = self.answer.take() {
-            answer(outcome);
+            let outcome = outcome(self);
+            // The answer may wake a task. The panic of a foreign waker must not end the task that
+            // makes all calls.
+            _ = catch_unwind(AssertUnwindSafe(|| answer(outcome)));
         }
     }
 }
@@ -87,9 +98,7 @@ impl Owed {
 impl Drop for Owed {
     /// The runtime that makes the calls has ended.
     fn drop(&mut self) {
-        if let Some(answer) = self.answer.take() {
-            answer(Err(self.shared.ended(self.is_sent)));
-        }
+        self.tell(|owed| Err(owed.shared.ended(owed.is_sent)));
     }
 }
 
@@ -185,6 +194,7 @@ impl Shared {
             clients: Clients::default(),
             events,
             answered: Mutex::new(Instant::now()),
+            back: watch::Sender::new(()),
             pending: Arc::default(),
         }
     }
@@ -206,8 +216,10 @@ impl Shared {
             return Some(Unsent { answer: Some(answer), is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
-        // Calls that come during a call leave together, and behind that call. A call whose requests
-        // waited for long may be looked for too late.
+        // Only the sole call in flight is written on this thread. A call that comes while another
+        // one is in flight goes to the thread of the store, which writes all calls of its queue
+        // together, behind the one in flight. So does a call whose requests waited for more than
+        // half of the deadline: this thread may find its reply only after the deadline.
         let is_alone = before == 0 && waited <= self.timeout / 2;
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
@@ -273,8 +285,9 @@ impl Shared {
         Duration::from_nanos(self.took.load(Ordering::Relaxed)) > self.timeout / 4
     }
 
-    /// Whether a call can be made whose requests waited so long for it: if a quarter more time is
-    /// left than the last call took, up to half of the deadline.
+    /// Whether the reply to a call may come within the deadline of its requests, which waited for
+    /// `waited` before the call. The time left must be 5/4 of the time that the last call took, and
+    /// at least a quarter of the deadline; half of the deadline is always enough.
     fn is_in_time(&self, waited: Duration) -> bool {
         let took = Duration::from_nanos(self.took.load(Ordering::Relaxed)).min(self.timeout);
         self.timeout.saturating_sub(waited) >= (took + took / 4).clamp(self.timeout / 4, self.timeout / 2)
@@ -391,6 +404,7 @@ impl Shared {
             was_open && !breaker.is_open()
         };
         if has_closed {
+            self.back.send_replace(());
             self.tell(StoreEvent::Closed);
         }
     }

@@ -14,10 +14,10 @@ impl Store {
     /// Waits until the store has answered all that this process has told it or owes it by now.
     ///
     /// Some messages are not waited for by the call that sends them: dropped permits in use,
-    /// dropped waits, settled reservations, unused permits, permits on lease of a dropped limiter, [`pause`] and
-    /// [`debit`] of an [`AnyLimiter`]. A process that ends before they left loses them. So call
-    /// this at the end of a program, after permits and limiters are dropped, and where a program
-    /// must know that its pause was carried out.
+    /// dropped waits, settled reservations, unused permits, permits on lease of a dropped limiter,
+    /// [`pause`] and [`debit`] of an [`AnyLimiter`]. A process that ends before they left loses
+    /// them. So call this at the end of a program, after permits and limiters are dropped, and
+    /// where a program must know that its pause was carried out.
     ///
     /// The process leaves the count of [`clients`](Store::clients), and is counted again from its
     /// next request for permits on.

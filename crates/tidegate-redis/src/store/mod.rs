@@ -20,9 +20,10 @@ use tidegate::{
     AcquireAny, AllOf, AllPermits, AllRefusal, Cancellable, Events, PolicyConfig, Refusal, StoreEvent,
 };
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use crate::block_on::{Blocks, block_on};
+use crate::breaker::Breaker;
 use crate::error::StoreError;
 use crate::lock::lock;
 use crate::pending::Telling;
@@ -141,7 +142,7 @@ impl Store {
     /// Whether the store did not answer lately, so that it is left alone for a while.
     #[must_use]
     pub fn is_away(&self) -> bool {
-        self.0.shared.servers.is_away()
+        self.0.shared.servers.any(Breaker::is_open)
     }
 
     /// Has every grant of the store that is used told to a function, for programs that check the
@@ -316,6 +317,16 @@ impl Store {
     /// Whether a call takes so long that a second one may not end within the deadline.
     pub(crate) fn is_far(&self) -> bool {
         self.0.shared.is_far()
+    }
+
+    /// Whether a call is in flight that asks whether the store is back.
+    pub(crate) fn is_probed(&self) -> bool {
+        self.0.shared.servers.any(Breaker::is_probed)
+    }
+
+    /// Changes when a server that was left alone answers.
+    pub(crate) fn back(&self) -> watch::Receiver<()> {
+        self.0.shared.back.subscribe()
     }
 
     /// Has a task run on the thread of the store. Returns whether there is one.

@@ -1,0 +1,131 @@
+//! Waits that are dropped at random, before, in and after outages, on paused time over a model of a
+//! server. A slow model counts the permits of all grants.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::AnyLimiter;
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Store, StoreLimiter, WhileAway};
+use tokio::time::{sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: i64 = 1_000_000;
+const RATE: u32 = 20;
+const BURST: i64 = 40;
+
+/// The instants of the grants by the server's clock in microseconds, with their permits.
+type Grants = Arc<Mutex<Vec<(i64, i64)>>>;
+
+struct Process {
+    store: Store,
+    limiter: StoreLimiter,
+    /// The numbers of the requests that are granted, in this order.
+    granted: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Process {
+    fn new(model: &Model, grants: &Grants) -> Process {
+        let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+        let line = format!("token_bucket {RATE}/s burst {BURST}");
+        let limiter = store.limiter("all").limit("calls", line.parse().unwrap()).build().unwrap();
+        let log = grants.clone();
+        store.log_grants(move |_, due, n| log.lock().unwrap().push((due, n.try_into().unwrap())));
+        Process { store, limiter, granted: Arc::default() }
+    }
+
+    /// A request that is dropped if it is not granted in this time.
+    async fn request(&self, number: u32, n: u32, patience: Duration) {
+        let (wait, granted) = (AnyLimiter::from(self.limiter.clone()).acquire_many(n), self.granted.clone());
+        if let Ok(permits) = timeout(patience, wait).await {
+            drop(permits.unwrap());
+            granted.lock().unwrap().push(number);
+        }
+    }
+}
+
+/// In which time a bucket is full, from the last of these grants on. It has had a permit for each.
+fn full_in(grants: &mut [(i64, i64)]) -> Duration {
+    grants.sort_unstable();
+    // In millionths of a permit.
+    let (mut missing, mut last) = (0, grants[0].0);
+    for (due, n) in grants {
+        missing = (missing - i64::from(RATE) * (*due - last)).max(0) + *n * SECOND;
+        assert!(missing <= BURST * SECOND, "{missing} at {due}");
+        last = *due;
+    }
+    Duration::from_micros((missing / i64::from(RATE)).try_into().unwrap())
+}
+
+/// Returns how many permits were granted, how many are missing beyond them, and how many messages
+/// with refunds were lost.
+async fn random_drops(seed: u64, processes: usize, sizes: (u32, u32)) -> (i64, f64, u64) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let service = Duration::from_micros(1);
+    let model = Model::new(seed, Network { service, ..Network::steady(MS) });
+    let grants = Grants::default();
+    let fleet: Vec<_> = (0..processes).map(|_| Arc::new(Process::new(&model, &grants))).collect();
+    let mut tasks = Vec::new();
+    for number in 0..400 {
+        let process = fleet[random.random_range(0..processes)].clone();
+        let n = random.random_range(sizes.0..=sizes.1);
+        let patience = match random.random_bool(0.5) {
+            // Dropped in line, in its call, while it is booked, or in an outage.
+            true => Duration::from_secs_f64(10_f64.powf(random.random_range(-6.0..1.5))),
+            false => Duration::MAX,
+        };
+        tasks.push(tokio::spawn(async move { process.request(number, n, patience).await }));
+        // A server that is killed carries out the calls that it answers, and no others. The next
+        // server has its state.
+        match random.random_range(0..30) {
+            0 => model.kill(),
+            1..4 => model.fail_over(false),
+            _ => {}
+        }
+        sleep(random.random_range(0..1200) * MS * n / RATE).await;
+    }
+    model.fail_over(false);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    // What another process dropped goes to the next request that asks the store.
+    if processes == 1 && sizes.0 == sizes.1 {
+        let granted = fleet[0].granted.lock().unwrap();
+        assert!(granted.is_sorted(), "seed {seed}, {sizes:?}: {granted:?}");
+    }
+    // The last grant is a trip before the state.
+    let limiter = &fleet[0].limiter;
+    drop(AnyLimiter::from(limiter.clone()).acquire().await.unwrap());
+    let state = limiter.status().await.unwrap();
+    assert_eq!(state.waiting, 0);
+    let mut grants = grants.lock().unwrap();
+    let more = state.members[0].1.full_in + 2 * MS;
+    let more = (more.as_secs_f64() - full_in(&mut grants).as_secs_f64()) * f64::from(RATE);
+    let lost = fleet.iter().map(|process| process.store.counts().lost_refunds).sum();
+    (grants.iter().map(|(_, n)| n).sum(), more, lost)
+}
+
+/// Requests of one size in one process are granted in the order in which they came. No permit is
+/// missing if the store gets all messages. Each that it does not get may keep it from undoing one
+/// more booking. Where requests of several sizes take parts of what others gave back, a hundredth
+/// may be missing.
+#[test]
+fn waits_dropped_around_outages_lose_no_permits_and_no_permit_is_granted_twice() {
+    for seed in 0..6 {
+        for (processes, sizes) in
+            [(1, (1, 1)), (1, (3, 3)), (1, (1, 7)), (2, (1, 1)), (2, (3, 3)), (2, (1, 7))]
+        {
+            run(async move {
+                let (granted, more, lost) = random_drops(seed, processes, sizes).await;
+                let parts = if sizes.0 == sizes.1 { 0.0 } else { granted as f64 / 100.0 };
+                let most = (2 * lost) as f64 * f64::from(sizes.1) + parts;
+                let text = format!("seed {seed}, {processes}, {sizes:?}: {more} of {granted}, {lost} lost");
+                assert!(more > -0.1 && more <= most + 0.1, "{text}");
+            });
+        }
+    }
+}
