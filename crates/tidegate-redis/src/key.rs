@@ -33,9 +33,9 @@ pub(crate) fn tag_of(key: &str) -> Cow<'_, str> {
     format!("{HASHED}{}", sha1_smol::Sha1::from(key).digest()).into()
 }
 
-/// The key of a limit. All limits of one tag lie in one slot of a cluster. The kind of its policy is
-/// its [ending](crate::terms::Terms::ending), so that two programs with different policies under one
-/// name do not destroy each other's state.
+/// The key of a limit. All limits of one tag lie in one slot of a cluster. The key ends with the
+/// kind of the policy ([`Terms::ending`](crate::terms::Terms::ending)), so that two programs with
+/// policies of different kinds under one name do not destroy each other's state.
 pub(crate) fn of(prefix: &str, tag: &str, name: &str, ending: &str) -> String {
     format!("{prefix}:{VERSION}:{{{tag}}}:{name}:{ending}")
 }

@@ -17,10 +17,12 @@ pub(crate) const MOST_ROOM: u32 = 4096;
 /// The most cells of a window in the store.
 pub(crate) const MOST_CELLS: u16 = 128;
 
-/// How much longer a full state is kept whose limiter does not start full.
+/// How much longer the full state of a limiter is kept, in microseconds, if the limiter does not
+/// start full: with a new state it would have fewer permits.
 const LINGER: i64 = 86_400_000_000;
 
-/// How much longer a full state is kept whose larger requests may count the time that it idled.
+/// How much longer the full state of a bucket is kept, in microseconds, if its requests may be
+/// larger than its burst: such a request counts the time for which the bucket was full.
 const IDLE: i64 = 10_000_000;
 
 /// The algorithm of a policy. Its name is that of the Lua table.

@@ -68,8 +68,9 @@ impl<'de> Visitor<'de> for Entries {
                     }
                 }
                 (_, Some(field)) => {
-                    // Each of these fields is a text, but for `in_use`. The error for an empty text
-                    // tells what is allowed.
+                    // The value of each of these fields is a text, and that of `in_use` may be a
+                    // number. Any other value becomes an empty text, which `set` refuses with the
+                    // error that names the values that the field may have.
                     let value = match map.next_value()? {
                         Value::Text(value) => value,
                         Value::Count(number) if *field == "in_use" => number.to_string(),

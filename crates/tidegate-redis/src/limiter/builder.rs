@@ -81,9 +81,10 @@ impl LimiterBuilder {
     /// Lets this process spend permits that it has leased, without asking the store. Unless this is
     /// set, each request is decided by the store.
     ///
-    /// See [Leases](crate#leases) for what that changes. A request that is told
-    /// [what is left](tidegate::AllRequest::with_left) asks the store all the same, and so does each
-    /// request of a layer whose headers tell it: give that layer `no_headers()`.
+    /// See [Leases](crate#leases) for what that changes. A request with
+    /// [`with_left`](tidegate::AllRequest::with_left) is decided by the store all the same, since
+    /// only the store knows how many permits of the limit are left. The layers of `tidegate-tower`
+    /// make such requests for their headers: a layer with `no_headers()` uses the leases.
     ///
     /// # Examples
     ///
@@ -108,8 +109,10 @@ impl LimiterBuilder {
     /// A request that would have to wait and finds no room is refused with
     /// [`QueueFull`](tidegate::Refusal::QueueFull), and books nothing. To know that it would have
     /// to wait costs a call as any other request. A request that is dropped for a newcomer gets
-    /// [`Displaced`](tidegate::Refusal::Displaced); a reservation is never dropped. The bounds hold
-    /// for this process, and not for requests that wait for a [lease](LimiterBuilder::leased).
+    /// [`Displaced`](tidegate::Refusal::Displaced); a reservation is never dropped. A request that
+    /// finds the store away, and [waits for it](crate::WhileAway::Wait), counts from then on. The
+    /// bounds hold for this process, and not for requests that wait for a
+    /// [lease](LimiterBuilder::leased).
     ///
     /// # Examples
     ///

@@ -216,8 +216,8 @@ impl StoreLimiter {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have paused the limits, and
-    /// this process pauses what it decides while the store is away.
+    /// [`Refusal::Unavailable`] if the store did not answer. The store may have paused the limits
+    /// all the same, and this process pauses what it decides while the store is away.
     ///
     /// # Examples
     ///

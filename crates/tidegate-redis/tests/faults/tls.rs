@@ -59,6 +59,20 @@ impl Certificates {
         let path: &Path = self.0.path();
         path.join(name).display().to_string()
     }
+
+    /// Starts a server that encrypts, with one more setting. Returns its port, too.
+    fn server(&self, setting: [&str; 2]) -> Option<(Server, String)> {
+        let port = free_port().to_string();
+        let [cert, key, ca] = ["server.pem", "server.key", "ca.pem"].map(|name| self.path(name));
+        let args = [
+            ["--tls-port", &port],
+            ["--tls-cert-file", &cert],
+            ["--tls-key-file", &key],
+            ["--tls-ca-cert-file", &ca],
+            setting,
+        ];
+        Some((Server::start_with(0, args.as_flattened())?, port))
+    }
 }
 
 fn is_openssl_there() -> bool {
@@ -69,17 +83,7 @@ fn is_openssl_there() -> bool {
 #[tokio::test]
 async fn connections_are_encrypted() {
     let Some(certificates) = Certificates::new() else { return };
-    let port = free_port().to_string();
-    let (cert, key, ca) =
-        (certificates.path("server.pem"), certificates.path("server.key"), certificates.path("ca.pem"));
-    let args = [
-        ["--tls-port", &port],
-        ["--tls-cert-file", &cert],
-        ["--tls-key-file", &key],
-        ["--tls-ca-cert-file", &ca],
-        ["--requirepass", "of-servers"],
-    ];
-    let Some(server) = Server::start_with(0, args.as_flattened()) else { return };
+    let Some((server, port)) = certificates.server(["--requirepass", "of-servers"]) else { return };
     let at = |host: &str| format!("rediss://:of-servers@{host}:{port}");
     let ours = Tls::new().ca(certificates.pem("ca.pem"));
     let with_client = |name: &str| {
@@ -159,17 +163,7 @@ async fn a_process_with_authorities_of_its_own() {
 #[test]
 fn a_server_is_trusted_by_the_authority_that_the_environment_names() {
     let Some(certificates) = Certificates::new() else { return };
-    let port = free_port().to_string();
-    let (cert, key, ca) =
-        (certificates.path("server.pem"), certificates.path("server.key"), certificates.path("ca.pem"));
-    let args = [
-        ["--tls-port", &port],
-        ["--tls-cert-file", &cert],
-        ["--tls-key-file", &key],
-        ["--tls-ca-cert-file", &ca],
-        ["--tls-auth-clients", "no"],
-    ];
-    let Some(_server) = Server::start_with(0, args.as_flattened()) else { return };
+    let Some((_server, port)) = certificates.server(["--tls-auth-clients", "no"]) else { return };
     for (authority, outcome) in [("ca.pem", "granted"), ("other-ca.pem", "issuer")] {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "tls::a_process_with_authorities_of_its_own"])
