@@ -1,44 +1,6 @@
-//! What a process knows of its leases, and what it does next. Time is an argument.
-//!
-//! # Size of a lease
-//!
-//! With *r* permits asked for in a second, *H* the horizon, *C* the limit and *L* the permits left
-//! in the store: r·H permits. While L is a tenth of C or more, at most C/2 ÷ processes. Below that
-//! the lease does not shrink: it is booked ahead, and usable when it is earned. Its first permit is
-//! due within the longest wait *W* that most requests of this process have, so that it goes before
-//! no request of another process. A booking without a longest wait is made for a request in line
-//! that has none. A lease of a window that slides is at most a 16th of C: of two leases of 0.6 C
-//! one fits, and the rest of the window would not be used. A fixed window earns nothing: there a
-//! lease is at most half of L ÷ processes, so the last permits are decided one by one.
-//!
-//! # Loops of several processes
-//!
-//! A loop that awaits its permits asks for what it was granted. So by r alone a process that got
-//! much would go on to get much, and a process that joins would get little for ever. Without leases
-//! each request in line has a place in the line of the store, and processes get parts like the
-//! lengths *w* of their lines, in permits.
-//!
-//! So while such requests are in line, a lease has √(w·r·T) permits, where T is 8H. The parts of
-//! the store's line are then as the roots of w·r: a part that is too small for its w grows, one
-//! that is too large shrinks, and only parts like w stay. As r is an average over a second, the
-//! logarithm of what a part is off falls by half in 1.4 seconds. One process alone takes r·H
-//! permits, and so do all processes while a tenth of a bucket is left. Loops use up a window while
-//! it has more than that: there a lease has √(w·r·T) permits if r·H is 2 or more.
-//!
-//! All leases together keep the limit booked for √(T·q), where *q* is the time in which the permits
-//! come in that all requests in line wait for. If that is W or more, the store refuses a process
-//! that joins. So once less than a tenth of C is left, T is W if that is less than 8H. The limit is
-//! then booked for less than W/2 while q is less than W/4. H is then W if that is less than 100 ms.
-//! A lease has no more permits than come in over W/2, or over W/4 if no request in line counts. A
-//! fixed window is not booked ahead, so there H stays and T is 8H. Leases are not for longest waits
-//! of less than 10 ms either, of which a call takes a part.
-//!
-//! A request with a longest wait is such a request if it may wait for 200 ms or for W/2, and as
-//! long as none is refused. A loop that waits asks for what the limit has, so its requests are not
-//! refused unless the tasks are more than the permits of the longest wait. Requests that come
-//! whatever the limit has are refused soon if they are too many: then each is asked for once, as
-//! below. The number of requests in line does not tell which of both it is, since by Little's law
-//! it is the number of grants in the wait of one.
+//! What a process knows of the leases of all limits of a set, and what it does next. Time is an
+//! argument. The letters are those of [`account`](crate::lease::account), which tells how large a
+//! lease is.
 //!
 //! # More requests than permits
 //!
@@ -70,173 +32,20 @@ use tidegate::{Nanos, Refusal};
 use tokio::sync::Notify;
 
 use crate::jitter::jittered;
-use crate::lease::stock::{Origin, Piece, Stock, Taken};
+use crate::lease::account::{Account, FOR_EACH, HORIZON, TRUST, Use, whole};
+use crate::lease::patience::{Patience, Usual};
+use crate::lease::stock::Piece;
 use crate::lock::lock;
 use crate::script::{Answer, Operation, Reply, Told};
 use crate::set::{Costs, Undecided};
 use crate::store::LeaseCounters;
 use crate::terms::{Kind, Terms};
 
-/// The horizon of a lease, and of a lease of a fixed window at most.
-pub(super) const HORIZON: Duration = Duration::from_millis(100);
-const LONGEST_HORIZON: Duration = Duration::from_secs(5);
-
-/// The time over which the use of permits is averaged, in seconds.
-const MEMORY: f64 = 1.0;
-
-/// The 8 of T. With a larger number there are fewer calls, and requests are in line for longer:
-/// with half of it, two loops at 2000/s make 0.036 calls a permit rather than 0.025.
-const FOR_EACH: u32 = 8;
-
-/// How long a process believes that a limit has no permit.
-const TRUST: Nanos = Nanos::new(1_000_000_000);
-
-/// A request that may wait so long stays in line while a lease is booked for it, as one without a
-/// longest wait does: unless requests are refused. So does one that may wait for half as long as
-/// most requests.
-const STAYS: Duration = Duration::from_millis(200);
-
-/// Leases are not shorter for requests whose longest wait is shorter than this: a call takes a part
-/// of such a wait.
-const SHORTEST: Duration = Duration::from_millis(10);
-
 /// How long nothing is booked at least after a call that failed.
 const REST: Nanos = Nanos::new(5_000_000);
 
 /// So many pieces may be booked at one time.
 const MOST_PIECES: usize = 64;
-
-/// The leases of one limit.
-#[derive(Debug)]
-pub(crate) struct Account {
-    pub(crate) terms: Terms,
-    /// The rate of the limit.
-    per_second: f64,
-    pub(crate) stock: Stock,
-    /// Permits asked for that were not taken from the stock; and those of them that the store was
-    /// asked for by a call of the request, or would have refused.
-    missed: AtomicU64,
-    alone: AtomicU64,
-    /// Permits that requests in line wait for, and the most of one request.
-    waiting: AtomicU64,
-    largest: AtomicU64,
-    /// The most permits that requests which [stay in line](STAYS) were in line for since the last
-    /// booking. Not those that are in line now: of requests that are being served, that is a part.
-    line: AtomicU64,
-    /// Until this time a request with a longest wait is in line for booked permits alone. The end
-    /// of time: until the store tells that a permit is due in half the longest wait.
-    crowded: Arc<AtomicU64>,
-    /// The longest wait that leases are for, in nanoseconds.
-    patience: Arc<AtomicU64>,
-    kick: Arc<Notify>,
-}
-
-impl Account {
-    /// Takes permits, and has more booked when half of them are gone.
-    pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<Taken> {
-        let (taken, asks) = self.stock.take(at, n)?;
-        if asks {
-            self.kick.notify_one();
-        }
-        Some(taken)
-    }
-
-    /// When so many permits are there, behind requests for so many. Permits that are not booked may
-    /// be there at the end of the time for which a request [stays](STAYS) in line.
-    pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
-        match self.stock.ready_at(at, ahead, n) {
-            Nanos::MAX if !is_crowded(&self.crowded, at) => {
-                at.saturating_add(Nanos::from_duration(stays(&self.patience)))
-            }
-            due => due,
-        }
-    }
-
-    /// All permits that were ever asked for.
-    fn asked(&self) -> u64 {
-        self.stock.taken() + self.missed.load(Ordering::Relaxed)
-    }
-
-    fn horizon(&self) -> Duration {
-        match self.terms.kind {
-            Kind::Fixed => {
-                let length = Duration::from_micros(self.terms.numbers[1].unsigned_abs());
-                (length / 32).clamp(HORIZON, LONGEST_HORIZON)
-            }
-            _ => HORIZON,
-        }
-    }
-
-    fn life(&self) -> Duration {
-        2 * self.horizon()
-    }
-
-    /// The horizon, or such a part of the longest wait if that is less. A fixed window is not
-    /// booked ahead.
-    fn part_of_wait(&self, part: u32) -> Duration {
-        match self.terms.kind {
-            Kind::Fixed => self.horizon(),
-            _ => (patience(&self.patience) / part).min(self.horizon()),
-        }
-    }
-
-    /// The permits that come in over a time.
-    fn come_in(&self, time: Duration) -> f64 {
-        self.per_second * time.as_secs_f64()
-    }
-
-    /// The most permits of a lease over such a time, for requests that all get permits in the end.
-    /// Permits of a window that slides are in no lease if they are too few for one more: so a lease
-    /// is a part of it.
-    fn part(&self, time: Duration) -> f64 {
-        let comes_in = self.come_in(time);
-        match self.terms.kind {
-            Kind::Bucket | Kind::Fixed => comes_in,
-            Kind::Cells | Kind::Estimate | Kind::Log => comes_in.min(self.terms.limit as f64 / 16.0),
-        }
-    }
-
-    /// How many permits a lease has at least for requests in line that wait for so many. One of a
-    /// fixed window has no more than its part, but for the largest request.
-    fn for_line(&self, waiting: u64) -> u64 {
-        let part = match self.terms.kind {
-            Kind::Fixed => 0,
-            _ => whole(self.part(self.part_of_wait(2))),
-        };
-        self.largest.load(Ordering::Relaxed).max(part).min(waiting)
-    }
-
-    /// The most permits of a lease, while there are more requests than permits.
-    fn most(&self, size: u64) -> u64 {
-        let comes_in = whole(self.come_in(self.part_of_wait(1)));
-        match self.terms.kind {
-            Kind::Fixed => size,
-            _ => comes_in.min(self.terms.limit).max(1),
-        }
-    }
-
-    /// How often a lease is asked for, while there are more requests than permits and a process
-    /// asks for so many permits over the horizon. The store grants all of it or nothing: small
-    /// leases make equal shares sooner, and large ones take fewer calls.
-    fn pace(&self, size: u64) -> Duration {
-        const SMALL: f64 = 32.0;
-        let size = size.max(1) as f64;
-        // More than half of the limit may never fit.
-        let fits = self.terms.limit as f64 / 2.0 / size;
-        self.part_of_wait(1).mul_f64((SMALL / size).clamp(0.25, 1.0).min(fits.max(0.01)))
-    }
-
-    /// How much later than its first permit the last permit of a lease is due.
-    fn span(&self, n: u64) -> Duration {
-        match self.terms.kind {
-            Kind::Fixed => Duration::ZERO,
-            _ => {
-                let span = Duration::try_from_secs_f64(n.saturating_sub(1) as f64 / self.per_second);
-                span.unwrap_or(Duration::ZERO).min(HORIZON)
-            }
-        }
-    }
-}
 
 /// The leases of the limits of one set.
 #[derive(Debug)]
@@ -247,9 +56,7 @@ pub(crate) struct Ledger {
     joined: AtomicU64,
     /// How many of them have no longest wait.
     endless: AtomicU64,
-    /// As in each account.
-    crowded: Arc<AtomicU64>,
-    patience: Arc<AtomicU64>,
+    patience: Arc<Patience>,
     /// How many processes lease, as far as is known.
     processes: AtomicU64,
     pub(crate) counters: Arc<LeaseCounters>,
@@ -259,7 +66,7 @@ pub(crate) struct Ledger {
 #[derive(Debug)]
 struct State {
     limits: Vec<Use>,
-    patience: Patience,
+    usual: Usual,
     /// Until this time there are more requests than permits.
     pressed: Nanos,
     /// When the next lease is asked for, while there are more requests than permits.
@@ -268,41 +75,6 @@ struct State {
     away: Nanos,
     /// How often the leases were ended: a booking that was asked for before ends as they did.
     endings: u64,
-}
-
-/// How a limit is used, and what the store told of it last.
-#[derive(Clone, Debug)]
-struct Use {
-    /// Permits asked for in a second, as of a time, and all that were asked for until then.
-    rate: f64,
-    at: Nanos,
-    asked: u64,
-    /// How many were asked for when permits were booked last.
-    booked: u64,
-    /// How many of them were asked of the store, alone or by a lease, granted or not; and by the
-    /// last lease.
-    ordered: u64,
-    lease: u64,
-    /// How many permits were used, as far as they are counted.
-    used: u64,
-    left: u64,
-    told: Nanos,
-    /// The limit has no permit before this time, which is believed until another time.
-    none_before: Nanos,
-    believed: Nanos,
-    /// The end of a pause.
-    paused_till: Nanos,
-    /// The last ending at which the permits were lost and did not go back.
-    lost: u64,
-}
-
-/// How long the requests of this process may wait: the longest wait of most requests that no lease
-/// served at once.
-#[derive(Clone, Copy, Debug, Default)]
-struct Patience {
-    longest: Duration,
-    /// How many more requests have it than another one, up to some.
-    votes: u32,
 }
 
 /// What the task that books permits does next.
@@ -354,49 +126,14 @@ pub(crate) enum Outcome {
 impl Ledger {
     pub(crate) fn new(terms: impl Iterator<Item = Terms>, counters: Arc<LeaseCounters>) -> Ledger {
         let kick = Arc::new(Notify::new());
-        let crowded = Arc::new(AtomicU64::new(0));
-        let patience = Arc::new(AtomicU64::new(u64::MAX));
-        let accounts: Vec<Arc<Account>> = terms
-            .map(|terms| {
-                let zero = || AtomicU64::new(0);
-                let (missed, alone, waiting, largest, line) = (zero(), zero(), zero(), zero(), zero());
-                let (per_second, stock) = (terms.rate.as_per_second(), Stock::new());
-                Arc::new(Account {
-                    terms,
-                    per_second,
-                    stock,
-                    missed,
-                    alone,
-                    waiting,
-                    largest,
-                    line,
-                    crowded: crowded.clone(),
-                    patience: patience.clone(),
-                    kick: kick.clone(),
-                })
-            })
-            .collect();
-        let limits = accounts.iter().map(|account| Use {
-            rate: 0.0,
-            at: Nanos::ZERO,
-            asked: 0,
-            booked: 0,
-            ordered: 0,
-            lease: 0,
-            used: 0,
-            left: account.terms.limit,
-            told: Nanos::ZERO,
-            none_before: Nanos::ZERO,
-            believed: Nanos::ZERO,
-            paused_till: Nanos::ZERO,
-            lost: 0,
-        });
+        let patience = Arc::new(Patience::new());
+        let accounts: Vec<Arc<Account>> =
+            terms.map(|terms| Arc::new(Account::new(terms, patience.clone(), kick.clone()))).collect();
+        let limits = accounts.iter().map(|account| Use::new(account.terms.limit)).collect();
         let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
-        let limits = limits.collect();
-        let state = State { limits, patience: Patience::default(), pressed, next, away, endings: 0 };
+        let state = Mutex::new(State { limits, usual: Usual::default(), pressed, next, away, endings: 0 });
         let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
-        let state = Mutex::new(state);
-        Ledger { accounts, kick, joined, endless, crowded, patience, processes, counters, state }
+        Ledger { accounts, kick, joined, endless, patience, processes, counters, state }
     }
 
     pub(crate) fn set_processes(&self, processes: u64) {
@@ -423,7 +160,7 @@ impl Ledger {
     pub(crate) fn pressed(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<Nanos> {
         let mut state = self.lock();
         self.note(&mut state, longest);
-        let is_alike = longest <= state.patience.longest.saturating_mul(2);
+        let is_alike = state.usual.is_alike(longest);
         // What a pause refuses, the store tells.
         let is_pressed = now < state.pressed && !state.is_paused(now);
         (is_pressed && is_alike && self.pays_by(&mut state, now, costs)).then_some(state.next)
@@ -433,7 +170,7 @@ impl Ledger {
     /// like one of the shortest longest wait for which leases are as large as for any longer one.
     pub(crate) fn waits(&self, now: Nanos, costs: &Costs, longest: Option<Duration>) {
         self.note(&mut self.lock(), longest.unwrap_or(FOR_EACH * HORIZON));
-        let stays = |longest| longest >= stays(&self.patience) && !is_crowded(&self.crowded, now);
+        let stays = |longest| longest >= self.patience.stays() && !self.patience.is_crowded(now);
         if longest.is_none_or(stays) {
             for (account, (n, _)) in self.accounts.iter().zip(costs) {
                 let ahead = account.waiting.load(Ordering::Relaxed);
@@ -444,12 +181,9 @@ impl Ledger {
 
     /// A request may wait so long.
     fn note(&self, state: &mut State, longest: Duration) {
-        state.patience.note(longest);
-        let longest = state.patience.longest;
-        let is_short = longest < SHORTEST
-            || longest < STAYS && self.accounts.iter().any(|account| account.terms.kind == Kind::Fixed);
-        let longest = if is_short { u64::MAX } else { Nanos::from_duration(longest).as_u64() };
-        self.patience.store(longest, Ordering::Relaxed);
+        state.usual.note(longest);
+        let has_fixed_window = self.accounts.iter().any(|account| account.terms.kind == Kind::Fixed);
+        self.patience.set(state.usual.longest, has_fixed_window);
     }
 
     /// A request joins the line, until it [leaves](Ledger::leaves).
@@ -536,20 +270,13 @@ impl Ledger {
 
     fn note_told(&self, state: &mut State, now: Nanos, reply: &Reply) {
         state.told(now, reply);
-        let longest = Nanos::from_duration(state.patience.longest.max(stays(&self.patience)));
         let next = state.limits.iter().map(|limit| limit.none_before.saturating_since(now)).max();
-        let next = next.unwrap_or_default();
-        if next > longest {
-            self.crowded.store(u64::MAX, Ordering::Relaxed);
-        } else if next < Nanos::new(longest.as_u64() / 2) && self.crowded.load(Ordering::Relaxed) == u64::MAX
-        {
-            self.crowded.store(now.as_u64(), Ordering::Relaxed);
-        }
+        self.patience.told(now, next.unwrap_or_default(), state.usual.longest);
     }
 
     /// A lease was refused. A pause does not show that there are more requests than permits.
     fn refused(&self, state: &mut State, now: Nanos) {
-        self.crowded.fetch_max(now.saturating_add(TRUST).as_u64(), Ordering::Relaxed);
+        self.patience.crowd(now.saturating_add(TRUST));
         if !state.is_paused(now) {
             state.pressed = now.saturating_add(TRUST);
         }
@@ -570,7 +297,7 @@ impl Ledger {
         let mut returns = Vec::new();
         let (mut costs, mut span) = (Vec::new(), Duration::ZERO);
         let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
-        let (mut pieces, mut pace) = (0, state.patience.longest / 32);
+        let (mut pieces, mut pace) = (0, state.usual.longest / 32);
         for (i, account) in self.accounts.iter().enumerate() {
             let size = self.size(i, now, &mut state.limits[i], is_pressed);
             let limit = &state.limits[i];
@@ -619,7 +346,7 @@ impl Ledger {
                 limit.lease = *n;
                 account.line.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
             }
-            let patience = state.patience.longest;
+            let patience = state.usual.longest;
             if !is_urgent && state.refusal(now, &costs, patience).is_some() {
                 // The store would refuse the lease.
                 self.refused(&mut state, now);
@@ -627,7 +354,7 @@ impl Ledger {
             }
             let longest = match is_urgent {
                 true if self.endless.load(Ordering::Relaxed) > 0 => Duration::MAX,
-                true => patience.max(stays(&self.patience)).saturating_add(span),
+                true => patience.max(self.patience.stays()).saturating_add(span),
                 false => patience.saturating_add(span),
             };
             return Plan::Book(Order { costs, longest, patience, sent: now, endings: state.endings });
@@ -674,7 +401,7 @@ impl Ledger {
             |(account, told): (&Arc<Account>, &Told)| told.available >= (account.terms.limit / 10).max(1);
         if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
             state.pressed = now;
-            self.crowded.store(0, Ordering::Relaxed);
+            self.patience.open();
         }
         let is_pressed = now < state.pressed;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
@@ -688,7 +415,7 @@ impl Ledger {
                 self.counters.ended(*permits);
                 continue;
             }
-            let piece = piece(account, order.sent, now, reply, i);
+            let piece = account.piece(order.sent, now, reply, i);
             if is_late {
                 late.push(self.comes_back(i, now, piece));
                 continue;
@@ -766,47 +493,9 @@ impl Ledger {
         Return { limit, permits, operation, before }
     }
 
-    /// How many permits a lease has that is booked now.
+    /// How many permits a lease of this limit has that is booked now.
     fn size(&self, limit: usize, now: Nanos, told: &mut Use, is_pressed: bool) -> u64 {
-        let account = &self.accounts[limit];
-        told.note(now, account.asked());
-        let waiting = account.waiting.load(Ordering::Relaxed) as f64;
-        let limit = account.terms.limit;
-        let is_recent = now.saturating_since(told.told) < TRUST;
-        let left = if is_recent { told.left } else { limit };
-        let processes = self.processes.load(Ordering::Relaxed);
-        let is_plenty = left >= limit / 10 && !is_pressed;
-        let horizon = if is_plenty { account.horizon() } else { account.part_of_wait(1) };
-        let asked = told.rate * horizon.as_secs_f64();
-        let line = account.line.load(Ordering::Relaxed) as f64;
-        // Loops use up a window at its beginning, while it has plenty. A process that would not
-        // lease does not lease then, either.
-        let is_shared = processes > 1 && (!is_plenty || account.terms.kind != Kind::Bucket && asked >= 2.0);
-        let is_line = is_shared && line > 0.0;
-        let most = match (is_pressed, is_plenty) {
-            (true, _) => account.come_in(horizon),
-            (_, true) => account.part(horizon),
-            _ => account.part(account.part_of_wait(if is_line { 2 } else { 4 })),
-        };
-        let wish = if is_line {
-            let time = match account.terms.kind {
-                Kind::Fixed => FOR_EACH * account.horizon(),
-                _ => patience(&self.patience).min(FOR_EACH * HORIZON),
-            };
-            // The size is rounded up, or a small part would not grow.
-            (line * told.rate * time.as_secs_f64()).sqrt().ceil()
-        } else {
-            asked
-        };
-        let wish = wish.max(waiting).min(most);
-        let half = |permits: u64| permits / 2 / processes.max(1);
-        let most = match account.terms.kind {
-            Kind::Fixed if left > 0 => half(left),
-            Kind::Fixed => half(limit),
-            _ if is_plenty => half(limit),
-            _ => limit,
-        };
-        whole(wish).clamp(1, most.max(1))
+        self.accounts[limit].size(now, told, is_pressed, self.processes.load(Ordering::Relaxed))
     }
 
     /// Counts the permits that were used since it last did.
@@ -851,70 +540,6 @@ impl State {
         };
         is_known.then_some((limit, refusal))
     }
-}
-
-impl Patience {
-    /// A request may wait so long.
-    fn note(&mut self, longest: Duration) {
-        const MOST_VOTES: u32 = 64;
-        let is_alike = longest <= self.longest.saturating_mul(2) && self.longest <= longest.saturating_mul(2);
-        if is_alike {
-            self.votes = MOST_VOTES.min(self.votes + 1);
-        } else if self.votes == 0 {
-            *self = Patience { longest, votes: 1 };
-        } else {
-            self.votes -= 1;
-        }
-    }
-}
-
-impl Use {
-    /// Averages the permits asked for: all that ever were are told.
-    fn note(&mut self, now: Nanos, asked: u64) {
-        let more = asked.saturating_sub(self.asked) as f64;
-        let memories = now.saturating_since(self.at).as_duration().as_secs_f64() / MEMORY;
-        let kept = (-memories).exp();
-        let share = if memories > 1e-6 { (1.0 - kept) / memories } else { 1.0 };
-        self.rate = self.rate * kept + more / MEMORY * share;
-        (self.at, self.asked) = (now.max(self.at), asked);
-    }
-}
-
-fn is_crowded(crowded: &AtomicU64, now: Nanos) -> bool {
-    now.as_u64() < crowded.load(Ordering::Relaxed)
-}
-
-/// The longest wait that leases are for.
-fn patience(patience: &AtomicU64) -> Duration {
-    Duration::from_nanos(patience.load(Ordering::Relaxed))
-}
-
-/// How long a request may wait that stays in line while a lease is booked for it.
-fn stays(longest: &AtomicU64) -> Duration {
-    (patience(longest) / 2).min(STAYS)
-}
-
-/// The whole permits of a number of permits.
-///
-/// The casts lose no more than its fraction: it is never negative, and a number beyond all integers
-/// is the largest one.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-fn whole(permits: f64) -> u64 {
-    permits as u64
-}
-
-/// What an order that was sent brings at one limit, by a reply that comes now.
-fn piece(account: &Account, sent: Nanos, now: Nanos, reply: &Reply, limit: usize) -> Piece {
-    let after = |from: Nanos, span: Duration| from.saturating_add(Nanos::from_duration(span));
-    // The permits are not usable before their instant: the reply is as old as its way back.
-    let usable = after(now, reply.wait);
-    let mut ends = after(sent, reply.wait.saturating_add(account.life()));
-    if account.terms.kind == Kind::Fixed {
-        // The lease ends with the window, which it never outlives.
-        ends = ends.min(after(sent, reply.limits[limit].full_in));
-    }
-    let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));
-    Piece { permits: reply.permits[limit], usable, ends, origin: Origin { due: reply.due, before } }
 }
 
 #[cfg(all(test, not(tidegate_loom)))]
@@ -994,7 +619,7 @@ mod tests {
             let ledger = Ledger::new([terms].into_iter(), Arc::default());
             let reply = booked(full_in, vec![5]);
             // The lease was asked for at 10 ms, and the reply came at 17 ms.
-            let piece = piece(&ledger.accounts[0], at(10), at(17), &reply, 0);
+            let piece = ledger.accounts[0].piece(at(10), at(17), &reply, 0);
             assert_eq!((piece.usable, piece.ends, piece.permits), (at(usable), at(ends), 5), "{line}");
         }
     }

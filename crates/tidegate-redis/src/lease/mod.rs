@@ -9,7 +9,9 @@
 //! A request that the leases cannot serve, and for which none is booked, is decided by the store as
 //! without leases.
 
+mod account;
 mod ledger;
+mod patience;
 mod policy;
 mod stock;
 mod sync;
@@ -196,7 +198,7 @@ impl Leases {
         }
         if longest == Duration::ZERO && ledger.has_waiting() {
             // Requests wait in line for permits that are not booked yet.
-            return Some(limited(Nanos::from_duration(ledger::HORIZON)));
+            return Some(limited(Nanos::from_duration(account::HORIZON)));
         }
         if ledger.pays(now, costs) {
             self.drive();

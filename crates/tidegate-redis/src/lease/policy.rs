@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tidegate::policy::{Change, PolicyStatus};
 use tidegate::{Nanos, Policy, PolicyError, Rate, Refusal};
 
-use crate::lease::ledger::Account;
+use crate::lease::account::Account;
 use crate::lease::stock::Taken;
 
 /// Grants the permits of one limit that this process has on lease.

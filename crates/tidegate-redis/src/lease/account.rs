@@ -1,0 +1,323 @@
+//! What a process knows of its leases of one limit, and how large they are. Time is an argument.
+//!
+//! # Size of a lease
+//!
+//! With *r* permits asked for in a second, *H* the horizon, *C* the limit and *L* the permits left
+//! in the store: r·H permits. While L is a tenth of C or more, at most C/2 ÷ processes. Below that
+//! the lease does not shrink: it is booked ahead, and usable when it is earned. Its first permit is
+//! due within the longest wait *W* that most requests of this process have, so that it goes before
+//! no request of another process. A booking without a longest wait is made for a request in line
+//! that has none. A lease of a window that slides is at most a 16th of C: of two leases of 0.6 C
+//! one fits, and the rest of the window would not be used. A fixed window earns nothing: there a
+//! lease is at most half of L ÷ processes, so the last permits are decided one by one.
+//!
+//! # Loops of several processes
+//!
+//! A loop that awaits its permits asks for what it was granted. So by r alone a process that got
+//! much would go on to get much, and a process that joins would get little for ever. Without leases
+//! each request in line has a place in the line of the store, and processes get parts like the
+//! lengths *w* of their lines, in permits.
+//!
+//! So while such requests are in line, a lease has √(w·r·T) permits, where T is 8H. The parts of
+//! the store's line are then as the roots of w·r: a part that is too small for its w grows, one
+//! that is too large shrinks, and only parts like w stay. As r is an average over a second, the
+//! logarithm of what a part is off falls by half in 1.4 seconds. One process alone takes r·H
+//! permits, and so do all processes while a tenth of a bucket is left. Loops use up a window while
+//! it has more than that: there a lease has √(w·r·T) permits if r·H is 2 or more.
+//!
+//! All leases together keep the limit booked for √(T·q), where *q* is the time in which the permits
+//! come in that all requests in line wait for. If that is W or more, the store refuses a process
+//! that joins. So once less than a tenth of C is left, T is W if that is less than 8H. The limit is
+//! then booked for less than W/2 while q is less than W/4. H is then W if that is less than 100 ms.
+//! A lease has no more permits than come in over W/2, or over W/4 if no request in line counts. A
+//! fixed window is not booked ahead, so there H stays and T is 8H. Leases are not for longest waits
+//! of less than 10 ms either, of which a call takes a part.
+//!
+//! A request with a longest wait is such a request if it may wait for 200 ms or for W/2, and as
+//! long as none is refused. A loop that waits asks for what the limit has, so its requests are not
+//! refused unless the tasks are more than the permits of the longest wait. Requests that come
+//! whatever the limit has are refused soon if they are too many: then each is asked for once, as
+//! [`ledger`](crate::lease::ledger) tells. The number of requests in line does not tell which of
+//! both it is, since by Little's law it is the number of grants in the wait of one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate::Nanos;
+use tokio::sync::Notify;
+
+use crate::lease::patience::Patience;
+use crate::lease::stock::{Origin, Piece, Stock, Taken};
+use crate::script::Reply;
+use crate::terms::{Kind, Terms};
+
+/// The horizon of a lease, and of a lease of a fixed window at most.
+pub(super) const HORIZON: Duration = Duration::from_millis(100);
+const LONGEST_HORIZON: Duration = Duration::from_secs(5);
+
+/// The time over which the use of permits is averaged, in seconds.
+const MEMORY: f64 = 1.0;
+
+/// The 8 of T. With a larger number there are fewer calls, and requests are in line for longer:
+/// with half of it, two loops at 2000/s make 0.036 calls a permit rather than 0.025.
+pub(super) const FOR_EACH: u32 = 8;
+
+/// How long a process believes that a limit has no permit.
+pub(super) const TRUST: Nanos = Nanos::new(1_000_000_000);
+
+/// The leases of one limit.
+#[derive(Debug)]
+pub(crate) struct Account {
+    pub(crate) terms: Terms,
+    /// The rate of the limit.
+    per_second: f64,
+    pub(crate) stock: Stock,
+    /// Permits asked for that were not taken from the stock; and those of them that the store was
+    /// asked for by a call of the request, or would have refused.
+    pub(super) missed: AtomicU64,
+    pub(super) alone: AtomicU64,
+    /// Permits that requests in line wait for, and the most of one request.
+    pub(super) waiting: AtomicU64,
+    pub(super) largest: AtomicU64,
+    /// The most permits that requests which [stay in line](Patience::stays) were in line for since
+    /// the last booking. Not those that are in line now: of requests that are being served, that is
+    /// a part.
+    pub(super) line: AtomicU64,
+    patience: Arc<Patience>,
+    kick: Arc<Notify>,
+}
+
+impl Account {
+    pub(super) fn new(terms: Terms, patience: Arc<Patience>, kick: Arc<Notify>) -> Account {
+        let zero = || AtomicU64::new(0);
+        let (per_second, stock) = (terms.rate.as_per_second(), Stock::new());
+        let (missed, alone, waiting, largest, line) = (zero(), zero(), zero(), zero(), zero());
+        Account { terms, per_second, stock, missed, alone, waiting, largest, line, patience, kick }
+    }
+
+    /// Takes permits, and has more booked when half of them are gone.
+    pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<Taken> {
+        let (taken, asks) = self.stock.take(at, n)?;
+        if asks {
+            self.kick.notify_one();
+        }
+        Some(taken)
+    }
+
+    /// When so many permits are there, behind requests for so many. Permits that are not booked may
+    /// be there at the end of the time for which a request [stays](Patience::stays) in line.
+    pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
+        match self.stock.ready_at(at, ahead, n) {
+            Nanos::MAX if !self.patience.is_crowded(at) => {
+                at.saturating_add(Nanos::from_duration(self.patience.stays()))
+            }
+            due => due,
+        }
+    }
+
+    /// All permits that were ever asked for.
+    pub(super) fn asked(&self) -> u64 {
+        self.stock.taken() + self.missed.load(Ordering::Relaxed)
+    }
+
+    fn horizon(&self) -> Duration {
+        match self.terms.kind {
+            Kind::Fixed => {
+                let length = Duration::from_micros(self.terms.numbers[1].unsigned_abs());
+                (length / 32).clamp(HORIZON, LONGEST_HORIZON)
+            }
+            _ => HORIZON,
+        }
+    }
+
+    fn life(&self) -> Duration {
+        2 * self.horizon()
+    }
+
+    /// The horizon, or such a part of the longest wait if that is less. A fixed window is not
+    /// booked ahead.
+    fn part_of_wait(&self, part: u32) -> Duration {
+        match self.terms.kind {
+            Kind::Fixed => self.horizon(),
+            _ => (self.patience.longest() / part).min(self.horizon()),
+        }
+    }
+
+    /// The permits that come in over a time.
+    fn come_in(&self, time: Duration) -> f64 {
+        self.per_second * time.as_secs_f64()
+    }
+
+    /// The most permits of a lease over such a time, for requests that all get permits in the end.
+    /// Permits of a window that slides are in no lease if they are too few for one more: so a lease
+    /// is a part of it.
+    fn part(&self, time: Duration) -> f64 {
+        let comes_in = self.come_in(time);
+        match self.terms.kind {
+            Kind::Bucket | Kind::Fixed => comes_in,
+            Kind::Cells | Kind::Estimate | Kind::Log => comes_in.min(self.terms.limit as f64 / 16.0),
+        }
+    }
+
+    /// How many permits a lease has at least for requests in line that wait for so many. One of a
+    /// fixed window has no more than its part, but for the largest request.
+    pub(super) fn for_line(&self, waiting: u64) -> u64 {
+        let part = match self.terms.kind {
+            Kind::Fixed => 0,
+            _ => whole(self.part(self.part_of_wait(2))),
+        };
+        self.largest.load(Ordering::Relaxed).max(part).min(waiting)
+    }
+
+    /// The most permits of a lease, while there are more requests than permits.
+    pub(super) fn most(&self, size: u64) -> u64 {
+        let comes_in = whole(self.come_in(self.part_of_wait(1)));
+        match self.terms.kind {
+            Kind::Fixed => size,
+            _ => comes_in.min(self.terms.limit).max(1),
+        }
+    }
+
+    /// How often a lease is asked for, while there are more requests than permits and a process
+    /// asks for so many permits over the horizon. The store grants all of it or nothing: small
+    /// leases make equal shares sooner, and large ones take fewer calls.
+    pub(super) fn pace(&self, size: u64) -> Duration {
+        const SMALL: f64 = 32.0;
+        let size = size.max(1) as f64;
+        // More than half of the limit may never fit.
+        let fits = self.terms.limit as f64 / 2.0 / size;
+        self.part_of_wait(1).mul_f64((SMALL / size).clamp(0.25, 1.0).min(fits.max(0.01)))
+    }
+
+    /// How much later than its first permit the last permit of a lease is due.
+    pub(super) fn span(&self, n: u64) -> Duration {
+        match self.terms.kind {
+            Kind::Fixed => Duration::ZERO,
+            _ => {
+                let span = Duration::try_from_secs_f64(n.saturating_sub(1) as f64 / self.per_second);
+                span.unwrap_or(Duration::ZERO).min(HORIZON)
+            }
+        }
+    }
+
+    /// How many permits a lease has that is booked now.
+    pub(super) fn size(&self, now: Nanos, told: &mut Use, is_pressed: bool, processes: u64) -> u64 {
+        told.note(now, self.asked());
+        let waiting = self.waiting.load(Ordering::Relaxed) as f64;
+        let limit = self.terms.limit;
+        let is_recent = now.saturating_since(told.told) < TRUST;
+        let left = if is_recent { told.left } else { limit };
+        let is_plenty = left >= limit / 10 && !is_pressed;
+        let horizon = if is_plenty { self.horizon() } else { self.part_of_wait(1) };
+        let asked = told.rate * horizon.as_secs_f64();
+        let line = self.line.load(Ordering::Relaxed) as f64;
+        // Loops use up a window at its beginning, while it has plenty. A process that would not
+        // lease does not lease then, either.
+        let is_shared = processes > 1 && (!is_plenty || self.terms.kind != Kind::Bucket && asked >= 2.0);
+        let is_line = is_shared && line > 0.0;
+        let most = match (is_pressed, is_plenty) {
+            (true, _) => self.come_in(horizon),
+            (_, true) => self.part(horizon),
+            _ => self.part(self.part_of_wait(if is_line { 2 } else { 4 })),
+        };
+        let wish = if is_line {
+            let time = match self.terms.kind {
+                Kind::Fixed => FOR_EACH * self.horizon(),
+                _ => self.patience.longest().min(FOR_EACH * HORIZON),
+            };
+            // The size is rounded up, or a small part would not grow.
+            (line * told.rate * time.as_secs_f64()).sqrt().ceil()
+        } else {
+            asked
+        };
+        let wish = wish.max(waiting).min(most);
+        let half = |permits: u64| permits / 2 / processes.max(1);
+        let most = match self.terms.kind {
+            Kind::Fixed if left > 0 => half(left),
+            Kind::Fixed => half(limit),
+            _ if is_plenty => half(limit),
+            _ => limit,
+        };
+        whole(wish).clamp(1, most.max(1))
+    }
+
+    /// What an order that was sent brings at one limit, by a reply that comes now.
+    pub(super) fn piece(&self, sent: Nanos, now: Nanos, reply: &Reply, limit: usize) -> Piece {
+        let after = |from: Nanos, span: Duration| from.saturating_add(Nanos::from_duration(span));
+        // The permits are not usable before their instant: the reply is as old as its way back.
+        let usable = after(now, reply.wait);
+        let mut ends = after(sent, reply.wait.saturating_add(self.life()));
+        if self.terms.kind == Kind::Fixed {
+            // The lease ends with the window, which it never outlives.
+            ends = ends.min(after(sent, reply.limits[limit].full_in));
+        }
+        let before = reply.before.get(limit).map(|before| Arc::from(before.as_slice()));
+        Piece { permits: reply.permits[limit], usable, ends, origin: Origin { due: reply.due, before } }
+    }
+}
+
+/// How a limit is used, and what the store told of it last.
+#[derive(Clone, Debug)]
+pub(super) struct Use {
+    /// Permits asked for in a second, as of a time, and all that were asked for until then.
+    pub(super) rate: f64,
+    pub(super) at: Nanos,
+    pub(super) asked: u64,
+    /// How many were asked for when permits were booked last.
+    pub(super) booked: u64,
+    /// How many of them were asked of the store, alone or by a lease, granted or not; and by the
+    /// last lease.
+    pub(super) ordered: u64,
+    pub(super) lease: u64,
+    /// How many permits were used, as far as they are counted.
+    pub(super) used: u64,
+    pub(super) left: u64,
+    pub(super) told: Nanos,
+    /// The limit has no permit before this time, which is believed until another time.
+    pub(super) none_before: Nanos,
+    pub(super) believed: Nanos,
+    /// The end of a pause.
+    pub(super) paused_till: Nanos,
+    /// The last ending at which the permits were lost and did not go back.
+    pub(super) lost: u64,
+}
+
+impl Use {
+    pub(super) fn new(left: u64) -> Use {
+        Use {
+            rate: 0.0,
+            at: Nanos::ZERO,
+            asked: 0,
+            booked: 0,
+            ordered: 0,
+            lease: 0,
+            used: 0,
+            left,
+            told: Nanos::ZERO,
+            none_before: Nanos::ZERO,
+            believed: Nanos::ZERO,
+            paused_till: Nanos::ZERO,
+            lost: 0,
+        }
+    }
+
+    /// Averages the permits asked for: all that ever were are told.
+    fn note(&mut self, now: Nanos, asked: u64) {
+        let more = asked.saturating_sub(self.asked) as f64;
+        let memories = now.saturating_since(self.at).as_duration().as_secs_f64() / MEMORY;
+        let kept = (-memories).exp();
+        let share = if memories > 1e-6 { (1.0 - kept) / memories } else { 1.0 };
+        self.rate = self.rate * kept + more / MEMORY * share;
+        (self.at, self.asked) = (now.max(self.at), asked);
+    }
+}
+
+/// The whole permits of a number of permits.
+///
+/// The casts lose no more than its fraction: it is never negative, and a number beyond all integers
+/// is the largest one.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub(super) fn whole(permits: f64) -> u64 {
+    permits as u64
+}
