@@ -95,6 +95,11 @@ impl Breaker {
         self.probing
     }
 
+    /// Whether the last call has failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failures > 0
+    }
+
     /// Whether the store is left alone.
     pub(crate) fn is_open(&self) -> bool {
         self.rest.is_some()

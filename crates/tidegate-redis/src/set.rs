@@ -21,6 +21,7 @@ use crate::script::{
     Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, Script, Told, Wanted, command, pause_left,
     reserve,
 };
+use crate::share::Booked;
 use crate::store::{Away, Store, Unsent, WhileAway};
 use crate::terms::Terms;
 
@@ -309,9 +310,8 @@ impl Set {
         *lock(&self.paused_till) = None;
     }
 
-    /// How a request is decided in place of the store.
-    pub(crate) fn instead(&self, undecided: Undecided) -> Instead {
-        self.store.count_degraded();
+    /// How a request is decided in place of the store, which has booked permits for this process.
+    pub(crate) fn instead(&self, undecided: Undecided, booked: &dyn Fn() -> Booked) -> Instead {
         // A wrong configuration is never hidden.
         if undecided == Undecided::Misconfigured {
             return Instead::Nobody(self.unavailable(undecided));
@@ -326,7 +326,7 @@ impl Set {
             return Instead::Everyone;
         }
         let limits = self.members.iter().map(|member| (member.name.as_str(), &member.config));
-        match self.store.share(&self.tag, limits) {
+        match self.store.share(&self.tag, limits, booked) {
             Some(Ok(share)) => Instead::Share(share.into()),
             Some(Err(refusal)) => Instead::Nobody(self.by_share(refusal, undecided.rest())),
             None => Instead::Nobody(self.unavailable(undecided)),

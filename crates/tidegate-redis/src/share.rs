@@ -10,8 +10,8 @@
 //! its own last answer may be old. It does not know either when the store is back with its state.
 //! So the first period of an outage has permits of two givers: the store, which grants at most the
 //! limit *L* in it, before and after the outage together, whatever the shares do; and the shares. A
-//! share that begins within a period of the last answer of the store has an *n*-th of an *n*-th,
-//! rounded down:
+//! share that begins within a period of the last answer of the store, or of the last instant that
+//! the store booked for a request of this process, has an *n*-th of an *n*-th, rounded down:
 //!
 //! > granted in the period ≤ *L* + *n* · *L* / *n*² = *L* · (1 + 1/*n*).
 //!
@@ -26,6 +26,10 @@
 //! | `fixed_window` | the window, by the last that was heard of the server's clock | limit / *n* in each window |
 //! | `sliding_window`, `sliding_estimate`, `sliding_log` | the length of a window | limit / *n* in each |
 //! | `token_bucket`, `leaky_bucket`, `smooth_bursty` | the time in which an unused share fills | begins with burst / *n*², fills at rate / *n* up to burst / *n* |
+//!
+//! While requests of this process wait for instants that the store booked, the store goes on to
+//! grant. So the first period ends a period behind the last of these instants, and nothing comes in
+//! to a bucket before it. A process does not know how far ahead others have booked.
 //!
 //! A full share of one permit is not divided: of a limit below *n* permits each process grants one.
 //!
@@ -77,6 +81,14 @@ pub(crate) struct Outage {
     pub(crate) time: Option<Duration>,
 }
 
+/// The last instant at which the store booked permits for requests of this process: it lies ahead,
+/// or it has passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Booked {
+    pub(crate) ahead: Duration,
+    pub(crate) ago: Duration,
+}
+
 /// The share of one limit, and those of other numbers of processes before it, the latest first.
 #[derive(Clone, Debug)]
 struct Current {
@@ -95,6 +107,8 @@ struct Share {
     lacks: Period,
     /// How long what was granted of earlier shares counts.
     first: Period,
+    /// The permits that come in each second, if they come in continuously.
+    per_second: f64,
     /// Held while a share begins.
     begins: Mutex<()>,
 }
@@ -106,6 +120,7 @@ impl Shares {
         tag: &str,
         limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
         outage: Outage,
+        booked: &dyn Fn() -> Booked,
     ) -> Result<AllOf, AllRefusal> {
         let clock = self.clock.get_or_init(DefaultClock::new);
         let wall = clock.unix_time_at_zero() + clock.now().as_duration();
@@ -115,7 +130,7 @@ impl Shares {
         for (name, config) in limits {
             let current = self.share(name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
             let Current { share, earlier } = current;
-            share.begin(tag, outage, &earlier);
+            share.begin(tag, outage, booked, &earlier);
             all = Some(match all {
                 None => KeyedAllOf::new(name, &share.tags),
                 Some(all) => all.with_keyed(name, &share.tags),
@@ -164,14 +179,21 @@ impl Share {
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
         let (first, lacks) = (Period::of(&part), Period::lacking(&part, less));
-        Ok(Share { processes, tags, less, lacks, first, begins: Mutex::default() })
+        let per_second = if part.kind == Kind::Bucket { part.rate.as_per_second() } else { 0.0 };
+        Ok(Share { processes, tags, less, lacks, first, per_second, begins: Mutex::default() })
     }
 
     /// Takes what a share of this tag has less in its first period, and what was granted of earlier
     /// shares, once.
-    fn begin(&self, tag: &str, outage: Outage, earlier: &[Arc<Share>]) {
+    fn begin(&self, tag: &str, outage: Outage, booked: &dyn Fn() -> Booked, earlier: &[Arc<Share>]) {
+        // The store grants permits up to this instant.
+        let Booked { ahead, ago } = booked();
+        let outage = Outage { silence: outage.silence.min(ago), ..outage };
         let less = if self.lacks.lasts(outage) { self.less } else { 0 };
-        if (less == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
+        // The permits that come in until then are those of the store. The cast saturates.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let come_in = (self.per_second * ahead.as_secs_f64()).ceil() as u32;
+        if (less == 0 && come_in == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
             return;
         }
         // Of two requests that come first, one begins the share.
@@ -180,11 +202,11 @@ impl Share {
         let status = self.tags.status(tag);
         if status.full_in == Duration::ZERO {
             // An earlier share that was begun counts the permits that were granted before it, as
-            // far as it had room for them. No share has a debt.
+            // far as it had room for them.
             let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
             let room = u32::try_from(status.limit).unwrap_or(u32::MAX).saturating_sub(less);
             // A tag for which there is no room is refused afterwards.
-            let _ = self.tags.debit(tag, less + granted.min(room));
+            let _ = self.tags.debit(tag, (less + granted.min(room)).saturating_add(come_in));
         }
     }
 
@@ -393,7 +415,8 @@ mod tests {
             let is_granted = || {
                 let processes = NonZeroU32::new(4).expect("not zero");
                 let outage = Outage { processes, silence: began.elapsed(), time: None };
-                let limiter = shares.limiter("all", [("calls", &config)].into_iter(), outage);
+                let none = || Booked { ahead: Duration::ZERO, ago: Duration::MAX };
+                let limiter = shares.limiter("all", [("calls", &config)].into_iter(), outage, &none);
                 limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
             };
             assert_eq!((0..at_first).filter(|_| is_granted()).count(), at_first);

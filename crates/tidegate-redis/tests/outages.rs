@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -21,12 +22,15 @@ struct Fleet {
     stores: Vec<Store>,
     line: &'static str,
     limiters: Vec<AnyLimiter>,
+    /// When the clock of the server was at a whole minute.
+    created: Instant,
     began: Instant,
     grants: Vec<Duration>,
 }
 
 impl Fleet {
     async fn new(line: &'static str) -> Fleet {
+        let created = Instant::now();
         let model = Model::new(7, Network { service: Duration::from_micros(1), ..Network::steady(MS) });
         let open = |_| model.open(Store::builder("redis://model").while_away(WhileAway::Share)).unwrap();
         let stores: Vec<Store> = (0..CLIENTS).map(open).collect();
@@ -40,7 +44,8 @@ impl Fleet {
             let other = store.limiter("other").limit("calls", "fixed_window 8/d".parse().unwrap());
             let _ = AnyLimiter::from(other.build().unwrap()).acquire_now([]).await.unwrap();
         }
-        let fleet = Fleet { model, stores, line, limiters, began: Instant::now(), grants: Vec::new() };
+        let began = Instant::now();
+        let fleet = Fleet { model, stores, line, limiters, created, began, grants: Vec::new() };
         while fleet.stores.iter().any(|store| store.clients().is_none_or(|n| n.get() != 8)) {
             tokio::time::sleep(MS).await;
         }
@@ -176,6 +181,98 @@ fn processes_that_come_and_go_between_outages_renew_no_share() {
             }
         });
     }
+}
+
+/// The permits of booked waits were granted beside a share that was whole, and requests that waited
+/// for a share went on to wait for it beside the store that was back: for many windows, the limit
+/// was granted twice.
+#[test]
+fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
+    // The most permits in a second, and in one of an outage: an eighth more, and more where each
+    // share grants a permit that its next request pays for.
+    for (line, most, most_away) in [
+        ("token_bucket 80/s burst 8", 80 + 8, 99),
+        ("leaky_bucket 80/s nodelay 7 capacity 1000", 80 + 8, 99),
+        ("smooth_bursty 80/s max_burst 100ms", 80 + 8 + 1, 99 + 8),
+        ("sliding_log 80/s", 80, 90),
+        ("sliding_window 80/s cells 10", 80, 90),
+        ("fixed_window 80/s", 80, 90),
+    ] {
+        run(async {
+            let mut fleet = Fleet::new(line).await;
+            let grants = Arc::new(Mutex::new(Vec::new()));
+            // They wait for a second.
+            for limiter in fleet.limiters.iter().flat_map(|limiter| vec![limiter; 10]) {
+                let (limiter, grants) = (limiter.clone(), grants.clone());
+                tokio::spawn(async move {
+                    while limiter.acquire().await.is_ok() {
+                        grants.lock().unwrap().push(Instant::now());
+                    }
+                });
+            }
+            let (second, model, stores) = (Duration::from_secs(1), fleet.model.clone(), fleet.stores.clone());
+            // The most permits in a second, of a time from now on.
+            let mut most_in = async |seconds: u32| {
+                grants.lock().unwrap().clear();
+                tokio::time::sleep(second * seconds).await;
+                fleet.grants = grants.lock().unwrap().iter().map(|at| *at - fleet.created).collect();
+                match line {
+                    // It may grant twice its limit around the end of a window.
+                    "fixed_window 80/s" => fleet.windows(second).into_iter().max().unwrap(),
+                    // A part of one of its cells may be over.
+                    "sliding_window 80/s cells 10" => fleet.most_in(second * 9 / 10),
+                    _ => fleet.most_in(second),
+                }
+            };
+            assert!(most_in(4).await <= most, "{line}");
+            model.stop(true);
+            let away = most_in(10).await;
+            assert!((70..=most_away).contains(&away), "{line}: {away} while away");
+            model.stop(false);
+            // Each process asks for the store once in up to six seconds.
+            let back = most_in(7).await;
+            assert!(back <= most + most_away, "{line}: {back} on the return");
+            assert!(!stores.iter().any(Store::is_away), "{line}");
+            let after = most_in(4).await;
+            assert!((70..=most).contains(&after), "{line}: {after} afterwards");
+        });
+    }
+}
+
+/// Requests that go back to the line of the store from a share keep their order.
+#[test]
+fn requests_that_return_from_a_share_stand_before_newcomers() {
+    run(async {
+        let model = Model::new(3, Network::steady(MS));
+        let share = WhileAway::ShareOf(std::num::NonZeroU32::new(4).unwrap());
+        let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
+        let limit = store.limiter("all").limit("calls", "token_bucket 4/s burst 1".parse().unwrap());
+        let limiter = AnyLimiter::from(limit.build().unwrap());
+        drop(limiter.acquire().await.unwrap());
+        model.stop(true);
+        let granted = Arc::new(Mutex::new(Vec::new()));
+        let ask = |number: usize| {
+            let (wait, granted) = (limiter.acquire(), granted.clone());
+            tokio::spawn(async move {
+                let permits = wait.await.unwrap();
+                granted.lock().unwrap().push((number, permits.is_degraded()));
+            });
+        };
+        (0..20).for_each(ask);
+        tokio::time::sleep(2 * Duration::from_secs(1)).await;
+        model.stop(false);
+        while store.is_away() {
+            tokio::time::sleep(MS).await;
+        }
+        (20..30).for_each(ask);
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let granted = granted.lock().unwrap();
+        let by_store: Vec<usize> =
+            granted.iter().filter(|(_, is_degraded)| !is_degraded).map(|(number, _)| *number).collect();
+        assert!(by_store.len() >= 20 && granted.len() == 30, "{granted:?}");
+        // The request that returns first is sent at once.
+        assert!(by_store[1..].is_sorted() && by_store[0] < 20, "{by_store:?}");
+    });
 }
 
 /// After the first window of an outage, the shares are together the limit, and no permit is lost.

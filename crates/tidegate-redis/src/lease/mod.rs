@@ -221,6 +221,11 @@ impl Leases {
         self.ledger.usable(limit, self.set.clock.now())
     }
 
+    /// From when on the last permits that are booked are usable.
+    pub(crate) fn booked_till(&self) -> Nanos {
+        self.ledger.accounts.iter().map(|account| account.stock.last_usable()).max().unwrap_or_default()
+    }
+
     /// Ends all leases: their unused permits go back to the store.
     pub(crate) fn end(&self) {
         self.give_back(&self.ledger.end(self.set.clock.now()));

@@ -308,6 +308,11 @@ impl Stock {
         list.rest(gone).map(|(piece, _)| piece.ends).min()
     }
 
+    /// From when on the last piece is usable.
+    pub(crate) fn last_usable(&self) -> Nanos {
+        self.list.load().pieces.last().map_or(Nanos::ZERO, |piece| piece.usable)
+    }
+
     /// How many permits were taken and not put back, of all that were ever added.
     pub(crate) fn taken(&self) -> u64 {
         let past = self.lock();

@@ -421,28 +421,55 @@ impl StoreLimiter {
             return Ok(Won::Free);
         }
         self.0.set.check(&ask.costs)?;
-        let began = self.0.set.now();
-        let undecided = match Ticket::new(&self.0, ask.asked(&self.0.set, longest, true)).await {
-            Outcome::Granted(granted) => {
-                self.0.set.log_grant(&granted.reply);
-                return Ok(Won::Booked(granted));
-            }
-            Outcome::Refused(refusal) => return Err(refusal),
-            Outcome::Undecided(undecided) => undecided,
-        };
-        match self.0.set.instead(undecided) {
-            Instead::Everyone => Ok(Won::Unlimited),
-            Instead::Nobody(refusal) => Err(refusal),
-            Instead::Share(share) => {
-                let rest = self.rest(longest, began);
-                let request = ask.request(rest);
-                let answer = match rest {
-                    Duration::ZERO => share.try_acquire_many(request),
-                    _ => self.until_closed(share.acquire_many(request)).await,
-                };
-                answer.map(Won::Shared).map_err(|refusal| self.0.set.by_share(refusal, undecided.rest()))
-            }
+        let (set, began, mut number) = (&self.0.set, self.0.set.now(), None);
+        loop {
+            let rest = number.map_or(longest, |_| self.rest(longest, began));
+            let mut ticket = Ticket::new(&self.0, ask.asked(set, rest, true), number);
+            number = Some(ticket.number());
+            let undecided = match (&mut ticket).await {
+                Outcome::Granted(granted) => {
+                    set.log_grant(&granted.reply);
+                    return Ok(Won::Booked(granted));
+                }
+                Outcome::Refused(refusal) => return Err(refusal),
+                Outcome::Undecided(undecided) => undecided,
+            };
+            let answer = match self.0.instead(undecided) {
+                Instead::Everyone => Ok(Won::Unlimited),
+                Instead::Nobody(refusal) => Err(refusal),
+                Instead::Share(share) => {
+                    let rest = self.rest(longest, began);
+                    let request = ask.request(rest);
+                    let answer = match rest {
+                        Duration::ZERO => share.try_acquire_many(request),
+                        _ => match self.until_back(self.until_closed(share.acquire_many(request))).await {
+                            Some(answer) => answer,
+                            None => continue,
+                        },
+                    };
+                    answer.map(Won::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest()))
+                }
+            };
+            set.store.count_degraded();
+            return answer;
         }
+    }
+
+    /// Waits for permits of a share, until the store is back. Otherwise the requests that wait for
+    /// shares would be granted beside those that the store grants.
+    async fn until_back<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
+        let store = &self.0.set.store;
+        let mut back = store.back();
+        // The store has answered between its last call that failed and now.
+        if !store.is_failing() {
+            back.mark_changed();
+        }
+        let (mut wait, mut back) = (pin!(wait), pin!(back.changed()));
+        poll_fn(|context| match wait.as_mut().poll(context) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending => back.as_mut().poll(context).map(|_| None),
+        })
+        .await
     }
 
     /// What is left of the longest wait of a request that came at this time.

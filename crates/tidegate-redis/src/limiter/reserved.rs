@@ -63,7 +63,7 @@ impl Reserved {
             let mut asked = place.ask.asked(&of.0.set, place.longest(), false);
             // A thread that is blocked does not wait for the store.
             asked.outlasts &= of.1 == Blocks::No;
-            place.stage = Stage::Waits(Ticket::new(&of.0, asked));
+            place.stage = Stage::Waits(Ticket::new(&of.0, asked, None));
         }
         place
     }
@@ -143,7 +143,8 @@ impl Reserved {
     /// Decides it without the store.
     fn decide_alone(&mut self, undecided: Undecided) {
         let set = self.of.0.set.clone();
-        match set.instead(undecided) {
+        set.store.count_degraded();
+        match self.of.0.instead(undecided) {
             Instead::Everyone => {
                 self.is_degraded = true;
                 let grant = Grant::new(0, Nanos::ZERO);

@@ -8,7 +8,7 @@ use tidegate::Nanos;
 use crate::script::Reply;
 
 /// So many places are counted to find the instant of a request.
-const FORESEEN: usize = 4096;
+pub(super) const FORESEEN: usize = 4096;
 
 /// The place of a request among those of its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,6 +132,11 @@ impl Class {
         self.turns.remove(&turn);
         let reply = self.instants.remove(&(due, number))?;
         Some(Instant { due, number, reply })
+    }
+
+    /// The last instant.
+    pub(crate) fn last(&self) -> Option<Nanos> {
+        self.instants.last_key_value().map(|((due, _), _)| *due)
     }
 
     /// The instants to come, in order.

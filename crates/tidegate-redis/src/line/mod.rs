@@ -73,7 +73,8 @@ use tidegate::{AllRefusal, AllRequest, AllStatus, Nanos, QueueBounds, Refusal, R
 use crate::lease::Leases;
 use crate::lock::lock;
 use crate::script::{Answer, GivenBack, Operation, Reply, Wanted};
-use crate::set::{Costs, Prepared, Set, Undecided};
+use crate::set::{Costs, Instead, Prepared, Set, Undecided};
+use crate::share::Booked;
 use crate::store::Unsent;
 use class::{Class, Instant, Turn};
 use in_line::InLine;
@@ -125,6 +126,8 @@ struct State {
     /// How many requests are booked, and for how many permits in all.
     waiting: usize,
     permits: u64,
+    /// The last instant at which a booked request was granted.
+    served: Nanos,
     bounds: QueueBounds,
     closed: bool,
 }
@@ -406,6 +409,19 @@ impl Line {
         }
         state.displace(after, victims, now);
         state.settle(after, &class, now);
+    }
+
+    /// How a request is decided in place of the store.
+    pub(crate) fn instead(&self, undecided: Undecided) -> Instead {
+        self.set.instead(undecided, &|| {
+            let now = self.set.now();
+            let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.booked_till());
+            let till = lock(&self.state).booked_till().max(of_leases);
+            Booked {
+                ahead: till.saturating_since(now).as_duration(),
+                ago: now.saturating_since(till).as_duration(),
+            }
+        })
     }
 
     /// Bounds the requests that wait.

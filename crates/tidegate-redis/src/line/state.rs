@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
 
-use crate::line::class::Instant;
+use crate::line::class::{Class, FORESEEN, Instant};
 use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
 use crate::set::Costs;
 
@@ -113,6 +113,12 @@ impl State {
         }
     }
 
+    /// The last instant that the store booked for a request of this line, among so many sizes.
+    pub(super) fn booked_till(&self) -> Nanos {
+        let last = self.classes.values().take(FORESEEN).filter_map(Class::last);
+        last.max().unwrap_or_default().max(self.served)
+    }
+
     /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
     /// is granted twice. The instant that was booked last goes first, since the store undoes the
     /// last booking.
@@ -159,6 +165,7 @@ impl State {
     fn grant(&mut self, after: &mut After, number: u64, Instant { due, number: of, reply }: Instant) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         self.waiting -= 1;
+        self.served = self.served.max(due);
         self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
         let waited = match of == number {
             true => entry.in_line.saturating_add(reply.wait),

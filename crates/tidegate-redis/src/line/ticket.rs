@@ -33,11 +33,11 @@ enum Seen {
 }
 
 impl Ticket {
-    /// Joins the line.
-    pub(crate) fn new(line: &Arc<Line>, asked: Asked) -> Ticket {
+    /// Joins the line. A request that was in line before keeps the number of its arrival.
+    pub(crate) fn new(line: &Arc<Line>, asked: Asked, number: Option<u64>) -> Ticket {
         let number = line.visit(|state, after, now| {
-            let number = state.next;
-            state.next += 1;
+            let number = number.unwrap_or(state.next);
+            state.next = state.next.max(number + 1);
             let stage = state.stage_of(after, &asked, now);
             let entry = Entry {
                 asked,
@@ -56,6 +56,11 @@ impl Ticket {
             number
         });
         Ticket { line: line.clone(), number, is_over: false, sleep: None }
+    }
+
+    /// The number of the arrival of the request.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Looks at the request. Where `stays` is set, the permits of a granted request stay in line.

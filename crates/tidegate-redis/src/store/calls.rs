@@ -42,7 +42,7 @@ pub(super) struct Shared {
     pub(super) events: Option<Arc<dyn Events>>,
     /// When the store answered last, or was opened.
     pub(super) answered: Mutex<Instant>,
-    /// Told when a server that was left alone answers.
+    /// Told when a server answers of which the last call had failed.
     pub(super) back: watch::Sender<()>,
     pub(super) pending: Arc<Pending>,
 }
@@ -397,14 +397,16 @@ impl Shared {
 
     /// A server answered a call.
     fn answers(&self, breaker: &Mutex<Breaker>, admission: Admission) {
-        let has_closed = {
+        let (is_back, has_closed) = {
             let mut breaker = lock(breaker);
-            let was_open = breaker.is_open();
+            let (was_failing, was_open) = (breaker.is_failing(), breaker.is_open());
             breaker.succeeded(admission);
-            was_open && !breaker.is_open()
+            (was_failing && !breaker.is_failing(), was_open && !breaker.is_open())
         };
-        if has_closed {
+        if is_back {
             self.back.send_replace(());
+        }
+        if has_closed {
             self.tell(StoreEvent::Closed);
         }
     }

@@ -29,7 +29,7 @@ use crate::lock::lock;
 use crate::pending::Telling;
 use crate::queue::Queue;
 use crate::script::Script;
-use crate::share::{Outage, Shares};
+use crate::share::{Booked, Outage, Shares};
 use calls::{Shared, Work};
 
 pub use builder::StoreBuilder;
@@ -72,14 +72,27 @@ pub enum WhileAway {
     /// Each process grants its share of each limit, by itself: a limit divided by the number of
     /// processes that ask this store under its prefix, as the store [saw](Store::clients) it last,
     /// and at least one permit. A process that has not asked the store for permits yet grants
-    /// nothing. A
-    /// request that is larger than the share is refused as [`Refusal::Unavailable`].
+    /// nothing. A request that is larger than the share is refused as [`Refusal::Unavailable`].
     ///
     /// In the window in which the store goes away, all shares together grant the limit divided by
     /// the number of processes, on top of the permits that the store granted: in no window more is
     /// granted than the limit and this part of it, until a later window begins without the store.
     /// In later windows the shares are together the limit. The shares of a bucket begin with this
     /// part of the burst together, and fill at the rate.
+    ///
+    /// A request that waits keeps the instant that the store booked for it, and is granted while
+    /// the store is away. So the windows up to the last booked instant of a process count as the
+    /// one in which the store goes away, and the share of a bucket fills from that instant on. A
+    /// process does not know how far ahead the store is booked for other processes: where only
+    /// some processes have requests that wait, up to twice the limit is granted until these are
+    /// served.
+    ///
+    /// When the store answers again, requests that wait for a share go back to the line of the
+    /// store. The request that returns first is sent at once, and the others stand in order of
+    /// arrival, before newcomers. A [reservation](tidegate::AnyReservation) keeps its place in the
+    /// share. Each process asks whether the store is back at intervals of up to 6.25 s. Until the
+    /// last process has asked, the store grants the limit beside the shares of the processes that
+    /// have not.
     Share,
     /// As [`Share`](WhileAway::Share), with this number of processes.
     ShareOf(NonZeroU32),
@@ -189,11 +202,12 @@ impl Store {
         &self,
         tag: &str,
         limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
+        booked: &dyn Fn() -> Booked,
     ) -> Option<Result<AllOf, AllRefusal>> {
         let processes = self.processes()?;
         let silence = lock(&self.0.shared.answered).elapsed();
         let outage = Outage { processes, silence, time: self.0.shared.clients.server_time() };
-        Some(self.0.shares.limiter(tag, limits, outage))
+        Some(self.0.shares.limiter(tag, limits, outage, booked))
     }
 
     /// The time that scripts are to decide by: none but in tests of this crate, where it is set.
@@ -324,7 +338,12 @@ impl Store {
         self.0.shared.servers.any(Breaker::is_probed)
     }
 
-    /// Changes when a server that was left alone answers.
+    /// Whether the last call to a server has failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.0.shared.servers.any(Breaker::is_failing)
+    }
+
+    /// Changes when a server answers of which the last call had failed.
     pub(crate) fn back(&self) -> watch::Receiver<()> {
         self.0.shared.back.subscribe()
     }
