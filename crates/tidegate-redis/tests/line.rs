@@ -1019,3 +1019,37 @@ fn a_wait_for_permits_in_use_does_not_begin_before_the_store_tells_of_them() {
         let _ = waits.await.unwrap().unwrap();
     });
 }
+
+/// A wait whose task does not look at it has its grant at its instant. When it was dropped later,
+/// the next request of this process was granted by the old instant, and a newcomer beside it.
+#[test]
+fn an_instant_that_has_passed_is_not_granted_later() {
+    for line in ["sliding_log 5/2s", "token_bucket 5/2s burst 5", "sliding_window 5/2s cells 4"] {
+        for dropped in [2_100, 2_800, 3_500] {
+            run(async move {
+                let model = Model::new(1, Network::steady(MS));
+                let (_store, limiter) = open(&model, line).await;
+                let (answer, began) = spawn(&limiter, 5).await.unwrap();
+                let _ = answer.unwrap();
+                let any = AnyLimiter::from(limiter.clone());
+                let mut wait = Box::pin(any.acquire_many(5));
+                assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                let behind = spawn(&limiter, 5);
+                sleep(Duration::from_millis(dropped) - began.elapsed()).await;
+                drop(wait);
+                let (answer, at) = behind.await.unwrap();
+                let _ = answer.unwrap();
+                let first = at - began;
+                let newcomer = spawn(&limiter, 5).await.unwrap();
+                let _ = newcomer.0.unwrap();
+                // Two grants of all permits are a window apart, less one of four cells.
+                let apart = newcomer.1 - at;
+                assert!(apart + 5 * MS >= 1500 * MS, "{line}, {dropped}: {first:?} and {apart:?}");
+                assert!(
+                    line.contains("cells") || apart + 5 * MS >= 2 * SECOND,
+                    "{line}, {dropped}: {apart:?}"
+                );
+            });
+        }
+    }
+}

@@ -83,8 +83,18 @@ impl State {
         let (class, turn) = (class.clone(), *turn);
         self.waiting -= 1;
         self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
-        if let Some(requests) = self.classes.get_mut(&class) {
-            requests.remove(turn);
+        let requests = self.classes.get_mut(&class);
+        // An instant that has passed was the grant of this request. The next request would be
+        // granted at a later time by it, and windows in between would count it in none.
+        let passed = requests.and_then(|requests| match requests.due(turn).saturating_add(CATCH_UP) < now {
+            true => requests.take(turn),
+            false => {
+                requests.remove(turn);
+                None
+            }
+        });
+        if let Some(instant) = passed {
+            self.give_back(instant);
         }
         self.settle(after, &class, now);
     }
