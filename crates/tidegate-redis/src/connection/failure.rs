@@ -34,6 +34,8 @@ pub(super) enum Meaning {
     Lost,
     /// There is no connection.
     NotConnected,
+    /// What answers is no Redis server, and the connection cannot be used any more.
+    NoRedis,
     Misconfigured,
 }
 
@@ -56,11 +58,16 @@ pub(super) fn meaning(error: &RedisError) -> Meaning {
         Some(_) => Meaning::Misconfigured,
         None => match error.kind() {
             ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => Meaning::Misconfigured,
-            // An answer that makes no sense has this meaning, too: the connection cannot be used
-            // any more.
+            ErrorKind::Parse if !is_cut(error) => Meaning::NoRedis,
             _ => Meaning::Lost,
         },
     }
+}
+
+/// Whether a reply ends too early, since the connection was lost. The client library tells that
+/// from a reply that is none by these words alone.
+fn is_cut(error: &RedisError) -> bool {
+    error.detail().is_some_and(|text| text.contains("end of input"))
 }
 
 /// What a message may tell: the words of the server, and never an address or a part of a login.
@@ -81,14 +88,23 @@ pub(super) fn told(error: &RedisError) -> String {
             None if code == "NOPERM" => "NOPERM the user has too few permissions".to_owned(),
             None => format!("{code} {text}").trim_end().to_owned(),
         },
-        None => error.category().to_owned(),
+        None => match error.kind() {
+            ErrorKind::Parse if is_cut(error) => {
+                "the connection was lost in the middle of a reply".to_owned()
+            }
+            ErrorKind::Parse => {
+                "what answers at its address is no Redis server; the address of a TLS port begins with rediss"
+                    .to_owned()
+            }
+            _ => error.category().to_owned(),
+        },
     }
 }
 
 /// The failure of an attempt to connect, after which nothing ran.
 pub(super) fn of_connecting(error: &RedisError) -> Failure {
     match meaning(error) {
-        Meaning::Misconfigured => Failure::Misconfigured(told(error)),
+        Meaning::Misconfigured | Meaning::NoRedis => Failure::Misconfigured(told(error)),
         _ => Failure::NotRun(told(error)),
     }
 }

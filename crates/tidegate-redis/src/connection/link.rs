@@ -141,7 +141,9 @@ impl Link {
         match answer {
             Ok(_) => Ok(()),
             Err(error) => match meaning(&error) {
-                Meaning::Misconfigured | Meaning::ReadOnly | Meaning::Lost => Err(failure(&error)),
+                Meaning::Misconfigured | Meaning::ReadOnly | Meaning::Lost | Meaning::NoRedis => {
+                    Err(failure(&error))
+                }
                 // A call that follows finds out for itself.
                 _ => Ok(()),
             },
@@ -204,5 +206,78 @@ fn failure(error: &RedisError) -> Failure {
                 .into(),
         ),
         false => of_connecting(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::super::address::Address;
+    use super::super::failure::told;
+    use super::*;
+
+    /// The error of a call whose reply is this, after which the server closes the connection.
+    async fn error_of(reply: &[u8]) -> RedisError {
+        let Ok(Address::Server(mut node)) = Address::read("redis://h", None) else { panic!("no server") };
+        // A connection then begins without commands.
+        node.info = node
+            .info
+            .clone()
+            .set_redis_settings(redis::RedisConnectionInfo::default().set_skip_set_lib_name());
+        let (client, mut server) = tokio::io::duplex(4096);
+        let mut link = Link::over(&node, client).await.unwrap_or_else(|_| panic!("no connection"));
+        let answers = async {
+            _ = server.read(&mut [0; 4096]).await;
+            server.write_all(reply).await.expect("an open connection");
+            drop(server);
+        };
+        let ping = redis::cmd("PING");
+        let (answer, ()) = tokio::join!(link.call(&ping), answers);
+        answer.expect_err("an error")
+    }
+
+    #[tokio::test]
+    async fn a_reply_that_is_cut_is_a_lost_connection() {
+        for reply in [
+            "+PONG\r\n",
+            "-ERR no\r\n",
+            ":12\r\n",
+            "$4\r\nPONG\r\n",
+            "*2\r\n$1\r\na\r\n*1\r\n:12\r\n",
+            "_\r\n",
+            ",1.5\r\n",
+            "#t\r\n",
+            "(12\r\n",
+            "=8\r\ntxt:PONG\r\n",
+            "!6\r\nERR no\r\n",
+            "%1\r\n+a\r\n:1\r\n",
+            "~1\r\n:1\r\n",
+            ">2\r\n+a\r\n:1\r\n",
+        ] {
+            for end in 0..reply.len() {
+                let error = error_of(&reply.as_bytes()[..end]).await;
+                assert_eq!(meaning(&error), Meaning::Lost, "{reply:?} until {end}: {error}");
+            }
+        }
+        assert_eq!(told(&error_of(b"$4\r\nPO").await), "the connection was lost in the middle of a reply");
+    }
+
+    #[tokio::test]
+    async fn a_reply_of_another_protocol_is_no_lost_connection() {
+        for reply in [
+            &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
+            b"HTTP/1.1 400 end of input\r\n",
+            b"SSH-2.0-OpenSSH_9.2\r\n",
+            b"220 mail ESMTP\r\n",
+            b"ERROR\r\n",
+            b"\x15\x03\x01\x00\x02\x02\x28",
+            b":twelve\r\n",
+            b"+\xff\r\n",
+        ] {
+            let error = error_of(reply).await;
+            assert_eq!(meaning(&error), Meaning::NoRedis, "{reply:?}: {error}");
+            assert!(told(&error).contains("no Redis server"), "{}", told(&error));
+        }
     }
 }

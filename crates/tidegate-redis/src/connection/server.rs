@@ -194,13 +194,13 @@ impl Server {
         if meaning != Meaning::Lost {
             self.answers.fetch_add(1, Ordering::Relaxed);
         }
-        if matches!(meaning, Meaning::ReadOnly | Meaning::Lost) {
+        if matches!(meaning, Meaning::ReadOnly | Meaning::Lost | Meaning::NoRedis) {
             self.forget(number);
         }
         let text = told(&error);
         let failure = match meaning {
             Meaning::Lost => Failure::Unknown(text),
-            Meaning::Misconfigured => Failure::Misconfigured(text),
+            Meaning::Misconfigured | Meaning::NoRedis => Failure::Misconfigured(text),
             _ => Failure::NotRun(text),
         };
         Err((meaning, failure))

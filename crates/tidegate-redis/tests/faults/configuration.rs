@@ -1,5 +1,7 @@
 //! A configuration that is wrong is no outage but an error, and no fallback hides it.
 
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
 use tidegate::{AnyLimiter, Refusal};
@@ -224,5 +226,41 @@ async fn no_secret_is_told() {
         let at = told.find(secret);
         let around = at.map(|at| &told[at.saturating_sub(200)..at + secret.len()]);
         assert_eq!(around, None, "{secret}");
+    }
+}
+
+/// The address of a server that is one of Redis for so many commands of a connection, and answers
+/// by HTTP then.
+fn http_after(commands: usize) -> String {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().flatten() {
+            let (mut bytes, mut seen) = ([0; 4096], 0);
+            while let Ok(1..) = client.read(&mut bytes) {
+                // Each command begins with this sign, which no word of these commands has.
+                for _ in bytes.iter().filter(|byte| **byte == b'*') {
+                    seen += 1;
+                    let answer = if seen > commands { "HTTP/1.1 400 Bad Request\r\n\r\n" } else { "+OK\r\n" };
+                    _ = client.write_all(answer.as_bytes());
+                }
+                bytes = [0; 4096];
+            }
+        }
+    });
+    url
+}
+
+/// It was taken for a store that is away, and requests waited for ever.
+#[tokio::test]
+async fn a_server_of_another_protocol_is_told() {
+    let told = "the store cannot be used: what answers at its address is no Redis server";
+    // The first commands of a connection are two that tell the name of the library, and the test.
+    for commands in [0, 2, 3] {
+        let trouble = refused(&http_after(commands)).await;
+        assert!(trouble.to_string().starts_with(told), "{commands}: {trouble}");
+        let store = load::patient(http_after(commands)).while_away(WhileAway::Wait).open().unwrap();
+        let refusal = load::limiter(&store, "all").acquire().await.unwrap_err();
+        assert!(matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })), "{refusal:?}");
     }
 }
