@@ -112,6 +112,8 @@ pub enum OpenError {
         /// The prefix.
         prefix: String,
     },
+    /// The [deadline of a call](crate::StoreBuilder::timeout) is zero.
+    Timeout,
     /// The thread of the store cannot be started.
     Thread {
         /// Why.
@@ -133,6 +135,7 @@ impl fmt::Display for OpenError {
             OpenError::Prefix { prefix } => {
                 write!(f, "{prefix:?}: a prefix has 1 to 200 bytes, and no brace, colon, space or control")
             }
+            OpenError::Timeout => write!(f, "the timeout of the store must be above zero, such as 50 ms"),
             OpenError::Thread { kind } => write!(f, "the thread of the store cannot be started: {kind}"),
             OpenError::NoRuntime => write!(f, "the store is to be on a runtime, and is opened in none"),
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::Server;
 use tidegate::{AnyKeyed, AnyLimiter, Refusal, Statistics};
-use tidegate_redis::{LimiterConfig, Store};
+use tidegate_redis::{LimiterConfig, OpenError, Store};
 
 fn config(line: &str) -> LimiterConfig {
     line.parse().unwrap()
@@ -173,7 +173,9 @@ fn errors_say_what_to_write() {
     let away =
         "while_away must be share, share_of and a number from 1, such as share_of 8, open, wait or closed";
     for (tail, message) in [
-        (" timeout 20", "timeout must be a span, such as 50ms or 1s"),
+        (" timeout 20", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
+        (" timeout 0ms", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
+        (" timeout 1.5s", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
         (" while_away never", away),
         (" while_away share_of 0", away),
         (" prefix a prefix b", "prefix must be set once"),
@@ -217,6 +219,15 @@ fn errors_say_what_to_write() {
     }
     let three = "fixed_window 5/s and fixed_window 5/min and fixed_window 5/h";
     assert_eq!(error(three), "policy must be one, or two with `and` between them");
+}
+
+/// It opened, and every call failed with "could not be connected to in time".
+#[test]
+fn a_store_without_time_for_a_call_is_not_opened() {
+    let open = |timeout| Store::builder("redis://127.0.0.1:1").timeout(timeout).open();
+    assert_eq!(open(Duration::ZERO).unwrap_err(), OpenError::Timeout);
+    assert_eq!(OpenError::Timeout.to_string(), "the timeout of the store must be above zero, such as 50 ms");
+    assert!(open(Duration::from_nanos(1)).is_ok() && open(Duration::MAX).is_ok());
 }
 
 /// Whatever is wrong with a line, no text of the crate has its password.
@@ -322,7 +333,7 @@ mod with_serde {
             ("stoer = \"redis://:hunter2@h\"", "stoer: there is no such field"),
             ("cells = 3", "cells: fixed_window has only at_wall_clock and from_first_grant"),
             ("prefix = \"a\"", "prefix must be left out where no store is set"),
-            ("timeout = 20", "timeout must be a span, such as 50ms or 1s"),
+            ("timeout = 20", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
             ("store = \"redis://:hunter2@h\"", "tag must be set for a limit over a store"),
             ("tag = 7", "tag must be a text"),
             ("share_of = 8", "while_away must be share, share_of and a number from 1, such as share_of 8"),

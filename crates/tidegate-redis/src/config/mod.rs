@@ -58,7 +58,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
 /// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | it must be set beside `store` |
 /// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |
-/// | `timeout` | a span: [`StoreBuilder::timeout`] | `50ms` |
+/// | `timeout` | a span above zero: [`StoreBuilder::timeout`] | `50ms` |
 /// | `while_away` | `share`, `share_of` and a number, `open`, `wait` or `closed`: [`WhileAway`] | `closed` |
 /// | `leased` | no value: [`LimiterBuilder::leased`](crate::LimiterBuilder::leased) | not leased |
 ///
@@ -416,7 +416,8 @@ impl LimiterConfig {
             "prefix" => self.prefix.replace(value.into()).is_some(),
             "tag" => self.tag.replace(value.into()).is_some(),
             "timeout" => {
-                let timeout = span(value).ok_or(bad(field, "a span, such as 50ms or 1s"))?;
+                let timeout = span(value)
+                    .ok_or(bad(field, "a whole number above zero and a unit, such as 50ms or 1s"))?;
                 self.timeout.replace(timeout).is_some()
             }
             "while_away" => {

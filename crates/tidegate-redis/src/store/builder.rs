@@ -75,7 +75,7 @@ impl StoreBuilder {
     }
 
     /// Sets within which time each call has an answer, connecting included. 50 ms unless set, and
-    /// at most a year.
+    /// at most a year. A store with a timeout of zero is not opened.
     pub fn timeout(self, timeout: Duration) -> StoreBuilder {
         // No clock can tell the end of a much longer one.
         StoreBuilder { timeout: timeout.min(Duration::from_secs(365 * 86_400)), ..self }
@@ -181,9 +181,9 @@ impl StoreBuilder {
     ///
     /// # Errors
     ///
-    /// An [`OpenError`] if the address or the prefix cannot be used, if no thread can be started,
-    /// or if the store is to be [on a runtime](StoreBuilder::on_this_runtime) and the caller is in
-    /// none.
+    /// An [`OpenError`] if the address or the prefix cannot be used, if the timeout is zero, if no
+    /// thread can be started, or if the store is to be [on a
+    /// runtime](StoreBuilder::on_this_runtime) and the caller is in none.
     pub fn open(self) -> Result<Store, OpenError> {
         let address = Address::read(&self.url, self.connector()?.as_ref())?;
         let servers = Servers::at(address, crate::key::of_test(&self.prefix));
@@ -233,6 +233,9 @@ impl StoreBuilder {
     pub(crate) fn parts(self, servers: Servers) -> Result<(Store, impl Future<Output = ()>), OpenError> {
         if !key::is_name(&self.prefix) {
             return Err(OpenError::Prefix { prefix: self.prefix });
+        }
+        if self.timeout.is_zero() {
+            return Err(OpenError::Timeout);
         }
         let shared = Arc::new(Shared::new(servers, self.timeout, self.events));
         let (calls, received) = queue();
