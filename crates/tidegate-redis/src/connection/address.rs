@@ -1,5 +1,8 @@
 //! The address of a store: one server, sentinels that know it, or a cluster.
 
+use std::num::NonZeroU16;
+use std::str::FromStr;
+
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use super::tls::Connector;
@@ -70,10 +73,29 @@ fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// A character that ends a login early: all that follows it is read as another part.
+/// A character that is read as the end of a login, or as the beginning of an escaped
+/// character.
 const ESCAPE: &str = "has a character that must be escaped: in a user or password / is written as %2F, ? as %3F, \
-                      # as %23, and @ as %40";
-const DATABASE: &str = "has a database that is no number";
+                      # as %23, @ as %40, and % as %25";
+const DATABASE: &str = "has a database that is no number from 0 to 2147483647";
+const PORT: &str = "has a port that is no number from 1 to 65535; IPv6 is written in brackets";
+
+/// A number that is written in digits alone.
+fn number<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+fn is_database(text: &str) -> bool {
+    number::<i32>(text).is_some()
+}
+
+/// Whether each `%` begins an escaped character. The client library takes any other one as it is.
+fn is_escaped(text: &str) -> bool {
+    let mut parts = text.split('%');
+    let is_code = |part: &str| part.len() >= 2 && part.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
+    parts.next();
+    parts.all(is_code)
+}
 
 impl Address {
     /// Reads an address. `tls` is used for each server, if the address asks for it.
@@ -108,7 +130,8 @@ impl Address {
         let query = rest.split_once('?').map_or("", |(_, query)| query);
         for (name, value) in pairs(query) {
             match name {
-                "db" if value.parse::<i64>().is_err() => return Err(wrong(DATABASE)),
+                "db" if !is_database(value) => return Err(wrong(DATABASE)),
+                "user" | "pass" if !is_escaped(value) => return Err(wrong(ESCAPE)),
                 "db" | "user" | "pass" => {}
                 _ => return Err(wrong("is that of a socket, and has a field that is not db, user or pass")),
             }
@@ -125,14 +148,17 @@ impl Address {
             // The colons of an IPv6 address are in brackets.
             let port =
                 host.rsplit(']').next().and_then(|end| end.split_once(':')).map_or("", |(_, port)| port);
-            let number = database.trim_matches('/');
-            if !port.is_empty() && port.parse::<u16>().is_err() {
-                return Err(wrong("has a port that is no number up to 65535; IPv6 is written in brackets"));
+            let of_database = database.trim_matches('/');
+            if login.contains('@') || !is_escaped(login) {
+                return Err(wrong(ESCAPE));
+            }
+            if !port.is_empty() && number::<NonZeroU16>(port).is_none() {
+                return Err(wrong(PORT));
             }
             if host.is_empty() || host.starts_with(':') {
                 return Err(wrong("names no host"));
             }
-            if !number.is_empty() && number.parse::<i64>().is_err() {
+            if !of_database.is_empty() && !is_database(of_database) {
                 return Err(wrong(DATABASE));
             }
             let at = if login.is_empty() { "" } else { "@" };
@@ -246,11 +272,20 @@ mod tests {
             ("redis+sentinel://a,/main", "names no host"),
             ("redis://a:port", "has a port"),
             ("redis://a:70000", "has a port"),
+            ("redis://a:0", "has a port that is no number from 1 to 65535"),
+            ("redis://a:+1", "has a port"),
+            ("redis+cluster://a,b:0", "has a port"),
+            ("redis+sentinel://a:0/main", "has a port"),
             ("redis://::1", "IPv6 is written in brackets"),
             ("redis://[::z]", "has a host that no server can have"),
             ("redis://a b", "has a host that no server can have"),
             ("redis://:%FF@a", "or a user or password that is no text"),
             ("redis://a/database", "has a database that is no number"),
+            ("redis://a/-1", "has a database that is no number from 0 to 2147483647"),
+            ("redis://a/+1", "has a database that is no number"),
+            ("redis://a/2147483648", "has a database that is no number"),
+            ("redis+unix:///tmp/s?db=-1", "has a database that is no number"),
+            ("redis+unix:///tmp/s?db=99999999999", "has a database that is no number"),
             ("redis+sentinel://a/main/x", "has a database that is no number"),
             ("redis+unix:///tmp/s?db=x", "has a database that is no number"),
             ("redis://a,b", "has several hosts"),
@@ -269,6 +304,16 @@ mod tests {
             ("rediss+unix:///tmp/s#x", "must be escaped"),
             ("redis://:p#w@a", "must be escaped"),
             ("redis://:p/w@a", "must be escaped"),
+            ("redis://p@w@a", "must be escaped"),
+            ("redis://u:p@w@a/0", "must be escaped"),
+            ("redis+cluster://p@w@a,b", "must be escaped"),
+            ("redis+sentinel://p@w@a/main", "must be escaped"),
+            ("redis+sentinel://a/main?sentinel_password=p@w", "must be escaped"),
+            ("redis+sentinel://a/main?sentinel_password=%zz", "must be escaped"),
+            ("redis://:p%zz@a", "% as %25"),
+            ("redis://:p%@a", "must be escaped"),
+            ("redis://%4:p@a", "must be escaped"),
+            ("redis+unix:///tmp/s?pass=%zz", "must be escaped"),
             ("redis://:1/w@a", "must be escaped"),
             ("redis://:p?w@a/0", "must be escaped"),
             ("redis+cluster://:p/w@a,b", "must be escaped"),
