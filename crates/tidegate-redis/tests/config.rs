@@ -158,7 +158,7 @@ fn a_line_is_written_as_it_is_read() {
         "fixed_window 5/d store redis://h tag a while_away wait",
         "fixed_window 5/d tag a",
         "in_use 20",
-        "in_use 0 store redis://h tag a timeout 1s while_away share",
+        "in_use 1 store redis://h tag a timeout 1s while_away share",
     ] {
         assert_eq!(config(line).to_string(), line);
         assert_eq!(config(&config(line).to_string()), config(line));
@@ -210,8 +210,12 @@ fn errors_say_what_to_write() {
         ("in_use 2 fixed_window 5/s", "fixed_window: there is no such field; beside the limits there are"),
         ("fixed_window 5/s in_use 2", alone),
         ("in_use 2 store redis://h tag a leased", alone),
-        ("in_use -1", "in_use must be a whole number from 0 to 4294967295"),
-        ("in_use", "in_use must be a whole number from 0 to 4294967295"),
+        ("in_use -1", "in_use must be a whole number from 1 to 4294967295"),
+        (
+            "in_use 0",
+            "in_use must be a whole number from 1 to 4294967295; a limit that grants nothing is deny_all",
+        ),
+        ("in_use", "in_use must be a whole number from 1 to 4294967295"),
         ("in_use 2 store redis://h", tag),
         ("in_use 2 timeout 20ms", "timeout must be left out where no store is set"),
     ] {
@@ -307,7 +311,10 @@ mod with_serde {
         for text in ["in_use = 20\nlimit = \"fixed_window 5/s\"", "in_use = 20\npolicy = \"fixed_window\""] {
             assert!(read(text).unwrap_err().contains("the only limit"));
         }
-        assert!(read("in_use = 2.5").unwrap_err().contains("a whole number"));
+        for number in ["2.5", "0", "-1"] {
+            let error = read(&format!("in_use = {number}")).unwrap_err();
+            assert!(error.contains("a whole number from 1"), "{error}");
+        }
     }
 
     #[test]

@@ -54,7 +54,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 ///
 /// | field | value | unless set |
 /// |---|---|---|
-/// | `in_use` | a number of permits | the limits are policies |
+/// | `in_use` | a number of permits, from 1 | the limits are policies |
 /// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
 /// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | it must be set beside `store` |
 /// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |
@@ -407,8 +407,9 @@ impl LimiterConfig {
     fn set(&mut self, field: &'static str, value: &str) -> Result<(), BuildError> {
         let is_set = match field {
             "in_use" => {
-                let limit = value.parse().map_err(|_| bad(field, "a whole number from 0 to 4294967295"))?;
-                self.in_use.replace(limit).is_some()
+                let allowed = "a whole number from 1 to 4294967295; a limit that grants nothing is deny_all";
+                let limit = value.parse::<NonZeroU32>().map_err(|_| bad(field, allowed))?;
+                self.in_use.replace(limit.get()).is_some()
             }
             "store" if value.is_empty() => return Err(bad(field, "an address, such as redis://127.0.0.1")),
             "prefix" | "tag" if value.is_empty() => return Err(bad(field, "a text")),
