@@ -49,9 +49,14 @@ pub enum BuildError {
     Store(OpenError),
 }
 
+/// The fields of a configuration that are not those of a policy.
+pub(crate) const OTHER_FIELDS: &str =
+    "beside the limits there are store, prefix, tag, timeout, while_away and leased";
+
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            BuildError::Config(error @ ConfigError::Surplus { .. }) => write!(f, "{error}; {OTHER_FIELDS}"),
             BuildError::Config(error) => error.fmt(f),
             BuildError::Policy { policy, why } => write!(f, "{policy}: {why} cannot be had over a store"),
             BuildError::Name { name } => {
@@ -64,13 +69,7 @@ impl fmt::Display for BuildError {
             BuildError::Twice { name } => write!(f, "two limits are named {name:?}"),
             BuildError::NoLimit => write!(f, "no limit is given"),
             BuildError::Field { field, allowed } => write!(f, "{field} must be {allowed}"),
-            BuildError::Unknown { field } => {
-                write!(
-                    f,
-                    "{field}: there is no such field; beside the limits there are store, prefix, tag, timeout, \
-                     while_away and leased"
-                )
-            }
+            BuildError::Unknown { field } => write!(f, "{field}: there is no such field; {OTHER_FIELDS}"),
             BuildError::Store(error) => error.fmt(f),
         }
     }

@@ -174,6 +174,8 @@ fn errors_say_what_to_write() {
         "while_away must be share, share_of and a number from 1, such as share_of 8, open, wait or closed";
     for (tail, message) in [
         (" timeout 20", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
+        (" tag a leased true", "leased must be named without a value, or left out"),
+        (" tag a leased false", "leased must be named without a value, or left out"),
         (" timeout 0ms", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
         (" timeout 1.5s", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
         (" while_away never", away),
@@ -199,7 +201,8 @@ fn errors_say_what_to_write() {
     assert_eq!(error(shared), "while_away must be left out where no store is set");
     assert_eq!(
         error("fixed_window 5/s brust 5"),
-        "brust: fixed_window has only at_wall_clock and from_first_grant"
+        "brust: fixed_window has only at_wall_clock and from_first_grant; beside the limits there are store, \
+         prefix, tag, timeout, while_away and leased"
     );
     assert_eq!(error("fixed_window 5/100ns store redis://h tag a"), {
         let policy = "fixed_window 5/100ns";
@@ -220,6 +223,9 @@ fn errors_say_what_to_write() {
         ("in_use 2 timeout 20ms", "timeout must be left out where no store is set"),
     ] {
         assert!(error(line).starts_with(message), "{}", error(line));
+    }
+    for line in ["store redis://h tag a fixed_window 5/s", "leased", "tag a", ""] {
+        assert_eq!(error(line), "policy must be first in a line, such as token_bucket 100/s burst 20");
     }
     let three = "fixed_window 5/s and fixed_window 5/min and fixed_window 5/h";
     assert_eq!(error(three), "policy must be one, or two with `and` between them");
@@ -350,6 +356,25 @@ mod with_serde {
         ] {
             let error = read(&format!("{policy}{field}")).unwrap_err();
             assert!(error.contains(message) && !error.contains("hunter2"), "{error}");
+        }
+        let of_limiter = "beside the limits there are store, prefix, tag, timeout, while_away and leased";
+        for (text, message) in [
+            (format!("{policy}queue_bounds = 5"), "queue_bounds: fixed_window has only at_wall_clock and"),
+            (format!("{policy}queue_bounds = 5"), of_limiter),
+            ("in_use = 5\ntime_to_live = \"5s\"".to_owned(), "time_to_live: there is no such field"),
+            ("in_use = 5\ntime_to_live = \"5s\"".to_owned(), of_limiter),
+            (
+                "policy = \"token_bucket 5/s burst 10\"".to_owned(),
+                "policy must be the name of a policy; a line is written as limit = \"token_bucket 100/s burst 20\"",
+            ),
+        ] {
+            let error = read(&text).unwrap_err();
+            assert!(error.contains(message), "{error}");
+        }
+        for text in ["limits = {}", "", "tag = \"a\"", "rate = \"5/s\""] {
+            let error = read(text).unwrap_err();
+            let fields = "a limiter needs limit, limits, in_use, or policy and the fields of that policy";
+            assert!(error.starts_with(fields), "{text}: {error}");
         }
         let secret = config("fixed_window 5/s store redis://u:hunter2@h:1/2 tag a");
         let json = serde_json::to_string(&secret).unwrap();

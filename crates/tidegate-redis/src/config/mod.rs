@@ -54,6 +54,8 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 ///
 /// | field | value | unless set |
 /// |---|---|---|
+/// | `limit` | a line, in a map alone: the policy, in place of its fields | the fields of a policy stand in the map |
+/// | `limits` | names and policies, in a map alone: several limits | there is one limit |
 /// | `in_use` | a number of permits, from 1 | the limits are policies |
 /// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
 /// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | it must be set beside `store` |
@@ -549,19 +551,25 @@ impl FromStr for LimiterConfig {
         if policies.len() > names.len() {
             return Err(bad("policy", "one, or two with `and` between them"));
         }
+        if at == 0 && !fields.contains(&"in_use") {
+            return Err(bad("policy", "first in a line, such as token_bucket 100/s burst 20"));
+        }
         // A limit of permits in use has no policy.
         let policies =
             policies.into_iter().filter(|policy| !policy.is_empty() || !fields.contains(&"in_use"));
         let limits = names.iter().zip(policies);
         let limits = limits.map(|(name, policy)| Ok(((*name).to_owned(), policy.parse()?)));
         let mut config = LimiterConfig::new(limits.collect::<Result<_, BuildError>>()?);
-        let mut fields = fields.iter();
+        let mut fields = fields.iter().peekable();
         while let Some(word) = fields.next() {
             let Some(field) = FIELDS.iter().find(|field| *field == word) else {
                 let field = if may_be_secret(word) { "an address" } else { word };
                 return Err(BuildError::Unknown { field: field.into() });
             };
             let mut value = match *field {
+                "leased" if matches!(fields.peek(), Some(&&("true" | "false"))) => {
+                    return Err(bad("leased", "named without a value, or left out"));
+                }
                 "leased" => String::new(),
                 _ => fields.next().copied().unwrap_or_default().to_owned(),
             };

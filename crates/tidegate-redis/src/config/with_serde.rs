@@ -9,7 +9,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use tidegate::PolicyConfig;
 
 use super::{ALONE, FIELDS, LimiterConfig, ONLY, bad, may_be_secret};
-use crate::error::BuildError;
+use crate::error::{BuildError, OTHER_FIELDS};
 
 /// Writes a map, without the user and the password of the address.
 impl Serialize for LimiterConfig {
@@ -100,17 +100,44 @@ impl<'de> Visitor<'de> for Entries {
             }
         }
         if config.in_use.is_some() {
-            if !policy.is_empty() {
+            if policy.iter().any(|(field, _)| field == "policy") {
                 return Err(de::Error::custom(bad("in_use", ALONE)));
             }
+            if let Some((field, _)) = policy.into_iter().next() {
+                return Err(de::Error::custom(BuildError::Unknown { field }));
+            }
         } else if config.limits.is_empty() {
-            let policy = MapDeserializer::new(policy.into_iter());
-            config.limits.push((ONLY.into(), PolicyConfig::deserialize(policy)?));
+            config.limits.push((ONLY.into(), of_fields(policy).map_err(de::Error::custom)?));
         } else if let Some((field, _)) = policy.into_iter().next() {
             return Err(de::Error::custom(BuildError::Unknown { field }));
         }
         config.checked().map_err(de::Error::custom)
     }
+}
+
+/// The policy of fields that stand among those of a limiter.
+fn of_fields(fields: Vec<(String, Value)>) -> Result<PolicyConfig, String> {
+    let names: Vec<_> = fields.iter().map(|(name, _)| format!("{name}: ")).collect();
+    match fields.iter().find(|(name, _)| name == "policy") {
+        None => {
+            return Err(
+                "a limiter needs limit, limits, in_use, or policy and the fields of that policy".into()
+            );
+        }
+        Some((_, Value::Text(text))) if text.contains(char::is_whitespace) => {
+            let allowed =
+                "the name of a policy; a line is written as limit = \"token_bucket 100/s burst 20\"";
+            return Err(bad("policy", allowed).to_string());
+        }
+        Some(_) => {}
+    }
+    let policy = MapDeserializer::<_, de::value::Error>::new(fields.into_iter());
+    PolicyConfig::deserialize(policy).map_err(|error| {
+        let error = error.to_string();
+        // The error of a field that the policy does not have begins with the field.
+        let is_unknown = names.iter().any(|name| error.starts_with(name));
+        if is_unknown { format!("{error}; {OTHER_FIELDS}") } else { error }
+    })
 }
 
 /// A policy, as a line or a map. The error of a line that may be an address does not tell it.
