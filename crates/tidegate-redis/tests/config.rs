@@ -116,6 +116,11 @@ fn one_changed_line_shares_the_limits_of_each_key() {
     }
     let alone = config("fixed_window 5/d").build_keyed(2).unwrap();
     assert_eq!(["a", "b", "c"].map(|key| take_all(&alone, key)), [5, 5, 0]);
+    // Without room for a key each request would be refused.
+    for line in ["fixed_window 5/d", "fixed_window 5/d and sliding_log 3/d", "in_use 5"] {
+        let error = config(line).build_keyed(0).unwrap_err().to_string();
+        assert_eq!(error, "max_keys must be above zero, and more than the keys that are in use at a time");
+    }
     let store = Store::builder(server.url()).timeout(Duration::from_secs(60)).open().unwrap();
     // The limits of a key are those of the limiter with this tag.
     let alice = config("fixed_window 5/d tag users:alice").build_over(&store).unwrap();

@@ -315,7 +315,7 @@ impl LimiterConfig {
     /// # Errors
     ///
     /// As [`build`](LimiterConfig::build), and [`BuildError::Field`] for permits in use of each key
-    /// over a store, which cannot be had.
+    /// over a store, which cannot be had, and for no keys at a time without a store.
     ///
     /// # Examples
     ///
@@ -387,6 +387,9 @@ impl LimiterConfig {
     }
 
     fn keyed_alone(&self, max_keys: usize) -> Result<AnyKeyed<String>, BuildError> {
+        if max_keys == 0 {
+            return Err(bad("max_keys", "above zero, and more than the keys that are in use at a time"));
+        }
         if let Some(limit) = self.in_use {
             return Ok(KeyedCountingLimit::new(limit, max_keys).into());
         }
