@@ -55,6 +55,8 @@ fn a_bad_configuration_is_told_with_what_to_write() {
              fixed_window, sliding_window, sliding_estimate, sliding_log, unlimited and deny_all",
         ),
         ("gcra 5/s", "\"gcra\" is not a policy: write token_bucket"),
+        ("100/s", "100/s: write token_bucket 100/s burst 20"),
+        ("2.5/min burst 5", "2.5/min: write token_bucket 2.5/min burst 5"),
         ("TokenBucket 5/s burst 5", "\"TokenBucket\" is not a policy: write token_bucket"),
         ("token-bukcet 5/s burst 5", "\"token-bukcet\" is not a policy: write token_bucket"),
         ("sliding_windows 5/s", "\"sliding_windows\" is not a policy: write sliding_window"),
@@ -417,6 +419,10 @@ mod with_serde {
         for (text, part) in [
             (r#"{"policy":"policy"}"#, "\"policy\" is not a policy: there are only smooth_bursty,"),
             (r#"{"policy":"gcra"}"#, "\"gcra\" is not a policy: write token_bucket"),
+            (
+                r#"{"policy":"token_bucket 5/s burst 5"}"#,
+                "the field `policy` is the name of a policy; a line stands in place of the map",
+            ),
             (
                 r#"{"rate":"5/s"}"#,
                 "a policy needs the field `policy`, one of smooth_bursty, smooth_warming_up, token_bucket,",

@@ -248,7 +248,8 @@ impl FromStr for PolicyConfig {
 
     fn from_str(text: &str) -> Result<PolicyConfig, ConfigError> {
         let mut words = text.split_whitespace();
-        let mut given = Given::of(words.next().unwrap_or_default())?;
+        let kind = words.next().unwrap_or_default();
+        let mut given = Given::of(kind).map_err(|error| without_kind(text).unwrap_or(error))?;
         let kind = given.kind;
         if kind.has("rate")
             && let Some(rate) = words.next()
@@ -278,6 +279,14 @@ impl FromStr for PolicyConfig {
         }
         given.config()
     }
+}
+
+/// The error of a line that begins with a rate.
+fn without_kind(text: &str) -> Option<ConfigError> {
+    let mut words = text.split_whitespace();
+    let rate = words.next().filter(|word| word.contains('/') && word.parse::<Rate>().is_ok())?;
+    let burst = words.skip_while(|word| *word != "burst").nth(1).unwrap_or("20");
+    Some(ConfigError::Form { given: rate.into(), write: format!("token_bucket {rate} burst {burst}").into() })
 }
 
 /// The error of a field that a kind does not have.

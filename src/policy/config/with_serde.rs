@@ -78,6 +78,10 @@ impl<'de> Visitor<'de> for Entries {
             let kinds: Vec<_> = KINDS.iter().map(|kind| kind.name).collect();
             de::Error::custom(format_args!("a policy needs the field `policy`, one of {}", kinds.join(", ")))
         })?;
+        if kind.contains(char::is_whitespace) {
+            let message = "the field `policy` is the name of a policy; a line stands in place of the map";
+            return Err(de::Error::custom(message));
+        }
         let mut given = Given::of(&kind).map_err(de::Error::custom)?;
         for (name, value) in &entries {
             given.set(name, value.text.as_deref()).map_err(de::Error::custom)?;
