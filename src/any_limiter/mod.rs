@@ -36,8 +36,8 @@ use crate::time::Nanos;
 /// limiter; a clone costs a reference count.
 ///
 /// An `AnyLimiter` has the calls of the other limiters. A request is an [`AllRequest`], so a number
-/// of permits, a [`Request`](crate::Request) or costs by name. A single limiter is asked for a
-/// number of permits, and no cost has a name.
+/// of permits, a [`Request`](crate::Request) or costs by name. A single limiter is a limit of the
+/// name `limit`.
 ///
 /// # Cost
 ///

@@ -17,12 +17,20 @@ use crate::status::Status;
 /// The name of a limiter that has no members, where one is told or asked for.
 pub(super) const NAME: &str = "limit";
 
-/// What the request asks of a limiter that has no members, and so no names.
+/// What the request asks of a limiter that has no members. A cost by its name is for all or nothing,
+/// as that of a member.
 pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
+    let asked = request.to_request();
     match request.costs().next() {
-        Some((name, _)) => Err(AllRefusal::NoMember { name: name.into(), members: Box::default() }),
-        None => Ok(request.to_request()),
+        Some(_) => cost(request, 1).map(|n| Request { permits: n, most: n, ..asked }),
+        None => Ok(asked),
     }
+}
+
+/// The cost that a request names, or that of others, or this one.
+fn cost(request: &AllRequest<'_>, unset: u32) -> Result<u32, AllRefusal> {
+    let unnamed = request.others().unwrap_or(unset);
+    request.costs().try_fold(unnamed, |_, (name, n)| check_name(name).map(|()| n))
 }
 
 /// An answer that tells, of a limiter without members.
@@ -69,8 +77,7 @@ pub(super) fn check_name(name: &str) -> Result<(), AllRefusal> {
 
 /// How many permits are charged to a limiter that has no members.
 pub(super) fn charged(costs: &AllRequest<'_>) -> Result<u32, AllRefusal> {
-    let unnamed = costs.others().unwrap_or(1);
-    costs.costs().try_fold(unnamed, |_, (name, n)| check_name(name).map(|()| n))
+    cost(costs, 1)
 }
 
 impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
@@ -172,9 +179,8 @@ impl<P: Policy, C: Timer> Place for Single<P, C> {
     }
 
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        let reserved = self.place.permits();
-        let _ = alone(used)?;
-        self.place.settle(used.others().unwrap_or(reserved));
+        let used = cost(used, self.place.permits())?;
+        self.place.settle(used);
         Ok(())
     }
 }

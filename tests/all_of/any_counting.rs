@@ -56,7 +56,7 @@ fn a_reservation_has_its_permits_until_it_is_settled() -> Result<(), AllRefusal>
     assert_eq!(calls.available(), 0);
     place.into_inner().settle(1)?;
     assert_eq!(calls.available(), 2);
-    assert!(any.reserve(1)?.settle([("limit", 1)]).is_err());
+    assert!(any.reserve(1)?.settle([("calls", 1)]).is_err());
     assert_eq!(calls.available(), 2);
     Ok(())
 }
@@ -101,7 +101,7 @@ fn a_request_of_any_kind_is_answered() -> Result<(), AllRefusal> {
     assert_eq!(any.try_acquire_many(0).expect_err("none").refusal(), Some(Refusal::ZeroPermits));
     let too_many = any.try_acquire_many(u32::MAX).expect_err("more than there are").refusal();
     assert!(matches!(too_many, Some(Refusal::ExceedsLimit { .. })), "{too_many:?}");
-    assert!(matches!(any.try_acquire_many([("limit", 1)]), Err(AllRefusal::NoMember { .. })));
+    assert!(matches!(any.try_acquire_many([("calls", 1)]), Err(AllRefusal::NoMember { .. })));
     let fewest = any.try_acquire_many(Request::up_to(10))?;
     assert_eq!((fewest.permits(), calls.available()), (1, 2));
     let exempt = any.try_acquire_many(Request::permits(9).exempt())?;

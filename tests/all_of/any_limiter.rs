@@ -195,16 +195,34 @@ fn a_composite_settles_by_name() {
 }
 
 #[test]
-fn a_single_limiter_knows_no_names() {
+fn a_single_limiter_is_named_limit() {
     let any = AnyLimiter::from(bucket(&ManualClock::new(), 10, 10));
-    let refusal = any.try_acquire_many([("tokens", 1)]).expect_err("no member");
-    assert_eq!(refusal.to_string(), r#""tokens" is not a member: there are none"#);
-    assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(10));
     let unknown = r#""tokens" is not a member: the members are "limit""#;
+    for costs in [[("limit", 1), ("tokens", 1)], [("tokens", 1), ("limit", 1)]] {
+        assert_eq!(any.try_acquire_many(costs).expect_err("no member").to_string(), unknown);
+        assert_eq!(any.reserve(costs).expect_err("no member").to_string(), unknown);
+    }
+    assert_eq!(any.try_acquire_many([("limit", 3)]).map(|permits| permits.permits()), Ok(3));
+    // The last cost counts, and a named limit is given all or nothing.
+    let named = AllRequest::from(Request::up_to(9)).cost("limit", 1).cost("limit", 2);
+    assert_eq!(any.try_acquire_many(named).map(|permits| permits.permits()), Ok(2));
+    assert!(any.try_acquire_many([("limit", 6)]).is_err());
+    let mut place = any.reserve([("limit", 5)]).expect("there");
+    assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 5));
+    place.settle([("limit", 0)]).expect("the name");
+    assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(5));
+    let place = any.reserve(1).expect("there");
+    assert_eq!(place.settle([("tokens", 1)]).expect_err("no member").to_string(), unknown);
     assert_eq!(any.keep_at_most("tokens", 1).expect_err("no member").to_string(), unknown);
     assert_eq!(any.debit([("limit", 1), ("tokens", 1)]).expect_err("no member").to_string(), unknown);
     any.debit(AllRequest::new()).expect("one permit");
-    assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(9));
+    assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(4));
+
+    let in_use = AnyLimiter::from(CountingLimit::new(2));
+    assert!(in_use.try_acquire_many([("limit", 3)]).is_err());
+    let both = in_use.try_acquire_many([("limit", 2)]).expect("there");
+    assert_eq!((both.permits(), in_use.try_acquire().is_err()), (2, true));
+    assert_eq!(in_use.try_acquire_many([("tokens", 1)]).expect_err("no member").to_string(), unknown);
 }
 
 #[test]
