@@ -85,7 +85,11 @@ async fn a_request_of_any_kind_is_answered_by_a_store() {
     assert_eq!(refusal(limiter.acquire_now(0).await), Some(Refusal::ZeroPermits));
     let too_many = Refusal::ExceedsLimit { requested: 4, limit: 3 };
     assert_eq!(refusal(limiter.acquire_many(4).await), Some(too_many));
-    assert!(limiter.acquire_now([("limit", 1)]).await.is_err());
+    assert!(limiter.acquire_now([("other", 1)]).await.is_err());
+    let named = limiter.acquire_now([("limit", 2)]).await.unwrap();
+    assert_eq!((named.permits(), available(&limiter)), (2, 1));
+    drop(named);
+    until(|| available(&limiter) == 3).await;
     // A reservation that is refused tells the state as well, where its thread may wait for the
     // store.
     for permits in [0, 4] {

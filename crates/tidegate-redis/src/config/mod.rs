@@ -39,8 +39,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 ///
 /// A policy as [`PolicyConfig`](PolicyConfig#text) has it, or two with `and` between them, which
 /// are named `first` and `second`. If the limiter is shared, `store` and an address follow, a
-/// `tag`, and then the other fields. An only policy has no name, so ask for a number of permits:
-/// the limit of one process alone knows no cost by name.
+/// `tag`, and then the other fields. An only policy is named `limit`.
 ///
 /// ```text
 /// token_bucket 100/s burst 20

@@ -348,13 +348,12 @@ impl Drop for Wait {
     }
 }
 
-/// What the request asks of a limiter that has no members, and so no names. Permits come back
-/// together, so a request for up to a number gets the fewest that it takes.
+/// What the request asks of a limiter that has no members. Permits come back together, so a request
+/// for up to a number gets the fewest that it takes.
 fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
-    match request.costs().next() {
-        Some((name, _)) => Err(AllRefusal::NoMember { name: name.into(), members: Box::default() }),
-        None => Ok(request.to_request()),
-    }
+    let asked = request.to_request();
+    let named = request.costs().try_fold(asked.permits, |_, (name, n)| check_name(name).map(|()| n));
+    named.map(|permits| asked.at_least(permits))
 }
 
 fn check_name(name: &str) -> Result<(), AllRefusal> {
