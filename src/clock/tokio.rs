@@ -32,13 +32,15 @@ const TICK: Nanos = Nanos::new(1_000_000);
 ///
 /// Paused time belongs to one runtime. A call inside a runtime sees the time of that runtime. A
 /// call on a thread outside of any runtime sees the time of the runtime in which the clock was
-/// made. So `advance` serves blocking calls as it serves tasks, and an idle runtime advances to the
-/// time at which they are due.
+/// made. So `advance` serves blocking calls as it serves tasks. An idle runtime advances by itself to
+/// the time at which a blocking call of a [`std::thread`] is due. It does not do so while a task of
+/// [`spawn_blocking`](tokio::task::spawn_blocking) runs: a blocking call in such a task waits for
+/// ever, unless the test [advances](tokio::time::advance) the time.
 ///
 /// A clock that was made outside of any runtime shows real time to a thread outside of any runtime.
 /// Under paused time, make the limiter inside the runtime, or let the thread enter the runtime with
 /// [`Handle::enter`]. A blocking call on the runtime's own thread stops the runtime, and paused
-/// time with it: use [`spawn_blocking`](tokio::task::spawn_blocking) or a thread.
+/// time with it: use a [`std::thread`], and await its end by a channel, as below.
 ///
 /// When its runtime has ended, the clock goes on at the pace of real time. Pause time before a
 /// thread blocks. A thread that is already blocked wakes after the real time it had left, and reads
@@ -56,6 +58,26 @@ const TICK: Nanos = Nanos::new(1_000_000);
 /// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
 /// assert_eq!(limiter.acquire().await?.waited(), Duration::ZERO);
 /// assert_eq!(limiter.acquire().await?.waited(), Duration::from_millis(200));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A thread that blocks for an hour of paused time, which passes at once:
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Rate, RateLimiter, SmoothBursty, TokioClock};
+/// use tokio::sync::oneshot;
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let policy = SmoothBursty::new(Rate::per_hour(1));
+/// let limiter = RateLimiter::with_clock(policy, TokioClock::new());
+/// limiter.try_acquire()?;
+/// let (done, is_done) = oneshot::channel();
+/// std::thread::spawn(move || done.send(limiter.blocking_acquire()));
+/// // The runtime is idle in this `await`, so paused time goes on.
+/// assert_eq!(is_done.await??.waited(), Duration::from_secs(3600));
 /// # Ok(())
 /// # }
 /// ```
