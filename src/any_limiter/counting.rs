@@ -138,6 +138,11 @@ impl Place for PlaceInUse {
         self.place.due_in()
     }
 
+    fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
+        let waited = self.place.blocking_claim().map_err(of_alone)?;
+        Ok(Grant::new(self.permits, Nanos::from_duration(waited)))
+    }
+
     fn left(&self) -> Option<AllStatus> {
         self.place.left().map(left_alone)
     }

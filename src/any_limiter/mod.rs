@@ -23,8 +23,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
+use crate::cancel::Cancellable;
+use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::Pause;
+use crate::limiter::blocking::Unpark;
+use crate::sync::park;
 use crate::time::Nanos;
 
 /// A handle to a limiter of any kind: any policy, clock and key, several limits at once, or a
@@ -189,6 +193,25 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
 pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'static {
     /// How long until the place is due, if nothing changes; [`Duration::MAX`] means never.
     fn due_in(&self) -> Duration;
+
+    /// Blocks the calling thread until the place is due, and claims it, as awaiting it does. By
+    /// default it polls the future, and its wakers unpark the thread.
+    ///
+    /// # Errors
+    ///
+    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
+    /// is cancelled. Then the place is kept.
+    fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
+        let mut cancellable = Cancellable::begin()?;
+        let waker = Unpark::waker();
+        loop {
+            match Pin::new(&mut *self).poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(answer) => return answer,
+                Poll::Pending if cancellable.ends() => return Err(Refusal::Cancelled.into()),
+                Poll::Pending => park(),
+            }
+        }
+    }
 
     /// What the grant left in each limit, once the place is claimed, if the request
     /// [asked](AllRequest::with_left) for it.
@@ -554,7 +577,8 @@ impl fmt::Debug for AcquireAny {
 /// A place in the queue of an [`AnyLimiter`], made by [`AnyLimiter::reserve`].
 ///
 /// It keeps its place whether or not it is polled. Await `&mut reservation` to claim it and keep
-/// it. See [`Reservation`](crate::Reservation).
+/// it; a plain thread calls [`blocking_claim`](AnyReservation::blocking_claim). See
+/// [`Reservation`](crate::Reservation).
 ///
 /// # Cancel safety
 ///
@@ -597,6 +621,34 @@ impl AnyReservation {
     #[must_use]
     pub fn due_in(&self) -> Duration {
         self.0.due_in()
+    }
+
+    /// Blocks the calling thread until the reservation is due, and claims it. The [`Grant`] is that
+    /// of awaiting it.
+    ///
+    /// Do not call it from a task: it blocks the executor's thread.
+    ///
+    /// # Errors
+    ///
+    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
+    /// is cancelled. Then the reservation keeps its place. A reservation of a limiter
+    /// [in a task](AnyLimiter::in_task) blocks no thread for a store: it is refused.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
+    /// let tokens = RateLimiter::with_clock(policy, ManualClock::new());
+    /// let mut call = AnyLimiter::from(tokens.clone()).reserve(800)?;
+    /// call.blocking_claim()?; // in a plain thread
+    /// call.settle(300)?; // gives back 500
+    /// assert_eq!(tokens.status().available, 700);
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
+        self.0.blocking_claim()
     }
 
     /// Returns what the grant left in each limit, once the reservation is claimed, if the request

@@ -61,19 +61,30 @@ impl<C: Timer> Limiter for AllOf<C> {
 /// The place of a composite.
 struct Several<C: Timer>(AllReservation<C>);
 
+impl<C: Timer> Several<C> {
+    fn grant(&self, waited: Duration) -> Grant {
+        let costs = self.0.costs().fold(0_u32, |sum, (_, n)| sum.saturating_add(n));
+        Grant::new(costs, Nanos::from_duration(waited))
+    }
+}
+
 impl<C: Timer> Future for Several<C> {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let place = &mut self.get_mut().0;
-        let costs = place.costs().fold(0_u32, |sum, (_, n)| sum.saturating_add(n));
-        Pin::new(place).poll(context).map_ok(|waited| Grant::new(costs, Nanos::from_duration(waited)))
+        let this = self.get_mut();
+        let answer = Pin::new(&mut this.0).poll(context);
+        answer.map_ok(|waited| this.grant(waited))
     }
 }
 
 impl<C: Timer> Place for Several<C> {
     fn due_in(&self) -> Duration {
         self.0.due_in()
+    }
+
+    fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
+        self.0.blocking_claim().map(|waited| self.grant(waited))
     }
 
     fn left(&self) -> Option<AllStatus> {

@@ -156,22 +156,33 @@ pub(super) struct Single<P: Policy, C: Timer> {
     pub(super) left: Option<Status>,
 }
 
+impl<P: Policy, C: Timer> Single<P, C> {
+    /// Keeps what the grant left.
+    fn keep(&mut self, answer: Result<Grant, Refusal>) -> Result<Grant, AllRefusal> {
+        let grant = answer?;
+        self.left = grant.left().map(|left| self.place.status().with_left(left)).or(self.left);
+        Ok(grant)
+    }
+}
+
 impl<P: Policy, C: Timer> Future for Single<P, C> {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Single { place, left } = self.get_mut();
-        let answer = ready!(Pin::new(&mut *place).poll(context));
-        if let Ok(grant) = &answer {
-            *left = grant.left().map(|left| place.status().with_left(left)).or(*left);
-        }
-        Poll::Ready(answer.map_err(AllRefusal::from))
+        let this = self.get_mut();
+        let answer = ready!(Pin::new(&mut this.place).poll(context));
+        Poll::Ready(this.keep(answer))
     }
 }
 
 impl<P: Policy, C: Timer> Place for Single<P, C> {
     fn due_in(&self) -> Duration {
         self.place.due_in()
+    }
+
+    fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
+        let answer = self.place.blocking_claim();
+        self.keep(answer)
     }
 
     fn left(&self) -> Option<AllStatus> {

@@ -1,5 +1,6 @@
 //! Limiters without type parameters: each call does as the call of the limiter behind it.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -9,7 +10,7 @@ use crate::support::bucket;
 use proptest::prelude::*;
 use tidegate::{
     AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation,
-    CountingLimit, Limiter, ManualClock, Pause, RateLimiter, Refusal, Request, TokenBucket,
+    CountingLimit, Grant, Limiter, ManualClock, Pause, Place, RateLimiter, Refusal, Request, TokenBucket,
 };
 
 /// What a call, or the passing of time, does.
@@ -337,4 +338,61 @@ fn a_limiter_of_another_crate_gives_back_what_it_holds() {
     assert_eq!(used.load(Ordering::Relaxed), 1);
     drop(permits);
     assert_eq!(used.load(Ordering::Relaxed), 0);
+}
+
+/// A place of another crate, which knows no more than how to be polled.
+struct ForeignPlace(AnyReservation);
+
+impl Future for ForeignPlace {
+    type Output = Result<Grant, AllRefusal>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context)
+    }
+}
+
+impl Place for ForeignPlace {
+    fn due_in(&self) -> Duration {
+        self.0.due_in()
+    }
+
+    fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.0.settle(used.clone())
+    }
+}
+
+#[test]
+fn a_thread_claims_a_place_of_any_kind() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let (alone, calls) = (bucket(&clock, 1, 1), CountingLimit::new(1));
+    let both = AllOf::new("rate", &bucket(&clock, 1, 1)).with_counting("calls", &CountingLimit::new(1));
+    for (limiter, permits) in [(AnyLimiter::from(alone), 1), (both.into(), 2), (calls.into(), 1)] {
+        for is_foreign in [false, true] {
+            let held = limiter.try_acquire()?;
+            let place = limiter.reserve(1)?;
+            let mut place = if is_foreign { AnyReservation::new(ForeignPlace(place)) } else { place };
+            let grant = std::thread::scope(|scope| {
+                let claim = scope.spawn(|| place.blocking_claim());
+                clock.advance(Duration::from_secs(1));
+                drop(held);
+                claim.join().expect("no panic")
+            })?;
+            assert_eq!(grant.permits(), permits);
+            assert_eq!(place.blocking_claim()?.permits(), permits);
+            place.settle(AllRequest::new())?;
+            clock.advance(Duration::from_secs(1));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_thread_is_told_what_its_claim_left() -> Result<(), AllRefusal> {
+    let limiter = AnyLimiter::from(bucket(&ManualClock::new(), 1, 5));
+    let mut place = limiter.reserve(AllRequest::from(2).with_left())?;
+    place.blocking_claim()?;
+    assert_eq!(place.left().map(|left| left.members[0].1.available), Some(3));
+    let nothing = AnyReservation::of_no_permits(limiter).blocking_claim()?;
+    assert_eq!(nothing.permits(), 0);
+    Ok(())
 }

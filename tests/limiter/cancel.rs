@@ -101,6 +101,8 @@ fn one_token_ends_waits_at_limiters_of_all_kinds() -> Result<(), AllRefusal> {
     let permit = calls.try_acquire()?;
     let in_use = AllOf::<ManualClock>::new("limiter", &limiter).with_counting("calls", &calls);
     let mut places = (limiter.reserve(1)?, all.reserve([])?);
+    let [mut any_place, mut any_alone] = [any.reserve(1)?, AnyLimiter::new(limiter.clone()).reserve(1)?];
+    let mut any_call = AnyLimiter::from(calls.clone()).reserve(1)?;
     let token = &CancelToken::new();
     thread::scope(|scope| {
         let cancelled = AllRefusal::from(Refusal::Cancelled);
@@ -111,12 +113,14 @@ fn one_token_ends_waits_at_limiters_of_all_kinds() -> Result<(), AllRefusal> {
         let of_both = scope.spawn(|| token.run(|| in_use.blocking_acquire()));
         // Its place, the thread, and perhaps the place of a composite.
         until_at_least(2, || limiter.status().waiting);
-        until(3, || all.status().waiting);
+        until(4, || all.status().waiting);
         until(1, || in_use.status().waiting);
         until_at_least(1, || calls.status().waiting);
         let (place, all_place) = (&mut places.0, &mut places.1);
         let claim = scope.spawn(move || token.run(|| place.blocking_claim()));
         let all_claim = scope.spawn(move || token.run(|| all_place.blocking_claim()));
+        let any_claims = [&mut any_place, &mut any_alone, &mut any_call]
+            .map(|place| scope.spawn(|| token.run(|| place.blocking_claim())));
         token.cancel();
         assert_eq!(plain.join().expect("no panic"), Err(Refusal::Cancelled));
         assert_eq!(of_all.join().expect("no panic").map(drop), Err(cancelled.clone()));
@@ -124,14 +128,24 @@ fn one_token_ends_waits_at_limiters_of_all_kinds() -> Result<(), AllRefusal> {
         assert_eq!(of_both.join().expect("no panic").map(drop), Err(cancelled.clone()));
         assert_eq!(of_calls.join().expect("no panic").map(drop), Err(Refusal::Cancelled));
         assert_eq!(claim.join().expect("no panic"), Err(Refusal::Cancelled));
-        assert_eq!(all_claim.join().expect("no panic"), Err(cancelled));
+        assert_eq!(all_claim.join().expect("no panic"), Err(cancelled.clone()));
+        for claim in any_claims {
+            assert_eq!(claim.join().expect("no panic"), Err(cancelled.clone()));
+        }
     });
-    // Nothing waits but the two places, and nothing is in use but the permit.
-    assert_eq!((all.status().waiting, in_use.status().waiting, calls.status().waiting), (1, 0, 0));
+    // Nothing waits but the places, and nothing is in use but the permit.
+    assert_eq!((all.status().waiting, in_use.status().waiting), (2, 0));
     drop(permit);
-    assert_eq!(calls.available(), 1);
+    assert!(any_call.blocking_claim().is_ok());
+    assert_eq!(calls.available(), 0);
+    drop(any_call);
+    assert_eq!((calls.available(), calls.status().waiting), (1, 0));
     clock.advance(2 * SECOND);
     assert!(places.0.claim() && places.1.claim());
+    for place in [&mut any_alone, &mut any_place] {
+        clock.advance(2 * SECOND);
+        assert!(place.blocking_claim().is_ok());
+    }
     Ok(())
 }
 

@@ -228,9 +228,45 @@ fn a_token_ends_the_waits_of_its_thread() {
         let later = token.run(|| limiter.blocking_acquire().map(drop).unwrap_err());
         assert_eq!(later.refusal(), Some(Refusal::Cancelled), "{limiter:?}");
     }
+    // The token ends the claim of a place, which is kept.
+    for limiter in [&exact, &counting] {
+        let mut place = limiter.reserve(1).unwrap();
+        let token = CancelToken::new();
+        let refusal = std::thread::scope(|scope| {
+            let waits = scope.spawn(|| token.run(|| place.blocking_claim().unwrap_err()));
+            token.cancel();
+            waits.join().unwrap()
+        });
+        assert_eq!(refusal.refusal(), Some(Refusal::Cancelled), "{limiter:?}");
+        assert_eq!(limiter.status().waiting, 1, "{limiter:?}");
+    }
     // An attempt waits for no permit, so no token ends it.
     let token = CancelToken::new();
     token.cancel();
     let refusal = token.run(|| exact.try_acquire().unwrap_err());
     assert!(matches!(refusal.refusal(), Some(Refusal::Limited { .. })), "{refusal}");
+}
+
+/// On the only thread of a runtime, whose timers do not ring meanwhile.
+#[tokio::test]
+async fn a_thread_claims_a_place_that_is_booked_and_one_for_a_permit_in_use() {
+    let Some(server) = Server::start() else { return };
+    let store = builder(&server).open().unwrap();
+    let limiter = limiter(&store, "token_bucket 100/s burst 2");
+    let _ = limiter.try_acquire_many(2).unwrap();
+    let mut place = limiter.reserve(2).unwrap();
+    assert_eq!(place.blocking_claim().unwrap().permits(), 2);
+    assert_eq!(place.blocking_claim().unwrap().permits(), 2);
+    place.settle(0).unwrap();
+
+    let jobs = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
+    let held = jobs.try_acquire().unwrap();
+    let mut place = jobs.reserve(1).unwrap();
+    let claim = std::thread::spawn(move || place.blocking_claim().map(|grant| (grant.permits(), place)));
+    drop(held);
+    assert_eq!(claim.join().unwrap().unwrap().0, 1);
+
+    // A handle for tasks blocks no thread.
+    let in_task = limiter.in_task().reserve(1).unwrap().blocking_claim().unwrap_err();
+    assert_eq!(in_task.refusal(), UNAVAILABLE);
 }

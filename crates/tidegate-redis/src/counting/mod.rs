@@ -286,7 +286,7 @@ impl StoreCountingLimit {
 
     /// The refusal of a request for which this thread would have to wait. The thread of a store
     /// cannot wait for a store.
-    fn cannot_wait() -> Result<AllPermits, AllRefusal> {
+    fn cannot_wait<T>() -> Result<T, AllRefusal> {
         Err(unavailable(Away::For(Duration::MAX)).into())
     }
 
@@ -547,6 +547,12 @@ impl Place for Reserved {
     /// When permits come back is not known.
     fn due_in(&self) -> Duration {
         Duration::ZERO
+    }
+
+    fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
+        let StoreCountingLimit(limit, blocks) = self.of.clone();
+        let claimed = limit.store.block_on_permits(blocks, self);
+        claimed.unwrap_or_else(StoreCountingLimit::cannot_wait)
     }
 
     fn is_degraded(&self) -> bool {

@@ -217,6 +217,12 @@ impl Place for Reserved {
         }
     }
 
+    fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
+        let StoreLimiter(line, blocks) = self.of.clone();
+        let claimed = line.set.store.block_on_permits(blocks, self);
+        claimed.unwrap_or_else(|| Err(line.set.unavailable(Undecided::HERE)))
+    }
+
     fn left(&self) -> Option<AllStatus> {
         match &self.stage {
             Stage::Shared(place) => place.left(),

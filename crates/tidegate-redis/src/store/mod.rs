@@ -16,9 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tidegate::{
-    AcquireAny, AllOf, AllPermits, AllRefusal, Cancellable, Events, PolicyConfig, Refusal, StoreEvent,
-};
+use tidegate::{AllOf, AllRefusal, Cancellable, Events, PolicyConfig, Refusal, StoreEvent};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
@@ -392,11 +390,11 @@ impl Store {
 
     /// Waits for a permit on this thread, as [`block_on`](Store::block_on) does, until a token of
     /// the thread is cancelled.
-    pub(crate) fn block_on_permits(
+    pub(crate) fn block_on_permits<T>(
         &self,
         blocks: Blocks,
-        wait: AcquireAny,
-    ) -> Option<Result<AllPermits, AllRefusal>> {
+        wait: impl Future<Output = Result<T, AllRefusal>>,
+    ) -> Option<Result<T, AllRefusal>> {
         let mut cancellable = match Cancellable::begin() {
             Ok(cancellable) => cancellable,
             Err(cancelled) => return Some(Err(cancelled.into())),
