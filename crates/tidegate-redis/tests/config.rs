@@ -147,6 +147,33 @@ fn a_program_completes_the_store_of_a_configuration() {
 }
 
 #[test]
+fn an_observer_is_told_of_limits_in_one_process_and_over_a_store() {
+    let Some(server) = Server::start() else { return };
+    let store = format!("store {} timeout 60s tag", server.url());
+    for line in ["fixed_window 5/d", "fixed_window 5/d and fixed_window 9/d"] {
+        for line in [line.to_owned(), format!("{line} {store} a{}", line.len())] {
+            let statistics = Arc::new(Statistics::new());
+            let config = config(&line).observed_by(statistics.clone());
+            let limiter = config.build().unwrap();
+            assert!(limiter.try_acquire_many(5).is_ok() && limiter.try_acquire().is_err());
+            let alice = config.build_keyed(2).unwrap().limiter("alice").unwrap();
+            assert!(alice.try_acquire().is_ok());
+            let counts = statistics.snapshot();
+            assert_eq!((counts.granted, counts.limited), (2, 1), "{line}");
+            assert_eq!(counts.store.answered > 0, config.store_builder().is_some(), "{line}");
+        }
+    }
+    // One observer and one store, another observer and another store.
+    let statistics = Arc::new(Statistics::new());
+    let observed = |tag| config(&format!("fixed_window 5/d {store} {tag}")).observed_by(statistics.clone());
+    let _open = [observed("b").build().unwrap(), observed("c").build().unwrap()];
+    let other = config(&format!("fixed_window 5/d {store} b"));
+    assert_eq!(other, observed("b"));
+    assert!(other.build().unwrap().try_acquire().is_ok());
+    assert_eq!(statistics.snapshot().granted, 0);
+}
+
+#[test]
 fn a_limiter_without_a_limit_opens_no_store() {
     let limiter = config("unlimited store redis://127.0.0.1:1 tag all").build().unwrap();
     assert!(limiter.try_acquire_many(u32::MAX).is_ok());

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::{
-    AllOf, AnyKeyed, AnyLimiter, AnyPolicy, CountingLimit, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter,
-    PolicyConfig, Rate, RateLimiter,
+    AllOf, AnyKeyed, AnyLimiter, AnyPolicy, CountingLimit, Events, KeyedAllOf, KeyedCountingLimit,
+    KeyedRateLimiter, PolicyConfig, Rate, RateLimiter,
 };
 
 use crate::connection::Address;
@@ -190,7 +191,21 @@ pub struct LimiterConfig {
     timeout: Option<Duration>,
     while_away: Option<WhileAway>,
     leased: bool,
+    observer: Observer,
 }
+
+/// The observer of what a configuration builds. It is no part of the text of a configuration, so
+/// configurations with different observers are equal.
+#[derive(Clone, Default)]
+struct Observer(Option<Arc<dyn Events>>);
+
+impl PartialEq for Observer {
+    fn eq(&self, _: &Observer) -> bool {
+        true
+    }
+}
+
+impl Eq for Observer {}
 
 impl LimiterConfig {
     fn new(limits: Vec<(String, PolicyConfig)>) -> LimiterConfig {
@@ -203,7 +218,43 @@ impl LimiterConfig {
             timeout: None,
             while_away: None,
             leased: false,
+            observer: Observer::default(),
         }
+    }
+
+    /// Gives an observer to what this configuration builds: to the limiter of this process alone,
+    /// or to the [store](StoreBuilder::observed_by) that the configuration opens. So a program that
+    /// goes from one process to a fleet observes both by one line. A second observer replaces the
+    /// first.
+    ///
+    /// The observer of a store is told of the calls to the store as well, and of every limiter over
+    /// it: configurations with one observer share a store, and configurations with different
+    /// observers have stores of their own. The calls that end with `over` take a store that has its
+    /// own observer, or none. Permits in use of this process alone (`in_use` without a store) have
+    /// no observer.
+    ///
+    /// The observer is not written with the configuration, and `==` does not compare it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::Statistics;
+    /// use tidegate_redis::LimiterConfig;
+    ///
+    /// let line = "token_bucket 100/s burst 20"; // or with a store
+    /// let statistics = Arc::new(Statistics::new());
+    /// let config = line.parse::<LimiterConfig>()?.observed_by(statistics.clone());
+    /// let limiter = config.build()?;
+    /// limiter.try_acquire_many(20)?;
+    /// assert!(limiter.try_acquire_many(20).is_err());
+    /// let counts = statistics.snapshot();
+    /// assert_eq!((counts.granted, counts.permits, counts.limited), (1, 20, 1));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn observed_by(self, events: Arc<dyn Events>) -> LimiterConfig {
+        LimiterConfig { observer: Observer(Some(events)), ..self }
     }
 
     /// Makes the limiter: one of this process alone if there is no store, and otherwise one that
@@ -225,8 +276,9 @@ impl LimiterConfig {
     /// Opens the store, for several limiters that share a connection; `None` if there is none. It
     /// connects when it is first asked.
     ///
-    /// Configurations of equal `store`, `prefix`, `timeout` and `while_away` have one store in a
-    /// process, while a limiter uses it or a handle is kept.
+    /// Configurations of equal `store`, `prefix`, `timeout` and `while_away`, and with one
+    /// [observer](LimiterConfig::observed_by) or none, have one store in a process, while a limiter
+    /// uses it or a handle is kept.
     ///
     /// # Errors
     ///
@@ -272,6 +324,9 @@ impl LimiterConfig {
         }
         if let Some(while_away) = self.while_away {
             builder = builder.while_away(while_away);
+        }
+        if let Observer(Some(events)) = &self.observer {
+            builder = builder.observed_by(events.clone());
         }
         Some(builder)
     }
@@ -369,6 +424,9 @@ impl LimiterConfig {
         for (name, limit) in &self.limits {
             let limiter = RateLimiter::new(AnyPolicy::try_from(limit.clone())?);
             if self.limits.len() == 1 && name == ONLY {
+                if let Observer(Some(events)) = &self.observer {
+                    limiter.observe(events.clone());
+                }
                 return Ok(limiter.into());
             }
             all = Some(match all {
@@ -376,7 +434,11 @@ impl LimiterConfig {
                 Some(all) => all.with(name.as_str(), &limiter),
             });
         }
-        all.map(AnyLimiter::from).ok_or(BuildError::NoLimit)
+        let all = all.ok_or(BuildError::NoLimit)?;
+        if let Observer(Some(events)) = &self.observer {
+            all.observe(events.clone());
+        }
+        Ok(all.into())
     }
 
     /// The tag. No text stands in for it: the limits of two configurations would have one key.
@@ -397,14 +459,21 @@ impl LimiterConfig {
             let policy = AnyPolicy::try_from(limit.clone())?;
             let limiter: KeyedRateLimiter<String, _> = KeyedRateLimiter::new(policy, max_keys);
             if self.limits.len() == 1 && name == ONLY {
-                return Ok(limiter.into());
+                return Ok(match &self.observer {
+                    Observer(Some(events)) => limiter.observed_by(events.clone()).into(),
+                    Observer(None) => limiter.into(),
+                });
             }
             all = Some(match all {
                 None => KeyedAllOf::new(name.as_str(), &limiter),
                 Some(all) => all.with_keyed(name.as_str(), &limiter),
             });
         }
-        all.map(AnyKeyed::from).ok_or(BuildError::NoLimit)
+        let all = all.ok_or(BuildError::NoLimit)?;
+        Ok(match &self.observer {
+            Observer(Some(events)) => all.observed_by(events.clone()).into(),
+            Observer(None) => all.into(),
+        })
     }
 
     /// Sets a field that is not one of a policy.

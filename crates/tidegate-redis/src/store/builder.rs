@@ -21,7 +21,7 @@ use crate::queue::queue;
 use crate::share::Shares;
 
 /// Address, prefix, deadline, and what is decided without the store.
-type Settings = (String, String, Duration, WhileAway);
+type Settings = (String, String, Duration, WhileAway, Option<usize>);
 
 /// The stores of configurations that are open in this process.
 static OF_CONFIGURATIONS: Mutex<Vec<(Settings, Weak<Inner>)>> = Mutex::new(Vec::new());
@@ -214,7 +214,9 @@ impl StoreBuilder {
     /// The store of configurations with these settings in this process, which is opened if there
     /// is none. A process with several of them would count as several processes.
     pub(crate) fn open_shared(self) -> Result<Store, OpenError> {
-        let settings = (self.url.clone(), self.prefix.clone(), self.timeout, self.while_away);
+        // The store keeps its observer, so no other observer has this address while the store lives.
+        let observer = self.events.as_ref().map(|events| Arc::as_ptr(events).addr());
+        let settings = (self.url.clone(), self.prefix.clone(), self.timeout, self.while_away, observer);
         let mut open = lock(&OF_CONFIGURATIONS);
         open.retain(|(_, store)| store.strong_count() > 0);
         let of_settings = open.iter().filter(|(of, _)| *of == settings);
