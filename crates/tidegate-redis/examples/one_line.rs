@@ -4,8 +4,12 @@
 //! processes that are started like this share five permits a second:
 //!
 //! ```sh
-//! cargo run --example one_line -- "token_bucket 5/s burst 5 store redis://127.0.0.1 tag calls"
+//! cargo run --example one_line -- \
+//!     "token_bucket 5/s burst 5 store redis://127.0.0.1 tag calls while_away wait"
 //! ```
+//!
+//! With `while_away wait` requests wait until the store answers. Without it a request is refused
+//! while the store is away.
 
 use std::time::Instant;
 

@@ -67,6 +67,10 @@ use crate::time::Nanos;
 ///
 /// Costs are given by name, as for an [`AllOf`].
 ///
+/// It takes all permits in one step in one process alone. Over a store, a limit of each key and one
+/// of all keys are two limiters and two calls: the README of `tidegate-redis` has an example, and
+/// the table of the other differences from one process.
+///
 /// # Fairness
 ///
 /// The waiters of one key are served first come, first served. The first of each key has a place in
