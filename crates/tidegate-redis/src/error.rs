@@ -147,16 +147,23 @@ impl Error for OpenError {}
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
     is_away: bool,
+    /// Whether it is told later, of a message that no caller waited for.
+    is_past: bool,
     text: String,
 }
 
 impl StoreError {
     pub(crate) fn away(text: impl Into<String>) -> StoreError {
-        StoreError { is_away: true, text: text.into() }
+        StoreError { is_away: true, is_past: false, text: text.into() }
     }
 
     pub(crate) fn wrong(text: impl Into<String>) -> StoreError {
-        StoreError { is_away: false, text: text.into() }
+        StoreError { is_away: false, is_past: false, text: text.into() }
+    }
+
+    /// The error of a message that got lost earlier.
+    pub(crate) fn of_lost_message(self) -> StoreError {
+        StoreError { is_past: true, ..self }
     }
 
     /// Whether the store is merely away: it may answer later. `false` says that its configuration
@@ -170,8 +177,13 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.is_away { "is away" } else { "cannot be used" };
-        write!(f, "the store {what}: {}", self.text)
+        let what = match (self.is_past, self.is_away) {
+            (false, true) => "the store is away",
+            (false, false) => "the store cannot be used",
+            (true, true) => "a message got lost while the store was away",
+            (true, false) => "a message got lost while the store could not be used",
+        };
+        write!(f, "{what}: {}", self.text)
     }
 }
 

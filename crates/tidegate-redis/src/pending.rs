@@ -67,7 +67,7 @@ impl Pending {
 
     /// A message that no caller waits for has no answer.
     pub(crate) fn lose(&self, error: StoreError) {
-        lock(&self.state).lost = Some(error);
+        lock(&self.state).lost = Some(error.of_lost_message());
     }
 
     /// The error of the last message that was lost since it was taken last.

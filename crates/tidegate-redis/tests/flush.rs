@@ -140,6 +140,7 @@ fn a_flush_tells_of_a_message_that_was_lost_and_ends_in_time() {
         assert!(spawn(store.flush()).poll().is_pending());
         let error = store.flush().await.unwrap_err();
         assert!(error.is_away() && began.elapsed() <= LONGEST, "{error} {:?}", began.elapsed());
+        assert!(error.to_string().starts_with("a message got lost while the store was away: "), "{error}");
         // The error is told once.
         assert_eq!(store.flush().await, Ok(()));
     });

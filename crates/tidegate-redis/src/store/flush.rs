@@ -28,7 +28,9 @@ impl Store {
     /// # Errors
     ///
     /// The [`StoreError`] of the last such message that had no answer since the last flush, or
-    /// since the store was opened. The store may have carried it out. A message that the store was
+    /// since the store was opened. Its text says that a message got lost, and the store may be back
+    /// meanwhile: [`trouble`](Store::trouble) tells how it is now. The store may have carried the
+    /// message out. A message that the store was
     /// told by a repeated call, such as dropped permits in use, is not counted as lost. If the
     /// store does not answer within twice its [timeout](crate::StoreBuilder::timeout), the error is
     /// that of the last call.
