@@ -378,8 +378,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Names the only limit of the limiter, in headers and refusals. Of several limits, as of an
-    /// `AllOf` or over a store, each has its own name.
+    /// Names the only limit of the limiter, in headers and refusals, also if it lies in a store. Of
+    /// several limits, of an `AllOf` or of one tag of a store, each keeps its own name.
     ///
     /// Without this, the limit has the name that it has in its limiter, which is `limit` unless it
     /// is a member or lies in a store. Where a request passes several layers, name each, or a

@@ -79,6 +79,10 @@ impl Refused {
     /// | 503 | the server has no capacity: the limiter is paused, closed or cannot be asked, its queue is full, or it has no room for a key |
     /// | 500 | the cost names a member that the limiter does not have |
     /// | any | the key function [refused](crate::Key::Refused) the request with this status |
+    ///
+    /// A full limit of permits in use is a limit that is reached, and so 429: the layer cannot tell
+    /// a limit of one client from one of the whole fleet. Such an answer has no `Retry-After`, since
+    /// no limiter knows when permits come back.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         let refusal = match &self.why {
