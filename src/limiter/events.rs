@@ -206,7 +206,7 @@ pub enum StoreEvent {
     /// The store answered again, and is asked as before.
     Closed,
     /// The store debited so many permits for a lease of this process.
-    Leased(u64),
+    LeaseTaken(u64),
     /// Requests used so many permits of leases.
     LeaseUsed(u64),
     /// So many permits that were told of as used were not: their requests were dropped before they

@@ -100,7 +100,7 @@ struct StoreCounters {
     misconfigured: AtomicU64,
     opened: AtomicU64,
     closed: AtomicU64,
-    leased: AtomicU64,
+    lease_taken: AtomicU64,
     lease_used: AtomicU64,
     lease_unused: AtomicU64,
     lease_returned: AtomicU64,
@@ -143,6 +143,8 @@ pub struct StatisticsSnapshot {
     /// Passed because they are exempt.
     pub exempted: u64,
     /// Decided without the store of the limiter, which did not answer; granted or refused as well.
+    /// It counts answers. `Counts::degraded` of `tidegate-redis` counts decisions: also of a wait
+    /// that is dropped afterwards, and not of a call that its thread must not make.
     pub degraded: u64,
     /// Granted, and left a fifth of a limit or less: counted only over a store.
     pub near_limit: u64,
@@ -156,6 +158,45 @@ pub struct StatisticsSnapshot {
 
 /// What [`Statistics`] had counted of a store: each [`StoreEvent`]. One call to a store can decide
 /// many requests, and requests served by leases make none.
+///
+/// # Examples
+///
+/// As text that Prometheus reads:
+///
+/// ```
+/// use std::time::Duration;
+/// use tidegate::{Events, Statistics, StoreEvent, StoreStatistics};
+///
+/// fn text(store: &StoreStatistics) -> String {
+///     let calls = [("answered", store.answered), ("unknown", store.unknown), ("failed", store.failed)];
+///     let permits = [
+///         ("taken", store.lease_taken),
+///         ("used", store.lease_used),
+///         ("returned", store.lease_returned),
+///         ("lost", store.lease_lost),
+///     ];
+///     let mut text = "# TYPE store_calls_total counter\n".to_owned();
+///     for (outcome, n) in calls {
+///         text += &format!("store_calls_total{{outcome=\"{outcome}\"}} {n}\n");
+///     }
+///     let seconds = store.answered_in.as_secs_f64();
+///     text += &format!("# TYPE store_seconds_total counter\nstore_seconds_total {seconds}\n");
+///     // `used` falls where a request is dropped before it saw its grant.
+///     text += "# TYPE lease_permits gauge\n";
+///     for (what, n) in permits {
+///         text += &format!("lease_permits{{what=\"{what}\"}} {n}\n");
+///     }
+///     text
+/// }
+///
+/// let statistics = Statistics::new(); // given to `StoreBuilder::observed_by` of `tidegate-redis`
+/// statistics.store(&StoreEvent::Answered(Duration::from_millis(2)));
+/// statistics.store(&StoreEvent::LeaseTaken(100));
+/// let text = text(&statistics.snapshot().store);
+/// assert!(text.contains("store_calls_total{outcome=\"answered\"} 1\n"));
+/// assert!(text.contains("store_seconds_total 0.002\n"));
+/// assert!(text.contains("lease_permits{what=\"taken\"} 100\n"));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStatistics {
@@ -176,7 +217,7 @@ pub struct StoreStatistics {
     /// How often the store answered again after that.
     pub closed: u64,
     /// Permits that the store debited for leases.
-    pub leased: u64,
+    pub lease_taken: u64,
     /// Permits of leases that requests used.
     pub lease_used: u64,
     /// Permits of leases that went back to the store.
@@ -275,7 +316,7 @@ impl StoreCounters {
             misconfigured: read(&self.misconfigured),
             opened: read(&self.opened),
             closed: read(&self.closed),
-            leased: read(&self.leased),
+            lease_taken: read(&self.lease_taken),
             lease_used: read(&self.lease_used).saturating_sub(unused),
             lease_returned: read(&self.lease_returned),
             lease_lost: read(&self.lease_lost),
@@ -362,7 +403,7 @@ impl Events for Statistics {
             StoreEvent::Misconfigured => (&store.misconfigured, 1),
             StoreEvent::Opened => (&store.opened, 1),
             StoreEvent::Closed => (&store.closed, 1),
-            StoreEvent::Leased(permits) => (&store.leased, permits),
+            StoreEvent::LeaseTaken(permits) => (&store.lease_taken, permits),
             StoreEvent::LeaseUsed(permits) => (&store.lease_used, permits),
             StoreEvent::LeaseUnused(permits) => (&store.lease_unused, permits),
             StoreEvent::LeaseReturned(permits) => (&store.lease_returned, permits),

@@ -64,6 +64,6 @@ async fn eight_clients_never_take_more_than_the_server_has() {
     assert!(granted <= most, "{granted} of {most}");
     assert!(stores.iter().any(|store| store.lease_counts().taken > 0));
     for counts in stores.iter().map(Store::lease_counts) {
-        assert!(counts.used + counts.given_back + counts.ended <= counts.taken, "{counts:?}");
+        assert!(counts.used + counts.returned + counts.lost <= counts.taken, "{counts:?}");
     }
 }

@@ -142,8 +142,8 @@ fn what_is_not_used_goes_back() {
         assert!(counts.outstanding() > 0, "{counts:?}");
         tokio::time::sleep(Duration::from_secs(2)).await;
         let counts = fleet.stores[0].lease_counts();
-        assert_eq!((counts.outstanding(), counts.ended), (0, 0));
-        assert_eq!(counts.taken, counts.used + counts.given_back);
+        assert_eq!((counts.outstanding(), counts.lost), (0, 0));
+        assert_eq!(counts.taken, counts.used + counts.returned);
         // A limit that is as good as new has no key. One is that in which the store counts clients.
         assert_eq!(fleet.model.keys(), 1);
         // A dropped limiter gives back at once.
@@ -174,7 +174,7 @@ fn a_dropped_limiter_gives_back_all_permits_on_lease() {
             drop(limiter);
             tokio::time::sleep(100 * MS).await;
             let counts = store.lease_counts();
-            assert_eq!((counts.outstanding(), counts.ended), (0, 0));
+            assert_eq!((counts.outstanding(), counts.lost), (0, 0));
             let limiter = store.limiter("all").limit("calls", LINE.parse().unwrap()).build().unwrap();
             let left = limiter.status().await.unwrap().members[0].1.available;
             assert_eq!(left + u64::from(used), 1000, "dropped after {after} requests");

@@ -235,7 +235,7 @@ fn events_of_leases_equal_their_counts() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let events = log.store.lock().unwrap();
         let sum = |of: fn(&StoreEvent) -> u64| events.iter().map(of).sum::<u64>();
-        let taken = sum(|event| if let StoreEvent::Leased(n) = event { *n } else { 0 });
+        let taken = sum(|event| if let StoreEvent::LeaseTaken(n) = event { *n } else { 0 });
         let used = sum(|event| if let StoreEvent::LeaseUsed(n) = event { *n } else { 0 });
         let unused = sum(|event| if let StoreEvent::LeaseUnused(n) = event { *n } else { 0 });
         let returned = sum(|event| if let StoreEvent::LeaseReturned(n) = event { *n } else { 0 });
@@ -243,12 +243,12 @@ fn events_of_leases_equal_their_counts() {
         let counts = store.lease_counts();
         assert_eq!(
             (taken, used - unused, returned, lost),
-            (counts.taken, counts.used, counts.given_back, counts.ended)
+            (counts.taken, counts.used, counts.returned, counts.lost)
         );
         assert_eq!(taken, used - unused + returned + lost);
         let told = log.statistics.snapshot().store;
         assert_eq!(
-            (told.leased, told.lease_used, told.lease_returned, told.lease_lost),
+            (told.lease_taken, told.lease_used, told.lease_returned, told.lease_lost),
             (taken, used - unused, returned, lost)
         );
         // The store decided the others.

@@ -412,7 +412,7 @@ impl Ledger {
             self.counters.leased(*permits);
             if order.endings < state.limits[i].lost {
                 // The store decided before it reset the limit, or counted what the limit keeps.
-                self.counters.ended(*permits);
+                self.counters.lost(*permits);
                 continue;
             }
             let piece = account.piece(order.sent, now, reply, i);
@@ -465,7 +465,7 @@ impl Ledger {
                 lost += account.stock.clear().iter().map(|piece| piece.permits).sum::<u64>();
             }
         }
-        self.counters.ended(lost);
+        self.counters.lost(lost);
         self.count(&mut state);
         lost
     }
@@ -489,7 +489,7 @@ impl Ledger {
             Some(before) if usable > now => (Operation::Back { due: origin.due }, before.to_vec()),
             _ => (Operation::Refund { due: origin.due }, Vec::new()),
         };
-        self.counters.given_back(permits);
+        self.counters.returned(permits);
         Return { limit, permits, operation, before }
     }
 
@@ -584,7 +584,7 @@ mod tests {
 
     #[test]
     fn a_booking_in_flight_ends_as_the_leases_did() {
-        let counts = |given_back, ended| LeaseCounts { taken: 12, used: 0, given_back, ended };
+        let counts = |returned, lost| LeaseCounts { taken: 12, used: 0, returned, lost };
         assert_eq!(late(|ledger| _ = ledger.end(at(15))), (vec![(0, 5), (1, 7)], counts(12, 0)));
         assert_eq!(late(|ledger| _ = ledger.lose(Some(0))), (vec![(1, 7)], counts(7, 5)));
     }

@@ -19,7 +19,10 @@ pub struct Counts {
     /// Calls that showed that the store is not as it must be. A call whose answer makes no sense is
     /// counted as answered, too.
     pub misconfigured: u64,
-    /// Requests that were decided without the store.
+    /// Requests that were decided without the store, counted at the decision: also a request whose
+    /// wait is dropped afterwards, and not a call that would block a thread of the store.
+    /// [`StatisticsSnapshot::degraded`](tidegate::StatisticsSnapshot::degraded) counts the answers
+    /// that an observer was told.
     pub degraded: u64,
     /// Refunds and bookings given back whose message has no answer. Their permits are lost, unless
     /// the store carried the message out: fewer permits are granted, never more.

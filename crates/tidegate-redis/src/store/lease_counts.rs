@@ -21,16 +21,16 @@ pub struct LeaseCounts {
     pub used: u64,
     /// Permits that went back to the store unused. The store may have refused them, or the message
     /// may be lost, which [`Counts::lost_refunds`](crate::Counts::lost_refunds) counts.
-    pub given_back: u64,
+    pub returned: u64,
     /// Permits that were lost, since a limit was reset or lowered.
-    pub ended: u64,
+    pub lost: u64,
 }
 
 impl LeaseCounts {
     /// How many permits are out on lease: debited in the store, and neither used nor given back.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
-        self.taken.saturating_sub(self.used).saturating_sub(self.given_back).saturating_sub(self.ended)
+        self.taken.saturating_sub(self.used).saturating_sub(self.returned).saturating_sub(self.lost)
     }
 }
 
@@ -38,8 +38,8 @@ impl LeaseCounts {
 pub(crate) struct LeaseCounters {
     taken: AtomicU64,
     used: AtomicU64,
-    given_back: AtomicU64,
-    ended: AtomicU64,
+    returned: AtomicU64,
+    lost: AtomicU64,
     /// What the observer was told.
     told: Mutex<LeaseCounts>,
 }
@@ -56,11 +56,11 @@ impl LeaseCounters {
             (std::mem::replace(&mut *told, now), now)
         };
         let changes = [
-            (StoreEvent::Leased as fn(u64) -> StoreEvent, before.taken, now.taken),
+            (StoreEvent::LeaseTaken as fn(u64) -> StoreEvent, before.taken, now.taken),
             (StoreEvent::LeaseUsed, before.used, now.used),
             (StoreEvent::LeaseUnused, now.used, before.used),
-            (StoreEvent::LeaseReturned, before.given_back, now.given_back),
-            (StoreEvent::LeaseLost, before.ended, now.ended),
+            (StoreEvent::LeaseReturned, before.returned, now.returned),
+            (StoreEvent::LeaseLost, before.lost, now.lost),
         ];
         for (event, before, now) in changes {
             if now > before {
@@ -75,8 +75,8 @@ impl LeaseCounters {
         LeaseCounts {
             taken: read(&self.taken),
             used: read(&self.used),
-            given_back: read(&self.given_back),
-            ended: read(&self.ended),
+            returned: read(&self.returned),
+            lost: read(&self.lost),
         }
     }
 
@@ -89,11 +89,11 @@ impl LeaseCounters {
         self.used.fetch_add(all.wrapping_sub(counted), Ordering::Relaxed);
     }
 
-    pub(crate) fn given_back(&self, permits: u64) {
-        self.given_back.fetch_add(permits, Ordering::Relaxed);
+    pub(crate) fn returned(&self, permits: u64) {
+        self.returned.fetch_add(permits, Ordering::Relaxed);
     }
 
-    pub(crate) fn ended(&self, permits: u64) {
-        self.ended.fetch_add(permits, Ordering::Relaxed);
+    pub(crate) fn lost(&self, permits: u64) {
+        self.lost.fetch_add(permits, Ordering::Relaxed);
     }
 }
