@@ -11,9 +11,14 @@
 --   |        |        |      | request is granted before it. The state is as of this instant. |
 --   | 4      | held   | us   | the end of a pause, 0 without one                              |
 --   | 5      | back   | byte | the length of what follows of bookings that were given back    |
---   | ..     |        | 1    | how many places follow, and how many refunds                  |
+--   | ..     |        | 1    | how many places follow, and how many refunds                   |
+--   | ..     | alive  |permit| of the bookings since the origin those that are not given back   |
+--   | ..     | first  | us   | the first instant of these bookings                            |
+--   | ..     | origin |      | its length, and the value from before all bookings ahead, or   |
+--   |        |        |      | no value if one of them has become a grant                     |
 --   | ..     | places |      | of each its instant, its permits, how many of them are free,   |
---   |        |        |      | and the number of its booking, or -1                           |
+--   |        |        |      | the number of its booking, or -1, and the length of the value  |
+--   |        |        |      | from before it, which follows, if a part of it is taken        |
 --   | ..     | refunds|      | of each the instant of the grant, its permits, the number of    |
 --   |        |        |      | the next booking, and the instant of the last one before it     |
 --   | ..     | runs   |      | of each its first and its last number, the instant of the last |
@@ -48,10 +53,13 @@
 -- runs, since its state has each booking: see log.lua. Calls that give nothing back copy the text
 -- of the runs. Of too many runs the lowest are forgotten: their permits come in by time.
 --
+-- When all bookings ahead are given back, and none has become a grant, the state is the origin again,
+-- whatever parts of them were given to other requests before.
+--
 -- The instant of such a booking is a place: a request takes permits of it that are free. So all
 -- grants are bookings that were made one behind the other, and no bound suffers. The permits of one
 -- instant are interchangeable, so a request may take parts of several places. A booking of which a
--- part is taken is in no run. A request that takes all of one place makes that booking again: it
+-- part is taken is in no run, and its place has the value from before it. A request that takes all of one place makes that booking again: it
 -- is told the number, and the value from before it if a run has that.
 --
 -- `lasts` tells until when the permits of a place may be granted after its instant, since each

@@ -21,14 +21,22 @@ local function refund(l, place)
   end
 end
 
--- Reads the places and refunds. The runs stay a text, which most calls copy.
+-- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
+-- copy.
 local function read_back(l, value, bytes)
-  local count_places, count_refunds, first = parse('>dd', value, 41)
-  local places, refunds = {}, {}
+  local count_places, count_refunds, length, first
+  count_places, count_refunds, l.alive, l.first_due, length, first = parse('>ddddd', value, 41)
+  l.origin = value:sub(first, first + length - 1)
+  first = first + length
+  local places, refunds = NONE, NONE
+  if count_places > 0 then places = {} end
+  if count_refunds > 0 then refunds = {} end
   for i = 1, count_places do
-    local due, size, free, number
-    due, size, free, number, first = parse('>dddd', value, first)
-    places[i] = {due = due, size = size, free = free, number = number}
+    local due, size, free, number, length
+    due, size, free, number, length, first = parse('>ddddd', value, first)
+    local before = value:sub(first, first + length - 1)
+    places[i] = {due = due, size = size, free = free, number = number, before = before}
+    first = first + length
   end
   for i = 1, count_refunds do
     local due, n, number, till
@@ -42,6 +50,11 @@ end
 -- A run, with the text that it is stored as.
 local function new_run(low, high, due, before)
   return {low = low, high = high, due = due, text = pack('>dddd', low, high, due, #before) .. before}
+end
+
+-- Whether the value from before a run is known.
+local function is_known(run)
+  return #run.text > 40
 end
 
 -- Parses the runs.
@@ -72,6 +85,7 @@ local function pass(l)
   end
   while refunds[1] and refunds[1].till <= now do table.remove(refunds, 1) end
   if l.booked <= now then l.runs, l.refunds = NONE, NONE end
+  if min(l.booked, l.first_due) <= now then l.origin = '' end
 end
 
 -- Reads a value into the numbers of a limit.
@@ -100,7 +114,7 @@ local function read(l, value)
       l.writes, l.changed = l.writes + 1, true
       seen, l.seen, l.booked = now, now, l.booked - ahead
       for _, place in ipairs(l.places) do place.due = place.due - ahead end
-      l.runs, l.refunds = NONE, NONE
+      l.runs, l.refunds, l.origin = NONE, NONE, ''
       if l.held > 0 then l.held = l.held - ahead end
       if kind.move then kind.move(l, -ahead) end
     end
@@ -121,6 +135,7 @@ for i = 1, count do
     terms = {parse(kind.terms, terms, first + 16)},
     writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
     places = NONE, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
+    origin = '', alive = 0, first_due = 0,
     changed = false,
   }
   first = first + 8 + 8 * #kind.terms
@@ -146,10 +161,13 @@ local function value_of(l)
     end
     text = table.concat(texts, '', lowest, #runs)
   end
-  if #places > 0 or #refunds > 0 or text ~= '' then
-    local texts = {pack('>dd', #places, #refunds)}
+  local origin = l.origin
+  if #places > 0 or #refunds > 0 or text ~= '' or origin ~= '' then
+    if origin == '' then l.alive, l.first_due = 0, 0 end
+    local texts = {pack('>ddddd', #places, #refunds, l.alive, l.first_due, #origin) .. origin}
     for i, place in ipairs(places) do
-      texts[i + 1] = pack('>dddd', place.due, place.size, place.free, place.number)
+      local before = place.before or ''
+      texts[i + 1] = pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
     end
     for _, back in ipairs(refunds) do
       texts[#texts + 1] = pack('>dddd', back.due, back.n, back.number, back.till)
@@ -168,7 +186,7 @@ end
 
 -- A change that is never undone: no booking from before it is.
 local function change(l)
-  l.writes, l.runs, l.refunds = l.writes + 1, NONE, NONE
+  l.writes, l.runs, l.refunds, l.origin = l.writes + 1, NONE, NONE, ''
   touch(l)
 end
 
@@ -308,11 +326,13 @@ local function take_places(l, at)
     local due = place.due
     local taken = is_open(l, place, at) and min(rest, place.free) or 0
     if taken > 0 then
-      if place.free == place.size and place.number >= 0 then revive(l, place.number, due) end
+      if place.free == place.size and place.number >= 0 then
+        place.before = revive(l, place.number, due)
+      end
       place.free, rest = place.free - taken, rest - taken
       if due < at then
         -- They are permits of the later instant from now on.
-        place.size, place.number = place.size - taken, -1
+        place.size, place.number, place.before = place.size - taken, -1, nil
         if l.kind.shift then l.kind.shift(l, due, at, taken) end
       elseif l.kind.cut then
         -- A log has the other permits of the instant.
@@ -405,6 +425,14 @@ local function reserve(longest, shadow, tells)
       elseif wait > 0 and not l.kind.cut then
         -- A log needs no value from before.
         before[i] = pack('>dd', l.writes, l.booked) .. l.kind.value(l)
+        if l.booked <= now and #l.places == 0 then
+          l.origin, l.alive, l.first_due = before[i], 0, at
+        end
+      end
+      if wait == 0 then
+        l.origin = ''
+      elseif l.origin ~= '' then
+        l.alive, l.first_due = l.alive + l.n, min(l.first_due, at)
       end
       if rest > 0 or at > l.booked then
         l.kind.take(l, max(at, l.at), rest)
@@ -421,7 +449,8 @@ local function reserve(longest, shadow, tells)
   return told
 end
 
--- Adds a booking to the runs of those that were given back.
+-- Adds a booking to the runs of those that were given back. A run whose value from before is not
+-- known takes in no later booking, or that booking could not be undone alone.
 local function drop(l, number, due, before)
   local runs, low, high = runs_of(l), number, number
   local i = find_run(runs, number)
@@ -431,7 +460,7 @@ local function drop(l, number, due, before)
     high, due = next_run.high, next_run.due
     table.remove(runs, i + 1)
   end
-  if run and run.high + 1 == number then
+  if run and run.high + 1 == number and (is_known(run) or #before <= 8) then
     low, before = run.low, run.text:sub(33)
     table.remove(runs, i)
     i = i - 1
@@ -439,19 +468,15 @@ local function drop(l, number, due, before)
   table.insert(runs, i + 1, new_run(low, high, due, before))
 end
 
--- Goes back to the value from before the last run, if no booking is left behind that run.
-local function undo(l)
-  local runs, places = runs_of(l), l.places
-  local run = runs[#runs]
-  if not run or #run.text <= 40 or run.high + 1 ~= l.writes then return end
-  local before = run.text:sub(33)
+-- Goes back to a value from before bookings.
+local function go_back(l, before)
   l.writes, l.booked = parse('>dd', before)
   l.first = 17
   l.kind.read(l, before)
-  runs[#runs] = nil
-  for i = #places, 1, -1 do
-    if places[i].number >= run.low then table.remove(places, i) end
-  end
+end
+
+-- Makes the refunds again whose bookings before them are undone.
+local function refund_again(l)
   for _, back in ipairs(l.refunds) do
     if back.number > l.writes then
       l.kind.give(l, max(l.now, l.booked), back.n, back.due)
@@ -459,6 +484,21 @@ local function undo(l)
     end
   end
   pass(l)
+end
+
+-- Goes back to the value from before the last run, if no booking is left behind that run, and so on.
+local function undo(l)
+  local runs, places = runs_of(l), l.places
+  local run, undone = runs[#runs], false
+  while run and is_known(run) and run.high + 1 == l.writes do
+    go_back(l, run.text:sub(33))
+    runs[#runs] = nil
+    for i = #places, 1, -1 do
+      if places[i].number >= run.low then table.remove(places, i) end
+    end
+    run, undone = runs[#runs], true
+  end
+  if undone then refund_again(l) end
 end
 
 -- Frees a place: of a booking, or of the parts that a request took at its instant.
@@ -475,7 +515,10 @@ local function free_place(l, due, number, before)
       local freed = place.due == due and min(rest, place.size - place.free) or 0
       if freed > 0 then
         place.free, rest = place.free + freed, rest - freed
-        if place.free == place.size and place.number >= 0 then drop(l, place.number, due, '') end
+        if place.free == place.size and place.number >= 0 then
+          drop(l, place.number, due, place.before or '')
+          place.before = nil
+        end
       end
     end
   end
@@ -484,7 +527,14 @@ local function free_place(l, due, number, before)
     while i > 0 and places[i].due > due do i = i - 1 end
     table.insert(places, i + 1, {due = due, size = rest, free = rest, number = number})
   end
-  undo(l)
+  l.alive = l.alive - l.n
+  if l.origin ~= '' and l.alive <= 0 then
+    go_back(l, l.origin)
+    l.origin, l.places, l.runs = '', NONE, NONE
+    refund_again(l)
+  else
+    undo(l)
+  end
 end
 
 -- Refunds the latest place if there are too many. One of which parts are taken is needed to have

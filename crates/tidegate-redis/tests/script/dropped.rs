@@ -77,6 +77,53 @@ fn a_storm_that_is_dropped_leaves_no_trace() {
     }
 }
 
+/// Requests of other sizes took parts of instants of dropped bookings, and were dropped, too. The
+/// values from before these bookings were lost, and the bookings behind them stayed debited.
+#[test]
+fn bookings_that_are_dropped_one_by_one_leave_no_trace() {
+    let Some(mut store) = Store::new() else { return };
+    for line in EXACT {
+        let mut random = SmallRng::seed_from_u64(9);
+        for round in 0..100 {
+            let used_up = used_up(&mut store, line, format!("{line}-{round}"), START + 3);
+            let control = Limit { key: format!("{line}-{round}-control"), ..Limit::new(line) };
+            while store.call(TRY, START + 3, &[control.part(1, &[])]).answer == Answer::Done {}
+            let most = used_up.terms.limit.clamp(1, 9);
+            let (mut now, mut booked) = (START + 3, Vec::<(Reply, u64)>::new());
+            let mut first = u64::MAX;
+            for step in 0..random.random_range(3..30) {
+                let next = now + random.random_range(0..2_000);
+                if next >= first {
+                    break;
+                }
+                now = next;
+                if booked.is_empty() || step < 20 && random.random_bool(0.5) {
+                    let n = random.random_range(1..=most);
+                    let reply = store.call(ANY_WAIT, now, &[used_up.part(n, &[])]);
+                    if reply.wait > Duration::ZERO {
+                        first = first.min(due(&reply));
+                        booked.push((reply, n));
+                    } else {
+                        let granted = store.call(TRY, now, &[control.part(n, &[])]);
+                        assert_eq!(granted.answer, Answer::Done, "{line}, {round}");
+                    }
+                } else {
+                    let (reply, n) = booked.swap_remove(random.random_range(0..booked.len()));
+                    give_back(&mut store, now, &used_up, &reply, n);
+                }
+            }
+            booked.shuffle(&mut random);
+            for (reply, n) in booked {
+                give_back(&mut store, now, &used_up, &reply, n);
+            }
+            let status = |store: &mut Store, limit: &Limit| {
+                store.call(Operation::Status, now, &[limit.part(0, &[])]).limits.remove(0)
+            };
+            assert_eq!(status(&mut store, &used_up), status(&mut store, &control), "{line}, {round}");
+        }
+    }
+}
+
 /// Random requests, of which many are dropped at random: the grants are within the bound.
 #[test]
 fn dropped_bookings_are_never_granted_twice() {
