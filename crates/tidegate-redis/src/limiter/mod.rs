@@ -423,8 +423,7 @@ impl StoreLimiter {
         self.0.set.check(&ask.costs)?;
         let (set, began, mut number) = (&self.0.set, self.0.set.now(), None);
         loop {
-            let rest = number.map_or(longest, |_| self.rest(longest, began));
-            let mut ticket = Ticket::new(&self.0, ask.asked(set, rest, true), number);
+            let mut ticket = Ticket::new(&self.0, ask.asked(set, longest, true), number);
             number = Some(ticket.number());
             let undecided = match (&mut ticket).await {
                 Outcome::Granted(granted) => {
@@ -442,6 +441,8 @@ impl StoreLimiter {
                     let request = ask.request(rest);
                     let answer = match rest {
                         Duration::ZERO => share.try_acquire_many(request),
+                        // The store might not serve in time what the share has accepted.
+                        _ if rest < Duration::MAX => self.until_closed(share.acquire_many(request)).await,
                         _ => match self.until_back(self.until_closed(share.acquire_many(request))).await {
                             Some(answer) => answer,
                             None => continue,

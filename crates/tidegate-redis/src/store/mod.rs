@@ -85,10 +85,10 @@ pub enum WhileAway {
     /// some processes have requests that wait, up to twice the limit is granted until these are
     /// served.
     ///
-    /// When the store answers again, requests that wait for a share go back to the line of the
-    /// store. The request that returns first is sent at once, and the others stand in order of
-    /// arrival, before newcomers. A [reservation](tidegate::AnyReservation) keeps its place in the
-    /// share. Each process asks whether the store is back at intervals of up to 6.25 s. Until the
+    /// When the store answers again, requests that wait for a share, and have no longest wait, go
+    /// back to the line of the store. The request that returns first is sent at once, and the
+    /// others stand in order of arrival, before newcomers. A request with a longest wait, and a
+    /// [reservation](tidegate::AnyReservation), keep their places in the share. Each process asks whether the store is back at intervals of up to 6.25 s. Until the
     /// last process has asked, the store grants the limit beside the shares of the processes that
     /// have not.
     Share,
