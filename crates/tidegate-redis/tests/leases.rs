@@ -103,6 +103,32 @@ fn eight_processes_use_all_of_a_limit_in_few_trips() {
 }
 
 /// The permits of a window that are too few for one more lease are not used.
+/// A lease had no more permits than come in over 100 ms. So a process that used a day's quota at
+/// its beginning asked the store for each permit.
+#[test]
+fn a_limit_that_comes_in_slowly_is_leased_by_its_use() {
+    for line in [
+        "token_bucket 10/s burst 10000",
+        "token_bucket 100000/d burst 100000",
+        "leaky_bucket 10/s nodelay 9999 capacity 9999",
+        "fixed_window 100000/d",
+        "sliding_window 100000/h cells 60",
+        "sliding_estimate 100000/h",
+    ] {
+        run(async move {
+            let fleet = Fleet::new(4, Network::steady(MS), 2, line);
+            for _ in 0..3_000 {
+                for limiter in &fleet.limiters {
+                    let _ = limiter.acquire().await.unwrap();
+                }
+                tokio::time::sleep(MS).await;
+            }
+            let calls = fleet.calls();
+            assert!(calls <= 300, "{line}: {calls} calls for 6000 permits");
+        });
+    }
+}
+
 #[test]
 fn a_window_as_long_as_a_lease_is_used() {
     let windows =

@@ -218,7 +218,10 @@ impl Account {
         let is_line = is_shared && line > 0.0;
         let most = match (is_pressed, is_plenty) {
             (true, _) => self.come_in(horizon),
-            (_, true) => self.part(horizon),
+            (_, true) => match self.terms.kind {
+                Kind::Bucket | Kind::Fixed => f64::INFINITY,
+                Kind::Cells | Kind::Estimate | Kind::Log => self.terms.limit as f64 / 16.0,
+            },
             _ => self.part(self.part_of_wait(if is_line { 2 } else { 4 })),
         };
         let wish = if is_line {
