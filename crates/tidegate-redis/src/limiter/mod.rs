@@ -423,6 +423,7 @@ impl StoreLimiter {
         self.0.set.check(&ask.costs)?;
         let (set, began, mut number) = (&self.0.set, self.0.set.now(), None);
         loop {
+            let backs = set.store.backs();
             let mut ticket = Ticket::new(&self.0, ask.asked(set, longest, true), number);
             number = Some(ticket.number());
             let undecided = match (&mut ticket).await {
@@ -443,10 +444,13 @@ impl StoreLimiter {
                         Duration::ZERO => share.try_acquire_many(request),
                         // The store might not serve in time what the share has accepted.
                         _ if rest < Duration::MAX => self.until_closed(share.acquire_many(request)).await,
-                        _ => match self.until_back(self.until_closed(share.acquire_many(request))).await {
-                            Some(answer) => answer,
-                            None => continue,
-                        },
+                        _ => {
+                            match self.until_back(backs, self.until_closed(share.acquire_many(request))).await
+                            {
+                                Some(answer) => answer,
+                                None => continue,
+                            }
+                        }
                     };
                     answer.map(Won::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest()))
                 }
@@ -456,13 +460,13 @@ impl StoreLimiter {
         }
     }
 
-    /// Waits for permits of a share, until the store is back. Otherwise the requests that wait for
-    /// shares would be granted beside those that the store grants.
-    async fn until_back<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
+    /// Waits for permits of a share, until the store has come back more often than `backs`.
+    /// Otherwise the requests that wait for shares would be granted beside those that the store
+    /// grants.
+    async fn until_back<T>(&self, backs: u64, wait: impl Future<Output = T>) -> Option<T> {
         let store = &self.0.set.store;
         let mut back = store.back();
-        // The store has answered between its last call that failed and now.
-        if !store.is_failing() {
+        if store.backs() != backs {
             back.mark_changed();
         }
         let (mut wait, mut back) = (pin!(wait), pin!(back.changed()));

@@ -44,6 +44,8 @@ pub(super) struct Shared {
     pub(super) answered: Mutex<Instant>,
     /// Told when a server answers of which the last call had failed.
     pub(super) back: watch::Sender<()>,
+    /// How often it was told.
+    pub(super) backs: AtomicU64,
     pub(super) pending: Arc<Pending>,
 }
 
@@ -195,6 +197,7 @@ impl Shared {
             events,
             answered: Mutex::new(Instant::now()),
             back: watch::Sender::new(()),
+            backs: AtomicU64::new(0),
             pending: Arc::default(),
         }
     }
@@ -404,6 +407,8 @@ impl Shared {
             (was_failing && !breaker.is_failing(), was_open && !breaker.is_open())
         };
         if is_back {
+            // Before the message: a receiver that misses the message sees the number.
+            self.backs.fetch_add(1, Ordering::Release);
             self.back.send_replace(());
         }
         if has_closed {

@@ -336,9 +336,9 @@ impl Store {
         self.0.shared.servers.any(Breaker::is_probed)
     }
 
-    /// Whether the last call to a server has failed.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.0.shared.servers.any(Breaker::is_failing)
+    /// How often a server answered of which the last call had failed.
+    pub(crate) fn backs(&self) -> u64 {
+        self.0.shared.backs.load(Ordering::Acquire)
     }
 
     /// Changes when a server answers of which the last call had failed.
