@@ -206,8 +206,9 @@ impl Account {
         told.note(now, self.asked());
         let waiting = self.waiting.load(Ordering::Relaxed) as f64;
         let limit = self.terms.limit;
-        let is_recent = now.saturating_since(told.told) < TRUST;
-        let left = if is_recent { told.left } else { limit };
+        // A limit that has no permit until its window ends has none then, either.
+        let is_known = now.saturating_since(told.told) < TRUST || now < told.none_before;
+        let left = if is_known { told.left } else { limit };
         let is_plenty = left >= limit / 10 && !is_pressed;
         let horizon = if is_plenty { self.horizon() } else { self.part_of_wait(1) };
         let asked = told.rate * horizon.as_secs_f64();
