@@ -193,7 +193,7 @@ fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
     for (line, most, most_away) in [
         ("token_bucket 80/s burst 8", 80 + 8, 99),
         ("leaky_bucket 80/s nodelay 7 capacity 1000", 80 + 8, 99),
-        ("smooth_bursty 80/s max_burst 100ms", 80 + 8 + 1, 99 + 8),
+        ("smooth_bursty 80/s max_burst 100ms", 80 + 8 + 1, 99 + 16),
         ("sliding_log 80/s", 80, 90),
         ("sliding_window 80/s cells 10", 80, 90),
         ("fixed_window 80/s", 80, 90),
