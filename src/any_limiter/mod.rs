@@ -103,7 +103,7 @@ pub struct AnyLimiter(Arc<dyn Limiter>);
 /// Its handle [for tasks](Limiter::in_task) answers the other calls without blocking a thread.
 /// Calls that change the limiter, such as [`pause`](Limiter::pause), may return before the store
 /// knows of the change. If the store does not answer, a request is refused as
-/// [`Refusal::Unavailable`](crate::Refusal::Unavailable).
+/// [`Refusal::Unavailable`].
 pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// Takes all permits of the request now, or none.
     ///
@@ -485,7 +485,7 @@ impl AnyLimiter {
     /// | [`status`](AnyLimiter::status) | the names, limits and rates, and that nothing is available |
     /// | [`keep_at_most`](AnyLimiter::keep_at_most) | 0, and the store is told |
     /// | [`resume`](AnyLimiter::resume) | `false`, and the store is told |
-    /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`](crate::Refusal::Unavailable) where the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
+    /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`] where the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
     ///
     /// All other calls, and all calls of a limiter in this process, are the calls of this handle.
     ///
