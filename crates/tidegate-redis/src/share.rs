@@ -107,8 +107,7 @@ struct Share {
     lacks: Period,
     /// How long what was granted of earlier shares counts.
     first: Period,
-    /// The permits that come in each second, if they come in continuously.
-    per_second: f64,
+    terms: Terms,
     /// Held while a share begins.
     begins: Mutex<()>,
 }
@@ -179,8 +178,7 @@ impl Share {
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
         let (first, lacks) = (Period::of(&part), Period::lacking(&part, less));
-        let per_second = if part.kind == Kind::Bucket { part.rate.as_per_second() } else { 0.0 };
-        Ok(Share { processes, tags, less, lacks, first, per_second, begins: Mutex::default() })
+        Ok(Share { processes, tags, less, lacks, first, terms: part, begins: Mutex::default() })
     }
 
     /// Takes what a share of this tag has less in its first period, and what was granted of earlier
@@ -190,9 +188,8 @@ impl Share {
         let Booked { ahead, ago } = booked();
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
         let less = if self.lacks.lasts(outage) { self.less } else { 0 };
-        // The permits that come in until then are those of the store. The cast saturates.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let come_in = (self.per_second * ahead.as_secs_f64()).ceil() as u32;
+        // The permits that come in until then are those of the store.
+        let come_in = come_in(&self.terms, ahead);
         if (less == 0 && come_in == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
             return;
         }
@@ -267,6 +264,15 @@ impl Period {
             }
         }
     }
+}
+
+/// How many permits come in to a bucket in this time, at most. A window has none of them.
+fn come_in(terms: &Terms, time: Duration) -> u32 {
+    let Terms { kind: Kind::Bucket, numbers, .. } = terms else { return 0 };
+    let [refill, price, step] = [numbers[0], numbers[1], numbers[7]].map(|n| u128::try_from(n).unwrap_or(0));
+    let refills = time.as_micros().div_ceil(step.max(1));
+    let permits = refills.saturating_mul(refill).div_ceil(price.max(1));
+    u32::try_from(permits).unwrap_or(u32::MAX)
 }
 
 fn micros(micros: i64) -> Duration {
