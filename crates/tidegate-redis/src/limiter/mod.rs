@@ -424,9 +424,9 @@ impl StoreLimiter {
         let (set, began, mut number) = (&self.0.set, self.0.set.now(), None);
         loop {
             let backs = set.store.backs();
-            let mut ticket = Ticket::new(&self.0, ask.asked(set, longest, true), number);
+            let ticket = Ticket::new(&self.0, ask.asked(set, longest, true), number);
             number = Some(ticket.number());
-            let undecided = match (&mut ticket).await {
+            let undecided = match ticket.await {
                 Outcome::Granted(granted) => {
                     set.log_grant(&granted.reply);
                     return Ok(Won::Booked(granted));
@@ -440,18 +440,14 @@ impl StoreLimiter {
                 Instead::Share(share) => {
                     let rest = self.rest(longest, began);
                     let request = ask.request(rest);
+                    let wait = |request| self.until_closed(share.acquire_many(request));
                     let answer = match rest {
-                        Duration::ZERO => share.try_acquire_many(request),
+                        Duration::ZERO => Some(share.try_acquire_many(request)),
+                        Duration::MAX => self.until_back(backs, wait(request)).await,
                         // The store might not serve in time what the share has accepted.
-                        _ if rest < Duration::MAX => self.until_closed(share.acquire_many(request)).await,
-                        _ => {
-                            match self.until_back(backs, self.until_closed(share.acquire_many(request))).await
-                            {
-                                Some(answer) => answer,
-                                None => continue,
-                            }
-                        }
+                        _ => Some(wait(request).await),
                     };
+                    let Some(answer) = answer else { continue };
                     answer.map(Won::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest()))
                 }
             };
