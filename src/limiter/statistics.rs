@@ -143,8 +143,8 @@ pub struct StatisticsSnapshot {
     /// Passed because they are exempt.
     pub exempted: u64,
     /// Decided without the store of the limiter, which did not answer; granted or refused as well.
-    /// It counts answers. `Counts::degraded` of `tidegate-redis` counts decisions: also of a wait
-    /// that is dropped afterwards, and not of a call that its thread must not make.
+    /// It counts answers. `Counts::degraded` of `tidegate-redis` also counts a reservation that is
+    /// dropped before its answer, and does not count a call that its thread must not make.
     pub degraded: u64,
     /// Granted, and left a fifth of a limit or less: counted only over a store.
     pub near_limit: u64,

@@ -19,8 +19,8 @@ pub struct Counts {
     /// Calls that showed that the store is not as it must be. A call whose answer makes no sense is
     /// counted as answered, too.
     pub misconfigured: u64,
-    /// Requests that were decided without the store, counted at the decision: also a request whose
-    /// wait is dropped afterwards, and not a call that would block a thread of the store.
+    /// Requests that were answered without the store, and reservations that were made without it,
+    /// but for calls that would block a thread of the store.
     /// [`StatisticsSnapshot::degraded`](tidegate::StatisticsSnapshot::degraded) counts the answers
     /// that an observer was told.
     pub degraded: u64,
