@@ -252,8 +252,8 @@
 //! ```
 //!
 //! Blocking calls on other threads follow the paused time of the runtime in which the limiter's
-//! clock was made. Start such a thread by [`std::thread::spawn`]: tokio does not advance paused time
-//! by itself while a task of `spawn_blocking` runs. [`TokioClock`] has an example.
+//! clock was made. Start such a thread by [`std::thread::spawn`]: tokio does not advance paused
+//! time by itself while a task of `spawn_blocking` runs. [`TokioClock`] has an example.
 //!
 //! A type that stores an [`AnyLimiter`] needs no type parameter: a test gives it a limiter with
 //! another clock. A type that needs more calls, and so stores a [`RateLimiter`], takes the clock as

@@ -17,8 +17,8 @@ use crate::status::Status;
 /// The name of a limiter that has no members, where one is told or asked for.
 pub(super) const NAME: &str = "limit";
 
-/// What the request asks of a limiter that has no members. A cost by its name is for all or nothing,
-/// as that of a member.
+/// What the request asks of a limiter that has no members. A cost by its name is for all or
+/// nothing, as the cost of a member.
 pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     let asked = request.to_request();
     match request.costs().next() {

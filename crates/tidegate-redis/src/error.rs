@@ -167,8 +167,8 @@ impl StoreError {
     }
 
     /// Whether the store is merely away: it may answer later. `false` says that its configuration
-    /// is wrong: a password, a permission, a foreign value under a key, or an address where no Redis
-    /// server answers.
+    /// is wrong: a password, a permission, a foreign value under a key, or an address where no
+    /// Redis server answers.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.is_away

@@ -202,8 +202,8 @@ fn loops_over_requests_with_a_longest_wait_get_what_they_would_without_leases() 
     assert_parts(BUCKET, &[(4, Ask::Within(200 * MS)); 2]);
 }
 
-/// Where a lease had the permits of 100 ms, the limit was booked for longer than such requests wait.
-/// So the process that joins had 10 of 2,000 permits a second, and of eight processes one had
+/// Where a lease had the permits of 100 ms, the limit was booked for longer than such requests
+/// wait. So the process that joins had 10 of 2,000 permits a second, and of eight processes one had
 /// three quarters.
 #[test]
 fn loops_over_requests_with_a_short_longest_wait_get_what_they_would_without_leases() {

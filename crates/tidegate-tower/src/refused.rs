@@ -81,8 +81,8 @@ impl Refused {
     /// | any | the key function [refused](crate::Key::Refused) the request with this status |
     ///
     /// A full limit of permits in use is a limit that is reached, and so 429: the layer cannot tell
-    /// a limit of one client from one of the whole fleet. Such an answer has no `Retry-After`, since
-    /// no limiter knows when permits come back.
+    /// a limit of one client from one of the whole fleet. Such an answer has no `Retry-After`,
+    /// since no limiter knows when permits come back.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         let refusal = match &self.why {

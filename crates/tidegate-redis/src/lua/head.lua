@@ -53,21 +53,22 @@
 -- runs, since its state has each booking: see log.lua. Calls that give nothing back copy the text
 -- of the runs. Of too many runs the lowest are forgotten: their permits come in by time.
 --
--- When all bookings ahead are given back, and none has become a grant, the state is the origin again,
--- whatever parts of them were given to other requests before.
+-- When all bookings ahead are given back, and none has become a grant, the state is the origin
+-- again, whatever parts of them were given to other requests before.
 --
 -- The instant of such a booking is a place: a request takes permits of it that are free. So all
 -- grants are bookings that were made one behind the other, and no bound suffers. The permits of one
 -- instant are interchangeable, so a request may take parts of several places. A booking of which a
--- part is taken is in no run, and its place has the value from before it. A request that takes all of one place makes that booking again: it
--- is told the number, and the value from before it if a run has that.
+-- part is taken is in no run, and its place has the value from before it. A request that takes all
+-- of one place makes that booking again: it is told the number, and the value from before it if a
+-- run has that.
 --
 -- `lasts` tells until when the permits of a place may be granted after its instant, since each
 -- window counts as many. A kind without it grants them at the instant alone. A request takes
 -- permits of several such places, and the rest of what it needs behind the last booking.
 --
--- A place that ends, or the latest one of too many, is refunded like a grant. An undone booking from
--- before the refund undoes the refund, too: permits are lost, and none is granted twice.
+-- A place that ends, or the latest one of too many, is refunded like a grant. An undone booking
+-- from before the refund undoes the refund, too: permits are lost, and none is granted twice.
 --
 -- A grant whose instant has come is given back by a refund. A window takes it back if it still
 -- counts the grant at its last booking, or at the one that is the last when those behind it are

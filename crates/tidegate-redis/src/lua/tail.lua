@@ -486,7 +486,7 @@ local function refund_again(l)
   pass(l)
 end
 
--- Goes back to the value from before the last run, if no booking is left behind that run, and so on.
+-- Goes back to the value from before the last run while no booking is left behind that run.
 local function undo(l)
   local runs, places = runs_of(l), l.places
   local run, undone = runs[#runs], false

@@ -214,7 +214,8 @@ impl StoreBuilder {
     /// The store of configurations with these settings in this process, which is opened if there
     /// is none. A process with several of them would count as several processes.
     pub(crate) fn open_shared(self) -> Result<Store, OpenError> {
-        // The store keeps its observer, so no other observer has this address while the store lives.
+        // The store keeps its observer, so no other observer has this address while the store
+        // lives.
         let observer = self.events.as_ref().map(|events| Arc::as_ptr(events).addr());
         let settings = (self.url.clone(), self.prefix.clone(), self.timeout, self.while_away, observer);
         let mut open = lock(&OF_CONFIGURATIONS);

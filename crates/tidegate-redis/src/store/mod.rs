@@ -88,9 +88,9 @@ pub enum WhileAway {
     /// When the store answers again, requests that wait for a share, and have no longest wait, go
     /// back to the line of the store. The request that returns first is sent at once, and the
     /// others stand in order of arrival, before newcomers. A request with a longest wait, and a
-    /// [reservation](tidegate::AnyReservation), keep their places in the share. Each process asks whether the store is back at intervals of up to 6.25 s. Until the
-    /// last process has asked, the store grants the limit beside the shares of the processes that
-    /// have not.
+    /// [reservation](tidegate::AnyReservation), keep their places in the share. Each process asks
+    /// whether the store is back at intervals of up to 6.25 s. Until the last process has asked,
+    /// the store grants the limit beside the shares of the processes that have not.
     Share,
     /// As [`Share`](WhileAway::Share), with this number of processes.
     ShareOf(NonZeroU32),

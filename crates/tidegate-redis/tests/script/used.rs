@@ -127,8 +127,9 @@ fn in_one_process(line: &str, longest: Duration, asked: &[Asked]) -> Vec<Net> {
     grants
 }
 
-/// Permits that waits of a window had left free were lost when the instants of these waits had come,
-/// and a request that needed those of two waits took neither: an estimate of 300 was used to 79 %.
+/// Permits that waits of a window had left free were lost when the instants of these waits had
+/// come, and a request that needed the permits of two waits took neither: an estimate of 300 was
+/// used to 79 %.
 #[test]
 fn a_window_is_used_as_in_one_process_while_waits_are_dropped() {
     let Some(mut store) = Store::new() else { return };
