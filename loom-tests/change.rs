@@ -113,6 +113,21 @@ fn an_estimate_whose_limit_changes_grants_nothing_twice() {
     window(SlidingEstimate::new);
 }
 
+/// A turn of one bit is the same after two changes, and so is the word of a full window.
+#[test]
+fn an_estimate_that_changes_there_and_back_grants_nothing() {
+    model_of_three(|| {
+        let both = Arc::new(taken_from(SlidingEstimate::new(rate("2/20s")), 2, NOW));
+        let granted = granted_meanwhile(&both, 1, takes_twice, |policy, state| {
+            for there_and_back in ["4/20s", "2/20s"] {
+                let change = Change::rate(rate(there_and_back)).keep(Keep::Ratio);
+                policy.change(state, NOW, change).expect("a rate alone fits");
+            }
+        });
+        assert_eq!(granted, 0);
+    });
+}
+
 #[test]
 fn a_sliding_window_whose_limit_changes_grants_nothing_twice() {
     window(|rate| SlidingWindow::new(rate, 2));

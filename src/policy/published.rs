@@ -71,6 +71,13 @@ impl<const N: usize> Published<N> {
         }
     }
 
+    /// The version of the newest publication.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        // Acquire: what is loaded later is as new as this publication, or newer.
+        self.version.load(Ordering::Acquire)
+    }
+
     /// A copy of the words, with the same version.
     pub(crate) fn copy(&self) -> (Self, [u64; N]) {
         let (words, version) = self.read_with_version(0);

@@ -54,7 +54,9 @@
 //! published, since it reads and writes in one.
 //!
 //! **What remains.** A request that stalls between 4 and 6 for a multiple of `2^TURNS` changes, and
-//! then finds the word as it was to the last bit, takes by the terms that it has read. A *refusal*
+//! then finds the word as it was to the last bit, takes by the terms that it has read. Where there
+//! are few turns, it looks at the version of the terms before 4 and again in 5: so these terms were
+//! those of the word at one time. A *refusal*
 //! is not checked again: a refusal that overlaps with a change may mix both terms, and tell a time
 //! that neither of them gives.
 //!

@@ -199,6 +199,9 @@ impl SlidingEstimate {
     fn take(&self, state: &EstimateState, at: Nanos, n: u32) -> Result<EstimateCharge, Refused> {
         let now = stamp(at);
         loop {
+            // Before the word: after two changes there and back the word may be as it was, and the
+            // terms in between are not its own.
+            let of_word = self.window.version();
             let Some(seen) = state.word.load() else {
                 return Err(refused_as_closed(at).into());
             };
@@ -210,6 +213,9 @@ impl SlidingEstimate {
             let (word, beginning) = Self::open(Word::decode(seen.content()), now, &window);
             if !fits(word, beginning, n, &window) {
                 return Err(Refused::until(due(word, beginning, n, &window), now));
+            }
+            if version != of_word {
+                continue;
             }
             let after = Word { used: word.used + n, ..word };
             // Relaxed: the word holds all that a request changes: 6 in `closable.rs`.

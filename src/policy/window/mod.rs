@@ -249,6 +249,10 @@ impl CurrentWindow {
         (Window::from_words(words), version)
     }
 
+    pub(crate) fn version(&self) -> u64 {
+        self.words.version()
+    }
+
     /// The window that a new rate makes. Nothing is set yet.
     pub(crate) fn with(&self, rate: Rate) -> Window {
         if rate.is_zero() {
