@@ -239,7 +239,11 @@ impl Account {
         let half = |permits: u64| permits / 2 / processes.max(1);
         let most = match self.terms.kind {
             Kind::Fixed if left > 0 => half(left),
-            Kind::Fixed => half(limit),
+            Kind::Fixed => {
+                // Leases of a later window, of which it is not known what is left.
+                let fits = |n: &u64| limit % n <= limit / 100;
+                (1..=half(limit)).rev().find(fits).unwrap_or(1)
+            }
             _ if is_plenty => half(limit),
             _ => limit,
         };
