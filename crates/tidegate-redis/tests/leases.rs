@@ -419,6 +419,30 @@ fn no_span_has_more_grants_than_its_bound_and_the_life_of_a_lease() {
     }
 }
 
+/// A list of 64 bookings whose permits were all used counted as full, and nothing more was booked.
+#[test]
+fn more_requests_wait_than_bookings_are_kept() {
+    for line in ["token_bucket 100/s burst 10", "sliding_log 50/s", "fixed_window 5/s"] {
+        run(async move {
+            let mut fleet = Fleet::new(1, Network::steady(MS), 1, line);
+            let limiter = fleet.limiters.remove(0);
+            let mut waits = Vec::new();
+            for _ in 0..2000 {
+                waits.push(tokio::spawn(limiter.acquire()));
+                tokio::time::sleep(5 * MS).await;
+            }
+            let all = async {
+                for wait in waits {
+                    drop(wait.await.unwrap().unwrap());
+                }
+            };
+            let patience = Duration::from_secs(2000 / 5 + 1);
+            assert!(tokio::time::timeout(patience, all).await.is_ok(), "{line}");
+            eprintln!("DBG {line} {:?}", fleet.began.elapsed());
+        });
+    }
+}
+
 #[test]
 fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
     run(async {

@@ -286,9 +286,10 @@ impl Stock {
         removed
     }
 
-    /// How many pieces there are.
+    /// How many pieces have permits left.
     pub(crate) fn pieces(&self) -> usize {
-        self.list.load().pieces.len()
+        let (list, gone) = self.current();
+        list.rest(gone).count()
     }
 
     /// Puts aside the pieces that have ended.
