@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AnyLimiter, Refusal};
+use tidegate::{AllRefusal, AnyLimiter, QueueBounds, Refusal};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
 use tokio::time::Instant;
@@ -272,6 +272,89 @@ fn requests_that_return_from_a_share_stand_before_newcomers() {
         assert!(by_store.len() >= 20 && granted.len() == 30, "{granted:?}");
         // The request that returns first is sent at once.
         assert!(by_store[1..].is_sorted() && by_store[0] < 20, "{by_store:?}");
+    });
+}
+
+/// Requests that waited for a lease went on to the line of the store when it went away, and when it
+/// was back leases served newcomers before them.
+#[test]
+fn leased_requests_that_wait_for_the_store_keep_their_order() {
+    for (line, stops) in [
+        ("token_bucket 100/s burst 100", [2000, 300]),
+        ("token_bucket 100/s burst 10", [700, 5000]),
+        ("fixed_window 100/s", [2000, 20]),
+        ("sliding_log 100/s", [1000, 1000]),
+    ] {
+        run(async move {
+            let model = Model::new(3, Network::steady(MS));
+            let builder = Store::builder("redis://model").while_away(WhileAway::Wait);
+            let store = model.open(builder).unwrap();
+            let limit = store.limiter("all").limit("calls", line.parse().unwrap());
+            let limiter = AnyLimiter::from(limit.leased().build().unwrap());
+            let served = Arc::new(Mutex::new(Vec::new()));
+            let began = Instant::now();
+            let mut asked = 0;
+            // Three requests for two permits, from before the first outage to after the second one.
+            let mut ask_for = async |span: Duration| {
+                let from = Instant::now();
+                while from.elapsed() < span {
+                    let (wait, served, number) = (limiter.acquire(), served.clone(), asked);
+                    asked += 1;
+                    tokio::spawn(async move {
+                        let permits = wait.await.unwrap();
+                        served.lock().unwrap().push((number, permits.is_degraded()));
+                    });
+                    tokio::time::sleep(20 * MS / 3).await;
+                }
+            };
+            ask_for(2000 * MS).await;
+            for stop in stops {
+                model.stop(true);
+                ask_for(stop * MS).await;
+                model.stop(false);
+                ask_for(3000 * MS).await;
+            }
+            while served.lock().unwrap().len() < asked {
+                tokio::time::sleep(MS).await;
+                assert!(began.elapsed() < MINUTE, "{line}: {} of {asked}", served.lock().unwrap().len());
+            }
+            let served = served.lock().unwrap();
+            let late = served.windows(2).find(|two| two[1].0 < two[0].0);
+            assert!(late.is_none(), "{line}: {late:?}");
+            assert!(served.iter().all(|(_, is_degraded)| !is_degraded), "{line}");
+        });
+    }
+}
+
+/// A lease has no bounds of the line, so bounded requests go to the line of the store.
+#[test]
+fn bounds_hold_for_leased_requests_that_wait_for_the_store() {
+    run(async {
+        let model = Model::new(3, Network::steady(MS));
+        let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+        let limit = store.limiter("all").limit("calls", "token_bucket 1000/s burst 100".parse().unwrap());
+        let limiter = limit.leased().build().unwrap();
+        let any = AnyLimiter::from(limiter.clone());
+        for _ in 0..2000 {
+            drop(any.acquire().await.unwrap());
+        }
+        model.stop(true);
+        let wait = || tokio::spawn(any.acquire());
+        let first: Vec<_> = (0..500).map(|_| wait()).collect();
+        tokio::time::sleep(500 * MS).await;
+        let full = |refusal: AllRefusal| matches!(refusal.refusal(), Some(Refusal::QueueFull { .. }));
+        // Requests that wait already stay or go by the bounds that are set then.
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(50));
+        tokio::time::sleep(1500 * MS).await;
+        let second: Vec<_> = (0..500).map(|_| wait()).collect();
+        tokio::time::sleep(500 * MS).await;
+        model.stop(false);
+        let mut refused = 0;
+        for wait in first.into_iter().chain(second) {
+            refused += u32::from(wait.await.unwrap().is_err_and(full));
+        }
+        // Up to a burst of permits was on lease.
+        assert!((850..=950).contains(&refused), "{refused}");
     });
 }
 

@@ -69,9 +69,15 @@ fn there_must_be_a_runtime() {
 /// A store on a runtime that ends while the server is stopped, and what waits meanwhile.
 #[test]
 fn what_waits_is_answered_when_the_runtime_ends() {
+    for while_away in [WhileAway::Closed, WhileAway::Wait] {
+        what_waits_is_answered(while_away);
+    }
+}
+
+fn what_waits_is_answered(while_away: WhileAway) {
     let Some(server) = Server::start() else { return };
     let runtime = runtime();
-    let store = runtime.block_on(async { builder(&server).open() }).unwrap();
+    let store = runtime.block_on(async { builder(&server).while_away(while_away).open() }).unwrap();
     let exact = limiter(&store, "token_bucket 100/s burst 1");
     let leased = store.limiter("leased").limit("limit", "token_bucket 100/s burst 100".parse().unwrap());
     let leased = AnyLimiter::from(leased.leased().build().unwrap());

@@ -73,6 +73,8 @@ struct State {
     next: Nanos,
     /// Nothing is booked before this time.
     away: Nanos,
+    /// Whether the last booking for requests in line failed for another reason than an outage.
+    is_hopeless: bool,
     /// How often the leases were ended: a booking that was asked for before ends as they did.
     endings: u64,
 }
@@ -131,7 +133,8 @@ impl Ledger {
             terms.map(|terms| Arc::new(Account::new(terms, patience.clone(), kick.clone()))).collect();
         let limits = accounts.iter().map(|account| Use::new(account.terms.limit)).collect();
         let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
-        let state = Mutex::new(State { limits, usual: Usual::default(), pressed, next, away, endings: 0 });
+        let (usual, is_hopeless, endings) = (Usual::default(), false, 0);
+        let state = Mutex::new(State { limits, usual, pressed, next, away, is_hopeless, endings });
         let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
         Ledger { accounts, kick, joined, endless, patience, processes, counters, state }
     }
@@ -212,6 +215,29 @@ impl Ledger {
     /// Whether requests are in line.
     pub(crate) fn has_waiting(&self) -> bool {
         self.accounts.iter().any(|account| account.waiting.load(Ordering::SeqCst) > 0)
+    }
+
+    /// Whether no request in line has a longest wait.
+    pub(crate) fn are_endless(&self) -> bool {
+        self.endless.load(Ordering::Relaxed) >= self.joined.load(Ordering::Relaxed)
+    }
+
+    /// Whether leases can be had again, as soon as the store is back.
+    pub(crate) fn is_hopeful(&self) -> bool {
+        !self.lock().is_hopeless
+    }
+
+    /// Whether no lease is asked for now, since a call failed.
+    pub(crate) fn rests(&self, now: Nanos) -> bool {
+        now < self.lock().away
+    }
+
+    /// The store is back: permits for the requests in line are booked at once.
+    pub(crate) fn is_back(&self) {
+        let mut state = self.lock();
+        if !state.is_hopeless {
+            state.away = Nanos::ZERO;
+        }
     }
 
     /// How many permits the requests in line wait for. A request that is granted, and whose task
@@ -374,7 +400,9 @@ impl Ledger {
                     Undecided::Away(rest) => Nanos::from_duration(rest).clamp(REST, TRUST),
                     Undecided::Misconfigured => TRUST,
                 };
-                self.lock().away = now.saturating_add(rest);
+                let mut state = self.lock();
+                state.away = now.saturating_add(rest);
+                state.is_hopeless = undecided == Undecided::Misconfigured;
                 return Outcome::Failed;
             }
         };
@@ -394,8 +422,10 @@ impl Ledger {
             }
             // A request in line waits as long as it takes: its permits can never be had.
             state.away = now.saturating_add(TRUST);
+            state.is_hopeless = true;
             return Outcome::Failed;
         }
+        state.is_hopeless = false;
         // There are more permits than requests.
         let is_plenty =
             |(account, told): (&Arc<Account>, &Told)| told.available >= (account.terms.limit / 10).max(1);

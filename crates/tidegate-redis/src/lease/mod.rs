@@ -40,6 +40,7 @@ use crate::lease::ledger::{Ledger, Outcome, Plan, Return};
 use crate::lease::policy::Lease;
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Set};
+use crate::store::WhileAway;
 
 /// The leases of one set of limits.
 pub(crate) struct Leases {
@@ -52,6 +53,8 @@ pub(crate) struct Leases {
     /// Rises when requests in line cannot be served by leases.
     failed: watch::Sender<u64>,
     is_driven: AtomicBool,
+    /// Whether the requests that wait for the store are bounded. The bounds do not hold here.
+    is_bounded: AtomicBool,
 }
 
 impl Leases {
@@ -66,8 +69,9 @@ impl Leases {
         let (name, first) = named.next()?;
         let all = (members.len() > 1)
             .then(|| named.fold(AllOf::new(name, first), |all, (name, limiter)| all.with(name, limiter)));
-        let (failed, is_driven) = (watch::Sender::new(0), AtomicBool::new(false));
-        Some(Leases { set: set.clone(), ledger, limiters, all, failed, is_driven })
+        let failed = watch::Sender::new(0);
+        let (is_driven, is_bounded) = (AtomicBool::new(false), AtomicBool::new(false));
+        Some(Leases { set: set.clone(), ledger, limiters, all, failed, is_driven, is_bounded })
     }
 
     /// Decides a request that does not wait. `None` leaves it to the store.
@@ -101,12 +105,14 @@ impl Leases {
         }
     }
 
-    /// Waits in line. `None` leaves the request to the store.
+    /// Waits in line. `None` leaves the request to the store, as it is where no request waits here
+    /// and requests wait there for a store that is away: `are_held` tells that.
     pub(crate) async fn wait(
         self: &Arc<Leases>,
         wait: Wait,
         costs: &Costs,
         within: Option<Duration>,
+        are_held: impl Fn() -> bool,
     ) -> Option<Result<AllPermits, AllRefusal>> {
         let mut wait = pin!(self.answer(wait));
         match poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await {
@@ -121,7 +127,7 @@ impl Leases {
         self.ledger.waits(now, costs, within);
         let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
         if self.set.check(costs).is_err()
-            || !is_booked && !self.ledger.has_waiting() && !self.ledger.pays(now, costs)
+            || !is_booked && !self.ledger.has_waiting() && (are_held() || !self.ledger.pays(now, costs))
         {
             self.ledger.missed(costs);
             self.ledger.alone(costs);
@@ -145,9 +151,9 @@ impl Leases {
                     return self.refuse(&refusal, costs, rest).map(Err);
                 }
                 Some(answer) => return Some(answer),
-                None if self.ledger.is_short(self.set.clock.now(), costs) || self.set.store.has_ended() => {
-                    return None;
-                }
+                None if self.set.store.has_ended() => return None,
+                None if within.is_none() && self.outlasts() => {}
+                None if self.ledger.is_short(self.set.clock.now(), costs) => return None,
                 None => {}
             }
         }
@@ -271,9 +277,13 @@ impl Leases {
         }
         let (driving, kick) = (Driving(Arc::downgrade(self)), self.ledger.kick.clone());
         let clock = DefaultClock::clone(&self.set.clock);
+        let (mut back, mut is_back) = (self.set.store.back(), false);
         self.set.store.spawn(Box::pin(async move {
             loop {
                 let Some(leases) = driving.0.upgrade() else { return };
+                if std::mem::take(&mut is_back) {
+                    leases.ledger.is_back();
+                }
                 // A limiter that is dropped meanwhile gives its permits back before this telling
                 // ends.
                 let telling = leases.set.store.begin_telling();
@@ -286,9 +296,11 @@ impl Leases {
                     Next::At(until) => until,
                 };
                 let (mut kicked, mut sleep) = (pin!(kick.notified()), pin!(clock.sleep_until(until)));
-                poll_fn(|context| match kicked.as_mut().poll(context) {
-                    Poll::Ready(()) => Poll::Ready(()),
-                    Poll::Pending => sleep.as_mut().poll(context),
+                let mut comes_back = pin!(back.changed());
+                poll_fn(|context| {
+                    is_back = comes_back.as_mut().poll(context).is_ready();
+                    let goes_on = is_back || kicked.as_mut().poll(context).is_ready();
+                    if goes_on { Poll::Ready(()) } else { sleep.as_mut().poll(context) }
                 })
                 .await;
             }
@@ -359,6 +371,32 @@ impl Leases {
         }
     }
 
+    /// Whether requests without a longest wait stay in line although no lease can be had now: they
+    /// wait for a store that is away, in their order. If their number is bounded, they wait in the
+    /// line that has the bounds.
+    fn outlasts(&self) -> bool {
+        self.set.store.while_away() == WhileAway::Wait
+            && self.ledger.is_hopeful()
+            && !self.is_bounded.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the requests that wait for the store are bounded.
+    pub(crate) fn set_bounded(&self, is_bounded: bool) {
+        // Relaxed: the lock of the ledger orders this. Either the failure of a call is seen here, or
+        // the bounds are seen when that failure is told.
+        let was_bounded = self.is_bounded.swap(is_bounded, Ordering::Relaxed);
+        if is_bounded && !was_bounded && self.ledger.rests(self.set.clock.now()) {
+            self.fail();
+        }
+    }
+
+    /// No lease can be had now. Requests that stay are not woken.
+    fn tell_failed(&self) {
+        if !(self.outlasts() && self.ledger.are_endless()) {
+            self.fail();
+        }
+    }
+
     /// Tells the requests in line that leases do not serve them. The panic of a foreign waker must
     /// not end the task that books permits.
     fn fail(&self) {
@@ -391,11 +429,11 @@ impl Leases {
                     Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].debit(0)),
                     Outcome::TooLate(returns) => self.give_back(&returns),
                     Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
-                    Outcome::Failed => self.fail(),
+                    Outcome::Failed => self.tell_failed(),
                 }
             }
             Plan::Fail(until) => {
-                self.fail();
+                self.tell_failed();
                 return Next::At(until);
             }
             Plan::Rest(until) => return Next::At(until),

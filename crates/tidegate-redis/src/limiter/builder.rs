@@ -112,7 +112,8 @@ impl LimiterBuilder {
     /// [`Displaced`](tidegate::Refusal::Displaced); a reservation is never dropped. A request that
     /// finds the store away, and [waits for it](crate::WhileAway::Wait), counts from then on. The
     /// bounds hold for this process, and not for requests that wait for a
-    /// [lease](LimiterBuilder::leased).
+    /// [lease](LimiterBuilder::leased). Where there are bounds, such requests go to the line of the
+    /// store when the store goes away, and count from then on.
     ///
     /// # Examples
     ///

@@ -540,7 +540,8 @@ impl Limiter for StoreLimiter {
             let watch = Watch::new(&this.0.set.observers, ask.permits());
             let began = this.0.set.now();
             if let (Some(leases), Some(line)) = (&this.0.leases, line)
-                && let Some(answer) = leases.wait(line, &ask.costs, ask.all_else.within).await
+                && let Some(answer) =
+                    leases.wait(line, &ask.costs, ask.all_else.within, || this.0.is_held()).await
             {
                 if let Some(watch) = watch {
                     watch.answered(answer.as_ref());

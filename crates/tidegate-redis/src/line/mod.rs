@@ -232,8 +232,10 @@ impl Line {
     /// The line of the limits of a tag.
     pub(crate) fn new(prepared: &Prepared, tag: String, bounds: QueueBounds, gone: Option<Gone>) -> Line {
         let set = Arc::new(prepared.set(tag));
+        let leases = prepared.is_leased.then(|| Leases::new(&set)).flatten().map(Arc::new);
+        leases.iter().for_each(|leases| leases.set_bounded(bounds != QueueBounds::UNBOUNDED));
         Line {
-            leases: prepared.is_leased.then(|| Leases::new(&set)).flatten().map(Arc::new),
+            leases,
             set,
             state: Mutex::new(State { bounds, ..State::default() }),
             waiting: AtomicUsize::new(0),
@@ -427,6 +429,12 @@ impl Line {
     /// Bounds the requests that wait.
     pub(crate) fn set_bounds(self: &Arc<Line>, bounds: QueueBounds) {
         self.visit(|state, _, _| state.bounds = bounds);
+        self.leases.iter().for_each(|leases| leases.set_bounded(bounds != QueueBounds::UNBOUNDED));
+    }
+
+    /// Whether requests in line wait for a store that is away.
+    pub(crate) fn is_held(&self) -> bool {
+        lock(&self.state).in_line.held_till().is_some()
     }
 
     /// How many requests have an instant that has not come, or wait for this process to decide.
