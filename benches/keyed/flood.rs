@@ -14,7 +14,7 @@ use stats_alloc::Region;
 use tidegate::{KeyedRateLimiter, Rate, TokenBucket, WhenKeysFull};
 
 use crate::turns::median;
-use crate::{ALLOCATOR, Options};
+use crate::{ALLOCATOR, Options, PART};
 
 const KEYS: u32 = 100_000;
 const ROUND: u32 = 20_000;
@@ -34,7 +34,7 @@ fn known(limiter: &KeyedRateLimiter<u64>, seed: u64, done: &AtomicBool) -> f64 {
 }
 
 pub(crate) fn flood(case: &str, options: &Options) {
-    let floods: u32 = if options.quick { 500_000 } else { 10_000_000 };
+    let floods: u32 = if options.quick { 500_000 / PART } else { 10_000_000 };
     for choice in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
         let policy = TokenBucket::new(Rate::per_second(1_000_000), 4_000_000_000);
         let limiter = KeyedRateLimiter::<u64>::new(policy, KEYS as usize).when_full(choice);

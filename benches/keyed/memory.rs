@@ -6,7 +6,7 @@ use std::time::Instant;
 use stats_alloc::Region;
 
 use crate::contestants::{Contestant, Key, Limit, contestants};
-use crate::{ALLOCATOR, Options};
+use crate::{ALLOCATOR, Options, PART};
 
 /// The word that makes this program measure one contestant and print two numbers.
 pub(crate) const CHILD: &str = "one-memory";
@@ -45,7 +45,7 @@ pub(crate) fn child(what: &str) {
 
 pub(crate) fn compare(case: &str, options: &Options) {
     let this = std::env::current_exe().expect("the path of this program");
-    let million = if options.quick { 100_000 } else { 1_000_000 };
+    let million = if options.quick { 100_000 / PART } else { 1_000_000 };
     for (key, keys) in [("u64", million), ("String", million), ("u64", 10 * million)] {
         let mut governor = 0.0;
         for (number, name) in [(1, "governor"), (0, "ours")] {

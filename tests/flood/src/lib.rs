@@ -1,6 +1,6 @@
 //! Ten million new keys pass through a table of a hundred thousand. `cargo bench --bench keyed`
 //! measures the time.
-#![cfg(feature = "keyed")]
+#![cfg(test)]
 
 use rand::rngs::SmallRng;
 use rand::{RngCore, SeedableRng};
