@@ -358,6 +358,28 @@ fn bounds_hold_for_leased_requests_that_wait_for_the_store() {
     });
 }
 
+/// A call that comes too late for its requests is not made. They once were decided as in an outage,
+/// and waited for a share that never went back to the line of the store: it was not away.
+#[test]
+fn requests_that_wait_in_a_long_line_of_a_store_that_answers_are_decided_by_it() {
+    for while_away in [WhileAway::ShareOf(std::num::NonZeroU32::new(16).unwrap()), WhileAway::Closed] {
+        run(async move {
+            let model = Model::new(3, Network { jitter: 0.3, ..Network::steady(5 * MS) });
+            let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+            let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 1".parse().unwrap());
+            let limiter = AnyLimiter::from(limit.build().unwrap());
+            drop(limiter.acquire().await.unwrap());
+            let waits: Vec<_> = (0..5000).map(|_| tokio::spawn(limiter.acquire())).collect();
+            let all = async {
+                for wait in waits {
+                    assert!(!wait.await.unwrap().unwrap().is_degraded());
+                }
+            };
+            assert!(tokio::time::timeout(MINUTE, all).await.is_ok(), "{:?}", store.counts());
+        });
+    }
+}
+
 /// After the first window of an outage, the shares are together the limit, and no permit is lost.
 #[test]
 fn a_long_outage_grants_the_limit_in_each_window() {

@@ -434,6 +434,13 @@ impl StoreLimiter {
                 Outcome::Refused(refusal) => return Err(refusal),
                 Outcome::Undecided(undecided) => undecided,
             };
+            if undecided == Undecided::Away(Duration::ZERO)
+                && set.store.trouble().is_none()
+                && self.rest(longest, began) > set.store.timeout()
+            {
+                // The store answers, but the line was too long for the deadline of a call.
+                continue;
+            }
             let answer = match self.0.instead(undecided) {
                 Instead::Everyone => Ok(Won::Unlimited),
                 Instead::Nobody(refusal) => Err(refusal),

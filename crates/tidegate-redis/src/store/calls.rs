@@ -29,6 +29,9 @@ use crate::script::Script;
 /// So many calls may be in flight; more are answered as if the store were away.
 const MOST_IN_FLIGHT: usize = 16_384;
 
+/// When there may be room for a call again.
+const BUSY: Duration = Duration::from_millis(1);
+
 /// What the thread and the handles share.
 pub(super) struct Shared {
     pub(super) servers: Servers,
@@ -116,7 +119,7 @@ pub(crate) struct Unsent {
 impl Drop for Unsent {
     fn drop(&mut self) {
         if let Some(owed) = self.answer.take_if(|_| self.is_busy) {
-            let skipped = owed.shared.skip(Duration::ZERO);
+            let skipped = owed.shared.skip(BUSY);
             owed.answer(Err(skipped));
         }
     }
