@@ -89,6 +89,8 @@ pub(crate) type Costs = Vec<(u64, u64)>;
 pub(crate) enum Undecided {
     /// This process decides by itself, as [`WhileAway`] says.
     Away(Duration),
+    /// As after a rest of zero, but the request was not sent: it waited too long in line.
+    Late,
     Misconfigured,
 }
 
@@ -100,6 +102,7 @@ impl Undecided {
     pub(crate) fn rest(self) -> Duration {
         match self {
             Undecided::Away(rest) => rest,
+            Undecided::Late => Duration::ZERO,
             Undecided::Misconfigured => Duration::MAX,
         }
     }
@@ -209,6 +212,7 @@ impl Set {
             let outcome = outcome.and_then(|value| read(value).ok_or_else(|| store.note_nonsense()));
             answer(outcome.map_err(|away| match away {
                 Away::For(rest) => Undecided::Away(rest),
+                Away::Late => Undecided::Late,
                 Away::Misconfigured => Undecided::Misconfigured,
             }));
         })
@@ -292,7 +296,7 @@ impl Set {
     pub(crate) fn unavailable(&self, undecided: Undecided) -> AllRefusal {
         let retry_after = match undecided {
             Undecided::Away(Duration::MAX) | Undecided::Misconfigured => Nanos::MAX,
-            Undecided::Away(rest) => Nanos::from_duration(rest),
+            undecided => Nanos::from_duration(undecided.rest()),
         };
         Refusal::Unavailable { retry_after }.into()
     }

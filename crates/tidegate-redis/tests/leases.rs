@@ -419,6 +419,45 @@ fn no_span_has_more_grants_than_its_bound_and_the_life_of_a_lease() {
     }
 }
 
+/// What was booked for requests of mixed costs was too little of one limit for the first of them,
+/// and the permits of the other limit ended: a tenth of the limit was used, and less and less.
+#[test]
+fn requests_of_mixed_costs_at_several_limits_use_all_of_the_tightest() {
+    for (line, other, most) in [
+        ("token_bucket 300/s burst 300", "token_bucket 50000/s burst 50000", 20),
+        ("token_bucket 300/s burst 300", "smooth_bursty 400/s", 20),
+        ("sliding_window 300/s cells 10", "token_bucket 50000/s burst 50000", 5),
+        ("fixed_window 300/s", "sliding_log 4000/s", 5),
+    ] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = store.limiter("all").limit("a", line.parse().unwrap());
+            let limiter = limiter.limit("b", other.parse().unwrap()).leased();
+            let limiter = AnyLimiter::from(limiter.build().unwrap());
+            let sum = Arc::new(Mutex::new(0));
+            for task in 0..100 {
+                let (limiter, sum) = (limiter.clone(), sum.clone());
+                tokio::spawn(async move {
+                    let mut random = SmallRng::seed_from_u64(task);
+                    loop {
+                        let (a, b) = (random.random_range(1..=most), random.random_range(1..=20));
+                        if limiter.acquire_many([("a", a), ("b", b)]).await.is_ok() {
+                            *sum.lock().unwrap() += a;
+                        }
+                    }
+                });
+            }
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            *sum.lock().unwrap() = 0;
+            tokio::time::sleep(Duration::from_secs(40)).await;
+            let used = f64::from(*sum.lock().unwrap()) / (40.0 * 300.0);
+            // A window has no room for a request larger than what is left of it.
+            assert!(used > if line.contains("window") { 0.98 } else { 0.99 }, "{line}, {other}: {used}");
+        });
+    }
+}
+
 /// A list of 64 bookings whose permits were all used counted as full, and nothing more was booked.
 #[test]
 fn more_requests_wait_than_bookings_are_kept() {
@@ -464,7 +503,7 @@ fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
             }
         }
         let trips = store.counts().answered;
-        assert!(trips * 20 <= calls, "{trips}");
+        assert!(trips * 15 <= calls, "{trips}");
         let counts = store.lease_counts();
         // All that leases did not serve, the store did.
         assert!(counts.used > (calls + tokens) * 9 / 10, "{counts:?} of {calls} and {tokens}");

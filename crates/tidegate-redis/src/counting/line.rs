@@ -442,6 +442,7 @@ impl Shared {
         jittered(match away {
             Away::For(Duration::MAX) | Away::Misconfigured => LATEST,
             Away::For(rest) => rest.clamp(SOONEST, LATEST),
+            Away::Late => SOONEST,
         })
     }
 
@@ -452,6 +453,7 @@ impl Shared {
         let retry_after = match away {
             Away::For(Duration::MAX) | Away::Misconfigured => Nanos::MAX,
             Away::For(rest) => Nanos::from_duration(rest),
+            Away::Late => Nanos::ZERO,
         };
         let most = match (away, self.store.while_away()) {
             // A wrong configuration is never hidden.

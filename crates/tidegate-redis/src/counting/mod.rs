@@ -367,6 +367,7 @@ fn unavailable(away: Away) -> Refusal {
     let retry_after = match away {
         Away::For(Duration::MAX) | Away::Misconfigured => Nanos::MAX,
         Away::For(rest) => Nanos::from_duration(rest),
+        Away::Late => Nanos::ZERO,
     };
     Refusal::Unavailable { retry_after }
 }

@@ -44,6 +44,9 @@ use crate::terms::{Kind, Terms};
 /// How long nothing is booked at least after a call that failed.
 const REST: Nanos = Nanos::new(5_000_000);
 
+/// For so long after requests of several costs no request waits for leases.
+const MIXED: Nanos = Nanos::new(10_000_000_000);
+
 /// So many pieces may be booked at one time.
 const MOST_PIECES: usize = 64;
 
@@ -71,6 +74,9 @@ struct State {
     pressed: Nanos,
     /// When the next lease is asked for, while there are more requests than permits.
     next: Nanos,
+    /// What the last request asked for that waited, and until when requests of several costs wait.
+    asked: Costs,
+    mixed_till: Nanos,
     /// Nothing is booked before this time.
     away: Nanos,
     /// Whether the last booking for requests in line failed for another reason than an outage.
@@ -133,8 +139,17 @@ impl Ledger {
             terms.map(|terms| Arc::new(Account::new(terms, patience.clone(), kick.clone()))).collect();
         let limits = accounts.iter().map(|account| Use::new(account.terms.limit)).collect();
         let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
-        let (usual, is_hopeless, endings) = (Usual::default(), false, 0);
-        let state = Mutex::new(State { limits, usual, pressed, next, away, is_hopeless, endings });
+        let state = Mutex::new(State {
+            limits,
+            usual: Usual::default(),
+            pressed,
+            next,
+            asked: Vec::new(),
+            mixed_till: Nanos::ZERO,
+            away,
+            is_hopeless: false,
+            endings: 0,
+        });
         let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
         Ledger { accounts, kick, joined, endless, patience, processes, counters, state }
     }
@@ -276,6 +291,24 @@ impl Ledger {
         self.pays_by(&mut self.lock(), now, costs)
     }
 
+    /// Whether requests of several costs wait, with this one, for several limits of which one has
+    /// few permits. What is booked for all of them is too little of a limit for the first one, and
+    /// the permits of the other limits end.
+    pub(crate) fn is_mixed(&self, now: Nanos, costs: &Costs) -> bool {
+        if self.accounts.len() == 1 {
+            return false;
+        }
+        let mut state = self.lock();
+        if state.asked != *costs {
+            if !state.asked.is_empty() {
+                state.mixed_till = now.saturating_add(MIXED);
+            }
+            state.asked.clone_from(costs);
+        }
+        let mut limits = self.accounts.iter().zip(&state.limits);
+        now < state.mixed_till && limits.any(|(account, told)| told.left < account.terms.limit / 10)
+    }
+
     fn pays_by(&self, state: &mut State, now: Nanos, costs: &Costs) -> bool {
         let is_pressed = now < state.pressed;
         let asks = |(_, (n, _)): &(usize, &(u64, u64))| *n > 0;
@@ -397,8 +430,8 @@ impl Ledger {
             Ok(reply) => reply,
             Err(undecided) => {
                 let rest = match undecided {
-                    Undecided::Away(rest) => Nanos::from_duration(rest).clamp(REST, TRUST),
                     Undecided::Misconfigured => TRUST,
+                    away => Nanos::from_duration(away.rest()).clamp(REST, TRUST),
                 };
                 let mut state = self.lock();
                 state.away = now.saturating_add(rest);

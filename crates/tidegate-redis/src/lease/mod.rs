@@ -127,6 +127,7 @@ impl Leases {
         self.ledger.waits(now, costs, within);
         let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
         if self.set.check(costs).is_err()
+            || self.ledger.is_mixed(now, costs)
             || !is_booked && !self.ledger.has_waiting() && (are_held() || !self.ledger.pays(now, costs))
         {
             self.ledger.missed(costs);
@@ -363,7 +364,7 @@ impl Leases {
     }
 
     /// Tells the ledger how many processes there are. A process that books nothing needs the number
-    /// as well: some processes lease only because there are others.
+    /// as well: some processes lease only because there are are_held.
     fn count_processes(&self) {
         let store = &self.set.store;
         if let Some(processes) = store.processes().or_else(|| store.clients()) {

@@ -434,11 +434,11 @@ impl StoreLimiter {
                 Outcome::Refused(refusal) => return Err(refusal),
                 Outcome::Undecided(undecided) => undecided,
             };
-            if undecided == Undecided::Away(Duration::ZERO)
-                && set.store.trouble().is_none()
+            if undecided == Undecided::Late
+                && !set.store.is_away()
                 && self.rest(longest, began) > set.store.timeout()
             {
-                // The store answers, but the line was too long for the deadline of a call.
+                // The line was too long for the deadline of a call. The request has not been sent.
                 continue;
             }
             let answer = match self.0.instead(undecided) {

@@ -29,9 +29,6 @@ use crate::script::Script;
 /// So many calls may be in flight; more are answered as if the store were away.
 const MOST_IN_FLIGHT: usize = 16_384;
 
-/// When there may be room for a call again.
-const BUSY: Duration = Duration::from_millis(1);
-
 /// What the thread and the handles share.
 pub(super) struct Shared {
     pub(super) servers: Servers,
@@ -119,7 +116,7 @@ pub(crate) struct Unsent {
 impl Drop for Unsent {
     fn drop(&mut self) {
         if let Some(owed) = self.answer.take_if(|_| self.is_busy) {
-            let skipped = owed.shared.skip(BUSY);
+            let skipped = owed.shared.skip(Duration::ZERO);
             owed.answer(Err(skipped));
         }
     }
@@ -130,6 +127,8 @@ impl Drop for Unsent {
 pub(crate) enum Away {
     /// The store may be asked again after this time.
     For(Duration),
+    /// The requests waited too long for the call, which was not made. The store may be well.
+    Late,
     /// The store is not as it must be, and that is no outage.
     Misconfigured,
 }
@@ -313,7 +312,8 @@ impl Shared {
             None => {
                 // Requests wait for a call that is in flight, so that call was slow, too.
                 if !self.is_in_time(waited) {
-                    return Err(self.skip(Duration::ZERO));
+                    self.skip(Duration::ZERO);
+                    return Err(Away::Late);
                 }
                 let server = self.servers.server_of(by_hash);
                 let admission = lock(&server.breaker).admit(began.elapsed());
