@@ -61,7 +61,9 @@ use reserved::Reserved;
 /// [`sliding_log`](tidegate::SlidingLog) of more than a hundred permits undoes only its last
 /// booking, and so does a limit of which more than 128 separate runs of bookings were dropped.
 ///
-/// A future that is never polled again is granted at its instant, and delays no other request.
+/// A future that is never polled again is granted at its instant, and delays no other request
+/// beyond the instant that the store booked for it. Requests that have moved up behind such a
+/// future may be granted together, at the first of these instants.
 ///
 /// # Whom a call concerns
 ///
