@@ -74,7 +74,7 @@ impl<const N: usize> Published<N> {
     /// The version of the newest publication.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
-        // Acquire: what is loaded later is as new as this publication, or newer.
+        // Acquire: the loads that follow read what this publication published, or newer values.
         self.version.load(Ordering::Acquire)
     }
 

@@ -452,13 +452,14 @@ fn requests_of_mixed_costs_at_several_limits_use_all_of_the_tightest() {
             *sum.lock().unwrap() = 0;
             tokio::time::sleep(Duration::from_secs(40)).await;
             let used = f64::from(*sum.lock().unwrap()) / (40.0 * 300.0);
-            // A window has no room for a request larger than what is left of it.
+            // A request that is larger than the rest of a window waits for the next one.
             assert!(used > if line.contains("window") { 0.98 } else { 0.99 }, "{line}, {other}: {used}");
         });
     }
 }
 
-/// A list of 64 bookings whose permits were all used counted as full, and nothing more was booked.
+/// A process once counted 64 bookings as kept when all of their permits were used, and booked no
+/// more.
 #[test]
 fn more_requests_wait_than_bookings_are_kept() {
     for line in ["token_bucket 100/s burst 10", "sliding_log 50/s", "fixed_window 5/s"] {
@@ -503,7 +504,7 @@ fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
             }
         }
         let trips = store.counts().answered;
-        assert!(trips * 15 <= calls, "{trips}");
+        assert!(trips * 20 <= calls, "{trips}");
         let counts = store.lease_counts();
         // All that leases did not serve, the store did.
         assert!(counts.used > (calls + tokens) * 9 / 10, "{counts:?} of {calls} and {tokens}");

@@ -240,7 +240,7 @@ impl Account {
         let most = match self.terms.kind {
             Kind::Fixed if left > 0 => half(left),
             Kind::Fixed => {
-                // Leases of a later window, of which it is not known what is left.
+                // These leases are of a later window, and how much that window has left is not known.
                 let fits = |n: &u64| limit % n <= limit / 100;
                 (1..=half(limit)).rev().find(fits).unwrap_or(1)
             }

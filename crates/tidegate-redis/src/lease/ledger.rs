@@ -291,9 +291,9 @@ impl Ledger {
         self.pays_by(&mut self.lock(), now, costs)
     }
 
-    /// Whether requests of several costs wait, with this one, for several limits of which one has
-    /// few permits. What is booked for all of them is too little of a limit for the first one, and
-    /// the permits of the other limits end.
+    /// Whether requests of several costs wait, before this one, for several limits of which one has
+    /// fewer permits than this request asks for. A booking for all of them has too few permits of
+    /// that limit for the first request, and the permits of the other limits end.
     pub(crate) fn is_mixed(&self, now: Nanos, costs: &Costs) -> bool {
         if self.accounts.len() == 1 {
             return false;
@@ -305,8 +305,8 @@ impl Ledger {
             }
             state.asked.clone_from(costs);
         }
-        let mut limits = self.accounts.iter().zip(&state.limits);
-        now < state.mixed_till && limits.any(|(account, told)| told.left < account.terms.limit / 10)
+        let is_short = state.limits.iter().zip(costs).any(|(told, (n, _))| told.left < *n);
+        now < state.mixed_till && is_short && self.has_waiting()
     }
 
     fn pays_by(&self, state: &mut State, now: Nanos, costs: &Costs) -> bool {
