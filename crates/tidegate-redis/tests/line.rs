@@ -237,6 +237,68 @@ fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
     });
 }
 
+/// Requests that moved up behind a leaked one once were granted together, when the timer of the last
+/// one rang.
+#[test]
+fn requests_behind_a_leaked_one_that_moved_up_are_granted_one_by_one() {
+    // Each with its priority, and whether it is dropped or leaked after a while.
+    enum Then {
+        Waits,
+        Goes,
+        Leaks,
+    }
+    use Then::{Goes, Leaks, Waits};
+    let dropped = vec![(0, Goes), (0, Goes), (0, Leaks), (0, Leaks), (0, Waits), (0, Waits), (0, Waits)];
+    let before = vec![(0, Waits), (2, Waits), (1, Leaks), (1, Waits)];
+    for (requests, expected) in [(dropped, vec![3, 4, 5]), (before, vec![4, 1, 3])] {
+        run(async {
+            let model = Model::new(1, Network::steady(MS));
+            let (_, limiter) = open(&model, "token_bucket 1/s burst 1").await;
+            let (_, empty) = spawn(&limiter, 1).await.unwrap();
+            let (mut waits, mut gone) = (Vec::new(), Vec::new());
+            for (priority, then) in requests {
+                let request = Request::permits(1).priority(priority);
+                if let Leaks = then {
+                    let any = AnyLimiter::from(limiter.clone());
+                    let mut wait = Box::pin(any.acquire_many(AllRequest::from(request)));
+                    poll_once(wait.as_mut());
+                    std::mem::forget(wait);
+                } else {
+                    let kept = if let Goes = then { &mut gone } else { &mut waits };
+                    kept.push(spawn(&limiter, request));
+                }
+                sleep(10 * MS).await;
+            }
+            gone.iter().for_each(JoinHandle::abort);
+            let times = after(empty, waits).await;
+            let seconds: Vec<u128> = times.iter().map(|millis| millis / 1000).collect();
+            assert_eq!(seconds, expected);
+        });
+    }
+}
+
+/// The store's thread looks at requests that moved up. It once would have slept for each of them.
+#[test]
+fn nothing_is_left_of_requests_that_moved_up_and_were_dropped() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (_, limiter) = open(&model, "token_bucket 1/h burst 1").await;
+        let _ = spawn(&limiter, 1).await.unwrap().0.unwrap();
+        let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let before = tasks();
+        for _ in 0..100 {
+            let (first, second) = (spawn(&limiter, 1), spawn(&limiter, 1));
+            sleep(10 * MS).await;
+            first.abort();
+            sleep(10 * MS).await;
+            assert!(tasks() > before);
+            second.abort();
+            sleep(10 * MS).await;
+        }
+        assert_eq!(tasks(), before);
+    });
+}
+
 #[test]
 fn an_attempt_does_not_overtake_the_line() {
     run(async {

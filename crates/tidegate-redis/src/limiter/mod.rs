@@ -62,8 +62,7 @@ use reserved::Reserved;
 /// booking, and so does a limit of which more than 128 separate runs of bookings were dropped.
 ///
 /// A future that is never polled again is granted at its instant, and delays no other request
-/// beyond the instant that the store booked for it. Requests that have moved up behind such a
-/// future may be granted together, at the first of these instants.
+/// beyond the instant that the store booked for it.
 ///
 /// # Whom a call concerns
 ///

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate::Nanos;
+use tokio::sync::oneshot;
 
 use crate::script::Reply;
 
@@ -41,6 +42,10 @@ pub(crate) struct Instant {
 pub(crate) struct Class {
     turns: BTreeSet<Turn>,
     instants: BTreeMap<(Nanos, u64), Reply>,
+    /// Whether a request may have another instant than the one that its timer is for.
+    has_moved: bool,
+    /// The store's thread looks at this time, unless the sender is dropped before.
+    watched: Option<(Nanos, oneshot::Sender<()>)>,
 }
 
 impl Class {
@@ -64,18 +69,21 @@ impl Class {
             other.due = turn.due;
         }
         self.turns.extend(moved_up.iter().copied());
+        self.has_moved |= self.turns.last().is_some_and(|last| *last > turn);
         self.turns.insert(turn);
-        self.add_instant(Instant { due: turn.due, number: turn.number, reply });
+        self.instants.insert((turn.due, turn.number), reply);
         moved_up
     }
 
     /// Adds an instant whose request is gone.
     pub(crate) fn add_instant(&mut self, Instant { due, number, reply }: Instant) {
         self.instants.insert((due, number), reply);
+        self.has_moved = true;
     }
 
     pub(crate) fn remove(&mut self, turn: Turn) {
         self.turns.remove(&turn);
+        self.has_moved = true;
     }
 
     /// The first request whose instant has come, with the instant.
@@ -124,12 +132,29 @@ impl Class {
         }
     }
 
+    /// When the store's thread has to look, if that is earlier than it will, and a receiver that
+    /// ends when it need not.
+    pub(crate) fn watch(&mut self) -> Option<(Nanos, oneshot::Receiver<()>)> {
+        let (_, due) = self.first().filter(|_| self.has_moved)?;
+        if self.watched.as_ref().is_some_and(|(at, _)| *at <= due) {
+            return None;
+        }
+        let (sender, receiver) = oneshot::channel();
+        self.watched = Some((due, sender));
+        Some((due, receiver))
+    }
+
+    /// The store's thread looks, as it was to at this time.
+    pub(crate) fn looked(&mut self, at: Nanos) {
+        self.watched.take_if(|(watched, _)| *watched == at);
+    }
+
     /// Takes a request out, with its instant.
     pub(crate) fn take(&mut self, turn: Turn) -> Option<Instant> {
         let due = self.due(turn);
         let last = self.instants.range(..=(due, u64::MAX)).next_back().map(|(key, _)| *key);
         let (due, number) = last?;
-        self.turns.remove(&turn);
+        self.remove(turn);
         let reply = self.instants.remove(&(due, number))?;
         Some(Instant { due, number, reply })
     }

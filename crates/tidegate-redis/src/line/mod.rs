@@ -44,6 +44,11 @@
 //! the new first one if that has to look earlier than its timer rings. So a task that is never
 //! polled again delays no request beyond the instant that the store booked for that request.
 //!
+//! Requests that moved up, or that others went before, have timers for other instants than theirs.
+//! Behind a first one that is never polled again, several would be served at once when one of these
+//! timers rings. So once a request of a class has left, or has come before others, the thread of
+//! the store looks at each first instant of that class as well.
+//!
 //! Calls need no task: a reply is read, and the next call leaves, on the thread of the store.
 //!
 //! # Ordering
@@ -62,13 +67,18 @@ mod ticket;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use tidegate::{AllRefusal, AllRequest, AllStatus, Nanos, QueueBounds, Refusal, Request};
+use tidegate::{
+    AllRefusal, AllRequest, AllStatus, DefaultClock, Nanos, QueueBounds, Refusal, Request, Timer,
+};
+use tokio::sync::oneshot;
 
 use crate::lease::Leases;
 use crate::lock::lock;
@@ -210,6 +220,8 @@ pub(crate) struct Granted {
 struct After {
     wakers: Vec<Waker>,
     unsent: Vec<Unsent>,
+    /// The classes that the store's thread is to look at, and when, unless that ends before.
+    watches: Vec<(Vec<u64>, Nanos, oneshot::Receiver<()>)>,
 }
 
 impl After {
@@ -260,7 +272,25 @@ impl Line {
             }
         }
         drop(state);
+        after.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
         answer
+    }
+
+    /// Has the store's thread look at a class, unless the receiver ends before.
+    fn watch(self: &Arc<Line>, class: Vec<u64>, at: Nanos, ends: oneshot::Receiver<()>) {
+        let (line, clock) = (Arc::downgrade(self), DefaultClock::clone(&self.set.clock));
+        self.set.store.spawn(Box::pin(async move {
+            let (mut sleep, mut ends) = (pin!(clock.sleep_until(at)), pin!(ends));
+            let is_time = poll_fn(|context| match sleep.as_mut().poll(context) {
+                Poll::Ready(()) => Poll::Ready(true),
+                Poll::Pending => ends.as_mut().poll(context).map(|_| false),
+            });
+            if is_time.await
+                && let Some(line) = line.upgrade()
+            {
+                line.visit(|state, after, now| state.watched(after, &class, at, now));
+            }
+        }));
     }
 
     /// Sends a call that gives these instants back, and decides these requests.

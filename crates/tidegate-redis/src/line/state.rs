@@ -99,8 +99,9 @@ impl State {
         self.settle(after, &class, now);
     }
 
-    /// Serves the requests of a class that are due, gives back what no request waits for, and wakes
-    /// the first request if it has to look earlier than it will.
+    /// Serves the requests of a class that are due, and gives back what no request waits for. Wakes
+    /// the first request if it has to look earlier than it will, and has the store's thread look if
+    /// that request is another one than was foreseen.
     pub(super) fn settle(&mut self, after: &mut After, class: &[u64], now: Nanos) {
         for _ in 0..MOST_STEPS {
             let served = self.classes.get_mut(class).and_then(|class| class.serve(now));
@@ -115,11 +116,22 @@ impl State {
         let Some(requests) = self.classes.get_mut(class) else { return };
         if requests.is_empty() {
             self.classes.remove(class);
-        } else if let Some((first, due)) = requests.first()
+            return;
+        }
+        after.watches.extend(requests.watch().map(|(at, ends)| (class.to_vec(), at, ends)));
+        if let Some((first, due)) = requests.first()
             && let Some(entry) = self.entries.get_mut(&first)
             && due < entry.looks_at
         {
             after.wake(entry);
+        }
+    }
+
+    /// On the store's thread, at a time of [`Class::watch`].
+    pub(super) fn watched(&mut self, after: &mut After, class: &[u64], at: Nanos, now: Nanos) {
+        if let Some(requests) = self.classes.get_mut(class) {
+            requests.looked(at);
+            self.settle(after, class, now);
         }
     }
 
