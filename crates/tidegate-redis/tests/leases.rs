@@ -458,6 +458,20 @@ fn requests_of_mixed_costs_at_several_limits_use_all_of_the_tightest() {
     }
 }
 
+/// Two scripts are told to a server that knows none. One was once told after the other, and all
+/// that waited for the second were too late.
+#[test]
+fn a_burst_at_a_far_server_that_knows_no_script_is_served() {
+    run(async {
+        let mut fleet = Fleet::new(1, Network::steady(5 * MS), 1, "token_bucket 1000/s burst 100");
+        let limiter = fleet.limiters.remove(0);
+        let waits: Vec<_> = (0..200).map(|_| tokio::spawn(limiter.acquire())).collect();
+        for wait in waits {
+            assert!(!wait.await.unwrap().unwrap().is_degraded());
+        }
+    });
+}
+
 /// A process once counted 64 bookings as kept when all of their permits were used, and booked no
 /// more.
 #[test]

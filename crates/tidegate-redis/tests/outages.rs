@@ -259,6 +259,9 @@ fn requests_that_return_from_a_share_stand_before_newcomers() {
             });
         };
         (0..20).for_each(ask);
+        while !store.is_away() {
+            drop(limiter.acquire_now(1).await);
+        }
         tokio::time::sleep(2 * Duration::from_secs(1)).await;
         model.stop(false);
         while store.is_away() {

@@ -120,14 +120,14 @@ impl Servers {
             };
             if matches!(&answer, Err((Meaning::NoScript, _))) {
                 // One call at a time sends the text. The calls behind it try the hash once more.
-                let telling = server.telling.lock().await;
-                if !told && server.told.load(Ordering::Relaxed) != texts {
+                let text = server.text(script);
+                let mut last = text.lock().await;
+                if !told && *last > texts {
                     told = true;
                     continue;
                 }
                 answer = server.attempt(&script.by_text(by_hash), asking, sent).await;
-                server.told.fetch_add(1, Ordering::Relaxed);
-                drop(telling);
+                *last = server.told.fetch_add(1, Ordering::Relaxed) + 1;
             }
             let (meaning, failure) = match answer {
                 Ok(value) => return Ok(value),

@@ -1,5 +1,6 @@
 //! A server, and the connection to it, which is made anew after a failure.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -12,6 +13,7 @@ use super::link::Answer;
 use super::wire::{Connection, Wire};
 use crate::breaker::Breaker;
 use crate::lock::lock;
+use crate::script::Script;
 
 /// How long an attempt to connect may take. Calls do not wait for it beyond their own deadline.
 const CONNECTING: Duration = Duration::from_secs(5);
@@ -26,8 +28,9 @@ pub(crate) struct Server {
     connecting: tokio::sync::Mutex<Option<Failure>>,
     /// How many attempts have ended.
     attempts: AtomicU64,
-    /// Held while a call with the text of a script is in flight: one at a time.
-    pub(super) telling: tokio::sync::Mutex<()>,
+    /// The scripts that the server did not know, by their hashes: how many texts it had been told
+    /// with the last one of this script. Held while a call with that text is in flight.
+    texts: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<u64>>>>,
     /// How many calls the server has answered, also by an error.
     answers: AtomicU64,
     /// How many texts the server was told.
@@ -73,11 +76,16 @@ impl Server {
             current: Mutex::new(None),
             connecting: tokio::sync::Mutex::new(None),
             attempts: AtomicU64::new(0),
-            telling: tokio::sync::Mutex::new(()),
+            texts: Mutex::default(),
             answers: AtomicU64::new(0),
             told: AtomicU64::new(0),
             is_suspect: AtomicBool::new(false),
         })
+    }
+
+    /// What the server was told of this script.
+    pub(super) fn text(&self, script: &Script) -> Arc<tokio::sync::Mutex<u64>> {
+        lock(&self.texts).entry(script.hash.clone()).or_default().clone()
     }
 
     fn current(&self) -> Option<(u64, Connection)> {
