@@ -458,6 +458,22 @@ fn requests_of_mixed_costs_at_several_limits_use_all_of_the_tightest() {
     }
 }
 
+/// The lease was once for the permits of 50 ms, which a bucket of fewer never books. All requests
+/// were then decided by the store, in another order than they came in.
+#[test]
+fn requests_that_wait_for_a_bucket_with_a_small_burst_are_served_by_leases() {
+    run(async {
+        let mut fleet = Fleet::new(1, Network::steady(MS / 2), 1, "token_bucket 1000/s burst 10");
+        let limiter = fleet.limiters.remove(0);
+        let waits: Vec<_> = (0..1000).map(|_| tokio::spawn(limiter.acquire())).collect();
+        for wait in waits {
+            let _ = wait.await.unwrap().unwrap();
+        }
+        let counts = fleet.stores[0].lease_counts();
+        assert!(counts.used >= 950, "{counts:?}");
+    });
+}
+
 /// Two scripts are told to a server that knows none. One was once told after the other, and all
 /// that waited for the second were too late.
 #[test]

@@ -161,13 +161,14 @@ impl Account {
     }
 
     /// How many permits a lease has at least for requests in line that wait for so many. One of a
-    /// fixed window has no more than its part, but for the largest request.
+    /// fixed window has no more than its part, but for the largest request. The store books no more
+    /// than the limit at one time.
     pub(super) fn for_line(&self, waiting: u64) -> u64 {
         let part = match self.terms.kind {
             Kind::Fixed => 0,
             _ => whole(self.part(self.part_of_wait(2))),
         };
-        self.largest.load(Ordering::Relaxed).max(part).min(waiting)
+        self.largest.load(Ordering::Relaxed).max(part).min(waiting).min(self.terms.limit)
     }
 
     /// The most permits of a lease, while there are more requests than permits.
