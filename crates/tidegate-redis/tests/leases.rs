@@ -488,6 +488,40 @@ fn a_burst_at_a_far_server_that_knows_no_script_is_served() {
     });
 }
 
+/// A process that booked a lease ahead of the requests in line once had two and three times the
+/// permits of another one, for ever, where leases are as large as the line.
+#[test]
+fn equal_processes_have_equal_parts_by_leases_of_few_permits() {
+    for line in ["token_bucket 300/s burst 300", "token_bucket 300/s burst 20", "smooth_bursty 300/s"] {
+        run(async move {
+            let mut network = Network::steady(MS / 2);
+            network.jitter = 0.3;
+            let fleet = Fleet::new(1, network, 8, line);
+            let parts = Arc::new(Mutex::new([0; 8]));
+            for (process, limiter) in fleet.limiters.iter().enumerate() {
+                let _ = limiter.acquire().await.unwrap();
+                for _ in 0..20 {
+                    let (limiter, parts) = (limiter.clone(), parts.clone());
+                    tokio::spawn(async move {
+                        while limiter.acquire().await.is_ok() {
+                            parts.lock().unwrap()[process] += 1;
+                        }
+                    });
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            *parts.lock().unwrap() = [0; 8];
+            let calls = fleet.calls();
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            let (parts, calls) = (*parts.lock().unwrap(), fleet.calls() - calls);
+            let sum: u64 = parts.iter().sum();
+            assert!(sum >= 5_940 && calls * 10 < sum, "{line}: {sum} by {calls} calls");
+            // A lease of 20 permits more or less.
+            assert!(parts.iter().all(|part| part.abs_diff(sum / 8) <= sum / 80), "{line}: {parts:?}");
+        });
+    }
+}
+
 /// A process once counted 64 bookings as kept when all of their permits were used, and booked no
 /// more.
 #[test]

@@ -357,6 +357,7 @@ impl Ledger {
         let (mut costs, mut span) = (Vec::new(), Duration::ZERO);
         let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
         let (mut pieces, mut pace) = (0, state.usual.longest / 32);
+        let are_several = self.processes.load(Ordering::Relaxed) > 1;
         for (i, account) in self.accounts.iter().enumerate() {
             let size = self.size(i, now, &mut state.limits[i], is_pressed);
             let limit = &state.limits[i];
@@ -366,8 +367,11 @@ impl Ledger {
             returns.extend(self.come_back(i, now, removed));
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
-            // A lease that was not used is not renewed.
-            let ahead = if size < 2 || limit.asked <= limit.booked { 0 } else { size };
+            // A lease that was not used is not renewed. Nor is one of which the requests in line take
+            // half: of two processes with such leases, the one that booked ahead would have twice
+            // the permits of the other one for ever.
+            let is_for_line = are_several && waiting >= size / 2;
+            let ahead = if size < 2 || limit.asked <= limit.booked || is_for_line { 0 } else { size };
             let all = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
             let owed = all.saturating_sub(limit.ordered);
             let n = if waiting > held {
