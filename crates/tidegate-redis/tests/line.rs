@@ -237,6 +237,33 @@ fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
     });
 }
 
+/// Calls that are repeated with the text of their script once were overtaken by later ones.
+#[test]
+fn requests_keep_their_order_at_a_server_that_knows_no_script() {
+    for leased in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS / 2));
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limit = store.limiter("all").limit("limit", "sliding_log 1000/s".parse().unwrap());
+            let limit = if leased { limit.leased() } else { limit };
+            let limiter = AnyLimiter::from(limit.build().unwrap());
+            let served = Arc::new(Mutex::new(Vec::new()));
+            for number in 0..2000 {
+                let (wait, served) = (limiter.acquire(), served.clone());
+                tokio::spawn(async move {
+                    let _ = wait.await.unwrap();
+                    served.lock().unwrap().push((Instant::now(), number));
+                });
+            }
+            sleep(4 * SECOND).await;
+            let mut served = served.lock().unwrap().clone();
+            // Those of an instant ran in any order.
+            served.sort_unstable();
+            assert!(served.len() == 2000 && served.iter().map(|(_, number)| number).is_sorted());
+        });
+    }
+}
+
 /// Requests that moved up behind a leaked one once were granted together, when the timer of the last
 /// one rang.
 #[test]

@@ -116,10 +116,19 @@ impl Servers {
             let texts = server.told.load(Ordering::Relaxed);
             let mut answer = match begun {
                 Some(begun) => server.begun(begun, sent).await,
-                None => server.attempt(by_hash, asking, sent).await,
+                None => {
+                    // Calls that are to try the hash once more go first.
+                    if !told && server.has_turns() {
+                        let _turn = server.turn();
+                        drop(server.text(script).lock().await);
+                    }
+                    server.attempt(by_hash, asking, sent).await
+                }
             };
             if matches!(&answer, Err((Meaning::NoScript, _))) {
-                // One call at a time sends the text. The calls behind it try the hash once more.
+                // One call at a time sends the text. The calls behind it try the hash once more, in
+                // their order.
+                let _turn = server.turn();
                 let text = server.text(script);
                 let mut last = text.lock().await;
                 if !told && *last > texts {

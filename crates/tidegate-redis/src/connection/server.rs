@@ -1,7 +1,7 @@
 //! A server, and the connection to it, which is made anew after a failure.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ pub(crate) struct Server {
     /// The scripts that the server did not know, by their hashes: how many texts it had been told
     /// with the last one of this script. Held while a call with that text is in flight.
     texts: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<u64>>>>,
+    /// How many calls wait for their turn to lock one of these.
+    turns: AtomicUsize,
     /// How many calls the server has answered, also by an error.
     answers: AtomicU64,
     /// How many texts the server was told.
@@ -77,10 +79,30 @@ impl Server {
             connecting: tokio::sync::Mutex::new(None),
             attempts: AtomicU64::new(0),
             texts: Mutex::default(),
+            turns: AtomicUsize::new(0),
             answers: AtomicU64::new(0),
             told: AtomicU64::new(0),
             is_suspect: AtomicBool::new(false),
         })
+    }
+
+    /// Whether calls wait for a text that the server is being told. One task polls all calls, so none
+    /// comes between a call that has its turn and the leaving of that call.
+    pub(super) fn has_turns(&self) -> bool {
+        self.turns.load(Ordering::Relaxed) > 0
+    }
+
+    pub(super) fn turn(&self) -> impl Drop + '_ {
+        struct InTurn<'a>(&'a AtomicUsize);
+
+        impl Drop for InTurn<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+
+        self.turns.fetch_add(1, Ordering::Relaxed);
+        InTurn(&self.turns)
     }
 
     /// What the server was told of this script.
