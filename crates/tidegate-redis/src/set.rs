@@ -261,16 +261,6 @@ impl Set {
         receiver.await.unwrap_or(Err(Undecided::Misconfigured))
     }
 
-    /// Books permits for a lease. What a caller gets that is gone is lost, until it comes in again.
-    pub(crate) async fn lease(&self, costs: Costs, longest: Duration) -> Result<Reply, Undecided> {
-        let (sender, receiver) = oneshot::channel();
-        let wanted = Wanted { longest, shadow: false, tells: true, costs };
-        drop(self.reserve(&[], &[wanted], Duration::ZERO, move |replies| {
-            _ = sender.send(replies.and_then(|mut replies| replies.pop().ok_or(Undecided::Misconfigured)));
-        }));
-        receiver.await.unwrap_or(Err(Undecided::Misconfigured))
-    }
-
     /// The refusal that a reply tells.
     pub(crate) fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
         let limit = reply.tightest.unwrap_or(0);

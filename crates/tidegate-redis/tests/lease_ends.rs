@@ -22,7 +22,7 @@ const LINES: [&str; 3] = [
 ];
 
 /// At each of these times, in milliseconds, each limit has a booking in flight.
-const EARLY: Range<u32> = 136..156;
+const EARLY: Range<u32> = 156..176;
 
 /// Then the bucket is in full use: bookings lie ahead.
 const LATE: Range<u32> = 306..326;

@@ -474,6 +474,40 @@ fn requests_that_wait_for_a_bucket_with_a_small_burst_are_served_by_leases() {
     });
 }
 
+/// The first of many requests find no lease and are decided by the store. Leases were once booked
+/// before these requests were.
+#[test]
+fn requests_that_come_at_once_are_served_in_their_order() {
+    for line in [
+        "token_bucket 1000/s burst 100",
+        "token_bucket 1000/s burst 10",
+        "leaky_bucket 1000/s nodelay 20",
+        "sliding_estimate 700/s",
+        "fixed_window 700/s",
+    ] {
+        run(async move {
+            let mut fleet = Fleet::new(1, Network::steady(MS / 2), 1, line);
+            let limiter = fleet.limiters.remove(0);
+            // The store is known to be near, and the process asks for few permits.
+            let _ = limiter.acquire().await.unwrap();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            let served = Arc::new(Mutex::new(Vec::new()));
+            for number in 0..1000 {
+                let (wait, served) = (limiter.acquire(), served.clone());
+                tokio::spawn(async move {
+                    let _ = wait.await.unwrap();
+                    served.lock().unwrap().push((Instant::now(), number));
+                });
+            }
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            let mut served = served.lock().unwrap().clone();
+            // Those of an instant ran in any order.
+            served.sort_unstable();
+            assert!(served.len() == 1000 && served.iter().map(|(_, number)| number).is_sorted(), "{line}");
+        });
+    }
+}
+
 /// Two scripts are told to a server that knows none. One was once told after the other, and all
 /// that waited for the second were too late.
 #[test]
@@ -740,9 +774,10 @@ fn busy_and_idle_processes_are_served_alike() {
 }
 
 /// Tasks ask again and again for a permit within a time. A refused task sleeps as long as it is
-/// told. Returns the most time that an answer took which the request did not wait for.
-fn loops_within(fleet: &Fleet, tasks: usize, within: Duration) -> Arc<Mutex<Duration>> {
-    let slowest = Arc::new(Mutex::new(Duration::ZERO));
+/// told. Returns the most time that an answer took which the request did not wait for, since the
+/// time that is beside it.
+fn loops_within(fleet: &Fleet, tasks: usize, within: Duration) -> Arc<Mutex<(Duration, Instant)>> {
+    let slowest = Arc::new(Mutex::new((Duration::ZERO, Instant::now())));
     for limiter in fleet.limiters.iter().flat_map(|limiter| std::iter::repeat_n(limiter, tasks)) {
         let (limiter, log, slowest) = (limiter.clone(), fleet.log(), slowest.clone());
         tokio::spawn(async move {
@@ -750,10 +785,10 @@ fn loops_within(fleet: &Fleet, tasks: usize, within: Duration) -> Arc<Mutex<Dura
                 let began = Instant::now();
                 let answer = limiter.acquire_within(within).await;
                 let waited = answer.as_ref().map_or(Duration::ZERO, tidegate::AllPermits::waited);
-                let took = began.elapsed() - waited;
                 {
                     let mut slowest = slowest.lock().unwrap();
-                    *slowest = took.max(*slowest);
+                    let took = began.max(slowest.1).elapsed().saturating_sub(waited);
+                    slowest.0 = took.max(slowest.0);
                 }
                 match answer {
                     Ok(permits) => log(permits.permits().into()),
@@ -783,7 +818,7 @@ async fn refuses_loops_at_once(fleet: Fleet, limits: &str) {
     let (granted, calls) = (fleet.granted(), fleet.calls());
     tokio::time::sleep(Duration::from_secs(4)).await;
     let (granted, calls) = (fleet.granted() - granted, fleet.calls() - calls);
-    let slowest = *slowest.lock().unwrap();
+    let (slowest, _) = *slowest.lock().unwrap();
     // Permits that are too few for a lease are not used.
     assert!(granted >= 3_900 && calls * 25 <= granted, "{limits}: {granted} by {calls} calls");
     // A call, and a lease that is asked for after another one.
@@ -814,13 +849,14 @@ fn requests_in_line_are_refused_in_a_pause() {
         let slowest = loops_within(&fleet, 20, 1000 * MS);
         tokio::time::sleep(Duration::from_secs(2)).await;
         fleet.limiters[0].pause(Pause::lasting(Duration::from_secs(3))).unwrap();
+        slowest.lock().unwrap().1 = Instant::now();
         tokio::time::sleep(500 * MS).await;
         let (granted, calls) = (fleet.granted(), fleet.calls());
         tokio::time::sleep(Duration::from_secs(2)).await;
         let (in_pause, in_calls) = (fleet.granted() - granted, fleet.calls() - calls);
         tokio::time::sleep(Duration::from_secs(3)).await;
         let after = fleet.granted() - granted - in_pause;
-        let slowest = *slowest.lock().unwrap();
+        let (slowest, _) = *slowest.lock().unwrap();
         assert!(in_pause == 0 && in_calls <= 40, "{in_pause} by {in_calls} calls");
         assert!(after >= 2_200, "{after}");
         assert!(slowest <= 100 * MS, "{slowest:?}");

@@ -278,6 +278,35 @@ fn requests_that_return_from_a_share_stand_before_newcomers() {
     });
 }
 
+/// The first requests in line, for which permits were booked, once went to the share, and the last
+/// ones took these permits.
+#[test]
+fn the_first_requests_in_line_get_what_is_booked_when_the_store_goes_away() {
+    run(async {
+        let model = Model::new(3, Network::steady(MS));
+        let share = WhileAway::ShareOf(std::num::NonZeroU32::MIN);
+        let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
+        let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 10".parse().unwrap());
+        let limiter = AnyLimiter::from(limit.leased().build().unwrap());
+        let _ = limiter.acquire().await.unwrap();
+        let granted = Arc::new(Mutex::new((Vec::new(), Vec::new())));
+        for number in 0..800 {
+            let (wait, granted) = (limiter.acquire(), granted.clone());
+            tokio::spawn(async move {
+                let permits = wait.await.unwrap();
+                let (by_lease, by_share) = &mut *granted.lock().unwrap();
+                if permits.is_degraded() { by_share.push(number) } else { by_lease.push(number) }
+            });
+            tokio::time::sleep(MS).await;
+        }
+        model.stop(true);
+        tokio::time::sleep(12 * Duration::from_secs(1)).await;
+        let (by_lease, by_share) = &*granted.lock().unwrap();
+        assert!(by_share.len() > 50 && by_lease.len() + by_share.len() == 800);
+        assert!(by_lease.is_sorted() && by_lease.last() < by_share.iter().min());
+    });
+}
+
 /// Requests that waited for a lease went on to the line of the store when it went away, and when it
 /// was back leases served newcomers before them.
 #[test]

@@ -77,8 +77,10 @@ pub(crate) struct Account {
     /// asked for by a call of the request, or would have refused.
     pub(super) missed: AtomicU64,
     pub(super) alone: AtomicU64,
-    /// Permits that requests in line wait for, and the most of one request.
+    /// Permits that requests in line wait for, those of all requests that have left the line, and
+    /// the most of one request.
     pub(super) waiting: AtomicU64,
+    pub(super) left: AtomicU64,
     pub(super) largest: AtomicU64,
     /// The most permits that requests which [stay in line](Patience::stays) were in line for since
     /// the last booking. Not those that are in line now: of requests that are being served, that is
@@ -92,8 +94,9 @@ impl Account {
     pub(super) fn new(terms: Terms, patience: Arc<Patience>, kick: Arc<Notify>) -> Account {
         let zero = || AtomicU64::new(0);
         let (per_second, stock) = (terms.rate.as_per_second(), Stock::new());
-        let (missed, alone, waiting, largest, line) = (zero(), zero(), zero(), zero(), zero());
-        Account { terms, per_second, stock, missed, alone, waiting, largest, line, patience, kick }
+        let (missed, alone, waiting, left) = (zero(), zero(), zero(), zero());
+        let (largest, line) = (zero(), zero());
+        Account { terms, per_second, stock, missed, alone, waiting, left, largest, line, patience, kick }
     }
 
     /// Takes permits, and has more booked when half of them are gone.

@@ -204,22 +204,27 @@ impl Ledger {
         self.patience.set(state.usual.longest, has_fixed_window);
     }
 
-    /// A request joins the line, until it [leaves](Ledger::leaves).
-    pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) {
+    /// A request joins the line, until it [leaves](Ledger::leaves). Returns for each limit the permits
+    /// of all requests that came before, also of those that have left.
+    pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) -> Vec<u64> {
         self.joined.fetch_add(1, Ordering::Relaxed);
         self.endless.fetch_add(is_endless.into(), Ordering::Relaxed);
-        for (account, (n, _)) in self.accounts.iter().zip(costs) {
+        let join = |(account, (n, _)): (&Arc<Account>, &(u64, u64))| {
             account.largest.fetch_max(*n, Ordering::Relaxed);
             // SeqCst: see `Leases::drive`.
-            account.waiting.fetch_add(*n, Ordering::SeqCst);
-        }
+            let waiting = account.waiting.fetch_add(*n, Ordering::SeqCst);
+            waiting.wrapping_add(account.left.load(Ordering::Relaxed))
+        };
+        let before = self.accounts.iter().zip(costs).map(join).collect();
         self.kick.notify_one();
+        before
     }
 
     pub(crate) fn leaves(&self, costs: &Costs, is_endless: bool) {
         self.joined.fetch_sub(1, Ordering::Relaxed);
         self.endless.fetch_sub(is_endless.into(), Ordering::Relaxed);
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
+            account.left.fetch_add(*n, Ordering::Relaxed);
             if account.waiting.fetch_sub(*n, Ordering::Relaxed) == *n {
                 account.largest.store(0, Ordering::Relaxed);
             }
@@ -278,11 +283,16 @@ impl Ledger {
         due.max().unwrap_or(at)
     }
 
-    /// Whether requests in line wait for more permits of a limit than are booked.
-    pub(crate) fn is_short(&self, now: Nanos, costs: &Costs) -> bool {
-        self.accounts.iter().zip(costs).any(|(account, (n, _))| {
+    /// Whether fewer permits of a limit are booked than this request and those that came
+    /// [before](Ledger::joins) it wait for. One that left counts as one of those, also if it came
+    /// later.
+    pub(crate) fn is_short(&self, now: Nanos, costs: &Costs, before: &[u64]) -> bool {
+        self.accounts.iter().zip(costs).zip(before).any(|((account, (n, _)), before)| {
             let (usable, later) = account.stock.held(now);
-            *n > 0 && account.waiting.load(Ordering::Relaxed) > usable.saturating_add(later)
+            let waiting = account.waiting.load(Ordering::Relaxed);
+            // It wraps around where a request left meanwhile.
+            let ahead = before.wrapping_sub(account.left.load(Ordering::Relaxed)).min(waiting);
+            *n > 0 && ahead.saturating_add(*n).min(waiting) > usable.saturating_add(later)
         })
     }
 

@@ -34,31 +34,43 @@ use tidegate::{
     AcquireOwned, AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Nanos, RateLimiter,
     Refusal, Request, Timer,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, oneshot};
 
-use crate::lease::ledger::{Ledger, Outcome, Plan, Return};
+use crate::lease::ledger::{Ledger, Order, Outcome, Plan, Return};
 use crate::lease::policy::Lease;
 use crate::script::{Answer, Reply};
-use crate::set::{Costs, Set};
+use crate::set::{Costs, Set, Undecided};
 use crate::store::WhileAway;
+
+/// Where permits are booked: the line to the store, in which a lease stands behind the requests that
+/// came before it.
+pub(crate) trait Books: Send + Sync {
+    /// Books permits, which are due within this time. Of a reply that nobody takes, the permits are
+    /// lost until they come in again.
+    fn book(self: Arc<Self>, costs: Costs, longest: Duration, booked: Booked);
+}
+
+/// Told what became of a booking.
+pub(crate) type Booked = oneshot::Sender<Result<Reply, Undecided>>;
 
 /// The leases of one set of limits.
 pub(crate) struct Leases {
     set: Arc<Set>,
+    books: Weak<dyn Books>,
     ledger: Ledger,
     limiters: Vec<RateLimiter<Lease>>,
     /// The limiters together, if there are several. An only limiter is asked itself, which takes a
     /// fifth of the time.
     all: Option<AllOf>,
-    /// Rises when requests in line cannot be served by leases.
-    failed: watch::Sender<u64>,
+    /// Tells requests in line, in their order, that leases cannot serve them.
+    failed: Notify,
     is_driven: AtomicBool,
     /// Whether the requests that wait for the store are bounded. The bounds do not hold here.
     is_bounded: AtomicBool,
 }
 
 impl Leases {
-    pub(crate) fn new(set: &Arc<Set>) -> Option<Leases> {
+    pub(crate) fn new(set: &Arc<Set>, books: Weak<dyn Books>) -> Option<Leases> {
         let (members, clock) = (&set.members, &set.clock);
         let terms = members.iter().map(|member| member.terms.clone());
         let ledger = Ledger::new(terms, set.store.lease_counters().clone());
@@ -69,9 +81,9 @@ impl Leases {
         let (name, first) = named.next()?;
         let all = (members.len() > 1)
             .then(|| named.fold(AllOf::new(name, first), |all, (name, limiter)| all.with(name, limiter)));
-        let failed = watch::Sender::new(0);
+        let failed = Notify::new();
         let (is_driven, is_bounded) = (AtomicBool::new(false), AtomicBool::new(false));
-        Some(Leases { set: set.clone(), ledger, limiters, all, failed, is_driven, is_bounded })
+        Some(Leases { set: set.clone(), books, ledger, limiters, all, failed, is_driven, is_bounded })
     }
 
     /// Decides a request that does not wait. `None` leaves it to the store.
@@ -106,13 +118,15 @@ impl Leases {
     }
 
     /// Waits in line. `None` leaves the request to the store, as it is where no request waits here
-    /// and requests wait there for a store that is away: `are_held` tells that.
+    /// and requests wait there for a store that is away: `are_held` tells that. A request that no
+    /// lease serves at once arrives in the line of the store, too, for the case that it goes there.
     pub(crate) async fn wait(
         self: &Arc<Leases>,
         wait: Wait,
         costs: &Costs,
         within: Option<Duration>,
         are_held: impl Fn() -> bool,
+        arrive: impl FnOnce(),
     ) -> Option<Result<AllPermits, AllRefusal>> {
         let mut wait = pin!(self.answer(wait));
         match poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await {
@@ -120,7 +134,7 @@ impl Leases {
             Poll::Ready(Err(refusal)) => {
                 return self.refuse(&refusal, costs, within.unwrap_or(Duration::MAX)).map(Err);
             }
-            Poll::Pending => {}
+            Poll::Pending => arrive(),
         }
         let now = self.set.clock.now();
         self.count_processes();
@@ -134,18 +148,22 @@ impl Leases {
             self.ledger.alone(costs);
             return None;
         }
-        let _joined = Joined::new(&self.ledger, costs, within.is_none());
-        let mut failed = self.failed.subscribe();
+        let joined = Joined::new(&self.ledger, costs, within.is_none());
+        let mut failed = pin!(self.failed.notified());
         if !self.drive() {
             return None;
         }
         loop {
-            let mut changed = pin!(failed.changed());
             let answer = poll_fn(|context| match wait.as_mut().poll(context) {
                 Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                Poll::Pending => changed.as_mut().poll(context).map(|_| None),
+                Poll::Pending => failed.as_mut().poll(context).map(|()| None),
             });
-            match answer.await {
+            let answer = answer.await;
+            if answer.is_none() {
+                // What is told from now on is not missed.
+                failed.set(self.failed.notified());
+            }
+            match answer {
                 Some(Err(refusal)) if matches!(refusal.refusal(), Some(Refusal::Limited { .. })) => {
                     let waited = self.set.clock.now().saturating_since(now).as_duration();
                     let rest = within.map_or(Duration::MAX, |within| within.saturating_sub(waited));
@@ -154,7 +172,7 @@ impl Leases {
                 Some(answer) => return Some(answer),
                 None if self.set.store.has_ended() => return None,
                 None if within.is_none() && self.outlasts() => {}
-                None if self.ledger.is_short(self.set.clock.now(), costs) => return None,
+                None if self.ledger.is_short(self.set.clock.now(), costs, &joined.before) => return None,
                 None => {}
             }
         }
@@ -401,7 +419,15 @@ impl Leases {
     /// Tells the requests in line that leases do not serve them. The panic of a foreign waker must
     /// not end the task that books permits.
     fn fail(&self) {
-        _ = catch_unwind(AssertUnwindSafe(|| self.failed.send_modify(|failed| *failed += 1)));
+        _ = catch_unwind(AssertUnwindSafe(|| self.failed.notify_waiters()));
+    }
+
+    async fn book(&self, order: &Order) -> Result<Reply, Undecided> {
+        let (booked, reply) = oneshot::channel();
+        if let Some(books) = self.books.upgrade() {
+            books.book(order.costs.clone(), order.longest, booked);
+        }
+        reply.await.unwrap_or(Err(Undecided::Misconfigured))
     }
 
     /// One step of the task that books permits.
@@ -413,7 +439,7 @@ impl Leases {
         match plan {
             Plan::Back(returns) => self.give_back(&returns),
             Plan::Book(order) => {
-                let reply = set.lease(order.costs.clone(), order.longest).await;
+                let reply = self.book(&order).await;
                 let outcome = match &reply {
                     Ok(reply) => self.ledger.done(set.clock.now(), &order, Ok(reply)),
                     Err(undecided) => self.ledger.done(set.clock.now(), &order, Err(*undecided)),
@@ -486,18 +512,23 @@ enum Next {
 }
 
 /// A request in the line of this process.
-struct Joined<'a>(&'a Ledger, &'a Costs, bool);
+struct Joined<'a> {
+    ledger: &'a Ledger,
+    costs: &'a Costs,
+    is_endless: bool,
+    before: Vec<u64>,
+}
 
 impl<'a> Joined<'a> {
     fn new(ledger: &'a Ledger, costs: &'a Costs, is_endless: bool) -> Joined<'a> {
-        ledger.joins(costs, is_endless);
-        Joined(ledger, costs, is_endless)
+        let before = ledger.joins(costs, is_endless);
+        Joined { ledger, costs, is_endless, before }
     }
 }
 
 impl Drop for Joined<'_> {
     fn drop(&mut self) {
-        self.0.leaves(self.1, self.2);
+        self.ledger.leaves(self.costs, self.is_endless);
     }
 }
 

@@ -144,7 +144,7 @@ impl LimiterBuilder {
             return Err(BuildError::Name { name: self.tag });
         }
         let (tag, bounds) = (self.tag.clone(), self.bounds);
-        Ok(StoreLimiter::new(Arc::new(Line::new(&self.prepare()?, tag, bounds, None))))
+        Ok(StoreLimiter::new(Line::new(&self.prepare()?, tag, bounds, None)))
     }
 
     /// The limits without their tag.

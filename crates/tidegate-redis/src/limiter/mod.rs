@@ -367,7 +367,7 @@ impl StoreLimiter {
         let this = self.clone();
         AcquireAny::new(async move {
             let watch = Watch::new(&this.0.set.observers, ask.permits());
-            this.decided(ask, Duration::ZERO, watch).await
+            this.decided(ask, Duration::ZERO, None, watch).await
         })
     }
 
@@ -393,15 +393,17 @@ impl StoreLimiter {
         }
     }
 
-    /// Waits for permits, at most this long, and tells the observers of the answer.
+    /// Waits for permits, at most this long, and tells the observers of the answer. The number is
+    /// that of an arrival before.
     async fn decided(
         &self,
         ask: Ask,
         longest: Duration,
+        number: Option<u64>,
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
         let line = &self.0;
-        let won = self.wait(&ask, longest).await;
+        let won = self.wait(&ask, longest, number).await;
         let won = with_left(won, ask.with_left, self.status()).await;
         let Some(watch) = watch else { return won.map(|won| won.permits(line, &ask)) };
         match won {
@@ -417,12 +419,12 @@ impl StoreLimiter {
     }
 
     /// Waits for permits, at most this long.
-    async fn wait(&self, ask: &Ask, longest: Duration) -> Result<Won, AllRefusal> {
+    async fn wait(&self, ask: &Ask, longest: Duration, mut number: Option<u64>) -> Result<Won, AllRefusal> {
         if ask.exempt {
             return Ok(Won::Free);
         }
         self.0.set.check(&ask.costs)?;
-        let (set, began, mut number) = (&self.0.set, self.0.set.now(), None);
+        let (set, began) = (&self.0.set, self.0.set.now());
         loop {
             let backs = set.store.backs();
             let ticket = Ticket::new(&self.0, ask.asked(set, longest, true), number);
@@ -547,17 +549,19 @@ impl Limiter for StoreLimiter {
         AcquireAny::new(async move {
             let watch = Watch::new(&this.0.set.observers, ask.permits());
             let began = this.0.set.now();
-            if let (Some(leases), Some(line)) = (&this.0.leases, line)
-                && let Some(answer) =
-                    leases.wait(line, &ask.costs, ask.all_else.within, || this.0.is_held()).await
-            {
-                if let Some(watch) = watch {
-                    watch.answered(answer.as_ref());
+            let mut number = None;
+            if let (Some(leases), Some(line)) = (&this.0.leases, line) {
+                let (are_held, arrive) = (|| this.0.is_held(), || number = Some(this.0.arrive()));
+                let answer = leases.wait(line, &ask.costs, ask.all_else.within, are_held, arrive);
+                if let Some(answer) = answer.await {
+                    if let Some(watch) = watch {
+                        watch.answered(answer.as_ref());
+                    }
+                    return answer;
                 }
-                return answer;
             }
             let longest = this.rest(ask.all_else.within.unwrap_or(Duration::MAX), began);
-            this.decided(ask, longest, watch).await
+            this.decided(ask, longest, number, watch).await
         })
     }
 

@@ -67,7 +67,7 @@ impl Tags {
         }
         let tags = self.clone();
         let gone = Box::new(move |tag: &str| tags.forget(tag));
-        let line = Arc::new(Line::new(prepared, tag.to_owned(), table.bounds, Some(gone)));
+        let line = Line::new(prepared, tag.to_owned(), table.bounds, Some(gone));
         line.set.shadow.store(table.shadow, Ordering::Relaxed);
         if table.is_closed {
             line.close();

@@ -112,6 +112,25 @@ impl InLine {
 }
 
 impl Entry {
+    /// A request that comes now.
+    pub(super) fn new(asked: Asked, now: Nanos) -> Entry {
+        Entry {
+            asked,
+            joined: now,
+            in_line: Duration::ZERO,
+            full: false,
+            was_held: false,
+            stage: Stage::InLine,
+            waker: None,
+            looks_at: Nanos::MAX,
+            lease: None,
+        }
+    }
+
+    pub(super) fn is_lease_in_call(&self) -> bool {
+        self.lease.is_some() && matches!(self.stage, Stage::Sent)
+    }
+
     pub(super) fn place(&self, number: u64) -> Place {
         (Reverse(self.asked.priority), number)
     }
@@ -123,8 +142,30 @@ impl Entry {
 }
 
 impl State {
+    /// Has a request join the line. Returns its number, which may be that of an earlier arrival.
+    pub(super) fn join(
+        &mut self,
+        after: &mut After,
+        mut entry: Entry,
+        number: Option<u64>,
+        now: Nanos,
+    ) -> u64 {
+        let number = number.unwrap_or(self.next);
+        self.next = self.next.max(number + 1);
+        entry.was_held = self.in_line.held_till().is_some();
+        let stage = self.stage_of(after, &entry.asked, now);
+        if matches!(stage, Stage::InLine) {
+            self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
+        }
+        self.entries.insert(number, entry);
+        if let Stage::Answered(outcome) = stage {
+            self.answer(after, number, outcome);
+        }
+        number
+    }
+
     /// The first stage of a request that joins the line.
-    pub(super) fn stage_of(&mut self, after: &mut After, asked: &Asked, now: Nanos) -> Stage {
+    fn stage_of(&mut self, after: &mut After, asked: &Asked, now: Nanos) -> Stage {
         if self.closed {
             return Stage::Answered(Outcome::Refused(Refusal::Closed.into()));
         }
@@ -224,16 +265,7 @@ mod tests {
             outlasts: true,
             with_left: false,
         };
-        let entry = Entry {
-            asked,
-            joined: Nanos::ZERO,
-            in_line: Duration::ZERO,
-            full: false,
-            was_held: false,
-            stage: Stage::Sent,
-            waker: None,
-            looks_at: Nanos::MAX,
-        };
+        let entry = Entry { stage: Stage::Sent, ..Entry::new(asked, Nanos::ZERO) };
         let mut state = State { entries: [(7, entry)].into(), closed: true, ..State::default() };
         let (away, rest) = (Undecided::Away(Duration::ZERO), Duration::from_millis(5));
         assert!(!state.failed(&mut After::default(), &[7], away, rest, Nanos::ZERO));

@@ -10,6 +10,9 @@
 //! longer than the deadline of a call. Neither lets more requests leave than sixteen full calls
 //! take.
 //!
+//! The booking of a lease is a request in this line that does not wait for its instant: it ends with
+//! the reply.
+//!
 //! A call that fails is the answer of all requests in line: they came while it was in flight, and
 //! their own call may only end later. Only requests that wait for a store that is away keep their
 //! places, those of the call included, and the line is held ([`InLine`]).
@@ -80,11 +83,11 @@ use tidegate::{
 };
 use tokio::sync::oneshot;
 
-use crate::lease::Leases;
+use crate::lease::{Booked, Books, Leases};
 use crate::lock::lock;
 use crate::script::{Answer, GivenBack, Operation, Reply, Wanted};
 use crate::set::{Costs, Instead, Prepared, Set, Undecided};
-use crate::share::Booked;
+use crate::share;
 use crate::store::Unsent;
 use class::{Class, Instant, Turn};
 use in_line::InLine;
@@ -189,6 +192,8 @@ struct Entry {
     waker: Option<Waker>,
     /// When the task of the request looks at the instant of the request.
     looks_at: Nanos,
+    /// Of a lease, which waits for no instant: what is told when it is decided.
+    lease: Option<Booked>,
 }
 
 #[derive(Debug)]
@@ -222,6 +227,7 @@ struct After {
     unsent: Vec<Unsent>,
     /// The classes that the store's thread is to look at, and when, unless that ends before.
     watches: Vec<(Vec<u64>, Nanos, oneshot::Receiver<()>)>,
+    leases: Vec<(Booked, Result<Reply, Undecided>)>,
 }
 
 impl After {
@@ -233,6 +239,7 @@ impl After {
 impl Drop for After {
     fn drop(&mut self) {
         self.unsent.clear();
+        self.leases.drain(..).for_each(|(booked, reply)| _ = booked.send(reply));
         for waker in self.wakers.drain(..) {
             // The panic of a foreign waker must not keep others from being woken.
             _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
@@ -242,18 +249,25 @@ impl Drop for After {
 
 impl Line {
     /// The line of the limits of a tag.
-    pub(crate) fn new(prepared: &Prepared, tag: String, bounds: QueueBounds, gone: Option<Gone>) -> Line {
+    pub(crate) fn new(
+        prepared: &Prepared,
+        tag: String,
+        bounds: QueueBounds,
+        gone: Option<Gone>,
+    ) -> Arc<Line> {
         let set = Arc::new(prepared.set(tag));
-        let leases = prepared.is_leased.then(|| Leases::new(&set)).flatten().map(Arc::new);
-        leases.iter().for_each(|leases| leases.set_bounded(bounds != QueueBounds::UNBOUNDED));
-        Line {
-            leases,
-            set,
-            state: Mutex::new(State { bounds, ..State::default() }),
-            waiting: AtomicUsize::new(0),
-            is_used: AtomicBool::new(true),
-            gone,
-        }
+        Arc::new_cyclic(|line: &Weak<Line>| {
+            let leases = prepared.is_leased.then(|| Leases::new(&set, line.clone())).flatten().map(Arc::new);
+            leases.iter().for_each(|leases| leases.set_bounded(bounds != QueueBounds::UNBOUNDED));
+            Line {
+                leases,
+                set,
+                state: Mutex::new(State { bounds, ..State::default() }),
+                waiting: AtomicUsize::new(0),
+                is_used: AtomicBool::new(true),
+                gone,
+            }
+        })
     }
 
     /// Looks at the line, and sends what has to leave.
@@ -322,7 +336,8 @@ impl Line {
             let Asked { costs, longest, shadow, with_left, outlasts, .. } = &entry.asked;
             // A request that waits for the store needs no answer by a deadline.
             oldest = oldest.max(if *outlasts { Duration::ZERO } else { entry.in_line });
-            entry.full = *longest > Duration::ZERO && bounds::refuse(bounds, costs);
+            let is_bounded = *longest > Duration::ZERO && entry.lease.is_none();
+            entry.full = is_bounded && bounds::refuse(bounds, costs);
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
                 Duration::MAX => Duration::MAX,
@@ -387,6 +402,9 @@ impl Line {
             }
             return;
         };
+        if entry.lease.is_some() {
+            return state.end_lease(after, number, Ok(reply));
+        }
         if reply.answer == Answer::Refused {
             let with_left = entry.asked.with_left;
             let refusal = match entry.full {
@@ -449,7 +467,7 @@ impl Line {
             let now = self.set.now();
             let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.booked_till());
             let till = lock(&self.state).booked_till().max(of_leases);
-            Booked {
+            share::Booked {
                 ahead: till.saturating_since(now).as_duration(),
                 ago: now.saturating_since(till).as_duration(),
             }
@@ -460,6 +478,13 @@ impl Line {
     pub(crate) fn set_bounds(self: &Arc<Line>, bounds: QueueBounds) {
         self.visit(|state, _, _| state.bounds = bounds);
         self.leases.iter().for_each(|leases| leases.set_bounded(bounds != QueueBounds::UNBOUNDED));
+    }
+
+    /// The number of a request that comes now, and that may join the line later.
+    pub(crate) fn arrive(&self) -> u64 {
+        let mut state = lock(&self.state);
+        state.next += 1;
+        state.next - 1
     }
 
     /// Whether requests in line wait for a store that is away.
@@ -520,6 +545,10 @@ impl Line {
                 let numbers: Vec<u64> =
                     state.entries.range(first..).map(|(number, _)| *number).take(MOST_STEPS).collect();
                 for number in &numbers {
+                    if state.entries.get(number).is_some_and(Entry::is_lease_in_call) {
+                        // It is told what to give back when the reply has come.
+                        continue;
+                    }
                     state.unbook(after, *number, now);
                     state.answer(after, *number, Outcome::Refused(Refusal::Closed.into()));
                 }
@@ -527,6 +556,23 @@ impl Line {
             });
         }
         was_open
+    }
+}
+
+impl Books for Line {
+    fn book(self: Arc<Line>, costs: Costs, longest: Duration, booked: Booked) {
+        let asked = Asked {
+            costs,
+            longest,
+            shadow: false,
+            priority: 0,
+            droppable: false,
+            outlasts: false,
+            with_left: false,
+        };
+        self.visit(|state, after, now| {
+            _ = state.join(after, Entry { lease: Some(booked), ..Entry::new(asked, now) }, None, now);
+        });
     }
 }
 

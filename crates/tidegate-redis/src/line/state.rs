@@ -6,7 +6,8 @@ use tidegate::{Nanos, Refusal};
 
 use crate::line::class::{Class, FORESEEN, Instant};
 use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
-use crate::set::Costs;
+use crate::script::Reply;
+use crate::set::{Costs, Undecided};
 
 /// So many bookings that are not the last one are kept by the store for others.
 const MOST_FREE: usize = 16;
@@ -175,12 +176,25 @@ impl State {
 
     /// Ends a request, if it has not ended.
     pub(super) fn answer(&mut self, after: &mut After, number: u64, outcome: Outcome) {
+        if self.entries.get(&number).is_some_and(|entry| entry.lease.is_some()) {
+            let undecided = match outcome {
+                Outcome::Undecided(undecided) => undecided,
+                _ => Undecided::Misconfigured,
+            };
+            return self.end_lease(after, number, Err(undecided));
+        }
         if let Some(entry) = self.entries.get_mut(&number)
             && !matches!(entry.stage, Stage::Answered(_))
         {
             entry.stage = Stage::Answered(outcome);
             after.wake(entry);
         }
+    }
+
+    /// Tells a lease how it was decided.
+    pub(super) fn end_lease(&mut self, after: &mut After, number: u64, reply: Result<Reply, Undecided>) {
+        let booked = self.entries.remove(&number).and_then(|entry| entry.lease);
+        after.leases.extend(booked.map(|booked| (booked, reply)));
     }
 
     /// Grants a booked request.

@@ -35,26 +35,7 @@ enum Seen {
 impl Ticket {
     /// Joins the line. A request that was in line before keeps the number of its arrival.
     pub(crate) fn new(line: &Arc<Line>, asked: Asked, number: Option<u64>) -> Ticket {
-        let number = line.visit(|state, after, now| {
-            let number = number.unwrap_or(state.next);
-            state.next = state.next.max(number + 1);
-            let stage = state.stage_of(after, &asked, now);
-            let entry = Entry {
-                asked,
-                joined: now,
-                in_line: Duration::ZERO,
-                full: false,
-                was_held: state.in_line.held_till().is_some(),
-                stage,
-                waker: None,
-                looks_at: Nanos::MAX,
-            };
-            if matches!(entry.stage, Stage::InLine) {
-                state.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
-            }
-            state.entries.insert(number, entry);
-            number
-        });
+        let number = line.visit(|state, after, now| state.join(after, Entry::new(asked, now), number, now));
         Ticket { line: line.clone(), number, is_over: false, sleep: None }
     }
 
