@@ -25,7 +25,7 @@ use turns::{in_turns, median, round};
 static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 
 /// A build that is not optimized does not measure: it does a tenth.
-const PART: u32 = if cfg!(debug_assertions) { 10 } else { 1 };
+const PART: u32 = if cfg!(debug_assertions) { 50 } else { 1 };
 
 /// So many keys are asked for before they come again.
 const ASKED: usize = 4_000_000 / PART as usize;
@@ -96,8 +96,8 @@ impl Mix {
 
 /// The time of an attempt, ours beside governor's.
 fn attempts<K: Key>(case: &str, mix: Mix, options: &Options) {
-    let keys = if options.quick { mix.keys / 10 } else { mix.keys };
-    let (repetitions, each) = if options.quick { (7, 20_000) } else { (41, 100_000) };
+    let keys = if options.quick { mix.keys / 10 / u64::from(PART) } else { mix.keys };
+    let (repetitions, each) = if options.quick { (3, 20_000) } else { (41, 100_000) };
     let asked = K::encode(&ranks(keys, ASKED, mix.order));
     let contestants: Vec<Contestant<K>> = contestants(keys, mix.limit);
     for contestant in &contestants {
