@@ -183,6 +183,16 @@ impl Account {
         }
     }
 
+    /// How large a lease is at least for requests of several costs, which ask for so many permits
+    /// beside the first one: it serves some of them. Of a window, what is too little for one more
+    /// lease is not used.
+    pub(super) fn serves(&self, more: f64) -> f64 {
+        match self.terms.kind {
+            Kind::Bucket => 4.0 * more,
+            Kind::Fixed | Kind::Cells | Kind::Estimate | Kind::Log => 64.0 * more,
+        }
+    }
+
     /// How often a lease is asked for, while there are more requests than permits and a process
     /// asks for so many permits over the horizon. The store grants all of it or nothing: small
     /// leases make equal shares sooner, and large ones take fewer calls.

@@ -44,8 +44,12 @@ use crate::terms::{Kind, Terms};
 /// How long nothing is booked at least after a call that failed.
 const REST: Nanos = Nanos::new(5_000_000);
 
-/// For so long after requests of several costs no request waits for leases.
+/// Requests that wait are of mixed costs for so long after two of them asked for different permits.
 const MIXED: Nanos = Nanos::new(10_000_000_000);
+
+/// For so long at least the store decides waits of mixed costs. By then the use of a process that
+/// begins is known.
+const BY_STORE: Nanos = Nanos::new(2_000_000_000);
 
 /// So many pieces may be booked at one time.
 const MOST_PIECES: usize = 64;
@@ -74,9 +78,13 @@ struct State {
     pressed: Nanos,
     /// When the next lease is asked for, while there are more requests than permits.
     next: Nanos,
-    /// What the last request asked for that waited, and until when requests of several costs wait.
+    /// What the last request asked for that waited, until when requests of several costs wait, and
+    /// until when the store decides them.
     asked: Costs,
     mixed_till: Nanos,
+    by_store_till: Nanos,
+    /// How many permits such requests ask for beside the first one, on average.
+    more: f64,
     /// Nothing is booked before this time.
     away: Nanos,
     /// Whether the last booking for requests in line failed for another reason than an outage.
@@ -146,6 +154,8 @@ impl Ledger {
             next,
             asked: Vec::new(),
             mixed_till: Nanos::ZERO,
+            by_store_till: Nanos::ZERO,
+            more: 0.0,
             away,
             is_hopeless: false,
             endings: 0,
@@ -301,19 +311,31 @@ impl Ledger {
         self.pays_by(&mut self.lock(), now, costs)
     }
 
-    /// Whether requests of several costs wait, before this one, for several limits of which one has
-    /// fewer permits than this request asks for. A booking for all of them has too few permits of
-    /// that limit for the first request, and the permits of the other limits end.
+    /// Notes what a request that waits asks for. Returns whether the store decides it, since requests
+    /// of several costs wait, and a lease serves few of them: the rest of it would end unused.
+    ///
+    /// At several limits that is so if requests are in line, and one of the limits has fewer permits
+    /// than this request asks for. A booking for all of them has too few permits of that limit for
+    /// the first request in line, and the permits of the other limits end.
     pub(crate) fn is_mixed(&self, now: Nanos, costs: &Costs) -> bool {
-        if self.accounts.len() == 1 {
-            return false;
-        }
         let mut state = self.lock();
+        if let ([account], [(n, _)]) = (&self.accounts[..], &costs[..]) {
+            // How many permits beside the first one requests ask for.
+            state.more += ((*n as f64 - 1.0) - state.more) / 16.0;
+            let is_pressed = now < state.pressed;
+            let size = self.size(0, now, &mut state.limits[0], is_pressed) as f64;
+            if now < state.mixed_till && size < account.serves(state.more) {
+                state.by_store_till = now.saturating_add(BY_STORE);
+            }
+        }
         if state.asked != *costs {
             if !state.asked.is_empty() {
                 state.mixed_till = now.saturating_add(MIXED);
             }
             state.asked.clone_from(costs);
+        }
+        if self.accounts.len() == 1 {
+            return now < state.by_store_till;
         }
         let is_short = state.limits.iter().zip(costs).any(|(told, (n, _))| told.left < *n);
         now < state.mixed_till && is_short && self.has_waiting()
