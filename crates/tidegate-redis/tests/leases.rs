@@ -521,6 +521,34 @@ fn requests_that_wait_for_a_bucket_with_a_small_burst_are_served_by_leases() {
     });
 }
 
+/// An attempt was once refused while a request waited for the reply to its lease.
+#[test]
+fn attempts_beside_waits_find_the_permits_of_a_limit_with_plenty() {
+    for line in ["token_bucket 200000/s burst 200000", "fixed_window 100000000/d", "sliding_log 4000/s"] {
+        run(async move {
+            let mut fleet = Fleet::new(1, Network::steady(MS), 1, line);
+            let limiter = fleet.limiters.remove(0);
+            for _ in 0..20 {
+                let ask = |number: u32| {
+                    let limiter = limiter.clone();
+                    tokio::spawn(async move {
+                        match number % 3 {
+                            0 => limiter.acquire().await,
+                            1 => limiter.acquire_within(20 * MS).await,
+                            _ => limiter.acquire_now(1).await,
+                        }
+                    })
+                };
+                let tasks: Vec<_> = (0..30).map(ask).collect();
+                for task in tasks {
+                    let _ = task.await.unwrap().unwrap();
+                }
+                tokio::time::sleep(500 * MS).await;
+            }
+        });
+    }
+}
+
 /// The first of many requests find no lease and are decided by the store. Leases were once booked
 /// before these requests were.
 #[test]

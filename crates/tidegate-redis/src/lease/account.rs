@@ -220,9 +220,7 @@ impl Account {
         told.note(now, self.asked());
         let waiting = self.waiting.load(Ordering::Relaxed) as f64;
         let limit = self.terms.limit;
-        // A limit that has no permit until its window ends has none then, either.
-        let is_known = now.saturating_since(told.told) < TRUST || now < told.none_before;
-        let left = if is_known { told.left } else { limit };
+        let left = told.left(now, limit);
         let is_plenty = left >= limit / 10 && !is_pressed;
         let horizon = if is_plenty { self.horizon() } else { self.part_of_wait(1) };
         let asked = told.rate * horizon.as_secs_f64();
@@ -322,6 +320,13 @@ impl Use {
             paused_till: Nanos::ZERO,
             lost: 0,
         }
+    }
+
+    /// The permits left in the store, as far as is known.
+    pub(super) fn left(&self, now: Nanos, limit: u64) -> u64 {
+        // A limit that has no permit until its window ends has none then, either.
+        let is_known = now.saturating_since(self.told) < TRUST || now < self.none_before;
+        if is_known { self.left } else { limit }
     }
 
     /// Averages the permits asked for: all that ever were are told.

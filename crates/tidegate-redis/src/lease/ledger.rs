@@ -247,6 +247,18 @@ impl Ledger {
         self.accounts.iter().any(|account| account.waiting.load(Ordering::SeqCst) > 0)
     }
 
+    /// Whether all limits have permits for the requests in line and for this one, as far as is known.
+    /// Then requests are in line for the reply of a call alone.
+    pub(crate) fn has_plenty(&self, now: Nanos, costs: &Costs) -> bool {
+        let state = self.lock();
+        let mut limits = self.accounts.iter().zip(&state.limits).zip(costs);
+        now >= state.pressed
+            && limits.all(|((account, told), (n, _))| {
+                let waiting = account.waiting.load(Ordering::Relaxed);
+                *n == 0 || waiting.saturating_add(*n) <= told.left(now, account.terms.limit)
+            })
+    }
+
     /// Whether no request in line has a longest wait.
     pub(crate) fn are_endless(&self) -> bool {
         self.endless.load(Ordering::Relaxed) >= self.joined.load(Ordering::Relaxed)

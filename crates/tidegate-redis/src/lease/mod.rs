@@ -221,7 +221,7 @@ impl Leases {
         if let Some((limit, refusal)) = known {
             return Some(AllRefusal::by(self.set.members[limit].name.as_str(), refusal));
         }
-        if longest == Duration::ZERO && ledger.has_waiting() {
+        if longest == Duration::ZERO && ledger.has_waiting() && !ledger.has_plenty(now, costs) {
             // Requests wait in line for permits that are not booked yet.
             return Some(limited(Nanos::from_duration(account::HORIZON)));
         }
