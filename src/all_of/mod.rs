@@ -525,6 +525,24 @@ impl AllRefusal {
         self.refusal().and_then(Refusal::retry_after)
     }
 
+    /// Returns [`retry_after`](AllRefusal::retry_after) in whole seconds, rounded up; see
+    /// [`Refusal::retry_after_secs`].
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::{AllRefusal, Refusal};
+    ///
+    /// let retry_after = Duration::from_millis(1100).into();
+    /// let refusal = AllRefusal::by("a day", Refusal::Limited { retry_after });
+    /// assert_eq!(refusal.retry_after_secs(), Some(2));
+    /// ```
+    #[must_use]
+    pub fn retry_after_secs(&self) -> Option<u64> {
+        self.refusal().and_then(Refusal::retry_after_secs)
+    }
+
     /// The name of the member that is ready last, or refuses for good; `None` if it was no member.
     #[must_use]
     pub fn member(&self) -> Option<&str> {

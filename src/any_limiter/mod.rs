@@ -240,7 +240,8 @@ impl AnyLimiter {
         AnyLimiter(Arc::new(limiter))
     }
 
-    /// Takes one permit now, of each limit, or refuses.
+    /// Takes one permit now, of each limit, or refuses. A limiter over a network blocks the thread
+    /// until it has an answer; in a task, await [`acquire_now`](AnyLimiter::acquire_now).
     ///
     /// # Errors
     ///
@@ -249,7 +250,8 @@ impl AnyLimiter {
         self.0.try_acquire(&AllRequest::new())
     }
 
-    /// Takes all permits of the request now, or refuses.
+    /// Takes all permits of the request now, or refuses. It blocks as
+    /// [`try_acquire`](AnyLimiter::try_acquire) does.
     ///
     /// # Errors
     ///

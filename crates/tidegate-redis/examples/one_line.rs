@@ -1,10 +1,10 @@
 //! One line of configuration chooses between one process and a fleet.
 //!
-//! `cargo run --example one_line` limits this process alone. With a store in the line, all
+//! `cargo run -p tidegate-redis --example one_line` limits this process alone. With a store in the line, all
 //! processes that are started like this share five permits a second:
 //!
 //! ```sh
-//! cargo run --example one_line -- \
+//! cargo run -p tidegate-redis --example one_line -- \
 //!     "token_bucket 5/s burst 5 store redis://127.0.0.1 tag calls while_away wait"
 //! ```
 //!

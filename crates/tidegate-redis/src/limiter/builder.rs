@@ -51,7 +51,7 @@ impl Store {
     ///     .limit("daily", "fixed_window 1000000/d at_wall_clock 0s".parse()?)
     ///     .build()?
     ///     .into();
-    /// limiter.acquire().await?;
+    /// let _permits = limiter.acquire().await?;
     /// # Ok(())
     /// # }
     /// ```

@@ -150,7 +150,8 @@ impl Store {
         lock(&self.0.shared.trouble).clone()
     }
 
-    /// Whether the store did not answer lately, so that it is left alone for a while.
+    /// Whether the store is left alone for a while, since five calls in a row have failed. The
+    /// [`trouble`](Store::trouble) of the last call is told from the first failure on.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.0.shared.servers.any(Breaker::is_open)
