@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -518,6 +519,78 @@ fn requests_that_wait_for_a_bucket_with_a_small_burst_are_served_by_leases() {
         }
         let counts = fleet.stores[0].lease_counts();
         assert!(counts.used >= 950, "{counts:?}");
+    });
+}
+
+/// A lease of the long window was once for more requests than the bucket served in its time, so that
+/// the window was used up by what went back. Then all bookings were for the next window.
+#[test]
+fn requests_at_several_limits_are_served_as_fast_as_without_leases() {
+    for (line, other, n, seconds) in [
+        ("fixed_window 2000/min", "token_bucket 1000/s burst 10", 1000, 1),
+        ("fixed_window 500/s", "sliding_log 400/s", 1200, 3),
+        ("sliding_window 2000/min cells 6", "token_bucket 100/s burst 20", 500, 5),
+    ] {
+        run(async move {
+            let model = Model::new(7, Network::steady(MS / 2));
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = store.limiter("all").limit("a", line.parse().unwrap());
+            let limiter = limiter.limit("b", other.parse().unwrap()).leased();
+            let limiter = AnyLimiter::from(limiter.build().unwrap());
+            let waits: Vec<_> = (0..n).map(|_| tokio::spawn(limiter.acquire())).collect();
+            let began = Instant::now();
+            for wait in waits {
+                let _ = wait.await.unwrap().unwrap();
+            }
+            assert!(
+                began.elapsed() <= Duration::from_millis(seconds * 1010),
+                "{line}: {:?}",
+                began.elapsed()
+            );
+        });
+    }
+}
+
+/// One booking at a time was for what the bucket holds: 10 permits in 20 ms.
+#[test]
+fn a_small_bucket_of_a_far_server_is_used_by_leases() {
+    for (line, latency) in [("token_bucket 1000/s burst 5", 6), ("token_bucket 1000/s burst 10", 10)] {
+        run(async move {
+            let network = Network::steady(MS * latency);
+            let mut fleet = Fleet::new(1, network, 1, line);
+            let limiter = fleet.limiters.remove(0);
+            let _ = limiter.acquire().await.unwrap();
+            let waits: Vec<_> = (0..3000).map(|_| tokio::spawn(limiter.acquire())).collect();
+            let began = Instant::now();
+            for wait in waits {
+                let _ = wait.await.unwrap().unwrap();
+            }
+            assert!(began.elapsed() <= Duration::from_millis(3100), "{line}: {:?}", began.elapsed());
+            assert!(fleet.stores[0].lease_counts().used > 2500);
+        });
+    }
+}
+
+/// A request that is granted and never polled again once counted as one in line, for ever.
+#[test]
+fn attempts_beside_a_leaked_wait_find_the_permits_of_a_limit() {
+    run(async {
+        let mut fleet = Fleet::new(1, Network::steady(MS), 1, "token_bucket 1000/s burst 10");
+        let limiter = fleet.limiters.remove(0);
+        let waits: Vec<_> = (0..200).map(|_| tokio::spawn(limiter.acquire())).collect();
+        tokio::time::sleep(100 * MS).await;
+        let mut leaked = Box::pin(limiter.acquire());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(leaked.as_mut().poll(&mut context).is_pending());
+        std::mem::forget(leaked);
+        for wait in waits {
+            let _ = wait.await.unwrap().unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        for _ in 0..100 {
+            let _ = limiter.acquire_now(10).await.unwrap();
+            tokio::time::sleep(100 * MS).await;
+        }
     });
 }
 

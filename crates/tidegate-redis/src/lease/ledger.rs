@@ -54,6 +54,9 @@ const BY_STORE: Nanos = Nanos::new(2_000_000_000);
 /// So many pieces may be booked at one time.
 const MOST_PIECES: usize = 64;
 
+/// So many of them are asked for together, where a bucket holds too few permits for a round trip.
+const MOST_TOGETHER: u64 = 16;
+
 /// The leases of the limits of one set.
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -121,6 +124,8 @@ pub(crate) struct Return {
 pub(crate) struct Order {
     pub(crate) costs: Costs,
     pub(crate) longest: Duration,
+    /// How many equal bookings are to be made.
+    pub(crate) times: u64,
     /// How long the requests wait that it is for.
     patience: Duration,
     pub(crate) sent: Nanos,
@@ -398,7 +403,7 @@ impl Ledger {
         let mut state = self.lock();
         let is_pressed = now < state.pressed;
         let mut returns = Vec::new();
-        let (mut costs, mut span) = (Vec::new(), Duration::ZERO);
+        let (mut costs, mut lines, mut span) = (Vec::new(), Vec::new(), Duration::ZERO);
         let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
         let (mut pieces, mut pace) = (0, state.usual.longest / 32);
         let are_several = self.processes.load(Ordering::Relaxed) > 1;
@@ -429,6 +434,7 @@ impl Ledger {
                 if held < waiting.saturating_add(ahead) { size } else { 0 }
             };
             costs.push((n, n));
+            lines.push((waiting, held));
             pieces = pieces.max(account.stock.pieces());
             is_idle &= held == 0 && account.waiting.load(Ordering::Relaxed) == 0;
             span = span.max(account.span(n));
@@ -437,6 +443,10 @@ impl Ledger {
         self.count(&mut state);
         if !returns.is_empty() {
             return Plan::Back(returns);
+        }
+        // Of mixed costs the first in line may ask for more of a limit than the others do.
+        if is_urgent && now >= state.mixed_till {
+            balance(&mut costs, &lines);
         }
         let ends = self.accounts.iter().filter_map(|account| account.stock.first_end()).min();
         let ends = ends.unwrap_or(Nanos::MAX);
@@ -464,12 +474,26 @@ impl Ledger {
                 true => patience.max(self.patience.stays()).saturating_add(span),
                 false => patience.saturating_add(span),
             };
-            return Plan::Book(Order { costs, longest, patience, sent: now, endings: state.endings });
+            let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
+            return Plan::Book(Order { costs, longest, times, patience, sent: now, endings: state.endings });
         }
         if paced > now {
             return Plan::Rest(ends.min(paced));
         }
         if is_idle { Plan::Idle } else { Plan::Rest(ends) }
+    }
+
+    /// How many equal bookings are made together for requests in line. One has at most what a bucket
+    /// holds, and that may come in faster than bookings can be made one by one.
+    fn times(&self, costs: &Costs, lines: &[(u64, u64)], pieces: usize) -> u64 {
+        let ([account], [(n, _)], [(waiting, held)]) = (&self.accounts[..], &costs[..], lines) else {
+            return 1;
+        };
+        if account.terms.kind != Kind::Bucket || *n < account.terms.limit {
+            return 1;
+        }
+        let more = MOST_PIECES.saturating_sub(pieces) as u64;
+        (waiting.saturating_sub(*held) / n).clamp(1, MOST_TOGETHER.min(more).max(1))
     }
 
     /// Notes what became of an order.
@@ -620,6 +644,21 @@ impl Ledger {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+}
+
+/// Has a booking serve equally many requests in line by each limit, of which the line waits for so
+/// many permits, and holds so many. Permits that only one limit has would end unused, and a window
+/// that is used up by them holds up the booking for all limits.
+fn balance(costs: &mut Costs, lines: &[(u64, u64)]) {
+    let part = |(n, (waiting, held)): (u64, (u64, u64))| (held.saturating_add(n)) as f64 / waiting as f64;
+    let served = costs.iter().map(|(n, _)| *n).zip(lines.iter().copied());
+    let served = served.filter(|(_, (waiting, _))| *waiting > 0).map(part).fold(f64::INFINITY, f64::min);
+    for ((n, most), (waiting, held)) in costs.iter_mut().zip(lines) {
+        if *waiting > 0 {
+            *n = whole((served * *waiting as f64).ceil()).saturating_sub(*held).min(*n);
+            *most = *n;
+        }
     }
 }
 

@@ -221,8 +221,9 @@ impl Leases {
         if let Some((limit, refusal)) = known {
             return Some(AllRefusal::by(self.set.members[limit].name.as_str(), refusal));
         }
-        if longest == Duration::ZERO && ledger.has_waiting() && !ledger.has_plenty(now, costs) {
-            // Requests wait in line for permits that are not booked yet.
+        if longest == Duration::ZERO && self.in_line() > 0 && !ledger.has_plenty(now, costs) {
+            // Requests wait in line for permits that are not booked yet. One that is granted, and
+            // whose task did not run, or never runs again, is none of them.
             return Some(limited(Nanos::from_duration(account::HORIZON)));
         }
         if ledger.pays(now, costs) {
@@ -422,41 +423,49 @@ impl Leases {
         _ = catch_unwind(AssertUnwindSafe(|| self.failed.notify_waiters()));
     }
 
-    async fn book(&self, order: &Order) -> Result<Reply, Undecided> {
+    /// Makes a booking. The line to the store keeps the order of several ones.
+    fn book(&self, order: &Order) -> oneshot::Receiver<Result<Reply, Undecided>> {
         let (booked, reply) = oneshot::channel();
         if let Some(books) = self.books.upgrade() {
             books.book(order.costs.clone(), order.longest, booked);
         }
-        reply.await.unwrap_or(Err(Undecided::Misconfigured))
+        reply
+    }
+
+    /// Notes what became of a booking.
+    fn done(&self, order: &Order, reply: Result<Reply, Undecided>) {
+        let set = &self.set;
+        let outcome = match &reply {
+            Ok(reply) => self.ledger.done(set.clock.now(), order, Ok(reply)),
+            Err(undecided) => self.ledger.done(set.clock.now(), order, Err(*undecided)),
+        };
+        if let Ok(reply) = &reply {
+            self.tell_counts();
+            if reply.answer == Answer::Done {
+                set.observers.left(set.tightest(reply));
+            }
+        }
+        match outcome {
+            // A debit of no permits has the limiter serve its line, and refuse the requests in line
+            // that no booking serves in time.
+            Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].debit(0)),
+            Outcome::TooLate(returns) => self.give_back(&returns),
+            Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
+            Outcome::Failed => self.tell_failed(),
+        }
     }
 
     /// One step of the task that books permits.
     async fn step(&self) -> Next {
-        let set = &self.set;
         self.count_processes();
-        let plan = self.ledger.plan(set.clock.now(), self.in_line());
+        let plan = self.ledger.plan(self.set.clock.now(), self.in_line());
         self.tell_counts();
         match plan {
             Plan::Back(returns) => self.give_back(&returns),
             Plan::Book(order) => {
-                let reply = self.book(&order).await;
-                let outcome = match &reply {
-                    Ok(reply) => self.ledger.done(set.clock.now(), &order, Ok(reply)),
-                    Err(undecided) => self.ledger.done(set.clock.now(), &order, Err(*undecided)),
-                };
-                if let Ok(reply) = &reply {
-                    self.tell_counts();
-                    if reply.answer == Answer::Done {
-                        set.observers.left(set.tightest(reply));
-                    }
-                }
-                match outcome {
-                    // A debit of no permits has the limiter serve its line, and refuse the requests
-                    // in line that no booking serves in time.
-                    Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].debit(0)),
-                    Outcome::TooLate(returns) => self.give_back(&returns),
-                    Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
-                    Outcome::Failed => self.tell_failed(),
+                let replies: Vec<_> = (0..order.times).map(|_| self.book(&order)).collect();
+                for reply in replies {
+                    self.done(&order, reply.await.unwrap_or(Err(Undecided::Misconfigured)));
                 }
             }
             Plan::Fail(until) => {

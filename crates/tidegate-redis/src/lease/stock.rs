@@ -230,6 +230,11 @@ impl Stock {
     pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
         let (list, gone) = self.current();
         let wanted = ahead.saturating_add(n);
+        // So it is for most requests of a long line.
+        let all = list.rest(gone).filter(|(piece, _)| at < piece.ends);
+        if all.fold(0_u64, |sum, (_, rest)| sum.saturating_add(rest)) < wanted {
+            return Nanos::MAX;
+        }
         for (last, _) in list.rest(gone) {
             let due = at.max(last.usable);
             // Requests that go first take the permits that end before this instant. Without such
