@@ -113,7 +113,8 @@ fn an_estimate_whose_limit_changes_grants_nothing_twice() {
     window(SlidingEstimate::new);
 }
 
-/// The estimate counts changes in one bit, so two changes leave the word of a full window as it was.
+/// The estimate counts changes in one bit, so two changes leave the word of a full window as it
+/// was.
 #[test]
 fn an_estimate_that_changes_there_and_back_grants_nothing() {
     model_of_three(|| {

@@ -1,7 +1,7 @@
 //! One line of configuration chooses between one process and a fleet.
 //!
-//! `cargo run -p tidegate-redis --example one_line` limits this process alone. With a store in the line, all
-//! processes that are started like this share five permits a second:
+//! `cargo run -p tidegate-redis --example one_line` limits this process alone. With a store in the
+//! line, all processes that are started like this share five permits a second:
 //!
 //! ```sh
 //! cargo run -p tidegate-redis --example one_line -- \

@@ -282,9 +282,9 @@ impl Set {
         }
     }
 
-    /// The refusal of a request that no store and no share decides. A store that failed once is asked
-    /// again by the next request, which is told to come a moment later: a `Retry-After` of no seconds
-    /// would have a client come at once.
+    /// The refusal of a request that no store and no share decides. A store that failed once is
+    /// asked again by the next request, which is told to come a moment later: a `Retry-After` of no
+    /// seconds would have a client come at once.
     pub(crate) fn unavailable(&self, undecided: Undecided) -> AllRefusal {
         let retry_after = match undecided {
             Undecided::Away(Duration::MAX) | Undecided::Misconfigured => Nanos::MAX,

@@ -522,8 +522,8 @@ fn requests_that_wait_for_a_bucket_with_a_small_burst_are_served_by_leases() {
     });
 }
 
-/// A lease of the long window was once for more requests than the bucket served in its time, so that
-/// the window was used up by what went back. Then all bookings were for the next window.
+/// A lease of the long window was once for more requests than the bucket served in its time, so
+/// that the window was used up by what went back. Then all bookings were for the next window.
 #[test]
 fn requests_at_several_limits_are_served_as_fast_as_without_leases() {
     for (line, other, n, seconds) in [

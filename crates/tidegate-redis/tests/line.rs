@@ -264,8 +264,8 @@ fn requests_keep_their_order_at_a_server_that_knows_no_script() {
     }
 }
 
-/// Requests that moved up behind a leaked one once were granted together, when the timer of the last
-/// one rang.
+/// Requests that moved up behind a leaked one once were granted together, when the timer of the
+/// last one rang.
 #[test]
 fn requests_behind_a_leaked_one_that_moved_up_are_granted_one_by_one() {
     // Each with its priority, and whether it is dropped or leaked after a while.

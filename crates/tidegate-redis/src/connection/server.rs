@@ -86,12 +86,13 @@ impl Server {
         })
     }
 
-    /// Whether calls wait for a text that the server is being told. One task polls all calls, so none
-    /// comes between a call that has its turn and the leaving of that call.
+    /// Whether calls wait for a text that the server is being told. One task polls all calls, so
+    /// none comes between a call that has its turn and the leaving of that call.
     pub(super) fn has_turns(&self) -> bool {
         self.turns.load(Ordering::Relaxed) > 0
     }
 
+    /// Counts a call that waits for such a text, until the call has its turn.
     pub(super) fn turn(&self) -> impl Drop + '_ {
         struct InTurn<'a>(&'a AtomicUsize);
 

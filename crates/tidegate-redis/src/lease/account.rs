@@ -77,8 +77,8 @@ pub(crate) struct Account {
     /// asked for by a call of the request, or would have refused.
     pub(super) missed: AtomicU64,
     pub(super) alone: AtomicU64,
-    /// Permits that requests in line wait for, those of all requests that have left the line, and
-    /// the most of one request.
+    /// Permits that requests in line wait for, permits of all requests that have left the line, and
+    /// the most permits of one request.
     pub(super) waiting: AtomicU64,
     pub(super) left: AtomicU64,
     pub(super) largest: AtomicU64,
@@ -184,8 +184,8 @@ impl Account {
     }
 
     /// How large a lease is at least for requests of several costs, which ask for so many permits
-    /// beside the first one: it serves some of them. Of a window, what is too little for one more
-    /// lease is not used.
+    /// beside the first one: a lease of that size serves some requests. At a window it serves many,
+    /// since the permits that are too few for one more lease are not used.
     pub(super) fn serves(&self, more: f64) -> f64 {
         match self.terms.kind {
             Kind::Bucket => 4.0 * more,
@@ -252,7 +252,8 @@ impl Account {
         let most = match self.terms.kind {
             Kind::Fixed if left > 0 => half(left),
             Kind::Fixed => {
-                // These leases are of a later window, and how much that window has left is not known.
+                // These leases are of a later window, and how much that window has left is not
+                // known.
                 let fits = |n: &u64| limit % n <= limit / 100;
                 (1..=half(limit)).rev().find(fits).unwrap_or(1)
             }

@@ -13,7 +13,8 @@
 //! refuse all requests of this process until no more than W is booked; the permits of this time are
 //! in no lease.
 //!
-//! More is booked when half of a lease is used. A lease ends at 2H, counted from the moment at
+//! More is booked when half of a lease is used, unless the requests in line take half of the next
+//! one: then it is booked for them. A lease ends at 2H, counted from the moment at
 //! which its booking was sent or becomes usable. That is earlier, by the way to the server, than 2H
 //! by the clock of the server.
 //!
@@ -219,8 +220,8 @@ impl Ledger {
         self.patience.set(state.usual.longest, has_fixed_window);
     }
 
-    /// A request joins the line, until it [leaves](Ledger::leaves). Returns for each limit the permits
-    /// of all requests that came before, also of those that have left.
+    /// A request joins the line, until it [leaves](Ledger::leaves). Returns for each limit the
+    /// permits of all requests that came before, also of those that have left.
     pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) -> Vec<u64> {
         self.joined.fetch_add(1, Ordering::Relaxed);
         self.endless.fetch_add(is_endless.into(), Ordering::Relaxed);
@@ -252,8 +253,8 @@ impl Ledger {
         self.accounts.iter().any(|account| account.waiting.load(Ordering::SeqCst) > 0)
     }
 
-    /// Whether all limits have permits for the requests in line and for this one, as far as is known.
-    /// Then requests are in line for the reply of a call alone.
+    /// Whether all limits have permits for the requests in line and for this one, as far as is
+    /// known. Then requests are in line for the reply of a call alone.
     pub(crate) fn has_plenty(&self, now: Nanos, costs: &Costs) -> bool {
         let state = self.lock();
         let mut limits = self.accounts.iter().zip(&state.limits).zip(costs);
@@ -328,12 +329,13 @@ impl Ledger {
         self.pays_by(&mut self.lock(), now, costs)
     }
 
-    /// Notes what a request that waits asks for. Returns whether the store decides it, since requests
-    /// of several costs wait, and a lease serves few of them: the rest of it would end unused.
+    /// Notes what a request that waits asks for. Returns whether the store decides it, since
+    /// requests of several costs wait, and a lease serves few of them: the rest of it would end
+    /// unused.
     ///
-    /// At several limits that is so if requests are in line, and one of the limits has fewer permits
-    /// than this request asks for. A booking for all of them has too few permits of that limit for
-    /// the first request in line, and the permits of the other limits end.
+    /// At several limits that is so if requests are in line, and one of the limits has fewer
+    /// permits than this request asks for. A booking for all of them has too few permits of that
+    /// limit for the first request in line, and the permits of the other limits end.
     pub(crate) fn is_mixed(&self, now: Nanos, costs: &Costs) -> bool {
         let mut state = self.lock();
         if let ([account], [(n, _)]) = (&self.accounts[..], &costs[..]) {
@@ -416,9 +418,9 @@ impl Ledger {
             returns.extend(self.come_back(i, now, removed));
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
-            // A lease that was not used is not renewed. Nor is one of which the requests in line take
-            // half: of two processes with such leases, the one that booked ahead would have twice
-            // the permits of the other one for ever.
+            // A lease that was not used is not renewed. Nor is one of which the requests in line
+            // take half: of two processes with such leases, the one that booked ahead would have
+            // twice the permits of the other one for ever.
             let is_for_line = are_several && waiting >= size / 2;
             let ahead = if size < 2 || limit.asked <= limit.booked || is_for_line { 0 } else { size };
             let all = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
@@ -483,8 +485,8 @@ impl Ledger {
         if is_idle { Plan::Idle } else { Plan::Rest(ends) }
     }
 
-    /// How many equal bookings are made together for requests in line. One has at most what a bucket
-    /// holds, and that may come in faster than bookings can be made one by one.
+    /// How many equal bookings are made together for requests in line. One has at most what a
+    /// bucket holds, and that may come in faster than bookings can be made one by one.
     fn times(&self, costs: &Costs, lines: &[(u64, u64)], pieces: usize) -> u64 {
         let ([account], [(n, _)], [(waiting, held)]) = (&self.accounts[..], &costs[..], lines) else {
             return 1;

@@ -3,8 +3,7 @@
 //! A limit on lease is a limiter of the core whose policy is its [`Stock`](stock::Stock), and a set
 //! of limits is an `AllOf` of them. So the line, priorities, cancelled waits and threads are those
 //! of the core, and a request that is served takes no lock and makes no trip. A task on the thread
-//! of the store books permits before they are used up, one call at a time, and gives back what is
-//! not used.
+//! of the store books permits before they are used up, and gives back what is not used.
 //!
 //! A request that the leases cannot serve, and for which none is booked, is decided by the store as
 //! without leases.
@@ -42,10 +41,10 @@ use crate::script::{Answer, Reply};
 use crate::set::{Costs, Set, Undecided};
 use crate::store::WhileAway;
 
-/// Where permits are booked: the line to the store, in which a lease stands behind the requests that
-/// came before it.
+/// Where permits are booked: the line to the store, in which a lease stands behind the requests
+/// that came before it.
 pub(crate) trait Books: Send + Sync {
-    /// Books permits, which are due within this time. Of a reply that nobody takes, the permits are
+    /// Books permits, which are due within this time. If nobody takes the reply, the permits are
     /// lost until they come in again.
     fn book(self: Arc<Self>, costs: Costs, longest: Duration, booked: Booked);
 }
@@ -160,7 +159,7 @@ impl Leases {
             });
             let answer = answer.await;
             if answer.is_none() {
-                // What is told from now on is not missed.
+                // This request misses no failure that is told from now on.
                 failed.set(self.failed.notified());
             }
             match answer {
@@ -222,8 +221,8 @@ impl Leases {
             return Some(AllRefusal::by(self.set.members[limit].name.as_str(), refusal));
         }
         if longest == Duration::ZERO && self.in_line() > 0 && !ledger.has_plenty(now, costs) {
-            // Requests wait in line for permits that are not booked yet. One that is granted, and
-            // whose task did not run, or never runs again, is none of them.
+            // Requests wait in line for permits that are not booked yet. A granted request does
+            // not, also if its task did not run, or never runs again.
             return Some(limited(Nanos::from_duration(account::HORIZON)));
         }
         if ledger.pays(now, costs) {
@@ -383,7 +382,7 @@ impl Leases {
     }
 
     /// Tells the ledger how many processes there are. A process that books nothing needs the number
-    /// as well: some processes lease only because there are are_held.
+    /// as well: some processes lease only because there are others.
     fn count_processes(&self) {
         let store = &self.set.store;
         if let Some(processes) = store.processes().or_else(|| store.clients()) {

@@ -245,8 +245,8 @@ impl StoreLimiter {
     /// Ends a pause for all processes, as [`AnyLimiter::resume`]. Returns whether there was one.
     ///
     /// Requests that began to wait in the pause keep the instants that were booked for them, at the
-    /// end that the pause had, and later requests wait behind them. A [`reset`](StoreLimiter::reset)
-    /// frees the limits of these bookings.
+    /// end that the pause had, and later requests wait behind them. A
+    /// [`reset`](StoreLimiter::reset) frees the limits of these bookings.
     ///
     /// # Cancel safety
     ///

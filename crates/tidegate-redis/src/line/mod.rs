@@ -10,8 +10,8 @@
 //! longer than the deadline of a call. Neither lets more requests leave than sixteen full calls
 //! take.
 //!
-//! The booking of a lease is a request in this line that does not wait for its instant: it ends with
-//! the reply.
+//! The booking of a lease is a request in this line that does not wait for its instant: it ends
+//! with the reply.
 //!
 //! A call that fails is the answer of all requests in line: they came while it was in flight, and
 //! their own call may only end later. Only requests that wait for a store that is away keep their
@@ -192,7 +192,7 @@ struct Entry {
     waker: Option<Waker>,
     /// When the task of the request looks at the instant of the request.
     looks_at: Nanos,
-    /// Of a lease, which waits for no instant: what is told when it is decided.
+    /// A lease waits for no instant: this is told how the lease was decided.
     lease: Option<Booked>,
 }
 
@@ -227,6 +227,7 @@ struct After {
     unsent: Vec<Unsent>,
     /// The classes that the store's thread is to look at, and when, unless that ends before.
     watches: Vec<(Vec<u64>, Nanos, oneshot::Receiver<()>)>,
+    /// The leases that were decided.
     leases: Vec<(Booked, Result<Reply, Undecided>)>,
 }
 
