@@ -220,7 +220,8 @@ impl Leases {
         if let Some((limit, refusal)) = known {
             return Some(AllRefusal::by(self.set.members[limit].name.as_str(), refusal));
         }
-        if longest == Duration::ZERO && self.in_line() > 0 && !ledger.has_plenty(now, costs) {
+        let is_behind = || ledger.has_waiting() && self.in_line() > 0 && !ledger.has_plenty(now, costs);
+        if longest == Duration::ZERO && is_behind() {
             // Requests wait in line for permits that are not booked yet. A granted request does
             // not, also if its task did not run, or never runs again.
             return Some(limited(Nanos::from_duration(account::HORIZON)));

@@ -132,21 +132,22 @@ impl Class {
         }
     }
 
-    /// When the store's thread has to look, if that is earlier than it will, and a receiver that
-    /// ends when it need not.
-    pub(crate) fn watch(&mut self) -> Option<(Nanos, oneshot::Receiver<()>)> {
+    /// When the store's thread has to look, if that is earlier than it will.
+    pub(crate) fn to_watch(&self) -> Option<Nanos> {
         let (_, due) = self.first().filter(|_| self.has_moved)?;
-        if self.watched.as_ref().is_some_and(|(at, _)| *at <= due) {
-            return None;
-        }
-        let (sender, receiver) = oneshot::channel();
-        self.watched = Some((due, sender));
-        Some((due, receiver))
+        let is_watched = self.watched.as_ref().is_some_and(|(at, _)| *at <= due);
+        (!is_watched).then_some(due)
     }
 
-    /// The store's thread looks, as it was to at this time.
-    pub(crate) fn looked(&mut self, at: Nanos) {
-        self.watched.take_if(|(watched, _)| *watched == at);
+    /// The store's thread looks at this time, until the sender is dropped. Returns the sender of
+    /// the time before.
+    pub(crate) fn watch(&mut self, at: Nanos, sender: oneshot::Sender<()>) -> Option<oneshot::Sender<()>> {
+        self.watched.replace((at, sender)).map(|(_, before)| before)
+    }
+
+    /// The store's thread looks no more, or has looked at this time.
+    pub(crate) fn unwatch(&mut self, at: Option<Nanos>) -> Option<oneshot::Sender<()>> {
+        self.watched.take_if(|(watched, _)| at.is_none_or(|at| *watched == at)).map(|(_, sender)| sender)
     }
 
     /// Takes a request out, with its instant.

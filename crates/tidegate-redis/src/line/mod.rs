@@ -227,6 +227,8 @@ struct After {
     unsent: Vec<Unsent>,
     /// The classes that the store's thread is to look at, and when, unless that ends before.
     watches: Vec<(Vec<u64>, Nanos, oneshot::Receiver<()>)>,
+    /// A sender that is dropped wakes the task that was to look.
+    unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
     leases: Vec<(Booked, Result<Reply, Undecided>)>,
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
+use tokio::sync::oneshot;
 
 use crate::line::class::{Class, FORESEEN, Instant};
 use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
@@ -116,10 +117,15 @@ impl State {
         }
         let Some(requests) = self.classes.get_mut(class) else { return };
         if requests.is_empty() {
+            after.unwatched.extend(requests.unwatch(None));
             self.classes.remove(class);
             return;
         }
-        after.watches.extend(requests.watch().map(|(at, ends)| (class.to_vec(), at, ends)));
+        if let Some(at) = requests.to_watch() {
+            let (sender, ends) = oneshot::channel();
+            after.unwatched.extend(requests.watch(at, sender));
+            after.watches.push((class.to_vec(), at, ends));
+        }
         if let Some((first, due)) = requests.first()
             && let Some(entry) = self.entries.get_mut(&first)
             && due < entry.looks_at
@@ -128,10 +134,10 @@ impl State {
         }
     }
 
-    /// On the store's thread, at a time of [`Class::watch`].
+    /// On the store's thread, at a time of [`Class::to_watch`].
     pub(super) fn watched(&mut self, after: &mut After, class: &[u64], at: Nanos, now: Nanos) {
         if let Some(requests) = self.classes.get_mut(class) {
-            requests.looked(at);
+            after.unwatched.extend(requests.unwatch(Some(at)));
             self.settle(after, class, now);
         }
     }
