@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AllRefusal, AllRequest, AnyLimiter, Pause, Refusal, Request};
+use tidegate::{AllPermits, AllRefusal, AllRequest, AnyLimiter, Pause, QueueBounds, Refusal, Request};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, WhileAway};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 const MS: Duration = Duration::from_millis(1);
@@ -281,6 +282,11 @@ fn windows_grant_what_they_would_without_leases() {
     });
 }
 
+/// So many requests that come at one time.
+fn at_once(limiter: &AnyLimiter, n: usize) -> Vec<JoinHandle<Result<AllPermits, AllRefusal>>> {
+    (0..n).map(|_| tokio::spawn(limiter.acquire())).collect()
+}
+
 /// The most permits in a span.
 fn most_in(grants: &[(Duration, u64)], span: Duration) -> u64 {
     let (mut first, mut sum, mut most) = (0, 0, 0);
@@ -513,7 +519,7 @@ fn requests_that_wait_for_a_bucket_with_a_small_burst_are_served_by_leases() {
     run(async {
         let mut fleet = Fleet::new(1, Network::steady(MS / 2), 1, "token_bucket 1000/s burst 10");
         let limiter = fleet.limiters.remove(0);
-        let waits: Vec<_> = (0..1000).map(|_| tokio::spawn(limiter.acquire())).collect();
+        let waits = at_once(&limiter, 1000);
         for wait in waits {
             let _ = wait.await.unwrap().unwrap();
         }
@@ -537,7 +543,7 @@ fn requests_at_several_limits_are_served_as_fast_as_without_leases() {
             let limiter = store.limiter("all").limit("a", line.parse().unwrap());
             let limiter = limiter.limit("b", other.parse().unwrap()).leased();
             let limiter = AnyLimiter::from(limiter.build().unwrap());
-            let waits: Vec<_> = (0..n).map(|_| tokio::spawn(limiter.acquire())).collect();
+            let waits = at_once(&limiter, n);
             let began = Instant::now();
             for wait in waits {
                 let _ = wait.await.unwrap().unwrap();
@@ -560,7 +566,7 @@ fn a_small_bucket_of_a_far_server_is_used_by_leases() {
             let mut fleet = Fleet::new(1, network, 1, line);
             let limiter = fleet.limiters.remove(0);
             let _ = limiter.acquire().await.unwrap();
-            let waits: Vec<_> = (0..3000).map(|_| tokio::spawn(limiter.acquire())).collect();
+            let waits = at_once(&limiter, 3000);
             let began = Instant::now();
             for wait in waits {
                 let _ = wait.await.unwrap().unwrap();
@@ -577,7 +583,7 @@ fn attempts_beside_a_leaked_wait_find_the_permits_of_a_limit() {
     run(async {
         let mut fleet = Fleet::new(1, Network::steady(MS), 1, "token_bucket 1000/s burst 10");
         let limiter = fleet.limiters.remove(0);
-        let waits: Vec<_> = (0..200).map(|_| tokio::spawn(limiter.acquire())).collect();
+        let waits = at_once(&limiter, 200);
         tokio::time::sleep(100 * MS).await;
         let mut leaked = Box::pin(limiter.acquire());
         let mut context = Context::from_waker(Waker::noop());
@@ -656,6 +662,25 @@ fn requests_that_come_at_once_are_served_in_their_order() {
     }
 }
 
+/// The bounds are for requests in the line to the store, and not for leases, which stand there too.
+#[test]
+fn a_full_line_does_not_refuse_leases() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 10".parse().unwrap());
+        let limiter = limiter.leased().queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0)).build().unwrap();
+        let limiter = AnyLimiter::from(limiter);
+        let _ = limiter.acquire_now(10).await.unwrap();
+        let answers = at_once(&limiter, 400);
+        let mut granted = 0;
+        for answer in answers {
+            granted += usize::from(answer.await.unwrap().is_ok());
+        }
+        assert!(granted >= 350, "{granted}");
+    });
+}
+
 /// Two scripts are told to a server that knows none. One was once told after the other, and all
 /// that waited for the second were too late.
 #[test]
@@ -663,7 +688,7 @@ fn a_burst_at_a_far_server_that_knows_no_script_is_served() {
     run(async {
         let mut fleet = Fleet::new(1, Network::steady(5 * MS), 1, "token_bucket 1000/s burst 100");
         let limiter = fleet.limiters.remove(0);
-        let waits: Vec<_> = (0..200).map(|_| tokio::spawn(limiter.acquire())).collect();
+        let waits = at_once(&limiter, 200);
         for wait in waits {
             assert!(!wait.await.unwrap().unwrap().is_degraded());
         }
