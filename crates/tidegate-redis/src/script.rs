@@ -76,8 +76,9 @@ impl Script {
     pub(crate) fn of(kinds: impl IntoIterator<Item = Kind>) -> Script {
         let kinds: BTreeSet<Kind> = kinds.into_iter().collect();
         let parts = kinds.into_iter().map(text_of);
-        let parts = [include_str!("lua/head.lua")].into_iter().chain(parts);
-        Script::new(parts.chain([TIME, include_str!("lua/tail.lua")]).collect())
+        let head = [include_str!("lua/head.lua"), TIME, include_str!("lua/places.lua")];
+        let parts = head.into_iter().chain(parts);
+        Script::new(parts.chain([include_str!("lua/tail.lua")]).collect())
     }
 }
 

@@ -10,9 +10,6 @@ use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bound
 use crate::script::Reply;
 use crate::set::{Costs, Undecided};
 
-/// So many bookings that are not the last one are kept by the store for others.
-const MOST_FREE: usize = 16;
-
 /// Requests leave during calls up to so many full ones, for which a server works for some
 /// milliseconds. With more of them at a slow server all would be late, and their permits lost.
 const MOST_FULL_CALLS: usize = 16;
@@ -57,7 +54,7 @@ impl State {
             let numbers = self.in_line.leave(most);
             sent += numbers.len();
             let first = std::iter::from_fn(|| self.to_give_back.pop_first());
-            let instants = first.take(numbers.len().min(MOST_FREE)).map(|(_, instant)| instant).collect();
+            let instants = first.take(numbers.len()).map(|(_, instant)| instant).collect();
             steps.push(Step::Call(instants, numbers));
         }
         self.sent = sent;

@@ -16,9 +16,11 @@
 --   | ..     | first  | us   | the first instant of these bookings                            |
 --   | ..     | origin |      | its length, and the value from before all bookings ahead, or   |
 --   |        |        |      | no value if one of them has become a grant                     |
---   | ..     | places |      | of each its instant, its permits, how many of them are free,   |
---   |        |        |      | the number of its booking, or -1, and the length of the value  |
---   |        |        |      | from before it, which follows, if a part of it is taken        |
+--   | ..     | later  | byte | the length of the places that are not in the list              |
+--   | ..     | places |      | of each in the list its instant, its permits, how many of      |
+--   |        |        |      | them are free, the number of its booking, or -1, and the length |
+--   |        |        |      | of the value from before it, which follows, if a part of it is  |
+--   |        |        |      | taken; then the others, as in places.lua                       |
 --   | ..     | refunds|      | of each the instant of the grant, its permits, the number of    |
 --   |        |        |      | the next booking, and the instant of the last one before it     |
 --   | ..     | runs   |      | of each its first and its last number, the instant of the last |
@@ -90,7 +92,8 @@
 local MOST = 2^52
 local MOST_WRITES = 2^51
 local FOREIGN = 'the key has a value of another program'
-local MOST_PLACES = 32
+-- How many places are in the list, and how many there are in all.
+local MOST_PLACES, MOST_IN_ALL = 32, 4096
 local MOST_REFUNDS = 32
 -- 3,000 bookings that are dropped in a random order have 750 runs, of a bucket with 130 kB.
 local MOST_RUNS = 1024

@@ -224,31 +224,28 @@ do
     if i > 0 then cut(l, i, min(n, permits)) end
   end
 
-  -- Frees permits of an instant to come, and undoes what is free behind all bookings. The places
-  -- rise: there is one of an instant.
+  -- Frees permits of an instant to come, and undoes what is free behind all bookings. There is one
+  -- place of an instant.
   kinds[LOG].drop = function(l, due, n)
-    local places, i = l.places, 1
     local _, permits = find(l, due)
-    while places[i] and places[i].due < due do i = i + 1 end
-    local place = places[i]
-    if not place or place.due > due then
-      -- An instant without permits is of a state that was lost, or of another clock.
-      if permits == 0 then return end
-      place = {due = due, free = 0, number = -1}
-      table.insert(places, i, place)
-    end
+    local place = remove_place(l, due)
+    -- An instant without permits is of a state that was lost, or of another clock.
+    if not place and permits == 0 then return end
+    place = place or {due = due, free = 0, number = -1}
     place.free = min(permits, place.free + n)
     place.size = place.free
-    local last = #l.sums / 4
-    while last > 0 and #places > 0 do
-      local free, at = places[#places], instant(l, last)
-      local is_gone = at < free.due
-      if at > free.due or not is_gone and sum(l, last) - sum(l, last - 1) > free.free then break end
-      places[#places] = nil
+    add_place(l, place)
+    local last, latest = #l.sums / 4, last_place(l)
+    while last > 0 and latest do
+      local at = instant(l, last)
+      local is_gone = at < latest.due
+      if at > latest.due or not is_gone and sum(l, last) - sum(l, last - 1) > latest.free then break end
+      remove_last(l)
       if not is_gone then
         last = last - 1
         l.instants, l.sums = l.instants:sub(1, 7 * last), l.sums:sub(1, 4 * last)
       end
+      latest = last_place(l)
     end
     l.booked = last > 0 and instant(l, last) or l.now
   end

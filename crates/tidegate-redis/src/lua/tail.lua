@@ -3,29 +3,11 @@
 local call = redis.call
 local numbers = ARGV[3]
 
--- Most limits have no booking that was given back.
-local NONE = {}
-
--- Until when the permits of a place may be granted.
-local function lasts(l, due)
-  return l.kind.lasts and l.kind.lasts(l, due) or due
-end
-
--- Refunds a place that no request takes any more.
-local function refund(l, place)
-  if place.free == 0 then return end
-  if l.kind.cut then
-    l.kind.cut(l, place.due, place.free)
-  else
-    l.kind.give(l, max(l.now, l.booked), place.free, place.due)
-  end
-end
-
 -- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
 -- copy.
 local function read_back(l, value, bytes)
-  local count_places, count_refunds, length, first
-  count_places, count_refunds, l.alive, l.first_due, length, first = parse('>ddddd', value, 41)
+  local count_places, count_refunds, length, later, first
+  count_places, count_refunds, l.alive, l.first_due, length, later, first = parse('>dddddd', value, 41)
   l.origin = value:sub(first, first + length - 1)
   first = first + length
   local places, refunds = NONE, NONE
@@ -38,6 +20,11 @@ local function read_back(l, value, bytes)
     places[i] = {due = due, size = size, free = free, number = number, before = before}
     first = first + length
   end
+  if later > 0 then l.later = {} end
+  for at = first, first + later - 1, 64 * RECORD do
+    l.later[#l.later + 1] = value:sub(at, min(at + 64 * RECORD, first + later) - 1)
+  end
+  first = first + later
   for i = 1, count_refunds do
     local due, n, number, till
     due, n, number, till, first = parse('>dddd', value, first)
@@ -80,9 +67,9 @@ end
 local function pass(l)
   local places, refunds = l.places, l.refunds
   for i = #places, 1, -1 do
-    local due = places[i].due
-    if due <= now and (l.booked <= now or lasts(l, due) <= now) then refund(l, table.remove(places, i)) end
+    if has_ended(l, places[i]) then refund(l, table.remove(places, i)) end
   end
+  load(l, 1)
   while refunds[1] and refunds[1].till <= now do table.remove(refunds, 1) end
   if l.booked <= now then l.runs, l.refunds = NONE, NONE end
   if min(l.booked, l.first_due) <= now then l.origin = '' end
@@ -90,7 +77,7 @@ end
 
 -- Reads a value into the numbers of a limit.
 local function read(l, value)
-  l.first, l.places, l.refunds, l.runs = 41, NONE, NONE, NONE
+  l.first, l.places, l.refunds, l.runs, l.later = 41, NONE, NONE, NONE, NONE
   if value then
     local bytes
     l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
@@ -114,6 +101,8 @@ local function read(l, value)
       l.writes, l.changed = l.writes + 1, true
       seen, l.seen, l.booked = now, now, l.booked - ahead
       for _, place in ipairs(l.places) do place.due = place.due - ahead end
+      -- Their permits are lost for the span.
+      l.later = NONE
       l.runs, l.refunds, l.origin = NONE, NONE, ''
       if l.held > 0 then l.held = l.held - ahead end
       if kind.move then kind.move(l, -ahead) end
@@ -134,7 +123,7 @@ for i = 1, count do
     kind = kind, key = key, value = value, longest = longest, n = 0, most = 0,
     terms = {parse(kind.terms, terms, first + 16)},
     writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
-    places = NONE, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
+    places = NONE, later = NONE, refunded = 0, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
     origin = '', alive = 0, first_due = 0,
     changed = false,
   }
@@ -145,7 +134,8 @@ end
 
 -- The value of a limit.
 local function value_of(l)
-  local places, refunds, runs, free, text = l.places, l.refunds, l.runs, '', ''
+  if #l.places > 0 then unload(l) end
+  local places, refunds, runs, text = l.places, l.refunds, l.runs, ''
   if not runs then
     text = l.value:sub(l.run, l.ends - 1)
   elseif #runs > 0 then
@@ -161,21 +151,28 @@ local function value_of(l)
     end
     text = table.concat(texts, '', lowest, #runs)
   end
-  local origin = l.origin
-  if #places > 0 or #refunds > 0 or text ~= '' or origin ~= '' then
-    if origin == '' then l.alive, l.first_due = 0, 0 end
-    local texts = {pack('>ddddd', #places, #refunds, l.alive, l.first_due, #origin) .. origin}
-    for i, place in ipairs(places) do
-      local before = place.before or ''
-      texts[i + 1] = pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
-    end
-    for _, back in ipairs(refunds) do
-      texts[#texts + 1] = pack('>dddd', back.due, back.n, back.number, back.till)
-    end
-    free = table.concat(texts)
+  local origin, later = l.origin, l.later
+  if #places == 0 and #later == 0 and #refunds == 0 and text == '' and origin == '' then
+    return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
-  local bytes = #free + #text
-  return pack('>ddddd', l.writes, l.seen, l.booked, l.held, bytes) .. free .. text .. l.kind.value(l)
+  local texts, bytes = {''}, 0
+  for i, records in ipairs(later) do
+    texts[i + 1], bytes = records, bytes + #records
+  end
+  if origin == '' then l.alive, l.first_due = 0, 0 end
+  local first = pack('>dddddd', #places, #refunds, l.alive, l.first_due, #origin, bytes) .. origin
+  for _, place in ipairs(places) do
+    local before = place.before or ''
+    first = first .. pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
+  end
+  for _, back in ipairs(refunds) do
+    texts[#texts + 1] = pack('>dddd', back.due, back.n, back.number, back.till)
+  end
+  texts[#texts + 1] = text
+  bytes = bytes + #first + 32 * #refunds + #text
+  texts[1] = pack('>ddddd', l.writes, l.seen, l.booked, l.held, bytes) .. first
+  texts[#texts + 1] = l.kind.value(l)
+  return table.concat(texts)
 end
 
 -- A change of a limit, which is written at the end.
@@ -378,7 +375,10 @@ local function reserve(longest, shadow, tells)
     local l = limits[i]
     if l.n > 0 then
       asks = true
-      if #l.places > 0 then pass(l) end
+      if #l.places > 0 or #l.later > 0 then
+        pass(l)
+        load(l, l.n)
+      end
       local one = earliest(l, l.now)
       if not one then
         due, tightest = nil, i
@@ -449,129 +449,113 @@ local function reserve(longest, shadow, tells)
   return told
 end
 
--- Adds a booking to the runs of those that were given back. A run whose value from before is not
--- known takes in no later booking, or that booking could not be undone alone.
-local function drop(l, number, due, before)
-  local runs, low, high = runs_of(l), number, number
-  local i = find_run(runs, number)
-  -- The run before the booking, and the one behind it.
-  local run, next_run = runs[i], runs[i + 1]
-  if next_run and next_run.low - 1 == number then
-    high, due = next_run.high, next_run.due
-    table.remove(runs, i + 1)
-  end
-  if run and run.high + 1 == number and (is_known(run) or #before <= 8) then
-    low, before = run.low, run.text:sub(33)
-    table.remove(runs, i)
-    i = i - 1
-  end
-  table.insert(runs, i + 1, new_run(low, high, due, before))
-end
-
--- Goes back to a value from before bookings.
-local function go_back(l, before)
-  l.writes, l.booked = parse('>dd', before)
-  l.first = 17
-  l.kind.read(l, before)
-end
-
--- Makes the refunds again whose bookings before them are undone.
-local function refund_again(l)
-  for _, back in ipairs(l.refunds) do
-    if back.number > l.writes then
-      l.kind.give(l, max(l.now, l.booked), back.n, back.due)
-      back.number = l.writes
+local give_back
+if ARGV[4] then
+  -- Adds a booking to the runs of those that were given back. A run whose value from before is not
+  -- known takes in no later booking, or that booking could not be undone alone.
+  local function drop(l, number, due, before)
+    local runs, low, high = runs_of(l), number, number
+    local i = find_run(runs, number)
+    -- The run before the booking, and the one behind it.
+    local run, next_run = runs[i], runs[i + 1]
+    if next_run and next_run.low - 1 == number then
+      high, due = next_run.high, next_run.due
+      table.remove(runs, i + 1)
     end
-  end
-  pass(l)
-end
-
--- Goes back to the value from before the last run while no booking is left behind that run.
-local function undo(l)
-  local runs, places = runs_of(l), l.places
-  local run, undone = runs[#runs], false
-  while run and is_known(run) and run.high + 1 == l.writes do
-    go_back(l, run.text:sub(33))
-    runs[#runs] = nil
-    for i = #places, 1, -1 do
-      if places[i].number >= run.low then table.remove(places, i) end
+    if run and run.high + 1 == number and (is_known(run) or #before <= 8) then
+      low, before = run.low, run.text:sub(33)
+      table.remove(runs, i)
+      i = i - 1
     end
-    run, undone = runs[#runs], true
+    table.insert(runs, i + 1, new_run(low, high, due, before))
   end
-  if undone then refund_again(l) end
-end
 
--- Frees a place: of a booking, or of the parts that a request took at its instant.
-local function free_place(l, due, number, before)
-  local places, rest = l.places, l.n
-  if number >= 0 then
-    -- A booking is given back once.
+  -- Goes back to a value from before bookings.
+  local function go_back(l, before)
+    l.writes, l.booked = parse('>dd', before)
+    l.first = 17
+    l.kind.read(l, before)
+  end
+
+  -- Makes the refunds again whose bookings before them are undone.
+  local function refund_again(l)
+    for _, back in ipairs(l.refunds) do
+      if back.number > l.writes then
+        l.kind.give(l, max(l.now, l.booked), back.n, back.due)
+        back.number = l.writes
+      end
+    end
+    pass(l)
+  end
+
+  -- Goes back to the value from before the last run while no booking is left behind that run.
+  local function undo(l)
     local runs = runs_of(l)
-    local run = runs[find_run(runs, number)]
-    if run and run.high >= number then return end
-    drop(l, number, due, before)
-  else
-    for _, place in ipairs(places) do
-      local freed = place.due == due and min(rest, place.size - place.free) or 0
-      if freed > 0 then
-        place.free, rest = place.free + freed, rest - freed
-        if place.free == place.size and place.number >= 0 then
-          drop(l, place.number, due, place.before or '')
-          place.before = nil
+    local run, undone = runs[#runs], false
+    while run and is_known(run) and run.high + 1 == l.writes do
+      go_back(l, run.text:sub(33))
+      runs[#runs] = nil
+      remove_from(l, run.low)
+      run, undone = runs[#runs], true
+    end
+    if undone then refund_again(l) end
+  end
+
+  -- Frees a place: of a booking, or of the parts that a request took at its instant.
+  local function free_place(l, due, number, before)
+    local places, rest = l.places, l.n
+    if number >= 0 then
+      -- A booking is given back once.
+      local runs = runs_of(l)
+      local run = runs[find_run(runs, number)]
+      if run and run.high >= number then return end
+      drop(l, number, due, before)
+    else
+      for _, place in ipairs(places) do
+        local freed = place.due == due and min(rest, place.size - place.free) or 0
+        if freed > 0 then
+          place.free, rest = place.free + freed, rest - freed
+          if place.free == place.size and place.number >= 0 then
+            drop(l, place.number, due, place.before or '')
+            place.before = nil
+          end
         end
       end
     end
+    if rest > 0 then add_place(l, {due = due, size = rest, free = rest, number = number}) end
+    l.alive = l.alive - l.n
+    if l.origin ~= '' and l.alive <= 0 then
+      go_back(l, l.origin)
+      l.origin, l.places, l.later, l.runs = '', NONE, NONE, NONE
+      refund_again(l)
+    else
+      undo(l)
+    end
   end
-  if rest > 0 then
-    local i = #places
-    while i > 0 and places[i].due > due do i = i - 1 end
-    table.insert(places, i + 1, {due = due, size = rest, free = rest, number = number})
-  end
-  l.alive = l.alive - l.n
-  if l.origin ~= '' and l.alive <= 0 then
-    go_back(l, l.origin)
-    l.origin, l.places, l.runs = '', NONE, NONE
-    refund_again(l)
-  else
-    undo(l)
-  end
-end
 
--- Refunds the latest place if there are too many. One of which parts are taken is needed to have
--- its booking undone.
-local function bound_places(l)
-  local places, latest = l.places, 1
-  if #places <= MOST_PLACES then return end
-  for i = 2, #places do
-    local place, other = places[i], places[latest]
-    local is_whole, other_is = place.free == place.size, other.free == other.size
-    if is_whole and not other_is or is_whole == other_is and place.due > other.due then latest = i end
-  end
-  refund(l, table.remove(places, latest))
-end
-
--- Gives back the bookings of the requests for `l.n` permits of each limit at one instant.
--- `ARGV[first]` and those behind it have the value of each limit from before the booking.
-local function give_back(place, first)
-  for i = 1, count do
-    local l, before = limits[i], ARGV[first + i - 1]
-    local number = #before >= 8 and parse('>d', before) or -1
-    -- An instant or a number that is not reached is of a state that was lost, or of another clock.
-    if l.n > 0 and l.value and place <= l.booked and number < l.writes then
-      if now < place then
-        pass(l)
-        if l.places == NONE then l.places = {} end
-        if l.kind.drop then
-          l.kind.drop(l, place, l.n)
+  -- Gives back the bookings of the requests for `l.n` permits of each limit at one instant.
+  -- `ARGV[first]` and those behind it have the value of each limit from before the booking.
+  function give_back(place, first)
+    for i = 1, count do
+      local l, before = limits[i], ARGV[first + i - 1]
+      local number = #before >= 8 and parse('>d', before) or -1
+      -- An instant or a number that is not reached is of a state that was lost, or of another
+      -- clock.
+      if l.n > 0 and l.value and place <= l.booked and number < l.writes then
+        if now < place then
           pass(l)
+          if l.kind.drop then
+            l.kind.drop(l, place, l.n)
+            pass(l)
+          else
+            free_place(l, place, number, before)
+          end
+          bound_places(l)
+          touch(l)
         else
-          free_place(l, place, number, before)
+          -- The instant of the booking came on the way: the booking is a grant.
+          give(l, l.n, place)
         end
-        bound_places(l)
-        touch(l)
-      else
-        -- The instant of the booking came on the way: the booking is a grant.
-        give(l, l.n, place)
       end
     end
   end

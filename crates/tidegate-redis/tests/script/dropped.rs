@@ -124,46 +124,54 @@ fn bookings_that_are_dropped_one_by_one_leave_no_trace() {
     }
 }
 
-/// Random requests, of which many are dropped at random: the grants are within the bound.
+/// Random requests, of which many are dropped at random: the grants are within the bound. In storms
+/// many come, or are dropped, at once, so that more places are free than a call parses.
 #[test]
 fn dropped_bookings_are_never_granted_twice() {
     let Some(mut store) = Store::new() else { return };
     let seeds = if std::env::var_os("TIDEGATE_REDIS_CALLS").is_some() { 24 } else { 6 };
-    for line in BOUNDED.into_iter().chain(["sliding_log 1/s", "sliding_log 100/s with_capacity 200"]) {
-        for seed in 0..seeds {
-            let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line) };
-            let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
-            let mut random = SmallRng::seed_from_u64(seed);
-            let interval = intervals(&limit, 1.0);
-            let most = if line.starts_with("leaky") { 4 } else { limit.terms.limit.clamp(1, 10) };
-            let dropped = random.random_range(0.2..0.9);
-            let (mut now, mut grants, mut waiting) = (START, Vec::new(), Vec::new());
-            for _ in 0..400 {
-                if random.random_bool(0.6) {
-                    now += random.random_range(0..=2 * interval);
+    let lines = BOUNDED.into_iter().chain(["sliding_log 1/s", "sliding_log 100/s with_capacity 200"]);
+    for (line, seed) in lines.flat_map(|line| (0..seeds).map(move |seed| (line, seed))) {
+        let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line) };
+        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        let mut random = SmallRng::seed_from_u64(seed);
+        let interval = intervals(&limit, 1.0);
+        let most = if line.starts_with("leaky") { 4 } else { limit.terms.limit.clamp(1, 10) };
+        let dropped = random.random_range(0.2..0.9);
+        // A storm, and how many steps there are.
+        let (storm, steps) = if seed % 2 == 0 { (1, 400) } else { (60, 150) };
+        let (mut now, mut grants, mut waiting) = (START, Vec::new(), Vec::new());
+        for _ in 0..steps {
+            if random.random_bool(0.6) {
+                now += random.random_range(0..=2 * interval);
+            }
+            waiting.retain(|(reply, n)| {
+                let is_over = due(reply) <= now;
+                if is_over {
+                    grants.push(Net { at: due(reply), n: *n });
                 }
-                waiting.retain(|(reply, n)| {
-                    let is_over = due(reply) <= now;
-                    if is_over {
-                        grants.push(Net { at: due(reply), n: *n });
-                    }
-                    !is_over
-                });
-                if random.random_bool(dropped) && !waiting.is_empty() {
+                !is_over
+            });
+            let times = if random.random_bool(0.1) { storm } else { 1 };
+            let is_drop = random.random_bool(dropped);
+            for _ in 0..times {
+                if is_drop && !waiting.is_empty() {
                     let (reply, n) = waiting.swap_remove(random.random_range(0..waiting.len()));
                     give_back(&mut store, now, &limit, &reply, n);
                     continue;
                 }
                 let n = random.random_range(1..=most);
                 let reply = store.call(ANY_WAIT, now, &[limit.part(n, &[])]);
-                if reply.answer == Answer::Done {
-                    waiting.push((reply, n));
+                match reply.answer {
+                    Answer::Done if reply.wait > Duration::ZERO => waiting.push((reply, n)),
+                    Answer::Done => grants.push(Net { at: due(&reply), n }),
+                    _ => {}
                 }
             }
-            grants.extend(waiting.iter().map(|(reply, n)| Net { at: due(reply), n: *n }));
-            if let Err(found) = is_within(line, &limit, &grants) {
-                panic!("{line}, {seed}: {found}");
-            }
+        }
+        grants.extend(waiting.iter().map(|(reply, n)| Net { at: due(reply), n: *n }));
+        if let Err(found) = is_within(line, &limit, &grants) {
+            panic!("{line}, {seed}: {found}");
         }
     }
 }

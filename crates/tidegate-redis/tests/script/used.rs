@@ -4,14 +4,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use tidegate::policy::Policy as _;
 use tidegate::{AnyPolicy, Nanos};
 
-use crate::script::{Answer, Operation, Reply};
+use crate::script::{Answer, GivenBack, Operation, Reply, Wanted};
 use crate::script_tests::conformance::nanos;
 use crate::script_tests::refunds::{Net, is_within};
-use crate::script_tests::{Limit, START, Store};
+use crate::script_tests::{Limit, START, Store, TRY};
 
 const SECOND: u64 = 1_000_000;
 
@@ -157,5 +158,69 @@ fn a_window_is_used_as_in_one_process_while_waits_are_dropped() {
         };
         let (used, of) = (used(&grants), used(&in_one_process(line, longest, &asked)));
         assert!(used * 100 >= of * least, "{line}, {millis} ms: {used}, and {of} in one process");
+    }
+}
+
+/// Of the instants of a storm that stand before a booking of another process, 32 went to later
+/// requests: a limit was hardly used until the others had passed.
+#[test]
+fn the_instants_of_a_storm_go_to_later_requests() {
+    let Some(mut store) = Store::new() else { return };
+    let lines = [
+        ("token_bucket 200/s burst 20", 1),
+        ("leaky_bucket 200/s capacity 20", 1),
+        ("smooth_bursty 200/s", 1),
+        ("fixed_window 200/s", 5),
+        ("sliding_window 200/s cells 10", 5),
+        ("sliding_estimate 200/s", 5),
+        ("sliding_log 200/s", 1),
+    ];
+    for ((line, most), is_shuffled) in lines.into_iter().flat_map(|of| [(of, false), (of, true)]) {
+        let limit = Limit { key: format!("{line}-storm-{is_shuffled}"), ..Limit::new(line) };
+        let limit = Limit { terms: crate::terms::Terms { longest: None, ..limit.terms }, ..limit };
+        while store.call(TRY, START, &[limit.part(1, &[])]).answer == Answer::Done {}
+        let mut random = SmallRng::seed_from_u64(1);
+        let mut booked = Vec::new();
+        let mut permits = 0;
+        while permits < 600 {
+            let sizes: Vec<u64> = (0..50).map(|_| random.random_range(1..=most)).collect();
+            let wanted = |n: &u64| Wanted {
+                longest: Duration::MAX,
+                shadow: false,
+                tells: false,
+                costs: vec![(*n, *n)],
+            };
+            let wanted: Vec<Wanted> = sizes.iter().map(wanted).collect();
+            booked.extend(store.reserve(START, &[limit.part(0, &[])], &[], &wanted));
+            permits += sizes.iter().sum::<u64>();
+        }
+        // The last booking is that of another process, and stays.
+        let last = booked.pop().expect("a booking");
+        if is_shuffled {
+            booked.shuffle(&mut random);
+        }
+        let back = |reply: Reply| GivenBack {
+            due: reply.due,
+            permits: reply.permits.clone(),
+            before: reply.before,
+        };
+        let drops: Vec<GivenBack> = booked.into_iter().rev().map(back).collect();
+        drops.chunks(64).for_each(|drops| _ = store.reserve(START, &[limit.part(0, &[])], drops, &[]));
+        let end = u64::try_from(last.due).expect("an instant");
+        let (mut grants, mut asked) = (vec![Net { at: end, n: last.permits[0] }], 0);
+        let longest = Operation::Reserve { longest: Duration::MAX, shadow: false };
+        let mut now = START;
+        while asked < permits {
+            let n = random.random_range(1..=most);
+            let reply = store.call(longest, now, &[limit.part(n, &[])]);
+            grants.push(Net { at: u64::try_from(reply.due).expect("an instant"), n });
+            asked += n;
+            now = START + 2_500 * asked;
+        }
+        if let Err(found) = is_within(line, &limit, &grants) {
+            panic!("{line}, {is_shuffled}: {found}");
+        }
+        let used: u64 = grants.iter().filter(|net| net.at <= end).map(|net| net.n).sum();
+        assert!(used * 100 >= permits * 98, "{line}, shuffled {is_shuffled}: {used} of {permits}");
     }
 }

@@ -1,0 +1,198 @@
+-- The places of bookings that were given back, in the order of their instants, and those of one
+-- instant in the order of their bookings. The first ones are a list, which requests take from. A
+-- storm leaves thousands: the others are texts of some 64 records each, which are parsed when the
+-- list runs low. The Lua of a server hashes each text that it makes, so each change makes one of
+-- these texts anew.
+--
+--   | record | name   | bytes | unit    | meaning                                               |
+--   |--------|--------|-------|---------|-------------------------------------------------------|
+--   | 1      | due    | 7     | us      | the instant                                           |
+--   | 2      | free   | 4     | permits | of the place, which is free as a whole                |
+--   | 3      | number | 7     | 1       | of the booking and 1; 0 for parts of bookings         |
+--
+-- A place of which a part is taken is in the list alone, with the value from before its booking.
+
+-- Most limits have no booking that was given back.
+local NONE = {}
+local RECORD = 18
+
+-- Until when the permits of a place may be granted.
+local function lasts(l, due)
+  return l.kind.lasts and l.kind.lasts(l, due) or due
+end
+
+-- Whether no request takes a place any more.
+local function has_ended(l, place)
+  return place.due <= now and (l.booked <= now or lasts(l, place.due) <= now)
+end
+
+-- Refunds a place that no request takes any more.
+local function refund(l, place)
+  if place.free == 0 then return end
+  if l.kind.cut then
+    l.kind.cut(l, place.due, place.free)
+  else
+    l.kind.give(l, max(l.now, l.booked), place.free, place.due)
+  end
+end
+
+-- The i-th place of a text.
+local function record(text, i)
+  local due, free, number = parse('>I7I4I7', text, RECORD * (i - 1) + 1)
+  return {due = due, size = free, free = free, number = number - 1}
+end
+
+-- Has a list with 16 places that are free, and with so many permits, if there are as many. Places
+-- that have ended are refunded on the way, up to 64 times in a call. Those of a bucket, and those
+-- of one instant, are refunded together.
+local function load(l, permits)
+  local later = l.later
+  if #later == 0 then return end
+  if l.places == NONE then l.places = {} end
+  local places, free, count, ended = l.places, 0, 0, nil
+  for _, place in ipairs(places) do
+    free, count = free + place.free, count + min(1, place.free)
+  end
+  while later[1] and (count < MOST_PLACES / 2 or free < permits) and l.refunded < 64 do
+    local text, read = later[1], 0
+    for i = 1, #text / RECORD do
+      local place = record(text, i)
+      read = i
+      if not has_ended(l, place) then
+        places[#places + 1] = place
+        free, count = free + place.free, count + 1
+        if count >= MOST_PLACES / 2 and free >= permits then break end
+      elseif ended and (place.due == ended.due or not l.kind.lasts) then
+        ended.free = ended.free + place.free
+      else
+        if ended then refund(l, ended) end
+        ended, l.refunded = place, l.refunded + 1
+        if l.refunded == 64 then break end
+      end
+    end
+    if read == #text / RECORD then
+      table.remove(later, 1)
+    else
+      later[1] = text:sub(RECORD * read + 1)
+    end
+  end
+  if ended then refund(l, ended) end
+end
+
+-- Has the places behind the first 32 in a text. Of places that are taken the last 16 are kept.
+local function unload(l)
+  local places, later, taken = l.places, l.later, 0
+  for i = #places, 1, -1 do
+    if places[i].free == 0 then
+      taken = taken + 1
+      if taken > MOST_PLACES / 2 then table.remove(places, i) end
+    end
+  end
+  if #places <= MOST_PLACES then return end
+  local texts = {}
+  for i = MOST_PLACES + 1, #places do
+    local place = places[i]
+    local number = place.free < place.size and 0 or place.number + 1
+    if place.free > 0 then
+      texts[#texts + 1] = pack('>I7I4I7', place.due, min(place.free, 2^32 - 1), number)
+    end
+    places[i] = nil
+  end
+  if l.later == NONE then l.later = {} end
+  table.insert(l.later, 1, table.concat(texts))
+end
+
+-- What a call needs that gives bookings back.
+local add_place, remove_place, remove_from, last_place, remove_last, bound_places
+if ARGV[4] then
+  -- Whether a place stands before another one.
+  local function is_before(place, other)
+    return place.due < other.due or place.due == other.due and place.number < other.number
+  end
+
+  -- The text that a place belongs into, 0 for the list, and behind how many places of it.
+  local function find(l, place)
+    local later, low, high = l.later, 0, #l.later
+    while low < high do
+      local middle = math.ceil((low + high) / 2)
+      if is_before(place, record(later[middle], 1)) then high = middle - 1 else low = middle end
+    end
+    if low == 0 then
+      local places = l.places
+      local i = #places
+      while i > 0 and is_before(place, places[i]) do i = i - 1 end
+      return 0, i
+    end
+    local text, first, last = later[low], 1, #later[low] / RECORD
+    while first < last do
+      local middle = math.ceil((first + last) / 2)
+      if is_before(place, record(text, middle)) then last = middle - 1 else first = middle end
+    end
+    return low, first
+  end
+
+  function last_place(l)
+    local text = l.later[#l.later]
+    if not text then return l.places[#l.places] end
+    return record(text, #text / RECORD)
+  end
+
+  function remove_last(l)
+    local later = l.later
+    local last = #later
+    if last == 0 then
+      l.places[#l.places] = nil
+    else
+      later[last] = #later[last] > RECORD and later[last]:sub(1, -RECORD - 1) or nil
+    end
+  end
+
+  -- Adds a place that is free.
+  function add_place(l, place)
+    if l.places == NONE then l.places = {} end
+    local t, i = find(l, place)
+    if t == 0 then
+      table.insert(l.places, i + 1, place)
+    else
+      local text = l.later[t]
+      local added = pack('>I7I4I7', place.due, min(place.free, 2^32 - 1), place.number + 1)
+      l.later[t] = text:sub(1, RECORD * i) .. added .. text:sub(RECORD * i + 1)
+    end
+  end
+
+  -- Takes out the place of an instant, if there is one, where each instant has one place.
+  function remove_place(l, due)
+    local t, i = find(l, {due = due, number = MOST})
+    if i == 0 then return nil end
+    if t == 0 then return l.places[i].due == due and table.remove(l.places, i) or nil end
+    local text = l.later[t]
+    local place = record(text, i)
+    if place.due ~= due then return nil end
+    l.later[t] = text:sub(1, RECORD * (i - 1)) .. text:sub(RECORD * i + 1)
+    if l.later[t] == '' then table.remove(l.later, t) end
+    return place
+  end
+
+  -- Takes out the places of bookings from this one on. All of them are behind `booked`.
+  function remove_from(l, number)
+    local kept, place = {}, last_place(l)
+    while place and place.due >= l.booked and (place.number < 0 or place.number >= number) do
+      remove_last(l)
+      if place.number < 0 then kept[#kept + 1] = place end
+      place = last_place(l)
+    end
+    for i = #kept, 1, -1 do add_place(l, kept[i]) end
+  end
+
+  -- Refunds the latest of too many places.
+  function bound_places(l)
+    local count = #l.places
+    for _, text in ipairs(l.later) do count = count + #text / RECORD end
+    while count > MOST_IN_ALL do
+      local last = last_place(l)
+      remove_last(l)
+      refund(l, last)
+      count = count - 1
+    end
+  end
+end
