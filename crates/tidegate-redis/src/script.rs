@@ -14,6 +14,9 @@ use crate::terms::{Kind, Terms};
 /// The longest wait that is told to a script: 30 years.
 const LONGEST: u64 = 30 * 365 * 86_400 * 1_000_000;
 
+/// The longest pause: 20 years. So a request waits behind a pause without an end.
+const LONGEST_PAUSE: u64 = LONGEST / 3 * 2;
+
 /// The longest wait that a script grants, as a span.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_micros(LONGEST);
 
@@ -152,7 +155,7 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
     };
     let now = now.map_or(-1.0, exact);
     let mut numbers = Vec::with_capacity(8 * (4 + parts.len()));
-    for number in [now, exact(micros(span, true)), f64::from(u8::from(flag)), due as f64] {
+    for number in [now, exact(micros(span, true).min(LONGEST_PAUSE)), f64::from(u8::from(flag)), due as f64] {
         pack(&mut numbers, number);
     }
     parts.iter().for_each(|part| pack(&mut numbers, exact(part.permits)));
@@ -167,6 +170,7 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
 /// A booking that is given back.
 #[derive(Clone, Debug)]
 pub(crate) struct GivenBack {
+    /// Negative if it was foreseen.
     pub(crate) due: i64,
     /// Of each limit.
     pub(crate) permits: Vec<u64>,
@@ -267,6 +271,8 @@ pub(crate) enum Answer {
     Done,
     /// Granted, although the limits would have refused it.
     Shadow,
+    /// Not booked: a pause ends before the request is due.
+    Foreseen,
 }
 
 /// What a script tells about one limit.
@@ -309,6 +315,7 @@ impl Reply {
         let answer = match number(0)? {
             0 => Answer::Refused,
             1 => Answer::Done,
+            3 => Answer::Foreseen,
             _ => Answer::Shadow,
         };
         let permits: Option<Vec<u64>> = (4..4 + limits).map(natural).collect();

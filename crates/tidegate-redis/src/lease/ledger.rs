@@ -519,6 +519,14 @@ impl Ledger {
         if !is_late {
             self.note_told(&mut state, now, reply);
         }
+        if reply.answer == Answer::Foreseen {
+            // No lease is booked in a pause. The requests in line wait for its end in the line of
+            // the store.
+            let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
+            state.away = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
+            state.is_hopeless = false;
+            return Outcome::Failed;
+        }
         if reply.answer != Answer::Done {
             if is_late {
                 return Outcome::Refused;

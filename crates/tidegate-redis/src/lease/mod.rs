@@ -259,10 +259,11 @@ impl Leases {
         self.tell_counts();
     }
 
-    /// Ends all leases as a pause ends: a lease that was booked in the pause is due at the end that
-    /// the pause had. Then permits are booked for requests in line alone.
+    /// Ends all leases as a pause ends, since one may have been booked before the pause for an instant
+    /// behind it. Then permits are booked for requests in line alone.
     pub(crate) fn resume(&self) {
         self.give_back(&self.ledger.end(self.set.clock.now()));
+        self.ledger.is_back();
         if self.ledger.has_waiting() {
             self.ledger.kick.notify_one();
         }

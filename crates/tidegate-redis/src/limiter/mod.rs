@@ -194,7 +194,9 @@ impl StoreLimiter {
         if let Some(leases) = &self.0.leases {
             leases.lose(None);
         }
-        self.ask_all(Operation::Reset).await.map(drop)
+        self.ask_all(Operation::Reset).await?;
+        self.0.resumed();
+        Ok(())
     }
 
     /// A snapshot of the limits, as [`AnyLimiter::status`], without blocking a thread. It changes
@@ -244,9 +246,8 @@ impl StoreLimiter {
 
     /// Ends a pause for all processes, as [`AnyLimiter::resume`]. Returns whether there was one.
     ///
-    /// Requests that began to wait in the pause keep the instants that were booked for them, at the
-    /// end that the pause had, and later requests wait behind them. A
-    /// [`reset`](StoreLimiter::reset) frees the limits of these bookings.
+    /// Requests of this process that wait behind the pause ask the store at once, and those of other
+    /// processes within a second.
     ///
     /// # Cancel safety
     ///
@@ -258,6 +259,7 @@ impl StoreLimiter {
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         self.resume_here();
         let reply = self.ask_all(Operation::Resume).await?;
+        self.0.resumed();
         let was_paused = reply.limits.iter().any(|told| told.other > 0);
         if was_paused {
             // A lease may have been booked meanwhile.
@@ -616,6 +618,7 @@ impl Limiter for StoreLimiter {
             None => {
                 self.resume_here();
                 self.tell(Operation::Resume);
+                self.0.resumed();
                 false
             }
         }

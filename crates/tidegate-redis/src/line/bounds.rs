@@ -42,7 +42,8 @@ impl State {
             WhenFull::DropLeastImportant => false,
         };
         let may_go = |(_, entry): &(&u64, &Entry)| {
-            (matches!(entry.stage, Stage::Booked { .. }) || is_held && matches!(entry.stage, Stage::InLine))
+            let is_waiting = matches!(entry.stage, Stage::Booked { .. } | Stage::Paused(_));
+            (is_waiting || is_held && matches!(entry.stage, Stage::InLine))
                 && entry.asked.droppable
                 && (entry.asked.priority < priority || (oldest && entry.asked.priority == priority))
         };

@@ -150,6 +150,10 @@ impl State {
         number: Option<u64>,
         now: Nanos,
     ) -> u64 {
+        if self.pause_ends <= now {
+            // The requests behind the pause stand before it.
+            self.ask_again(after, now);
+        }
         let number = number.unwrap_or(self.next);
         self.next = self.next.max(number + 1);
         entry.was_held = self.in_line.held_till().is_some();

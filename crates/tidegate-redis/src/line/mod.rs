@@ -22,8 +22,9 @@
 //! | state | meaning | leaves it by | a request dropped in it |
 //! |---|---|---|---|
 //! | `InLine` | not sent, or to be sent again | a call that takes it along; in a held line the end of its longest wait | leaves no trace |
-//! | `Sent` | in a call | the reply; a call that fails, back to `InLine` if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
+//! | `Sent` | in a call | the reply, of a pause to `Paused`; a call that fails, back to `InLine` if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
 //! | `Booked` | has a turn among the booked requests of its size | its instant; a higher priority in a full line | gives its instant to the next of its size |
+//! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its foreseen instant goes back to the store |
 //! | `Answered` | granted, refused, or not decided by the store | the task that takes the answer | gives a grant not older than 5 ms to the next of its size, else back to the store |
 //!
 //! A closed line answers all of its requests, and takes in no other.
@@ -65,10 +66,11 @@
 mod bounds;
 mod class;
 mod in_line;
+mod paused;
 mod state;
 mod ticket;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -136,11 +138,15 @@ struct State {
     sent: usize,
     /// The booked requests, by their permits of each member.
     classes: BTreeMap<Vec<u64>, Class>,
-    /// How many requests are booked, and for how many permits in all.
+    /// How many requests are booked, or wait behind a pause, and for how many permits in all.
     waiting: usize,
     permits: u64,
     /// The last instant at which a booked request was granted.
     served: Nanos,
+    /// The requests that wait behind a pause, and when that ends.
+    paused: BTreeSet<u64>,
+    pause_ends: Nanos,
+    is_pause_watched: bool,
     bounds: QueueBounds,
     closed: bool,
 }
@@ -186,7 +192,7 @@ struct Entry {
     in_line: Duration,
     /// The request may not wait, since the line is full.
     full: bool,
-    /// The request waited for a store that was away.
+    /// The request waited for a store that was away, or behind a pause.
     was_held: bool,
     stage: Stage,
     waker: Option<Waker>,
@@ -201,6 +207,7 @@ enum Stage {
     InLine,
     Sent,
     Booked { class: Vec<u64>, turn: Turn },
+    Paused(Instant),
     Answered(Outcome),
 }
 
@@ -227,6 +234,8 @@ struct After {
     unsent: Vec<Unsent>,
     /// The classes that the store's thread is to look at, and when, unless that ends before.
     watches: Vec<(Vec<u64>, Nanos, oneshot::Receiver<()>)>,
+    /// When the store's thread is to look at the requests behind a pause.
+    pause: Option<Nanos>,
     /// A sender that is dropped wakes the task that was to look.
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
@@ -290,6 +299,7 @@ impl Line {
         }
         drop(state);
         after.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
+        after.pause.take().into_iter().for_each(|at| self.watch_pause(at));
         answer
     }
 
@@ -310,6 +320,22 @@ impl Line {
         }));
     }
 
+    /// Has the store's thread look at the requests behind a pause.
+    fn watch_pause(self: &Arc<Line>, at: Nanos) {
+        let (line, clock) = (Arc::downgrade(self), DefaultClock::clone(&self.set.clock));
+        self.set.store.spawn(Box::pin(async move {
+            clock.sleep_until(at).await;
+            if let Some(line) = line.upgrade() {
+                line.visit(State::look_at_pause);
+            }
+        }));
+    }
+
+    /// Has the requests behind a pause ask again: this process has ended the pause.
+    pub(crate) fn resumed(self: &Arc<Line>) {
+        self.visit(State::ask_again);
+    }
+
     /// Sends a call that gives these instants back, and decides these requests.
     fn call(
         self: &Arc<Line>,
@@ -320,7 +346,7 @@ impl Line {
         now: Nanos,
     ) {
         let given_back = instants.into_iter().map(|Instant { reply, .. }| GivenBack {
-            due: reply.due,
+            due: if reply.answer == Answer::Foreseen { -reply.due } else { reply.due },
             permits: reply.permits,
             before: reply.before,
         });
@@ -337,8 +363,8 @@ impl Line {
             entry.stage = Stage::Sent;
             entry.in_line = now.saturating_since(entry.joined).as_duration();
             let Asked { costs, longest, shadow, with_left, outlasts, .. } = &entry.asked;
-            // A request that waits for the store needs no answer by a deadline.
-            oldest = oldest.max(if *outlasts { Duration::ZERO } else { entry.in_line });
+            // A request that waits for the store, or behind a pause, needs no answer by a deadline.
+            oldest = oldest.max(if *outlasts || entry.was_held { Duration::ZERO } else { entry.in_line });
             let is_bounded = *longest > Duration::ZERO && entry.lease.is_none();
             entry.full = is_bounded && bounds::refuse(bounds, costs);
             let longest = match *longest {
@@ -397,16 +423,22 @@ impl Line {
     /// What the store decided about one request.
     fn decided(&self, state: &mut State, after: &mut After, number: u64, reply: Reply, now: Nanos) {
         let due = now.saturating_add(Nanos::from_duration(reply.wait));
+        state.decided_beside(after, &reply, now);
         let is_there = |entry: &&mut Entry| matches!(entry.stage, Stage::Sent);
         let Some(entry) = state.entries.get_mut(&number).filter(is_there) else {
             // The request was dropped, or the line was closed.
-            if reply.answer == Answer::Done {
-                state.pass_on(after, Instant { due, number, reply }, now);
+            match reply.answer {
+                Answer::Done => state.pass_on(after, Instant { due, number, reply }, now),
+                Answer::Foreseen => state.give_back(Instant { due, number, reply }),
+                Answer::Refused | Answer::Shadow => {}
             }
             return;
         };
         if entry.lease.is_some() {
             return state.end_lease(after, number, Ok(reply));
+        }
+        if reply.answer == Answer::Foreseen {
+            return state.foresee(after, number, reply, now);
         }
         if reply.answer == Answer::Refused {
             let with_left = entry.asked.with_left;

@@ -7,7 +7,7 @@ use tokio::sync::oneshot;
 
 use crate::line::class::{Class, FORESEEN, Instant};
 use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
-use crate::script::Reply;
+use crate::script::{Answer, Reply};
 use crate::set::{Costs, Undecided};
 
 /// Requests leave during calls up to so many full ones, for which a server works for some
@@ -75,8 +75,11 @@ impl State {
         }
     }
 
-    /// Takes a booked request out of its class.
+    /// Takes a booked request out of its class, or from behind a pause.
     pub(super) fn unbook(&mut self, after: &mut After, number: u64, now: Nanos) {
+        if let Some(foreseen) = self.leave_pause(number) {
+            return self.give_back(foreseen);
+        }
         let Some(entry) = self.entries.get_mut(&number) else { return };
         let Stage::Booked { class, turn } = &entry.stage else { return };
         let (class, turn) = (class.clone(), *turn);
@@ -148,7 +151,7 @@ impl State {
     /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
     /// is granted twice. The instant that was booked last goes first, since the store undoes the
     /// last booking.
-    fn give_back(&mut self, instant: Instant) {
+    pub(super) fn give_back(&mut self, instant: Instant) {
         let reply = &instant.reply;
         if reply.wait == Duration::ZERO {
             let costs: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
@@ -172,7 +175,9 @@ impl State {
     /// An instant that no request waits for, that has not left, and that is earlier than this one.
     pub(super) fn earlier_instant(&mut self, class: &[u64], due: i64, now: Nanos) -> Option<Instant> {
         let mut earlier = self.to_give_back.range(..(due, 0)).take(MOST_STEPS);
-        let (key, _) = earlier.find(|(_, instant)| instant.reply.permits == class && instant.due > now)?;
+        let (key, _) = earlier.find(|(_, instant)| {
+            instant.reply.permits == class && instant.due > now && instant.reply.answer == Answer::Done
+        })?;
         let key = *key;
         self.to_give_back.remove(&key)
     }

@@ -88,6 +88,7 @@ impl Ticket {
                     entry.looks_at = looks_at.min(entry.latest(*turn).saturating_add(Nanos::new(1)));
                     (Seen::Booked(entry.looks_at), entry.waker.replace(waker))
                 }
+                Stage::Paused(_) => (Seen::Booked(Nanos::MAX), entry.waker.replace(waker)),
                 Stage::InLine if state.in_line.held_till().is_some() => {
                     (Seen::Undecided(entry.last()), entry.waker.replace(waker))
                 }
@@ -129,12 +130,13 @@ impl Ticket {
         Poll::Ready(())
     }
 
-    /// When a booked request is due.
+    /// When a request is due that is booked, or waits behind a pause.
     pub(crate) fn due_in(&self) -> Duration {
         let now = self.line.set.now();
         let state = lock(&self.line.state);
         let due = match state.entries.get(&self.number).map(|entry| &entry.stage) {
             Some(Stage::Booked { class, turn }) => state.classes.get(class).map(|class| class.due(*turn)),
+            Some(Stage::Paused(foreseen)) => Some(foreseen.due),
             _ => None,
         };
         due.map_or(Duration::ZERO, |due| due.saturating_since(now).as_duration())
@@ -146,6 +148,7 @@ impl Ticket {
         let number = self.number;
         self.is_over = true;
         self.line.visit(|state, after, now| {
+            state.leave_pause(number);
             let entry = state.entries.remove(&number)?;
             let place = entry.place(number);
             after.wakers.extend(entry.waker);

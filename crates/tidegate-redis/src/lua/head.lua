@@ -14,6 +14,7 @@
 --   | ..     |        | 1    | how many places follow, and how many refunds                   |
 --   | ..     | alive  |permit| of the bookings since the origin those that are not given back   |
 --   | ..     | first  | us   | the first instant of these bookings                            |
+--   | ..     | real   |      | its length, and in a pause the value without what is foreseen   |
 --   | ..     | origin |      | its length, and the value from before all bookings ahead, or   |
 --   |        |        |      | no value if one of them has become a grant                     |
 --   | ..     | later  | byte | the length of the places that are not in the list              |
@@ -43,6 +44,12 @@
 -- the instants of the limits alone. A request that is due within its longest wait takes its
 -- permits as of that instant; any other request changes nothing. A limit whose key would be gone at
 -- the told instant is kept until a little later, or the same wait would be told again.
+--
+-- Pause. A request that waits behind a pause is booked in a state that ends with the pause, and so
+-- is the next one behind it: both are told when they are due if the pause lasts as long as it is to.
+-- `real` is the value without these bookings, and counts when the pause has ended, sooner or later,
+-- and for any call that changes more. Then the requests ask again. A limit that is not paused keeps
+-- nothing of a request that is foreseen.
 --
 -- Several requests. A call decides about a list of requests, one after the other, each as if it
 -- were alone: the clock stands still, each change is in the numbers that the next request sees, and
@@ -84,7 +91,8 @@
 -- other one are a span in us (of `pause`), a flag (of `pause`: it keeps the stock), the instant of
 -- a grant (of `back` and `refund`), and for each key its permits. Then the bookings that `reserve`
 -- gives back before: of each, packed, its instant and for each key its permits; and for each key
--- the value from before the booking. `back` has these values alone.
+-- the value from before the booking. The instant of one that was foreseen is negative. `back` has the
+-- values alone.
 --
 -- Speed. Most calls are `reserve` of one request that is granted at once. Functions that `reserve`
 -- never needs are only made for other operations.

@@ -3,11 +3,21 @@
 local call = redis.call
 local numbers = ARGV[3]
 
+-- Whether the call goes on with the state that is foreseen behind a pause, if there is one. A
+-- booking from before the pause is given back to the state from before what is foreseen.
+local foresees = operation == 'status' or operation == 'reserve'
+for first = 4, operation == 'reserve' and #ARGV or 0, 1 + #KEYS do
+  if parse('>d', ARGV[first]) > 0 then foresees = false end
+end
+
 -- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
 -- copy.
 local function read_back(l, value, bytes)
-  local count_places, count_refunds, length, later, first
-  count_places, count_refunds, l.alive, l.first_due, length, later, first = parse('>dddddd', value, 41)
+  local count_places, count_refunds, length, later, real, first
+  count_places, count_refunds, l.alive, l.first_due, length, later, real, first =
+    parse('>ddddddd', value, 41)
+  l.real = value:sub(first, first + real - 1)
+  first = first + real
   l.origin = value:sub(first, first + length - 1)
   first = first + length
   local places, refunds = NONE, NONE
@@ -77,7 +87,7 @@ end
 
 -- Reads a value into the numbers of a limit.
 local function read(l, value)
-  l.first, l.places, l.refunds, l.runs, l.later = 41, NONE, NONE, NONE, NONE
+  l.first, l.places, l.refunds, l.runs, l.later, l.real = 41, NONE, NONE, NONE, NONE, ''
   if value then
     local bytes
     l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
@@ -86,6 +96,11 @@ local function read(l, value)
     local writes = l.writes
     if not (writes >= 0 and writes < MOST_WRITES and writes % 1 == 0) then error(FOREIGN, 0) end
     if bytes > 0 then read_back(l, value, bytes) end
+    if l.real ~= '' and not (foresees and now < l.held) then
+      -- What was foreseen ends with the pause.
+      l.value = l.real
+      return read(l, l.real)
+    end
     l.ends = l.first
   else
     -- No number is the one of a booking in a state that was lost.
@@ -124,7 +139,7 @@ for i = 1, count do
     terms = {parse(kind.terms, terms, first + 16)},
     writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
     places = NONE, later = NONE, refunded = 0, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
-    origin = '', alive = 0, first_due = 0,
+    origin = '', alive = 0, first_due = 0, real = '',
     changed = false,
   }
   first = first + 8 + 8 * #kind.terms
@@ -152,7 +167,8 @@ local function value_of(l)
     text = table.concat(texts, '', lowest, #runs)
   end
   local origin, later = l.origin, l.later
-  if #places == 0 and #later == 0 and #refunds == 0 and text == '' and origin == '' then
+  local real = l.real
+  if #places + #later + #refunds == 0 and text == '' and origin == '' and real == '' then
     return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
   local texts, bytes = {''}, 0
@@ -160,7 +176,8 @@ local function value_of(l)
     texts[i + 1], bytes = records, bytes + #records
   end
   if origin == '' then l.alive, l.first_due = 0, 0 end
-  local first = pack('>dddddd', #places, #refunds, l.alive, l.first_due, #origin, bytes) .. origin
+  local first = pack('>ddddddd', #places, #refunds, l.alive, l.first_due, #origin, bytes, #real)
+  first = first .. real .. origin
   for _, place in ipairs(places) do
     local before = place.before or ''
     first = first .. pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
@@ -222,10 +239,10 @@ local function write_changed()
   end
 end
 
--- The reply: an answer, the wait, the limit that makes it wait, and the instant; for each limit the
--- permits of this request; and if it tells the state, for each limit how many permits are
--- available; in which time it is full, and one permit is due; how long it is still paused; another
--- number. A time of -1 is never.
+-- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen), the wait, the limit
+-- that makes it wait, and the instant; for each limit the permits of this request; and if it tells
+-- the state, for each limit how many permits are available; in which time it is full, and one permit
+-- is due; how long it is still paused; another number. A time of -1 is never.
 local function reply(answer, wait, tightest, due, tells, other)
   local told = {answer, wait, tightest, due, limits[1].n}
   for i = 2, count do told[4 + i] = limits[i].n end
@@ -411,11 +428,17 @@ local function reserve(longest, shadow, tells)
     if wait then keep_till(now + wait) end
     return reply(shadow and 2 or 0, wait or -1, tightest, 0, true)
   end
+  local is_foreseen = false
+  for i = 1, wait > 0 and count or 0 do
+    is_foreseen = is_foreseen or limits[i].n > 0 and limits[i].held > limits[i].now
+  end
   local before = {}
   for i = 1, count do
     local l = limits[i]
     before[i] = ''
-    if l.n > 0 then
+    -- A limit that is not paused keeps nothing of what is foreseen.
+    if l.n > 0 and (not is_foreseen or l.held > l.now) then
+      if is_foreseen and l.real == '' then l.real = value_of(l) end
       local at, rest, free = max(due, l.now), l.n, 0
       for _, place in ipairs(l.places) do
         if is_open(l, place, at) then free = free + place.free end
@@ -442,7 +465,7 @@ local function reserve(longest, shadow, tells)
       touch(l)
     end
   end
-  local told = reply(1, wait, tightest, due, tells)
+  local told = reply(is_foreseen and 3 or 1, wait, tightest, due, tells or is_foreseen)
   if wait > 0 then
     for i = 1, count do told[#told + 1] = before[i] end
   end
@@ -536,12 +559,15 @@ if ARGV[4] then
   -- Gives back the bookings of the requests for `l.n` permits of each limit at one instant.
   -- `ARGV[first]` and those behind it have the value of each limit from before the booking.
   function give_back(place, first)
+    local is_foreseen = place < 0
+    place = math.abs(place)
     for i = 1, count do
       local l, before = limits[i], ARGV[first + i - 1]
       local number = #before >= 8 and parse('>d', before) or -1
       -- An instant or a number that is not reached is of a state that was lost, or of another
       -- clock.
-      if l.n > 0 and l.value and place <= l.booked and number < l.writes then
+      local is_there = l.value and place <= l.booked and number < l.writes
+      if l.n > 0 and is_there and is_foreseen == (l.real ~= '') then
         if now < place then
           pass(l)
           if l.kind.drop then

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use redis::Connection;
 
-use crate::script::{Answer, Operation, Part, Reply, Script, command};
+use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Wanted, command};
 use crate::script_tests::conformance::{EXACT, calls};
 use crate::script_tests::support::wait_until;
-use crate::script_tests::{Limit, START, Store, TRY};
+use crate::script_tests::{Limit, START, Store, TRY, intervals};
+use crate::terms::Terms;
 
 const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
 const SECOND: u64 = 1_000_000;
@@ -99,6 +102,90 @@ fn nothing_is_granted_in_a_pause() {
                 assert_eq!(after.limits[0].available, 0, "{line}");
             }
         }
+    }
+}
+
+/// Requests that wait behind a pause, and are dropped at random or late, change nothing: a limit has
+/// the state of one without them, when the pause has ended and when it is ended.
+#[test]
+fn what_is_foreseen_behind_a_pause_changes_nothing() {
+    let Some(mut store) = Store::new() else { return };
+    let mut foreseen = 0;
+    for (line, seed) in EXACT.into_iter().flat_map(|line| (0..8).map(move |seed| (line, seed))) {
+        let key = |name: &str| Limit { key: format!("{line}-{seed}-{name}"), ..Limit::new(line) };
+        let limits = [key("asked"), key("control")];
+        let limits = limits.map(|limit| Limit { terms: Terms { longest: None, ..limit.terms }, ..limit });
+        let [asked, control] = &limits;
+        let mut random = SmallRng::seed_from_u64(seed);
+        let (interval, most) = (intervals(asked, 1.0), asked.terms.limit.clamp(1, 5));
+        let (mut now, mut waits, mut is_resumed) = (START, Vec::<(Reply, u64)>::new(), false);
+        for _ in 0..120 {
+            now += random.random_range(0..=2 * interval);
+            let n = random.random_range(1..=most);
+            let keep_stock = random.random_bool(0.5);
+            let span = Duration::from_micros(random.random_range(1..=20 * interval));
+            let operation = match random.random_range(0..12) {
+                0 => Operation::Pause { span, keep_stock },
+                1 => Operation::Resume,
+                2 => Operation::Debit,
+                3 => Operation::Keep,
+                4 => TRY,
+                // Late drops, too.
+                5 | 6 if !waits.is_empty() => {
+                    let (reply, n) = waits.swap_remove(random.random_range(0..waits.len()));
+                    let back = GivenBack { due: -reply.due, permits: vec![n], before: reply.before };
+                    store.reserve(now, &[asked.part(0, &[])], &[back], &[]);
+                    continue;
+                }
+                _ => {
+                    // Nobody waits but behind a pause.
+                    let status = store.call(Operation::Status, now, &[asked.part(0, &[])]);
+                    if status.limits[0].paused_for > Duration::ZERO {
+                        let reply = store.call(ANY_WAIT, now, &[asked.part(n, &[])]);
+                        if reply.wait < Duration::MAX {
+                            assert_eq!(reply.answer, Answer::Foreseen, "{line}");
+                            assert!(reply.wait >= status.limits[0].paused_for, "{line}");
+                            foreseen += 1;
+                            waits.push((reply, n));
+                        }
+                    }
+                    continue;
+                }
+            };
+            is_resumed |= operation == Operation::Resume;
+            let [one, other] =
+                [asked, control].map(|limit| store.call(operation, now, &[limit.part(n, &[])]));
+            if operation == TRY && other.limits.first().is_some_and(|told| told.paused_for > Duration::ZERO) {
+                // What is foreseen counts for the wait that a refusal tells.
+                assert!(one.answer == other.answer && one.wait >= other.wait, "{line}, {seed}");
+            } else {
+                assert_eq!(one, other, "{line}, {seed}: {operation:?}");
+            }
+        }
+        assert!(is_resumed, "{line}, {seed}");
+    }
+    assert!(foreseen > 500, "{foreseen}");
+}
+
+/// Requests behind a pause are told instants one behind the other, and one that is dropped makes
+/// room for the next.
+#[test]
+fn requests_behind_a_pause_are_foreseen_one_behind_the_other() {
+    let Some(mut store) = Store::new() else { return };
+    for line in EXACT {
+        let limit = Limit::new(line);
+        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        let part = || [limit.part(1, &[])];
+        let span = Duration::from_secs(3600);
+        store.call(Operation::Pause { span, keep_stock: false }, START, &part());
+        let mut ask = || store.call(ANY_WAIT, START, &part());
+        let waits: Vec<Reply> = (0..20).map(|_| ask()).collect();
+        let dues: Vec<i64> = waits.iter().map(|reply| reply.due).collect();
+        assert!(dues.is_sorted(), "{line}: {dues:?}");
+        let back = GivenBack { due: -dues[10], permits: vec![1], before: waits[10].before.clone() };
+        let one = Wanted { longest: Duration::MAX, shadow: false, tells: false, costs: vec![(1, 1)] };
+        let again = store.reserve(START, &part(), &[back], &[one]).remove(0);
+        assert_eq!((again.answer, again.due), (Answer::Foreseen, dues[10]), "{line}");
     }
 }
 

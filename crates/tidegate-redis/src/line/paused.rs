@@ -1,0 +1,114 @@
+//! The requests that wait behind a pause.
+//!
+//! The store books nothing in a pause. It foresees when a request is due if the pause lasts as long
+//! as it is to, and refuses one that may not wait so long. The others ask again when the pause has
+//! ended: at its end, when this process ends it, or when another request was decided. Another
+//! process may end it as well, so one request asks every second.
+//!
+//! Requests that ask again stand where they stood in line, by priority and then by arrival.
+
+use std::time::Duration;
+
+use tidegate::{Nanos, Refusal};
+
+use crate::line::class::Instant;
+use crate::line::{After, Outcome, Stage, State, bounds};
+use crate::script::{Answer, Reply};
+use crate::set::Undecided;
+
+/// How often one request asks whether the pause has ended.
+const LOOK: Nanos = Nanos::new(1_000_000_000);
+
+impl State {
+    /// A request waits behind a pause.
+    pub(super) fn foresee(&mut self, after: &mut After, number: u64, reply: Reply, now: Nanos) {
+        let due = now.saturating_add(Nanos::from_duration(reply.wait));
+        let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
+        let Some(entry) = self.entries.get(&number) else { return };
+        let (costs, priority) = (entry.asked.costs.clone(), entry.asked.priority);
+        let Some(victims) = self.make_room(&costs, priority) else {
+            let refusal = Refusal::QueueFull { retry_after: due.saturating_since(now) };
+            self.answer(after, number, Outcome::Refused(refusal.into()));
+            return self.give_back(Instant { due, number, reply });
+        };
+        self.waiting += 1;
+        self.permits = self.permits.saturating_add(bounds::sum(&costs));
+        if let Some(entry) = self.entries.get_mut(&number) {
+            entry.stage = Stage::Paused(Instant { due, number, reply });
+            after.wake(entry);
+        }
+        self.paused.insert(number);
+        self.pause_ends = now.saturating_add(Nanos::from_duration(paused_for));
+        self.displace(after, victims, now);
+        self.look_later(after, now);
+    }
+
+    /// Has the store's thread look when the pause ends, or in a second.
+    fn look_later(&mut self, after: &mut After, now: Nanos) {
+        if !self.paused.is_empty() && !std::mem::replace(&mut self.is_pause_watched, true) {
+            after.pause = Some(self.pause_ends.min(now.saturating_add(LOOK)));
+        }
+    }
+
+    /// On the store's thread: has all requests ask again if the pause has ended, or else the first.
+    pub(super) fn look_at_pause(&mut self, after: &mut After, now: Nanos) {
+        self.is_pause_watched = false;
+        if self.pause_ends <= now {
+            return self.ask_again(after, now);
+        }
+        if let Some(first) = self.paused.first().copied() {
+            let foreseen = self.leave_pause(first);
+            foreseen.into_iter().for_each(|foreseen| self.give_back(foreseen));
+            self.rejoin(after, first, now);
+        }
+        self.look_later(after, now);
+    }
+
+    /// Has the requests behind a pause ask again if another one of their limits was decided without
+    /// a pause.
+    pub(super) fn decided_beside(&mut self, after: &mut After, reply: &Reply, now: Nanos) {
+        let Some(first) = self.paused.first().and_then(|first| self.entries.get(first)) else { return };
+        let is_paused = reply.limits.iter().any(|told| told.paused_for > Duration::ZERO);
+        let mut costs = first.asked.costs.iter().zip(&reply.permits);
+        let is_same = costs.all(|((asked, _), decided)| *asked == 0 || *decided > 0);
+        if is_same && !is_paused && matches!(reply.answer, Answer::Done | Answer::Refused) {
+            self.ask_again(after, now);
+        }
+    }
+
+    /// Has all requests ask again.
+    pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
+        for number in std::mem::take(&mut self.paused) {
+            self.leave_pause(number);
+            self.rejoin(after, number, now);
+        }
+    }
+
+    /// Takes a request from behind the pause. Returns what was foreseen for it.
+    pub(super) fn leave_pause(&mut self, number: u64) -> Option<Instant> {
+        let entry = self.entries.get_mut(&number)?;
+        let Stage::Paused(_) = entry.stage else { return None };
+        let Stage::Paused(foreseen) = std::mem::replace(&mut entry.stage, Stage::Sent) else { return None };
+        self.waiting -= 1;
+        self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
+        self.paused.remove(&number);
+        Some(foreseen)
+    }
+
+    /// Has a request stand in line again.
+    fn rejoin(&mut self, after: &mut After, number: u64, now: Nanos) {
+        let rest = self.in_line.held_till().map(|till| till.saturating_since(now).as_duration());
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        if let Some(rest) = rest
+            && !entry.asked.outlasts
+        {
+            return self.answer(after, number, Outcome::Undecided(Undecided::Away(rest)));
+        }
+        (entry.stage, entry.was_held) = (Stage::InLine, true);
+        self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
+        if rest.is_some() && entry.last() < Nanos::MAX {
+            // The task of the request sets the timer.
+            after.wake(entry);
+        }
+    }
+}

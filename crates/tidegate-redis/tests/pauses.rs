@@ -1,0 +1,211 @@
+//! Requests that wait behind a pause, on paused time over a model of a server.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use tidegate::{AnyLimiter, Pause, QueueBounds, Refusal, Request, WhenFull};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Store, StoreLimiter};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+const LINES: [&str; 7] = [
+    "token_bucket 100/s burst 10",
+    "leaky_bucket 100/s capacity 1000",
+    "smooth_bursty 100/s",
+    "fixed_window 100/s",
+    "sliding_window 100/s cells 10",
+    "sliding_estimate 100/s",
+    "sliding_log 100/s",
+];
+
+/// Processes that share one limit.
+fn fleet(model: &Model, line: &str, processes: usize, leased: bool) -> Vec<StoreLimiter> {
+    let limiter = |_| {
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let limiter = store.limiter("all").limit("limit", line.parse().unwrap());
+        let limiter = if leased { limiter.leased() } else { limiter };
+        limiter.build().unwrap()
+    };
+    (0..processes).map(limiter).collect()
+}
+
+/// A request by a task of its own, which returns when it was granted.
+fn wait(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<Result<Instant, Refusal>> {
+    let limiter = AnyLimiter::from(limiter.clone());
+    let request = request.into();
+    tokio::spawn(async move {
+        let answer = limiter.acquire_many(request).await;
+        answer.map(|_| Instant::now()).map_err(|refusal| refusal.refusal().unwrap())
+    })
+}
+
+/// Requests that waited behind a pause kept their instants behind its foreseen end, and all later
+/// requests of all processes waited behind them.
+#[test]
+fn requests_behind_a_pause_go_on_when_it_is_ended() {
+    // A leaky bucket of 1,000 holds nobody for a minute.
+    let lines = LINES.into_iter().filter(|line| !line.starts_with("leaky"));
+    for (line, leased) in lines.flat_map(|line| [(line, false), (line, true)]) {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiters = fleet(&model, line, 3, leased);
+            for limiter in &limiters {
+                let _ = wait(limiter, 1).await.unwrap().unwrap();
+            }
+            limiters[0].pause(Pause::lasting(MINUTE).keep_stock()).await.unwrap();
+            let own: Vec<_> = (0..3).map(|_| wait(&limiters[0], 1)).collect();
+            let other: Vec<_> = (0..3).map(|_| wait(&limiters[1], 1)).collect();
+            sleep(300 * MS).await;
+            assert_eq!(limiters[0].resume().await, Ok(true));
+            let resumed = Instant::now();
+            // A process without requests that wait.
+            let newcomer = wait(&limiters[2], 1).await.unwrap().unwrap();
+            assert!(newcomer - resumed <= 1100 * MS, "{line}: a newcomer by {:?}", newcomer - resumed);
+            for (tasks, most) in [(own, 1100 * MS), (other, 2200 * MS)] {
+                for task in tasks {
+                    let took = task.await.unwrap().unwrap() - resumed;
+                    assert!(took <= most, "{line}, leased {leased}: {took:?}");
+                }
+            }
+        });
+    }
+}
+
+/// A pause that ends by itself: the requests are granted in their order, as told, and no earlier.
+#[test]
+fn requests_behind_a_pause_are_granted_in_order_when_it_has_ended() {
+    for line in ["token_bucket 100/s burst 10", "smooth_bursty 100/s", "sliding_log 1000/s"] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let [one, other] = &fleet(&model, line, 2, false)[..] else { panic!("two") };
+            one.pause(Pause::lasting(3 * SECOND)).await.unwrap();
+            let paused = Instant::now();
+            let mut tasks = Vec::new();
+            for i in 0..200 {
+                tasks.push(wait(if i % 4 == 3 { other } else { one }, 1));
+                sleep(10 * MS).await;
+            }
+            let mut last = [paused; 2];
+            for (i, task) in tasks.into_iter().enumerate() {
+                let granted = task.await.unwrap().unwrap();
+                assert!(granted - paused >= 2990 * MS, "{line}: {:?}", granted - paused);
+                assert!(granted - paused <= 5200 * MS, "{line}: {:?}", granted - paused);
+                let before = &mut last[usize::from(i % 4 == 3)];
+                assert!(granted >= *before, "{line}: the {i}th");
+                *before = granted;
+            }
+        });
+    }
+}
+
+/// A request that may not wait so long is refused at once, also behind requests of other processes.
+#[test]
+fn a_request_with_a_longest_wait_is_told_at_once() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let limiters = fleet(&model, "token_bucket 10/s burst 10", 2, false);
+        limiters[0].pause(Pause::lasting(2 * SECOND)).await.unwrap();
+        // The first is due at two seconds and a tenth.
+        let within = || Request::permits(1).within(2550 * MS);
+        let tasks: Vec<_> = (0..100).map(|i| wait(&limiters[i % 2], within())).collect();
+        sleep(100 * MS).await;
+        let refused = tasks.iter().filter(|task| task.is_finished()).count();
+        assert_eq!(refused, 95);
+        let mut granted = 0;
+        for task in tasks {
+            match task.await.unwrap() {
+                Ok(_) => granted += 1,
+                Err(refusal) => assert!(matches!(refusal, Refusal::Paused { .. }), "{refusal:?}"),
+            }
+        }
+        assert_eq!(granted, 5);
+    });
+}
+
+/// A wait that is dropped behind a pause leaves no trace, for those behind it and after the pause.
+#[test]
+fn a_wait_that_is_dropped_behind_a_pause_leaves_no_trace() {
+    for line in LINES {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiters = fleet(&model, line, 2, false);
+            let before = limiters[0].status().await.unwrap();
+            limiters[0].pause(Pause::lasting(2 * SECOND).keep_stock()).await.unwrap();
+            let status = limiters[1].status().await.unwrap();
+            let storm: Vec<_> = (0..300).map(|i| wait(&limiters[i % 2], 1)).collect();
+            sleep(100 * MS).await;
+            storm.iter().for_each(JoinHandle::abort);
+            sleep(100 * MS).await;
+            let now = limiters[1].status().await.unwrap();
+            let next = |status: &tidegate::AllStatus| status.members[0].1.next_in;
+            let passed = next(&status).saturating_sub(next(&now));
+            assert!(passed > 195 * MS && passed < 215 * MS, "{line}: {passed:?}");
+            sleep(2 * SECOND).await;
+            let available = |status: &tidegate::AllStatus| status.members[0].1.available;
+            let now = limiters[0].status().await.unwrap();
+            assert!(available(&now) >= available(&before), "{line}: {}", available(&now));
+        });
+    }
+}
+
+/// A full line refuses newcomers behind a pause, or drops others for them.
+#[test]
+fn a_line_behind_a_pause_is_bounded() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let limiter = &fleet(&model, "token_bucket 10/s burst 10", 1, false)[0];
+        limiter.pause(Pause::lasting(2 * SECOND)).await.unwrap();
+        limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
+        let tasks: Vec<_> = (0..3).map(|_| wait(limiter, 1)).collect();
+        sleep(100 * MS).await;
+        let [_first, second, third] = tasks.try_into().unwrap();
+        assert!(matches!(third.await.unwrap(), Err(Refusal::QueueFull { .. })));
+        let bounds = QueueBounds::UNBOUNDED.max_waiters(2).when_full(WhenFull::DropLeastImportant);
+        limiter.set_queue_bounds(bounds);
+        let important = wait(limiter, Request::permits(1).priority(1));
+        assert_eq!(second.await.unwrap(), Err(Refusal::Displaced));
+        let took = important.await.unwrap().unwrap();
+        assert!(took.elapsed() < MS);
+    });
+}
+
+/// A reservation tells when it is due, and then that it is due earlier.
+#[test]
+fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let [one, other] = &fleet(&model, "token_bucket 10/s burst 10", 2, false)[..] else { panic!() };
+        one.pause(Pause::lasting(MINUTE).keep_stock()).await.unwrap();
+        let place = AnyLimiter::from(one.clone()).in_task().reserve(1).unwrap();
+        sleep(10 * MS).await;
+        let due = place.due_in();
+        assert!(due > MINUTE - SECOND && due <= MINUTE, "{due:?}");
+        assert_eq!(other.resume().await, Ok(true));
+        // The process looks within a second.
+        sleep(1100 * MS).await;
+        assert_eq!(place.due_in(), Duration::ZERO);
+        let _ = timeout(MS, place).await.unwrap().unwrap();
+    });
+}
+
+/// Closing refuses requests behind a pause.
+#[test]
+fn requests_behind_a_pause_are_refused_when_the_limiter_is_closed() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let limiter = &fleet(&model, "token_bucket 10/s burst 10", 1, false)[0];
+        limiter.pause(Pause::lasting(Duration::MAX)).await.unwrap();
+        let tasks: Vec<_> = (0..300).map(|_| wait(limiter, 1)).collect();
+        sleep(100 * MS).await;
+        assert_eq!(AnyLimiter::from(limiter.clone()).close(), Ok(true));
+        for task in tasks {
+            assert_eq!(task.await.unwrap(), Err(Refusal::Closed));
+        }
+    });
+}
