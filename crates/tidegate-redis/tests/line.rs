@@ -1143,3 +1143,56 @@ fn an_instant_that_has_passed_is_not_granted_later() {
         }
     }
 }
+
+/// An instant that another process gave back went to the next request that asked the store, before
+/// others of its process that waited.
+#[test]
+fn an_instant_of_another_process_goes_to_the_first_in_line() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (_store, one) = open(&model, "token_bucket 1/s burst 3").await;
+        let (_other_store, other) = open(&model, "token_bucket 1/s burst 3").await;
+        let (answer, empty) = spawn(&one, 3).await.unwrap();
+        let _ = answer.unwrap();
+        let mut dropped = Vec::new();
+        for _ in 0..3 {
+            dropped.push(spawn(&other, 1));
+            sleep(10 * MS).await;
+        }
+        let first = spawn(&one, 1);
+        sleep(10 * MS).await;
+        // The instants at two seconds and three.
+        dropped.drain(1..).for_each(|task| task.abort());
+        sleep(10 * MS).await;
+        let second = spawn(&one, 1);
+        sleep(10 * MS).await;
+        // A request that may wait for three seconds takes the third one, and waits no longer.
+        let third = spawn(&one, Request::permits(1).within(3 * SECOND));
+        sleep(10 * MS).await;
+        assert_eq!(after(empty, vec![first, second, third]).await, [2000, 4000, 3000]);
+    });
+}
+
+/// A reservation keeps the instant that was told.
+#[test]
+fn a_reservation_keeps_an_instant_of_another_process() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (_store, one) = open(&model, "token_bucket 1/s burst 3").await;
+        let (_other_store, other) = open(&model, "token_bucket 1/s burst 3").await;
+        let (answer, empty) = spawn(&one, 3).await.unwrap();
+        let _ = answer.unwrap();
+        let dropped = spawn(&other, 1);
+        sleep(10 * MS).await;
+        let first = spawn(&one, 1);
+        sleep(10 * MS).await;
+        dropped.abort();
+        sleep(10 * MS).await;
+        let place = AnyLimiter::from(one.clone()).in_task().reserve(1).unwrap();
+        sleep(10 * MS).await;
+        assert_eq!((Instant::now() + place.due_in() - empty).as_millis(), 1000);
+        let _ = place.await.unwrap();
+        assert_eq!((Instant::now() - empty).as_millis(), 1000);
+        assert_eq!(after(empty, vec![first]).await, [2000]);
+    });
+}

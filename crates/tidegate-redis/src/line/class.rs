@@ -16,7 +16,8 @@ pub(super) const FORESEEN: usize = 4096;
 pub(crate) struct Turn {
     priority: Reverse<i8>,
     /// When it is granted at the latest, unless a request of higher priority goes before it: at the
-    /// instant that the store booked for it, or at an earlier one, before which it moved up.
+    /// instant that the store booked for it, at an earlier one, before which it moved up, or at a
+    /// later one, of a request that came before it.
     pub(crate) due: Nanos,
     pub(crate) number: u64,
 }
@@ -49,13 +50,21 @@ pub(crate) struct Class {
 }
 
 impl Class {
-    /// Adds a request with the instant that the store booked for it. Requests that came before and
-    /// moved up to an earlier instant stay before it. Returns their new turns.
+    /// The latest turn of a priority.
+    pub(crate) fn latest(&self, priority: i8) -> Option<Nanos> {
+        let priority = Reverse(priority);
+        let last = Turn { priority, due: Nanos::MAX, number: u64::MAX };
+        self.turns.range(..=last).next_back().filter(|turn| turn.priority == priority).map(|turn| turn.due)
+    }
+
+    /// Adds a request, and the instant that the store booked for it, which is not later than its
+    /// turn. Requests that came before and moved up to an earlier instant stay before it. Returns
+    /// their new turns.
     ///
-    /// From then on these requests are due by the instant of the new request. Each of them has an
+    /// From then on these requests are due by the turn of the new request. Each of them has an
     /// earlier instant, so it is still true of every turn that its instant is not later than its
     /// `due`.
-    pub(crate) fn add(&mut self, turn: Turn, reply: Reply) -> Vec<Turn> {
+    pub(crate) fn add(&mut self, turn: Turn, due: Nanos, reply: Reply) -> Vec<Turn> {
         let last = self.turns.iter().rev().zip(self.instants.keys().rev());
         let moved_up = last
             .skip_while(|(_, (due, _))| *due > turn.due)
@@ -69,9 +78,9 @@ impl Class {
             other.due = turn.due;
         }
         self.turns.extend(moved_up.iter().copied());
-        self.has_moved |= self.turns.last().is_some_and(|last| *last > turn);
+        self.has_moved |= due < turn.due || self.turns.last().is_some_and(|last| *last > turn);
         self.turns.insert(turn);
-        self.instants.insert((turn.due, turn.number), reply);
+        self.instants.insert((due, turn.number), reply);
         moved_up
     }
 
@@ -209,8 +218,13 @@ mod tests {
             let after = |random: &mut SmallRng| now.saturating_add(Nanos::new(random.random_range(1..50)));
             match random.random_range(0..10) {
                 0..4 => {
-                    let turn = Turn::new(random.random_range(-1..2), after(&mut random), number);
-                    let mut told = class.add(turn, reply());
+                    let (priority, due) = (random.random_range(-1..2), after(&mut random));
+                    let latest = turns.iter().filter(|turn| turn.priority.0 == priority);
+                    let latest = latest.map(|turn| turn.due).max();
+                    assert_eq!(class.latest(priority), latest);
+                    let behind = if random.random_bool(0.5) { latest } else { None };
+                    let turn = Turn::new(priority, behind.unwrap_or(due).max(due), number);
+                    let mut told = class.add(turn, due, reply());
                     // These requests have an earlier instant, and a later booking.
                     let mut moved_up = Vec::new();
                     for (other, (due, _)) in turns.iter_mut().zip(&instants) {
@@ -224,7 +238,7 @@ mod tests {
                     assert_eq!(told, moved_up);
                     moves += moved_up.len();
                     turns.push(turn);
-                    instants.push((turn.due, number));
+                    instants.push((due, number));
                 }
                 4 => {
                     let due = after(&mut random);

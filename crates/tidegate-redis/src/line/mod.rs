@@ -36,10 +36,13 @@
 //! one, and the last instant is the one that no request waits for. It goes back to the store, once,
 //! with the next call. Until that leaves, a newly booked request may take it.
 //!
-//! No request is later than the instant that the store booked for it, unless a request of higher
-//! priority goes before it: turns are in the order of these instants, and for each turn that is
-//! added, an instant as early is added as well. A request that moved up stays before a later one
-//! whose instant is not earlier.
+//! A newcomer may be booked for an earlier instant than requests that came before it, of permits that
+//! another process gave back. Then its turn is behind theirs, and they move up, but its turn is not
+//! later than the end of its longest wait. A reservation keeps the instant that its caller was told.
+//!
+//! No request is later than its turn, unless a request of higher priority goes before it: for each
+//! turn that is added, an instant as early is added as well. A request that moved up stays before a
+//! later one whose turn is not earlier.
 //!
 //! # Which task serves
 //!
@@ -471,17 +474,22 @@ impl Line {
             state.answer(after, number, Outcome::Refused(refusal.into()));
             return state.pass_on(after, Instant { due, number, reply }, now);
         };
-        let turn = Turn::new(priority, due, number);
         state.waiting += 1;
         state.permits = state.permits.saturating_add(bounds::sum(&costs));
+        let instant = state.earlier_instant(&class, reply.due, now);
+        let requests = state.classes.entry(class.clone()).or_default();
+        let mut turn = Turn::new(priority, due, number);
         if let Some(entry) = state.entries.get_mut(&number) {
+            // An earlier instant, which another process gave back, is that of the requests that came
+            // before. A reservation was told its own one.
+            if entry.asked.droppable {
+                turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
+            }
             entry.stage = Stage::Booked { class: class.clone(), turn };
             // The task of the request sets the timer.
             after.wake(entry);
         }
-        let instant = state.earlier_instant(&class, reply.due, now);
-        let requests = state.classes.entry(class.clone()).or_default();
-        let moved_up = requests.add(turn, reply);
+        let moved_up = requests.add(turn, due, reply);
         if let Some(instant) = instant {
             requests.add_instant(instant);
         }
