@@ -1196,3 +1196,21 @@ fn a_reservation_keeps_an_instant_of_another_process() {
         assert_eq!(after(empty, vec![first]).await, [2000]);
     });
 }
+
+/// A store that had lost its bookings granted newcomers before requests that waited.
+#[test]
+fn a_store_that_lost_its_bookings_serves_the_first_in_line() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let line = [Request::permits(1); 4];
+        let (_store, limiter, empty, tasks) = booked(&model, &line).await;
+        let (_other_store, other) = open(&model, "token_bucket 1/s burst 3").await;
+        other.reset().await.unwrap();
+        // The limit is full again: three permits, and then one each second.
+        let newcomers: Vec<_> = (0..4).map(|_| spawn(&limiter, 1)).collect();
+        let waits: Vec<_> = after(empty, tasks).await.into_iter().map(|millis| millis / 100).collect();
+        assert_eq!(waits, [0, 0, 0, 10]);
+        let later: Vec<_> = after(empty, newcomers).await.into_iter().map(|millis| millis / 100).collect();
+        assert_eq!(later, [10, 20, 30, 40]);
+    });
+}

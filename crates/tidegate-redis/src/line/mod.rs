@@ -36,9 +36,10 @@
 //! one, and the last instant is the one that no request waits for. It goes back to the store, once,
 //! with the next call. Until that leaves, a newly booked request may take it.
 //!
-//! A newcomer may be booked for an earlier instant than requests that came before it, of permits that
-//! another process gave back. Then its turn is behind theirs, and they move up, but its turn is not
-//! later than the end of its longest wait. A reservation keeps the instant that its caller was told.
+//! A newcomer may be granted at once, or be booked for an earlier instant than requests that came
+//! before it: of permits that another process gave back, or by a store that lost its bookings. Then
+//! its turn is behind theirs, and they move up, but its turn is not later than the end of its longest
+//! wait. A reservation keeps the instant that its caller was told.
 //!
 //! No request is later than its turn, unless a request of higher priority goes before it: for each
 //! turn that is added, an instant as early is added as well. A request that moved up stays before a
@@ -459,12 +460,18 @@ impl Line {
             };
             return state.answer(after, number, Outcome::Refused(refusal));
         }
-        if reply.answer == Answer::Shadow || reply.wait == Duration::ZERO {
+        // The store lost bookings, or has permits that came back: requests that came before go first.
+        let priority = entry.asked.priority;
+        let is_behind = reply.answer == Answer::Done
+            && entry.asked.droppable
+            && entry.asked.longest > Duration::ZERO
+            && !entry.full
+            && state.classes.get(&reply.permits).is_some_and(|class| class.latest(priority).is_some());
+        if reply.answer == Answer::Shadow || reply.wait == Duration::ZERO && !is_behind {
             let waited = if entry.was_held { entry.in_line } else { Duration::ZERO };
             let granted = Granted { reply, waited, due };
             return state.answer(after, number, Outcome::Granted(granted));
         }
-        let priority = entry.asked.priority;
         let costs = entry.asked.costs.clone();
         let class = reply.permits.clone();
         let make_room = state.make_room(&costs, priority);
@@ -480,8 +487,8 @@ impl Line {
         let requests = state.classes.entry(class.clone()).or_default();
         let mut turn = Turn::new(priority, due, number);
         if let Some(entry) = state.entries.get_mut(&number) {
-            // An earlier instant, which another process gave back, is that of the requests that came
-            // before. A reservation was told its own one.
+            // An earlier instant is that of the requests that came before. A reservation was told its
+            // own one.
             if entry.asked.droppable {
                 turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
             }
