@@ -8,8 +8,9 @@ use tidegate::{Events, StoreEvent};
 use crate::lock::lock;
 use crate::observe::report;
 
-/// Permits on lease, of all limiters of a store that lease. All numbers only rise, but for permits
-/// that are put back before they are used.
+/// Permits on lease, of all limiters of a store that lease, and of all limits of each: a request of
+/// two limits counts for both. All numbers only rise, but for permits that are put back before they
+/// are used.
 ///
 /// A permit that is used counts when its lease is looked at next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
