@@ -35,7 +35,8 @@ const TICK: Nanos = Nanos::new(1_000_000);
 /// made. So `advance` serves blocking calls as it serves tasks. An idle runtime advances by itself
 /// to the time at which a blocking call of a [`std::thread`] is due. It does not do so while a task
 /// of [`spawn_blocking`](tokio::task::spawn_blocking) runs: a blocking call in such a task waits
-/// for ever, unless the test [advances](https://docs.rs/tokio/latest/tokio/time/fn.advance.html) the time.
+/// for ever, unless the test
+/// [advances](https://docs.rs/tokio/latest/tokio/time/fn.advance.html) the time.
 ///
 /// A clock that was made outside of any runtime shows real time to a thread outside of any runtime.
 /// Under paused time, make the limiter inside the runtime, or let the thread enter the runtime with
