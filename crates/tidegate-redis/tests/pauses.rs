@@ -209,3 +209,26 @@ fn requests_behind_a_pause_are_refused_when_the_limiter_is_closed() {
         }
     });
 }
+
+/// Requests were served beyond their longest waits when a pause was prolonged.
+#[test]
+fn a_request_is_refused_at_the_end_of_its_wait_in_a_pause_that_is_prolonged() {
+    for leased in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter = &fleet(&model, "token_bucket 100/s burst 20", 1, leased)[0];
+            let _ = wait(limiter, 1).await.unwrap().unwrap();
+            limiter.pause(Pause::lasting(2 * SECOND).keep_stock()).await.unwrap();
+            let asked = Instant::now();
+            let tasks: Vec<_> =
+                (0..3).map(|_| wait(limiter, Request::permits(1).within(3 * SECOND))).collect();
+            sleep(SECOND).await;
+            limiter.pause(Pause::lasting(9 * SECOND)).await.unwrap();
+            for task in tasks {
+                let refusal = task.await.unwrap().unwrap_err();
+                assert!(matches!(refusal, Refusal::Paused { .. }), "{refusal:?}");
+            }
+            assert!(asked.elapsed() <= 3010 * MS, "{:?}", asked.elapsed());
+        });
+    }
+}

@@ -76,9 +76,20 @@ impl State {
         }
     }
 
+    /// Refuses a request whose longest wait has passed behind a pause, which was prolonged.
+    pub(super) fn end_behind_pause(&mut self, after: &mut After, number: u64, now: Nanos) {
+        let has_ended = self.entries.get(&number).is_some_and(|entry| entry.last() < now);
+        if has_ended && let Some(foreseen) = self.leave_pause(number) {
+            let refusal = Refusal::Paused { retry_after: self.pause_ends.saturating_since(now) };
+            self.give_back(foreseen);
+            self.answer(after, number, Outcome::Refused(refusal.into()));
+        }
+    }
+
     /// Has all requests ask again.
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
         for number in std::mem::take(&mut self.paused) {
+            self.end_behind_pause(after, number, now);
             self.leave_pause(number);
             self.rejoin(after, number, now);
         }
@@ -99,6 +110,9 @@ impl State {
     fn rejoin(&mut self, after: &mut After, number: u64, now: Nanos) {
         let rest = self.in_line.held_till().map(|till| till.saturating_since(now).as_duration());
         let Some(entry) = self.entries.get_mut(&number) else { return };
+        if !matches!(entry.stage, Stage::Sent) {
+            return;
+        }
         if let Some(rest) = rest
             && !entry.asked.outlasts
         {

@@ -71,6 +71,7 @@ impl Ticket {
                 }
             }
             state.end_wait(number, now);
+            state.end_behind_pause(after, number, now);
             let Some(entry) = state.entries.get_mut(&number) else {
                 return (Seen::Undecided(Nanos::MAX), None);
             };
@@ -88,7 +89,10 @@ impl Ticket {
                     entry.looks_at = looks_at.min(entry.latest(*turn).saturating_add(Nanos::new(1)));
                     (Seen::Booked(entry.looks_at), entry.waker.replace(waker))
                 }
-                Stage::Paused(_) => (Seen::Booked(Nanos::MAX), entry.waker.replace(waker)),
+                Stage::Paused(_) => {
+                    let ends = entry.last().saturating_add(Nanos::new(1));
+                    (Seen::Booked(ends), entry.waker.replace(waker))
+                }
                 Stage::InLine if state.in_line.held_till().is_some() => {
                     (Seen::Undecided(entry.last()), entry.waker.replace(waker))
                 }
