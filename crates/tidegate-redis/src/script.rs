@@ -125,11 +125,21 @@ pub(crate) struct Part<'a> {
     pub(crate) booking: &'a [u8],
 }
 
+/// How a request is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Alone,
+    /// A refusal is told, and the request passes.
+    Shadow,
+    /// Requests before it wait behind a pause: if that has ended, this one is not decided.
+    Behind,
+}
+
 /// One request of a call that reserves.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) longest: Duration,
-    pub(crate) shadow: bool,
+    pub(crate) mode: Mode,
     /// Whether the reply tells the state of the limits also if the request is granted.
     pub(crate) tells: bool,
     /// Of each limit, how many permits, and at most how many.
@@ -142,7 +152,8 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         #[cfg(test)]
         Operation::Reserve { longest, shadow } => {
             let costs = parts.iter().map(|part| (part.permits, part.permits)).collect();
-            return reserve(script, now, parts, &[], &[Wanted { longest, shadow, tells: true, costs }]);
+            let mode = if shadow { Mode::Shadow } else { Mode::Alone };
+            return reserve(script, now, parts, &[], &[Wanted { longest, mode, tells: true, costs }]);
         }
         Operation::Back { due } => ("back", Duration::ZERO, false, due),
         Operation::Debit => ("debit", Duration::ZERO, false, 0),
@@ -189,9 +200,9 @@ pub(crate) fn reserve(
     let mut numbers = Vec::with_capacity(8 + requests.len() * (24 + 16 * parts.len()));
     let mut cmd = call(script, "reserve", parts, numbers.capacity());
     pack(&mut numbers, now.map_or(-1.0, exact));
-    for Wanted { longest, shadow, tells, costs } in requests {
+    for Wanted { longest, mode, tells, costs } in requests {
         pack(&mut numbers, exact(micros(*longest, false)));
-        pack(&mut numbers, f64::from(u8::from(*shadow)));
+        pack(&mut numbers, f64::from(*mode as u8));
         pack(&mut numbers, f64::from(u8::from(*tells)));
         for (permits, most) in costs {
             pack(&mut numbers, exact(*permits));
@@ -273,6 +284,8 @@ pub(crate) enum Answer {
     Shadow,
     /// Not booked: a pause ends before the request is due.
     Foreseen,
+    /// Not decided: requests before it wait for the end of a pause, which has ended.
+    Resumed,
 }
 
 /// What a script tells about one limit.
@@ -316,6 +329,7 @@ impl Reply {
             0 => Answer::Refused,
             1 => Answer::Done,
             3 => Answer::Foreseen,
+            4 => Answer::Resumed,
             _ => Answer::Shadow,
         };
         let permits: Option<Vec<u64>> = (4..4 + limits).map(natural).collect();

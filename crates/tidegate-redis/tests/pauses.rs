@@ -232,3 +232,77 @@ fn a_request_is_refused_at_the_end_of_its_wait_in_a_pause_that_is_prolonged() {
         });
     }
 }
+
+/// Checks that requests are granted in their order of arrival.
+async fn assert_in_order(tasks: Vec<JoinHandle<Result<Instant, Refusal>>>, context: &str) {
+    let mut last = Instant::now();
+    for (number, task) in tasks.into_iter().enumerate() {
+        let at = task.await.unwrap().unwrap();
+        assert!(at + MS >= last, "{context}: {number} is {:?} before an earlier one", last - at);
+        last = last.max(at);
+    }
+}
+
+/// Newcomers of the round trip in which a process learnt that another one had ended the pause were
+/// granted before its requests that waited.
+#[test]
+fn newcomers_stand_behind_requests_that_wait_for_the_end_of_a_pause() {
+    for (line, leased) in LINES.into_iter().flat_map(|line| [(line, false), (line, true)]) {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiters = fleet(&model, line, 2, leased);
+            let _ = wait(&limiters[0], 1).await.unwrap().unwrap();
+            sleep(2 * SECOND).await;
+            limiters[0].pause(Pause::lasting(5 * SECOND).keep_stock()).await.unwrap();
+            sleep(10 * MS).await;
+            let mut tasks: Vec<_> = (0..200).map(|_| wait(&limiters[0], 1)).collect();
+            sleep(1050 * MS).await;
+            assert_eq!(limiters[1].resume().await, Ok(true));
+            tasks.extend((0..100).map(|_| wait(&limiters[0], 1)));
+            assert_in_order(tasks, &format!("{line}, leased {leased}")).await;
+        });
+    }
+}
+
+/// The only request that waits asks whether the pause has ended, while newcomers come.
+#[test]
+fn newcomers_stand_behind_a_request_that_asks_whether_a_pause_has_ended() {
+    for (line, step) in LINES.into_iter().flat_map(|line| (0..8).map(move |step| (line, step))) {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiters = fleet(&model, line, 2, false);
+            limiters[0].pause(Pause::lasting(5 * SECOND).keep_stock()).await.unwrap();
+            let first = wait(&limiters[0], 1);
+            let other = limiters[1].clone();
+            tokio::spawn(async move {
+                sleep(SECOND + step * MS / 4).await;
+                assert_eq!(other.resume().await, Ok(true));
+            });
+            // The request asks 4 ms after the pause has begun, and every second.
+            sleep(SECOND + 3 * MS).await;
+            let newcomers: Vec<_> = (0..100).map(|_| wait(&limiters[0], 1)).collect();
+            let first = first.await.unwrap().unwrap();
+            for (number, task) in newcomers.into_iter().enumerate() {
+                let at = task.await.unwrap().unwrap();
+                assert!(at >= first, "{line}, {step}: {number} is {:?} earlier", first - at);
+            }
+        });
+    }
+}
+
+/// A pause ends by itself, between the call of newcomers and its arrival at the server.
+#[test]
+fn newcomers_of_the_last_round_trip_of_a_pause_stand_behind_requests_that_wait() {
+    for (line, step) in LINES.into_iter().flat_map(|line| (0..8).map(move |step| (line, step))) {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiters = fleet(&model, line, 1, false);
+            // It ends after 101 ms by the time of this process.
+            limiters[0].pause(Pause::lasting(100 * MS).keep_stock()).await.unwrap();
+            let mut tasks: Vec<_> = (0..100).map(|_| wait(&limiters[0], 1)).collect();
+            sleep(97 * MS + step * MS / 2).await;
+            tasks.extend((0..100).map(|_| wait(&limiters[0], 1)));
+            assert_in_order(tasks, &format!("{line}, {step}")).await;
+        });
+    }
+}

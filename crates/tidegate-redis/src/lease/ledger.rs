@@ -519,9 +519,9 @@ impl Ledger {
         if !is_late {
             self.note_told(&mut state, now, reply);
         }
-        if reply.answer == Answer::Foreseen {
-            // No lease is booked in a pause. The requests in line wait for its end in the line of
-            // the store.
+        if matches!(reply.answer, Answer::Foreseen | Answer::Resumed) {
+            // No lease is booked in a pause, nor while requests in the line of the store wait for its
+            // end. The requests in line go to that line.
             let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
             state.away = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
             state.is_hopeless = false;

@@ -22,7 +22,7 @@
 //! | state | meaning | leaves it by | a request dropped in it |
 //! |---|---|---|---|
 //! | `InLine` | not sent, or to be sent again | a call that takes it along; in a held line the end of its longest wait | leaves no trace |
-//! | `Sent` | in a call | the reply, of a pause to `Paused`; a call that fails, back to `InLine` if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
+//! | `Sent` | in a call | the reply, of a pause to `Paused`, of one that has ended back to `InLine` behind the others; a call that fails, back to `InLine` if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
 //! | `Booked` | has a turn among the booked requests of its size | its instant; a higher priority in a full line | gives its instant to the next of its size |
 //! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its foreseen instant goes back to the store |
 //! | `Answered` | granted, refused, or not decided by the store | the task that takes the answer | gives a grant not older than 5 ms to the next of its size, else back to the store |
@@ -91,12 +91,13 @@ use tokio::sync::oneshot;
 
 use crate::lease::{Booked, Books, Leases};
 use crate::lock::lock;
-use crate::script::{Answer, GivenBack, Operation, Reply, Wanted};
+use crate::script::{Answer, GivenBack, Mode, Operation, Reply, Wanted};
 use crate::set::{Costs, Instead, Prepared, Set, Undecided};
 use crate::share;
 use crate::store::Unsent;
 use class::{Class, Instant, Turn};
 use in_line::InLine;
+use paused::asks_as_well;
 pub(crate) use ticket::Ticket;
 
 /// How often one call decides: so many requests of one limit, or fewer of several. A server works
@@ -140,6 +141,8 @@ struct State {
     /// How many calls are in flight, and how many requests in them.
     calls: usize,
     sent: usize,
+    /// How many of these requests stand behind others that wait for the end of a pause.
+    behind: usize,
     /// The booked requests, by their permits of each member.
     classes: BTreeMap<Vec<u64>, Class>,
     /// How many requests are booked, or wait behind a pause, and for how many permits in all.
@@ -147,7 +150,7 @@ struct State {
     permits: u64,
     /// The last instant at which a booked request was granted.
     served: Nanos,
-    /// The requests that wait behind a pause, and when that ends.
+    /// The requests that wait behind a pause, the one that asks whether it has ended, and its end.
     paused: BTreeSet<u64>,
     pause_ends: Nanos,
     is_pause_watched: bool,
@@ -359,6 +362,7 @@ impl Line {
             self.forget();
         }
         let mut oldest = Duration::ZERO;
+        let first = state.first_behind_pause();
         let bounds = (state.waiting, state.permits, state.bounds);
         // Leases and observers are told what each grant left.
         let tells = self.leases.is_some() || !self.set.observers.is_empty();
@@ -369,23 +373,31 @@ impl Line {
             let Asked { costs, longest, shadow, with_left, outlasts, .. } = &entry.asked;
             // A request that waits for the store, or behind a pause, needs no answer by a deadline.
             oldest = oldest.max(if *outlasts || entry.was_held { Duration::ZERO } else { entry.in_line });
-            let is_bounded = *longest > Duration::ZERO && entry.lease.is_none();
-            entry.full = is_bounded && bounds::refuse(bounds, costs);
+            let waits = *longest > Duration::ZERO;
+            entry.full = waits && entry.lease.is_none() && bounds::refuse(bounds, costs);
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
                 Duration::MAX => Duration::MAX,
                 longest => longest.saturating_sub(entry.in_line),
             };
-            Some(Wanted { longest, shadow: *shadow, tells: tells || *with_left, costs: costs.clone() })
+            let is_behind = |(first, of): &(u64, Costs)| first < number && asks_as_well(costs, of);
+            let mode = match () {
+                () if *shadow => Mode::Shadow,
+                () if waits && first.as_ref().is_some_and(is_behind) => Mode::Behind,
+                () => Mode::Alone,
+            };
+            Some(Wanted { longest, mode, tells: tells || *with_left, costs: costs.clone() })
         };
         let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
+        let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
+        state.behind += behind;
         let line = self.clone();
-        let replied = move |replies| line.replied(&numbers, replies);
+        let replied = move |replies| line.replied(&numbers, behind, replies);
         after.unsent.extend(self.set.reserve(&given_back, &requests, oldest, replied));
     }
 
     /// On the thread of the store: the reply of a call.
-    fn replied(self: &Arc<Line>, numbers: &[u64], replies: Result<Vec<Reply>, Undecided>) {
+    fn replied(self: &Arc<Line>, numbers: &[u64], behind: usize, replies: Result<Vec<Reply>, Undecided>) {
         if let (Some(leases), Ok(replies)) = (&self.leases, &replies) {
             let now = self.set.now();
             replies.iter().for_each(|reply| leases.told(now, reply));
@@ -394,6 +406,7 @@ impl Line {
         let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
             state.sent -= numbers.len();
+            state.behind -= behind;
             match replies {
                 Ok(replies) => {
                     state.in_line.answered();
@@ -427,6 +440,9 @@ impl Line {
     /// What the store decided about one request.
     fn decided(&self, state: &mut State, after: &mut After, number: u64, reply: Reply, now: Nanos) {
         let due = now.saturating_add(Nanos::from_duration(reply.wait));
+        if reply.answer != Answer::Foreseen {
+            state.paused.remove(&number);
+        }
         state.decided_beside(after, &reply, now);
         let is_there = |entry: &&mut Entry| matches!(entry.stage, Stage::Sent);
         let Some(entry) = state.entries.get_mut(&number).filter(is_there) else {
@@ -434,7 +450,7 @@ impl Line {
             match reply.answer {
                 Answer::Done => state.pass_on(after, Instant { due, number, reply }, now),
                 Answer::Foreseen => state.give_back(Instant { due, number, reply }),
-                Answer::Refused | Answer::Shadow => {}
+                Answer::Refused | Answer::Shadow | Answer::Resumed => {}
             }
             return;
         };
@@ -443,6 +459,9 @@ impl Line {
         }
         if reply.answer == Answer::Foreseen {
             return state.foresee(after, number, reply, now);
+        }
+        if reply.answer == Answer::Resumed {
+            return state.rejoin(after, number, now);
         }
         if reply.answer == Answer::Refused {
             let with_left = entry.asked.with_left;

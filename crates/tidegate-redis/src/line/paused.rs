@@ -5,7 +5,10 @@
 //! ended: at its end, when this process ends it, or when another request was decided. Another
 //! process may end it as well, so one request asks every second.
 //!
-//! Requests that ask again stand where they stood in line, by priority and then by arrival.
+//! Requests that ask again stand where they stood in line, by priority and then by arrival. So does a
+//! request that came when they waited: it is sent as one behind a pause, which the store does not
+//! decide if the pause has ended. Until all of these that are in flight have their replies, no call
+//! leaves, or later requests would be decided before them.
 
 use std::time::Duration;
 
@@ -14,7 +17,7 @@ use tidegate::{Nanos, Refusal};
 use crate::line::class::Instant;
 use crate::line::{After, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
-use crate::set::Undecided;
+use crate::set::{Costs, Undecided};
 
 /// How often one request asks whether the pause has ended.
 const LOOK: Nanos = Nanos::new(1_000_000_000);
@@ -50,15 +53,24 @@ impl State {
         }
     }
 
+    /// The first request behind a pause, and what it asks for.
+    pub(super) fn first_behind_pause(&self) -> Option<(u64, Costs)> {
+        let first = self.paused.first()?;
+        Some((*first, self.entries.get(first)?.asked.costs.clone()))
+    }
+
     /// On the store's thread: has all requests ask again if the pause has ended, or else the first.
     pub(super) fn look_at_pause(&mut self, after: &mut After, now: Nanos) {
         self.is_pause_watched = false;
         if self.pause_ends <= now {
             return self.ask_again(after, now);
         }
-        if let Some(first) = self.paused.first().copied() {
-            let foreseen = self.leave_pause(first);
-            foreseen.into_iter().for_each(|foreseen| self.give_back(foreseen));
+        if let Some(first) = self.paused.first().copied()
+            && let Some(foreseen) = self.leave_pause(first)
+        {
+            self.give_back(foreseen);
+            // Until it is decided, later requests stand behind it.
+            self.paused.insert(first);
             self.rejoin(after, first, now);
         }
         self.look_later(after, now);
@@ -67,11 +79,15 @@ impl State {
     /// Has the requests behind a pause ask again if another one of their limits was decided without
     /// a pause.
     pub(super) fn decided_beside(&mut self, after: &mut After, reply: &Reply, now: Nanos) {
-        let Some(first) = self.paused.first().and_then(|first| self.entries.get(first)) else { return };
+        let Some((_, first)) = self.first_behind_pause() else { return };
         let is_paused = reply.limits.iter().any(|told| told.paused_for > Duration::ZERO);
-        let mut costs = first.asked.costs.iter().zip(&reply.permits);
-        let is_same = costs.all(|((asked, _), decided)| *asked == 0 || *decided > 0);
-        if is_same && !is_paused && matches!(reply.answer, Answer::Done | Answer::Refused) {
+        let has_ended = match reply.answer {
+            Answer::Done | Answer::Refused => !is_paused,
+            Answer::Resumed => true,
+            Answer::Shadow | Answer::Foreseen => false,
+        };
+        let decided: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
+        if has_ended && asks_as_well(&decided, &first) {
             self.ask_again(after, now);
         }
     }
@@ -90,24 +106,26 @@ impl State {
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
         for number in std::mem::take(&mut self.paused) {
             self.end_behind_pause(after, number, now);
-            self.leave_pause(number);
-            self.rejoin(after, number, now);
+            if self.leave_pause(number).is_some() {
+                self.rejoin(after, number, now);
+            }
         }
     }
 
-    /// Takes a request from behind the pause. Returns what was foreseen for it.
+    /// Takes a request from behind the pause. Returns what was foreseen for it, unless it asks whether
+    /// the pause has ended.
     pub(super) fn leave_pause(&mut self, number: u64) -> Option<Instant> {
+        self.paused.remove(&number);
         let entry = self.entries.get_mut(&number)?;
         let Stage::Paused(_) = entry.stage else { return None };
         let Stage::Paused(foreseen) = std::mem::replace(&mut entry.stage, Stage::Sent) else { return None };
         self.waiting -= 1;
         self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
-        self.paused.remove(&number);
         Some(foreseen)
     }
 
     /// Has a request stand in line again.
-    fn rejoin(&mut self, after: &mut After, number: u64, now: Nanos) {
+    pub(super) fn rejoin(&mut self, after: &mut After, number: u64, now: Nanos) {
         let rest = self.in_line.held_till().map(|till| till.saturating_since(now).as_duration());
         let Some(entry) = self.entries.get_mut(&number) else { return };
         if !matches!(entry.stage, Stage::Sent) {
@@ -125,4 +143,9 @@ impl State {
             after.wake(entry);
         }
     }
+}
+
+/// Whether a request asks for permits of each limit of which another one asks for some.
+pub(super) fn asks_as_well(costs: &Costs, other: &Costs) -> bool {
+    costs.iter().zip(other).all(|((n, _), (of_other, _))| *of_other == 0 || *n > 0)
 }

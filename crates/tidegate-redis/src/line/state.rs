@@ -27,7 +27,8 @@ impl State {
     pub(super) fn next_steps(&mut self, is_far: bool, most: usize, now: Nanos) -> Vec<Step> {
         let mut steps = Vec::new();
         let held_till = self.in_line.held_till();
-        if held_till.is_some_and(|till| now < till) {
+        let is_behind_pause = self.behind > 0 && self.paused.is_empty();
+        if is_behind_pause || held_till.is_some_and(|till| now < till) {
             return steps;
         }
         if self.calls == 0 {
@@ -194,6 +195,7 @@ impl State {
         if let Some(entry) = self.entries.get_mut(&number)
             && !matches!(entry.stage, Stage::Answered(_))
         {
+            self.paused.remove(&number);
             entry.stage = Stage::Answered(outcome);
             after.wake(entry);
         }

@@ -239,8 +239,8 @@ local function write_changed()
   end
 end
 
--- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen), the wait, the limit
--- that makes it wait, and the instant; for each limit the permits of this request; and if it tells
+-- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen, 4 not decided, since
+-- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit the permits of this request; and if it tells
 -- the state, for each limit how many permits are available; in which time it is full, and one permit
 -- is due; how long it is still paused; another number. A time of -1 is never.
 local function reply(answer, wait, tightest, due, tells, other)
@@ -371,7 +371,7 @@ local function keep_till(due)
 end
 
 -- Decides about one request, as if it were alone in its call.
-local function reserve(longest, shadow, tells)
+local function reserve(longest, is_shadow, is_behind, tells)
   -- A request for up to a number takes what all limits have that it does not name.
   local there
   for i = 1, count do
@@ -426,12 +426,13 @@ local function reserve(longest, shadow, tells)
   end
   if not is_granted then
     if wait then keep_till(now + wait) end
-    return reply(shadow and 2 or 0, wait or -1, tightest, 0, true)
+    return reply(is_shadow and 2 or 0, wait or -1, tightest, 0, true)
   end
   local is_foreseen = false
   for i = 1, wait > 0 and count or 0 do
     is_foreseen = is_foreseen or limits[i].n > 0 and limits[i].held > limits[i].now
   end
+  if is_behind and not is_foreseen then return reply(4, wait, tightest, 0, true) end
   local before = {}
   for i = 1, count do
     local l = limits[i]
@@ -595,12 +596,12 @@ if operation == 'reserve' then
   end
   local told, size = {}, 24 + 16 * count
   for first = 9, #numbers, size do
-    local longest, shadow, tells = parse('>ddd', numbers, first)
+    local longest, mode, tells = parse('>ddd', numbers, first)
     for i = 1, count do
       local l = limits[i]
       l.n, l.most = parse('>dd', numbers, first + 8 + 16 * i)
     end
-    told[#told + 1] = reserve(longest, shadow == 1, tells == 1)
+    told[#told + 1] = reserve(longest, mode == 1, mode == 2, tells == 1)
   end
   write_changed()
   return told

@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::{Connection, Value};
 
-use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Wanted, command, reserve};
+use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, Script, Wanted, command, reserve};
 use crate::script_tests::conformance::EXACT;
 use crate::script_tests::{Limit, START, Store, intervals};
 
@@ -72,7 +72,8 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
                     1 => Duration::MAX,
                     _ => Duration::from_micros(random.random_range(0..20) * interval),
                 };
-                Wanted { longest, shadow: random.random_bool(0.1), tells: random.random_bool(0.5), costs }
+                let mode = [Mode::Shadow, Mode::Behind, Mode::Alone][random.random_range(0..20).min(2)];
+                Wanted { longest, mode, tells: random.random_bool(0.5), costs }
             })
             .collect();
         // Some bookings are given back first.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::script::{Answer, GivenBack, Operation, Part, Reply, Wanted};
+use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, Wanted};
 use crate::script_tests::{Limit, START, Store};
 
 /// One limit of each algorithm.
@@ -56,7 +56,7 @@ fn book(store: &mut Store, given_back: &[Reply], requests: usize) -> Vec<Reply> 
         let given_back: Vec<GivenBack> =
             given_back.map(|Reply { due, permits, before, .. }| GivenBack { due, permits, before }).collect();
         let costs = vec![(1, 1); limits.len()];
-        let wanted = Wanted { longest: Duration::MAX, shadow: false, tells: true, costs };
+        let wanted = Wanted { longest: Duration::MAX, mode: Mode::Alone, tells: true, costs };
         store.reserve(START, &parts(&limits, 0, &[]), &given_back, &vec![wanted; requests])
     };
     let (few, many) = (replies(1), replies(TIMES));

@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::Connection;
 
-use crate::script::{Answer, GivenBack, Operation, Part, Reply, Script, Wanted, command};
+use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, Script, Wanted, command};
 use crate::script_tests::conformance::{EXACT, calls};
 use crate::script_tests::support::wait_until;
 use crate::script_tests::{Limit, START, Store, TRY, intervals};
@@ -183,7 +183,7 @@ fn requests_behind_a_pause_are_foreseen_one_behind_the_other() {
         let dues: Vec<i64> = waits.iter().map(|reply| reply.due).collect();
         assert!(dues.is_sorted(), "{line}: {dues:?}");
         let back = GivenBack { due: -dues[10], permits: vec![1], before: waits[10].before.clone() };
-        let one = Wanted { longest: Duration::MAX, shadow: false, tells: false, costs: vec![(1, 1)] };
+        let one = Wanted { longest: Duration::MAX, mode: Mode::Alone, tells: false, costs: vec![(1, 1)] };
         let again = store.reserve(START, &part(), &[back], &[one]).remove(0);
         assert_eq!((again.answer, again.due), (Answer::Foreseen, dues[10]), "{line}");
     }

@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use tidegate::policy::Policy as _;
 use tidegate::{AnyPolicy, Nanos};
 
-use crate::script::{Answer, GivenBack, Operation, Reply, Wanted};
+use crate::script::{Answer, GivenBack, Mode, Operation, Reply, Wanted};
 use crate::script_tests::conformance::nanos;
 use crate::script_tests::refunds::{Net, is_within};
 use crate::script_tests::{Limit, START, Store, TRY};
@@ -186,7 +186,7 @@ fn the_instants_of_a_storm_go_to_later_requests() {
             let sizes: Vec<u64> = (0..50).map(|_| random.random_range(1..=most)).collect();
             let wanted = |n: &u64| Wanted {
                 longest: Duration::MAX,
-                shadow: false,
+                mode: Mode::Alone,
                 tells: false,
                 costs: vec![(*n, *n)],
             };
