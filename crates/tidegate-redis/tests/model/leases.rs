@@ -1,7 +1,5 @@
 //! Leases of several processes over a model of a server, on paused time.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};

@@ -1,8 +1,6 @@
 //! A layer of `tidegate-tower` over a store: one call a request, and no call that blocks. A call
 //! that blocks ends no test here, since the store answers on the thread that it would block.
 
-#![allow(clippy::unwrap_used)]
-
 use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::time::Duration;

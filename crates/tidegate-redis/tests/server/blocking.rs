@@ -1,17 +1,13 @@
 //! Calls that block a thread: on the only thread of a runtime, under paused time, and on the thread
 //! of a store.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
-use support::Server;
+use crate::support::Server;
 use tidegate::{AnyLimiter, CancelToken, Events, Refusal, Request, StoreEvent};
 use tidegate_redis::{Store, StoreBuilder, WhileAway};
 
@@ -197,7 +193,7 @@ fn a_waker_that_blocks_the_thread_of_its_store_is_refused() {
     let waker = Waker::from(calls.clone());
     assert!(std::pin::Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
     // The thread of the store has called the waker once it answers the next call.
-    support::wait_until("the waker is called", || !calls.answers.lock().unwrap().is_empty());
+    crate::support::wait_until("the waker is called", || !calls.answers.lock().unwrap().is_empty());
     assert_eq!(*calls.answers.lock().unwrap(), [UNAVAILABLE; 8]);
     let _ = limiter.status();
 }

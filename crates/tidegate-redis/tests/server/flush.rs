@@ -1,12 +1,8 @@
 //! Processes that tell the store all that they owe it before they end.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
-use support::Server;
+use crate::support::Server;
 use tidegate::{AllPermits, AnyLimiter, Nanos, Pause, Refusal};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreBuilder, StoreLimiter, WhileAway};

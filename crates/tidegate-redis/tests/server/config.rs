@@ -1,13 +1,9 @@
 //! Limiters by configuration: in one process, or over a store.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::Server;
+use crate::support::Server;
 use tidegate::{AnyKeyed, AnyLimiter, Refusal, Statistics};
 use tidegate_redis::{LimiterConfig, OpenError, Store};
 

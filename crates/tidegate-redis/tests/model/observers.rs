@@ -1,7 +1,5 @@
 //! What observers are told is what callers got, on paused time.
 
-#![allow(clippy::unwrap_used)]
-
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};

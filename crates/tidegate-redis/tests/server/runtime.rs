@@ -1,12 +1,8 @@
 //! Stores whose work is done by tasks of the user's runtime.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::time::Duration;
 
-use support::Server;
+use crate::support::Server;
 use tidegate::{AllPermits, AllRefusal, AnyLimiter, Refusal};
 use tidegate_redis::{OpenError, Store, StoreBuilder, WhileAway};
 use tokio::runtime::{Builder, Runtime};

@@ -1,7 +1,5 @@
 //! Requests that wait behind a pause, on paused time over a model of a server.
 
-#![allow(clippy::unwrap_used)]
-
 use std::time::Duration;
 
 use tidegate::{AnyLimiter, Pause, QueueBounds, Refusal, Request, WhenFull};

@@ -1,7 +1,5 @@
 //! Stores over a model of a server: what each fault makes of calls, on paused time.
 
-#![allow(clippy::unwrap_used)]
-
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,15 +9,8 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Counts, Store, WhileAway};
 use tokio::time::Instant;
 
-#[allow(dead_code)]
-#[path = "../examples/simulation/check.rs"]
-mod check;
-#[allow(dead_code)]
-#[path = "../examples/simulation/scenario.rs"]
-mod scenario;
-
-use check::{Bound, jain};
-use scenario::{Fault, Setup};
+use crate::check::{Bound, Grant, jain};
+use crate::scenario::{Fault, Setup};
 
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
@@ -268,8 +259,8 @@ fn a_seed_gives_one_course_of_events() {
 fn any_span_with_a_permit_too_many_is_seen() {
     let bound = Bound { per_second: 1000, burst: 3 };
     let every_ms = |n: i64| (0..n).map(|i| (1000 * i, 1));
-    let with = |more: check::Grant| {
-        let mut grants: Vec<check::Grant> = every_ms(100).chain([more]).collect();
+    let with = |more: Grant| {
+        let mut grants: Vec<Grant> = every_ms(100).chain([more]).collect();
         bound.over(&mut grants, 1)
     };
     // The burst is one at once and two more.

@@ -1,7 +1,5 @@
 //! What several processes grant together while their store is away, on paused time.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

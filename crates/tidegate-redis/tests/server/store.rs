@@ -3,16 +3,12 @@
 //! Time is that of the server, and of deadlines. So no test tells how long anything takes: tests of
 //! waits are in `line.rs`, over a model of a server.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use support::Server;
+use crate::support::Server;
 use tidegate::{AllRefusal, AllRequest, AnyLimiter, Pause, Refusal, Request};
 use tidegate_redis::{BuildError, Store, StoreBuilder, StoreLimiter, WhileAway};
 
@@ -337,7 +333,7 @@ async fn a_call_whose_answer_is_lost_is_not_repeated() {
     assert!(lost >= 15 && known + lost == 60, "{known} known, {lost} lost");
     // As the server itself tells it.
     let direct = open(&server);
-    let status = crate::limiter(&direct, &[("limit", "fixed_window 1000/d")]).status().await.unwrap();
+    let status = self::limiter(&direct, &[("limit", "fixed_window 1000/d")]).status().await.unwrap();
     assert_eq!(status.members[0].1.available, 1000 - 60);
 }
 

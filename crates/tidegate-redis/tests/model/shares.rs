@@ -1,7 +1,5 @@
 //! What processes get of a limit that they lease, over a model of a server, on paused time.
 
-#![allow(clippy::unwrap_used)]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! Limits of each key, over a model of a server on paused time: one line for each key, and nothing
 //! kept of a key that is not in use.
 
-#![allow(clippy::unwrap_used)]
-
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,17 +1,13 @@
 //! Permits in use over a server of their own: several processes, which wait, crash, and lose the
 //! store.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use support::{Server, wait_until};
+use crate::support::{Server, wait_until};
 use tidegate::{AllPermits, AnyLimiter, Pause, Refusal, Request, Statistics};
 use tidegate_redis::{Store, StoreBuilder, StoreCountingLimit, WhileAway};
 use tokio_test::task::spawn;
@@ -390,7 +386,7 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 
 fn begin(server: &Server) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_process", "--nocapture"])
+        .args(["--exact", "counting::a_process", "--nocapture"])
         .env("TIDEGATE_REDIS_URL", server.url())
         .stdout(Stdio::null())
         .spawn()

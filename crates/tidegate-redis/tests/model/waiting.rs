@@ -1,7 +1,5 @@
 //! Requests that wait for a store that is away, on paused time.
 
-#![allow(clippy::unwrap_used)]
-
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;

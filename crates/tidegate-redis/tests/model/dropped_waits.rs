@@ -1,8 +1,6 @@
 //! Waits that are dropped at random, before, in and after outages, on paused time over a model of a
 //! server. A slow model counts the permits of all grants.
 
-#![allow(clippy::unwrap_used)]
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 

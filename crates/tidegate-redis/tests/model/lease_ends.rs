@@ -1,8 +1,6 @@
 //! Leases that end while a booking is in flight, over a model of a server on paused time: no permit
 //! is lost, and none is there twice.
 
-#![allow(clippy::unwrap_used)]
-
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,6 @@
 //! The line of a limiter, on paused time over a model of a server: which requests share a call, and
 //! which request takes which instant.
 
-#![allow(clippy::unwrap_used)]
-
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};

@@ -1,15 +1,11 @@
 //! Leases of several processes over a server.
 
-#![allow(clippy::unwrap_used)]
-
-mod support;
-
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use support::Server;
+use crate::support::Server;
 use tidegate::AnyLimiter;
 use tidegate_redis::{Store, WhileAway};
 

@@ -1,0 +1,24 @@
+//! The client over a model of a server, on paused time.
+
+#![allow(clippy::unwrap_used)]
+
+// Parts of the example of the same name.
+#[allow(dead_code)]
+#[path = "../../examples/simulation/check.rs"]
+mod check;
+#[allow(dead_code)]
+#[path = "../../examples/simulation/scenario.rs"]
+mod scenario;
+
+mod dropped_waits;
+mod keyed;
+mod layers;
+mod lease_ends;
+mod leases;
+mod line;
+mod observers;
+mod outages;
+mod pauses;
+mod shares;
+mod simulation;
+mod waiting;
