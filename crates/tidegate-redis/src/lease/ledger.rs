@@ -18,6 +18,13 @@
 //! which its booking was sent or becomes usable. That is earlier, by the way to the server, than 2H
 //! by the clock of the server.
 //!
+//! # Requests that are left to the store
+//!
+//! The store decides waits of mixed costs. While some of them wait there, permits are booked here for
+//! the requests in line alone, and what these do not need goes back at once: later requests would
+//! take it before those that wait for the store. In a pause, and while the store is away, all waits
+//! of mixed costs are left to the store, where they keep the order of their arrival.
+//!
 //! # Invariant
 //!
 //! Each permit that a process grants from a lease was debited before, at most 2H and no earlier
@@ -275,6 +282,15 @@ impl Ledger {
         !self.lock().is_hopeless
     }
 
+    /// Whether the store decides requests that wait, since they are of mixed costs.
+    pub(crate) fn are_mixed(&self, now: Nanos) -> bool {
+        self.leaves_mixed(&self.lock(), now)
+    }
+
+    fn leaves_mixed(&self, state: &State, now: Nanos) -> bool {
+        now < if self.accounts.len() == 1 { state.by_store_till } else { state.mixed_till }
+    }
+
     /// Whether no lease is asked for now, since a call failed.
     pub(crate) fn rests(&self, now: Nanos) -> bool {
         now < self.lock().away
@@ -399,11 +415,12 @@ impl Ledger {
         }
     }
 
-    /// What is to be done at this time, with so many requests in line. A plan must be carried out
-    /// before the next one is made.
-    pub(crate) fn plan(&self, now: Nanos, in_line: usize) -> Plan {
+    /// What is to be done at this time, with so many requests in line, and others that wait for the
+    /// store if `are_left` is set. A plan must be carried out before the next one is made.
+    pub(crate) fn plan(&self, now: Nanos, in_line: usize, are_left: bool) -> Plan {
         let mut state = self.lock();
         let is_pressed = now < state.pressed;
+        let are_left = are_left && self.leaves_mixed(&state, now);
         let mut returns = Vec::new();
         let (mut costs, mut lines, mut span) = (Vec::new(), Vec::new(), Duration::ZERO);
         let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
@@ -413,8 +430,11 @@ impl Ledger {
             let size = self.size(i, now, &mut state.limits[i], is_pressed);
             let limit = &state.limits[i];
             let waiting = self.waiting(account, in_line);
-            let kept = waiting.saturating_add(2 * size.max(limit.lease));
-            let removed = account.stock.remove(now, kept);
+            let spare = if are_left { 0 } else { 2 * size.max(limit.lease) };
+            let removed = match are_left && waiting == 0 {
+                true => account.stock.clear(),
+                false => account.stock.remove(now, waiting.saturating_add(spare)),
+            };
             returns.extend(self.come_back(i, now, removed));
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
@@ -422,12 +442,14 @@ impl Ledger {
             // take half: of two processes with such leases, the one that booked ahead would have
             // twice the permits of the other one for ever.
             let is_for_line = are_several && waiting >= size / 2;
-            let ahead = if size < 2 || limit.asked <= limit.booked || is_for_line { 0 } else { size };
+            let is_unused = size < 2 || limit.asked <= limit.booked;
+            let ahead = if is_unused || is_for_line || are_left { 0 } else { size };
             let all = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
             let owed = all.saturating_sub(limit.ordered);
             let n = if waiting > held {
                 (is_short, is_urgent) = (true, true);
-                size.max(account.for_line(waiting))
+                let n = size.max(account.for_line(waiting));
+                if are_left { n.min(waiting - held) } else { n }
             } else if is_pressed {
                 is_short |= owed > 0;
                 owed.min(account.most(size))
@@ -525,6 +547,8 @@ impl Ledger {
             let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
             state.away = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
             state.is_hopeless = false;
+            // So do bookings that are in flight: they would serve later requests.
+            state.endings += 1;
             return Outcome::Failed;
         }
         if reply.answer != Answer::Done {
@@ -734,7 +758,7 @@ mod tests {
         let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
         let ledger = Ledger::new(vec![terms.expect("terms"); 2].into_iter(), Arc::default());
         ledger.joins(&vec![(5, 5), (7, 7)], true);
-        let Plan::Book(order) = ledger.plan(at(10), 1) else { panic!("it books") };
+        let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
         end(&ledger);
         let outcome = ledger.done(at(17), &order, Ok(&booked(MS, vec![5, 7])));
         let Outcome::TooLate(returns) = outcome else { panic!("{outcome:?}") };
@@ -759,7 +783,7 @@ mod tests {
             assert_eq!(ledger.pressed(at(100), &one, 80 * MS), None);
             ledger.missed(&one);
         }
-        let Plan::Book(order) = ledger.plan(at(100), 0) else { panic!("it books") };
+        let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };
         let n = order.costs[0].0;
         // A permit comes in each millisecond.
         assert_eq!((n, order.longest), (5, 80 * MS + 4 * MS));

@@ -47,6 +47,9 @@ pub(crate) trait Books: Send + Sync {
     /// Books permits, which are due within this time. If nobody takes the reply, the permits are
     /// lost until they come in again.
     fn book(self: Arc<Self>, costs: Costs, longest: Duration, booked: Booked);
+
+    /// Whether requests of this process wait there for their instants.
+    fn has_waiting(&self) -> bool;
 }
 
 /// Told what became of a booking.
@@ -145,6 +148,10 @@ impl Leases {
         {
             self.ledger.missed(costs);
             self.ledger.alone(costs);
+            if self.ledger.rests(now) {
+                // Requests that came before wait in line for a lease that cannot be had.
+                self.tell_failed();
+            }
             return None;
         }
         let joined = Joined::new(&self.ledger, costs, within.is_none());
@@ -245,6 +252,11 @@ impl Leases {
     /// How many permits of a limit can be taken.
     pub(crate) fn usable(&self, limit: usize) -> u64 {
         self.ledger.usable(limit, self.set.clock.now())
+    }
+
+    /// A request of this process waits in the line of the store.
+    pub(crate) fn left_to_store(&self) {
+        self.ledger.kick.notify_one();
     }
 
     /// From when on the last permits that are booked are usable.
@@ -398,6 +410,7 @@ impl Leases {
     fn outlasts(&self) -> bool {
         self.set.store.while_away() == WhileAway::Wait
             && self.ledger.is_hopeful()
+            && !self.ledger.are_mixed(self.set.clock.now())
             && !self.is_bounded.load(Ordering::Relaxed)
     }
 
@@ -459,7 +472,8 @@ impl Leases {
     /// One step of the task that books permits.
     async fn step(&self) -> Next {
         self.count_processes();
-        let plan = self.ledger.plan(self.set.clock.now(), self.in_line());
+        let are_left = self.books.upgrade().is_some_and(|books| books.has_waiting());
+        let plan = self.ledger.plan(self.set.clock.now(), self.in_line(), are_left);
         self.tell_counts();
         match plan {
             Plan::Back(returns) => self.give_back(&returns),

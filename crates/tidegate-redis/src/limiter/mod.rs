@@ -257,12 +257,11 @@ impl StoreLimiter {
     ///
     /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
-        self.resume_here();
+        self.0.set.resume();
         let reply = self.ask_all(Operation::Resume).await?;
         self.0.resumed();
         let was_paused = reply.limits.iter().any(|told| told.other > 0);
         if was_paused {
-            // A lease may have been booked meanwhile.
             self.resume_here();
             self.0.set.observers.report(|events| events.resumed());
         }

@@ -247,6 +247,8 @@ struct After {
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
     leases: Vec<(Booked, Result<Reply, Undecided>)>,
+    /// Whether a request was booked.
+    has_booked: bool,
 }
 
 impl After {
@@ -307,6 +309,9 @@ impl Line {
         drop(state);
         after.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
         after.pause.take().into_iter().for_each(|at| self.watch_pause(at));
+        if after.has_booked {
+            self.leases.iter().for_each(|leases| leases.left_to_store());
+        }
         answer
     }
 
@@ -502,6 +507,7 @@ impl Line {
         };
         state.waiting += 1;
         state.permits = state.permits.saturating_add(bounds::sum(&costs));
+        after.has_booked = true;
         let instant = state.earlier_instant(&class, reply.due, now);
         let requests = state.classes.entry(class.clone()).or_default();
         let mut turn = Turn::new(priority, due, number);
@@ -642,6 +648,10 @@ impl Books for Line {
         self.visit(|state, after, now| {
             _ = state.join(after, Entry { lease: Some(booked), ..Entry::new(asked, now) }, None, now);
         });
+    }
+
+    fn has_waiting(&self) -> bool {
+        lock(&self.state).waiting > 0
     }
 }
 

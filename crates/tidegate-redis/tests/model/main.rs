@@ -14,6 +14,7 @@ mod dropped_waits;
 mod keyed;
 mod layers;
 mod lease_ends;
+mod lease_order;
 mod leases;
 mod line;
 mod observers;

@@ -1,0 +1,82 @@
+//! The order of arrival of requests of mixed costs, some of which leases serve, and some the store.
+
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tidegate::{AllRequest, AnyLimiter, Pause};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Store, WhileAway};
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+const LINES: [&str; 5] = [
+    "token_bucket 1000/s burst 10",
+    "token_bucket 500/s burst 100",
+    "smooth_bursty 500/s",
+    "sliding_window 500/s cells 5",
+    "sliding_log 1000/s",
+];
+
+/// Two processes with leases ask for 1 to 9 permits for two seconds, up to three times the limit.
+/// Each grants its requests of equal costs in their order of arrival. At a given time the limit is
+/// paused for so long.
+async fn grants_in_order(seed: u64, line: &str, while_away: WhileAway, pause: Option<(Duration, Duration)>) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let rate: f64 = line.split([' ', '/']).nth(1).unwrap().parse().unwrap();
+    let model = Model::new(seed, Network::steady(MS / 2));
+    let limiters = [0; 2].map(|_| {
+        let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+        store.limiter("all").limit("limit", line.parse().unwrap()).leased().build().unwrap()
+    });
+    if let Some((at, lasts)) = pause {
+        let limiter = limiters[0].clone();
+        tokio::spawn(async move {
+            sleep(at).await;
+            limiter.pause(Pause::lasting(lasts)).await.unwrap();
+        });
+    }
+    let limiters = limiters.map(AnyLimiter::from);
+    let began = Instant::now();
+    let mut tasks = Vec::new();
+    let gap = 5.0 / (rate * random.random_range(1.0..3.0));
+    while began.elapsed() < 2 * SECOND {
+        let (process, n) = (random.random_range(0..2), random.random_range(1..10));
+        let limiter: AnyLimiter = limiters[process].clone();
+        let task = tokio::spawn(async move {
+            let _ = limiter.acquire_many(AllRequest::new().cost("limit", n)).await.unwrap();
+            Instant::now()
+        });
+        tasks.push(((process, n), task));
+        sleep(Duration::from_secs_f64(gap * random.random_range(0.0..2.0))).await;
+    }
+    let mut last = std::collections::HashMap::new();
+    for (number, (kind, task)) in tasks.into_iter().enumerate() {
+        let at = task.await.unwrap();
+        let last = last.entry(kind).or_insert(at);
+        let early = last.saturating_duration_since(at);
+        assert!(early <= MS, "seed {seed}, {line}: {number} of {kind:?} is {early:?} before an earlier one");
+        *last = at.max(*last);
+    }
+}
+
+/// A lease that was booked earlier than waits which were left to the store came due with no request
+/// in its line, and served later requests at once.
+#[test]
+fn no_lease_serves_a_request_before_earlier_ones_that_wait_for_the_store() {
+    for (line, seed) in LINES.into_iter().flat_map(|line| (0..6).map(move |seed| (line, seed))) {
+        run(grants_in_order(seed, line, WhileAway::Share, None));
+    }
+}
+
+/// In a pause requests waited for a lease, and later ones, of which it was known meanwhile that costs
+/// are mixed, for the store. At its end the store granted those first.
+#[test]
+fn requests_of_both_lines_keep_their_order_in_a_pause() {
+    for (line, seed) in LINES.into_iter().flat_map(|line| (0..6).map(move |seed| (line, seed))) {
+        let pause = Some((seed * 150 * MS, SECOND));
+        run(grants_in_order(u64::from(seed), line, WhileAway::Wait, pause));
+    }
+}
