@@ -69,6 +69,7 @@
 
 mod bounds;
 mod class;
+mod decided;
 mod in_line;
 mod paused;
 mod state;
@@ -440,100 +441,6 @@ impl Line {
             Duration::ZERO if store.is_probed() => store.timeout(),
             rest => rest.max(REST),
         }
-    }
-
-    /// What the store decided about one request.
-    fn decided(&self, state: &mut State, after: &mut After, number: u64, reply: Reply, now: Nanos) {
-        let due = now.saturating_add(Nanos::from_duration(reply.wait));
-        if reply.answer != Answer::Foreseen {
-            state.paused.remove(&number);
-        }
-        state.decided_beside(after, &reply, now);
-        let is_there = |entry: &&mut Entry| matches!(entry.stage, Stage::Sent);
-        let Some(entry) = state.entries.get_mut(&number).filter(is_there) else {
-            // The request was dropped, or the line was closed.
-            match reply.answer {
-                Answer::Done => state.pass_on(after, Instant { due, number, reply }, now),
-                Answer::Foreseen => state.give_back(Instant { due, number, reply }),
-                Answer::Refused | Answer::Shadow | Answer::Resumed => {}
-            }
-            return;
-        };
-        if entry.lease.is_some() {
-            return state.end_lease(after, number, Ok(reply));
-        }
-        if reply.answer == Answer::Foreseen {
-            return state.foresee(after, number, reply, now);
-        }
-        if reply.answer == Answer::Resumed {
-            return state.rejoin(after, number, now);
-        }
-        if reply.answer == Answer::Refused {
-            let with_left = entry.asked.with_left;
-            let refusal = match entry.full {
-                true => {
-                    let costs = entry.asked.costs.clone();
-                    let at = state.room_at(&costs).min(due);
-                    Refusal::QueueFull { retry_after: at.saturating_since(now) }.into()
-                }
-                false => self.set.refusal(&reply, entry.asked.longest),
-            };
-            let refusal = match with_left {
-                true => refusal.with_left(self.set.state_of(&reply, Duration::ZERO, state.waiting)),
-                false => refusal,
-            };
-            return state.answer(after, number, Outcome::Refused(refusal));
-        }
-        // The store lost bookings, or has permits that came back: requests that came before go first.
-        let priority = entry.asked.priority;
-        let is_behind = reply.answer == Answer::Done
-            && entry.asked.droppable
-            && entry.asked.longest > Duration::ZERO
-            && !entry.full
-            && state.classes.get(&reply.permits).is_some_and(|class| class.latest(priority).is_some());
-        if reply.answer == Answer::Shadow || reply.wait == Duration::ZERO && !is_behind {
-            let waited = if entry.was_held { entry.in_line } else { Duration::ZERO };
-            let granted = Granted { reply, waited, due };
-            return state.answer(after, number, Outcome::Granted(granted));
-        }
-        let costs = entry.asked.costs.clone();
-        let class = reply.permits.clone();
-        let make_room = state.make_room(&costs, priority);
-        let Some(victims) = make_room else {
-            let at = state.room_at(&costs).min(due);
-            let refusal = Refusal::QueueFull { retry_after: at.saturating_since(now) };
-            state.answer(after, number, Outcome::Refused(refusal.into()));
-            return state.pass_on(after, Instant { due, number, reply }, now);
-        };
-        state.waiting += 1;
-        state.permits = state.permits.saturating_add(bounds::sum(&costs));
-        after.has_booked = true;
-        let instant = state.earlier_instant(&class, reply.due, now);
-        let requests = state.classes.entry(class.clone()).or_default();
-        let mut turn = Turn::new(priority, due, number);
-        if let Some(entry) = state.entries.get_mut(&number) {
-            // An earlier instant is that of the requests that came before. A reservation was told its
-            // own one.
-            if entry.asked.droppable {
-                turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
-            }
-            entry.stage = Stage::Booked { class: class.clone(), turn };
-            // The task of the request sets the timer.
-            after.wake(entry);
-        }
-        let moved_up = requests.add(turn, due, reply);
-        if let Some(instant) = instant {
-            requests.add_instant(instant);
-        }
-        for turn in moved_up {
-            if let Some(Entry { stage: Stage::Booked { turn: before, .. }, .. }) =
-                state.entries.get_mut(&turn.number)
-            {
-                *before = turn;
-            }
-        }
-        state.displace(after, victims, now);
-        state.settle(after, &class, now);
     }
 
     /// How a request is decided in place of the store.

@@ -1,0 +1,123 @@
+//! What becomes of a request that the store has decided.
+
+use std::time::Duration;
+
+use tidegate::{AllRefusal, Nanos, Refusal};
+
+use crate::line::class::{Instant, Turn};
+use crate::line::{After, Entry, Granted, Line, Outcome, Stage, State, bounds};
+use crate::script::{Answer, Reply};
+
+impl Line {
+    pub(super) fn decided(
+        &self,
+        state: &mut State,
+        after: &mut After,
+        number: u64,
+        reply: Reply,
+        now: Nanos,
+    ) {
+        let due = now.saturating_add(Nanos::from_duration(reply.wait));
+        if reply.answer != Answer::Foreseen {
+            state.paused.remove(&number);
+        }
+        state.decided_beside(after, &reply, now);
+        let entry = state.entries.get(&number).filter(|entry| matches!(entry.stage, Stage::Sent));
+        let Some(entry) = entry else {
+            // The request was dropped, or the line was closed.
+            return match reply.answer {
+                Answer::Done => state.pass_on(after, Instant { due, number, reply }, now),
+                Answer::Foreseen => state.give_back(Instant { due, number, reply }),
+                Answer::Refused | Answer::Shadow | Answer::Resumed => {}
+            };
+        };
+        if entry.lease.is_some() {
+            return state.end_lease(after, number, Ok(reply));
+        }
+        let is_now = reply.answer == Answer::Shadow || reply.wait == Duration::ZERO;
+        match reply.answer {
+            Answer::Foreseen => state.foresee(after, number, reply, now),
+            Answer::Resumed => state.rejoin(after, number, now),
+            Answer::Refused => {
+                let refusal = self.refused(state, entry, &reply, now);
+                state.answer(after, number, Outcome::Refused(refusal));
+            }
+            Answer::Done | Answer::Shadow if is_now && !state.is_behind(entry, &reply) => {
+                let waited = if entry.was_held { entry.in_line } else { Duration::ZERO };
+                state.answer(after, number, Outcome::Granted(Granted { reply, waited, due }));
+            }
+            Answer::Done | Answer::Shadow => state.book(after, Instant { due, number, reply }, now),
+        }
+    }
+
+    /// The refusal of a request by the store, or by the bounds of the line.
+    fn refused(&self, state: &State, entry: &Entry, reply: &Reply, now: Nanos) -> AllRefusal {
+        let refusal = match entry.full {
+            true => {
+                let due = now.saturating_add(Nanos::from_duration(reply.wait));
+                let at = state.room_at(&entry.asked.costs).min(due);
+                Refusal::QueueFull { retry_after: at.saturating_since(now) }.into()
+            }
+            false => self.set.refusal(reply, entry.asked.longest),
+        };
+        match entry.asked.with_left {
+            true => refusal.with_left(self.set.state_of(reply, Duration::ZERO, state.waiting)),
+            false => refusal,
+        }
+    }
+}
+
+impl State {
+    /// Whether a request that is granted at once stands behind others of equal costs: the store lost
+    /// their bookings, or has permits that came back.
+    fn is_behind(&self, entry: &Entry, reply: &Reply) -> bool {
+        let asked = &entry.asked;
+        let latest = || self.classes.get(&reply.permits)?.latest(asked.priority);
+        reply.answer == Answer::Done
+            && asked.droppable
+            && asked.longest > Duration::ZERO
+            && !entry.full
+            && latest().is_some()
+    }
+
+    /// Has a request wait for the instant that the store booked, or for another one of equal costs.
+    fn book(&mut self, after: &mut After, Instant { due, number, reply }: Instant, now: Nanos) {
+        let Some(Entry { asked, .. }) = self.entries.get(&number) else { return };
+        let (costs, priority, class) = (asked.costs.clone(), asked.priority, reply.permits.clone());
+        let Some(victims) = self.make_room(&costs, priority) else {
+            let at = self.room_at(&costs).min(due);
+            let refusal = Refusal::QueueFull { retry_after: at.saturating_since(now) };
+            self.answer(after, number, Outcome::Refused(refusal.into()));
+            return self.pass_on(after, Instant { due, number, reply }, now);
+        };
+        self.waiting += 1;
+        self.permits = self.permits.saturating_add(bounds::sum(&costs));
+        after.has_booked = true;
+        let instant = self.earlier_instant(&class, reply.due, now);
+        let requests = self.classes.entry(class.clone()).or_default();
+        let mut turn = Turn::new(priority, due, number);
+        if let Some(entry) = self.entries.get_mut(&number) {
+            // An earlier instant is that of the requests that came before. A reservation was told its
+            // own one.
+            if entry.asked.droppable {
+                turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
+            }
+            entry.stage = Stage::Booked { class: class.clone(), turn };
+            // The task of the request sets the timer.
+            after.wake(entry);
+        }
+        let moved_up = requests.add(turn, due, reply);
+        if let Some(instant) = instant {
+            requests.add_instant(instant);
+        }
+        for turn in moved_up {
+            if let Some(Entry { stage: Stage::Booked { turn: before, .. }, .. }) =
+                self.entries.get_mut(&turn.number)
+            {
+                *before = turn;
+            }
+        }
+        self.displace(after, victims, now);
+        self.settle(after, &class, now);
+    }
+}
