@@ -213,6 +213,10 @@ impl StoreLimiter {
     /// Pauses the limits for all processes, as [`AnyLimiter::pause`], and waits until the store has
     /// the pause.
     ///
+    /// These are the limits with the tag and the names of this limiter, and with policies of the same
+    /// kinds; rates and bursts may differ. If a policy is of another kind, that limit is another one,
+    /// and the call pauses nothing that anyone asks.
+    ///
     /// # Cancel safety
     ///
     /// A future that is dropped may have paused the limits.
