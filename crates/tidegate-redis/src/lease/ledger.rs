@@ -284,10 +284,7 @@ impl Ledger {
 
     /// Whether the store decides requests that wait, since they are of mixed costs.
     pub(crate) fn are_mixed(&self, now: Nanos) -> bool {
-        self.leaves_mixed(&self.lock(), now)
-    }
-
-    fn leaves_mixed(&self, state: &State, now: Nanos) -> bool {
+        let state = self.lock();
         now < if self.accounts.len() == 1 { state.by_store_till } else { state.mixed_till }
     }
 
@@ -420,7 +417,7 @@ impl Ledger {
     pub(crate) fn plan(&self, now: Nanos, in_line: usize, are_left: bool) -> Plan {
         let mut state = self.lock();
         let is_pressed = now < state.pressed;
-        let are_left = are_left && self.leaves_mixed(&state, now);
+        let are_left = are_left && now < state.by_store_till;
         let mut returns = Vec::new();
         let (mut costs, mut lines, mut span) = (Vec::new(), Vec::new(), Duration::ZERO);
         let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
@@ -449,7 +446,10 @@ impl Ledger {
             let n = if waiting > held {
                 (is_short, is_urgent) = (true, true);
                 let n = size.max(account.for_line(waiting));
-                if are_left { n.min(waiting - held) } else { n }
+                // The permits that are held may end before those of this booking are usable. So it has
+                // enough for the first in line.
+                let least = account.largest.load(Ordering::Relaxed).max(waiting - held);
+                if are_left { n.min(least) } else { n }
             } else if is_pressed {
                 is_short |= owed > 0;
                 owed.min(account.most(size))

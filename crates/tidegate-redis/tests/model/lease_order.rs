@@ -80,3 +80,39 @@ fn requests_of_both_lines_keep_their_order_in_a_pause() {
         run(grants_in_order(u64::from(seed), line, WhileAway::Wait, pause));
     }
 }
+
+/// The permits that were held for the first in line had ended when the rest that was booked came.
+#[test]
+fn no_lease_is_booked_that_is_too_small_for_the_first_in_line() {
+    for seed in 0..30 {
+        run(async move {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let model = Model::new(seed, Network::steady(MS / 3));
+            let limiters = [0; 3].map(|_| {
+                let store = model.open(Store::builder("redis://model")).unwrap();
+                let limiter =
+                    store.limiter("all").limit("limit", "token_bucket 100/s burst 20".parse().unwrap());
+                AnyLimiter::from(limiter.leased().build().unwrap())
+            });
+            let mut tasks = Vec::new();
+            // In groups, for 120 permits a second.
+            for _ in 0..40 {
+                for _ in 0..11 {
+                    sleep(MS * random.random_range(0..2)).await;
+                    let limiter = limiters[random.random_range(0..3)].clone();
+                    let n = random.random_range(1..=10);
+                    tasks.push(tokio::spawn(async move {
+                        let began = Instant::now();
+                        let _ = limiter.acquire_many(AllRequest::new().cost("limit", n)).await.unwrap();
+                        began.elapsed()
+                    }));
+                }
+                sleep(500 * MS).await;
+            }
+            for task in tasks {
+                let waited = task.await.unwrap();
+                assert!(waited < 8 * SECOND, "seed {seed}: {waited:?}");
+            }
+        });
+    }
+}
