@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AcquireOwned, AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Nanos, RateLimiter,
+    AcquireOwned, AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Grant, Nanos, RateLimiter,
     Refusal, Request, Timer,
 };
 use tokio::sync::{Notify, oneshot};
@@ -95,10 +95,13 @@ impl Leases {
     ) -> Option<Result<AllPermits, AllRefusal>> {
         let answer = match &self.all {
             Some(all) => all.try_acquire_many(request.clone()),
-            None => match self.limiters[0].try_acquire_many(self.alone(request)?) {
-                Ok(grant) => return Some(Ok(grant.into())),
-                Err(refusal) => Err(self.refused(refusal)),
-            },
+            None => {
+                let (alone, told) = self.alone(request)?;
+                match self.limiters[0].try_acquire_many(alone) {
+                    Ok(grant) => return Some(Ok(permits(&grant, told))),
+                    Err(refusal) => Err(self.refused(refusal)),
+                }
+            }
         };
         match answer {
             Ok(permits) => Some(Ok(permits)),
@@ -115,7 +118,10 @@ impl Leases {
     pub(crate) fn line(&self, request: &AllRequest<'_>) -> Option<Wait> {
         match &self.all {
             Some(all) => Some(Wait::All(all.acquire_many(request.clone()))),
-            None => Some(Wait::One(self.limiters[0].acquire_owned(self.alone(request)?))),
+            None => {
+                let (alone, told) = self.alone(request)?;
+                Some(Wait::One(self.limiters[0].acquire_owned(alone), told))
+            }
         }
     }
 
@@ -348,23 +354,26 @@ impl Leases {
         }
     }
 
-    /// What a request asks of the only limit. `None` if it names another one.
-    fn alone(&self, request: &AllRequest<'_>) -> Option<Request> {
+    /// What a request asks of the only limit, and how many permits its grant tells if it names that
+    /// limit. `None` if it names another one.
+    fn alone(&self, request: &AllRequest<'_>) -> Option<(Request, Option<u32>)> {
         let mut alone = request.to_request();
+        let unnamed = alone.permits;
+        let mut told = None;
         for (name, n) in request.costs() {
             if name != self.set.members[0].name {
                 return None;
             }
-            (alone.permits, alone.most) = (n, n);
+            (alone.permits, alone.most, told) = (n, n, Some(unnamed));
         }
-        Some(alone)
+        Some((alone, told))
     }
 
     async fn answer(&self, wait: Wait) -> Result<AllPermits, AllRefusal> {
         match wait {
             Wait::All(wait) => wait.await,
-            Wait::One(wait) => match wait.await {
-                Ok(grant) => Ok(grant.into()),
+            Wait::One(wait, told) => match wait.await {
+                Ok(grant) => Ok(permits(&grant, told)),
                 Err(refusal) => Err(self.refused(refusal)),
             },
         }
@@ -519,8 +528,15 @@ impl Drop for Driving {
 
 /// A wait in the line of this process.
 pub(crate) enum Wait {
-    One(AcquireOwned<Lease>),
+    One(AcquireOwned<Lease>, Option<u32>),
     All(AcquireAll),
+}
+
+/// The permits of a grant of the only limit. A request that names the limit is told how many it asks
+/// of the others, as by the store.
+fn permits(grant: &Grant, told: Option<u32>) -> AllPermits {
+    let told = told.unwrap_or(grant.permits());
+    Grant::new(told, Nanos::from_duration(grant.waited())).into()
 }
 
 /// The shortest time after which a refused request is told to come again, while a lease is asked

@@ -1060,3 +1060,20 @@ fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
         assert!(began.elapsed() <= 1500 * MS, "{:?}", began.elapsed());
     });
 }
+
+/// A request that names the limit was told its permits by a lease, and those of others by the store.
+#[test]
+fn a_lease_tells_the_permits_that_the_store_tells() {
+    run(async {
+        let fleet = Fleet::new(1, Network::steady(MS), 1, "token_bucket 1000/s burst 1000");
+        let [limiter] = &fleet.limiters[..] else { panic!("one limiter") };
+        let named = || AllRequest::new().cost("calls", 8);
+        for _ in 0..300 {
+            assert_eq!(limiter.acquire_many(named()).await.unwrap().permits(), 1);
+            assert_eq!(limiter.acquire_now(AllRequest::from(3).cost("calls", 8)).await.unwrap().permits(), 3);
+            assert_eq!(limiter.acquire_now(5).await.unwrap().permits(), 5);
+            tokio::time::sleep(20 * MS).await;
+        }
+        assert!(fleet.calls() < 450, "{} calls", fleet.calls());
+    });
+}
