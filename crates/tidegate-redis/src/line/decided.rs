@@ -98,8 +98,8 @@ impl State {
         let mut turn = Turn::new(priority, due, number);
         if let Some(entry) = self.entries.get_mut(&number) {
             // An earlier instant is that of the requests that came before. A reservation was told its
-            // own one.
-            if entry.asked.droppable {
+            // own one, but for what the clock of this process tells of two equal ones.
+            if entry.asked.droppable || requests.last_booked().is_some_and(|last| last <= reply.due) {
                 turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
             }
             entry.stage = Stage::Booked { class: class.clone(), turn };
