@@ -1,5 +1,6 @@
 //! What a request asks for, and what it got.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -83,7 +84,7 @@ pub(super) enum Won {
 }
 
 impl Won {
-    pub(super) fn permits(self, line: &Line, ask: &Ask) -> AllPermits {
+    pub(super) fn permits(self, line: &Arc<Line>, ask: &Ask) -> AllPermits {
         match self {
             Won::Shared(permits) => permits.as_degraded(),
             Won::Free => Grant::new(0, Nanos::ZERO).into(),
@@ -119,7 +120,7 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
 }
 
 /// What a grant left in each limit, if the request asks for it.
-pub(super) fn left(line: &Line, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
+pub(super) fn left(line: &Arc<Line>, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
     ask.with_left.then(|| line.status_of(&granted.reply, granted.reply.wait))
 }
 

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidegate::{Nanos, Refusal};
+use tidegate::{Nanos, QueueBounds, Refusal};
 
 use crate::line::{After, Asked, Entry, Outcome, Stage, State, bounds};
 use crate::set::Undecided;
@@ -153,6 +153,9 @@ impl State {
         if self.pause_ends <= now {
             // The requests behind the pause stand before it.
             self.ask_again(after, now);
+        }
+        if self.bounds != QueueBounds::UNBOUNDED {
+            self.serve_due(after, now);
         }
         let number = number.unwrap_or(self.next);
         self.next = self.next.max(number + 1);

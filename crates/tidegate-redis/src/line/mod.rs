@@ -379,8 +379,8 @@ impl Line {
             let Asked { costs, longest, shadow, with_left, outlasts, .. } = &entry.asked;
             // A request that waits for the store, or behind a pause, needs no answer by a deadline.
             oldest = oldest.max(if *outlasts || entry.was_held { Duration::ZERO } else { entry.in_line });
-            let waits = *longest > Duration::ZERO;
-            entry.full = waits && entry.lease.is_none() && bounds::refuse(bounds, costs);
+            let is_bounded = *longest > Duration::ZERO && entry.lease.is_none();
+            entry.full = is_bounded && bounds::refuse(bounds, costs);
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
                 Duration::MAX => Duration::MAX,
@@ -389,7 +389,7 @@ impl Line {
             let is_behind = |(first, of): &(u64, Costs)| first < number && asks_as_well(costs, of);
             let mode = match () {
                 () if *shadow => Mode::Shadow,
-                () if waits && first.as_ref().is_some_and(is_behind) => Mode::Behind,
+                () if first.as_ref().is_some_and(is_behind) => Mode::Behind,
                 () => Mode::Alone,
             };
             Some(Wanted { longest, mode, tells: tells || *with_left, costs: costs.clone() })
@@ -475,9 +475,13 @@ impl Line {
     }
 
     /// How many requests have an instant that has not come, or wait for this process to decide.
-    pub(crate) fn waiting(&self) -> usize {
+    pub(crate) fn waiting(self: &Arc<Line>) -> usize {
         let of_leases = self.leases.as_ref().map_or(0, |leases| leases.in_line());
-        lock(&self.state).load().0 + self.waiting.load(Ordering::Relaxed) + of_leases
+        let here = self.visit(|state, after, now| {
+            state.serve_due(after, now);
+            state.load().0
+        });
+        here + self.waiting.load(Ordering::Relaxed) + of_leases
     }
 
     /// The leases that may serve a request. A request that is told the permits left, or passes
@@ -490,7 +494,7 @@ impl Line {
     }
 
     /// The state that a reply tells, with what this process has on lease.
-    pub(crate) fn status_of(&self, reply: &Reply, passed: Duration) -> AllStatus {
+    pub(crate) fn status_of(self: &Arc<Line>, reply: &Reply, passed: Duration) -> AllStatus {
         let mut state = self.set.state_of(reply, passed, self.waiting());
         for (i, (_, status)) in state.members.iter_mut().enumerate() {
             let usable = self.leases.as_ref().map_or(0, |leases| leases.usable(i));

@@ -135,6 +135,15 @@ impl State {
         }
     }
 
+    /// Serves the requests that are due in all classes, before those that wait are counted. No task
+    /// looks for a request that is never polled again.
+    pub(super) fn serve_due(&mut self, after: &mut After, now: Nanos) {
+        let is_due = |class: &Class| class.first().is_some_and(|(_, due)| due <= now);
+        let due = self.classes.iter().filter(|(_, class)| is_due(class));
+        let due: Vec<Vec<u64>> = due.map(|(costs, _)| costs.clone()).collect();
+        due.iter().for_each(|class| self.settle(after, class, now));
+    }
+
     /// On the store's thread, at a time of [`Class::to_watch`].
     pub(super) fn watched(&mut self, after: &mut After, class: &[u64], at: Nanos, now: Nanos) {
         if let Some(requests) = self.classes.get_mut(class) {

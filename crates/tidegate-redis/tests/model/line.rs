@@ -1212,3 +1212,61 @@ fn a_store_that_lost_its_bookings_serves_the_first_in_line() {
         assert_eq!(later, [10, 20, 30, 40]);
     });
 }
+
+/// Waits that are never polled again counted as waiting when their instants had passed, until
+/// another request of equal costs looked.
+#[test]
+fn leaked_waits_leave_the_bounds_at_their_instants() {
+    for line in ["fixed_window 2/1s", "token_bucket 2/s burst 2", "sliding_log 2/1s"] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = store.limiter("all").limit("limit", line.parse().unwrap());
+            let limiter = limiter.queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1)).build().unwrap();
+            let any = AnyLimiter::from(limiter.clone());
+            let _ = any.acquire_many(2).await.unwrap();
+            let mut wait = Box::pin(any.acquire());
+            assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            sleep(20 * MS).await;
+            assert_eq!(limiter.status().await.unwrap().waiting, 1);
+            std::mem::forget(wait);
+            sleep(60 * SECOND).await;
+            let _ = any.acquire_now(2).await.unwrap();
+            let _ = any.acquire_many(2).await.expect(line);
+            let mut wait = Box::pin(any.acquire());
+            assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            std::mem::forget(wait);
+            sleep(60 * SECOND).await;
+            assert_eq!(limiter.status().await.unwrap().waiting, 0);
+        });
+    }
+}
+
+/// The clock of a process tells of two equal instants that the later reply has the earlier one. A
+/// reservation so took the instant of a dropped wait before an earlier request.
+#[test]
+fn a_reservation_takes_no_earlier_instant_than_a_request_before_it() {
+    for millis in 1..9 {
+        run(async move {
+            let model = Model::new(1, Network { jitter: 0.1, ..Network::steady(MS / 2) });
+            let (_store, limiter) = open(&model, "fixed_window 2/1s").await;
+            let first = spawn(&limiter, 2);
+            sleep(millis * MS).await;
+            let (_stays, dropped) = (spawn(&limiter, 1), spawn(&limiter, 1));
+            sleep(MS).await;
+            let earlier = spawn(&limiter, 1);
+            sleep(4 * MS).await;
+            let mut place = AnyLimiter::from(limiter.clone()).in_task().reserve(1).unwrap();
+            let reserved = tokio::spawn(async move {
+                (&mut place).await.unwrap();
+                Instant::now()
+            });
+            sleep(4 * MS).await;
+            dropped.abort();
+            let _ = first.await.unwrap().0.unwrap();
+            let (answer, earlier) = earlier.await.unwrap();
+            let _ = answer.unwrap();
+            assert!(earlier <= reserved.await.unwrap(), "{millis}");
+        });
+    }
+}

@@ -304,3 +304,27 @@ fn newcomers_of_the_last_round_trip_of_a_pause_stand_behind_requests_that_wait()
         });
     }
 }
+
+/// A request that does not wait took the permit that was there for one that waited for the end.
+#[test]
+fn a_request_that_does_not_wait_overtakes_none_behind_a_pause_that_has_ended() {
+    let lines =
+        ["token_bucket 50/s burst 1", "sliding_log 2/1s", "fixed_window 2/1s", "sliding_estimate 2/1s"];
+    for (line, step) in lines.into_iter().flat_map(|line| (0..40).map(move |step| (line, step))) {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter = &fleet(&model, line, 1, false)[0];
+            let _ = wait(limiter, 1).await.unwrap().unwrap();
+            sleep(5 * SECOND).await;
+            limiter.pause(Pause::lasting(200 * MS).keep_stock()).await.unwrap();
+            let waits = [wait(limiter, 1), wait(limiter, 1)];
+            sleep(194 * MS + step * MS / 5).await;
+            let newcomer = AnyLimiter::from(limiter.clone()).acquire_now([]).await;
+            let at = Instant::now();
+            for task in waits {
+                let granted = task.await.unwrap().unwrap();
+                assert!(newcomer.is_err() || granted <= at, "{line}, {step}: {:?} later", granted - at);
+            }
+        });
+    }
+}
