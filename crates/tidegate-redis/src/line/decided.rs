@@ -90,6 +90,9 @@ impl State {
             self.answer(after, number, Outcome::Refused(refusal.into()));
             return self.pass_on(after, Instant { due, number, reply }, now);
         };
+        // An instant that has passed is that of a request whose task did not look. This one would take
+        // it by its priority, and windows in between would count it in none.
+        self.settle(after, &class, now);
         self.waiting += 1;
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
         after.has_booked = true;

@@ -1270,3 +1270,22 @@ fn a_reservation_takes_no_earlier_instant_than_a_request_before_it() {
         });
     }
 }
+
+/// The instant of a leaked wait had passed, and a later request of higher priority was granted by it.
+#[test]
+fn no_request_takes_the_passed_instant_of_a_leaked_wait() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let (_store, limiter) = open(&model, "token_bucket 10/s burst 1").await;
+        let any = AnyLimiter::from(limiter.clone());
+        let _ = any.acquire().await.unwrap();
+        let first = Instant::now();
+        let mut wait = Box::pin(any.acquire());
+        assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        sleep(20 * MS).await;
+        std::mem::forget(wait);
+        sleep(170 * MS).await;
+        let _ = any.acquire_many(Request::permits(1).priority(1)).await.unwrap();
+        assert_eq!(first.elapsed().as_millis(), 200);
+    });
+}
