@@ -125,7 +125,7 @@ pub(crate) struct Part<'a> {
     pub(crate) booking: &'a [u8],
 }
 
-/// How a request is decided.
+/// How a script decides a request, by these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Alone,

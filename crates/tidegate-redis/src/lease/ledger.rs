@@ -20,10 +20,12 @@
 //!
 //! # Requests that are left to the store
 //!
-//! The store decides waits of mixed costs. While some of them wait there, permits are booked here for
-//! the requests in line alone, and what these do not need goes back at once: later requests would
-//! take it before those that wait for the store. In a pause, and while the store is away, all waits
-//! of mixed costs are left to the store, where they keep the order of their arrival.
+//! The store decides waits of mixed costs. While some of them wait there, permits of an only limit
+//! are booked here for the requests in line alone, and what these do not need goes back at once:
+//! later requests would take it before those that wait for the store. In a pause, and while the
+//! store is away, all waits of mixed costs are left to the store, where they keep the order of
+//! their arrival. Leases of several limits are booked as if no request waited for the store: parts
+//! of bookings, one for each limit, would end before the first in line has permits of all.
 //!
 //! # Invariant
 //!
@@ -412,8 +414,9 @@ impl Ledger {
         }
     }
 
-    /// What is to be done at this time, with so many requests in line, and others that wait for the
-    /// store if `are_left` is set. A plan must be carried out before the next one is made.
+    /// What the task that books permits does at this time, with so many requests in line. Others
+    /// wait for the store if `are_left` is set. The task must carry out a plan before it makes the
+    /// next one.
     pub(crate) fn plan(&self, now: Nanos, in_line: usize, are_left: bool) -> Plan {
         let mut state = self.lock();
         let is_pressed = now < state.pressed;
@@ -446,8 +449,8 @@ impl Ledger {
             let n = if waiting > held {
                 (is_short, is_urgent) = (true, true);
                 let n = size.max(account.for_line(waiting));
-                // The permits that are held may end before those of this booking are usable. So it has
-                // enough for the first in line.
+                // The permits that are held may end before those of this booking are usable. So this
+                // booking has enough for the first in line.
                 let least = account.largest.load(Ordering::Relaxed).max(waiting - held);
                 if are_left { n.min(least) } else { n }
             } else if is_pressed {
@@ -542,12 +545,12 @@ impl Ledger {
             self.note_told(&mut state, now, reply);
         }
         if matches!(reply.answer, Answer::Foreseen | Answer::Resumed) {
-            // No lease is booked in a pause, nor while requests in the line of the store wait for its
-            // end. The requests in line go to that line.
+            // No lease is booked in a pause, nor while requests in the line of the store wait for
+            // its end. The requests in line go to that line.
             let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
             state.away = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
             state.is_hopeless = false;
-            // So do bookings that are in flight: they would serve later requests.
+            // Bookings in flight end, too: they would serve later requests.
             state.endings += 1;
             return Outcome::Failed;
         }

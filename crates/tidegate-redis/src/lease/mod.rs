@@ -532,8 +532,8 @@ pub(crate) enum Wait {
     All(AcquireAll),
 }
 
-/// The permits of a grant of the only limit. A request that names the limit is told how many it asks
-/// of the others, as by the store.
+/// The permits of a grant of the only limit. A request that names the limit is told how many it
+/// asks of the others, as by the store.
 fn permits(grant: &Grant, told: Option<u32>) -> AllPermits {
     let told = told.unwrap_or(grant.permits());
     Grant::new(told, Nanos::from_duration(grant.waited())).into()

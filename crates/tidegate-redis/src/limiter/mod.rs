@@ -213,9 +213,9 @@ impl StoreLimiter {
     /// Pauses the limits for all processes, as [`AnyLimiter::pause`], and waits until the store has
     /// the pause.
     ///
-    /// These are the limits with the tag and the names of this limiter, and with policies of the same
-    /// kinds; rates and bursts may differ. If a policy is of another kind, that limit is another one,
-    /// and the call pauses nothing that anyone asks.
+    /// A pause concerns the limits with the tag and the names of this limiter, and with policies of
+    /// the same kinds; rates and bursts may differ. A limit whose policy is of another kind is
+    /// another limit: the call succeeds, and pauses nothing that the processes ask.
     ///
     /// # Cancel safety
     ///

@@ -68,8 +68,8 @@ impl Line {
 }
 
 impl State {
-    /// Whether a request that is granted at once stands behind others of equal costs: the store lost
-    /// their bookings, or has permits that came back.
+    /// Whether a request that is granted at once stands behind others of equal costs: the store
+    /// lost their bookings, or has permits that came back.
     fn is_behind(&self, entry: &Entry, reply: &Reply) -> bool {
         let asked = &entry.asked;
         let latest = || self.classes.get(&reply.permits)?.latest(asked.priority);
@@ -90,8 +90,8 @@ impl State {
             self.answer(after, number, Outcome::Refused(refusal.into()));
             return self.pass_on(after, Instant { due, number, reply }, now);
         };
-        // An instant that has passed is that of a request whose task did not look. This one would take
-        // it by its priority, and windows in between would count it in none.
+        // A passed instant belongs to a request whose task did not look. The new request would take
+        // that instant by its priority, and windows in between would count the grant in none.
         self.settle(after, &class, now);
         self.waiting += 1;
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
@@ -100,8 +100,8 @@ impl State {
         let requests = self.classes.entry(class.clone()).or_default();
         let mut turn = Turn::new(priority, due, number);
         if let Some(entry) = self.entries.get_mut(&number) {
-            // An earlier instant is that of the requests that came before. A reservation was told its
-            // own one, but for what the clock of this process tells of two equal ones.
+            // An earlier instant is that of the requests that came before. A reservation was told
+            // its own one, but for what the clock of this process tells of two equal ones.
             if entry.asked.droppable || requests.last_booked().is_some_and(|last| last <= reply.due) {
                 turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
             }

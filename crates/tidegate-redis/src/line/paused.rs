@@ -5,10 +5,10 @@
 //! ended: at its end, when this process ends it, or when another request was decided. Another
 //! process may end it as well, so one request asks every second.
 //!
-//! Requests that ask again stand where they stood in line, by priority and then by arrival. So does a
-//! request that came when they waited: it is sent as one behind a pause, which the store does not
-//! decide if the pause has ended. Until all of these that are in flight have their replies, no call
-//! leaves, or later requests would be decided before them.
+//! Requests that ask again stand where they stood in line, by priority and then by arrival. A
+//! request that came when they waited stands behind them: it is sent as one behind a pause, which
+//! the store does not decide if the pause has ended. Until all of these that are in flight have
+//! their replies, no call leaves, or later requests would be decided before them.
 
 use std::time::Duration;
 
@@ -112,8 +112,8 @@ impl State {
         }
     }
 
-    /// Takes a request from behind the pause. Returns what was foreseen for it, unless it asks whether
-    /// the pause has ended.
+    /// Takes a request from behind the pause. Returns what was foreseen for it, unless it asks
+    /// whether the pause has ended.
     pub(super) fn leave_pause(&mut self, number: u64) -> Option<Instant> {
         self.paused.remove(&number);
         let entry = self.entries.get_mut(&number)?;

@@ -49,8 +49,8 @@
 -- is the next one behind it: both are told when they are due if the pause lasts as long as it is to.
 -- `real` is the value without these bookings, and counts when the pause has ended, sooner or later,
 -- and for any call that changes more. Then the requests ask again. A limit that is not paused keeps
--- nothing of a request that is foreseen. A request behind others of its process that wait for the end
--- of a pause is not decided if that pause has ended: the others go first.
+-- nothing of a request that is foreseen. A request behind others of its process that wait for the
+-- end of a pause is not decided if that pause has ended: the others go first.
 --
 -- Several requests. A call decides about a list of requests, one after the other, each as if it
 -- were alone: the clock stands still, each change is in the numbers that the next request sees, and
@@ -89,8 +89,9 @@
 -- its terms; packed, the time (-1 for TIME) and the numbers of the operation. Those of `reserve`
 -- are the requests: of each its longest wait in us, its mode (0, 1 in shadow, 2 behind a pause), a
 -- flag (the reply tells the state also if it is granted), and for each key its permits and the most
--- permits. Those of any other one are a span in us (of `pause`), a flag (of `pause`: it keeps the stock), the instant of
--- a grant (of `back` and `refund`), and for each key its permits. Then the bookings that `reserve`
+-- permits. Those of any other one are a span in us (of `pause`), a flag (of `pause`: it keeps the
+-- stock), the instant of a grant (of `back` and `refund`), and for each key its permits. Then the
+-- bookings that `reserve`
 -- gives back before: of each, packed, its instant and for each key its permits; and for each key
 -- the value from before the booking. The instant of one that was foreseen is negative. `back` has the
 -- values alone.

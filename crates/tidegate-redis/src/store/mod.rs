@@ -174,9 +174,9 @@ impl Store {
     /// `None` before the first answer.
     ///
     /// The number is known with [`WhileAway::Share`] or [`WhileAway::ShareOf`], and once a limiter
-    /// [leases](crate::LimiterBuilder::leased). Otherwise it is always `None`. From its first request
-    /// for permits on, such a process asks for it every two seconds, and more often at first. A
-    /// process that merely checks, looks at or pauses limits is not counted. Several stores of one
+    /// [leases](crate::LimiterBuilder::leased). Otherwise it is always `None`. From its first
+    /// request for permits on, such a process asks for it every two seconds, and more often at
+    /// first. A process that merely checks, looks at or pauses limits is not counted. Several stores of one
     /// process count as several.
     ///
     /// A process leaves the count by [`flush`](Store::flush). One that ends without it counts for a

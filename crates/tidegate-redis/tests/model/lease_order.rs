@@ -71,8 +71,8 @@ fn no_lease_serves_a_request_before_earlier_ones_that_wait_for_the_store() {
     }
 }
 
-/// In a pause requests waited for a lease, and later ones, of which it was known meanwhile that costs
-/// are mixed, for the store. At its end the store granted those first.
+/// In a pause requests waited for a lease, and later ones, when costs were known to be mixed, for
+/// the store. At its end the store granted those first.
 #[test]
 fn requests_of_both_lines_keep_their_order_in_a_pause() {
     for (line, seed) in LINES.into_iter().flat_map(|line| (0..6).map(move |seed| (line, seed))) {

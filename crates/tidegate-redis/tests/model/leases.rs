@@ -1061,7 +1061,7 @@ fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
     });
 }
 
-/// A request that names the limit was told its permits by a lease, and those of others by the store.
+/// A lease told a request that names the limit its own permits, and the store those of others.
 #[test]
 fn a_lease_tells_the_permits_that_the_store_tells() {
     run(async {

@@ -1271,7 +1271,7 @@ fn a_reservation_takes_no_earlier_instant_than_a_request_before_it() {
     }
 }
 
-/// The instant of a leaked wait had passed, and a later request of higher priority was granted by it.
+/// The instant of a leaked wait had passed, and granted a later request of higher priority.
 #[test]
 fn no_request_takes_the_passed_instant_of_a_leaked_wait() {
     run(async {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-// Parts of the example of the same name.
+// The modules `check` and `scenario` are parts of the example `simulation`.
 #[allow(dead_code)]
 #[path = "../../examples/simulation/check.rs"]
 mod check;
