@@ -91,10 +91,9 @@
 -- flag (the reply tells the state also if it is granted), and for each key its permits and the most
 -- permits. Those of any other one are a span in us (of `pause`), a flag (of `pause`: it keeps the
 -- stock), the instant of a grant (of `back` and `refund`), and for each key its permits. Then the
--- bookings that `reserve`
--- gives back before: of each, packed, its instant and for each key its permits; and for each key
--- the value from before the booking. The instant of one that was foreseen is negative. `back` has the
--- values alone.
+-- bookings that `reserve` gives back before: of each, packed, its instant and for each key its
+-- permits; and for each key the value from before the booking. The instant of one that was foreseen
+-- is negative. `back` has the values alone.
 --
 -- Speed. Most calls are `reserve` of one request that is granted at once. Functions that `reserve`
 -- never needs are only made for other operations.
