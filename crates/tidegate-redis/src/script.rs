@@ -79,8 +79,9 @@ impl Script {
     pub(crate) fn of(kinds: impl IntoIterator<Item = Kind>) -> Script {
         let kinds: BTreeSet<Kind> = kinds.into_iter().collect();
         let parts = kinds.into_iter().map(text_of);
-        let head = [include_str!("lua/head.lua"), TIME, include_str!("lua/places.lua")];
-        let parts = head.into_iter().chain(parts);
+        let head = [include_str!("lua/head.lua"), TIME];
+        let back = [include_str!("lua/refunds.lua"), include_str!("lua/places.lua")];
+        let parts = head.into_iter().chain(back).chain(parts);
         Script::new(parts.chain([include_str!("lua/tail.lua")]).collect())
     }
 }

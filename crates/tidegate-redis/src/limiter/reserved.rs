@@ -269,7 +269,7 @@ impl Place for Reserved {
         let beyond = difference(|reserved, used| used.saturating_sub(reserved));
         let is_any = |costs: &Costs| costs.iter().any(|(n, _)| *n > 0);
         if is_any(&unused) {
-            drop(line.refund(due, &unused));
+            line.settle(due, &unused);
         }
         if is_any(&beyond) {
             set.tell(Operation::Debit, &beyond, &[]);

@@ -117,6 +117,11 @@ impl Class {
         Some(Instant { due, number, reply })
     }
 
+    /// How many requests wait.
+    pub(crate) fn len(&self) -> usize {
+        self.turns.len()
+    }
+
     /// The first request, and when it is due.
     pub(crate) fn first(&self) -> Option<(u64, Nanos)> {
         let (turn, instant) = (self.turns.first()?, self.instants.first_key_value()?);

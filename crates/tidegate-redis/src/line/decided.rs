@@ -22,6 +22,10 @@ impl Line {
             state.paused.remove(&number);
         }
         state.decided_beside(after, &reply, now);
+        if state.end_for_waiting(number) && reply.answer == Answer::Done {
+            state.pass_on(after, Instant { due, number, reply }, now);
+            return state.ask_for_more(now);
+        }
         let entry = state.entries.get(&number).filter(|entry| matches!(entry.stage, Stage::Sent));
         let Some(entry) = entry else {
             // The request was dropped, or the line was closed.

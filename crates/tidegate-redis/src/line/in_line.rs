@@ -124,6 +124,7 @@ impl Entry {
             waker: None,
             looks_at: Nanos::MAX,
             lease: None,
+            is_for_waiting: false,
         }
     }
 

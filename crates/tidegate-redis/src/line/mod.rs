@@ -71,6 +71,7 @@ mod bounds;
 mod class;
 mod decided;
 mod in_line;
+mod move_up;
 mod paused;
 mod state;
 mod ticket;
@@ -144,6 +145,8 @@ struct State {
     sent: usize,
     /// How many of these requests stand behind others that wait for the end of a pause.
     behind: usize,
+    /// How many requests ask on behalf of those that wait.
+    for_waiting: usize,
     /// The booked requests, by their permits of each member.
     classes: BTreeMap<Vec<u64>, Class>,
     /// How many requests are booked, or wait behind a pause, and for how many permits in all.
@@ -178,7 +181,7 @@ impl Step {
 }
 
 /// What a request asks for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) costs: Costs,
     pub(crate) longest: Duration,
@@ -208,6 +211,8 @@ struct Entry {
     looks_at: Nanos,
     /// A lease waits for no instant: this is told how the lease was decided.
     lease: Option<Booked>,
+    /// No task waits for the request: what it gets goes to one that waits.
+    is_for_waiting: bool,
 }
 
 #[derive(Debug)]
@@ -379,7 +384,8 @@ impl Line {
             let Asked { costs, longest, shadow, with_left, outlasts, .. } = &entry.asked;
             // A request that waits for the store, or behind a pause, needs no answer by a deadline.
             oldest = oldest.max(if *outlasts || entry.was_held { Duration::ZERO } else { entry.in_line });
-            let is_bounded = *longest > Duration::ZERO && entry.lease.is_none();
+            let waits = entry.lease.is_none() && !entry.is_for_waiting;
+            let is_bounded = *longest > Duration::ZERO && waits;
             entry.full = is_bounded && bounds::refuse(bounds, costs);
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
@@ -506,8 +512,15 @@ impl Line {
         state
     }
 
+    /// Gives back permits of a request that was settled, at the instant of its grant. Requests that
+    /// wait move up to them.
+    pub(crate) fn settle(self: &Arc<Line>, due: i64, unused: &Costs) {
+        drop(self.refund(due, unused));
+        self.visit(|state, _, now| state.ask_for_settled(unused, now));
+    }
+
     /// Gives back permits of a grant at this instant.
-    pub(crate) fn refund(&self, due: i64, costs: &Costs) -> Option<Unsent> {
+    fn refund(&self, due: i64, costs: &Costs) -> Option<Unsent> {
         self.forget();
         self.set.tell_locked(Operation::Refund { due }, costs, &[])
     }

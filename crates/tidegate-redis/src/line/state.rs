@@ -194,6 +194,7 @@ impl State {
 
     /// Ends a request, if it has not ended.
     pub(super) fn answer(&mut self, after: &mut After, number: u64, outcome: Outcome) {
+        self.end_for_waiting(number);
         if self.entries.get(&number).is_some_and(|entry| entry.lease.is_some()) {
             let undecided = match outcome {
                 Outcome::Undecided(undecided) => undecided,

@@ -19,16 +19,25 @@
 --   | 1     | level | units | at `booked`; negative is a debt, -2^53 a debt for ever            |
 --   | 2     | unit  |       | the price (mode 2: the refill) by which the level counts          |
 --   | 3     | spent | 1     | 1 if the stock is spent when the pause ends: until then the level |
---   |       |       |       | is the one from before, for a pause that is ended sooner          |
+--   |       |       |       | is the one from before, for a pause that is ended sooner; and 2    |
+--   |       |       |       | if credit and floor follow, while bookings lie ahead               |
 --   | 4     | shift | us    | how much later `booked` is than the last grant, by a pause         |
---   | 5..   | peaks |       | at most 8: of each its instant, which rises, and a level, which    |
+--   | ..    | credit| units | of what came back while bookings lie ahead, so much is not taken    |
+--   | ..    | floor | units | the level is not lower at any instant from now to `booked`         |
+--   | ..    | peaks |       | at most 8: of each its instant, which rises, and a level, which    |
 --   |       |       |       | falls: no grant of this instant or later, up to the next peak,     |
---   |       |       |       | found more                                                        |
+--   |       |       |       | found more. One that met the cap has a unit more than that         |
 --
 -- Refund. Without a grant each level since would be higher by its price, unless it met the cap. So
 -- it gives back no more than the least room that any later grant found, or there is now. The
 -- bookings ahead are such grants. Of more than 8 peaks the two that are nearest in level become one,
 -- of the later instant and the higher level: it costs a refund an eighth of the cap at most.
+--
+-- Credit. A request waits behind the bookings ahead, but for what came back since: with it, the
+-- level is higher at each instant to come, and the bookings ahead do not need it. So a request
+-- takes it now, as far as the level is nowhere lower. It is left to such requests, and adds to the
+-- level for others only where the cap leaves no room for as much as they ask for. In a pause the
+-- level is not known.
 --
 -- Pause. Nothing comes in, so at its end the level is the one from before, as of an instant that is
 -- as much later as the pause was long. `hold` moves `booked` to the instant for the end that is
@@ -96,13 +105,22 @@ do
     end
   end
 
+  -- How much of the level at an instant behind all bookings is left to requests that come now.
+  local function apart(l, room, price)
+    if l.credit <= 0 or l.booked <= l.now or l.held > l.now then return 0 end
+    local peaks, i = l.peaks, 1
+    while peaks[i] and peaks[i] <= l.now do i = i + 2 end
+    if l.floor + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end
+    return max(0, min(l.credit, room))
+  end
+
   kinds[BUCKET] = {
     terms = '>dddddddddd',
 
     read = function(l, value)
       local t, peaks = l.terms, {}
       local unit = t[7] == 2 and t[1] or t[2]
-      l.unit, l.peaks = unit, peaks
+      l.unit, l.peaks, l.credit, l.floor = unit, peaks, 0, -MOST
       if not value then
         l.level, l.spent, l.shift = t[5], 0, 0
         return
@@ -110,8 +128,13 @@ do
       local first = l.first
       local level, old
       level, old, l.spent, l.shift = parse('>dddd', value, first)
+      first = first + 32
+      if l.spent >= 2 then
+        l.spent = l.spent - 2
+        l.credit, l.floor, first = parse('>dd', value, first)
+      end
       local last = 0
-      for i = first + 32, #value - 15, 16 do
+      for i = first, #value - 15, 16 do
         peaks[last + 1], peaks[last + 2] = parse('>dd', value, i)
         last = last + 2
       end
@@ -124,6 +147,7 @@ do
           level = count * unit + rest
         end
         for i = 2, last, 2 do peaks[i] = MOST end
+        l.credit, l.floor = 0, -MOST
       end
       l.level = level
     end,
@@ -141,6 +165,7 @@ do
       if t[7] == 2 then need = 0 end
       local level = level_at(l, at, cap)
       if level <= -MOST or price > MOST or level - price <= -MOST or need > cap then return nil end
+      need = need + apart(l, cap - need, price)
       if level >= need then return at end
       if t[1] == 0 then return nil end
       return after(t, at, whole_up(need - level, t[1]))
@@ -148,17 +173,32 @@ do
 
     take = function(l, at, n)
       local t = l.terms
-      if not stands(l, at) then
-        l.level, l.spent = level_at(l, at, cap_of(t, n)), 0
+      if l.booked <= l.now then
+        -- The first booking ahead.
+        l.credit, l.floor = 0, l.held > l.now and -MOST or level_at(l, l.now, t[3])
       end
-      peak(l, at, l.level)
+      local found = l.level
+      if not stands(l, at) then
+        local cap = cap_of(t, n)
+        found = level_at(l, at, MOST)
+        l.level, l.spent = min(found, cap), 0
+        -- What met the cap is told from what just filled it.
+        found = min(found, cap + 1)
+      end
+      peak(l, at, found)
       l.level = l.level - n * t[2]
       if l.level <= -MOST then l.level = -2 * MOST end
-      l.booked = at
+      l.booked, l.floor = at, min(l.floor, l.level)
+    end,
+
+    -- Whether a request may be granted before the last booking.
+    lends = function(l, n)
+      return l.booked > l.now and l.held <= l.now and min(l.credit, l.floor) >= n * l.terms[2]
     end,
 
     move = function(l, by)
       local peaks = l.peaks
+      l.credit, l.floor = 0, -MOST
       for i = 1, #peaks, 2 do peaks[i] = peaks[i] + by end
     end,
 
@@ -185,13 +225,16 @@ do
 
     value = function(l)
       local peaks = l.peaks
-      local format = '>dddd' .. ('d'):rep(#peaks)
-      return pack(format, l.level, l.unit, l.spent, l.shift, unpack(peaks))
+      local spent, ahead = l.spent, ''
+      if l.booked > l.now then spent, ahead = spent + 2, pack('>dd', l.credit, l.floor) end
+      local text = pack('>dddd', l.level, l.unit, spent, l.shift) .. ahead
+      return text .. pack('>' .. ('d'):rep(#peaks), unpack(peaks))
     end,
   }
 
   local bucket = kinds[BUCKET]
 
+  -- Returns how many of the permits may be lent.
   function bucket.give(l, at, n, due)
     -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
     local stays = stands(l, at)
@@ -201,18 +244,65 @@ do
     for i = 1, #peaks, 2 do
       if peaks[i] > due then room = min(room, cap - peaks[i + 1]) end
     end
-    if room <= 0 or level <= -MOST then return end
+    if room <= 0 or level <= -MOST then return 0 end
     local given = min(n * l.terms[2], room)
     l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
+    l.credit, l.floor = l.credit + given, l.floor + given
     -- Without the refunded grant later grants would have found that much more.
     l.peaks = {}
     for i = 1, #peaks, 2 do
       peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
     end
+    return l.terms[2] > 0 and whole(given, l.terms[2]) or 0
+  end
+
+  -- Grants what came back at an instant before the last booking. That may lie behind now if the
+  -- grant is made again. The grants to come find less then, unless the level meets the cap before,
+  -- or met it when the grant was made first. Returns whether they do.
+  function bucket.lend(l, at, n, met)
+    local t, units, peaks, most = l.terms, n * l.terms[2], l.peaks, nil
+    if l.booked <= l.now then l.level, l.booked, l.spent = level_at(l, l.now, t[3]), l.now, 0 end
+    l.peaks = {}
+    for i = 1, #peaks, 2 do
+      local instant, level = peaks[i], peaks[i + 1]
+      if instant > at and not most then
+        -- This grant finds no more than the next one.
+        most = level
+        peak(l, at, most)
+      end
+      if instant > l.now then
+        met = met or level > t[3]
+        if not met then level = level - units end
+      end
+      peak(l, instant, level)
+    end
+    if not most then peak(l, at, l.level) end
+    l.level, l.credit, l.floor = l.level - units, l.credit - units, l.floor - units
+    return not met
+  end
+
+  -- A refund and a loan of it that are made again leave the level as it is. Grants from one to the
+  -- other found more, as far as the peaks tell it.
+  function bucket.pass_on(l, due, at, n)
+    local units, peaks, most, met = n * l.terms[2], l.peaks, nil, l.terms[3] + 1
+    l.peaks = {}
+    for i = 1, #peaks, 2 do
+      local instant, level = peaks[i], peaks[i + 1]
+      if instant > at and not most then
+        most = level
+        peak(l, at, min(most + units, met))
+      end
+      if instant > due and instant <= at then level = min(level + units, met) end
+      peak(l, instant, level)
+    end
+    if not most then
+      peak(l, at, min(level_at(l, max(l.now, l.booked), l.terms[3]) + units, met))
+    end
   end
 
   if operation ~= 'reserve' then
     function bucket.hold(l, till, keep)
+      l.credit, l.floor = 0, -MOST
       -- The level stands still until then.
       if not stands(l, l.at) then
         l.level, l.spent = level_at(l, l.at, cap_of(l.terms, 1)), 0

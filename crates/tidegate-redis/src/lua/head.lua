@@ -22,8 +22,7 @@
 --   |        |        |      | them are free, the number of its booking, or -1, and the length |
 --   |        |        |      | of the value from before it, which follows, if a part of it is  |
 --   |        |        |      | taken; then the others, as in places.lua                       |
---   | ..     | refunds|      | of each the instant of the grant, its permits, the number of    |
---   |        |        |      | the next booking, and the instant of the last one before it     |
+--   | ..     | refunds|      | as in refunds.lua                                               |
 --   | ..     | runs   |      | of each its first and its last number, the instant of the last |
 --   |        |        |      | one, and the length of the value from before the first one,    |
 --   |        |        | byte | which follows, or is missing: `writes`, `booked`, and the      |

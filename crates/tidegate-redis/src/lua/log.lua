@@ -224,15 +224,16 @@ do
     if i > 0 then cut(l, i, min(n, permits)) end
   end
 
-  -- Frees permits of an instant to come, and undoes what is free behind all bookings. There is one
-  -- place of an instant.
+  -- Frees permits of an instant while bookings lie ahead, and undoes what is free behind all of
+  -- these. There is one place of an instant. Returns how many permits were freed.
   kinds[LOG].drop = function(l, due, n)
     local _, permits = find(l, due)
     local place = remove_place(l, due)
     -- An instant without permits is of a state that was lost, or of another clock.
-    if not place and permits == 0 then return end
+    if not place and permits == 0 then return 0 end
     place = place or {due = due, free = 0, number = -1}
-    place.free = min(permits, place.free + n)
+    local before = place.free
+    place.free = min(permits, before + n)
     place.size = place.free
     add_place(l, place)
     local last, latest = #l.sums / 4, last_place(l)
@@ -248,5 +249,6 @@ do
       latest = last_place(l)
     end
     l.booked = last > 0 and instant(l, last) or l.now
+    return max(0, place.free - before)
   end
 end

@@ -12,8 +12,6 @@
 --
 -- A place of which a part is taken is in the list alone, with the value from before its booking.
 
--- Most limits have no booking that was given back.
-local NONE = {}
 local RECORD = 18
 
 -- Until when the permits of a place may be granted.
@@ -32,7 +30,10 @@ local function refund(l, place)
   if l.kind.cut then
     l.kind.cut(l, place.due, place.free)
   else
-    l.kind.give(l, max(l.now, l.booked), place.free, place.due)
+    local spare = l.kind.give(l, max(l.now, l.booked), place.free, place.due)
+    if place.due <= now and l.booked > now then
+      note_refund(l, place.free, place.due, spare or 0, place.number)
+    end
   end
 end
 
@@ -63,7 +64,7 @@ local function load(l, permits)
         free, count = free + place.free, count + 1
         if count >= MOST_PLACES / 2 and free >= permits then break end
       elseif ended and (place.due == ended.due or not l.kind.lasts) then
-        ended.free = ended.free + place.free
+        ended.free, ended.number = ended.free + place.free, max(ended.number, place.number)
       else
         if ended then refund(l, ended) end
         ended, l.refunded = place, l.refunded + 1
@@ -102,9 +103,9 @@ local function unload(l)
   table.insert(l.later, 1, table.concat(texts))
 end
 
--- What a call needs that gives bookings back.
-local add_place, remove_place, remove_from, last_place, remove_last, bound_places
-if ARGV[4] then
+-- What a call needs that gives bookings or permits back.
+local add_place, remove_place, remove_from, last_place, remove_last, keep_passed, bound_places
+if ARGV[4] or operation == 'refund' then
   -- Whether a place stands before another one.
   local function is_before(place, other)
     return place.due < other.due or place.due == other.due and place.number < other.number
@@ -151,7 +152,10 @@ if ARGV[4] then
   function add_place(l, place)
     if l.places == NONE then l.places = {} end
     local t, i = find(l, place)
-    if t == 0 then
+    local other = t == 0 and i > 0 and l.places[i]
+    if other and place.number < 0 and other.number < 0 and other.due == place.due then
+      other.free, other.size = other.free + place.free, other.size + place.size
+    elseif t == 0 then
       table.insert(l.places, i + 1, place)
     else
       local text = l.later[t]
@@ -182,6 +186,17 @@ if ARGV[4] then
       place = last_place(l)
     end
     for i = #kept, 1, -1 do add_place(l, kept[i]) end
+  end
+
+  -- Drops the places that are still to come.
+  function keep_passed(l)
+    local later = l.later
+    while later[1] and record(later[#later], 1).due > now do later[#later] = nil end
+    local last = last_place(l)
+    while last and last.due > now do
+      remove_last(l)
+      last = last_place(l)
+    end
   end
 
   -- Refunds the latest of too many places.

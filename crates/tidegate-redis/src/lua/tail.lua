@@ -36,9 +36,7 @@ local function read_back(l, value, bytes)
   end
   first = first + later
   for i = 1, count_refunds do
-    local due, n, number, till
-    due, n, number, till, first = parse('>dddd', value, first)
-    refunds[i] = {due = due, n = n, number = number, till = till}
+    refunds[i], first = read_refund(value, first)
   end
   l.first = 41 + bytes
   l.places, l.refunds, l.runs, l.run = places, refunds, nil, first
@@ -183,10 +181,10 @@ local function value_of(l)
     first = first .. pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
   end
   for _, back in ipairs(refunds) do
-    texts[#texts + 1] = pack('>dddd', back.due, back.n, back.number, back.till)
+    texts[#texts + 1] = text_of_refund(back)
   end
   texts[#texts + 1] = text
-  bytes = bytes + #first + 32 * #refunds + #text
+  bytes = bytes + #first + 64 * #refunds + #text
   texts[1] = pack('>ddddd', l.writes, l.seen, l.booked, l.held, bytes) .. first
   texts[#texts + 1] = l.kind.value(l)
   return table.concat(texts)
@@ -204,23 +202,38 @@ local function change(l)
   touch(l)
 end
 
--- Refunds permits of a grant, also when the bookings ahead are undone. The values from before these
--- do not have the refund.
-local function give(l, n, due)
-  local refunds, first = l.refunds, l.refunds[1]
-  l.kind.give(l, max(l.now, l.booked), n, due)
-  touch(l)
-  if l.kind.cut or l.booked <= now then return end
-  if refunds == NONE then refunds = {} end
-  refunds[#refunds + 1] = {due = due, n = n, number = l.writes, till = l.booked}
-  if #refunds > MOST_REFUNDS then
-    -- Two refunds become one, with the number of the first. So a booking between them that is
-    -- undone takes the second one along.
-    local second = table.remove(refunds, 2)
-    first.due, first.n = min(first.due, second.due), first.n + second.n
-    first.till = max(first.till, second.till)
+-- Grants what was refunded, before the last booking.
+local function lend(l, at, n)
+  local is_exact = l.kind.lend(l, at, n)
+  -- Refunds behind which there is no booking are undone with what was lent of them.
+  for _, back in ipairs(is_exact and l.refunds or NONE) do
+    if back.number == l.writes and back.spare > 0 and n > 0 then
+      local lent = min(back.spare, n)
+      back.n, back.spare, back.lent, n = back.n - lent, back.spare - lent, back.lent + lent, n - lent
+      back.lent_at = at
+    end
   end
-  l.refunds = refunds
+  if n > 0 then note_refund(l, -n, at, is_exact and 0 or -1) end
+end
+
+-- Refunds permits of a grant.
+local function give(l, n, due)
+  local kind = l.kind
+  touch(l)
+  if kind.lasts and due <= now and l.booked > now and lasts(l, due) > now then
+    -- Requests take them now, as those of a booking that was given back.
+    if kind.drop then
+      n = n - kind.drop(l, due, n)
+    else
+      add_place(l, {due = due, size = n, free = n, number = -1})
+      n = 0
+    end
+    bound_places(l)
+    if n == 0 then return end
+  end
+  local spare = kind.give(l, max(l.now, l.booked), n, due)
+  touch(l)
+  if not kind.cut and l.booked > now then note_refund(l, n, due, spare or 0) end
 end
 
 local function write_changed()
@@ -274,7 +287,9 @@ local function earliest(l, from)
   local places, kind, n = l.places, l.kind, l.n
   local at = max(from, l.at)
   local due = kind.due(l, at, n)
-  if #places == 0 or not due or due <= from then return due end
+  if not due or due <= from then return due end
+  if kind.lends and kind.lends(l, n) then return from end
+  if #places == 0 then return due end
   local first, free = 1, 0
   for i, place in ipairs(places) do
     local instant = max(place.due, from, l.held)
@@ -446,7 +461,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
       end
       if free >= l.n or free > 0 and (at < l.at or l.kind.due(l, at, l.n) > at) then
         before[i], rest = take_places(l, at)
-      elseif wait > 0 and not l.kind.cut then
+      elseif wait > 0 and not l.kind.cut and at >= l.at then
         -- A log needs no value from before.
         before[i] = pack('>dd', l.writes, l.booked) .. l.kind.value(l)
         if l.booked <= now and #l.places == 0 then
@@ -458,7 +473,9 @@ local function reserve(longest, is_shadow, is_behind, tells)
       elseif l.origin ~= '' then
         l.alive, l.first_due = l.alive + l.n, min(l.first_due, at)
       end
-      if rest > 0 or at > l.booked then
+      if rest > 0 and at < l.at then
+        lend(l, at, rest)
+      elseif rest > 0 or at > l.booked then
         l.kind.take(l, max(at, l.at), rest)
         l.shift = 0
         l.writes = l.writes + 1
@@ -505,7 +522,14 @@ if ARGV[4] then
   local function refund_again(l)
     for _, back in ipairs(l.refunds) do
       if back.number > l.writes then
-        l.kind.give(l, max(l.now, l.booked), back.n, back.due)
+        local kind = l.kind
+        if l.writes <= back.of then forget_refund(back) end
+        if back.lent > 0 then kind.pass_on(l, back.due, back.lent_at, back.lent) end
+        if back.n < 0 then
+          kind.lend(l, back.lent_at, -back.n, back.spare < 0)
+        elseif back.n > 0 then
+          back.spare = kind.give(l, max(l.now, l.booked), back.n, back.due) or 0
+        end
         back.number = l.writes
       end
     end
@@ -550,7 +574,8 @@ if ARGV[4] then
     l.alive = l.alive - l.n
     if l.origin ~= '' and l.alive <= 0 then
       go_back(l, l.origin)
-      l.origin, l.places, l.later, l.runs = '', NONE, NONE, NONE
+      l.origin, l.runs = '', NONE
+      keep_passed(l)
       refund_again(l)
     else
       undo(l)

@@ -20,6 +20,7 @@ mod line;
 mod observers;
 mod outages;
 mod pauses;
+mod settled;
 mod shares;
 mod simulation;
 mod waiting;

@@ -7,6 +7,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::script::{Answer, Operation, Reply};
 use crate::script_tests::{Limit, START, Store, TRY, intervals};
+use crate::terms::Terms;
 
 const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
 const SECOND: u64 = 1_000_000;
@@ -193,8 +194,9 @@ fn a_bucket_takes_back_what_its_bookings_leave_room_for() {
         assert_eq!([call(ANY_WAIT, 0, 1), call(ANY_WAIT, 0, 1)], [SECOND, 2 * SECOND], "{line}");
         call(refund, 0, unused);
         for k in 1..=12_u64 {
-            let behind = 2 + k.saturating_sub(given);
-            assert_eq!(call(ANY_WAIT, 0, 1), behind * SECOND, "{line}, {unused} unused");
+            // Now, while there are some, and then behind the bookings.
+            let seconds = if k <= given { 0 } else { 2 + k - given };
+            assert_eq!(call(ANY_WAIT, 0, 1), seconds * SECOND, "{line}, {unused} unused");
         }
     }
 }
@@ -236,11 +238,13 @@ pub(super) struct Net {
 }
 
 /// Policies for random requests, whose bounds [`is_within`] knows.
-pub(super) const BOUNDED: [&str; 10] = [
+pub(super) const BOUNDED: [&str; 12] = [
     "token_bucket 5/s burst 10",
     "token_bucket 10/s burst 10",
     "token_bucket 5/s burst 1",
     "token_bucket 20/s burst 60 interval_refill",
+    "token_bucket 10/s burst 40",
+    "smooth_bursty 10/s max_burst 4s",
     "leaky_bucket 10/s nodelay 3",
     "smooth_bursty 10/s",
     "fixed_window 10/s",
@@ -295,13 +299,18 @@ pub(super) fn is_within(line: &str, limit: &Limit, grants: &[Net]) -> Result<(),
     Ok(())
 }
 
+/// How many random programs run.
+fn seeds() -> u64 {
+    if std::env::var_os("TIDEGATE_REDIS_CALLS").is_some() { 200 } else { 6 }
+}
+
 /// Random requests, of which some wait, are settled, or leave, under pauses: the grants that are
 /// not given back are within the bound of the policy.
 #[test]
 fn what_comes_back_is_never_granted_twice() {
     let Some(mut store) = Store::new() else { return };
     for line in BOUNDED {
-        for seed in 0..6 {
+        for seed in 0..seeds() {
             let mut limit = Limit::new(line);
             limit.key.push_str(&format!("-{seed}"));
             let mut random = SmallRng::seed_from_u64(seed);
@@ -352,4 +361,155 @@ fn what_comes_back_is_never_granted_twice() {
             }
         }
     }
+}
+
+/// What is refunded while bookings lie ahead is there at once, and gone once, also when the bookings
+/// ahead are undone.
+#[test]
+fn a_loan_outlives_the_bookings_behind_it() {
+    let Some(mut store) = Store::new() else { return };
+    for line in ["token_bucket 5/s burst 10", "fixed_window 10/2s"] {
+        // Whether a booking comes between the refund and the loan, and which booking leaves first.
+        for (between, first) in [(false, 0), (true, 0), (true, 1)] {
+            let mut limit = Limit::new(line);
+            limit.key.push_str(&format!("-{between}-{first}"));
+            let mut call = |operation, after: u64, n, before: &[u8]| {
+                store.call(operation, START + after, &[limit.part(n, before)])
+            };
+            let used = call(TRY, 0, 10, &[]);
+            let mut waits = vec![call(ANY_WAIT, 0, 5, &[])];
+            call(Operation::Refund { due: used.due }, SECOND / 10, 4, &[]);
+            if between {
+                waits.push(call(ANY_WAIT, SECOND / 10, 5, &[]));
+            }
+            // It is more than there is, it is there, and it is gone.
+            assert_eq!(call(TRY, SECOND / 10, 5, &[]).answer, Answer::Refused, "{line}");
+            let lent = call(TRY, SECOND / 10, 4, &[]);
+            assert_eq!((lent.answer, due(&lent)), (Answer::Done, SECOND / 10), "{line}");
+            assert_eq!(call(TRY, SECOND / 10, 1, &[]).answer, Answer::Refused, "{line}");
+            waits.rotate_left(first);
+            for wait in &waits {
+                call(Operation::Back { due: wait.due }, SECOND / 5, 5, &wait.before[0]);
+            }
+            let left = call(Operation::Status, SECOND / 5, 0, &[]).limits[0].available;
+            // In 0.2 s a permit comes in.
+            let most = u64::from(line.starts_with("token"));
+            assert_eq!(left, most, "{line}, {between}, {first}");
+        }
+    }
+}
+
+/// A booking that was given back, and whose instant has passed, was refunded, and then undone with
+/// the one behind it.
+#[test]
+fn a_place_that_has_passed_comes_back_once() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("token_bucket 5/s burst 10");
+    let mut call = |operation, after: u64, n, before: &[u8]| {
+        store.call(operation, START + after, &[limit.part(n, before)])
+    };
+    call(TRY, 0, 10, &[]);
+    let waits: Vec<_> = (0..2).map(|_| call(ANY_WAIT, 0, 3, &[])).collect();
+    for (wait, after) in waits.iter().zip([SECOND / 2, SECOND * 7 / 10]) {
+        call(Operation::Back { due: wait.due }, after, 3, &wait.before[0]);
+    }
+    assert_eq!(call(Operation::Status, SECOND * 7 / 10, 0, &[]).limits[0].available, 3);
+}
+
+/// Workers that reserve more than they use, of one limit or of two, some of whom leave before their
+/// instants. What they give back is granted to others while bookings lie ahead, and not once more.
+#[test]
+fn what_is_lent_is_never_granted_twice() {
+    let Some(mut store) = Store::new() else { return };
+    let mut lent = 0;
+    for (i, first) in BOUNDED.iter().enumerate() {
+        for seed in 0..seeds() {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let second = BOUNDED[(i + random.random_range(1..BOUNDED.len())) % BOUNDED.len()];
+            let limits = [*first, second].map(|line| {
+                let limit = Limit::new(line);
+                let terms = Terms { longest: None, ..limit.terms };
+                Limit { key: format!("lent-{i}-{seed}-{line}"), terms }
+            });
+            let interval = intervals(&limits[0], 1.0).max(intervals(&limits[1], 1.0));
+            let most = limits.iter().map(|limit| limit.terms.limit.clamp(1, 10)).min().expect("two");
+            let most = if first.starts_with("leaky") || second.starts_with("leaky") { 4 } else { most };
+            let (settles, drops) = (random.random_range(0.2..0.6), random.random_range(0.0..0.3));
+            let both = random.random_range(0.0..1.0);
+            let (mut now, mut open, mut ahead) = (START, Vec::new(), START);
+            let mut grants = [Vec::new(), Vec::new()];
+            for _ in 0..250 {
+                if random.random_bool(0.7) {
+                    now += random.random_range(0..=2 * interval);
+                }
+                let due = |reply: &Reply| u64::try_from(reply.due).expect("an instant");
+                let parts = |costs: [u64; 2], before: &[Vec<u8>]| -> Vec<(u64, Vec<u8>)> {
+                    let before = |i: usize| before.get(i).cloned().unwrap_or_default();
+                    costs.iter().enumerate().map(|(i, n)| (*n, before(i))).collect()
+                };
+                let mut call = |operation, parts: Vec<(u64, Vec<u8>)>| {
+                    let parts = limits.iter().zip(&parts);
+                    let parts: Vec<_> = parts.map(|(limit, (n, before))| limit.part(*n, before)).collect();
+                    store.call(operation, now, &parts)
+                };
+                if random.random_bool(settles) && !open.is_empty() {
+                    let at = random.random_range(0..open.len());
+                    let (reply, costs): &mut (Reply, [u64; 2]) = &mut open[at];
+                    if due(reply) <= now {
+                        // In one piece, or in several.
+                        let unused = costs.map(|n| random.random_range(0..=n));
+                        call(Operation::Refund { due: reply.due }, parts(unused, &[]));
+                        *costs = std::array::from_fn(|i| costs[i] - unused[i]);
+                        if random.random_bool(0.7) {
+                            let (reply, costs) = open.swap_remove(at);
+                            for (grants, n) in grants.iter_mut().zip(costs) {
+                                grants.push(Net { at: due(&reply), n });
+                            }
+                        }
+                        continue;
+                    }
+                }
+                if random.random_bool(drops) && !open.is_empty() {
+                    let at = random.random_range(0..open.len());
+                    if due(&open[at].0) > now {
+                        let (reply, costs) = open.swap_remove(at);
+                        call(Operation::Back { due: reply.due }, parts(costs, &reply.before));
+                        continue;
+                    }
+                }
+                if random.random_bool(0.02) {
+                    call(Operation::Debit, parts([random.random_range(0..=2), 0], &[]));
+                }
+                let n = random.random_range(1..=most);
+                let costs = if random.random_bool(both) {
+                    [n, random.random_range(1..=most)]
+                } else if random.random_bool(0.5) {
+                    [n, 0]
+                } else {
+                    [0, n]
+                };
+                let longest = Duration::from_micros(random.random_range(0..20) * interval);
+                let wanted = Operation::Reserve { longest, shadow: false };
+                let reply = call(wanted, parts(costs, &[]));
+                if reply.answer == Answer::Done {
+                    if reply.wait == Duration::ZERO && ahead > now {
+                        lent += 1;
+                    }
+                    ahead = ahead.max(due(&reply));
+                    open.push((reply, costs));
+                }
+            }
+            for (reply, costs) in open {
+                for (grants, n) in grants.iter_mut().zip(costs) {
+                    grants.push(Net { at: u64::try_from(reply.due).expect("an instant"), n });
+                }
+            }
+            for ((line, limit), grants) in [first, second].into_iter().zip(&limits).zip(&grants) {
+                if let Err(found) = is_within(line, limit, grants) {
+                    panic!("{first} and {second}, {seed}: {line}: {found}");
+                }
+            }
+        }
+    }
+    assert!(lent > 500, "{lent}");
 }

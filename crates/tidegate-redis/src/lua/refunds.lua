@@ -1,0 +1,65 @@
+-- The refunds that are made again when a booking from before them is undone: the values from before
+-- the bookings ahead do not have them. A loan is the opposite: permits that were refunded are
+-- granted before the last booking, and that is made again as well.
+--
+--   | number | name    | unit    | meaning                                                        |
+--   |--------|---------|---------|----------------------------------------------------------------|
+--   | 1      | due     | us      | the instant of the grant that was refunded                     |
+--   | 2      | n       | permits | of the grant; negative ones are of a loan                      |
+--   | 3      | spare   | permits | so many of them may be lent; -1 for a loan that met the cap    |
+--   | 4      | of      | 1       | the number of the booking whose place was refunded, or -1. The |
+--   |        |         |         | refund is not made again if that booking is undone as well     |
+--   | 5      | lent    | permits | of the refund that were lent while no booking was behind it:    |
+--   |        |         |         | they are undone together                                       |
+--   | 6      | lent_at | us      | the instant of the last loan                                   |
+--   | 7      | number  | 1       | of the next booking                                            |
+--   | 8      | till    | us      | the instant of the last booking before it                      |
+
+-- Most limits have no booking and no permits that were given back.
+local NONE = {}
+
+-- Refunds are texts of eight numbers.
+local REFUND = '>dddddddd'
+
+local function read_refund(value, first)
+  local due, n, spare, of, lent, lent_at, number, till, behind = parse(REFUND, value, first)
+  local refund = {due = due, n = n, spare = spare, of = of}
+  refund.lent, refund.lent_at, refund.number, refund.till = lent, lent_at, number, till
+  return refund, behind
+end
+
+local function text_of_refund(refund)
+  local due, n, spare, of, lent = refund.due, refund.n, refund.spare, refund.of, refund.lent
+  return pack(REFUND, due, n, spare, of, lent, refund.lent_at, refund.number, refund.till)
+end
+
+-- Has a refund that is not made again become a loan of what was lent of it.
+local function forget_refund(back)
+  back.n, back.lent, back.spare, back.of = -back.lent, 0, 0, -1
+end
+
+-- Has a refund, or a loan, made again when bookings ahead are undone.
+local function note_refund(l, n, due, spare, of)
+  local refunds, first = l.refunds, l.refunds[1]
+  if refunds == NONE then refunds = {} end
+  local refund = {due = due, n = n, spare = spare, of = of or -1}
+  refund.lent, refund.lent_at, refund.number, refund.till = 0, n < 0 and due or 0, l.writes, l.booked
+  refunds[#refunds + 1] = refund
+  if #refunds > MOST_REFUNDS then
+    local second = table.remove(refunds, 2)
+    for _, back in ipairs({first, second}) do
+      if back.of >= 0 then forget_refund(back) end
+    end
+    -- Of a refund and a loan the refund is lost when a booking from before it is undone.
+    for _, back in ipairs({first, second}) do
+      if back.n > 0 and min(first.n, second.n) < 0 then back.n, back.spare = 0, 0 end
+    end
+    -- They become one, with the number of the first. So a booking between them that is undone takes
+    -- the second one along. What was lent is debited for a booking before the second.
+    first.due, first.till = min(first.due, second.due), max(first.till, second.till)
+    first.n, first.spare = first.n + second.n, first.spare + second.spare
+    first.lent, first.lent_at = first.lent + second.lent, max(first.lent_at, second.lent_at)
+    if second.n < 0 then first.number = second.number end
+  end
+  l.refunds = refunds
+end

@@ -1,0 +1,131 @@
+//! Places that are settled for less than was reserved, while other requests wait: what comes back
+//! serves these, as in one process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tidegate::AnyLimiter;
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{LimiterConfig, Store};
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const RESERVED: u32 = 100;
+const USED: u32 = 30;
+
+/// The instants of the grants by the server's clock in microseconds.
+type Grants = Arc<Mutex<Vec<i64>>>;
+
+async fn reserve_and_settle(limiter: &AnyLimiter, hold: Duration) {
+    let mut place = limiter.in_task().reserve(RESERVED).unwrap();
+    (&mut place).await.unwrap();
+    sleep(hold).await;
+    place.settle(USED).unwrap();
+}
+
+/// Tasks that reserve for 0.2 s and settle, again and again: how many permits are used in a second.
+async fn used_per_second(limiters: &[AnyLimiter]) -> f64 {
+    let used = Arc::new(AtomicU64::new(0));
+    for task in 0..20 {
+        let (limiter, used) = (limiters[task % limiters.len()].clone(), used.clone());
+        tokio::spawn(async move {
+            loop {
+                reserve_and_settle(&limiter, 200 * MS).await;
+                used.fetch_add(USED.into(), Ordering::Relaxed);
+            }
+        });
+    }
+    sleep(20 * SECOND).await;
+    used.load(Ordering::Relaxed) as f64 / 20.0
+}
+
+/// A queue of tasks that reserve and settle once: how long it takes.
+async fn time_of_a_queue(limiters: &[AnyLimiter]) -> Duration {
+    let began = Instant::now();
+    let tasks: Vec<_> = (0..200)
+        .map(|task| {
+            let limiter = limiters[task % limiters.len()].clone();
+            tokio::spawn(async move { reserve_and_settle(&limiter, 20 * MS).await })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    began.elapsed()
+}
+
+fn here(policy: &str) -> [AnyLimiter; 1] {
+    [policy.parse::<LimiterConfig>().unwrap().build().unwrap()]
+}
+
+fn there(policy: &str, processes: usize, grants: &Grants) -> (Model, Vec<AnyLimiter>) {
+    let model = Model::new(1, Network::steady(MS));
+    let open = |_| {
+        let store = model.open(Store::builder("redis://model")).unwrap();
+        let grants = grants.clone();
+        store.log_grants(move |_, due, _| grants.lock().unwrap().push(due));
+        store.limiter("all").limit("calls", policy.parse().unwrap()).build().unwrap().into()
+    };
+    let limiters = (0..processes).map(open).collect();
+    (model, limiters)
+}
+
+#[test]
+fn tasks_that_use_less_than_they_reserve_use_the_limit() {
+    // How much of what one process uses. A bucket gives a refund back as far as the burst leaves room
+    // beside the bookings ahead; one process has none ahead.
+    for (policy, part) in [
+        ("token_bucket 1000/s burst 100", 0.99),
+        ("token_bucket 1000/s burst 500", 0.8),
+        ("token_bucket 1000/s burst 1000", 0.97),
+        ("smooth_bursty 1000/s max_burst 1s", 0.97),
+        ("fixed_window 1000/s", 0.97),
+        ("sliding_estimate 1000/s", 0.8),
+    ] {
+        let alone = run(async { used_per_second(&here(policy)).await });
+        for processes in [1, 4] {
+            let used = run(async {
+                let (_model, limiters) = there(policy, processes, &Grants::default());
+                used_per_second(&limiters).await
+            });
+            assert!(used >= part * alone, "{policy}: {used} of {alone}");
+        }
+    }
+}
+
+#[test]
+fn requests_that_wait_move_up_to_what_others_did_not_use() {
+    for (policy, burst, times) in [
+        ("token_bucket 1000/s burst 500", 500, 1.05),
+        ("token_bucket 1000/s burst 1000", 1000, 1.05),
+        ("smooth_bursty 1000/s max_burst 1s", 1000 + RESERVED, 1.05),
+        ("fixed_window 1000/s", 2000, 1.01),
+        ("sliding_window 1000/s cells 10", 2000, 1.2),
+        ("sliding_estimate 1000/s", 2000, 1.2),
+    ] {
+        let alone = run(async { time_of_a_queue(&here(policy)).await });
+        for processes in [1, 4] {
+            let grants = Grants::default();
+            let took = run(async {
+                let (_model, limiters) = there(policy, processes, &grants);
+                time_of_a_queue(&limiters).await
+            });
+            // Of several processes the last one is not told what came back to the others.
+            if processes == 1 {
+                assert!(took <= alone.mul_f64(times), "{policy}: {took:?}, alone {alone:?}");
+            }
+            // What was used stays within the bound, from each grant on.
+            let mut grants = std::mem::take(&mut *grants.lock().unwrap());
+            grants.sort_unstable();
+            for (i, first) in grants.iter().enumerate() {
+                for (k, last) in grants[i..].iter().enumerate() {
+                    let used = i64::from(USED) * i64::try_from(k + 1).unwrap();
+                    let most = i64::from(burst) + (last - first) / 1000;
+                    assert!(used <= most, "{policy}: {used} permits in {} us", last - first);
+                }
+            }
+        }
+    }
+}
