@@ -126,6 +126,18 @@ impl Set {
         Ok(costs)
     }
 
+    /// How many permits of each member were used. Of one that the request does not tell, all that
+    /// were reserved.
+    pub(crate) fn used(&self, mut reserved: Vec<u64>, used: &AllRequest<'_>) -> Result<Vec<u64>, AllRefusal> {
+        if let Some(others) = used.others() {
+            reserved.fill(others.into());
+        }
+        for (name, n) in used.costs() {
+            reserved[self.find(name)?] = n.into();
+        }
+        Ok(reserved)
+    }
+
     pub(crate) fn find(&self, name: &str) -> Result<usize, AllRefusal> {
         self.members.iter().position(|member| member.name == name).ok_or_else(|| AllRefusal::NoMember {
             name: name.into(),

@@ -121,6 +121,12 @@ impl Reserved {
         })
     }
 
+    /// Whether no permits were used of what was reserved.
+    fn is_unused(&self, used: &AllRequest<'_>) -> Result<bool, AllRefusal> {
+        let reserved = self.ask.costs.iter().map(|(n, _)| *n).collect();
+        Ok(self.of.0.set.used(reserved, used)?.iter().all(|n| *n == 0))
+    }
+
     fn longest(&self) -> Duration {
         self.of.rest(self.ask.all_else.within.unwrap_or(Duration::MAX), self.began)
     }
@@ -235,6 +241,10 @@ impl Place for Reserved {
     }
 
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        if matches!(self.stage, Stage::Waits(_)) && self.is_unused(used)? {
+            // As a place that is dropped: its instant serves the next request.
+            return Ok(());
+        }
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
         let line = self.of.0.clone();
         let set = &line.set;
@@ -248,14 +258,8 @@ impl Place for Reserved {
             },
             Stage::Decided(decision, _) => decision.ok().and_then(|(_, used)| used),
         };
-        // Of a member that the request does not tell, all reserved permits were used.
-        let Used(mut told, _) = reserved.clone().unwrap_or_else(none);
-        if let Some(others) = used.others() {
-            told = vec![others.into(); told.len()];
-        }
-        for (name, n) in used.costs() {
-            told[set.find(name)?] = n.into();
-        }
+        let Used(told, _) = reserved.clone().unwrap_or_else(none);
+        let told = set.used(told, used)?;
         let Some(Used(reserved, due)) = reserved else { return Ok(()) };
         let difference = |more: fn(u64, u64) -> u64| -> Costs {
             reserved

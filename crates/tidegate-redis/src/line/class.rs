@@ -57,11 +57,6 @@ impl Class {
         self.turns.range(..=last).next_back().filter(|turn| turn.priority == priority).map(|turn| turn.due)
     }
 
-    /// The last instant, by the store's time.
-    pub(crate) fn last_booked(&self) -> Option<i64> {
-        self.instants.last_key_value().map(|(_, reply)| reply.due)
-    }
-
     /// Adds a request, and the instant that the store booked for it, which is not later than its
     /// turn. Requests that came before and moved up to an earlier instant stay before it. Returns
     /// their new turns.

@@ -77,11 +77,7 @@ impl State {
     fn is_behind(&self, entry: &Entry, reply: &Reply) -> bool {
         let asked = &entry.asked;
         let latest = || self.classes.get(&reply.permits)?.latest(asked.priority);
-        reply.answer == Answer::Done
-            && asked.droppable
-            && asked.longest > Duration::ZERO
-            && !entry.full
-            && latest().is_some()
+        reply.answer == Answer::Done && asked.longest > Duration::ZERO && !entry.full && latest().is_some()
     }
 
     /// Has a request wait for the instant that the store booked, or for another one of equal costs.
@@ -104,11 +100,8 @@ impl State {
         let requests = self.classes.entry(class.clone()).or_default();
         let mut turn = Turn::new(priority, due, number);
         if let Some(entry) = self.entries.get_mut(&number) {
-            // An earlier instant is that of the requests that came before. A reservation was told
-            // its own one, but for what the clock of this process tells of two equal ones.
-            if entry.asked.droppable || requests.last_booked().is_some_and(|last| last <= reply.due) {
-                turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
-            }
+            // An earlier instant is that of the requests that came before.
+            turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
             entry.stage = Stage::Booked { class: class.clone(), turn };
             // The task of the request sets the timer.
             after.wake(entry);

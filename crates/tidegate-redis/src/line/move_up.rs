@@ -15,6 +15,9 @@ use crate::set::Costs;
 /// An instant has to come in this part of the time to the last one, or it is not worth a call.
 const EARLIER: (u64, u64) = (3, 4);
 
+/// So many sizes are asked for at once.
+const MOST_SIZES: usize = 4;
+
 impl State {
     /// So many permits of each member came back. Asks for as many requests as these may serve.
     pub(super) fn ask_for_settled(&mut self, back: &Costs, now: Nanos) {
@@ -30,34 +33,37 @@ impl State {
         self.ask_for_waiting(now, |_| 2);
     }
 
-    /// Asks for requests that wait, of the size of the first one that came.
+    /// Asks for requests that wait, of the sizes of the first ones that came.
     fn ask_for_waiting(&mut self, now: Nanos, most: impl Fn(&[u64]) -> usize) {
         if self.in_line.held_till().is_some() || !self.paused.is_empty() || self.closed {
             return;
         }
         let classes = self.classes.iter().take(FORESEEN).filter(|(costs, _)| most(costs) > 0);
-        let first = classes.filter_map(|(costs, class)| Some((class.first()?.0, costs, class)));
-        let Some((number, costs, class)) = first.min_by_key(|(number, ..)| *number) else { return };
-        let last = class.last().unwrap_or_default().saturating_since(now).as_u64();
-        let longest = Nanos::new(last / EARLIER.1 * EARLIER.0);
-        let Some(Entry { asked, .. }) = self.entries.get(&number) else { return };
-        let asked = Asked {
-            costs: costs.iter().map(|n| (*n, *n)).collect(),
-            longest: longest.as_duration(),
-            shadow: false,
-            priority: asked.priority,
-            droppable: false,
-            outlasts: false,
-            with_left: false,
-        };
-        let asks = most(costs).min(MOST_DECISIONS).min(class.len().saturating_sub(self.for_waiting));
-        self.for_waiting += asks;
-        for _ in 0..asks {
-            let number = self.next;
-            self.next += 1;
-            let entry = Entry { is_for_waiting: true, ..Entry::new(asked.clone(), now) };
-            self.in_line.add(entry.place(number), 0);
-            self.entries.insert(number, entry);
+        let firsts = classes.filter_map(|(costs, class)| Some((class.first()?.0, costs, class)));
+        let mut firsts: Vec<_> = firsts.collect();
+        firsts.sort_unstable_by_key(|(number, ..)| *number);
+        let asked = firsts.into_iter().take(MOST_SIZES).filter_map(|(number, costs, class)| {
+            let last = class.last().unwrap_or_default().saturating_since(now).as_u64();
+            let asked = Asked {
+                costs: costs.iter().map(|n| (*n, *n)).collect(),
+                longest: Nanos::new(last / EARLIER.1 * EARLIER.0).as_duration(),
+                shadow: false,
+                priority: self.entries.get(&number)?.asked.priority,
+                droppable: false,
+                outlasts: false,
+                with_left: false,
+            };
+            Some((asked, most(costs).min(class.len())))
+        });
+        for (asked, asks) in asked.collect::<Vec<_>>() {
+            for _ in self.for_waiting..MOST_DECISIONS.min(self.for_waiting.saturating_add(asks)) {
+                let number = self.next;
+                self.next += 1;
+                self.for_waiting += 1;
+                let entry = Entry { is_for_waiting: true, ..Entry::new(asked.clone(), now) };
+                self.in_line.add(entry.place(number), 0);
+                self.entries.insert(number, entry);
+            }
         }
     }
 

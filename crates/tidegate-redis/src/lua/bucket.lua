@@ -95,9 +95,13 @@ do
     end
     peaks[last + 1], peaks[last + 2] = at, level
     if last == 2 * MOST_PEAKS then
-      local nearest = 2
-      for i = 4, last, 2 do
-        if peaks[i] - peaks[i + 2] < peaks[nearest] - peaks[nearest + 2] then nearest = i end
+      local nearest
+      for i = 2, last, 2 do
+        -- Grants to come find less when permits are lent, and those that have passed do not.
+        local is_same = peaks[i - 1] > l.now or peaks[i + 1] <= l.now
+        if is_same and not (nearest and peaks[i] - peaks[i + 2] >= peaks[nearest] - peaks[nearest + 2]) then
+          nearest = i
+        end
       end
       peaks[nearest + 2] = peaks[nearest]
       table.remove(peaks, nearest)
@@ -247,13 +251,15 @@ do
     if room <= 0 or level <= -MOST then return 0 end
     local given = min(n * l.terms[2], room)
     l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
-    l.credit, l.floor = l.credit + given, l.floor + given
+    -- The level is higher from the instant of the grant on, which may be to come.
+    local is_lent = due <= l.now
+    if is_lent then l.credit, l.floor = l.credit + given, l.floor + given end
     -- Without the refunded grant later grants would have found that much more.
     l.peaks = {}
     for i = 1, #peaks, 2 do
       peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
     end
-    return l.terms[2] > 0 and whole(given, l.terms[2]) or 0
+    return is_lent and l.terms[2] > 0 and whole(given, l.terms[2]) or 0
   end
 
   -- Grants what came back at an instant before the last booking. That may lie behind now if the

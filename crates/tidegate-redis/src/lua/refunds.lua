@@ -50,16 +50,18 @@ local function note_refund(l, n, due, spare, of)
     for _, back in ipairs({first, second}) do
       if back.of >= 0 then forget_refund(back) end
     end
-    -- Of a refund and a loan the refund is lost when a booking from before it is undone.
+    -- They become one, with the number of the first: a booking between them that is undone takes
+    -- the second one along. What was lent is never lost, so a loan has the later number, and a refund
+    -- is lost beside it when a booking from before it is undone.
+    local is_loan = second.n < 0 or second.lent > 0
     for _, back in ipairs({first, second}) do
-      if back.n > 0 and min(first.n, second.n) < 0 then back.n, back.spare = 0, 0 end
+      local is_between = is_loan and back.number < second.number
+      if back.n > 0 and (is_between or min(first.n, second.n) < 0) then back.n, back.spare = 0, 0 end
     end
-    -- They become one, with the number of the first. So a booking between them that is undone takes
-    -- the second one along. What was lent is debited for a booking before the second.
     first.due, first.till = min(first.due, second.due), max(first.till, second.till)
     first.n, first.spare = first.n + second.n, first.spare + second.spare
     first.lent, first.lent_at = first.lent + second.lent, max(first.lent_at, second.lent_at)
-    if second.n < 0 then first.number = second.number end
+    if is_loan then first.number = second.number end
   end
   l.refunds = refunds
 end

@@ -70,16 +70,28 @@ local function runs_of(l)
   return l.runs
 end
 
+-- The lowest number of a booking that may be undone.
+local function lowest_run(l)
+  if l.runs then return l.runs[1] and l.runs[1].low or MOST end
+  return l.run < l.ends and parse('>d', l.value, l.run) or MOST
+end
+
 -- Refunds the places that have ended, and forgets runs of which none lies ahead, and refunds that
 -- every booking ahead has found.
 local function pass(l)
-  local places, refunds = l.places, l.refunds
+  local places = l.places
   for i = #places, 1, -1 do
     if has_ended(l, places[i]) then refund(l, table.remove(places, i)) end
   end
   load(l, 1)
-  while refunds[1] and refunds[1].till <= now do table.remove(refunds, 1) end
   if l.booked <= now then l.runs, l.refunds = NONE, NONE end
+  local refunds, lowest = l.refunds, #l.refunds > 0 and lowest_run(l)
+  for i = #refunds, 1, -1 do
+    local back = refunds[i]
+    -- A run may be from before bookings that have passed.
+    local is_needed = lowest < back.number and (back.n < 0 or back.lent > 0)
+    if back.till <= now and not is_needed then table.remove(refunds, i) end
+  end
   if min(l.booked, l.first_due) <= now then l.origin = '' end
 end
 
