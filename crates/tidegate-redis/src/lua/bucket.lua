@@ -20,10 +20,12 @@
 --   | 2     | unit  |       | the price (mode 2: the refill) by which the level counts          |
 --   | 3     | spent | 1     | 1 if the stock is spent when the pause ends: until then the level |
 --   |       |       |       | is the one from before, for a pause that is ended sooner; and 2    |
---   |       |       |       | if credit and floor follow, while bookings lie ahead               |
+--   |       |       |       | if the next four follow, while bookings lie ahead                  |
 --   | 4     | shift | us    | how much later `booked` is than the last grant, by a pause         |
 --   | ..    | credit| units | of what came back while bookings lie ahead, so much is not taken    |
---   | ..    | floor | units | the level is not lower at any instant from now to `booked`         |
+--   | ..    | floor | units | the level is not lower at any instant from now to `till`           |
+--   | ..    | till  | us    | the instant of a booking                                          |
+--   | ..    | rest  | units | the level is not lower at any instant from `till` to `booked`      |
 --   | ..    | peaks |       | at most 8: of each its instant, which rises, and a level, which    |
 --   |       |       |       | falls: no grant of this instant or later, up to the next peak,     |
 --   |       |       |       | found more. One that met the cap has a unit more than that         |
@@ -109,12 +111,29 @@ do
     end
   end
 
+  -- No bound of the level is known until no booking lies ahead.
+  local function forget_floor(l)
+    l.credit, l.floor, l.till, l.rest = 0, -MOST, MOST, -MOST
+  end
+
+  -- Permits that came back, or are lent, change the level at each instant to come.
+  local function raise(l, units)
+    l.credit, l.floor, l.rest = l.credit + units, l.floor + units, l.rest + units
+  end
+
+  -- A bound of the level from now to the last booking. That of bookings that have passed is
+  -- forgotten when the one that was the last then has passed.
+  local function lowest(l)
+    if l.now >= l.till then l.floor, l.till, l.rest = l.rest, l.booked, l.level end
+    return min(l.floor, l.rest)
+  end
+
   -- How much of the level at an instant behind all bookings is left to requests that come now.
   local function apart(l, room, price)
     if l.credit <= 0 or l.booked <= l.now or l.held > l.now then return 0 end
     local peaks, i = l.peaks, 1
     while peaks[i] and peaks[i] <= l.now do i = i + 2 end
-    if l.floor + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end
+    if lowest(l) + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end
     return max(0, min(l.credit, room))
   end
 
@@ -124,7 +143,8 @@ do
     read = function(l, value)
       local t, peaks = l.terms, {}
       local unit = t[7] == 2 and t[1] or t[2]
-      l.unit, l.peaks, l.credit, l.floor = unit, peaks, 0, -MOST
+      l.unit, l.peaks = unit, peaks
+      forget_floor(l)
       if not value then
         l.level, l.spent, l.shift = t[5], 0, 0
         return
@@ -135,7 +155,7 @@ do
       first = first + 32
       if l.spent >= 2 then
         l.spent = l.spent - 2
-        l.credit, l.floor, first = parse('>dd', value, first)
+        l.credit, l.floor, l.till, l.rest, first = parse('>dddd', value, first)
       end
       local last = 0
       for i = first, #value - 15, 16 do
@@ -151,7 +171,7 @@ do
           level = count * unit + rest
         end
         for i = 2, last, 2 do peaks[i] = MOST end
-        l.credit, l.floor = 0, -MOST
+        forget_floor(l)
       end
       l.level = level
     end,
@@ -179,7 +199,8 @@ do
       local t = l.terms
       if l.booked <= l.now then
         -- The first booking ahead.
-        l.credit, l.floor = 0, l.held > l.now and -MOST or level_at(l, l.now, t[3])
+        forget_floor(l)
+        if l.held <= l.now then l.floor, l.till, l.rest = level_at(l, l.now, t[3]), at, MOST end
       end
       local found = l.level
       if not stands(l, at) then
@@ -192,17 +213,19 @@ do
       peak(l, at, found)
       l.level = l.level - n * t[2]
       if l.level <= -MOST then l.level = -2 * MOST end
-      l.booked, l.floor = at, min(l.floor, l.level)
+      l.booked, l.rest = at, min(l.rest, l.level)
+      -- The request may have taken what came back.
+      l.credit = max(0, min(l.credit, t[7] == 2 and l.level + n * t[2] or l.level))
     end,
 
     -- Whether a request may be granted before the last booking.
     lends = function(l, n)
-      return l.booked > l.now and l.held <= l.now and min(l.credit, l.floor) >= n * l.terms[2]
+      return l.booked > l.now and l.held <= l.now and min(l.credit, lowest(l)) >= n * l.terms[2]
     end,
 
     move = function(l, by)
       local peaks = l.peaks
-      l.credit, l.floor = 0, -MOST
+      forget_floor(l)
       for i = 1, #peaks, 2 do peaks[i] = peaks[i] + by end
     end,
 
@@ -230,7 +253,7 @@ do
     value = function(l)
       local peaks = l.peaks
       local spent, ahead = l.spent, ''
-      if l.booked > l.now then spent, ahead = spent + 2, pack('>dd', l.credit, l.floor) end
+      if l.booked > l.now then spent, ahead = spent + 2, pack('>dddd', l.credit, l.floor, l.till, l.rest) end
       local text = pack('>dddd', l.level, l.unit, spent, l.shift) .. ahead
       return text .. pack('>' .. ('d'):rep(#peaks), unpack(peaks))
     end,
@@ -253,7 +276,7 @@ do
     l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
     -- The level is higher from the instant of the grant on, which may be to come.
     local is_lent = due <= l.now
-    if is_lent then l.credit, l.floor = l.credit + given, l.floor + given end
+    if is_lent then raise(l, given) end
     -- Without the refunded grant later grants would have found that much more.
     l.peaks = {}
     for i = 1, #peaks, 2 do
@@ -283,7 +306,8 @@ do
       peak(l, instant, level)
     end
     if not most then peak(l, at, l.level) end
-    l.level, l.credit, l.floor = l.level - units, l.credit - units, l.floor - units
+    l.level = l.level - units
+    raise(l, -units)
     return not met
   end
 
@@ -308,7 +332,7 @@ do
 
   if operation ~= 'reserve' then
     function bucket.hold(l, till, keep)
-      l.credit, l.floor = 0, -MOST
+      forget_floor(l)
       -- The level stands still until then.
       if not stands(l, l.at) then
         l.level, l.spent = level_at(l, l.at, cap_of(l.terms, 1)), 0

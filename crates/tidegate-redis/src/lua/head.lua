@@ -12,6 +12,7 @@
 --   | 4      | held   | us   | the end of a pause, 0 without one                              |
 --   | 5      | back   | byte | the length of what follows of bookings that were given back    |
 --   | ..     |        | 1    | how many places follow, and how many refunds                   |
+--   | ..     | kept   | 1    | no booking of a lower number is undone                          |
 --   | ..     | alive  |permit| of the bookings since the origin those that are not given back   |
 --   | ..     | first  | us   | the first instant of these bookings                            |
 --   | ..     | real   |      | its length, and in a pause the value without what is foreseen   |

@@ -38,30 +38,24 @@ local function forget_refund(back)
   back.n, back.lent, back.spare, back.of = -back.lent, 0, 0, -1
 end
 
--- Has a refund, or a loan, made again when bookings ahead are undone.
+-- Has a refund, or a loan, made again when bookings ahead are undone. Of too many the first is
+-- forgotten, and no booking from before it is undone any more.
 local function note_refund(l, n, due, spare, of)
-  local refunds, first = l.refunds, l.refunds[1]
+  local refunds = l.refunds
   if refunds == NONE then refunds = {} end
   local refund = {due = due, n = n, spare = spare, of = of or -1}
   refund.lent, refund.lent_at, refund.number, refund.till = 0, n < 0 and due or 0, l.writes, l.booked
-  refunds[#refunds + 1] = refund
+  -- Two of one kind, with no booking between them, are one.
+  local last = refunds[#refunds]
+  local is_one = last and last.number == l.writes and last.of < 0 and refund.of < 0 and last.lent == 0
+  if is_one and n < 0 and last.n < 0 or is_one and n > 0 and last.n > 0 and last.due == due then
+    last.n, last.spare, last.till = last.n + n, last.spare + spare, l.booked
+    last.lent_at = refund.lent_at
+  else
+    refunds[#refunds + 1] = refund
+  end
   if #refunds > MOST_REFUNDS then
-    local second = table.remove(refunds, 2)
-    for _, back in ipairs({first, second}) do
-      if back.of >= 0 then forget_refund(back) end
-    end
-    -- They become one, with the number of the first: a booking between them that is undone takes
-    -- the second one along. What was lent is never lost, so a loan has the later number, and a refund
-    -- is lost beside it when a booking from before it is undone.
-    local is_loan = second.n < 0 or second.lent > 0
-    for _, back in ipairs({first, second}) do
-      local is_between = is_loan and back.number < second.number
-      if back.n > 0 and (is_between or min(first.n, second.n) < 0) then back.n, back.spare = 0, 0 end
-    end
-    first.due, first.till = min(first.due, second.due), max(first.till, second.till)
-    first.n, first.spare = first.n + second.n, first.spare + second.spare
-    first.lent, first.lent_at = first.lent + second.lent, max(first.lent_at, second.lent_at)
-    if is_loan then first.number = second.number end
+    l.kept_from, l.origin = max(l.kept_from, table.remove(refunds, 1).number), ''
   end
   l.refunds = refunds
 end

@@ -14,8 +14,8 @@ end
 -- copy.
 local function read_back(l, value, bytes)
   local count_places, count_refunds, length, later, real, first
-  count_places, count_refunds, l.alive, l.first_due, length, later, real, first =
-    parse('>ddddddd', value, 41)
+  count_places, count_refunds, l.kept_from, l.alive, l.first_due, length, later, real, first =
+    parse('>dddddddd', value, 41)
   l.real = value:sub(first, first + real - 1)
   first = first + real
   l.origin = value:sub(first, first + length - 1)
@@ -84,7 +84,7 @@ local function pass(l)
     if has_ended(l, places[i]) then refund(l, table.remove(places, i)) end
   end
   load(l, 1)
-  if l.booked <= now then l.runs, l.refunds = NONE, NONE end
+  if l.booked <= now then l.runs, l.refunds, l.kept_from = NONE, NONE, 0 end
   local refunds, lowest = l.refunds, #l.refunds > 0 and lowest_run(l)
   for i = #refunds, 1, -1 do
     local back = refunds[i]
@@ -149,7 +149,7 @@ for i = 1, count do
     terms = {parse(kind.terms, terms, first + 16)},
     writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
     places = NONE, later = NONE, refunded = 0, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
-    origin = '', alive = 0, first_due = 0, real = '',
+    origin = '', kept_from = 0, alive = 0, first_due = 0, real = '',
     changed = false,
   }
   first = first + 8 + 8 * #kind.terms
@@ -178,7 +178,8 @@ local function value_of(l)
   end
   local origin, later = l.origin, l.later
   local real = l.real
-  if #places + #later + #refunds == 0 and text == '' and origin == '' and real == '' then
+  local is_kept = l.kept_from > 0 and l.booked > l.now
+  if #places + #later + #refunds == 0 and text == '' and origin == '' and real == '' and not is_kept then
     return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
   local texts, bytes = {''}, 0
@@ -186,7 +187,8 @@ local function value_of(l)
     texts[i + 1], bytes = records, bytes + #records
   end
   if origin == '' then l.alive, l.first_due = 0, 0 end
-  local first = pack('>ddddddd', #places, #refunds, l.alive, l.first_due, #origin, bytes, #real)
+  local first = pack('>dddd', #places, #refunds, l.kept_from, l.alive)
+  first = first .. pack('>dddd', l.first_due, #origin, bytes, #real)
   first = first .. real .. origin
   for _, place in ipairs(places) do
     local before = place.before or ''
@@ -552,7 +554,7 @@ if ARGV[4] then
   local function undo(l)
     local runs = runs_of(l)
     local run, undone = runs[#runs], false
-    while run and is_known(run) and run.high + 1 == l.writes do
+    while run and is_known(run) and run.high + 1 == l.writes and run.low >= l.kept_from do
       go_back(l, run.text:sub(33))
       runs[#runs] = nil
       remove_from(l, run.low)

@@ -129,3 +129,57 @@ fn requests_that_wait_move_up_to_what_others_did_not_use() {
         }
     }
 }
+
+/// Small requests beside large ones, and places that are settled at once: loans that were too many to
+/// be noted were debited again and again, so that nothing came back.
+#[test]
+fn places_beside_small_requests_use_the_limit() {
+    run(async {
+        let (_model, limiters) = there("token_bucket 1000/s burst 1000", 1, &Grants::default());
+        let used = Arc::new(AtomicU64::new(0));
+        for task in 0..60 {
+            let (limiter, used) = (limiters[0].clone(), used.clone());
+            tokio::spawn(async move {
+                loop {
+                    if task < 45 {
+                        reserve_and_settle(&limiter, Duration::ZERO).await;
+                        used.fetch_add(USED.into(), Ordering::Relaxed);
+                    } else {
+                        drop(limiter.acquire().await.unwrap());
+                        used.fetch_add(1, Ordering::Relaxed);
+                        sleep(20 * MS).await;
+                    }
+                }
+            });
+        }
+        sleep(3 * SECOND).await;
+        let before = used.load(Ordering::Relaxed);
+        sleep(5 * SECOND).await;
+        let used = used.load(Ordering::Relaxed) - before;
+        assert!((4900..=5100).contains(&used), "{used}");
+    });
+}
+
+/// A place that is given up before its instant lends nothing, since no permit of it is there yet.
+#[test]
+fn a_place_that_is_not_used_is_as_if_it_was_dropped() {
+    run(async {
+        let grants = Grants::default();
+        let (_model, limiters) = there("token_bucket 1/s burst 5", 1, &grants);
+        let limiter = limiters[0].in_task();
+        drop(limiter.acquire_many(5).await.unwrap());
+        let mut places = Vec::new();
+        for used in [0, 1] {
+            let place = limiter.reserve(2).unwrap();
+            sleep(50 * MS).await;
+            places.push((place, used));
+        }
+        let began = Instant::now();
+        let wait = tokio::spawn(limiters[0].acquire());
+        sleep(50 * MS).await;
+        places.into_iter().for_each(|(place, used)| place.settle(used).unwrap());
+        drop(wait.await.unwrap().unwrap());
+        // One permit of the places is used. The next one is there 2 s after all were taken.
+        assert!(began.elapsed() >= 1850 * MS, "{:?}", began.elapsed());
+    });
+}

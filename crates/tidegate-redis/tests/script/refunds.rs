@@ -416,6 +416,54 @@ fn a_place_that_has_passed_comes_back_once() {
     assert_eq!(call(Operation::Status, SECOND * 7 / 10, 0, &[]).limits[0].available, 3);
 }
 
+/// Of three bookings the first was given back, and lent when its instant had passed. The loan was
+/// forgotten when the second one had passed, and all were undone when the third one was given back.
+#[test]
+fn a_loan_outlives_bookings_that_have_passed() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("token_bucket 100/s burst 100");
+    let mut call = |operation, hundredths: u64, n, before: &[u8]| {
+        store.call(operation, START + hundredths * SECOND / 100, &[limit.part(n, before)])
+    };
+    call(TRY, 0, 100, &[]);
+    let [first, second] = [22, 13].map(|n| call(ANY_WAIT, 0, n, &[]));
+    assert_eq!([due(&first), due(&second)], [SECOND * 22 / 100, SECOND * 35 / 100]);
+    call(Operation::Back { due: first.due }, 17, 22, &first.before[0]);
+    assert_eq!(call(TRY, 25, 19, &[]).answer, Answer::Done);
+    let third = call(ANY_WAIT, 26, 28, &[]);
+    call(Operation::Back { due: second.due }, 34, 13, &second.before[0]);
+    call(Operation::Back { due: third.due }, 45, 28, &third.before[0]);
+    assert_eq!(call(Operation::Status, 45, 0, &[]).limits[0].available, 45 - 19);
+}
+
+/// A state keeps some refunds and loans. No booking from before others of them is undone.
+#[test]
+fn many_loans_outlive_the_bookings_behind_them() {
+    let Some(mut store) = Store::new() else { return };
+    let limit = Limit::new("token_bucket 100/s burst 100");
+    let mut call = |operation, hundredths: u64, n, before: &[u8]| {
+        store.call(operation, START + hundredths * SECOND / 100, &[limit.part(n, before)])
+    };
+    let used = call(TRY, 0, 100, &[]);
+    let mut waits = vec![(call(ANY_WAIT, 0, 30, &[]), 30)];
+    for _ in 0..40 {
+        call(Operation::Refund { due: used.due }, 1, 1, &[]);
+        waits.push((call(ANY_WAIT, 1, 2, &[]), 2));
+        let lent = call(TRY, 1, 1, &[]);
+        assert_eq!((lent.answer, due(&lent)), (Answer::Done, SECOND / 100));
+    }
+    for (wait, n) in &waits {
+        call(Operation::Back { due: wait.due }, 2, *n, &wait.before[0]);
+    }
+    // What was refunded is lent, so that a hundred permits are taken, and those of two hundredths
+    // are there.
+    let left = call(Operation::Status, 2, 0, &[]).limits[0].available;
+    assert!(left <= 2, "{left}");
+    // All come in by time, the places of the waits included.
+    let left = call(Operation::Status, 90, 0, &[]).limits[0].available;
+    assert!((80..=90).contains(&left), "{left}");
+}
+
 /// Workers that reserve more than they use, of one limit or of two, some of whom leave before their
 /// instants. What they give back is granted to others while bookings lie ahead, and not once more.
 #[test]
@@ -515,6 +563,7 @@ fn what_is_lent_is_never_granted_twice() {
 }
 
 /// The level of a bucket as of its last booking, in units.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Whole numbers far below 2^53.
 fn level(store: &mut Store, key: &str) -> (u64, f64) {
     let value: Vec<u8> = redis::cmd("GET").arg(key).query(&mut store.connection).expect("a value");
     let number = |first: usize| {
