@@ -121,11 +121,9 @@ do
     l.credit, l.floor, l.rest = l.credit + units, l.floor + units, l.rest + units
   end
 
-  -- A bound of the level from now to the last booking. That of bookings that have passed is
-  -- forgotten when the one that was the last then has passed.
+  -- A bound of the level from now to the last booking.
   local function lowest(l)
-    if l.now >= l.till then l.floor, l.till, l.rest = l.rest, l.booked, l.level end
-    return min(l.floor, l.rest)
+    return min(l.now < l.till and l.floor or l.level, l.rest)
   end
 
   -- How much of the level at an instant behind all bookings is left to requests that come now.
@@ -201,6 +199,9 @@ do
         -- The first booking ahead.
         forget_floor(l)
         if l.held <= l.now then l.floor, l.till, l.rest = level_at(l, l.now, t[3]), at, MOST end
+      elseif l.now >= l.till then
+        -- The bookings up to `till` have passed.
+        l.floor, l.till, l.rest = l.rest, l.booked, l.level
       end
       local found = l.level
       if not stands(l, at) then
