@@ -215,8 +215,6 @@ do
       l.level = l.level - n * t[2]
       if l.level <= -MOST then l.level = -2 * MOST end
       l.booked, l.rest = at, min(l.rest, l.level)
-      -- The request may have taken what came back.
-      l.credit = max(0, min(l.credit, t[7] == 2 and l.level + n * t[2] or l.level))
     end,
 
     -- Whether a request may be granted before the last booking.
