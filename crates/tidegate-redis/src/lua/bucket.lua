@@ -298,7 +298,7 @@ do
         most = level
         peak(l, at, most)
       end
-      if instant > l.now then
+      if instant > max(at, l.now) then
         met = met or level > t[3]
         if not met then level = level - units end
       end

@@ -436,6 +436,31 @@ fn a_loan_outlives_bookings_that_have_passed() {
     assert_eq!(call(Operation::Status, 45, 0, &[]).limits[0].available, 45 - 19);
 }
 
+/// A loan waited for another limit. Bookings before its instant were taken to find less, too, and a
+/// refund gave back what these had no room for.
+#[test]
+fn a_loan_to_come_takes_nothing_from_bookings_before_it() {
+    let Some(mut store) = Store::new() else { return };
+    let limits = ["lent", "other"].map(|key| {
+        let limit = Limit::new("token_bucket 100/s burst 100");
+        Limit { key: key.to_owned(), ..limit }
+    });
+    let mut call = |operation, hundredths: u64, costs: [u64; 2]| {
+        let parts = [limits[0].part(costs[0], &[]), limits[1].part(costs[1], &[])];
+        store.call(operation, START + hundredths * SECOND / 100, &parts)
+    };
+    let used = call(TRY, 0, [100, 100]).due;
+    let refund = Operation::Refund { due: used };
+    let waits = [call(ANY_WAIT, 0, [60, 0]), call(ANY_WAIT, 0, [10, 0])];
+    assert_eq!(waits.map(|wait| due(&wait)), [SECOND * 6 / 10, SECOND * 7 / 10]);
+    call(refund, 1, [30, 0]);
+    assert_eq!(due(&call(ANY_WAIT, 1, [30, 65])), SECOND * 65 / 100);
+    // At 0.6 s the bucket has 90 of 100 permits.
+    call(refund, 2, [50, 0]);
+    assert_eq!(call(TRY, 2, [11, 0]).answer, Answer::Refused);
+    assert_eq!(call(TRY, 2, [10, 0]).answer, Answer::Done);
+}
+
 /// A state keeps some refunds and loans. No booking from before others of them is undone.
 #[test]
 fn many_loans_outlive_the_bookings_behind_them() {
