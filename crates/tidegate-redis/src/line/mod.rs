@@ -39,7 +39,7 @@
 //! A newcomer may be granted at once, or be booked for an earlier instant than requests that came
 //! before it: of permits that another process gave back, or by a store that lost its bookings. Then
 //! its turn is behind theirs, and they move up, but its turn is not later than the end of its longest
-//! wait.
+//! wait. When a request of the line was settled, the line itself asks for such permits (`move_up`).
 //!
 //! No request is later than its turn, unless a request of higher priority goes before it: for each
 //! turn that is added, an instant as early is added as well. A request that moved up stays before a

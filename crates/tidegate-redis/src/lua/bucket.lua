@@ -32,8 +32,9 @@
 --
 -- Refund. Without a grant each level since would be higher by its price, unless it met the cap. So
 -- it gives back no more than the least room that any later grant found, or there is now. The
--- bookings ahead are such grants. Of more than 8 peaks the two that are nearest in level become one,
--- of the later instant and the higher level: it costs a refund an eighth of the cap at most.
+-- bookings ahead are such grants. Of more than 8 peaks two become one, of the later instant and the
+-- higher level: those that are nearest in level, and that have both passed or are both to come. It
+-- costs a refund an eighth of the cap at most, and a sixth while bookings lie ahead.
 --
 -- Credit. A request waits behind the bookings ahead, but for what came back since: with it, the
 -- level is higher at each instant to come, and the bookings ahead do not need it. So a request

@@ -77,8 +77,9 @@
 -- window counts as many. A kind without it grants them at the instant alone. A request takes
 -- permits of several such places, and the rest of what it needs behind the last booking.
 --
--- A place that ends, or the latest one of too many, is refunded like a grant. An undone booking
--- from before the refund undoes the refund, too: permits are lost, and none is granted twice.
+-- A place that ends, or the latest one of too many, is refunded like a grant. When a booking from
+-- before the refund is undone, that of a place that has ended is made again, and that of the latest
+-- one is lost: its booking may be undone as well.
 --
 -- A grant whose instant has come is given back by a refund. A window takes it back if it still
 -- counts the grant at its last booking, or at the one that is the last when those behind it are

@@ -9,7 +9,7 @@
 --   | 3      | spare   | permits | so many of them may be lent; -1 for a loan that met the cap    |
 --   | 4      | of      | 1       | the number of the booking whose place was refunded, or -1. The |
 --   |        |         |         | refund is not made again if that booking is undone as well     |
---   | 5      | lent    | permits | of the refund that were lent while no booking was behind it:    |
+--   | 5      | lent    | permits | of the refund that were lent while no booking was behind it:   |
 --   |        |         |         | they are undone together                                       |
 --   | 6      | lent_at | us      | the instant of the last loan                                   |
 --   | 7      | number  | 1       | of the next booking                                            |

@@ -233,7 +233,6 @@ end
 -- Refunds permits of a grant.
 local function give(l, n, due)
   local kind = l.kind
-  touch(l)
   if kind.lasts and due <= now and l.booked > now and lasts(l, due) > now then
     -- Requests take them now, as those of a booking that was given back.
     if kind.drop then
@@ -243,6 +242,7 @@ local function give(l, n, due)
       n = 0
     end
     bound_places(l)
+    touch(l)
     if n == 0 then return end
   end
   local spare = kind.give(l, max(l.now, l.booked), n, due)
@@ -268,8 +268,9 @@ end
 
 -- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen, 4 not decided, since
 -- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit the
--- permits of this request; and if it tells the state, for each limit how many permits are available; in which time it is full, and one permit
--- is due; how long it is still paused; another number. A time of -1 is never.
+-- permits of this request; and if it tells the state, for each limit how many permits are available;
+-- in which time it is full, and one permit is due; how long it is still paused; another number. A
+-- time of -1 is never.
 local function reply(answer, wait, tightest, due, tells, other)
   local told = {answer, wait, tightest, due, limits[1].n}
   for i = 2, count do told[4 + i] = limits[i].n end

@@ -176,8 +176,8 @@ impl Store {
     /// The number is known with [`WhileAway::Share`] or [`WhileAway::ShareOf`], and once a limiter
     /// [leases](crate::LimiterBuilder::leased). Otherwise it is always `None`. From its first
     /// request for permits on, such a process asks for it every two seconds, and more often at
-    /// first. A process that merely checks, looks at or pauses limits is not counted. Several stores of one
-    /// process count as several.
+    /// first. A process that merely checks, looks at or pauses limits is not counted. Several
+    /// stores of one process count as several.
     ///
     /// A process leaves the count by [`flush`](Store::flush). One that ends without it counts for a
     /// quarter of a minute more, so that shares are rather too small.

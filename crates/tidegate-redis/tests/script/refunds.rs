@@ -363,8 +363,8 @@ fn what_comes_back_is_never_granted_twice() {
     }
 }
 
-/// What is refunded while bookings lie ahead is there at once, and gone once, also when the bookings
-/// ahead are undone.
+/// Permits that are refunded while bookings lie ahead are lent at once, and only once, also when these
+/// bookings are undone.
 #[test]
 fn a_loan_outlives_the_bookings_behind_it() {
     let Some(mut store) = Store::new() else { return };
