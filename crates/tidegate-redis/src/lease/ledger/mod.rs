@@ -1,22 +1,6 @@
-//! What a process knows of the leases of all limits of a set, and what it does next. Time is an
-//! argument. The letters are those of [`account`](crate::lease::account), which tells how large a
-//! lease is.
-//!
-//! # More requests than permits
-//!
-//! That is so for a second after a lease was refused, or until one is granted at once that leaves a
-//! tenth of C: requests that were refused come again at told times, and are few until then. Then a
-//! lease is asked for at intervals, for the permits that were asked of this process since the last
-//! one, and the store grants all of it or nothing. Each permit is so asked for once, as if each
-//! request asked by itself: the store grants leases as often as single requests. A request that
-//! finds no permit makes no call, since the next lease asks for it. After a grant the store would
-//! refuse all requests of this process until no more than W is booked; the permits of this time are
-//! in no lease.
-//!
-//! More is booked when half of a lease is used, unless the requests in line take half of the next
-//! one: then it is booked for them. A lease ends at 2H, counted from the moment at
-//! which its booking was sent or becomes usable. That is earlier, by the way to the server, than 2H
-//! by the clock of the server.
+//! What a process knows of the leases of all limits of a set. [`plan`] tells what it does next. Time
+//! is an argument. The letters are those of [`account`](crate::lease::account), which tells how large
+//! a lease is.
 //!
 //! # Requests that are left to the store
 //!
@@ -33,6 +17,8 @@
 //! than the beginning of a fixed window that is still open. So in any span *d* a limit grants at
 //! most what its policy grants in d + 2H, and a fixed window what it grants without leases.
 
+mod plan;
+
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -41,18 +27,15 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 use tokio::sync::Notify;
 
-use crate::jitter::jittered;
-use crate::lease::account::{Account, FOR_EACH, HORIZON, TRUST, Use, whole};
+use crate::lease::account::{Account, FOR_EACH, HORIZON, TRUST, Use};
+pub(crate) use crate::lease::ledger::plan::{Order, Outcome, Plan, Return};
 use crate::lease::patience::{Patience, Usual};
 use crate::lease::stock::Piece;
 use crate::lock::lock;
-use crate::script::{Answer, Operation, Reply, Told};
-use crate::set::{Costs, Undecided};
+use crate::script::{Operation, Reply};
+use crate::set::Costs;
 use crate::store::LeaseCounters;
 use crate::terms::{Kind, Terms};
-
-/// How long nothing is booked at least after a call that failed.
-const REST: Nanos = Nanos::new(5_000_000);
 
 /// Requests that wait are of mixed costs for so long after two of them asked for different permits.
 const MIXED: Nanos = Nanos::new(10_000_000_000);
@@ -60,12 +43,6 @@ const MIXED: Nanos = Nanos::new(10_000_000_000);
 /// For so long at least the store decides waits of mixed costs. By then the use of a process that
 /// begins is known.
 const BY_STORE: Nanos = Nanos::new(2_000_000_000);
-
-/// So many pieces may be booked at one time.
-const MOST_PIECES: usize = 64;
-
-/// So many of them are asked for together, where a bucket holds too few permits for a round trip.
-const MOST_TOGETHER: u64 = 16;
 
 /// The leases of the limits of one set.
 #[derive(Debug)]
@@ -104,54 +81,6 @@ struct State {
     is_hopeless: bool,
     /// How often the leases were ended: a booking that was asked for before ends as they did.
     endings: u64,
-}
-
-/// What the task that books permits does next.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Plan {
-    Back(Vec<Return>),
-    Book(Order),
-    /// The requests in line are to be told that no lease serves them. Then as for a rest.
-    Fail(Nanos),
-    /// Nothing, until a time or a kick.
-    Rest(Nanos),
-    /// Nothing is on lease, and no request waits.
-    Idle,
-}
-
-/// Permits that go back to the store.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Return {
-    pub(crate) limit: usize,
-    pub(crate) permits: u64,
-    pub(crate) operation: Operation,
-    /// Of a booking to come the value from before it.
-    pub(crate) before: Vec<u8>,
-}
-
-/// A booking to be made.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Order {
-    pub(crate) costs: Costs,
-    pub(crate) longest: Duration,
-    /// How many equal bookings are to be made.
-    pub(crate) times: u64,
-    /// How long the requests wait that it is for.
-    patience: Duration,
-    pub(crate) sent: Nanos,
-    endings: u64,
-}
-
-/// What a booking brought.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// These limits have more permits, now or later.
-    Booked(Vec<usize>),
-    Refused,
-    /// It came when the leases had been ended.
-    TooLate(Vec<Return>),
-    /// No request can be served by a lease now.
-    Failed,
 }
 
 impl Ledger {
@@ -414,202 +343,6 @@ impl Ledger {
         }
     }
 
-    /// What the task that books permits does at this time, with so many requests in line. Others
-    /// wait for the store if `are_left` is set. The task must carry out a plan before it makes the
-    /// next one.
-    pub(crate) fn plan(&self, now: Nanos, in_line: usize, are_left: bool) -> Plan {
-        let mut state = self.lock();
-        let is_pressed = now < state.pressed;
-        let are_left = are_left && now < state.by_store_till;
-        let mut returns = Vec::new();
-        let (mut costs, mut lines, mut span) = (Vec::new(), Vec::new(), Duration::ZERO);
-        let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
-        let (mut pieces, mut pace) = (0, state.usual.longest / 32);
-        let are_several = self.processes.load(Ordering::Relaxed) > 1;
-        for (i, account) in self.accounts.iter().enumerate() {
-            let size = self.size(i, now, &mut state.limits[i], is_pressed);
-            let limit = &state.limits[i];
-            let waiting = self.waiting(account, in_line);
-            let spare = if are_left { 0 } else { 2 * size.max(limit.lease) };
-            let removed = match are_left && waiting == 0 {
-                true => account.stock.clear(),
-                false => account.stock.remove(now, waiting.saturating_add(spare)),
-            };
-            returns.extend(self.come_back(i, now, removed));
-            let (usable, later) = account.stock.held(now);
-            let held = usable.saturating_add(later);
-            // A lease that was not used is not renewed. Nor is one of which the requests in line
-            // take half: of two processes with such leases, the one that booked ahead would have
-            // twice the permits of the other one for ever.
-            let is_for_line = are_several && waiting >= size / 2;
-            let is_unused = size < 2 || limit.asked <= limit.booked;
-            let ahead = if is_unused || is_for_line || are_left { 0 } else { size };
-            let all = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
-            let owed = all.saturating_sub(limit.ordered);
-            let n = if waiting > held {
-                (is_short, is_urgent) = (true, true);
-                let n = size.max(account.for_line(waiting));
-                // The permits that are held may end before those of this booking are usable. So this
-                // booking has enough for the first in line.
-                let least = account.largest.load(Ordering::Relaxed).max(waiting - held);
-                if are_left { n.min(least) } else { n }
-            } else if is_pressed {
-                is_short |= owed > 0;
-                owed.min(account.most(size))
-            } else {
-                is_short |= held < waiting.saturating_add(ahead / 2);
-                if held < waiting.saturating_add(ahead) { size } else { 0 }
-            };
-            costs.push((n, n));
-            lines.push((waiting, held));
-            pieces = pieces.max(account.stock.pieces());
-            is_idle &= held == 0 && account.waiting.load(Ordering::Relaxed) == 0;
-            span = span.max(account.span(n));
-            pace = pace.max(account.pace(size));
-        }
-        self.count(&mut state);
-        if !returns.is_empty() {
-            return Plan::Back(returns);
-        }
-        // Of mixed costs the first in line may ask for more of a limit than the others do.
-        if is_urgent && now >= state.mixed_till {
-            balance(&mut costs, &lines);
-        }
-        let ends = self.accounts.iter().filter_map(|account| account.stock.first_end()).min();
-        let ends = ends.unwrap_or(Nanos::MAX);
-        let paced = if is_pressed && now < state.next { state.next } else { Nanos::ZERO };
-        let rests = if is_urgent { state.away } else { state.away.max(paced) };
-        if is_short && now < rests {
-            let until = ends.min(rests);
-            return if is_urgent { Plan::Fail(until) } else { Plan::Rest(until) };
-        }
-        if is_short && pieces < MOST_PIECES {
-            state.next = now.saturating_add(Nanos::from_duration(jittered(pace)));
-            for ((account, limit), (n, _)) in self.accounts.iter().zip(&mut state.limits).zip(&costs) {
-                limit.ordered = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
-                limit.lease = *n;
-                account.line.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
-            }
-            let patience = state.usual.longest;
-            if !is_urgent && state.refusal(now, &costs, patience).is_some() {
-                // The store would refuse the lease.
-                self.refused(&mut state, now);
-                return Plan::Rest(ends.min(state.next));
-            }
-            let longest = match is_urgent {
-                true if self.endless.load(Ordering::Relaxed) > 0 => Duration::MAX,
-                true => patience.max(self.patience.stays()).saturating_add(span),
-                false => patience.saturating_add(span),
-            };
-            let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
-            return Plan::Book(Order { costs, longest, times, patience, sent: now, endings: state.endings });
-        }
-        if paced > now {
-            return Plan::Rest(ends.min(paced));
-        }
-        if is_idle { Plan::Idle } else { Plan::Rest(ends) }
-    }
-
-    /// How many equal bookings are made together for requests in line. One has at most what a
-    /// bucket holds, and that may come in faster than bookings can be made one by one.
-    fn times(&self, costs: &Costs, lines: &[(u64, u64)], pieces: usize) -> u64 {
-        let ([account], [(n, _)], [(waiting, held)]) = (&self.accounts[..], &costs[..], lines) else {
-            return 1;
-        };
-        if account.terms.kind != Kind::Bucket || *n < account.terms.limit {
-            return 1;
-        }
-        let more = MOST_PIECES.saturating_sub(pieces) as u64;
-        (waiting.saturating_sub(*held) / n).clamp(1, MOST_TOGETHER.min(more).max(1))
-    }
-
-    /// Notes what became of an order.
-    pub(crate) fn done(&self, now: Nanos, order: &Order, reply: Result<&Reply, Undecided>) -> Outcome {
-        let reply = match reply {
-            Ok(reply) => reply,
-            Err(undecided) => {
-                let rest = match undecided {
-                    Undecided::Misconfigured => TRUST,
-                    away => Nanos::from_duration(away.rest()).clamp(REST, TRUST),
-                };
-                let mut state = self.lock();
-                state.away = now.saturating_add(rest);
-                state.is_hopeless = undecided == Undecided::Misconfigured;
-                return Outcome::Failed;
-            }
-        };
-        let mut state = self.lock();
-        let is_late = order.endings != state.endings;
-        // The state that the reply tells may have ended with the leases, as a pause does.
-        if !is_late {
-            self.note_told(&mut state, now, reply);
-        }
-        if matches!(reply.answer, Answer::Foreseen | Answer::Resumed) {
-            // No lease is booked in a pause, nor while requests in the line of the store wait for
-            // its end. The requests in line go to that line.
-            let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
-            state.away = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
-            state.is_hopeless = false;
-            // Bookings in flight end, too: they would serve later requests.
-            state.endings += 1;
-            return Outcome::Failed;
-        }
-        if reply.answer != Answer::Done {
-            if is_late {
-                return Outcome::Refused;
-            }
-            if order.longest < Duration::MAX {
-                self.refused(&mut state, now);
-                return Outcome::Refused;
-            }
-            // A request in line waits as long as it takes: its permits can never be had.
-            state.away = now.saturating_add(TRUST);
-            state.is_hopeless = true;
-            return Outcome::Failed;
-        }
-        state.is_hopeless = false;
-        // There are more permits than requests.
-        let is_plenty =
-            |(account, told): (&Arc<Account>, &Told)| told.available >= (account.terms.limit / 10).max(1);
-        if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
-            state.pressed = now;
-            self.patience.open();
-        }
-        let is_pressed = now < state.pressed;
-        let (mut booked, mut late) = (Vec::new(), Vec::new());
-        for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
-            if *permits == 0 {
-                continue;
-            }
-            self.counters.leased(*permits);
-            if order.endings < state.limits[i].lost {
-                // The store decided before it reset the limit, or counted what the limit keeps.
-                self.counters.lost(*permits);
-                continue;
-            }
-            let piece = account.piece(order.sent, now, reply, i);
-            if is_late {
-                late.push(self.comes_back(i, now, piece));
-                continue;
-            }
-            let size = self.size(i, now, &mut state.limits[i], is_pressed);
-            let limit = &mut state.limits[i];
-            limit.booked = limit.asked;
-            if order.longest < Duration::MAX {
-                // Until one more permit is due in time, the store would refuse all requests of
-                // this process, because of this lease. So no lease asks for them.
-                let next = reply.wait.saturating_add(account.span(2));
-                let shut = next.saturating_sub(order.patience).as_secs_f64();
-                let refused = whole((limit.rate * shut).round());
-                limit.ordered = limit.ordered.saturating_add(refused);
-            }
-            let waiting = account.waiting.load(Ordering::Relaxed);
-            account.stock.add(piece, waiting.saturating_add(size / 2));
-            booked.push(i);
-        }
-        if late.is_empty() { Outcome::Booked(booked) } else { Outcome::TooLate(late) }
-    }
-
     /// Ends all leases. Their unused permits go back to the store. From then on permits are booked
     /// for the requests in line and for later requests, and not for requests that ended before.
     pub(crate) fn end(&self, now: Nanos) -> Vec<Return> {
@@ -684,21 +417,6 @@ impl Ledger {
     }
 }
 
-/// Has a booking serve equally many requests in line by each limit, of which the line waits for so
-/// many permits, and holds so many. Permits that only one limit has would end unused, and a window
-/// that is used up by them holds up the booking for all limits.
-fn balance(costs: &mut Costs, lines: &[(u64, u64)]) {
-    let part = |(n, (waiting, held)): (u64, (u64, u64))| (held.saturating_add(n)) as f64 / waiting as f64;
-    let served = costs.iter().map(|(n, _)| *n).zip(lines.iter().copied());
-    let served = served.filter(|(_, (waiting, _))| *waiting > 0).map(part).fold(f64::INFINITY, f64::min);
-    for ((n, most), (waiting, held)) in costs.iter_mut().zip(lines) {
-        if *waiting > 0 {
-            *n = whole((served * *waiting as f64).ceil()).saturating_sub(*held).min(*n);
-            *most = *n;
-        }
-    }
-}
-
 impl State {
     fn told(&mut self, now: Nanos, reply: &Reply) {
         for (limit, told) in self.limits.iter_mut().zip(&reply.limits) {
@@ -732,6 +450,7 @@ impl State {
 #[cfg(all(test, not(tidegate_loom)))]
 mod tests {
     use super::*;
+    use crate::script::{Answer, Told};
     use crate::store::LeaseCounts;
 
     const MS: Duration = Duration::from_millis(1);
