@@ -1,7 +1,7 @@
 //! The scripts, their arguments and their replies.
 //!
-//! A script is a head, an algorithm for each kind of its limits, and a tail. A server knows it by
-//! the hash of its text, so limits of one set of kinds share one script.
+//! A script is a head, an algorithm for each kind of its limits, and what all kinds share. A server
+//! knows it by the hash of its text, so limits of one set of kinds share one script.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -78,11 +78,21 @@ impl Script {
 
     pub(crate) fn of(kinds: impl IntoIterator<Item = Kind>) -> Script {
         let kinds: BTreeSet<Kind> = kinds.into_iter().collect();
+        let head = [
+            include_str!("lua/head.lua"),
+            TIME,
+            include_str!("lua/refunds.lua"),
+            include_str!("lua/places.lua"),
+            include_str!("lua/runs.lua"),
+        ];
+        let tail = [
+            include_str!("lua/state.lua"),
+            include_str!("lua/reserve.lua"),
+            include_str!("lua/back.lua"),
+            include_str!("lua/tail.lua"),
+        ];
         let parts = kinds.into_iter().map(text_of);
-        let head = [include_str!("lua/head.lua"), TIME];
-        let back = [include_str!("lua/refunds.lua"), include_str!("lua/places.lua")];
-        let parts = head.into_iter().chain(back).chain(parts);
-        Script::new(parts.chain([include_str!("lua/tail.lua")]).collect())
+        Script::new(head.into_iter().chain(parts).chain(tail).collect())
     }
 }
 

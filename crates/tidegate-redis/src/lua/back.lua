@@ -1,0 +1,144 @@
+-- Takes back what was granted: bookings whose instants are to come, and grants.
+
+-- Refunds permits of a grant.
+local function give(l, n, due)
+  local kind = l.kind
+  if kind.lasts and due <= now and l.booked > now and lasts(l, due) > now then
+    -- Requests take them now, as those of a booking that was given back.
+    if kind.drop then
+      n = n - kind.drop(l, due, n)
+    else
+      add_place(l, {due = due, size = n, free = n, number = -1})
+      n = 0
+    end
+    bound_places(l)
+    touch(l)
+    if n == 0 then return end
+  end
+  local spare = kind.give(l, max(l.now, l.booked), n, due)
+  touch(l)
+  if not kind.cut and l.booked > now then note_refund(l, n, due, spare or 0) end
+end
+
+local give_back
+if ARGV[4] then
+  -- Adds a booking to the runs of those that were given back. A run whose value from before is not
+  -- known takes in no later booking, or that booking could not be undone alone.
+  local function drop(l, number, due, before)
+    local runs, low, high = runs_of(l), number, number
+    local i = find_run(runs, number)
+    -- The run before the booking, and the one behind it.
+    local run, next_run = runs[i], runs[i + 1]
+    if next_run and next_run.low - 1 == number then
+      high, due = next_run.high, next_run.due
+      table.remove(runs, i + 1)
+    end
+    if run and run.high + 1 == number and (is_known(run) or #before <= 8) then
+      low, before = run.low, run.text:sub(33)
+      table.remove(runs, i)
+      i = i - 1
+    end
+    table.insert(runs, i + 1, new_run(low, high, due, before))
+  end
+
+  -- Goes back to a value from before bookings.
+  local function go_back(l, before)
+    l.writes, l.booked = parse('>dd', before)
+    l.first = 17
+    l.kind.read(l, before)
+  end
+
+  -- Makes the refunds again whose bookings before them are undone.
+  local function refund_again(l)
+    for _, back in ipairs(l.refunds) do
+      if back.number > l.writes then
+        local kind = l.kind
+        if l.writes <= back.of then forget_refund(back) end
+        if back.lent > 0 then kind.pass_on(l, back.due, back.lent_at, back.lent) end
+        if back.n < 0 then
+          kind.lend(l, back.lent_at, -back.n, back.spare < 0)
+        elseif back.n > 0 then
+          back.spare = kind.give(l, max(l.now, l.booked), back.n, back.due) or 0
+        end
+        back.number = l.writes
+      end
+    end
+    pass(l)
+  end
+
+  -- Goes back to the value from before the last run while no booking is left behind that run.
+  local function undo(l)
+    local runs = runs_of(l)
+    local run, undone = runs[#runs], false
+    while run and is_known(run) and run.high + 1 == l.writes and run.low >= l.kept_from do
+      go_back(l, run.text:sub(33))
+      runs[#runs] = nil
+      remove_from(l, run.low)
+      run, undone = runs[#runs], true
+    end
+    if undone then refund_again(l) end
+  end
+
+  -- Frees a place: of a booking, or of the parts that a request took at its instant.
+  local function free_place(l, due, number, before)
+    local places, rest = l.places, l.n
+    if number >= 0 then
+      -- A booking is given back once.
+      local runs = runs_of(l)
+      local run = runs[find_run(runs, number)]
+      if run and run.high >= number then return end
+      drop(l, number, due, before)
+    else
+      for _, place in ipairs(places) do
+        local freed = place.due == due and min(rest, place.size - place.free) or 0
+        if freed > 0 then
+          place.free, rest = place.free + freed, rest - freed
+          if place.free == place.size and place.number >= 0 then
+            drop(l, place.number, due, place.before or '')
+            place.before = nil
+          end
+        end
+      end
+    end
+    if rest > 0 then add_place(l, {due = due, size = rest, free = rest, number = number}) end
+    l.alive = l.alive - l.n
+    if l.origin ~= '' and l.alive <= 0 then
+      go_back(l, l.origin)
+      l.origin, l.runs = '', NONE
+      keep_passed(l)
+      refund_again(l)
+    else
+      undo(l)
+    end
+  end
+
+  -- Gives back the bookings of the requests for `l.n` permits of each limit at one instant.
+  -- `ARGV[first]` and those behind it have the value of each limit from before the booking.
+  function give_back(place, first)
+    local is_foreseen = place < 0
+    place = math.abs(place)
+    for i = 1, count do
+      local l, before = limits[i], ARGV[first + i - 1]
+      local number = #before >= 8 and parse('>d', before) or -1
+      -- An instant or a number that is not reached is of a state that was lost, or of another
+      -- clock.
+      local is_there = l.value and place <= l.booked and number < l.writes
+      if l.n > 0 and is_there and is_foreseen == (l.real ~= '') then
+        if now < place then
+          pass(l)
+          if l.kind.drop then
+            l.kind.drop(l, place, l.n)
+            pass(l)
+          else
+            free_place(l, place, number, before)
+          end
+          bound_places(l)
+          touch(l)
+        else
+          -- The instant of the booking came on the way: the booking is a grant.
+          give(l, l.n, place)
+        end
+      end
+    end
+  end
+end

@@ -1,0 +1,226 @@
+-- Decides requests.
+
+-- Grants what was refunded, before the last booking.
+local function lend(l, at, n)
+  local is_exact = l.kind.lend(l, at, n)
+  -- Refunds behind which there is no booking are undone with what was lent of them.
+  for _, back in ipairs(is_exact and l.refunds or NONE) do
+    if back.number == l.writes and back.spare > 0 and n > 0 then
+      local lent = min(back.spare, n)
+      back.n, back.spare, back.lent, n = back.n - lent, back.spare - lent, back.lent + lent, n - lent
+      back.lent_at = at
+    end
+  end
+  if n > 0 then note_refund(l, -n, at, is_exact and 0 or -1) end
+end
+
+-- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen, 4 not decided, since
+-- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit the
+-- permits of this request; and if it tells the state, for each limit how many permits are available;
+-- in which time it is full, and one permit is due; how long it is still paused; another number. A
+-- time of -1 is never.
+local function reply(answer, wait, tightest, due, tells, other)
+  local told = {answer, wait, tightest, due, limits[1].n}
+  for i = 2, count do told[4 + i] = limits[i].n end
+  if not tells then return told end
+  for i = 1, count do
+    local l, k = limits[i], count + 5 * i
+    local at = max(l.now, l.booked, l.held)
+    local available, full = l.kind.left(l, at)
+    local next_at = at
+    if at > l.now or available == 0 then next_at = l.kind.due(l, at, 1) end
+    told[k] = at > l.now and 0 or available
+    told[k + 1] = full and max(0, full - now) or -1
+    told[k + 2] = next_at and (next_at > l.now and next_at - now or 0) or -1
+    told[k + 3] = max(0, l.held - now)
+    told[k + 4] = other and other[i] or 0
+  end
+  return told
+end
+
+-- Whether a request may take permits of a place at an instant.
+local function is_open(l, place, at)
+  return place.due == at or place.due < at and lasts(l, place.due) > at
+end
+
+-- The earliest instant, not before another one, at which a request is due: by permits of places
+-- alone, by those and more behind the last booking, or behind it. Places are in the order of their
+-- instants, in which they end.
+local function earliest(l, from)
+  local places, kind, n = l.places, l.kind, l.n
+  local at = max(from, l.at)
+  local due = kind.due(l, at, n)
+  if not due or due <= from then return due end
+  if kind.lends and kind.lends(l, n) then return from end
+  if #places == 0 then return due end
+  local first, free = 1, 0
+  for i, place in ipairs(places) do
+    local instant = max(place.due, from, l.held)
+    free = free + place.free
+    while first <= i and not is_open(l, places[first], instant) do
+      free, first = free - places[first].free, first + 1
+    end
+    if free >= n then return instant end
+  end
+  -- Permits of a log that are granted later come back later.
+  for i = first, kind.lasts and not kind.cut and #places or 0 do
+    if is_open(l, places[i], at) then
+      local joint = kind.due(l, at, max(0, n - free))
+      if joint and is_open(l, places[i], joint) then return joint end
+    end
+    free = free - places[i].free
+  end
+  return due
+end
+
+-- Takes the permits of a request from the free places for an instant. Returns the value from before
+-- the booking if the request makes a booking of its size again, and none for parts of bookings;
+-- and how many permits are not there.
+local function take_places(l, at)
+  local places, rest = l.places, l.n
+  for i, place in ipairs(places) do
+    if place.due == at and place.size == rest and place.free == rest then
+      table.remove(places, i)
+      return place.number >= 0 and revive(l, place.number, at) or '', 0
+    end
+  end
+  local i = 1
+  while places[i] do
+    local place = places[i]
+    local due = place.due
+    local taken = is_open(l, place, at) and min(rest, place.free) or 0
+    if taken > 0 then
+      if place.free == place.size and place.number >= 0 then
+        place.before = revive(l, place.number, due)
+      end
+      place.free, rest = place.free - taken, rest - taken
+      if due < at then
+        -- They are permits of the later instant from now on.
+        place.size, place.number, place.before = place.size - taken, -1, nil
+        if l.kind.shift then l.kind.shift(l, due, at, taken) end
+      elseif l.kind.cut then
+        -- A log has the other permits of the instant.
+        place.size = place.free
+      end
+    end
+    if place.size == 0 then table.remove(places, i) else i = i + 1 end
+  end
+  return '', rest
+end
+
+-- Has each limit that makes a request wait kept until the request is due. Otherwise a limit that
+-- does not start full, or whose request pays for its own size, would begin anew meanwhile, and tell
+-- the same wait again.
+local function keep_till(due)
+  for i = 1, count do
+    local l = limits[i]
+    if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due) then
+      l.kept, l.changed = max(l.kept, min(due, now + YEARS) + LINGER), true
+    end
+  end
+end
+
+-- Decides about one request, as if it were alone in its call.
+local function reserve(longest, is_shadow, is_behind, tells)
+  -- A request for up to a number takes what all limits have that it does not name.
+  local there
+  for i = 1, count do
+    local l = limits[i]
+    if l.most > l.n then
+      local available = l.at > l.now and 0 or l.kind.left(l, l.at)
+      there = min(there or l.most, max(l.n, available))
+    end
+  end
+  if there then
+    for i = 1, count do
+      local l = limits[i]
+      if l.most > l.n then l.n = there end
+    end
+  end
+  local due, tightest, asks = now, 0, false
+  for i = 1, count do
+    local l = limits[i]
+    if l.n > 0 then
+      asks = true
+      if #l.places > 0 or #l.later > 0 then
+        pass(l)
+        load(l, l.n)
+      end
+      local one = earliest(l, l.now)
+      if not one then
+        due, tightest = nil, i
+        break
+      end
+      -- A limit whose clock stands still grants now.
+      if one > l.now and one > due then due, tightest = one, i end
+    end
+  end
+  if not asks then return reply(0, -1, 0, 0, true) end
+  -- Places that were open at the instant of one limit may have ended at that of another one.
+  local last = count > 1 and due and now
+  while last and last < due do
+    last = due
+    for i = 1, count do
+      local l = limits[i]
+      local one = l.n > 0 and #l.places > 0 and earliest(l, max(due, l.now)) or due
+      if one > l.now and one > due then due, tightest = one, i end
+    end
+  end
+  local wait = due and due - now
+  local is_granted = due ~= nil
+  if is_granted and wait > 0 then
+    for i = 1, count do
+      local l = limits[i]
+      if l.n > 0 and wait > min(longest, l.longest) then is_granted = false end
+    end
+  end
+  if not is_granted then
+    if wait then keep_till(now + wait) end
+    return reply(is_shadow and 2 or 0, wait or -1, tightest, 0, true)
+  end
+  local is_foreseen = false
+  for i = 1, wait > 0 and count or 0 do
+    is_foreseen = is_foreseen or limits[i].n > 0 and limits[i].held > limits[i].now
+  end
+  if is_behind and not is_foreseen then return reply(4, wait, tightest, 0, true) end
+  local before = {}
+  for i = 1, count do
+    local l = limits[i]
+    before[i] = ''
+    -- A limit that is not paused keeps nothing of what is foreseen.
+    if l.n > 0 and (not is_foreseen or l.held > l.now) then
+      if is_foreseen and l.real == '' then l.real = value_of(l) end
+      local at, rest, free = max(due, l.now), l.n, 0
+      for _, place in ipairs(l.places) do
+        if is_open(l, place, at) then free = free + place.free end
+      end
+      if free >= l.n or free > 0 and (at < l.at or l.kind.due(l, at, l.n) > at) then
+        before[i], rest = take_places(l, at)
+      elseif wait > 0 and not l.kind.cut and at >= l.at then
+        -- A log needs no value from before.
+        before[i] = pack('>dd', l.writes, l.booked) .. l.kind.value(l)
+        if l.booked <= now and #l.places == 0 then
+          l.origin, l.alive, l.first_due = before[i], 0, at
+        end
+      end
+      if wait == 0 then
+        l.origin = ''
+      elseif l.origin ~= '' then
+        l.alive, l.first_due = l.alive + l.n, min(l.first_due, at)
+      end
+      if rest > 0 and at < l.at then
+        lend(l, at, rest)
+      elseif rest > 0 or at > l.booked then
+        l.kind.take(l, max(at, l.at), rest)
+        l.shift = 0
+        l.writes = l.writes + 1
+      end
+      touch(l)
+    end
+  end
+  local told = reply(is_foreseen and 3 or 1, wait, tightest, due, tells or is_foreseen)
+  if wait > 0 then
+    for i = 1, count do told[#told + 1] = before[i] end
+  end
+  return told
+end

@@ -1,0 +1,198 @@
+-- Reads the state of every limit, and writes those that were changed.
+
+local call = redis.call
+
+-- Whether the call goes on with the state that is foreseen behind a pause, if there is one. A
+-- booking from before the pause is given back to the state from before what is foreseen.
+local foresees = operation == 'status' or operation == 'reserve'
+for first = 4, operation == 'reserve' and #ARGV or 0, 1 + #KEYS do
+  if parse('>d', ARGV[first]) > 0 then foresees = false end
+end
+
+-- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
+-- copy.
+local function read_back(l, value, bytes)
+  local count_places, count_refunds, length, later, real, first
+  count_places, count_refunds, l.kept_from, l.alive, l.first_due, length, later, real, first =
+    parse('>dddddddd', value, 41)
+  l.real = value:sub(first, first + real - 1)
+  first = first + real
+  l.origin = value:sub(first, first + length - 1)
+  first = first + length
+  local places, refunds = NONE, NONE
+  if count_places > 0 then places = {} end
+  if count_refunds > 0 then refunds = {} end
+  for i = 1, count_places do
+    local due, size, free, number, length
+    due, size, free, number, length, first = parse('>ddddd', value, first)
+    local before = value:sub(first, first + length - 1)
+    places[i] = {due = due, size = size, free = free, number = number, before = before}
+    first = first + length
+  end
+  if later > 0 then l.later = {} end
+  for at = first, first + later - 1, 64 * RECORD do
+    l.later[#l.later + 1] = value:sub(at, min(at + 64 * RECORD, first + later) - 1)
+  end
+  first = first + later
+  for i = 1, count_refunds do
+    refunds[i], first = read_refund(value, first)
+  end
+  l.first = 41 + bytes
+  l.places, l.refunds, l.runs, l.run = places, refunds, nil, first
+end
+
+-- Refunds the places that have ended, and forgets runs of which none lies ahead, and refunds that
+-- every booking ahead has found.
+local function pass(l)
+  local places = l.places
+  for i = #places, 1, -1 do
+    if has_ended(l, places[i]) then refund(l, table.remove(places, i)) end
+  end
+  load(l, 1)
+  if l.booked <= now then l.runs, l.refunds, l.kept_from = NONE, NONE, 0 end
+  local refunds, lowest = l.refunds, #l.refunds > 0 and lowest_run(l)
+  for i = #refunds, 1, -1 do
+    local back = refunds[i]
+    -- A run may be from before bookings that have passed.
+    local is_needed = lowest < back.number and (back.n < 0 or back.lent > 0)
+    if back.till <= now and not is_needed then table.remove(refunds, i) end
+  end
+  if min(l.booked, l.first_due) <= now then l.origin = '' end
+end
+
+-- Reads a value into the numbers of a limit.
+local function read(l, value)
+  l.first, l.places, l.refunds, l.runs, l.later, l.real = 41, NONE, NONE, NONE, NONE, ''
+  if value then
+    local bytes
+    l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
+    -- A value of another program. No text begins with a number like this: the eight bytes of one
+    -- are no whole number, or a larger one.
+    local writes = l.writes
+    if not (writes >= 0 and writes < MOST_WRITES and writes % 1 == 0) then error(FOREIGN, 0) end
+    if bytes > 0 then read_back(l, value, bytes) end
+    if l.real ~= '' and not (foresees and now < l.held) then
+      -- What was foreseen ends with the pause.
+      l.value = l.real
+      return read(l, l.real)
+    end
+    l.ends = l.first
+  else
+    -- No number is the one of a booking in a state that was lost.
+    l.writes, l.seen, l.booked, l.held = floor(now / 8), now, now, 0
+  end
+  local kind, seen = l.kind, l.seen
+  kind.read(l, value)
+  if seen > now then
+    local ahead = seen - now
+    -- The length of a window is its second term.
+    if ahead > (kind.span and kind.span(l) or l.terms[2]) then
+      -- The clock was set back. It is written that it was: else it would count again.
+      l.writes, l.changed = l.writes + 1, true
+      seen, l.seen, l.booked = now, now, l.booked - ahead
+      for _, place in ipairs(l.places) do place.due = place.due - ahead end
+      -- Their permits are lost for the span.
+      l.later = NONE
+      l.runs, l.refunds, l.origin = NONE, NONE, ''
+      if l.held > 0 then l.held = l.held - ahead end
+      if kind.move then kind.move(l, -ahead) end
+    end
+  end
+  l.now = seen > now and seen or now
+  if l.first > 41 then pass(l) end
+  l.at = max(l.now, l.booked, l.held)
+end
+
+local limits, count = {}, #KEYS
+local terms, first = ARGV[2], 1
+for i = 1, count do
+  local number, longest = parse('>dd', terms, first)
+  local kind, key = kinds[number], KEYS[i]
+  local value = call('GET', key)
+  local l = {
+    kind = kind, key = key, value = value, longest = longest, n = 0, most = 0,
+    terms = {parse(kind.terms, terms, first + 16)},
+    writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
+    places = NONE, later = NONE, refunded = 0, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
+    origin = '', kept_from = 0, alive = 0, first_due = 0, real = '',
+    changed = false,
+  }
+  first = first + 8 + 8 * #kind.terms
+  read(l, value)
+  limits[i] = l
+end
+
+-- The value of a limit.
+local function value_of(l)
+  if #l.places > 0 then unload(l) end
+  local places, refunds, runs, text = l.places, l.refunds, l.runs, ''
+  if not runs then
+    text = l.value:sub(l.run, l.ends - 1)
+  elseif #runs > 0 then
+    -- The lowest runs are the first whose instants pass.
+    local texts, bytes, lowest = {}, 0, max(1, #runs + 1 - MOST_RUNS)
+    for i = #runs, lowest, -1 do
+      texts[i] = runs[i].text
+      bytes = bytes + #texts[i]
+      if bytes > MOST_RUN_BYTES then
+        lowest = i + 1
+        break
+      end
+    end
+    text = table.concat(texts, '', lowest, #runs)
+  end
+  local origin, later = l.origin, l.later
+  local real = l.real
+  local is_kept = l.kept_from > 0 and l.booked > l.now
+  if #places + #later + #refunds == 0 and text == '' and origin == '' and real == '' and not is_kept then
+    return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
+  end
+  local texts, bytes = {''}, 0
+  for i, records in ipairs(later) do
+    texts[i + 1], bytes = records, bytes + #records
+  end
+  if origin == '' then l.alive, l.first_due = 0, 0 end
+  local first = pack('>dddd', #places, #refunds, l.kept_from, l.alive)
+  first = first .. pack('>dddd', l.first_due, #origin, bytes, #real)
+  first = first .. real .. origin
+  for _, place in ipairs(places) do
+    local before = place.before or ''
+    first = first .. pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
+  end
+  for _, back in ipairs(refunds) do
+    texts[#texts + 1] = text_of_refund(back)
+  end
+  texts[#texts + 1] = text
+  bytes = bytes + #first + 64 * #refunds + #text
+  texts[1] = pack('>ddddd', l.writes, l.seen, l.booked, l.held, bytes) .. first
+  texts[#texts + 1] = l.kind.value(l)
+  return table.concat(texts)
+end
+
+-- A change of a limit, which is written at the end.
+local function touch(l)
+  l.seen, l.changed = l.now, true
+  l.at = max(l.now, l.booked, l.held)
+end
+
+-- A change that is never undone: no booking from before it is.
+local function change(l)
+  l.writes, l.runs, l.refunds, l.origin = l.writes + 1, NONE, NONE, ''
+  touch(l)
+end
+
+local function write_changed()
+  for i = 1, count do
+    local l = limits[i]
+    if l.changed then
+      local value = value_of(l)
+      -- The first whole millisecond behind its end, and one to come.
+      local ends = max(now, l.kind.expires(l), l.booked, l.held, l.kept)
+      if is_real then
+        call('SET', l.key, value, 'PXAT', ('%d'):format(floor(ends / 1000) + 1))
+      else
+        call('SET', l.key, value, 'PX', ('%d'):format(floor((ends - now) / 1000) + 1 + 86400000))
+      end
+    end
+  end
+end
