@@ -16,6 +16,11 @@ const FIRST: Duration = Duration::from_millis(100);
 /// The longest rest.
 const LONGEST: Duration = Duration::from_secs(5);
 
+/// How long the rest is that follows this one.
+pub(crate) fn next_rest(last: Option<Duration>) -> Duration {
+    last.map_or(FIRST, |rest| (rest * 2).min(LONGEST))
+}
+
 /// What a breaker knows. Times are arguments, counted from any instant.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
@@ -77,8 +82,8 @@ impl Breaker {
     pub(crate) fn failed(&mut self, admission: Admission, now: Duration) -> bool {
         self.failures = self.failures.saturating_add(1);
         let rest = match (self.rest, admission) {
-            (Some((rest, _)), Admission::Probe) => (rest * 2).min(LONGEST),
-            (None, _) if self.failures >= FAILURES => FIRST,
+            (Some((rest, _)), Admission::Probe) => next_rest(Some(rest)),
+            (None, _) if self.failures >= FAILURES => next_rest(None),
             _ => return false,
         };
         self.rest = Some((rest, now + jittered(rest)));

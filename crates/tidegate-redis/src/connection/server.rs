@@ -11,7 +11,8 @@ use redis::{Cmd, RedisError, Value};
 use super::failure::{Failure, Meaning, meaning, told};
 use super::link::Answer;
 use super::wire::{Connection, Wire};
-use crate::breaker::Breaker;
+use crate::breaker::{Breaker, next_rest};
+use crate::jitter::jittered;
 use crate::lock::lock;
 use crate::script::Script;
 
@@ -25,7 +26,7 @@ pub(crate) struct Server {
     /// With the number of the connection, so that a call drops the one that failed it.
     current: Mutex<Option<(u64, Connection)>>,
     /// Held while connecting: one attempt at a time.
-    connecting: tokio::sync::Mutex<Option<Failure>>,
+    connecting: tokio::sync::Mutex<Attempted>,
     /// How many attempts have ended.
     attempts: AtomicU64,
     /// The scripts that the server did not know, by their hashes: how many texts it had been told
@@ -39,6 +40,15 @@ pub(crate) struct Server {
     pub(super) told: AtomicU64,
     /// Of a cluster: whether another server may have its slots by now.
     pub(super) is_suspect: AtomicBool,
+}
+
+/// The last attempt to connect.
+#[derive(Default)]
+struct Attempted {
+    failure: Option<Failure>,
+    /// After a login that is wrong no attempt is made for so long, and until then: each would be a
+    /// connection, and a line in the log of the server.
+    rest: Option<(Duration, tokio::time::Instant)>,
 }
 
 /// A call that the thread of its caller has sent.
@@ -76,7 +86,7 @@ impl Server {
             wire,
             breaker: Mutex::default(),
             current: Mutex::new(None),
-            connecting: tokio::sync::Mutex::new(None),
+            connecting: tokio::sync::Mutex::default(),
             attempts: AtomicU64::new(0),
             texts: Mutex::default(),
             turns: AtomicUsize::new(0),
@@ -127,21 +137,26 @@ impl Server {
         connecting.await.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())))
     }
 
-    /// Connects, unless an attempt has ended since so many had.
+    /// Connects, unless an attempt has ended since so many had, or a rest lasts.
     async fn connect(&self, attempts: u64) -> Result<(u64, Connection), Failure> {
-        let mut last_failure = self.connecting.lock().await;
+        let mut last = self.connecting.lock().await;
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
-        if self.attempts.load(Ordering::Relaxed) != attempts
-            && let Some(failure) = &*last_failure
+        let rests = last.rest.is_some_and(|(_, end)| tokio::time::Instant::now() < end);
+        if (rests || self.attempts.load(Ordering::Relaxed) != attempts)
+            && let Some(failure) = &last.failure
         {
             return Err(failure.clone());
         }
         let made = tokio::time::timeout(CONNECTING, self.wire.connect()).await;
         let made = made.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())));
         let number = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
-        *last_failure = made.as_ref().err().cloned();
+        last.failure = made.as_ref().err().cloned();
+        last.rest = matches!(last.failure, Some(Failure::Misconfigured(_))).then(|| {
+            let rest = next_rest(last.rest.map(|(rest, _)| rest));
+            (rest, tokio::time::Instant::now() + jittered(rest))
+        });
         let connection = (number, made?);
         *lock(&self.current) = Some(connection.clone());
         Ok(connection)

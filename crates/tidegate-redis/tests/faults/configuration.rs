@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidegate::{AnyLimiter, Refusal};
 use tidegate_redis::{OpenError, Store, StoreError, WhileAway};
@@ -124,6 +124,32 @@ async fn wrong_logins_and_databases_are_told() {
     assert_eq!(load::ask(&load::limiter(&store, "all")).await.granted, 1, "{:?}", store.trouble());
     let keyspace = server.info("keyspace", "db3").unwrap_or_default();
     assert!(keyspace.starts_with("keys=1,expires=1"), "{keyspace}");
+}
+
+/// Each request once made a connection: a process with a wrong password, a thousand in a second.
+#[tokio::test]
+async fn a_wrong_login_is_tried_at_intervals() {
+    let Some(server) = Server::start_at_port(&[]) else { return };
+    server.tell("ACL SETUSER late on >later +@all ~*");
+    let connections = || server.info("stats", "total_connections_received").unwrap().parse::<u128>().unwrap();
+    for scheme in ["redis+cluster", "redis"] {
+        let url = format!("{scheme}://late:pass-word@127.0.0.1:{}", server.port());
+        let store = load::patient(url).open().unwrap();
+        let limiter = load::limiter(&store, "all");
+        let (before, began) = (connections(), Instant::now());
+        assert_eq!(load::ask_times(&limiter, 300).await.refused, 300);
+        let (took, made) = (began.elapsed(), connections() - before);
+        // The first attempt, those behind the shortest rests, and the one that counts them.
+        assert!(made <= 2 + took.as_millis() / 75, "{made} connections in {took:?}");
+        assert_eq!(store.counts().misconfigured, 300);
+        if scheme == "redis" {
+            user(&server, "late", "");
+            while load::ask(&limiter).await.granted == 0 {
+                tokio::task::yield_now().await;
+            }
+            assert_eq!(store.trouble(), None);
+        }
+    }
 }
 
 #[tokio::test]
