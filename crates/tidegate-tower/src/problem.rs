@@ -28,9 +28,10 @@ impl Refused {
 
 /// Problem details of RFC 9457, if a limit refused.
 fn refuse(refused: &Refused) -> Response<Bytes> {
+    let violated = Some(refused.limit()).filter(|_| !refused.is_undecided());
     let mut problem = match refused.status() {
-        StatusCode::TOO_MANY_REQUESTS => Problem::quota_exceeded([refused.limit()]),
-        StatusCode::SERVICE_UNAVAILABLE => Problem::temporary_reduced_capacity([refused.limit()]),
+        StatusCode::TOO_MANY_REQUESTS => Problem::quota_exceeded(violated),
+        StatusCode::SERVICE_UNAVAILABLE => Problem::temporary_reduced_capacity(violated),
         // No problem of the draft, or no limit was asked.
         status => return of_status(status, Bytes::new()),
     };
@@ -47,4 +48,28 @@ fn of_status(status: StatusCode, body: Bytes) -> Response<Bytes> {
     let mut response = Response::new(body);
     *response.status_mut() = status;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::{AllRefusal, Nanos, Refusal};
+
+    use super::*;
+
+    fn problem(refusal: Refusal) -> Problem {
+        let response = refuse(&Refused::by_limit(AllRefusal::from(refusal)));
+        Problem::from_json(response.body()).expect("a problem")
+    }
+
+    /// The name of a limit that there is not was told, as one that was violated.
+    #[test]
+    fn a_store_that_is_away_names_no_limit() {
+        let retry_after = Nanos::new(1_000_000_000);
+        let away = problem(Refusal::Unavailable { retry_after });
+        assert_eq!((away.status, away.violated_policies.len()), (StatusCode::SERVICE_UNAVAILABLE, 0));
+        let told = "the store of the limiter did not answer, retry after 1s";
+        assert_eq!(away.detail.as_deref(), Some(told));
+        assert_eq!(problem(Refusal::Paused { retry_after }).violated_policies, ["limit"]);
+        assert_eq!(problem(Refusal::Limited { retry_after }).violated_policies, ["limit"]);
+    }
 }

@@ -64,6 +64,12 @@ impl Refused {
         }
     }
 
+    /// Whether no limit refused, since the store of the limiter is away.
+    pub(crate) fn is_undecided(&self) -> bool {
+        let refusal = self.refusal().and_then(AllRefusal::refusal);
+        matches!(refusal, Some(Refusal::Unavailable { .. }))
+    }
+
     /// How long to wait before the request can succeed. `None` if the time is unknown, or if the
     /// request can never succeed.
     #[must_use]
@@ -109,6 +115,7 @@ impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.why {
             Why::Limit(refusal) => match refusal.refusal() {
+                Some(reason) if self.is_undecided() => reason.fmt(f),
                 Some(reason) => write!(f, "{}: {reason}", self.limit()),
                 None => refusal.fmt(f),
             },
