@@ -20,7 +20,8 @@ use crate::store::{Store, StoreBuilder, WhileAway};
 mod with_serde;
 
 /// The fields that are not those of a policy.
-const FIELDS: [&str; 7] = ["in_use", "store", "prefix", "tag", "timeout", "while_away", "leased"];
+const FIELDS: [&str; 8] =
+    ["in_use", "time_to_live", "store", "prefix", "tag", "timeout", "while_away", "leased"];
 
 /// The name of an only limit, as the core has it.
 const ONLY: &str = "limit";
@@ -45,7 +46,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// ```text
 /// token_bucket 100/s burst 20
 /// token_bucket 100/s burst 20 store redis://127.0.0.1 tag uploads prefix shop while_away share
-/// in_use 20 store redis://127.0.0.1 tag jobs
+/// in_use 20 store redis://127.0.0.1 tag jobs time_to_live 5s
 /// ```
 ///
 /// `in_use` and a number stand in place of the policies. The limiter then limits how many permits
@@ -57,6 +58,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// | `limit` | a line, in a map alone: the policy, in place of its fields | the fields of a policy stand in the map |
 /// | `limits` | names and policies, in a map alone: several limits | there is one limit |
 /// | `in_use` | a number of permits, from 1 | the limits are policies |
+/// | `time_to_live` | a span above zero, beside `in_use` and `store`: [`CountingBuilder::time_to_live`](crate::CountingBuilder::time_to_live) | `10s` |
 /// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
 /// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | it must be set beside `store` |
 /// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |
@@ -184,6 +186,8 @@ pub struct LimiterConfig {
     limits: Vec<(String, PolicyConfig)>,
     /// How many permits may be in use at one time. Then there is no other limit.
     in_use: Option<u32>,
+    /// After which time the permits of a process that crashed go back.
+    time_to_live: Option<Duration>,
     /// The address of the store.
     store: Option<String>,
     prefix: Option<String>,
@@ -212,6 +216,7 @@ impl LimiterConfig {
         LimiterConfig {
             limits,
             in_use: None,
+            time_to_live: None,
             store: None,
             prefix: None,
             tag: None,
@@ -338,7 +343,14 @@ impl LimiterConfig {
     /// As [`build`](LimiterConfig::build), and if the configuration has no `tag`.
     pub fn build_over(&self, store: &Store) -> Result<AnyLimiter, BuildError> {
         match self.in_use {
-            Some(limit) => Ok(store.counting(self.tag()?, limit).build()?.into()),
+            Some(limit) => {
+                let builder = store.counting(self.tag()?, limit);
+                let builder = match self.time_to_live {
+                    Some(time_to_live) => builder.time_to_live(time_to_live),
+                    None => builder,
+                };
+                Ok(builder.build()?.into())
+            }
             None => Ok(self.limiter_builder(store)?.build()?.into()),
         }
     }
@@ -484,15 +496,19 @@ impl LimiterConfig {
                 let limit = value.parse::<NonZeroU32>().map_err(|_| bad(field, allowed))?;
                 self.in_use.replace(limit.get()).is_some()
             }
-            "store" if value.is_empty() => return Err(bad(field, "an address, such as redis://127.0.0.1")),
+            // In a line the address is missing.
+            "store" if value.is_empty() || FIELDS.contains(&value) => {
+                return Err(bad(field, "an address, such as redis://127.0.0.1"));
+            }
             "prefix" | "tag" if value.is_empty() => return Err(bad(field, "a text")),
             "store" => self.store.replace(value.into()).is_some(),
             "prefix" => self.prefix.replace(value.into()).is_some(),
             "tag" => self.tag.replace(value.into()).is_some(),
-            "timeout" => {
-                let timeout = span(value)
-                    .ok_or(bad(field, "a whole number above zero and a unit, such as 50ms or 1s"))?;
-                self.timeout.replace(timeout).is_some()
+            "timeout" | "time_to_live" => {
+                let allowed = "a whole number above zero and a unit, such as 50ms or 1s";
+                let span = span(value).ok_or(bad(field, allowed))?;
+                let set = if field == "timeout" { &mut self.timeout } else { &mut self.time_to_live };
+                set.replace(span).is_some()
             }
             "while_away" => {
                 let allowed = "share, share_of and a number from 1, such as share_of 8, open, wait or closed";
@@ -510,9 +526,11 @@ impl LimiterConfig {
         let texts = texts.into_iter().filter_map(|(field, text)| Some((field, text.clone()?)));
         let in_use = self.in_use.map(|limit| ("in_use", limit.to_string()));
         let store = self.store.iter().map(|address| ("store", without_login(address)));
+        let time_to_live = self.time_to_live.map(|span| ("time_to_live", span_text(span)));
         let timeout = self.timeout.map(|timeout| ("timeout", span_text(timeout)));
         let while_away = self.while_away.map(|choice| ("while_away", while_away_text(choice)));
-        in_use.into_iter().chain(store).chain(texts).chain(timeout).chain(while_away).collect()
+        let of_store = texts.chain(timeout).chain(while_away);
+        in_use.into_iter().chain(time_to_live).chain(store).chain(of_store).collect()
     }
 
     /// An error if fields of a store are set without a store, or a store without a tag, or if there
@@ -520,6 +538,9 @@ impl LimiterConfig {
     fn checked(self) -> Result<LimiterConfig, BuildError> {
         if self.in_use.is_some() && (self.leased || !self.limits.is_empty()) {
             return Err(bad("in_use", ALONE));
+        }
+        if self.in_use.is_none() && self.time_to_live.is_some() {
+            return Err(bad("time_to_live", "left out where in_use is not set"));
         }
         if self.store.is_some() {
             self.tag()?;

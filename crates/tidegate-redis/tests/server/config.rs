@@ -55,7 +55,8 @@ fn permits_in_use_are_limited_by_one_line() {
     let Some(server) = Server::start() else { return };
     let take = |limiter: &AnyLimiter| limiter.blocking_acquire_many(2);
     let alone = config("in_use 2").build().unwrap();
-    let shared = config(&format!("in_use 2 store {} tag jobs timeout 60s", server.url()));
+    let shared = format!("in_use 2 time_to_live 3600s store {} tag jobs timeout 60s", server.url());
+    let shared = config(&shared);
     let (one, other) = (shared.build().unwrap(), shared.build().unwrap());
     for (one, other) in [(alone.clone(), alone), (one, other)] {
         let both = take(&one).unwrap();
@@ -63,6 +64,8 @@ fn permits_in_use_are_limited_by_one_line() {
         drop(both);
         assert_eq!(take(&other).unwrap().permits(), 2);
     }
+    let left: u64 = redis::cmd("TTL").arg("tidegate:1:{jobs}:in-use").query(&mut server.connect()).unwrap();
+    assert!(left > 60, "the time to live is {left} s");
     let keys: AnyKeyed<String> = config("in_use 2").build_keyed(10).unwrap();
     let _both = take(&keys.limiter("alice").unwrap()).unwrap();
     assert!(keys.limiter("alice").unwrap().try_acquire().is_err());
@@ -187,6 +190,7 @@ fn a_line_is_written_as_it_is_read() {
         "fixed_window 5/d tag a",
         "in_use 20",
         "in_use 1 store redis://h tag a timeout 1s while_away share",
+        "in_use 1 time_to_live 90s store redis://h tag a",
     ] {
         assert_eq!(config(line).to_string(), line);
         assert_eq!(config(&config(line).to_string()), config(line));
@@ -223,7 +227,10 @@ fn errors_say_what_to_write() {
         error(&format!("{line} tag a{{b"))
             .starts_with(r#""a{b" cannot be part of a key: a tag has 1 to 500"#)
     );
-    assert_eq!(error("fixed_window 5/s store"), "store must be an address, such as redis://127.0.0.1");
+    for store in ["store", "store tag a"] {
+        let address = "store must be an address, such as redis://127.0.0.1";
+        assert_eq!(error(&format!("fixed_window 5/s {store}")), address);
+    }
     assert_eq!(error("fixed_window 5/s leased"), "leased must be left out where no store is set");
     let shared = "fixed_window 5/s while_away share leased";
     assert_eq!(error(shared), "while_away must be left out where no store is set");
@@ -248,6 +255,15 @@ fn errors_say_what_to_write() {
         ),
         ("in_use", "in_use must be a whole number from 1 to 4294967295"),
         ("in_use 2 store redis://h", tag),
+        ("in_use 2 time_to_live 5s", "time_to_live must be left out where no store is set"),
+        (
+            "in_use 2 time_to_live 0s store redis://h tag a",
+            "time_to_live must be a whole number above zero and a unit, such as 50ms or 1s",
+        ),
+        (
+            "fixed_window 5/s store redis://h tag a time_to_live 5s",
+            "time_to_live must be left out where in_use is not set",
+        ),
         ("in_use 2 timeout 20ms", "timeout must be left out where no store is set"),
     ] {
         assert!(error(line).starts_with(message), "{}", error(line));
@@ -389,8 +405,12 @@ mod with_serde {
         for (text, message) in [
             (format!("{policy}queue_bounds = 5"), "queue_bounds: fixed_window has only at_wall_clock and"),
             (format!("{policy}queue_bounds = 5"), of_limiter),
-            ("in_use = 5\ntime_to_live = \"5s\"".to_owned(), "time_to_live: there is no such field"),
-            ("in_use = 5\ntime_to_live = \"5s\"".to_owned(), of_limiter),
+            ("in_use = 5\ntime_to_die = \"5s\"".to_owned(), "time_to_die: there is no such field"),
+            ("in_use = 5\ntime_to_die = \"5s\"".to_owned(), of_limiter),
+            (
+                format!("{policy}time_to_live = \"5s\""),
+                "time_to_live must be left out where in_use is not set",
+            ),
             (
                 "policy = \"token_bucket 5/s burst 10\"".to_owned(),
                 "policy must be the name of a policy; a line is written as limit = \"token_bucket 100/s burst 20\"",
