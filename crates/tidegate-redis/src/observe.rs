@@ -128,9 +128,11 @@ impl Watch {
     }
 }
 
-/// Tells an observer if a fifth or less is left of the limit of this name.
+/// Tells an observer if a fifth or less is left of the limit of this name. Each grant leaves none of
+/// a limit of one permit, which tells nothing.
 fn tell_near(events: &dyn Events, left: Option<(&str, Left)>) {
-    if let Some((name, left)) = left.filter(|(_, left)| left.available.saturating_mul(5) <= left.limit) {
+    let is_near = |left: &Left| left.limit > 1 && left.available.saturating_mul(5) <= left.limit;
+    if let Some((name, left)) = left.filter(|(_, left)| is_near(left)) {
         events.near_limit(name, &left);
     }
 }

@@ -288,6 +288,11 @@ fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
         let _ = limiter.acquire_now([("calls", 7), ("tokens", 1)]).await.unwrap();
         let in_use = AnyLimiter::from(store.counting("jobs", 2).build().unwrap());
         let _permits = in_use.acquire_now(2).await.unwrap();
+        // Each permit is the last one that there is.
+        for paced in ["smooth_bursty 50/s max_burst 0s", "leaky_bucket 50/s capacity 10"] {
+            let paced = store.limiter(paced).limit("paced", paced.parse().unwrap()).build().unwrap();
+            let _ = AnyLimiter::from(paced).acquire_now(1).await.unwrap();
+        }
         let near = log.near.lock().unwrap();
         let expected = [("tokens", 20), ("calls", 1), ("limit", 0)];
         assert_eq!(*near, expected.map(|(name, left)| (name.to_owned(), left)));
