@@ -90,6 +90,7 @@ impl Store {
     /// A layer of `tidegate-tower` with a limit for each API key:
     ///
     /// ```
+    /// use http::StatusCode;
     /// use tidegate::AnyKeyed;
     /// use tidegate_redis::Store;
     /// use tidegate_tower::RateLimitLayer;
@@ -97,8 +98,9 @@ impl Store {
     /// let store = Store::open("redis://127.0.0.1")?;
     /// let users = store.keyed().limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
     /// let layer = RateLimitLayer::keyed(AnyKeyed::from(users), |request| {
-    ///     let key = request.headers.get("x-api-key")?;
-    ///     key.to_str().ok().map(str::to_owned)
+    ///     // A request without a key would have no limit.
+    ///     let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
+    ///     key.to_str().map(str::to_owned).map_err(|_| StatusCode::BAD_REQUEST)
     /// });
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -75,9 +75,10 @@ use reserved::Reserved;
 /// # While the store is away
 ///
 /// A request that the store did not decide is decided by [`WhileAway`](crate::WhileAway), and its
-/// answer [is degraded](tidegate::AllRefusal::is_degraded). [`Refusal::Unavailable`] without a
-/// `retry_after` says that the store cannot be used as it is, or that the share is smaller than the
-/// request: [`Store::trouble`](crate::Store::trouble) tells these apart.
+/// answer [is degraded](tidegate::AllRefusal::is_degraded). The `retry_after` of
+/// [`Refusal::Unavailable`] tells when the store is asked again. There is none where the store
+/// cannot be used as it is, of which [`Store::trouble`](crate::Store::trouble) tells the reason. A
+/// request that is larger than the share of its process is told the same until the store is back.
 ///
 /// # As many as there are
 ///
