@@ -109,8 +109,8 @@ use crate::line::deferred::run_in_drop;
 ///             StoreEvent::Answered(took) if *took > Duration::from_millis(20) => {
 ///                 self.say(format!("the store took {took:?}"));
 ///             }
-///             StoreEvent::Opened => self.say("the store is away".to_owned()),
-///             StoreEvent::Closed => self.say("the store is back".to_owned()),
+///             StoreEvent::BreakerOpened => self.say("the store is away".to_owned()),
+///             StoreEvent::BreakerClosed => self.say("the store is back".to_owned()),
 ///             StoreEvent::Misconfigured => self.say("the store cannot be used".to_owned()),
 ///             // Later versions tell more.
 ///             _ => {}
@@ -125,7 +125,7 @@ use crate::line::deferred::run_in_drop;
 /// let alerts = Alerts::default();
 /// // What a store calls that has this observer.
 /// alerts.store(&StoreEvent::Answered(Duration::from_millis(2)));
-/// alerts.store(&StoreEvent::Opened);
+/// alerts.store(&StoreEvent::BreakerOpened);
 /// assert_eq!(*alerts.0.lock().unwrap(), ["the store is away"]);
 /// ```
 pub trait Events: Send + Sync + 'static {
@@ -201,11 +201,11 @@ pub enum StoreEvent {
     /// A call showed that the store is not as it must be: a password, a permission, or a foreign
     /// value under a key.
     Misconfigured,
-    /// The store is left alone for a while, since it did not answer several calls in a row, or a
-    /// call that probed it.
-    Opened,
-    /// The store answered again, and is asked as before.
-    Closed,
+    /// The store is away: it is left alone for a while, since it did not answer several calls in a
+    /// row, or a call that probed it. So this is told again at each probe that fails.
+    BreakerOpened,
+    /// The store is back: it answered again, and is asked as before.
+    BreakerClosed,
     /// The store debited so many permits for a lease of this process.
     LeaseTaken(u64),
     /// Requests used so many permits of leases.

@@ -98,8 +98,8 @@ struct StoreCounters {
     failed: AtomicU64,
     skipped: AtomicU64,
     misconfigured: AtomicU64,
-    opened: AtomicU64,
-    closed: AtomicU64,
+    breaker_opened: AtomicU64,
+    breaker_closed: AtomicU64,
     lease_taken: AtomicU64,
     lease_used: AtomicU64,
     lease_unused: AtomicU64,
@@ -213,9 +213,9 @@ pub struct StoreStatistics {
     /// Calls that showed that the store is not as it must be, as [`StoreEvent::Misconfigured`].
     pub misconfigured: u64,
     /// How often the store was left alone for a while.
-    pub opened: u64,
+    pub breaker_opened: u64,
     /// How often the store answered again after that.
-    pub closed: u64,
+    pub breaker_closed: u64,
     /// Permits that the store debited for leases.
     pub lease_taken: u64,
     /// Permits of leases that requests used.
@@ -314,8 +314,8 @@ impl StoreCounters {
             failed: read(&self.failed),
             skipped: read(&self.skipped),
             misconfigured: read(&self.misconfigured),
-            opened: read(&self.opened),
-            closed: read(&self.closed),
+            breaker_opened: read(&self.breaker_opened),
+            breaker_closed: read(&self.breaker_closed),
             lease_taken: read(&self.lease_taken),
             lease_used: read(&self.lease_used).saturating_sub(unused),
             lease_returned: read(&self.lease_returned),
@@ -401,8 +401,8 @@ impl Events for Statistics {
             StoreEvent::Failed => (&store.failed, 1),
             StoreEvent::Skipped => (&store.skipped, 1),
             StoreEvent::Misconfigured => (&store.misconfigured, 1),
-            StoreEvent::Opened => (&store.opened, 1),
-            StoreEvent::Closed => (&store.closed, 1),
+            StoreEvent::BreakerOpened => (&store.breaker_opened, 1),
+            StoreEvent::BreakerClosed => (&store.breaker_closed, 1),
             StoreEvent::LeaseTaken(permits) => (&store.lease_taken, permits),
             StoreEvent::LeaseUsed(permits) => (&store.lease_used, permits),
             StoreEvent::LeaseUnused(permits) => (&store.lease_unused, permits),

@@ -363,7 +363,7 @@ impl Shared {
             (breaker.failed(admission, now), breaker.rest(now))
         };
         if has_opened {
-            self.tell(StoreEvent::Opened);
+            self.tell(StoreEvent::BreakerOpened);
         }
         Err(Away::For(rest))
     }
@@ -415,7 +415,7 @@ impl Shared {
             self.back.send_replace(());
         }
         if has_closed {
-            self.tell(StoreEvent::Closed);
+            self.tell(StoreEvent::BreakerClosed);
         }
     }
 

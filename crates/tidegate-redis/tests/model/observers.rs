@@ -178,13 +178,13 @@ fn counters_equal_what_callers_got() {
             assert_eq!(count(|event| *event == StoreEvent::Failed), failed);
             assert_eq!(count(|event| *event == StoreEvent::Skipped), skipped);
             assert_eq!(count(|event| *event == StoreEvent::Misconfigured), misconfigured);
-            assert_eq!(count(|event| *event == StoreEvent::Closed), 2);
-            let opened = count(|event| *event == StoreEvent::Opened);
+            assert_eq!(count(|event| *event == StoreEvent::BreakerClosed), 2);
+            let opened = count(|event| *event == StoreEvent::BreakerOpened);
             assert!(opened >= 2 && unknown > 0 && failed > 0 && skipped > 0);
             let told = log.statistics.snapshot().store;
             assert_eq!((told.answered, told.unknown, told.failed), (answered, unknown, failed));
             assert_eq!((told.skipped, told.misconfigured), (skipped, misconfigured));
-            assert_eq!((told.opened, told.closed), (opened, 2));
+            assert_eq!((told.breaker_opened, told.breaker_closed), (opened, 2));
             let took = events.iter().map(|event| match event {
                 StoreEvent::Answered(took) => *took,
                 _ => Duration::ZERO,
