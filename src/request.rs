@@ -144,6 +144,9 @@ impl Request {
     /// such as a window, does not tell since when a permit has been there: there a waiter is served
     /// if the timer is late by the [catch-up](crate::RateLimiter::set_catch_up) at most. A call
     /// that never waits ignores this.
+    ///
+    /// The [`retry_after`](crate::Refusal::retry_after) of a request that would wait too long tells
+    /// when an equal one may be accepted. Its permits are due later, by this maximum.
     pub const fn within(self, within: Duration) -> Request {
         Request { within: Some(within), ..self }
     }

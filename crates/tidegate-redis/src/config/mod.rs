@@ -161,7 +161,8 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// # Secrets
 ///
 /// An address may have a password. No error, no `Debug` and no `Display` has it, and it is
-/// serialized without its user and password.
+/// serialized without its user and password. The error of a format may quote the line of the file,
+/// with the password: that of `toml` does, unless a program prints its `message()` alone.
 ///
 /// # Examples
 ///

@@ -30,6 +30,9 @@ impl Store {
     /// permits in use [needs](crate#addresses) are made if such a limit was
     /// [built](crate::CountingBuilder::build) over this store before.
     ///
+    /// Each call has the [timeout](crate::StoreBuilder::timeout) of the store. The first one
+    /// connects, which takes several round trips: over a timeout that is shorter, the store is away.
+    ///
     /// # Errors
     ///
     /// A [`StoreError`] that says what is wrong. While the store is merely
