@@ -81,6 +81,7 @@ impl Script {
         let head = [
             include_str!("lua/head.lua"),
             TIME,
+            include_str!("lua/values.lua"),
             include_str!("lua/refunds.lua"),
             include_str!("lua/places.lua"),
             include_str!("lua/runs.lua"),

@@ -129,7 +129,7 @@ do
 
   -- How much of the level at an instant behind all bookings is left to requests that come now.
   local function apart(l, room, price)
-    if l.credit <= 0 or l.booked <= l.now or l.held > l.now then return 0 end
+    if l.booked <= l.now or l.credit <= 0 or l.held > l.now then return 0 end
     local peaks, i = l.peaks, 1
     while peaks[i] and peaks[i] <= l.now do i = i + 2 end
     if lowest(l) + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end
@@ -143,7 +143,7 @@ do
       local t, peaks = l.terms, {}
       local unit = t[7] == 2 and t[1] or t[2]
       l.unit, l.peaks = unit, peaks
-      forget_floor(l)
+      if has_back then forget_floor(l) end
       if not value then
         l.level, l.spent, l.shift = t[5], 0, 0
         return
@@ -170,7 +170,7 @@ do
           level = count * unit + rest
         end
         for i = 2, last, 2 do peaks[i] = MOST end
-        forget_floor(l)
+        if has_back then forget_floor(l) end
       end
       l.level = level
     end,
@@ -196,11 +196,12 @@ do
 
     take = function(l, at, n)
       local t = l.terms
-      if l.booked <= l.now then
+      local is_ahead = at > l.now
+      if is_ahead and l.booked <= l.now then
         -- The first booking ahead.
         forget_floor(l)
         if l.held <= l.now then l.floor, l.till, l.rest = level_at(l, l.now, t[3]), at, MOST end
-      elseif l.now >= l.till then
+      elseif is_ahead and l.now >= l.till then
         -- The bookings up to `till` have passed.
         l.floor, l.till, l.rest = l.rest, l.booked, l.level
       end
@@ -215,7 +216,8 @@ do
       peak(l, at, found)
       l.level = l.level - n * t[2]
       if l.level <= -MOST then l.level = -2 * MOST end
-      l.booked, l.rest = at, min(l.rest, l.level)
+      l.booked = at
+      if is_ahead then l.rest = min(l.rest, l.level) end
     end,
 
     -- Whether a request may be granted before the last booking.
@@ -261,72 +263,74 @@ do
 
   local bucket = kinds[BUCKET]
 
-  -- Returns how many of the permits may be lent.
-  function bucket.give(l, at, n, due)
-    -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
-    local stays = stands(l, at)
-    local level = stays and l.level or level_at(l, at, MOST)
-    local cap, peaks = l.terms[3], l.peaks
-    local room = cap - level
-    for i = 1, #peaks, 2 do
-      if peaks[i] > due then room = min(room, cap - peaks[i + 1]) end
+  if has_back then
+    -- Returns how many of the permits may be lent.
+    function bucket.give(l, at, n, due)
+      -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
+      local stays = stands(l, at)
+      local level = stays and l.level or level_at(l, at, MOST)
+      local cap, peaks = l.terms[3], l.peaks
+      local room = cap - level
+      for i = 1, #peaks, 2 do
+        if peaks[i] > due then room = min(room, cap - peaks[i + 1]) end
+      end
+      if room <= 0 or level <= -MOST then return 0 end
+      local given = min(n * l.terms[2], room)
+      l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
+      -- The level is higher from the instant of the grant on, which may be to come.
+      local is_lent = due <= l.now
+      if is_lent then raise(l, given) end
+      -- Without the refunded grant later grants would have found that much more.
+      l.peaks = {}
+      for i = 1, #peaks, 2 do
+        peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
+      end
+      return is_lent and l.terms[2] > 0 and whole(given, l.terms[2]) or 0
     end
-    if room <= 0 or level <= -MOST then return 0 end
-    local given = min(n * l.terms[2], room)
-    l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
-    -- The level is higher from the instant of the grant on, which may be to come.
-    local is_lent = due <= l.now
-    if is_lent then raise(l, given) end
-    -- Without the refunded grant later grants would have found that much more.
-    l.peaks = {}
-    for i = 1, #peaks, 2 do
-      peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
-    end
-    return is_lent and l.terms[2] > 0 and whole(given, l.terms[2]) or 0
-  end
 
-  -- Grants what came back at an instant before the last booking. That may lie behind now if the
-  -- grant is made again. The grants to come find less then, unless the level meets the cap before,
-  -- or met it when the grant was made first. Returns whether they do.
-  function bucket.lend(l, at, n, met)
-    local t, units, peaks, most = l.terms, n * l.terms[2], l.peaks, nil
-    if l.booked <= l.now then l.level, l.booked, l.spent = level_at(l, l.now, t[3]), l.now, 0 end
-    l.peaks = {}
-    for i = 1, #peaks, 2 do
-      local instant, level = peaks[i], peaks[i + 1]
-      if instant > at and not most then
-        -- This grant finds no more than the next one.
-        most = level
-        peak(l, at, most)
+    -- Grants what came back at an instant before the last booking. That may lie behind now if the
+    -- grant is made again. The grants to come find less then, unless the level meets the cap before,
+    -- or met it when the grant was made first. Returns whether they do.
+    function bucket.lend(l, at, n, met)
+      local t, units, peaks, most = l.terms, n * l.terms[2], l.peaks, nil
+      if l.booked <= l.now then l.level, l.booked, l.spent = level_at(l, l.now, t[3]), l.now, 0 end
+      l.peaks = {}
+      for i = 1, #peaks, 2 do
+        local instant, level = peaks[i], peaks[i + 1]
+        if instant > at and not most then
+          -- This grant finds no more than the next one.
+          most = level
+          peak(l, at, most)
+        end
+        if instant > max(at, l.now) then
+          met = met or level > t[3]
+          if not met then level = level - units end
+        end
+        peak(l, instant, level)
       end
-      if instant > max(at, l.now) then
-        met = met or level > t[3]
-        if not met then level = level - units end
-      end
-      peak(l, instant, level)
+      if not most then peak(l, at, l.level) end
+      l.level = l.level - units
+      raise(l, -units)
+      return not met
     end
-    if not most then peak(l, at, l.level) end
-    l.level = l.level - units
-    raise(l, -units)
-    return not met
-  end
 
-  -- A refund and a loan of it that are made again leave the level as it is. Grants from one to the
-  -- other found more, as far as the peaks tell it.
-  function bucket.pass_on(l, due, at, n)
-    local units, peaks, most, met = n * l.terms[2], l.peaks, nil, l.terms[3] + 1
-    l.peaks = {}
-    for i = 1, #peaks, 2 do
-      local instant, level = peaks[i], peaks[i + 1]
-      if instant > at and not most then
-        most = level
-        peak(l, at, min(most + units, met))
+    -- A refund and a loan of it that are made again leave the level as it is. Grants from one to the
+    -- other found more, as far as the peaks tell it.
+    function bucket.pass_on(l, due, at, n)
+      local units, peaks, most, met = n * l.terms[2], l.peaks, nil, l.terms[3] + 1
+      l.peaks = {}
+      for i = 1, #peaks, 2 do
+        local instant, level = peaks[i], peaks[i + 1]
+        if instant > at and not most then
+          most = level
+          peak(l, at, min(most + units, met))
+        end
+        if instant > due and instant <= at then level = min(level + units, met) end
+        peak(l, instant, level)
       end
-      if instant > due and instant <= at then level = min(level + units, met) end
-      peak(l, instant, level)
-    end
-    if not most then
-      peak(l, at, min(level_at(l, max(l.now, l.booked), l.terms[3]) + units, met))
+      if not most then
+        peak(l, at, min(level_at(l, max(l.now, l.booked), l.terms[3]) + units, met))
+      end
     end
   end
 

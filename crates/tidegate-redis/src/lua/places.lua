@@ -14,93 +14,97 @@
 
 local RECORD = 18
 
--- Until when the permits of a place may be granted.
-local function lasts(l, due)
-  return l.kind.lasts and l.kind.lasts(l, due) or due
-end
-
--- Whether no request takes a place any more.
-local function has_ended(l, place)
-  return place.due <= now and (l.booked <= now or lasts(l, place.due) <= now)
-end
-
--- Refunds a place that no request takes any more.
-local function refund(l, place)
-  if place.free == 0 then return end
-  if l.kind.cut then
-    l.kind.cut(l, place.due, place.free)
-  else
-    local spare = l.kind.give(l, max(l.now, l.booked), place.free, place.due)
-    if place.due <= now and l.booked > now then
-      note_refund(l, place.free, place.due, spare or 0, place.number)
-    end
+local lasts, has_ended, refund, record, load, unload
+if has_back then
+  -- Until when the permits of a place may be granted.
+  function lasts(l, due)
+    return l.kind.lasts and l.kind.lasts(l, due) or due
   end
-end
 
--- The i-th place of a text.
-local function record(text, i)
-  local due, free, number = parse('>I7I4I7', text, RECORD * (i - 1) + 1)
-  return {due = due, size = free, free = free, number = number - 1}
-end
-
--- Has a list with 16 places that are free, and with so many permits, if there are as many. Places
--- that have ended are refunded on the way, up to 64 times in a call. Those of a bucket, and those
--- of one instant, are refunded together.
-local function load(l, permits)
-  local later = l.later
-  if #later == 0 then return end
-  if l.places == NONE then l.places = {} end
-  local places, free, count, ended = l.places, 0, 0, nil
-  for _, place in ipairs(places) do
-    free, count = free + place.free, count + min(1, place.free)
+  -- Whether no request takes a place any more.
+  function has_ended(l, place)
+    return place.due <= now and (l.booked <= now or lasts(l, place.due) <= now)
   end
-  while later[1] and (count < MOST_PLACES / 2 or free < permits) and l.refunded < 64 do
-    local text, read = later[1], 0
-    for i = 1, #text / RECORD do
-      local place = record(text, i)
-      read = i
-      if not has_ended(l, place) then
-        places[#places + 1] = place
-        free, count = free + place.free, count + 1
-        if count >= MOST_PLACES / 2 and free >= permits then break end
-      elseif ended and (place.due == ended.due or not l.kind.lasts) then
-        ended.free, ended.number = ended.free + place.free, max(ended.number, place.number)
-      else
-        if ended then refund(l, ended) end
-        ended, l.refunded = place, l.refunded + 1
-        if l.refunded == 64 then break end
+
+  -- Refunds a place that no request takes any more.
+  function refund(l, place)
+    if place.free == 0 then return end
+    if l.kind.cut then
+      l.kind.cut(l, place.due, place.free)
+    else
+      local spare = l.kind.give(l, max(l.now, l.booked), place.free, place.due)
+      if place.due <= now and l.booked > now then
+        note_refund(l, place.free, place.due, spare or 0, place.number)
       end
     end
-    if read == #text / RECORD then
-      table.remove(later, 1)
-    else
-      later[1] = text:sub(RECORD * read + 1)
-    end
   end
-  if ended then refund(l, ended) end
-end
 
--- Has the places behind the first 32 in a text. Of places that are taken the last 16 are kept.
-local function unload(l)
-  local places, later, taken = l.places, l.later, 0
-  for i = #places, 1, -1 do
-    if places[i].free == 0 then
-      taken = taken + 1
-      if taken > MOST_PLACES / 2 then table.remove(places, i) end
-    end
+  -- The i-th place of a text.
+  function record(text, i)
+    local due, free, number = parse('>I7I4I7', text, RECORD * (i - 1) + 1)
+    return {due = due, size = free, free = free, number = number - 1}
   end
-  if #places <= MOST_PLACES then return end
-  local texts = {}
-  for i = MOST_PLACES + 1, #places do
-    local place = places[i]
-    local number = place.free < place.size and 0 or place.number + 1
-    if place.free > 0 then
-      texts[#texts + 1] = pack('>I7I4I7', place.due, min(place.free, 2^32 - 1), number)
+
+  -- Has a list with 16 places that are free, and with so many permits, if there are as many. Places
+  -- that have ended are refunded on the way, up to 64 times in a call. Those of a bucket, and those
+  -- of one instant, are refunded together.
+  function load(l, permits)
+    local later = l.later
+    if #later == 0 then return end
+    l.refunded = l.refunded or 0
+    if l.places == NONE then l.places = {} end
+    local places, free, count, ended = l.places, 0, 0, nil
+    for _, place in ipairs(places) do
+      free, count = free + place.free, count + min(1, place.free)
     end
-    places[i] = nil
+    while later[1] and (count < MOST_PLACES / 2 or free < permits) and l.refunded < 64 do
+      local text, read = later[1], 0
+      for i = 1, #text / RECORD do
+        local place = record(text, i)
+        read = i
+        if not has_ended(l, place) then
+          places[#places + 1] = place
+          free, count = free + place.free, count + 1
+          if count >= MOST_PLACES / 2 and free >= permits then break end
+        elseif ended and (place.due == ended.due or not l.kind.lasts) then
+          ended.free, ended.number = ended.free + place.free, max(ended.number, place.number)
+        else
+          if ended then refund(l, ended) end
+          ended, l.refunded = place, l.refunded + 1
+          if l.refunded == 64 then break end
+        end
+      end
+      if read == #text / RECORD then
+        table.remove(later, 1)
+      else
+        later[1] = text:sub(RECORD * read + 1)
+      end
+    end
+    if ended then refund(l, ended) end
   end
-  if l.later == NONE then l.later = {} end
-  table.insert(l.later, 1, table.concat(texts))
+
+  -- Has the places behind the first 32 in a text. Of places that are taken the last 16 are kept.
+  function unload(l)
+    local places, later, taken = l.places, l.later, 0
+    for i = #places, 1, -1 do
+      if places[i].free == 0 then
+        taken = taken + 1
+        if taken > MOST_PLACES / 2 then table.remove(places, i) end
+      end
+    end
+    if #places <= MOST_PLACES then return end
+    local texts = {}
+    for i = MOST_PLACES + 1, #places do
+      local place = places[i]
+      local number = place.free < place.size and 0 or place.number + 1
+      if place.free > 0 then
+        texts[#texts + 1] = pack('>I7I4I7', place.due, min(place.free, 2^32 - 1), number)
+      end
+      places[i] = nil
+    end
+    if l.later == NONE then l.later = {} end
+    table.insert(l.later, 1, table.concat(texts))
+  end
 end
 
 -- What a call needs that gives bookings or permits back.

@@ -21,41 +21,44 @@ local NONE = {}
 -- Refunds are texts of eight numbers.
 local REFUND = '>dddddddd'
 
-local function read_refund(value, first)
-  local due, n, spare, of, lent, lent_at, number, till, behind = parse(REFUND, value, first)
-  local refund = {due = due, n = n, spare = spare, of = of}
-  refund.lent, refund.lent_at, refund.number, refund.till = lent, lent_at, number, till
-  return refund, behind
-end
-
-local function text_of_refund(refund)
-  local due, n, spare, of, lent = refund.due, refund.n, refund.spare, refund.of, refund.lent
-  return pack(REFUND, due, n, spare, of, lent, refund.lent_at, refund.number, refund.till)
-end
-
--- Has a refund that is not made again become a loan of what was lent of it.
-local function forget_refund(back)
-  back.n, back.lent, back.spare, back.of = -back.lent, 0, 0, -1
-end
-
--- Has a refund, or a loan, made again when bookings ahead are undone. Of too many the first is
--- forgotten, and no booking from before it is undone any more.
-local function note_refund(l, n, due, spare, of)
-  local refunds = l.refunds
-  if refunds == NONE then refunds = {} end
-  local refund = {due = due, n = n, spare = spare, of = of or -1}
-  refund.lent, refund.lent_at, refund.number, refund.till = 0, n < 0 and due or 0, l.writes, l.booked
-  -- Two of one kind, with no booking between them, are one.
-  local last = refunds[#refunds]
-  local is_one = last and last.number == l.writes and last.of < 0 and refund.of < 0 and last.lent == 0
-  if is_one and n < 0 and last.n < 0 or is_one and n > 0 and last.n > 0 and last.due == due then
-    last.n, last.spare, last.till = last.n + n, last.spare + spare, l.booked
-    last.lent_at = refund.lent_at
-  else
-    refunds[#refunds + 1] = refund
+local read_refund, text_of_refund, forget_refund, note_refund
+if has_back then
+  function read_refund(value, first)
+    local due, n, spare, of, lent, lent_at, number, till, behind = parse(REFUND, value, first)
+    local refund = {due = due, n = n, spare = spare, of = of}
+    refund.lent, refund.lent_at, refund.number, refund.till = lent, lent_at, number, till
+    return refund, behind
   end
-  if #refunds > MOST_REFUNDS then
-    l.kept_from, l.origin = max(l.kept_from, table.remove(refunds, 1).number), ''
+
+  function text_of_refund(refund)
+    local due, n, spare, of, lent = refund.due, refund.n, refund.spare, refund.of, refund.lent
+    return pack(REFUND, due, n, spare, of, lent, refund.lent_at, refund.number, refund.till)
   end
-  l.refunds = refunds
+
+  -- Has a refund that is not made again become a loan of what was lent of it.
+  function forget_refund(back)
+    back.n, back.lent, back.spare, back.of = -back.lent, 0, 0, -1
+  end
+
+  -- Has a refund, or a loan, made again when bookings ahead are undone. Of too many the first is
+  -- forgotten, and no booking from before it is undone any more.
+  function note_refund(l, n, due, spare, of)
+    local refunds = l.refunds
+    if refunds == NONE then refunds = {} end
+    local refund = {due = due, n = n, spare = spare, of = of or -1}
+    refund.lent, refund.lent_at, refund.number, refund.till = 0, n < 0 and due or 0, l.writes, l.booked
+    -- Two of one kind, with no booking between them, are one.
+    local last = refunds[#refunds]
+    local is_one = last and last.number == l.writes and last.of < 0 and refund.of < 0 and last.lent == 0
+    if is_one and n < 0 and last.n < 0 or is_one and n > 0 and last.n > 0 and last.due == due then
+      last.n, last.spare, last.till = last.n + n, last.spare + spare, l.booked
+      last.lent_at = refund.lent_at
+    else
+      refunds[#refunds + 1] = refund
+    end
+    if #refunds > MOST_REFUNDS then
+      l.kept_from, l.origin = max(l.kept_from, table.remove(refunds, 1).number), ''
+    end
+    l.refunds = refunds
+  end
 end

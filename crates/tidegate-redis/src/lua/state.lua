@@ -1,7 +1,5 @@
 -- Reads the state of every limit, and writes those that were changed.
 
-local call = redis.call
-
 -- Whether the call goes on with the state that is foreseen behind a pause, if there is one. A
 -- booking from before the pause is given back to the state from before what is foreseen.
 local foresees = operation == 'status' or operation == 'reserve'
@@ -108,12 +106,12 @@ local terms, first = ARGV[2], 1
 for i = 1, count do
   local number, longest = parse('>dd', terms, first)
   local kind, key = kinds[number], KEYS[i]
-  local value = call('GET', key)
+  local value = values[i]
   local l = {
     kind = kind, key = key, value = value, longest = longest, n = 0, most = 0,
     terms = {parse(kind.terms, terms, first + 16)},
     writes = 0, seen = 0, booked = 0, held = 0, first = 0, now = 0, at = 0,
-    places = NONE, later = NONE, refunded = 0, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
+    places = NONE, later = NONE, refunds = NONE, runs = NONE, run = 0, ends = 0, kept = 0,
     origin = '', kept_from = 0, alive = 0, first_due = 0, real = '',
     changed = false,
   }
