@@ -502,6 +502,10 @@ impl LimiterConfig {
                 return Err(bad(field, "an address, such as redis://127.0.0.1"));
             }
             "prefix" | "tag" if value.is_empty() => return Err(bad(field, "a text")),
+            // It is told by `Debug` and by errors.
+            "prefix" | "tag" if has_login(value) => {
+                return Err(bad(field, "a name, and not an address with a password"));
+            }
             "store" => self.store.replace(value.into()).is_some(),
             "prefix" => self.prefix.replace(value.into()).is_some(),
             "tag" => self.tag.replace(value.into()).is_some(),
@@ -624,7 +628,12 @@ fn without_login(text: &str) -> String {
 
 /// Whether a text may be an address, and so have a password.
 fn may_be_secret(text: &str) -> bool {
-    text.contains("://") || text.contains('@')
+    text.contains("://") || text.contains('@') || text.contains("pass=")
+}
+
+/// Whether a text looks like an address with a password. A tag may be the address of a user or host.
+fn has_login(text: &str) -> bool {
+    text.contains("://") && text.contains('@') || text.contains("pass=")
 }
 
 /// Reads a line; see [Text](LimiterConfig#text).

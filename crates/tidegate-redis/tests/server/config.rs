@@ -232,6 +232,16 @@ fn errors_say_what_to_write() {
         assert_eq!(error(&format!("fixed_window 5/s {store}")), address);
     }
     assert_eq!(error("fixed_window 5/s leased"), "leased must be left out where no store is set");
+    for field in ["tag", "prefix"] {
+        for address in ["redis://:hunter2@h", "redis+unix:///s?pass=hunter2"] {
+            let error = error(&format!("fixed_window 5/s {field} {address}"));
+            assert_eq!(error, format!("{field} must be a name, and not an address with a password"));
+        }
+    }
+    assert!(!error("fixed_window 5/s redis+unix:?pass=hunter2").contains("hunter2"));
+    assert!(!error("fixed_window 5/s tag a redis+unix:?pass=hunter2").contains("hunter2"));
+    assert_eq!(config("fixed_window 5/d tag https://h/a").to_string(), "fixed_window 5/d tag https://h/a");
+    assert_eq!(config("fixed_window 5/d tag ann@h").to_string(), "fixed_window 5/d tag ann@h");
     let shared = "fixed_window 5/s while_away share leased";
     assert_eq!(error(shared), "while_away must be left out where no store is set");
     assert_eq!(
