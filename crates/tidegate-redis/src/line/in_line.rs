@@ -120,6 +120,7 @@ impl Entry {
             in_line: Duration::ZERO,
             full: false,
             was_held: false,
+            foreseen: Nanos::ZERO,
             stage: Stage::InLine,
             waker: None,
             looks_at: Nanos::MAX,
@@ -138,7 +139,7 @@ impl Entry {
 
     /// The end of the longest wait of the request.
     pub(super) fn last(&self) -> Nanos {
-        self.joined.saturating_add(Nanos::from_duration(self.asked.longest))
+        self.joined.saturating_add(Nanos::from_duration(self.asked.longest)).max(self.foreseen)
     }
 }
 

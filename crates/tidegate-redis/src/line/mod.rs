@@ -205,6 +205,8 @@ struct Entry {
     full: bool,
     /// The request waited for a store that was away, or behind a pause.
     was_held: bool,
+    /// When it is due behind a pause, if the store foresaw a time later than its longest wait.
+    foreseen: Nanos,
     stage: Stage,
     waker: Option<Waker>,
     /// When the task of the request looks at the instant of the request.
@@ -390,7 +392,7 @@ impl Line {
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
                 Duration::MAX => Duration::MAX,
-                longest => longest.saturating_sub(entry.in_line),
+                _ => entry.last().saturating_since(now).as_duration(),
             };
             let is_behind = |(first, of): &(u64, Costs)| first < number && asks_as_well(costs, of);
             let mode = match () {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 
 use crate::line::class::Instant;
-use crate::line::{After, Outcome, Stage, State, bounds};
+use crate::line::{After, Entry, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Undecided};
 
@@ -37,6 +37,10 @@ impl State {
         self.waiting += 1;
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
         if let Some(entry) = self.entries.get_mut(&number) {
+            if entry.foreseen == Nanos::ZERO && entry.last() < due {
+                // The store counts the longest wait from the time at which it decides.
+                entry.foreseen = due;
+            }
             entry.stage = Stage::Paused(Instant { due, number, reply });
             after.wake(entry);
         }
@@ -92,21 +96,27 @@ impl State {
         }
     }
 
-    /// Refuses a request whose longest wait has passed behind a pause, which was prolonged.
+    /// Has a request ask for the last time if its longest wait has passed behind a pause, which may
+    /// have been prolonged or have ended just now.
     pub(super) fn end_behind_pause(&mut self, after: &mut After, number: u64, now: Nanos) {
         let has_ended = self.entries.get(&number).is_some_and(|entry| entry.last() < now);
         if has_ended && let Some(foreseen) = self.leave_pause(number) {
-            let refusal = Refusal::Paused { retry_after: self.pause_ends.saturating_since(now) };
             self.give_back(foreseen);
-            self.answer(after, number, Outcome::Refused(refusal.into()));
+            self.rejoin(after, number, now);
         }
     }
 
-    /// Has all requests ask again.
+    /// Has all requests ask again, but for those whose tasks did not look for long.
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
         for number in std::mem::take(&mut self.paused) {
-            self.end_behind_pause(after, number, now);
-            if self.leave_pause(number).is_some() {
+            if self.leave_pause(number).is_none() {
+                continue;
+            }
+            let is_leaked = |entry: &Entry| entry.last().saturating_add(LOOK) < now;
+            if self.entries.get(&number).is_some_and(is_leaked) {
+                let refusal = Refusal::Paused { retry_after: self.pause_ends.saturating_since(now) };
+                self.answer(after, number, Outcome::Refused(refusal.into()));
+            } else {
                 self.rejoin(after, number, now);
             }
         }
