@@ -24,12 +24,18 @@ end
 local span, flag, place = parse('>ddd', numbers, 9)
 for i = 1, count do limits[i].n = parse('>d', numbers, 25 + 8 * i) end
 
+-- When a debit counts. A bucket stands still in a pause, and its level is as of the end. A window
+-- counts at once: the pause may end sooner.
+local function charged_at(l)
+  return l.kind.hold and l.at or max(l.now, l.booked)
+end
+
 if operation == 'back' then
   give_back(place, 4)
 elseif operation == 'debit' then
   for _, l in ipairs(limits) do
     if l.n > 0 then
-      l.kind.take(l, l.at, l.n)
+      l.kind.take(l, charged_at(l), l.n)
       change(l)
     end
   end
@@ -41,9 +47,10 @@ elseif operation == 'refund' then
 elseif operation == 'keep' then
   local taken = {}
   for i, l in ipairs(limits) do
-    taken[i] = l.at > l.now and 0 or max(0, l.kind.left(l, l.at) - l.n)
+    local at = charged_at(l)
+    taken[i] = at > l.now and 0 or max(0, l.kind.left(l, at) - l.n)
     if taken[i] > 0 then
-      l.kind.take(l, l.at, taken[i])
+      l.kind.take(l, at, taken[i])
       change(l)
     end
   end

@@ -328,3 +328,71 @@ fn a_request_that_does_not_wait_overtakes_none_behind_a_pause_that_has_ended() {
         });
     }
 }
+
+/// What was debited in a pause of a window counted as of its foreseen end, and so did all requests
+/// behind it: a limit that was paused without an end, and resumed, was shut for twenty years.
+#[test]
+fn a_debit_in_a_pause_counts_when_it_is_made() {
+    let windows = [
+        "fixed_window 100/d",
+        "fixed_window 100/d from_first_grant",
+        "sliding_window 100/d cells 10",
+        "sliding_estimate 100/d",
+        "sliding_log 100/d",
+    ];
+    for (line, pause) in windows.into_iter().flat_map(|line| [(line, SECOND), (line, Duration::MAX)]) {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter = &fleet(&model, line, 1, false)[0];
+            let any = AnyLimiter::from(limiter.clone());
+            let _ = any.acquire_now(20).await.unwrap();
+            limiter.pause(Pause::lasting(pause)).await.unwrap();
+            limiter.debit(30).await.unwrap();
+            let mut place = any.in_task().reserve(5).unwrap();
+            assert!(timeout(MS * 10, &mut place).await.is_err());
+            place.settle(7).unwrap();
+            assert_eq!(limiter.keep_at_most("limit", 40).await, Ok(3), "{line}, {pause:?}");
+            match pause < Duration::MAX {
+                true => sleep(pause).await,
+                false => assert_eq!(limiter.resume().await, Ok(true)),
+            }
+            let status = limiter.status().await.unwrap();
+            assert_eq!(status.members[0].1.available, 40, "{line}, {pause:?}");
+            let _ = any.acquire_now(40).await.unwrap();
+            assert!(any.acquire_now(1).await.is_err(), "{line}, {pause:?}");
+        });
+    }
+    for line in LINES {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter = &fleet(&model, line, 1, false)[0];
+            limiter.pause(Pause::lasting(Duration::MAX)).await.unwrap();
+            limiter.debit(1).await.unwrap();
+            assert_eq!(limiter.resume().await, Ok(true));
+            sleep(2 * SECOND).await;
+            let _ = wait(limiter, 1).await.unwrap().unwrap();
+        });
+    }
+}
+
+/// A request that was accepted for the end of a pause was refused when it asked again, a round trip
+/// later.
+#[test]
+fn a_request_that_waits_for_the_end_of_a_pause_is_refused_at_once_or_granted() {
+    for (way, line) in LINES.into_iter().flat_map(|line| [(MS, line), (10 * MS, line)]) {
+        for within in (250..=310).map(|within| within * MS) {
+            run(async move {
+                let model = Model::new(1, Network::steady(way));
+                let store = model.open(Store::builder("redis://model").timeout(SECOND)).unwrap();
+                let limiter = store.limiter("all").limit("limit", line.parse().unwrap());
+                let limiter = &limiter.build().unwrap();
+                limiter.pause(Pause::lasting(300 * MS).keep_stock()).await.unwrap();
+                let asked = Instant::now();
+                let answer = wait(limiter, Request::permits(1).within(within)).await.unwrap();
+                let took = asked.elapsed();
+                let is_right = answer.is_ok() || took <= 4 * way + MS;
+                assert!(is_right, "{line}, within {within:?}: {answer:?} after {took:?}");
+            });
+        }
+    }
+}
