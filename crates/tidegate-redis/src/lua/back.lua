@@ -123,6 +123,10 @@ if ARGV[4] then
       -- An instant or a number that is not reached is of a state that was lost, or of another
       -- clock.
       local is_there = l.value and place <= l.booked and number < l.writes
+      if is_there and is_foreseen and number >= 0 then
+        -- The limit may have changed since.
+        is_there = l.real ~= '' and number >= parse('>d', l.real)
+      end
       if l.n > 0 and is_there and is_foreseen == (l.real ~= '') then
         if now < place then
           pass(l)

@@ -71,7 +71,7 @@ local function read(l, value)
     if bytes > 0 then read_back(l, value, bytes) end
     if l.real ~= '' and not (foresees and now < l.held) then
       -- What was foreseen ends with the pause.
-      l.value = l.real
+      l.value, l.foreseen = l.real, l.writes
       return read(l, l.real)
     end
     l.ends = l.first
@@ -173,9 +173,11 @@ local function touch(l)
   l.at = max(l.now, l.booked, l.held)
 end
 
--- A change that is never undone: no booking from before it is.
+-- A change that is never undone: no booking from before it is. No booking has the number of one
+-- that was foreseen before.
 local function change(l)
-  l.writes, l.runs, l.refunds, l.origin = l.writes + 1, NONE, NONE, ''
+  l.writes = max(l.writes, l.foreseen or 0) + 1
+  l.runs, l.refunds, l.origin = NONE, NONE, ''
   touch(l)
 end
 

@@ -157,7 +157,10 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
                 [asked, control].map(|limit| store.call(operation, now, &[limit.part(n, &[])]));
             if operation == TRY && other.limits.first().is_some_and(|told| told.paused_for > Duration::ZERO) {
                 // What is foreseen counts for the wait that a refusal tells.
-                assert!(one.answer == other.answer && one.wait >= other.wait, "{line}, {seed}");
+                assert!(
+                    one.answer == other.answer && one.wait >= other.wait,
+                    "{line}, {seed} {one:?} {other:?}"
+                );
             } else {
                 assert_eq!(one, other, "{line}, {seed}: {operation:?}");
             }
