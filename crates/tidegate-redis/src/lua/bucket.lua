@@ -220,9 +220,11 @@ do
       if is_ahead then l.rest = min(l.rest, l.level) end
     end,
 
-    -- Whether a request may be granted before the last booking.
-    lends = function(l, n)
-      return l.booked > l.now and l.held <= l.now and min(l.credit, lowest(l)) >= n * l.terms[2]
+    -- How many permits may be granted before the last booking.
+    lendable = function(l)
+      local price = l.terms[2]
+      if l.booked <= l.now or l.held > l.now or price == 0 then return 0 end
+      return whole(max(0, min(l.credit, lowest(l))), price)
     end,
 
     move = function(l, by)

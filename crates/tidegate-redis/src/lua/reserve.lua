@@ -14,30 +14,6 @@ local function lend(l, at, n)
   if n > 0 then note_refund(l, -n, at, is_exact and 0 or -1) end
 end
 
--- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen, 4 not decided, since
--- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit the
--- permits of this request; and if it tells the state, for each limit how many permits are available;
--- in which time it is full, and one permit is due; how long it is still paused; another number. A
--- time of -1 is never.
-local function reply(answer, wait, tightest, due, tells, other)
-  local told = {answer, wait, tightest, due, limits[1].n}
-  for i = 2, count do told[4 + i] = limits[i].n end
-  if not tells then return told end
-  for i = 1, count do
-    local l, k = limits[i], count + 5 * i
-    local at = max(l.now, l.booked, l.held)
-    local available, full = l.kind.left(l, at)
-    local next_at = at
-    if at > l.now or available == 0 then next_at = l.kind.due(l, at, 1) end
-    told[k] = at > l.now and 0 or available
-    told[k + 1] = full and max(0, full - now) or -1
-    told[k + 2] = next_at and (next_at > l.now and next_at - now or 0) or -1
-    told[k + 3] = max(0, l.held - now)
-    told[k + 4] = other and other[i] or 0
-  end
-  return told
-end
-
 -- Whether a request may take permits of a place at an instant.
 local function is_open(l, place, at)
   return place.due == at or place.due < at and lasts(l, place.due) > at
@@ -51,7 +27,7 @@ local function earliest(l, from)
   local at = max(from, l.at)
   local due = kind.due(l, at, n)
   if not due or due <= from then return due end
-  if kind.lends and kind.lends(l, n) then return from end
+  if kind.lendable and kind.lendable(l) >= n then return from end
   if #places == 0 then return due end
   local first, free = 1, 0
   for i, place in ipairs(places) do
@@ -71,6 +47,46 @@ local function earliest(l, from)
     free = free - places[i].free
   end
   return due
+end
+
+-- How many permits a request gets now that comes behind the last booking, of what came back: of
+-- what may be lent, or of places.
+local function spare(l)
+  if l.held > l.now then return 0 end
+  local free = 0
+  for _, place in ipairs(l.places) do
+    if is_open(l, place, l.now) then free = free + place.free end
+  end
+  return max(free, l.kind.lendable and l.kind.lendable(l) or 0)
+end
+
+-- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen, 4 not decided, since
+-- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit the
+-- permits of this request; and if it tells the state, for each limit how many permits are available;
+-- in which time it is full, and one permit is due; how long it is still paused; another number. A
+-- time of -1 is never.
+local function reply(answer, wait, tightest, due, tells, other)
+  local told = {answer, wait, tightest, due, limits[1].n}
+  for i = 2, count do told[4 + i] = limits[i].n end
+  if not tells then return told end
+  for i = 1, count do
+    local l, k = limits[i], count + 5 * i
+    local at = max(l.now, l.booked, l.held)
+    local available, full = l.kind.left(l, at)
+    local next_at = at
+    if at > l.now then
+      l.at, l.n, available = at, 1, spare(l)
+      next_at = earliest(l, l.now)
+    elseif available == 0 then
+      next_at = l.kind.due(l, at, 1)
+    end
+    told[k] = available
+    told[k + 1] = full and max(0, full - now) or -1
+    told[k + 2] = next_at and (next_at > l.now and next_at - now or 0) or -1
+    told[k + 3] = max(0, l.held - now)
+    told[k + 4] = other and other[i] or 0
+  end
+  return told
 end
 
 -- Takes the permits of a request from the free places for an instant. Returns the value from before
@@ -127,7 +143,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
   for i = 1, count do
     local l = limits[i]
     if l.most > l.n then
-      local available = l.at > l.now and 0 or l.kind.left(l, l.at)
+      local available = l.at > l.now and spare(l) or l.kind.left(l, l.at)
       there = min(there or l.most, max(l.n, available))
     end
   end

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::AnyLimiter;
+use tidegate::{AnyLimiter, Request};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{LimiterConfig, Store};
 use tokio::time::{Instant, sleep};
@@ -182,4 +182,38 @@ fn a_place_that_is_not_used_is_as_if_it_was_dropped() {
         // One permit of the places is used. The next one is there 2 s after all were taken.
         assert!(began.elapsed() >= 1850 * MS, "{:?}", began.elapsed());
     });
+}
+
+/// What a bucket lends, and what is free of a window, was granted, and not told of.
+#[test]
+fn a_status_tells_what_came_back_while_others_wait() {
+    for (policy, all) in [
+        ("token_bucket 100/s burst 200", 200),
+        ("fixed_window 100/10s", 100),
+        ("sliding_estimate 100/10s", 100),
+    ] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter = || {
+                let store = model.open(Store::builder("redis://model")).unwrap();
+                store.limiter("all").limit("calls", policy.parse().unwrap()).build().unwrap()
+            };
+            let (one, other) = (limiter(), limiter());
+            let told = async || {
+                let (_, status) = one.status().await.unwrap().members.remove(0);
+                (status.available, status.next_in.is_zero())
+            };
+            let one_handle = AnyLimiter::from(one.clone());
+            let mut place = one_handle.in_task().reserve(all).unwrap();
+            (&mut place).await.unwrap();
+            let _waits = tokio::spawn(async move { AnyLimiter::from(other).acquire_many(90).await });
+            sleep(10 * MS).await;
+            place.settle(all - 40).unwrap();
+            sleep(10 * MS).await;
+            assert_eq!(told().await, (40, true), "{policy}");
+            let all = Request::up_to(100);
+            assert_eq!(one_handle.acquire_now(all).await.unwrap().permits(), 40, "{policy}");
+            assert_eq!(told().await, (0, false), "{policy}");
+        });
+    }
 }
