@@ -46,8 +46,8 @@ pub(crate) struct Server {
 #[derive(Default)]
 struct Attempted {
     failure: Option<Failure>,
-    /// After a login that is wrong no attempt is made for so long, and until then: each would be a
-    /// connection, and a line in the log of the server.
+    /// After a failure that no time mends, such as a wrong login, no attempt is made for so long,
+    /// and until then: each would be a connection, and a line in the log of the server.
     rest: Option<(Duration, tokio::time::Instant)>,
 }
 
