@@ -171,9 +171,9 @@ pub trait Events: Send + Sync + 'static {
     }
 
     /// A granted call left a fifth of the limit of this name, or less. If there are several limits,
-    /// it is the one of which the smallest part is left. It is not told of a limit of one permit, such
-    /// as that of a paced policy, of which each grant leaves nothing. Only a limiter over a network
-    /// tells this, since its answers tell the state at no cost.
+    /// it is the one of which the smallest part is left. A limit of one permit, such as that of a
+    /// paced policy, is never told of: each grant leaves nothing of it. Only a limiter over a
+    /// network tells this, since its answers tell the state at no cost.
     fn near_limit(&self, name: &str, left: &Left) {
         let _ = (name, left);
     }

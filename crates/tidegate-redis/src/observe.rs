@@ -128,8 +128,8 @@ impl Watch {
     }
 }
 
-/// Tells an observer if a fifth or less is left of the limit of this name. Each grant leaves none of
-/// a limit of one permit, which tells nothing.
+/// Tells an observer if a fifth or less is left of the limit of this name. A limit of one permit
+/// has none left after each grant, so the observer is told nothing of it.
 fn tell_near(events: &dyn Events, left: Option<(&str, Left)>) {
     let is_near = |left: &Left| left.limit > 1 && left.available.saturating_mul(5) <= left.limit;
     if let Some((name, left)) = left.filter(|(_, left)| is_near(left)) {

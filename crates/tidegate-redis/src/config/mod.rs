@@ -631,7 +631,8 @@ fn may_be_secret(text: &str) -> bool {
     text.contains("://") || text.contains('@') || text.contains("pass=")
 }
 
-/// Whether a text looks like an address with a password. A tag may be the address of a user or host.
+/// Whether a text looks like an address with a password. A tag may be the address of a user or of a
+/// host.
 fn has_login(text: &str) -> bool {
     text.contains("://") && text.contains('@') || text.contains("pass=")
 }

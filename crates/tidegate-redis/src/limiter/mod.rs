@@ -78,7 +78,7 @@ use reserved::Reserved;
 /// answer [is degraded](tidegate::AllRefusal::is_degraded). The `retry_after` of
 /// [`Refusal::Unavailable`] tells when the store is asked again. There is none where the store
 /// cannot be used as it is, of which [`Store::trouble`](crate::Store::trouble) tells the reason. A
-/// request that is larger than the share of its process is told the same until the store is back.
+/// request that is larger than the share of its process is refused so until the store is back.
 ///
 /// # As many as there are
 ///

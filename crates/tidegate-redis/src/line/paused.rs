@@ -106,7 +106,7 @@ impl State {
         }
     }
 
-    /// Has all requests ask again, but for those whose tasks did not look for long.
+    /// Has all requests ask again, but refuses those whose tasks did not look for long.
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
         for number in std::mem::take(&mut self.paused) {
             if self.leave_pause(number).is_none() {

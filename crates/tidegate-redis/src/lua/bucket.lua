@@ -291,8 +291,8 @@ do
     end
 
     -- Grants what came back at an instant before the last booking. That may lie behind now if the
-    -- grant is made again. The grants to come find less then, unless the level meets the cap before,
-    -- or met it when the grant was made first. Returns whether they do.
+    -- grant is made again. The grants to come find less then, unless the level meets the cap
+    -- before, or met it when the grant was made first. Returns whether they do.
     function bucket.lend(l, at, n, met)
       local t, units, peaks, most = l.terms, n * l.terms[2], l.peaks, nil
       if l.booked <= l.now then l.level, l.booked, l.spent = level_at(l, l.now, t[3]), l.now, 0 end
@@ -316,8 +316,8 @@ do
       return not met
     end
 
-    -- A refund and a loan of it that are made again leave the level as it is. Grants from one to the
-    -- other found more, as far as the peaks tell it.
+    -- A refund and a loan of it that are made again leave the level as it is. Grants from one to
+    -- the other found more, as far as the peaks tell it.
     function bucket.pass_on(l, due, at, n)
       local units, peaks, most, met = n * l.terms[2], l.peaks, nil, l.terms[3] + 1
       l.peaks = {}

@@ -97,7 +97,7 @@
 -- is negative. `back` has the values alone.
 --
 -- Speed. Most calls are `reserve` of one request that is granted at once. Functions that `reserve`
--- never needs are only made for other operations.
+-- never needs are only made for other operations, and those for bookings where a limit has some.
 
 local MOST = 2^52
 local MOST_WRITES = 2^51

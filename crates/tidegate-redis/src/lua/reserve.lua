@@ -61,10 +61,10 @@ local function spare(l)
 end
 
 -- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen, 4 not decided, since
--- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit the
--- permits of this request; and if it tells the state, for each limit how many permits are available;
--- in which time it is full, and one permit is due; how long it is still paused; another number. A
--- time of -1 is never.
+-- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit
+-- the permits of this request; and if it tells the state, for each limit how many permits are
+-- available; in which time it is full, and one permit is due; how long it is still paused; another
+-- number. A time of -1 is never.
 local function reply(answer, wait, tightest, due, tells, other)
   local told = {answer, wait, tightest, due, limits[1].n}
   for i = 2, count do told[4 + i] = limits[i].n end

@@ -47,8 +47,8 @@ if has_back then
     return low
   end
 
-  -- Takes the number of a booking out of the run that it is in. Returns the value from before it, as
-  -- far as it is known.
+  -- Takes the number of a booking out of the run that it is in. Returns the value from before it,
+  -- as far as it is known.
   function revive(l, number, due)
     local runs, known = runs_of(l), pack('>d', number)
     local i = find_run(runs, number)

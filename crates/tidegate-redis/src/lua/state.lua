@@ -107,6 +107,7 @@ for i = 1, count do
   local number, longest = parse('>dd', terms, first)
   local kind, key = kinds[number], KEYS[i]
   local value = values[i]
+  -- With the numbers of a bucket it has 32 fields. One more, and the table grows in each call.
   local l = {
     kind = kind, key = key, value = value, longest = longest, n = 0, most = 0,
     terms = {parse(kind.terms, terms, first + 16)},

@@ -31,7 +31,7 @@ impl Store {
     /// [built](crate::CountingBuilder::build) over this store before.
     ///
     /// Each call has the [timeout](crate::StoreBuilder::timeout) of the store. The first one
-    /// connects, which takes several round trips: over a timeout that is shorter, the store is away.
+    /// connects, which takes several round trips: over a shorter timeout, the store is away.
     ///
     /// # Errors
     ///

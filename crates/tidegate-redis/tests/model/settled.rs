@@ -184,7 +184,7 @@ fn a_place_that_is_not_used_is_as_if_it_was_dropped() {
     });
 }
 
-/// What a bucket lends, and what is free of a window, was granted, and not told of.
+/// A status did not tell the permits that a bucket lends, or a window has free. Requests got them.
 #[test]
 fn a_status_tells_what_came_back_while_others_wait() {
     for (policy, all) in [

@@ -1,6 +1,6 @@
-//! What a process knows of the leases of all limits of a set. [`plan`] tells what it does next. Time
-//! is an argument. The letters are those of [`account`](crate::lease::account), which tells how large
-//! a lease is.
+//! What a process knows of the leases of all limits of a set. [`plan`] tells what the process does
+//! next. Time is an argument. The letters are those of [`account`](crate::lease::account), which
+//! tells how large a lease is.
 //!
 //! # Requests that are left to the store
 //!

@@ -2,9 +2,9 @@
 //! long requests wait for it.
 //!
 //! More is booked when half of a lease is used, unless the requests in line take half of the next
-//! one: then it is booked for them. A lease ends at 2H, counted from the moment at which its booking
-//! was sent or becomes usable. That is earlier, by the way to the server, than 2H by the clock of the
-//! server.
+//! one: then it is booked for them. A lease ends at 2H, counted from the moment at which its
+//! booking was sent or becomes usable. That is earlier, by the way to the server, than 2H by the
+//! clock of the server.
 //!
 //! # More requests than permits
 //!
