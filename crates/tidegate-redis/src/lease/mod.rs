@@ -15,10 +15,6 @@ mod policy;
 mod stock;
 mod sync;
 
-#[cfg(all(test, tidegate_loom))]
-#[path = "../../loom-tests/stock.rs"]
-mod loom_tests;
-
 use std::fmt;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
