@@ -307,7 +307,8 @@ pub(crate) struct Told {
     pub(crate) full_in: Duration,
     pub(crate) next_in: Duration,
     pub(crate) paused_for: Duration,
-    /// Of `Keep` the permits taken, of `Resume` whether there was a pause.
+    /// Of `Keep` the permits taken, of `Resume` whether there was a pause, of a grant to come what is
+    /// available at its instant, if that is known.
     pub(crate) other: u64,
 }
 

@@ -388,7 +388,11 @@ impl Set {
 /// What is left of a limit, after so much of the time that was told has passed.
 fn left(member: &Member, told: &Told, passed: Duration) -> Left {
     let (next_in, full_in) = (less(told.next_in, passed), less(told.full_in, passed));
-    let available = told.available.max(u64::from(passed > Duration::ZERO && next_in == Duration::ZERO));
+    let available = match passed > Duration::ZERO && next_in == Duration::ZERO {
+        // One permit at least.
+        true => told.available.max(told.other).max(1),
+        false => told.available,
+    };
     Left::new(member.terms.limit, available).next_in(next_in).full_in(full_in)
 }
 

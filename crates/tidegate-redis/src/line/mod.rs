@@ -356,6 +356,11 @@ impl Line {
         self.visit(State::ask_again);
     }
 
+    /// This process pauses the limits for so long.
+    pub(crate) fn paused(self: &Arc<Line>, span: Duration) {
+        self.visit(|state, _, now| state.paused(span, now));
+    }
+
     /// Sends a call that gives these instants back, and decides these requests.
     fn call(
         self: &Arc<Line>,

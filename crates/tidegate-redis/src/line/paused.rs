@@ -50,6 +50,14 @@ impl State {
         self.look_later(after, now);
     }
 
+    /// This process pauses the limits. Requests that wait behind a pause keep the instants that were
+    /// foreseen for them, but these come at its end or later.
+    pub(super) fn paused(&mut self, span: Duration, now: Nanos) {
+        if !self.paused.is_empty() {
+            self.pause_ends = self.pause_ends.max(now.saturating_add(Nanos::from_duration(span)));
+        }
+    }
+
     /// Has the store's thread look when the pause ends, or in a second.
     fn look_later(&mut self, after: &mut After, now: Nanos) {
         if !self.paused.is_empty() && !std::mem::replace(&mut self.is_pause_watched, true) {

@@ -140,7 +140,7 @@ impl Ticket {
         let state = lock(&self.line.state);
         let due = match state.entries.get(&self.number).map(|entry| &entry.stage) {
             Some(Stage::Booked { class, turn }) => state.classes.get(class).map(|class| class.due(*turn)),
-            Some(Stage::Paused(foreseen)) => Some(foreseen.due),
+            Some(Stage::Paused(foreseen)) => Some(foreseen.due.max(state.pause_ends)),
             _ => None,
         };
         due.map_or(Duration::ZERO, |due| due.saturating_since(now).as_duration())

@@ -64,7 +64,8 @@ end
 -- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit
 -- the permits of this request; and if it tells the state, for each limit how many permits are
 -- available; in which time it is full, and one permit is due; how long it is still paused; another
--- number. A time of -1 is never.
+-- number: for a grant to come, how many permits are available at its instant unless bookings are
+-- behind it. A time of -1 is never.
 local function reply(answer, wait, tightest, due, tells, other)
   local told = {answer, wait, tightest, due, limits[1].n}
   for i = 2, count do told[4 + i] = limits[i].n end
@@ -73,7 +74,7 @@ local function reply(answer, wait, tightest, due, tells, other)
     local l, k = limits[i], count + 5 * i
     local at = max(l.now, l.booked, l.held)
     local available, full = l.kind.left(l, at)
-    local next_at = at
+    local there, next_at = at == due and available or 0, at
     if at > l.now then
       l.at, l.n, available = at, 1, spare(l)
       next_at = earliest(l, l.now)
@@ -84,7 +85,7 @@ local function reply(answer, wait, tightest, due, tells, other)
     told[k + 1] = full and max(0, full - now) or -1
     told[k + 2] = next_at and (next_at > l.now and next_at - now or 0) or -1
     told[k + 3] = max(0, l.held - now)
-    told[k + 4] = other and other[i] or 0
+    told[k + 4] = other and other[i] or there
   end
   return told
 end

@@ -299,6 +299,34 @@ fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
     });
 }
 
+/// A grant that waited tells what is left of its limit at its instant.
+#[test]
+fn a_grant_that_waited_tells_what_is_left_at_its_instant() {
+    for policy in [
+        "token_bucket 100/s burst 50",
+        "fixed_window 50/1s",
+        "sliding_window 50/1s cells 5",
+        "sliding_estimate 50/1s",
+        "sliding_log 50/1s",
+    ] {
+        run(async {
+            let model = model();
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let over_store = store.limiter("all").limit("limit", policy.parse().unwrap()).build().unwrap();
+            let limiter = AnyLimiter::from(over_store.clone());
+            let _ = limiter.acquire_now(Request::permits(50)).await.unwrap();
+            let waited = limiter.acquire_many(Request::permits(4).with_left()).await.unwrap();
+            assert!(waited.waited() > Duration::ZERO, "{policy}");
+            let told = waited.left().unwrap().members[0].1;
+            let status = over_store.status().await.unwrap().members[0].1;
+            assert_eq!(told.available, status.available, "{policy}");
+            // The status comes a round trip later.
+            let passed = told.full_in.saturating_sub(status.full_in);
+            assert!(passed <= Duration::from_millis(50) && told.full_in >= status.full_in, "{policy}");
+        });
+    }
+}
+
 /// The answer of a set tells each member, from one call.
 #[test]
 fn an_answer_tells_every_limit() {

@@ -192,6 +192,26 @@ fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
     });
 }
 
+/// A reservation in a pause told the former end of the pause after its own process had prolonged it.
+#[test]
+fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
+    for line in LINES {
+        run(async {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter = fleet(&model, line, 1, false).remove(0);
+            let _ = wait(&limiter, 1).await.unwrap().unwrap();
+            limiter.pause(Pause::lasting(100 * MS).keep_stock()).await.unwrap();
+            let mut place = AnyLimiter::from(limiter.clone()).in_task().reserve(1).unwrap();
+            sleep(10 * MS).await;
+            limiter.pause(Pause::lasting(300 * MS).keep_stock()).await.unwrap();
+            let (due, asked) = (place.due_in(), Instant::now());
+            assert!(due >= 290 * MS, "{line}: {due:?}");
+            (&mut place).await.unwrap();
+            assert!(asked.elapsed() + 10 * MS >= due, "{line}: {due:?}, {:?}", asked.elapsed());
+        });
+    }
+}
+
 /// Closing refuses requests behind a pause.
 #[test]
 fn requests_behind_a_pause_are_refused_when_the_limiter_is_closed() {
