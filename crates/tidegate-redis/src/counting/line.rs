@@ -194,7 +194,9 @@ impl Shared {
         let Some(waiter) = line.waiters.get_mut(&place).filter(|waiter| is_first && !waiter.was_told) else {
             return false;
         };
-        waiter.stays = false;
+        if !std::mem::replace(&mut waiter.stays, false) {
+            return true;
+        }
         line.hurried += 1;
         line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
         true
@@ -425,11 +427,20 @@ impl Shared {
     /// Decides the requests that the store cannot answer in time.
     fn expire(self: &Arc<Shared>) {
         let now = Instant::now();
-        let mut answers = Answers::new();
         let mut line = self.line();
         let passed = line.deadlines.partition_point(|(deadline, _)| *deadline <= now);
         let late = line.deadlines.drain(..passed).map(|(_, place)| place).collect();
-        self.decide(&mut line, late, Away::For(Duration::ZERO), &mut answers);
+        self.decide_late(line, late);
+    }
+
+    /// Decides a request that waits for the answer alone.
+    pub(super) fn expire_one(self: &Arc<Shared>, place: Place) {
+        self.decide_late(self.line(), vec![place]);
+    }
+
+    fn decide_late(self: &Arc<Shared>, mut line: MutexGuard<'_, Line>, places: Vec<Place>) {
+        let mut answers = Answers::new();
+        self.decide(&mut line, places, Away::For(Duration::ZERO), &mut answers);
         drop(line);
         send(answers);
     }
@@ -452,8 +463,9 @@ impl Shared {
         let limit = self.limit();
         let retry_after = match away {
             Away::For(Duration::MAX) | Away::Misconfigured => Nanos::MAX,
-            Away::For(rest) => Nanos::from_duration(rest),
-            Away::Late => Nanos::ZERO,
+            // A client that is told no time at all comes at once.
+            Away::For(rest) => Nanos::from_duration(rest.max(Duration::from_millis(1))),
+            Away::Late => Nanos::from_duration(Duration::from_millis(1)),
         };
         let most = match (away, self.store.while_away()) {
             // A wrong configuration is never hidden.

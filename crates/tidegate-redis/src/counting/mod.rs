@@ -250,24 +250,34 @@ impl StoreCountingLimit {
         let answer = match request.within.filter(|within| stays && !within.is_zero()) {
             None => (&mut wait).await,
             Some(within) => {
-                let deadline = clock.now().saturating_add(Nanos::from_duration(within));
-                let mut sleep = Box::pin(clock.sleep_until(deadline));
+                let end = |span| clock.now().saturating_add(Nanos::from_duration(span));
+                // Until the store has told of the permits, they may be free. It has its timeout.
+                let last = end(within.max(self.0.store.timeout()));
+                let mut ends = end(within);
+                let mut sleep = Box::pin(clock.sleep_until(ends));
                 let mut is_over = false;
-                std::future::poll_fn(|context| match Pin::new(&mut wait).poll(context) {
-                    Poll::Pending if !is_over => {
+                std::future::poll_fn(|context| {
+                    loop {
+                        let answer = Pin::new(&mut wait).poll(context);
+                        if answer.is_ready() || is_over {
+                            return answer;
+                        }
                         // The runtime of an earlier poll may have ended.
                         if sleep.is_gone() {
-                            sleep = Box::pin(clock.sleep_until(deadline));
+                            sleep = Box::pin(clock.sleep_until(ends));
                         }
                         ready!(sleep.as_mut().poll(context));
-                        // Until the store has told of the permits, they may be free.
-                        is_over = true;
-                        match wait.place.is_some_and(|place| self.0.hurry(place)) {
-                            true => Poll::Pending,
-                            false => Poll::Ready(Err(Refusal::InUse { limit: self.limit() }.into())),
+                        let Some(place) = wait.place.filter(|place| self.0.hurry(*place)) else {
+                            return Poll::Ready(Err(Refusal::InUse { limit: self.limit() }.into()));
+                        };
+                        is_over = ends == last;
+                        if is_over {
+                            self.0.expire_one(place);
+                        } else {
+                            ends = last;
+                            sleep = Box::pin(clock.sleep_until(last));
                         }
                     }
-                    ready => ready,
                 })
                 .await
             }

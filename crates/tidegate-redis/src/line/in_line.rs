@@ -133,6 +133,15 @@ impl Entry {
         self.lease.is_some() && matches!(self.stage, Stage::Sent)
     }
 
+    /// Whether it waits for a store that is away, where the line is held.
+    pub(super) fn waits_for_store(&self) -> bool {
+        match self.stage {
+            Stage::InLine => true,
+            Stage::Sent => self.asked.outlasts && self.was_held,
+            _ => false,
+        }
+    }
+
     pub(super) fn place(&self, number: u64) -> Place {
         (Reverse(self.asked.priority), number)
     }
@@ -237,11 +246,12 @@ impl State {
         is_to_go_on
     }
 
-    /// Ends this request if its longest wait has passed while the line is held.
+    /// Ends this request if its longest wait has passed while the line is held. It may be on its way
+    /// in a call that asks whether the store is back.
     pub(super) fn end_wait(&mut self, number: u64, now: Nanos) {
         let Some(till) = self.in_line.held_till() else { return };
         if let Some(entry) = self.entries.get_mut(&number)
-            && matches!(entry.stage, Stage::InLine)
+            && entry.waits_for_store()
             && entry.last() <= now
         {
             let rest = till.saturating_since(now).as_duration();

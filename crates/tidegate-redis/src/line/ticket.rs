@@ -93,7 +93,7 @@ impl Ticket {
                     let ends = entry.last().saturating_add(Nanos::new(1));
                     (Seen::Booked(ends), entry.waker.replace(waker))
                 }
-                Stage::InLine if state.in_line.held_till().is_some() => {
+                _ if state.in_line.held_till().is_some() && entry.waits_for_store() => {
                     (Seen::Undecided(entry.last()), entry.waker.replace(waker))
                 }
                 Stage::InLine | Stage::Sent => (Seen::Undecided(Nanos::MAX), entry.waker.replace(waker)),

@@ -136,6 +136,33 @@ fn a_longest_wait_ends_in_an_outage() {
     });
 }
 
+/// A longest wait ended with the call that asked whether the store is back, up to a timeout of the
+/// store later, and that of permits in use with the next but one.
+#[test]
+fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
+    for in_use in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = open(&model);
+            let limiter: AnyLimiter = match in_use {
+                true => store.counting("all", 10).build().unwrap().into(),
+                false => limiter(&store, "token_bucket 100/s burst 10"),
+            };
+            drop(limiter.acquire().await.unwrap());
+            sleep(SECOND).await;
+            model.stop(true);
+            for within in [20, 40, 51, 70, 91, 130, 49, 55, 100, 300].map(|within| within * MS) {
+                let asked = Instant::now();
+                let answer = limiter.acquire_within(within).await;
+                assert!(is_unavailable(&answer), "{in_use} {within:?}: {answer:?}");
+                let took = asked.elapsed();
+                // The timeout of the store is 50 ms.
+                assert!(took <= within.max(50 * MS) + MS, "{in_use}: {took:?} of {within:?}");
+            }
+        });
+    }
+}
+
 #[test]
 fn a_request_that_is_dropped_in_an_outage_leaves_no_trace() {
     run(async {
