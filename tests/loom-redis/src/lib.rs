@@ -2,8 +2,7 @@
 //! since all that a package uses is built anew with the cfg of the models, and a client of a server
 //! takes a minute.
 #![cfg(all(test, tidegate_loom))]
-// The models use a part of each file.
-#![allow(dead_code)]
+#![expect(dead_code, reason = "the models use a part of each file")]
 
 #[path = "../../../crates/tidegate-redis/src/connection/driver.rs"]
 mod driver;
