@@ -295,14 +295,9 @@ impl Set {
     }
 
     /// The refusal of a request that no store and no share decides. A store that failed once is
-    /// asked again by the next request, which is told to come a moment later: a `Retry-After` of no
-    /// seconds would have a client come at once.
+    /// asked again by the next request.
     pub(crate) fn unavailable(&self, undecided: Undecided) -> AllRefusal {
-        let retry_after = match undecided {
-            Undecided::Away(Duration::MAX) | Undecided::Misconfigured => Nanos::MAX,
-            undecided => Nanos::from_duration(undecided.rest().max(Duration::from_millis(1))),
-        };
-        Refusal::Unavailable { retry_after }.into()
+        Refusal::Unavailable { retry_after: Away::For(undecided.rest()).retry_after() }.into()
     }
 
     /// Pauses what this process decides without the store.

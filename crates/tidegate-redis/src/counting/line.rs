@@ -461,12 +461,7 @@ impl Shared {
     /// store granted before.
     fn decide(self: &Arc<Shared>, line: &mut Line, places: Vec<Place>, away: Away, answers: &mut Answers) {
         let limit = self.limit();
-        let retry_after = match away {
-            Away::For(Duration::MAX) | Away::Misconfigured => Nanos::MAX,
-            // A client that is told no time at all comes at once.
-            Away::For(rest) => Nanos::from_duration(rest.max(Duration::from_millis(1))),
-            Away::Late => Nanos::from_duration(Duration::from_millis(1)),
-        };
+        let retry_after = away.retry_after();
         let most = match (away, self.store.while_away()) {
             // A wrong configuration is never hidden.
             (Away::Misconfigured, _) | (_, WhileAway::Wait | WhileAway::Closed) => None,

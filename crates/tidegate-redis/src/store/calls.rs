@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
-use tidegate::{Events, StoreEvent};
+use tidegate::{Events, Nanos, StoreEvent};
 use tokio::sync::watch;
 use tokio::task::coop;
 use tokio::time::Instant;
@@ -131,6 +131,19 @@ pub(crate) enum Away {
     Late,
     /// The store is not as it must be, and that is no outage.
     Misconfigured,
+}
+
+impl Away {
+    /// When a client that is refused is told to come again. A client that is told no time at all
+    /// comes at once.
+    pub(crate) fn retry_after(self) -> Nanos {
+        let rest = match self {
+            Away::For(Duration::MAX) | Away::Misconfigured => return Nanos::MAX,
+            Away::For(rest) => rest,
+            Away::Late => Duration::ZERO,
+        };
+        Nanos::from_duration(rest.max(Duration::from_millis(1)))
+    }
 }
 
 /// The work of a store, until all handles are dropped and all calls are answered.
