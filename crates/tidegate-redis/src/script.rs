@@ -307,8 +307,8 @@ pub(crate) struct Told {
     pub(crate) full_in: Duration,
     pub(crate) next_in: Duration,
     pub(crate) paused_for: Duration,
-    /// Of `Keep` the permits taken, of `Resume` whether there was a pause, of a grant to come what is
-    /// available at its instant, if that is known.
+    /// What `Keep` took, or whether `Resume` ended a pause. In the reply about a grant to come, how
+    /// many permits the limit has at the instant of the grant, if the script knows that.
     pub(crate) other: u64,
 }
 

@@ -315,7 +315,7 @@ impl StoreLimiter {
             leases.end();
         }
         self.0.set.pause(span);
-        self.0.paused(span);
+        self.0.prolong_pause(span);
         self.0.set.observers.report(|events| events.paused(span));
         Operation::Pause { span, keep_stock: pause.keeps_stock() }
     }

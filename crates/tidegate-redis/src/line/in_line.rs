@@ -133,7 +133,7 @@ impl Entry {
         self.lease.is_some() && matches!(self.stage, Stage::Sent)
     }
 
-    /// Whether it waits for a store that is away, where the line is held.
+    /// Whether the request waits for a store that is away, where the line is held.
     pub(super) fn waits_for_store(&self) -> bool {
         match self.stage {
             Stage::InLine => true,
@@ -246,8 +246,8 @@ impl State {
         is_to_go_on
     }
 
-    /// Ends this request if its longest wait has passed while the line is held. It may be on its way
-    /// in a call that asks whether the store is back.
+    /// Ends this request if its longest wait has passed while the line is held. The request may be on
+    /// its way in a call that asks whether the store is back.
     pub(super) fn end_wait(&mut self, number: u64, now: Nanos) {
         let Some(till) = self.in_line.held_till() else { return };
         if let Some(entry) = self.entries.get_mut(&number)

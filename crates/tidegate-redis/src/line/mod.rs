@@ -357,8 +357,8 @@ impl Line {
     }
 
     /// This process pauses the limits for so long.
-    pub(crate) fn paused(self: &Arc<Line>, span: Duration) {
-        self.visit(|state, _, now| state.paused(span, now));
+    pub(crate) fn prolong_pause(self: &Arc<Line>, span: Duration) {
+        self.visit(|state, _, now| state.prolong_pause(span, now));
     }
 
     /// Sends a call that gives these instants back, and decides these requests.

@@ -50,9 +50,9 @@ impl State {
         self.look_later(after, now);
     }
 
-    /// This process pauses the limits. Requests that wait behind a pause keep the instants that were
-    /// foreseen for them, but these come at its end or later.
-    pub(super) fn paused(&mut self, span: Duration, now: Nanos) {
+    /// This process pauses the limits for so long. Requests that wait behind an earlier pause keep
+    /// the instants that were foreseen for them, but none of these comes before the pause ends.
+    pub(super) fn prolong_pause(&mut self, span: Duration, now: Nanos) {
         if !self.paused.is_empty() {
             self.pause_ends = self.pause_ends.max(now.saturating_add(Nanos::from_duration(span)));
         }

@@ -447,7 +447,7 @@ impl State {
     }
 }
 
-#[cfg(all(test, not(tidegate_loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::script::{Answer, Told};
