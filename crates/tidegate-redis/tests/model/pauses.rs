@@ -192,7 +192,8 @@ fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
     });
 }
 
-/// A reservation in a pause told the former end of the pause after its own process had prolonged it.
+/// A reservation in a pause told the former end of the pause after its own process had prolonged
+/// the pause.
 #[test]
 fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
     for line in LINES {
@@ -207,7 +208,7 @@ fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
             let (due, asked) = (place.due_in(), Instant::now());
             assert!(due >= 290 * MS, "{line}: {due:?}");
             (&mut place).await.unwrap();
-            assert!(asked.elapsed() + 10 * MS >= due, "{line}: {due:?}, {:?}", asked.elapsed());
+            assert!(asked.elapsed() >= due, "{line}: {due:?}, {:?}", asked.elapsed());
         });
     }
 }

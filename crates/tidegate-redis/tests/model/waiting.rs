@@ -136,8 +136,8 @@ fn a_longest_wait_ends_in_an_outage() {
     });
 }
 
-/// A longest wait ended with the call that asked whether the store is back, up to a timeout of the
-/// store later, and that of permits in use with the next but one.
+/// A request was refused when the call had ended that asked whether the store is back: up to a
+/// timeout of the store after its longest wait, and one for permits in use up to 240 ms after it.
 #[test]
 fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
     for in_use in [false, true] {
