@@ -192,13 +192,13 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
 
 /// A booking that is given back.
 #[derive(Clone, Debug)]
-pub(crate) struct GivenBack {
+pub(crate) struct GivenBack<'a> {
     /// Negative if it was foreseen.
     pub(crate) due: i64,
     /// Of each limit.
-    pub(crate) permits: Vec<u64>,
+    pub(crate) permits: &'a [u64],
     /// The value of each limit before the booking.
-    pub(crate) before: Vec<Vec<u8>>,
+    pub(crate) before: &'a [Vec<u8>],
 }
 
 /// A call that decides requests in their order, after it took back some bookings.
@@ -206,7 +206,7 @@ pub(crate) fn reserve(
     script: &Script,
     now: Option<u64>,
     parts: &[Part<'_>],
-    given_back: &[GivenBack],
+    given_back: &[GivenBack<'_>],
     requests: &[Wanted],
 ) -> Cmd {
     let mut numbers = Vec::with_capacity(8 + requests.len() * (24 + 16 * parts.len()));
@@ -313,6 +313,12 @@ pub(crate) struct Told {
 }
 
 impl Reply {
+    /// What a call needs to give the booking back.
+    pub(crate) fn given_back(&self) -> GivenBack<'_> {
+        let due = if self.answer == Answer::Foreseen { -self.due } else { self.due };
+        GivenBack { due, permits: &self.permits, before: &self.before }
+    }
+
     /// Reads the reply of a call that reserves: that of each of so many requests.
     pub(crate) fn read_all(value: Value, requests: usize, limits: usize) -> Option<Vec<Reply>> {
         match value {

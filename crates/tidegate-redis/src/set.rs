@@ -22,7 +22,7 @@ use crate::script::{
     reserve,
 };
 use crate::share::Booked;
-use crate::store::{Away, Store, Unsent, WhileAway};
+use crate::store::{Away, Deadline, Store, Unsent, WhileAway};
 use crate::terms::Terms;
 
 /// One limit of a set.
@@ -178,29 +178,32 @@ impl Set {
         operation: Operation,
         costs: &Costs,
         before: &[Vec<u8>],
+        deadline: Deadline,
         answer: impl FnOnce(Result<Reply, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
         let cmd = command(&self.script, operation, self.store.time(), &self.parts(costs, before));
         let limits = self.members.len();
-        self.carry_out(cmd, Duration::ZERO, move |value| Reply::read(value, limits), answer)
+        self.carry_out(cmd, deadline, move |value| Reply::read(value, limits), answer)
     }
 
-    /// Has bookings taken back and requests decided in their order, by one call. The first of the
-    /// requests waited so long for it.
-    pub(crate) fn reserve(
-        &self,
-        given_back: &[GivenBack],
-        requests: &[Wanted],
-        waited: Duration,
-        answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
-    ) -> Option<Unsent> {
+    /// A call that takes bookings back, and then decides requests in their order.
+    pub(crate) fn reserve(&self, given_back: &[GivenBack<'_>], requests: &[Wanted]) -> Cmd {
         if !requests.is_empty() {
             self.store.ask_for_permits();
         }
-        let cmd = reserve(&self.script, self.store.time(), &self.parts(&[], &[]), given_back, requests);
-        let (requests, limits) = (requests.len(), self.members.len());
-        let answer = self.counts_lost(given_back.len(), answer);
-        self.carry_out(cmd, waited, move |value| Reply::read_all(value, requests, limits), answer)
+        reserve(&self.script, self.store.time(), &self.parts(&[], &[]), given_back, requests)
+    }
+
+    /// Has such a call of so many requests carried out.
+    pub(crate) fn decide(
+        &self,
+        cmd: Cmd,
+        requests: usize,
+        deadline: Deadline,
+        answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
+    ) -> Option<Unsent> {
+        let limits = self.members.len();
+        self.carry_out(cmd, deadline, move |value| Reply::read_all(value, requests, limits), answer)
     }
 
     fn parts<'a>(&'a self, costs: &[(u64, u64)], before: &'a [Vec<u8>]) -> Vec<Part<'a>> {
@@ -215,12 +218,12 @@ impl Set {
     fn carry_out<T>(
         &self,
         cmd: Cmd,
-        waited: Duration,
+        deadline: Deadline,
         read: impl FnOnce(Value) -> Option<T> + Send + 'static,
         answer: impl FnOnce(Result<T, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
         let store = self.store.clone();
-        self.store.send_locked(cmd, self.script.clone(), waited, move |outcome| {
+        self.store.send_locked(cmd, self.script.clone(), deadline, move |outcome| {
             let outcome = outcome.and_then(|value| read(value).ok_or_else(|| store.note_nonsense()));
             answer(outcome.map_err(|away| match away {
                 Away::For(rest) => Undecided::Away(rest),
@@ -244,32 +247,18 @@ impl Set {
     ) -> Option<Unsent> {
         let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund { .. });
         let store = self.store.clone();
-        self.send(operation, costs, before, move |outcome| {
+        self.send(operation, costs, before, Deadline::NONE, move |outcome| {
             if outcome.is_err() {
                 store.note_lost(refunds.into());
             }
         })
     }
 
-    /// Counts the refunds of a call that has no answer.
-    fn counts_lost<T>(
-        &self,
-        refunds: usize,
-        answer: impl FnOnce(Result<T, Undecided>) + Send + 'static,
-    ) -> impl FnOnce(Result<T, Undecided>) + Send + 'static {
-        let store = self.store.clone();
-        move |outcome| {
-            if outcome.is_err() && refunds > 0 {
-                store.note_lost(refunds);
-            }
-            answer(outcome);
-        }
-    }
-
     /// The reply of a script.
     pub(crate) async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, Undecided> {
         let (sender, receiver) = oneshot::channel();
-        drop(self.send(operation, costs, &[], move |reply| _ = sender.send(reply)));
+        let deadline = Deadline::of(self.store.timeout());
+        drop(self.send(operation, costs, &[], deadline, move |reply| _ = sender.send(reply)));
         receiver.await.unwrap_or(Err(Undecided::Misconfigured))
     }
 

@@ -6,6 +6,7 @@
 
 mod address;
 mod cluster;
+mod congestion;
 mod driver;
 mod failure;
 mod link;
@@ -29,6 +30,7 @@ use failure::Meaning;
 use sentinel::Sentinels;
 
 pub(crate) use address::{Address, wants_tls};
+pub(crate) use congestion::Turn;
 pub(crate) use failure::Failure;
 pub(crate) use link::SELF_TEST;
 pub(crate) use server::{Begun, Sent, Server};
@@ -76,10 +78,18 @@ impl Servers {
 
     /// Whether this is true of the breaker of a server.
     pub(crate) fn any(&self, is: impl Fn(&Breaker) -> bool) -> bool {
-        let is = |server: &Arc<Server>| is(&lock(&server.breaker));
+        self.any_server(|server| is(&lock(&server.breaker)))
+    }
+
+    /// Whether calls to a server wait for their turns.
+    pub(crate) fn are_congested(&self) -> bool {
+        self.any_server(|server| server.congestion.is_full())
+    }
+
+    fn any_server(&self, is: impl Fn(&Server) -> bool) -> bool {
         match self {
             Servers::One(server) => is(server),
-            Servers::Cluster(cluster) => cluster.servers().iter().any(is),
+            Servers::Cluster(cluster) => cluster.servers().iter().any(|server| is(server)),
         }
     }
 

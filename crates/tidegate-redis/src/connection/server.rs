@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, RedisError, Value};
 
+use super::congestion::Congestion;
 use super::failure::{Failure, Meaning, meaning, told};
 use super::link::Answer;
 use super::wire::{Connection, Wire};
@@ -23,6 +24,7 @@ const CONNECTING: Duration = Duration::from_secs(5);
 pub(crate) struct Server {
     wire: Wire,
     pub(crate) breaker: Mutex<Breaker>,
+    pub(crate) congestion: Congestion,
     /// With the number of the connection, so that a call drops the one that failed it.
     current: Mutex<Option<(u64, Connection)>>,
     /// Held while connecting: one attempt at a time.
@@ -85,6 +87,7 @@ impl Server {
         Arc::new(Server {
             wire,
             breaker: Mutex::default(),
+            congestion: Congestion::default(),
             current: Mutex::new(None),
             connecting: tokio::sync::Mutex::default(),
             attempts: AtomicU64::new(0),
@@ -119,6 +122,11 @@ impl Server {
     /// What the server was told of this script.
     pub(super) fn text(&self, script: &Script) -> Arc<tokio::sync::Mutex<u64>> {
         lock(&self.texts).entry(script.hash.clone()).or_default().clone()
+    }
+
+    /// How many calls the server has answered, also by an error.
+    pub(crate) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
     }
 
     fn current(&self) -> Option<(u64, Connection)> {
@@ -158,6 +166,7 @@ impl Server {
             (rest, tokio::time::Instant::now() + jittered(rest))
         });
         let connection = (number, made?);
+        self.congestion.connected();
         *lock(&self.current) = Some(connection.clone());
         Ok(connection)
     }
@@ -183,7 +192,7 @@ impl Server {
     /// woken when there is an answer.
     pub(super) fn begin(self: &Arc<Server>, cmd: Arc<Cmd>, waker: &Waker) -> Option<Begun> {
         let (number, connection) = self.current().filter(|_| !lock(&self.breaker).is_open())?;
-        let (at, answers) = (Instant::now(), self.answers.load(Ordering::Relaxed));
+        let (at, answers) = (Instant::now(), self.answers());
         let answer = connection.send(cmd, waker)?;
         Some(Begun { server: self.clone(), at, number, answers, answer })
     }
@@ -213,7 +222,7 @@ impl Server {
             Err(failure @ Failure::Misconfigured(_)) => return Err((Meaning::Misconfigured, failure)),
             Err(failure) => return Err((Meaning::NotConnected, failure)),
         };
-        sent.by(self, number, self.answers.load(Ordering::Relaxed), is_new);
+        sent.by(self, number, self.answers(), is_new);
         let answer = match asking {
             true => connection.call_asking(cmd).await,
             false => connection.call(cmd).await,
@@ -293,7 +302,7 @@ impl Sent {
     pub(crate) fn give_up(&self, was_long: bool) -> bool {
         let Some(leaving) = lock(&self.0).take() else { return false };
         let Leaving { server, number, answers, is_new, has_left } = leaving;
-        if was_long && !is_new && server.answers.load(Ordering::Relaxed) == answers {
+        if was_long && !is_new && server.answers() == answers {
             server.forget(number);
             server.is_suspect.store(true, Ordering::Relaxed);
         }

@@ -29,7 +29,7 @@ use crate::lock::lock;
 use crate::observe::Observers;
 use crate::pending::Telling;
 use crate::script::Script;
-use crate::store::{Away, Store, WhileAway};
+use crate::store::{Away, Deadline, Store, WhileAway};
 
 /// The most requests of one call, and the most of them that wait: they take turns with requests of
 /// other processes.
@@ -263,7 +263,7 @@ impl Shared {
 
     pub(super) async fn ask(&self, operation: Operation) -> Result<Told, Away> {
         let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
-        self.answer(cmd).await
+        self.answer(cmd, Deadline::of(self.store.timeout())).await
     }
 
     /// As `ask`, without waiting for it.
@@ -277,8 +277,8 @@ impl Shared {
         });
     }
 
-    async fn answer(&self, cmd: Cmd) -> Result<Told, Away> {
-        let value = self.store.ask(cmd, self.script.clone()).await?;
+    async fn answer(&self, cmd: Cmd, deadline: Deadline) -> Result<Told, Away> {
+        let value = self.store.ask(cmd, self.script.clone(), deadline).await?;
         Told::read(&value).ok_or_else(|| self.store.note_nonsense())
     }
 
@@ -524,7 +524,8 @@ impl Serving {
         let Some(shared) = self.0.clone() else { return };
         let mut since = None;
         while let Some(asked) = shared.next() {
-            let mut answer = pin!(shared.answer(asked.cmd.clone()));
+            // Requests that do not wait have deadlines of their own.
+            let mut answer = pin!(shared.answer(asked.cmd.clone(), Deadline::NONE));
             let told = loop {
                 let Some(deadline) = shared.line().first_deadline() else { break answer.await };
                 match tokio::time::timeout_at(deadline, &mut answer).await {

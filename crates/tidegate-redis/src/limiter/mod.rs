@@ -449,7 +449,7 @@ impl StoreLimiter {
                 Outcome::Undecided(undecided) => undecided,
             };
             if undecided == Undecided::Late
-                && !set.store.is_away()
+                && !set.store.is_failing()
                 && self.rest(longest, began) > set.store.timeout()
             {
                 // The line was too long for the deadline of a call. The request has not been sent.

@@ -9,6 +9,7 @@ use tidegate::{Nanos, QueueBounds, Refusal};
 
 use crate::line::{After, Asked, Entry, Outcome, Stage, State, bounds};
 use crate::set::Undecided;
+use crate::store::Deadline;
 
 /// Where a request stands: by priority, then by arrival.
 pub(super) type Place = (Reverse<i8>, u64);
@@ -142,6 +143,19 @@ impl Entry {
         }
     }
 
+    /// Until when the call of the request has to be made and answered, `left` before the end of its
+    /// longest wait.
+    pub(super) fn deadline(&self, left: Duration, timeout: Duration) -> Deadline {
+        let Asked { longest, outlasts, .. } = self.asked;
+        match () {
+            () if !(outlasts || self.was_held) => Deadline::of(timeout.saturating_sub(self.in_line)),
+            () if outlasts && longest < Duration::MAX => {
+                Deadline { to_leave: left, to_answer: left.saturating_add(timeout), is_kept: true }
+            }
+            () => Deadline { is_kept: true, ..Deadline::NONE },
+        }
+    }
+
     pub(super) fn place(&self, number: u64) -> Place {
         (Reverse(self.asked.priority), number)
     }
@@ -201,8 +215,9 @@ impl State {
         }
     }
 
-    /// A call of these requests failed, and the store is left alone for a while. Returns whether a
-    /// task is to have the line go on then.
+    /// A call of these requests failed, and the store is left alone for a while. Or it was too late to
+    /// be made, and requests that wait stand in line again. Returns whether a task is to have the line
+    /// go on then.
     pub(super) fn failed(
         &mut self,
         after: &mut After,
@@ -219,17 +234,23 @@ impl State {
             return false;
         }
         let comes_back = rest < Duration::MAX;
+        let is_late = undecided == Undecided::Late;
+        let is_held = self.in_line.held_till().is_some();
         // All requests of a held line wait for the store, and have set their timers.
-        let stays = comes_back && self.in_line.held_till().is_some();
+        let stays = comes_back && (is_held || is_late);
         let in_line = if stays { Vec::new() } else { self.in_line.leave(usize::MAX) };
         let mut has_come = false;
         for number in numbers.iter().copied().chain(in_line) {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             let is_unanswered = matches!(entry.stage, Stage::InLine | Stage::Sent);
             if comes_back && is_unanswered && entry.asked.outlasts && now < entry.last() {
-                has_come |= !entry.was_held;
-                (entry.stage, entry.was_held) = (Stage::InLine, true);
+                entry.stage = Stage::InLine;
                 self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
+                if is_late {
+                    continue;
+                }
+                has_come |= !entry.was_held;
+                entry.was_held = true;
                 if entry.last() < Nanos::MAX {
                     // The task of the request sets the timer.
                     after.wake(entry);
@@ -237,6 +258,10 @@ impl State {
             } else {
                 self.answer(after, number, Outcome::Undecided(undecided));
             }
+        }
+        if is_late && !is_held {
+            self.in_line.answered();
+            return false;
         }
         let is_to_go_on = self.in_line.hold(now.saturating_add(Nanos::from_duration(rest)), now);
         // Lower bounds do not end requests that waited before.

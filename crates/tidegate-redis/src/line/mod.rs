@@ -6,15 +6,16 @@
 //! line, by priority and then by arrival. When the reply is there, up to 64 of them leave together,
 //! as one call that decides them in their order; of several limits as many requests as make 64
 //! decisions. Two things let the line leave earlier: so many requests in line, so that the line of
-//! a busy limiter is never longer; and a store so far away that waiting for two replies may take
-//! longer than the deadline of a call. Neither lets more requests leave than sixteen full calls
-//! take.
+//! a busy limiter is never longer, unless sixteen calls are in flight; and a store so far away that
+//! waiting for two replies may take longer than the deadline of a call, unless calls to it wait for
+//! their turns.
 //!
 //! The booking of a lease is a request in this line that does not wait for its instant: it ends
 //! with the reply.
 //!
 //! A call that fails is the answer of all requests in line: they came while it was in flight, and
-//! their own call may only end later. Only requests that wait for a store that is away keep their
+//! their own call may only end later. A call that was too late to be made is the answer of its own
+//! requests alone, and of none that waits for the store. Only requests that wait for a store that is away keep their
 //! places, those of the call included, and the line is held ([`InLine`]).
 //!
 //! # States
@@ -93,10 +94,10 @@ use tokio::sync::oneshot;
 
 use crate::lease::{Booked, Books, Leases};
 use crate::lock::lock;
-use crate::script::{Answer, GivenBack, Mode, Operation, Reply, Wanted};
+use crate::script::{GivenBack, Mode, Operation, Reply, Wanted};
 use crate::set::{Costs, Instead, Prepared, Set, Undecided};
 use crate::share;
-use crate::store::Unsent;
+use crate::store::{Deadline, Unsent};
 use class::{Class, Instant, Turn};
 use in_line::InLine;
 use paused::asks_as_well;
@@ -140,9 +141,8 @@ struct State {
     to_give_back: BTreeMap<(i64, u64), Instant>,
     /// The permits of grants that no task took: their instants and their costs.
     to_refund: Vec<(i64, Costs)>,
-    /// How many calls are in flight, and how many requests in them.
+    /// How many calls are in flight.
     calls: usize,
-    sent: usize,
     /// How many of these requests stand behind others that wait for the end of a pause.
     behind: usize,
     /// How many requests ask on behalf of those that wait.
@@ -168,16 +168,6 @@ enum Step {
     Call(Vec<Instant>, Vec<u64>),
     /// Permits of a grant at this instant go back.
     Refund(i64, Costs),
-}
-
-impl Step {
-    /// How many requests the step decides.
-    fn requests(&self) -> usize {
-        match self {
-            Step::Call(_, numbers) => numbers.len(),
-            Step::Refund(..) => 0,
-        }
-    }
 }
 
 /// What a request asks for.
@@ -370,16 +360,14 @@ impl Line {
         numbers: Vec<u64>,
         now: Nanos,
     ) {
-        let given_back = instants.into_iter().map(|Instant { reply, .. }| GivenBack {
-            due: if reply.answer == Answer::Foreseen { -reply.due } else { reply.due },
-            permits: reply.permits,
-            before: reply.before,
-        });
-        let given_back: Vec<GivenBack> = given_back.collect();
+        let given_back: Vec<GivenBack<'_>> =
+            instants.iter().map(|instant| instant.reply.given_back()).collect();
         if !given_back.is_empty() {
             self.forget();
         }
-        let mut oldest = Duration::ZERO;
+        let timeout = self.set.store.timeout();
+        // Permits that no request waits for are given back at any time.
+        let mut deadline = Deadline { is_kept: !given_back.is_empty(), ..Deadline::NONE };
         let first = state.first_behind_pause();
         let bounds = (state.waiting, state.permits, state.bounds);
         // Leases and observers are told what each grant left.
@@ -388,16 +376,16 @@ impl Line {
             let entry = state.entries.get_mut(number)?;
             entry.stage = Stage::Sent;
             entry.in_line = now.saturating_since(entry.joined).as_duration();
-            let Asked { costs, longest, shadow, with_left, outlasts, .. } = &entry.asked;
-            // A request that waits for the store, or behind a pause, needs no answer by a deadline.
-            oldest = oldest.max(if *outlasts || entry.was_held { Duration::ZERO } else { entry.in_line });
+            let left = entry.last().saturating_since(now).as_duration();
+            deadline = entry.deadline(left, timeout).and(deadline);
+            let Asked { costs, longest, shadow, with_left, .. } = &entry.asked;
             let waits = entry.lease.is_none() && !entry.is_for_waiting;
             let is_bounded = *longest > Duration::ZERO && waits;
             entry.full = is_bounded && bounds::refuse(bounds, costs);
             let longest = match *longest {
                 _ if entry.full || *shadow => Duration::ZERO,
                 Duration::MAX => Duration::MAX,
-                _ => entry.last().saturating_since(now).as_duration(),
+                _ => left,
             };
             let is_behind = |(first, of): &(u64, Costs)| first < number && asks_as_well(costs, of);
             let mode = match () {
@@ -411,12 +399,23 @@ impl Line {
         let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
         state.behind += behind;
         let line = self.clone();
-        let replied = move |replies| line.replied(&numbers, behind, replies);
-        after.unsent.extend(self.set.reserve(&given_back, &requests, oldest, replied));
+        let cmd = self.set.reserve(&given_back, &requests);
+        let replied = move |replies| line.replied(&numbers, behind, instants, replies);
+        after.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
 
     /// On the thread of the store: the reply of a call.
-    fn replied(self: &Arc<Line>, numbers: &[u64], behind: usize, replies: Result<Vec<Reply>, Undecided>) {
+    fn replied(
+        self: &Arc<Line>,
+        numbers: &[u64],
+        behind: usize,
+        given_back: Vec<Instant>,
+        replies: Result<Vec<Reply>, Undecided>,
+    ) {
+        let is_late = matches!(replies, Err(Undecided::Late));
+        if replies.is_err() && !is_late && !given_back.is_empty() {
+            self.set.store.note_lost(given_back.len());
+        }
         if let (Some(leases), Ok(replies)) = (&self.leases, &replies) {
             let now = self.set.now();
             replies.iter().for_each(|reply| leases.told(now, reply));
@@ -424,7 +423,6 @@ impl Line {
         let rest = replies.as_ref().map_or_else(|undecided| self.rest(*undecided), |_| REST);
         let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
-            state.sent -= numbers.len();
             state.behind -= behind;
             match replies {
                 Ok(replies) => {
@@ -434,7 +432,10 @@ impl Line {
                     }
                     false
                 }
-                Err(undecided) => state.failed(after, numbers, undecided, rest, now),
+                Err(undecided) => {
+                    given_back.into_iter().filter(|_| is_late).for_each(|instant| state.give_back(instant));
+                    state.failed(after, numbers, undecided, rest, now)
+                }
             }
         });
         if is_to_go_on {

@@ -10,9 +10,13 @@ use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bound
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Undecided};
 
-/// Requests leave during calls up to so many full ones, for which a server works for some
-/// milliseconds. With more of them at a slow server all would be late, and their permits lost.
-const MOST_FULL_CALLS: usize = 16;
+/// While so many calls are in flight, no other leaves to make the line shorter. A server works for
+/// some milliseconds for them.
+const MOST_CALLS: usize = 16;
+
+/// So many calls that give instants back leave together. After a storm of dropped waits a server
+/// works for some milliseconds for each.
+const MOST_GIVING_BACK: usize = 4;
 
 /// A grant that its task did not take goes to the next request for so long.
 const CATCH_UP: Nanos = Nanos::new(5_000_000);
@@ -32,34 +36,36 @@ impl State {
             return steps;
         }
         if self.calls == 0 {
-            let refunds = std::mem::take(&mut self.to_refund);
-            while self.to_give_back.len() > if refunds.is_empty() { most } else { 0 } {
+            let before_requests = if self.to_refund.is_empty() { most } else { 0 };
+            while self.to_give_back.len() > before_requests {
+                if steps.len() == MOST_GIVING_BACK {
+                    self.calls = MOST_GIVING_BACK;
+                    return steps;
+                }
                 let last = std::iter::from_fn(|| self.to_give_back.pop_last());
                 steps.push(Step::Call(last.take(most).map(|(_, instant)| instant).collect(), Vec::new()));
             }
-            steps.extend(refunds.into_iter().map(|(due, costs)| Step::Refund(due, costs)));
+            let refunds = self.to_refund.drain(..);
+            steps.extend(refunds.map(|(due, costs)| Step::Refund(due, costs)));
             let last = std::iter::from_fn(|| self.to_give_back.pop_last());
             let instants: Vec<Instant> = last.map(|(_, instant)| instant).collect();
             if !(instants.is_empty() && self.in_line.is_empty()) {
                 steps.push(Step::Call(instants, self.in_line.leave(most)));
             }
         }
-        let mut sent = self.sent + steps.iter().map(Step::requests).sum::<usize>();
+        self.calls += steps.iter().filter(|step| matches!(step, Step::Call(..))).count();
         while !self.in_line.is_empty()
             && held_till.is_none()
-            && (is_far || self.in_line.len() >= most)
-            && sent < MOST_FULL_CALLS * most
+            && (is_far || (self.in_line.len() >= most && self.calls < MOST_CALLS))
         {
             let refunds = self.to_refund.drain(..);
             steps.extend(refunds.map(|(due, costs)| Step::Refund(due, costs)));
             let numbers = self.in_line.leave(most);
-            sent += numbers.len();
+            self.calls += 1;
             let first = std::iter::from_fn(|| self.to_give_back.pop_first());
             let instants = first.take(numbers.len()).map(|(_, instant)| instant).collect();
             steps.push(Step::Call(instants, numbers));
         }
-        self.sent = sent;
-        self.calls += steps.iter().filter(|step| matches!(step, Step::Call(..))).count();
         steps
     }
 

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::counts::Counters;
 use crate::breaker::{Admission, Breaker, Probe};
 use crate::clients::{self, Clients};
-use crate::connection::{Begun, Failure, Sent, Server, Servers};
+use crate::connection::{Begun, Failure, Sent, Server, Servers, Turn};
 use crate::error::StoreError;
 use crate::jitter::jittered;
 use crate::lock::lock;
@@ -26,8 +26,8 @@ use crate::pending::{Pending, Telling};
 use crate::queue::{self, Queue};
 use crate::script::Script;
 
-/// So many calls may be in flight; more are answered as if the store were away.
-const MOST_IN_FLIGHT: usize = 16_384;
+/// So many calls may wait for their answers; more are answered as if the store were away.
+const MOST_CALLS: usize = 16_384;
 
 /// What the thread and the handles share.
 pub(super) struct Shared {
@@ -36,6 +36,8 @@ pub(super) struct Shared {
     in_flight: AtomicUsize,
     /// How long the last call took, in nanoseconds; the end of time before the first one.
     took: AtomicU64,
+    /// Whether the server of the last call is far away. One that is silent may be.
+    is_far: AtomicBool,
     pub(super) counters: Counters,
     pub(super) trouble: Mutex<Option<StoreError>>,
     pub(super) clients: Clients,
@@ -61,8 +63,7 @@ pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// A call for the thread.
 pub(super) struct Call {
     place: InFlight,
-    /// How long its requests waited for it already.
-    waited: Duration,
+    deadline: Deadline,
     by_hash: Arc<Cmd>,
     script: Arc<Script>,
     /// It was sent already.
@@ -71,6 +72,40 @@ pub(super) struct Call {
 }
 
 pub(super) type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
+
+/// How long a call may take from when it comes.
+///
+/// A server that answers no call for the timeout of the store is away, and the call ends. While it
+/// answers others, a call waits for its answer until its deadline.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    /// Within which time the call has to leave.
+    pub(crate) to_leave: Duration,
+    /// Within which time its answer has to be there.
+    pub(crate) to_answer: Duration,
+    /// The call is made, however many others wait.
+    pub(crate) is_kept: bool,
+}
+
+impl Deadline {
+    /// Of a message that no caller waits for.
+    pub(crate) const NONE: Deadline =
+        Deadline { to_leave: Duration::MAX, to_answer: Duration::MAX, is_kept: false };
+
+    /// The deadline of a call for both.
+    pub(crate) fn and(self, other: Deadline) -> Deadline {
+        Deadline {
+            to_leave: self.to_leave.min(other.to_leave),
+            to_answer: self.to_answer.min(other.to_answer),
+            is_kept: self.is_kept || other.is_kept,
+        }
+    }
+
+    /// Of a call whose caller waits so long.
+    pub(crate) fn of(time: Duration) -> Deadline {
+        Deadline { to_answer: time, ..Deadline::NONE }
+    }
+}
 
 /// The answer of a call. Dropped without one, it tells that the store is away.
 struct Owed {
@@ -206,6 +241,7 @@ impl Shared {
             timeout,
             in_flight: AtomicUsize::new(0),
             took: AtomicU64::new(u64::MAX),
+            is_far: AtomicBool::new(false),
             counters: Counters::default(),
             trouble: Mutex::default(),
             clients: Clients::default(),
@@ -217,32 +253,32 @@ impl Shared {
         }
     }
 
-    /// Sends a call from this thread, or has the task of the store make it. `waited` is how long
-    /// its requests have waited for it. The caller may hold a lock.
+    /// Sends a call from this thread, or has the task of the store make it. The caller may hold a
+    /// lock.
     pub(super) fn send(
         self: &Arc<Shared>,
         calls: &Queue<Work>,
         by_hash: Cmd,
         script: Arc<Script>,
-        waited: Duration,
+        deadline: Deadline,
         answer: Answer,
     ) -> Option<Unsent> {
         let (shared, telling) = (self.clone(), Telling::new(&self.pending));
         let mut answer = Owed { answer: Some(answer), shared, is_sent: false, _telling: telling };
         let (place, before) = InFlight::new(self);
-        if before >= MOST_IN_FLIGHT {
+        if before >= MOST_CALLS && !deadline.is_kept {
             return Some(Unsent { answer: Some(answer), is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
         // Only the sole call in flight is written on this thread. A call that comes while another
         // one is in flight goes to the thread of the store, which writes all calls of its queue
-        // together, behind the one in flight. So does a call whose requests waited for more than
-        // half of the deadline: this thread may find its reply only after the deadline.
-        let is_alone = before == 0 && waited <= self.timeout / 2;
+        // together, behind the one in flight. So does a call whose answer has at most half of the
+        // timeout left: this thread may find its reply only after the deadline.
+        let is_alone = before == 0 && deadline.to_answer >= self.timeout / 2;
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
         answer.is_sent = is_sent;
-        let call = Work::Call(Call { place, waited, by_hash, script, begun, answer });
+        let call = Work::Call(Call { place, deadline, by_hash, script, begun, answer });
         match if is_sent { calls.add_quietly(call) } else { calls.add(call) } {
             Err(Work::Call(call)) => Some(Unsent { answer: Some(call.answer), is_busy: false }),
             _ => None,
@@ -252,7 +288,7 @@ impl Shared {
     /// Asks how many processes there are, again and again, while this process asks for permits.
     async fn count_clients(&self, began: Instant, key: &str) {
         let (clients, script) = (&self.clients, clients::script());
-        let call = async |cmd| self.carry_out(began, Duration::ZERO, &cmd, &script, None).await;
+        let call = async |cmd| self.carry_out(began, Deadline::of(self.timeout), &cmd, &script, None).await;
         loop {
             clients.begins.notified().await;
             let mut beat = clients::FIRST_BEAT;
@@ -285,9 +321,9 @@ impl Shared {
 
     /// Makes a call, and answers it.
     async fn make(self: Arc<Shared>, began: Instant, call: Call) {
-        let Call { place, waited, by_hash, script, begun, mut answer } = call;
+        let Call { place, deadline, by_hash, script, begun, mut answer } = call;
         answer.is_sent = true;
-        let outcome = self.carry_out(began, waited, &by_hash, &script, begun).await;
+        let outcome = self.carry_out(began, deadline, &by_hash, &script, begun).await;
         drop(place);
         answer.answer(outcome);
     }
@@ -298,49 +334,81 @@ impl Shared {
         self.took.store(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Whether a call takes so long that a second one may not end within the deadline.
+    /// Whether a call takes so long that a second one may not end within the deadline, though no
+    /// calls wait for their turns.
     pub(super) fn is_far(&self) -> bool {
-        Duration::from_nanos(self.took.load(Ordering::Relaxed)) > self.timeout / 4
+        self.is_far.load(Ordering::Relaxed) && !self.servers.are_congested()
     }
 
-    /// Whether the reply to a call may come within the deadline of its requests, which waited for
-    /// `waited` before the call. The time left must be 5/4 of the time that the last call took, and
-    /// at least a quarter of the deadline; half of the deadline is always enough.
-    fn is_in_time(&self, waited: Duration) -> bool {
+    /// The turn of a call; `None` if its answer would come too late.
+    async fn turn<'a>(&self, server: &'a Server, deadline: Deadline) -> Option<Turn<'a>> {
+        let turn = server.congestion.turn();
+        if deadline.to_leave.min(deadline.to_answer) == Duration::MAX {
+            return Some(turn.await);
+        }
+        let takes = match server.congestion.is_full() {
+            true => server.congestion.longest(self.timeout),
+            false => self.takes(),
+        };
+        let to_leave = deadline.to_leave.min(deadline.to_answer.checked_sub(takes)?);
+        tokio::time::timeout(to_leave, turn).await.ok()
+    }
+
+    /// How much time the answer to a call must have: 5/4 of what the last call took, and at least a
+    /// quarter of the timeout; half of it is always enough.
+    fn takes(&self) -> Duration {
         let took = Duration::from_nanos(self.took.load(Ordering::Relaxed)).min(self.timeout);
-        self.timeout.saturating_sub(waited) >= (took + took / 4).clamp(self.timeout / 4, self.timeout / 2)
+        (took + took / 4).clamp(self.timeout / 4, self.timeout / 2)
     }
 
     async fn carry_out(
         &self,
         began: Instant,
-        waited: Duration,
+        deadline: Deadline,
         by_hash: &Cmd,
         script: &Script,
         begun: Option<Begun>,
     ) -> Result<Value, Away> {
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
-        let (server, admission, asked) = match &begun {
-            Some(begun) => (begun.server.clone(), Admission::Ask, Instant::from_std(begun.at)),
-            None => {
-                // Requests wait for a call that is in flight, so that call was slow, too.
-                if !self.is_in_time(waited) {
-                    self.skip(Duration::ZERO);
-                    return Err(Away::Late);
-                }
-                let server = self.servers.server_of(by_hash);
-                let admission = lock(&server.breaker).admit(began.elapsed());
-                if let Admission::Rest(rest) = admission {
-                    return Err(self.skip(rest));
-                }
-                (server, admission, Instant::now())
+        let came = begun.as_ref().map_or_else(Instant::now, |begun| Instant::from_std(begun.at));
+        let server =
+            begun.as_ref().map_or_else(|| self.servers.server_of(by_hash), |begun| begun.server.clone());
+        let mut turn = None;
+        let mut admission = Admission::Ask;
+        if begun.is_none() {
+            // A server that rests is not waited for.
+            let rest = lock(&server.breaker).rest(began.elapsed());
+            if rest > Duration::ZERO {
+                return Err(self.skip(rest));
+            }
+            turn = self.turn(&server, deadline).await;
+            if turn.is_none() {
+                self.skip(Duration::ZERO);
+                return Err(Away::Late);
+            }
+            admission = lock(&server.breaker).admit(began.elapsed());
+            if let Admission::Rest(rest) = admission {
+                return Err(self.skip(rest));
+            }
+        }
+        let _probe = Probe::of(&server.breaker, admission);
+        let asked = if begun.is_some() { came } else { Instant::now() };
+        let (sent, mut answers) = (Sent::default(), server.answers());
+        let mut call = pin!(self.servers.call(by_hash, script, begun, &sent));
+        let (outcome, before) = loop {
+            let left = deadline.to_answer.saturating_sub(came.elapsed());
+            let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
+            let before = std::mem::replace(&mut answers, server.answers());
+            if outcome.is_ok() || answers == before || left <= self.timeout {
+                break (outcome, before);
             }
         };
-        let _probe = Probe::of(&server.breaker, admission);
-        let sent = Sent::default();
-        let call = self.servers.call(by_hash, script, begun, &sent);
-        let left = self.timeout.saturating_sub(waited).saturating_sub(asked.elapsed());
-        let outcome = tokio::time::timeout(left, call).await;
+        if outcome.is_err() && answers != before {
+            server.congestion.late(asked);
+        } else if outcome.is_err() {
+            self.is_far.store(true, Ordering::Relaxed);
+        }
+        drop(turn);
         let failure = match outcome {
             Ok(Ok(value)) => {
                 self.replied(&server, admission, asked);
@@ -348,7 +416,7 @@ impl Shared {
             }
             Ok(Err(failure)) => failure,
             // A call that waited in line has less time for an answer.
-            Err(_) if sent.give_up(waited <= self.timeout / 2) => {
+            Err(_) if sent.give_up(asked.elapsed() >= self.timeout / 2) => {
                 Failure::Unknown("did not answer in time".into())
             }
             Err(_) => server.not_connected_in_time(),
@@ -407,6 +475,8 @@ impl Shared {
         let now = Instant::now();
         let took = now - asked;
         self.took(took);
+        // Relaxed: a hint by itself.
+        self.is_far.store(server.congestion.replied(asked, took, self.timeout), Ordering::Relaxed);
         *lock(&self.trouble) = None;
         *lock(&self.answered) = now;
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
@@ -485,7 +555,7 @@ mod tests {
         let limiter = store.limiter("all").limit("calls", "fixed_window 5/d".parse().expect("a policy"));
         let limiter = tidegate::AnyLimiter::from(limiter.build().expect("a limiter"));
         assert!(calls.0.set(limiter.clone()).is_ok());
-        for _ in 0..MOST_IN_FLIGHT + 100 {
+        for _ in 0..MOST_CALLS + 100 {
             limiter.debit(1).expect("told");
         }
         // The store skips each of the 100 calls, and the call that the observer makes for it.

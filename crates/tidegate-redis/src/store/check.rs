@@ -8,7 +8,7 @@ use crate::connection::SELF_TEST;
 use crate::error::StoreError;
 use crate::key;
 use crate::script::Script;
-use crate::store::Store;
+use crate::store::{Deadline, Store};
 
 /// Makes the further commands of the script of permits in use, after the self-test. The only one
 /// that writes comes last, so a missing permission leaves no key.
@@ -63,7 +63,7 @@ impl Store {
         for key in key::of_checks(self.prefix()) {
             let mut cmd = redis::cmd("EVALSHA");
             cmd.arg(&script.hash).arg(1).arg(key);
-            match self.ask(cmd, script.clone()).await {
+            match self.ask(cmd, script.clone(), Deadline::of(self.timeout())).await {
                 Ok(Value::Int(1)) => continue,
                 Ok(_) => _ = self.note_nonsense(),
                 Err(_) => {}

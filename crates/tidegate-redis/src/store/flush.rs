@@ -32,7 +32,7 @@ impl Store {
     /// meanwhile: [`trouble`](Store::trouble) tells how it is now. The store may have carried the
     /// message out. A message that the store was
     /// told by a repeated call, such as dropped permits in use, is not counted as lost. If the
-    /// store does not answer within twice its [timeout](crate::StoreBuilder::timeout), the error is
+    /// store answers nothing for twice its [timeout](crate::StoreBuilder::timeout), the error is
     /// that of the last call.
     ///
     /// # Cancel safety
@@ -64,8 +64,14 @@ impl Store {
             self.0.shared.clients.leave(|| self.begin_telling());
         }
         let clock = DefaultClock::new();
-        let deadline = clock.now().saturating_add(Nanos::from_duration(2 * self.timeout()));
-        let mut late = pin!(clock.sleep_until(deadline));
+        let mut late = pin!(async {
+            let mut answered = None;
+            // While the store answers others, the answers to these messages are still to come.
+            while answered.replace(self.counts().answered) != Some(self.counts().answered) {
+                let silence = Nanos::from_duration(2 * self.timeout());
+                clock.sleep_until(clock.now().saturating_add(silence)).await;
+            }
+        });
         let mut told = pin!(async {
             pending.ended_so_far().await;
             // The messages that waited for these answers have left by now.

@@ -31,7 +31,7 @@ use crate::share::{Booked, Outage, Shares};
 use calls::{Shared, Work};
 
 pub use builder::StoreBuilder;
-pub(crate) use calls::{Away, Task, Unsent};
+pub(crate) use calls::{Away, Deadline, Task, Unsent};
 pub use counts::Counts;
 pub(crate) use lease_counts::LeaseCounters;
 pub use lease_counts::LeaseCounts;
@@ -286,23 +286,22 @@ impl Store {
         Away::Misconfigured
     }
 
-    /// Has a call carried out, and its outcome given to a function on the thread of the store.
+    /// Has a call carried out at any time, and its outcome given to a function on the thread of the store.
     pub(crate) fn send(
         &self,
         by_hash: Cmd,
         script: Arc<Script>,
         answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) {
-        drop(self.send_locked(by_hash, script, Duration::ZERO, answer));
+        drop(self.send_locked(by_hash, script, Deadline::NONE, answer));
     }
 
-    /// As [`send`](Store::send), for a caller that holds a lock, and whose requests waited so long
-    /// for this call: it has an answer at the deadline less that time.
+    /// As [`send`](Store::send), for a caller that holds a lock.
     pub(crate) fn send_locked(
         &self,
         by_hash: Cmd,
         script: Arc<Script>,
-        waited: Duration,
+        deadline: Deadline,
         answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) -> Option<Unsent> {
         #[cfg(test)]
@@ -314,7 +313,7 @@ impl Store {
                 pending.fetch_sub(1, Ordering::SeqCst);
             }
         };
-        self.0.shared.send(&self.0.calls, by_hash, script, waited, Box::new(answer))
+        self.0.shared.send(&self.0.calls, by_hash, script, deadline, Box::new(answer))
     }
 
     /// How often the store was asked, and what became of it.
@@ -323,14 +322,20 @@ impl Store {
         self.0.shared.counters.read()
     }
 
-    /// Within which time each call has an answer.
+    /// Within which time a call has an answer, unless its requests wait.
     pub(crate) fn timeout(&self) -> Duration {
         self.0.shared.timeout
     }
 
-    /// Whether a call takes so long that a second one may not end within the deadline.
+    /// Whether a call takes so long that a second one may not end within the deadline, though no
+    /// calls wait for their turns.
     pub(crate) fn is_far(&self) -> bool {
         self.0.shared.is_far()
+    }
+
+    /// Whether the last call to a server has failed.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.0.shared.servers.any(Breaker::is_failing)
     }
 
     /// Whether a call is in flight that asks whether the store is back.
@@ -422,9 +427,14 @@ impl Store {
         block_on(runtime, ends, future)
     }
 
-    pub(crate) async fn ask(&self, by_hash: Cmd, script: Arc<Script>) -> Result<Value, Away> {
+    pub(crate) async fn ask(
+        &self,
+        by_hash: Cmd,
+        script: Arc<Script>,
+        deadline: Deadline,
+    ) -> Result<Value, Away> {
         let (sender, receiver) = oneshot::channel();
-        self.send(by_hash, script, move |answer| _ = sender.send(answer));
+        drop(self.send_locked(by_hash, script, deadline, move |answer| _ = sender.send(answer)));
         receiver.await.unwrap_or(Err(Away::For(Duration::MAX)))
     }
 }

@@ -10,6 +10,7 @@ mod check;
 #[path = "../../examples/simulation/scenario.rs"]
 mod scenario;
 
+mod crowds;
 mod dropped_waits;
 mod keyed;
 mod layers;

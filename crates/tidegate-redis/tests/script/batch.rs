@@ -83,12 +83,11 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
             let last = booked.len() - 1;
             let i = if random.random_bool(0.5) { last } else { random.random_range(0..=last) };
             let reply = booked.swap_remove(i);
-            let back = GivenBack { due: reply.due, permits: reply.permits, before: reply.before };
-            let alone =
-                reserve(&script, Some(now), &parts(&single, &none, &[]), std::slice::from_ref(&back), &[]);
+            let alone = reserve(&script, Some(now), &parts(&single, &none, &[]), &[reply.given_back()], &[]);
             alone.exec(&mut store.connection).expect("a reply");
-            given_back.push(back);
+            given_back.push(reply);
         }
+        let given_back: Vec<GivenBack<'_>> = given_back.iter().map(Reply::given_back).collect();
         let cmd = reserve(&script, Some(now), &parts(&batch, &none, &[]), &given_back, &requests);
         let value: Value = cmd.query(&mut store.connection).expect("a reply");
         let together = Reply::read_all(value, requests.len(), lines.len()).expect("replies");

@@ -294,7 +294,7 @@ fn a_log_of_too_many_bookings_forgets_none_too_early() {
     let wanted = vec![wanted; 500];
     let replies: Vec<Reply> = (0..33).flat_map(|_| store.reserve(START, &part(), &[], &wanted)).collect();
     // The first one is granted, and the last 16,384 are known.
-    let back = |reply: &Reply| GivenBack { due: reply.due, permits: vec![1], before: Vec::new() };
+    let back = |reply: &Reply| GivenBack { due: reply.due, permits: &[1], before: &[] };
     let drops: Vec<GivenBack> = replies[1..].iter().rev().map(back).collect();
     drops.chunks(500).for_each(|drops| _ = store.reserve(START, &part(), drops, &[]));
     let known = 16_500 - 16_384;

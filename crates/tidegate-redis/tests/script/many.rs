@@ -52,9 +52,8 @@ fn operate(store: &mut Store, operation: Operation, n: u64, booked: Option<&Repl
 fn book(store: &mut Store, given_back: &[Reply], requests: usize) -> Vec<Reply> {
     let mut replies = |times| {
         let limits = limits(times);
-        let given_back = given_back.iter().map(|reply| repeated(reply, times));
-        let given_back: Vec<GivenBack> =
-            given_back.map(|Reply { due, permits, before, .. }| GivenBack { due, permits, before }).collect();
+        let given_back: Vec<Reply> = given_back.iter().map(|reply| repeated(reply, times)).collect();
+        let given_back: Vec<GivenBack<'_>> = given_back.iter().map(Reply::given_back).collect();
         let costs = vec![(1, 1); limits.len()];
         let wanted = Wanted { longest: Duration::MAX, mode: Mode::Alone, tells: true, costs };
         store.reserve(START, &parts(&limits, 0, &[]), &given_back, &vec![wanted; requests])

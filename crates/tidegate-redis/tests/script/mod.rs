@@ -71,7 +71,7 @@ impl Store {
         &mut self,
         now: u64,
         parts: &[Part<'_>],
-        given_back: &[GivenBack],
+        given_back: &[GivenBack<'_>],
         requests: &[Wanted],
     ) -> Vec<Reply> {
         let script = Script::shared(parts.iter().map(|part| part.terms.kind));

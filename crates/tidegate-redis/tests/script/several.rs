@@ -133,7 +133,7 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
                 // Late drops, too.
                 5 | 6 if !waits.is_empty() => {
                     let (reply, n) = waits.swap_remove(random.random_range(0..waits.len()));
-                    let back = GivenBack { due: -reply.due, permits: vec![n], before: reply.before };
+                    let back = GivenBack { permits: &[n], ..reply.given_back() };
                     store.reserve(now, &[asked.part(0, &[])], &[back], &[]);
                     continue;
                 }
@@ -185,7 +185,7 @@ fn requests_behind_a_pause_are_foreseen_one_behind_the_other() {
         let waits: Vec<Reply> = (0..20).map(|_| ask()).collect();
         let dues: Vec<i64> = waits.iter().map(|reply| reply.due).collect();
         assert!(dues.is_sorted(), "{line}: {dues:?}");
-        let back = GivenBack { due: -dues[10], permits: vec![1], before: waits[10].before.clone() };
+        let back = waits[10].given_back();
         let one = Wanted { longest: Duration::MAX, mode: Mode::Alone, tells: false, costs: vec![(1, 1)] };
         let again = store.reserve(START, &part(), &[back], &[one]).remove(0);
         assert_eq!((again.answer, again.due), (Answer::Foreseen, dues[10]), "{line}");

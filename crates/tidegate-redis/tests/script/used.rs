@@ -199,9 +199,7 @@ fn the_instants_of_a_storm_go_to_later_requests() {
         if is_shuffled {
             booked.shuffle(&mut random);
         }
-        let back =
-            |reply: Reply| GivenBack { due: reply.due, permits: reply.permits.clone(), before: reply.before };
-        let drops: Vec<GivenBack> = booked.into_iter().rev().map(back).collect();
+        let drops: Vec<GivenBack<'_>> = booked.iter().rev().map(Reply::given_back).collect();
         drops.chunks(64).for_each(|drops| _ = store.reserve(START, &[limit.part(0, &[])], drops, &[]));
         let end = u64::try_from(last.due).expect("an instant");
         let (mut grants, mut asked) = (vec![Net { at: end, n: last.permits[0] }], 0);

@@ -1,0 +1,255 @@
+//! How many calls to a server are in flight: a congestion window, as TCP has one.
+//!
+//! A server carries out one call after the other. So calls that are sent together wait for each
+//! other there, and the last ones may be answered too late, though the server is well. Calls beyond
+//! the window wait in this process, in their order: there a call that is too late is given up
+//! before it has run.
+//!
+//! What a call may wait there is the timeout less the shortest time that a call has taken.
+//!
+//! | a call waits at the server for | the window |
+//! |---|---|
+//! | up to a fifth of that | grows by one call: it doubles in each round trip |
+//! | up to three eighths | grows by one call in each round trip |
+//! | up to a half | stays |
+//! | longer, or until the timeout of its store, while others are answered | is halved, once for all calls that were in flight then |
+//!
+//! It grows only while it is full. When doubling ends, the last calls wait for up to two fifths:
+//! twice as many are in flight as when those left whose replies tell of a fifth.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
+
+use crate::lock::lock;
+
+/// The window at first. A server works for some milliseconds for so many requests of many keys.
+const FIRST: usize = 256;
+
+const SMALLEST: usize = 16;
+
+const LARGEST: usize = 16_384;
+
+pub(crate) struct Congestion {
+    turns: Semaphore,
+    window: Mutex<Window>,
+}
+
+struct Window {
+    size: usize,
+    /// How many replies have come since the window grew, of those by which it grows slowly.
+    replies: usize,
+    /// How many calls are in flight beyond the window. As many turns end without another one.
+    surplus: usize,
+    halved: Option<Instant>,
+    /// The shortest time that a call has taken.
+    shortest: Duration,
+}
+
+/// A place among the calls in flight.
+pub(crate) struct Turn<'a> {
+    turn: Option<SemaphorePermit<'a>>,
+    window: &'a Mutex<Window>,
+}
+
+impl Default for Congestion {
+    fn default() -> Congestion {
+        let window = Window { size: FIRST, replies: 0, surplus: 0, halved: None, shortest: Duration::MAX };
+        Congestion { turns: Semaphore::new(FIRST), window: Mutex::new(window) }
+    }
+}
+
+impl Congestion {
+    /// The turn of a call, after those of all calls that asked before.
+    pub(crate) async fn turn(&self) -> Turn<'_> {
+        // The semaphore is never closed.
+        Turn { turn: self.turns.acquire().await.ok(), window: &self.window }
+    }
+
+    /// Whether a call would have to wait for its turn.
+    pub(crate) fn is_full(&self) -> bool {
+        self.turns.available_permits() == 0
+    }
+
+    /// How long a call takes at most that leaves while the window is full.
+    pub(crate) fn longest(&self, timeout: Duration) -> Duration {
+        let shortest = lock(&self.window).shortest;
+        // Before the first reply, the server is taken for a near one.
+        let shortest = if shortest == Duration::MAX { Duration::ZERO } else { shortest.min(timeout) };
+        (timeout + shortest) / 2
+    }
+
+    /// The server is another one, or has another way.
+    pub(super) fn connected(&self) {
+        lock(&self.window).shortest = Duration::MAX;
+    }
+
+    /// A call has its reply after this time. Returns whether the server is so far away that a second
+    /// call may not end within the timeout.
+    pub(crate) fn replied(&self, left: Instant, took: Duration, timeout: Duration) -> bool {
+        let is_full = self.is_full();
+        let mut window = lock(&self.window);
+        window.shortest = window.shortest.min(took);
+        let (waited, most) = (took - window.shortest, timeout.saturating_sub(window.shortest));
+        if waited > most / 2 {
+            window.halve(left, left + took, &self.turns);
+        } else if is_full && window.size < LARGEST && waited <= most * 3 / 8 {
+            window.replies += 1;
+            if waited <= most / 5 || window.replies >= window.size {
+                window.replies = 0;
+                window.size += 1;
+                match window.surplus.checked_sub(1) {
+                    Some(less) => window.surplus = less,
+                    None => self.turns.add_permits(1),
+                }
+            }
+        }
+        window.shortest > timeout / 4
+    }
+
+    /// A call that left at this time was given up, though the server answered others meanwhile.
+    pub(crate) fn late(&self, left: Instant) {
+        lock(&self.window).halve(left, Instant::now(), &self.turns);
+    }
+}
+
+impl Window {
+    fn halve(&mut self, left: Instant, now: Instant, turns: &Semaphore) {
+        if self.halved.is_none_or(|halved| halved < left) {
+            self.halved = Some(now);
+            let size = (self.size / 2).max(SMALLEST);
+            self.surplus += self.size - size;
+            self.size = size;
+            self.surplus -= turns.forget_permits(self.surplus);
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut window = lock(self.window);
+        if let Some(less) = window.surplus.checked_sub(1)
+            && let Some(turn) = self.turn.take()
+        {
+            window.surplus = less;
+            turn.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::task::coop::unconstrained;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const TIMEOUT: Duration = Duration::from_millis(40);
+
+    /// What is there without a wait.
+    fn now<T>(future: impl Future<Output = T>) -> Option<T> {
+        unconstrained(future).now_or_never()
+    }
+
+    /// As many turns as there are.
+    fn fill(congestion: &Congestion) -> Vec<Turn<'_>> {
+        std::iter::from_fn(|| now(congestion.turn())).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_window_follows_the_replies() {
+        let congestion = Congestion::default();
+        congestion.replied(Instant::now(), Duration::ZERO, TIMEOUT);
+        let left = Instant::now();
+        tokio::time::advance(7 * MS).await;
+        // It is not full.
+        congestion.replied(left, left.elapsed(), TIMEOUT);
+        let mut turns = fill(&congestion);
+        assert_eq!(turns.len(), FIRST);
+        // A round trip of fast replies doubles the window.
+        for _ in 0..FIRST {
+            congestion.replied(left, left.elapsed(), TIMEOUT);
+            turns.extend(fill(&congestion));
+        }
+        assert_eq!(turns.len(), 2 * FIRST);
+        // One of slower replies adds one, and replies that are slower yet add none.
+        for (after, replies) in [(7 * MS, 2 * FIRST), (5 * MS, 1000)] {
+            tokio::time::advance(after).await;
+            for _ in 0..replies {
+                congestion.replied(left, left.elapsed(), TIMEOUT);
+                turns.extend(fill(&congestion));
+            }
+            assert_eq!(turns.len(), 2 * FIRST + 1, "{after:?}");
+        }
+        // Late ones halve it once.
+        tokio::time::advance(2 * MS).await;
+        for _ in 0..1000 {
+            congestion.replied(left, left.elapsed(), TIMEOUT);
+        }
+        congestion.late(left);
+        drop(turns);
+        assert_eq!(fill(&congestion).len(), FIRST);
+        tokio::time::advance(MS).await;
+        let left = Instant::now();
+        for _ in 0..10 {
+            congestion.late(left);
+        }
+        assert_eq!(fill(&congestion).len(), FIRST / 2);
+        for _ in 0..10 {
+            tokio::time::advance(MS).await;
+            congestion.late(Instant::now());
+        }
+        assert_eq!(fill(&congestion).len(), SMALLEST);
+    }
+
+    /// Calls take 30 ms at least, and may wait at the server for a part of the 10 ms that are left.
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_far_away_is_not_taken_for_a_slow_one() {
+        let congestion = Congestion::default();
+        let turns = fill(&congestion);
+        let left = Instant::now();
+        assert_eq!(congestion.longest(TIMEOUT), 20 * MS);
+        tokio::time::advance(30 * MS).await;
+        assert!(congestion.replied(left, left.elapsed(), TIMEOUT), "near");
+        assert_eq!((fill(&congestion).len(), congestion.longest(TIMEOUT)), (1, 35 * MS));
+        tokio::time::advance(6 * MS).await;
+        congestion.replied(left, left.elapsed(), TIMEOUT);
+        drop(turns);
+        assert_eq!(fill(&congestion).len(), FIRST.div_ceil(2));
+        congestion.connected();
+        assert_eq!(congestion.longest(TIMEOUT), 20 * MS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn turns_that_are_halved_away_end_first() {
+        let congestion = Congestion::default();
+        let mut turns = fill(&congestion);
+        congestion.late(Instant::now());
+        // A window that grows meanwhile takes fewer away.
+        congestion.replied(Instant::now(), Duration::ZERO, TIMEOUT);
+        for _ in 0..FIRST / 2 - 1 {
+            turns.pop();
+            assert!(congestion.is_full());
+        }
+        turns.pop();
+        assert!(!congestion.is_full() && fill(&congestion).len() == 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_have_their_turns_in_their_order() {
+        let congestion = Congestion::default();
+        let mut turns = fill(&congestion);
+        let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(congestion.turn())).collect();
+        assert!(waiting.iter_mut().all(|turn| now(turn.as_mut()).is_none()));
+        while !waiting.is_empty() {
+            turns.pop();
+            assert!(now(congestion.turn()).is_none());
+            let mut first = waiting.remove(0);
+            assert!(waiting.iter_mut().all(|turn| now(turn.as_mut()).is_none()));
+            turns.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no turn")));
+        }
+    }
+}

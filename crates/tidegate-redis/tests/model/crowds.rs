@@ -1,0 +1,132 @@
+//! Crowds that come at one instant, at a server that is well and takes longer for them than the
+//! timeout of the store.
+
+use std::time::Duration;
+
+use tidegate::{AllRefusal, AnyLimiter, Refusal};
+use tidegate_redis::simulation::{Model, Network, run};
+use tidegate_redis::{Store, WhileAway};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A server at a distance of 0.1 ms that works so long for a call.
+fn model(seed: u64, service: Duration) -> Model {
+    Model::new(seed, Network { service, ..Network::steady(MS / 10) })
+}
+
+fn open(model: &Model, while_away: WhileAway) -> Store {
+    model.open(Store::builder("redis://model").while_away(while_away)).unwrap()
+}
+
+fn is_unavailable(refusal: &AllRefusal) -> bool {
+    matches!(refusal.refusal(), Some(Refusal::Unavailable { .. }))
+}
+
+/// The first requests of 20,000 keys waited for 40 s and longer at an idle server: their calls were
+/// late by those before them, that opened the breaker, and they all left again together.
+#[test]
+fn many_keys_wait_for_their_turn() {
+    const KEYS: u32 = 20_000;
+    let service = 20 * MS / 1000;
+    run(async move {
+        let model = model(1, service);
+        let store = open(&model, WhileAway::Wait);
+        let users =
+            store.keyed().limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
+        drop(users.acquire("first").await.unwrap());
+        let (mut waits, began) = (JoinSet::new(), Instant::now());
+        for i in 0..KEYS {
+            waits.spawn(users.acquire(&format!("user{i}")));
+        }
+        while let Some(permits) = waits.join_next().await {
+            drop(permits.unwrap().unwrap());
+        }
+        let (took, works) = (began.elapsed(), service * KEYS);
+        assert!(took < works + works / 10, "{took:?}");
+        let counts = store.counts();
+        assert_eq!((counts.unknown, counts.skipped, counts.degraded), (0, 0, 0), "{counts:?}");
+        assert_eq!(model.calls() - model.counting_calls(), u64::from(KEYS) + 2, "one told the script");
+    });
+}
+
+/// Requests that do not wait are decided within the timeout. Of those that come too late for that
+/// no call is made, so the breaker stays closed.
+#[test]
+fn requests_that_come_too_late_in_a_crowd_are_refused_in_time() {
+    run(async {
+        let model = model(2, 20 * MS / 1000);
+        let store = open(&model, WhileAway::Closed);
+        let users =
+            store.keyed().limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
+        drop(users.acquire("first").await.unwrap());
+        let (mut answers, began) = (JoinSet::new(), Instant::now());
+        for i in 0..20_000 {
+            let answer = users.acquire_now(&format!("user{i}"), 1);
+            answers
+                .spawn(async move { answer.await.map(|_| ()).map_err(|refusal| (refusal, began.elapsed())) });
+        }
+        let (mut granted, mut refused) = (0, 0);
+        while let Some(answer) = answers.join_next().await {
+            match answer.unwrap() {
+                Ok(()) => granted += 1,
+                Err((refusal, took)) => {
+                    assert!(is_unavailable(&refusal) && took <= 51 * MS, "{refusal} after {took:?}");
+                    refused += 1;
+                }
+            }
+        }
+        let counts = store.counts();
+        assert_eq!((counts.unknown, counts.failed), (0, 0), "{counts:?}");
+        assert!(!store.is_away() && granted > 1000 && refused > 0, "{granted}, {refused}");
+        // The server did nothing in vain.
+        assert_eq!(model.calls() - model.counting_calls(), granted + 2);
+        drop(users.acquire("last").await.unwrap());
+    });
+}
+
+/// Waits that join one limiter at once, and are dropped at once. Their calls were late by each
+/// other: permits were lost, and other limiters of the store were refused.
+#[test]
+fn a_storm_of_waits_is_served_at_the_rate() {
+    for (seed, policy) in [(1, "token_bucket 200/s burst 50"), (2, "fixed_window 100/500ms")] {
+        run(async move {
+            let model = model(seed, 2 * MS);
+            let store = open(&model, WhileAway::Wait);
+            let limiter = |tag: &str| {
+                let built = store.limiter(tag).limit("calls", policy.parse().unwrap()).build().unwrap();
+                AnyLimiter::from(built)
+            };
+            let (crowded, other) = (limiter("crowded"), limiter("other"));
+            drop(other.acquire_now(1).await.unwrap());
+            let began = Instant::now();
+            let mut waits = JoinSet::new();
+            for _ in 0..5000 {
+                let wait = crowded.acquire();
+                waits.spawn(async move { wait.await.map(drop) });
+            }
+            let mut granted = 0;
+            while began.elapsed() < 4 * SECOND {
+                drop(other.acquire_now(1).await.unwrap());
+                while let Some(answer) = waits.try_join_next() {
+                    granted += u32::from(answer.unwrap().is_ok());
+                }
+                sleep(50 * MS).await;
+            }
+            assert!(granted >= 790, "{policy}: {granted}");
+            waits.shutdown().await;
+            store.flush().await.unwrap();
+            let counts = store.counts();
+            assert_eq!(
+                (counts.unknown, counts.skipped, counts.lost_refunds),
+                (0, 0, 0),
+                "{policy}: {counts:?}"
+            );
+            let next = Instant::now();
+            drop(crowded.acquire().await.unwrap());
+            assert!(next.elapsed() <= 500 * MS, "{policy}: {:?}", next.elapsed());
+        });
+    }
+}
