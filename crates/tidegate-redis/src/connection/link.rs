@@ -16,7 +16,6 @@ use tokio::task::{JoinHandle, JoinSet, coop};
 use super::address::Node;
 use super::driver;
 use super::failure::{Failure, Meaning, meaning, of_connecting, of_reaching};
-use crate::script::Script;
 
 /// After so long without traffic a connection is probed, which keeps it in the tables of firewalls.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -131,14 +130,11 @@ impl Link {
     ///
     /// Only an error that tells of a wrong configuration, or of a replica, is one.
     pub(super) async fn test(&mut self, key: Option<&str>) -> Result<(), Failure> {
-        let script = Script::new(SELF_TEST.into());
-        let mut by_hash = redis::cmd("EVALSHA");
-        by_hash.arg(&script.hash).arg(key.iter().len()).arg(key);
-        let mut answer = self.call(&by_hash).await;
-        if matches!(&answer, Err(error) if meaning(error) == Meaning::NoScript) {
-            answer = self.call(&script.by_text(&by_hash)).await;
-        }
-        match answer {
+        // By its text, since a server that has the scripts may forget them later. The call that
+        // follows is one by a hash.
+        let mut test = redis::cmd("EVAL");
+        test.arg(SELF_TEST).arg(key.iter().len()).arg(key);
+        match self.call(&test).await {
             Ok(_) => Ok(()),
             Err(error) => match meaning(&error) {
                 Meaning::Misconfigured | Meaning::ReadOnly | Meaning::Lost | Meaning::NoRedis => {

@@ -91,9 +91,19 @@ async fn a_user_needs_a_few_permissions() {
     limiter.pause_for(Duration::from_secs(3600)).unwrap();
     assert!(limiter.resume());
     assert_eq!((store.counts().misconfigured, store.trouble()), (0, None));
-    // Without each of them.
-    for command in ["evalsha", "eval", "get", "set", "del", "time"] {
-        server.tell("SCRIPT FLUSH");
+    // Without each of them. A server that has the scripts once did not tell that their texts may not
+    // be sent.
+    let commands = ["evalsha", "eval", "get", "set", "del", "time"];
+    for (command, is_flushed) in commands.into_iter().flat_map(|command| [(command, false), (command, true)])
+    {
+        match is_flushed {
+            true => _ = server.tell("SCRIPT FLUSH"),
+            false => {
+                let store = load::patient(&url).open().unwrap();
+                store.check().await.unwrap();
+                assert_eq!(load::ask(&load::limiter(&store, "all")).await.granted, 1);
+            }
+        }
         let url = user(&server, &format!("without-{command}"), &LEAN.replace(&format!(" +{command} "), " "));
         let trouble = refused(&url).await.to_string();
         assert!(trouble.to_lowercase().contains(command), "{trouble}");
