@@ -378,7 +378,8 @@ impl StoreLimiter {
         let this = self.clone();
         AcquireAny::new(async move {
             let watch = Watch::new(&this.0.set.observers, ask.permits());
-            this.decided(ask, Duration::ZERO, None, watch).await
+            let came = this.0.set.now();
+            this.decided(ask, Duration::ZERO, came, None, watch).await
         })
     }
 
@@ -404,17 +405,18 @@ impl StoreLimiter {
         }
     }
 
-    /// Waits for permits, at most this long, and tells the observers of the answer. The number is
-    /// that of an arrival before.
+    /// Waits for permits, at most this long since the request came, and tells the observers of the
+    /// answer. The number is that of an arrival before.
     async fn decided(
         &self,
         ask: Ask,
         longest: Duration,
+        came: Nanos,
         number: Option<u64>,
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
         let line = &self.0;
-        let won = self.wait(&ask, longest, number).await;
+        let won = self.wait(&ask, longest, came, number).await;
         let won = with_left(won, ask.with_left, self.status()).await;
         let Some(watch) = watch else { return won.map(|won| won.permits(line, &ask)) };
         match won {
@@ -429,16 +431,23 @@ impl StoreLimiter {
         won.map(|won| won.permits(line, &ask))
     }
 
-    /// Waits for permits, at most this long.
-    async fn wait(&self, ask: &Ask, longest: Duration, mut number: Option<u64>) -> Result<Won, AllRefusal> {
+    /// Waits for permits, at most this long since the request came.
+    async fn wait(
+        &self,
+        ask: &Ask,
+        longest: Duration,
+        came: Nanos,
+        mut number: Option<u64>,
+    ) -> Result<Won, AllRefusal> {
         if ask.exempt {
             return Ok(Won::Free);
         }
         self.0.set.check(&ask.costs)?;
-        let (set, began) = (&self.0.set, self.0.set.now());
+        let set = &self.0.set;
         loop {
             let backs = set.store.backs();
-            let ticket = Ticket::new(&self.0, ask.asked(set, longest, true), number);
+            let asked = ask.asked(set, self.rest(longest, came), came, true);
+            let ticket = Ticket::new(&self.0, asked, number);
             number = Some(ticket.number());
             let undecided = match ticket.await {
                 Outcome::Granted(granted) => {
@@ -450,7 +459,7 @@ impl StoreLimiter {
             };
             if undecided == Undecided::Late
                 && !set.store.is_failing()
-                && self.rest(longest, began) > set.store.timeout()
+                && self.rest(longest, came) > set.store.timeout()
             {
                 // The line was too long for the deadline of a call. The request has not been sent.
                 continue;
@@ -459,7 +468,7 @@ impl StoreLimiter {
                 Instead::Everyone => Ok(Won::Unlimited),
                 Instead::Nobody(refusal) => Err(refusal),
                 Instead::Share(share) => {
-                    let rest = self.rest(longest, began);
+                    let rest = self.rest(longest, came);
                     let request = ask.request(rest);
                     let wait = |request| self.until_closed(share.acquire_many(request));
                     let answer = match rest {
@@ -559,8 +568,7 @@ impl Limiter for StoreLimiter {
         let line = self.0.leases_for(request).and_then(|leases| leases.line(request));
         AcquireAny::new(async move {
             let watch = Watch::new(&this.0.set.observers, ask.permits());
-            let began = this.0.set.now();
-            let mut number = None;
+            let (came, mut number) = (this.0.set.now(), None);
             if let (Some(leases), Some(line)) = (&this.0.leases, line) {
                 let (are_held, arrive) = (|| this.0.is_held(), || number = Some(this.0.arrive()));
                 let answer = leases.wait(line, &ask.costs, ask.all_else.within, are_held, arrive);
@@ -571,8 +579,8 @@ impl Limiter for StoreLimiter {
                     return answer;
                 }
             }
-            let longest = this.rest(ask.all_else.within.unwrap_or(Duration::MAX), began);
-            this.decided(ask, longest, number, watch).await
+            let longest = ask.all_else.within.unwrap_or(Duration::MAX);
+            this.decided(ask, longest, came, number, watch).await
         })
     }
 

@@ -43,11 +43,12 @@ impl Ask {
         self.costs.iter().fold(0, |sum, (n, _)| sum.saturating_add(*n))
     }
 
-    /// As it joins the line.
-    pub(super) fn asked(&self, set: &Set, longest: Duration, droppable: bool) -> Asked {
+    /// As it joins the line. It came at this time.
+    pub(super) fn asked(&self, set: &Set, longest: Duration, came: Nanos, droppable: bool) -> Asked {
         Asked {
             costs: self.costs.clone(),
             longest,
+            came,
             shadow: set.shadow.load(Ordering::Relaxed),
             priority: self.all_else.priority,
             droppable,

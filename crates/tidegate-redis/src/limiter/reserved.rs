@@ -60,7 +60,7 @@ impl Reserved {
         } else if let Err(refusal) = of.0.set.check(&place.ask.costs) {
             place.refuse(refusal);
         } else {
-            let mut asked = place.ask.asked(&of.0.set, place.longest(), false);
+            let mut asked = place.ask.asked(&of.0.set, place.longest(), began, false);
             // A thread that is blocked does not wait for the store.
             asked.outlasts &= of.1 == Blocks::No;
             place.stage = Stage::Waits(Ticket::new(&of.0, asked, None));

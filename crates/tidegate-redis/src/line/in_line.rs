@@ -96,7 +96,9 @@ impl InLine {
     /// Lets requests leave, one call at a time.
     pub(super) fn go_on(&mut self) {
         self.is_timed = false;
-        self.held_till = self.held_till.filter(|_| !self.is_empty()).map(|_| Nanos::ZERO);
+        // The requests of a call that asks whether the store is back still wait for it.
+        let waits = !self.is_empty() || self.left.0 > 0;
+        self.held_till = self.held_till.filter(|_| waits).map(|_| Nanos::ZERO);
     }
 
     /// How many requests wait for the store, and for how many permits.
@@ -134,26 +136,39 @@ impl Entry {
         self.lease.is_some() && matches!(self.stage, Stage::Sent)
     }
 
-    /// Whether the request waits for a store that is away, where the line is held.
-    pub(super) fn waits_for_store(&self) -> bool {
+    /// When the wait for the store ends: in a held line with the longest wait. Else a call is in
+    /// flight, and its end is that of the wait, but for a request that had waited before it joined
+    /// the line.
+    pub(super) fn ends_unsent(&self, is_held: bool, timeout: Duration) -> Nanos {
         match self.stage {
-            Stage::InLine => true,
-            Stage::Sent => self.asked.outlasts && self.was_held,
-            _ => false,
+            Stage::InLine if is_held => self.last(),
+            Stage::Sent if is_held && self.asked.outlasts && self.was_held => self.last(),
+            Stage::InLine if self.asked.came < self.joined && self.asked.longest < Duration::MAX => {
+                self.last().max(self.asked.came.saturating_add(Nanos::from_duration(timeout)))
+            }
+            _ => Nanos::MAX,
         }
     }
 
-    /// Until when the call of the request has to be made and answered, `left` before the end of its
-    /// longest wait.
-    pub(super) fn deadline(&self, left: Duration, timeout: Duration) -> Deadline {
-        let Asked { longest, outlasts, .. } = self.asked;
-        match () {
-            () if !(outlasts || self.was_held) => Deadline::of(timeout.saturating_sub(self.in_line)),
-            () if outlasts && longest < Duration::MAX => {
-                Deadline { to_leave: left, to_answer: left.saturating_add(timeout), is_kept: true }
-            }
-            () => Deadline { is_kept: true, ..Deadline::NONE },
+    /// How long a call of the request may take that leaves now.
+    ///
+    /// A request that waits for the store, or behind a pause, needs no answer within the timeout, but
+    /// by the end of its longest wait.
+    pub(super) fn deadline(&self, now: Nanos, timeout: Duration) -> Deadline {
+        let Asked { longest, came, outlasts, .. } = self.asked;
+        let waits = outlasts || self.was_held;
+        let mut deadline = Deadline { is_kept: waits, ..Deadline::NONE };
+        if !waits {
+            deadline.to_answer = timeout.saturating_sub(self.in_line);
         }
+        if longest < Duration::MAX {
+            let left = self.last().saturating_since(now).as_duration();
+            let of_first_call = timeout.saturating_sub(now.saturating_since(came).as_duration());
+            // The instant behind a pause, and the store, may have come at the end of the longest wait.
+            let most = if self.was_held { left.saturating_add(timeout) } else { left.max(of_first_call) };
+            deadline.to_answer = deadline.to_answer.min(most);
+        }
+        deadline
     }
 
     pub(super) fn place(&self, number: u64) -> Place {
@@ -215,7 +230,7 @@ impl State {
         }
     }
 
-    /// A call of these requests failed, and the store is left alone for a while. Or it was too late to
+    /// A call of these requests failed, and the store is left alone for a rest. Or it was too late to
     /// be made, and requests that wait stand in line again. Returns whether a task is to have the line
     /// go on then.
     pub(super) fn failed(
@@ -223,7 +238,7 @@ impl State {
         after: &mut After,
         numbers: &[u64],
         undecided: Undecided,
-        rest: Duration,
+        (rest, timeout): (Duration, Duration),
         now: Nanos,
     ) -> bool {
         if self.closed {
@@ -234,7 +249,9 @@ impl State {
             return false;
         }
         let comes_back = rest < Duration::MAX;
+        // The answer to a request with less time might be late in the next call as well.
         let is_late = undecided == Undecided::Late;
+        let by = if is_late { now.saturating_add(Nanos::from_duration(timeout)) } else { now };
         let is_held = self.in_line.held_till().is_some();
         // All requests of a held line wait for the store, and have set their timers.
         let stays = comes_back && (is_held || is_late);
@@ -243,7 +260,7 @@ impl State {
         for number in numbers.iter().copied().chain(in_line) {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             let is_unanswered = matches!(entry.stage, Stage::InLine | Stage::Sent);
-            if comes_back && is_unanswered && entry.asked.outlasts && now < entry.last() {
+            if comes_back && is_unanswered && entry.asked.outlasts && by < entry.last() {
                 entry.stage = Stage::InLine;
                 self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
                 if is_late {
@@ -271,15 +288,14 @@ impl State {
         is_to_go_on
     }
 
-    /// Ends this request if its longest wait has passed while the line is held. The request may be on
-    /// its way in a call that asks whether the store is back.
-    pub(super) fn end_wait(&mut self, number: u64, now: Nanos) {
-        let Some(till) = self.in_line.held_till() else { return };
+    /// Ends this request if it has waited too long for the store. The request may be on its way in a
+    /// call that asks whether the store is back.
+    pub(super) fn end_wait(&mut self, number: u64, timeout: Duration, now: Nanos) {
+        let till = self.in_line.held_till();
         if let Some(entry) = self.entries.get_mut(&number)
-            && entry.waits_for_store()
-            && entry.last() <= now
+            && entry.ends_unsent(till.is_some(), timeout) <= now
         {
-            let rest = till.saturating_since(now).as_duration();
+            let rest = till.unwrap_or_default().saturating_since(now).as_duration();
             entry.stage = Stage::Answered(Outcome::Undecided(Undecided::Away(rest)));
             self.in_line.remove(entry.place(number));
         }
@@ -303,6 +319,7 @@ mod tests {
         let asked = Asked {
             costs: vec![(1, 1)],
             longest: Duration::MAX,
+            came: Nanos::ZERO,
             shadow: false,
             priority: 0,
             droppable: true,
@@ -312,7 +329,7 @@ mod tests {
         let entry = Entry { stage: Stage::Sent, ..Entry::new(asked, Nanos::ZERO) };
         let mut state = State { entries: [(7, entry)].into(), closed: true, ..State::default() };
         let (away, rest) = (Undecided::Away(Duration::ZERO), Duration::from_millis(5));
-        assert!(!state.failed(&mut After::default(), &[7], away, rest, Nanos::ZERO));
+        assert!(!state.failed(&mut After::default(), &[7], away, (rest, rest), Nanos::ZERO));
         assert!(state.in_line.is_empty());
         let Stage::Answered(Outcome::Refused(refusal)) = &state.entries[&7].stage else { panic!("open") };
         assert_eq!(refusal.refusal(), Some(Refusal::Closed));

@@ -174,7 +174,10 @@ enum Step {
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) costs: Costs,
+    /// How long the request waits at most since it joined the line.
     pub(crate) longest: Duration,
+    /// When the request came to the limiter.
+    pub(crate) came: Nanos,
     pub(crate) shadow: bool,
     pub(crate) priority: i8,
     /// Whether it may be dropped from a full line.
@@ -377,7 +380,7 @@ impl Line {
             entry.stage = Stage::Sent;
             entry.in_line = now.saturating_since(entry.joined).as_duration();
             let left = entry.last().saturating_since(now).as_duration();
-            deadline = entry.deadline(left, timeout).and(deadline);
+            deadline = entry.deadline(now, timeout).and(deadline);
             let Asked { costs, longest, shadow, with_left, .. } = &entry.asked;
             let waits = entry.lease.is_none() && !entry.is_for_waiting;
             let is_bounded = *longest > Duration::ZERO && waits;
@@ -434,7 +437,7 @@ impl Line {
                 }
                 Err(undecided) => {
                     given_back.into_iter().filter(|_| is_late).for_each(|instant| state.give_back(instant));
-                    state.failed(after, numbers, undecided, rest, now)
+                    state.failed(after, numbers, undecided, (rest, self.set.store.timeout()), now)
                 }
             }
         });
@@ -571,6 +574,7 @@ impl Books for Line {
         let asked = Asked {
             costs,
             longest,
+            came: Nanos::ZERO,
             shadow: false,
             priority: 0,
             droppable: false,
@@ -578,6 +582,7 @@ impl Books for Line {
             with_left: false,
         };
         self.visit(|state, after, now| {
+            let asked = Asked { came: now, ..asked };
             _ = state.join(after, Entry { lease: Some(booked), ..Entry::new(asked, now) }, None, now);
         });
     }

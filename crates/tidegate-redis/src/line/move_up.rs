@@ -47,6 +47,7 @@ impl State {
             let asked = Asked {
                 costs: costs.iter().map(|n| (*n, *n)).collect(),
                 longest: Nanos::new(last / EARLIER.1 * EARLIER.0).as_duration(),
+                came: now,
                 shadow: false,
                 priority: self.entries.get(&number)?.asked.priority,
                 droppable: false,

@@ -47,7 +47,7 @@ impl Ticket {
     /// Looks at the request. Where `stays` is set, the permits of a granted request stay in line.
     fn look(&mut self, waker: &Waker, stays: bool) -> Seen {
         let waker = waker.clone();
-        let number = self.number;
+        let (number, timeout) = (self.number, self.line.set.store.timeout());
         let (seen, _old) = self.line.visit(|state, after, now| {
             let booked = |entry: &Entry| match &entry.stage {
                 Stage::Booked { class, turn } => Some((class.clone(), *turn)),
@@ -70,7 +70,7 @@ impl Ticket {
                     state.answer(after, number, Outcome::Refused(refusal.into()));
                 }
             }
-            state.end_wait(number, now);
+            state.end_wait(number, timeout, now);
             state.end_behind_pause(after, number, now);
             let Some(entry) = state.entries.get_mut(&number) else {
                 return (Seen::Undecided(Nanos::MAX), None);
@@ -93,10 +93,10 @@ impl Ticket {
                     let ends = entry.last().saturating_add(Nanos::new(1));
                     (Seen::Booked(ends), entry.waker.replace(waker))
                 }
-                _ if state.in_line.held_till().is_some() && entry.waits_for_store() => {
-                    (Seen::Undecided(entry.last()), entry.waker.replace(waker))
+                Stage::InLine | Stage::Sent => {
+                    let ends = entry.ends_unsent(state.in_line.held_till().is_some(), timeout);
+                    (Seen::Undecided(ends), entry.waker.replace(waker))
                 }
-                Stage::InLine | Stage::Sent => (Seen::Undecided(Nanos::MAX), entry.waker.replace(waker)),
             }
         });
         self.is_over = matches!(seen, Seen::Ended(_));

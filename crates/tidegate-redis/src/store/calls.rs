@@ -73,15 +73,12 @@ pub(super) struct Call {
 
 pub(super) type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
 
-/// How long a call may take from when it comes.
+/// Within which time a call has its answer.
 ///
 /// A server that answers no call for the timeout of the store is away, and the call ends. While it
 /// answers others, a call waits for its answer until its deadline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
-    /// Within which time the call has to leave.
-    pub(crate) to_leave: Duration,
-    /// Within which time its answer has to be there.
     pub(crate) to_answer: Duration,
     /// The call is made, however many others wait.
     pub(crate) is_kept: bool,
@@ -89,21 +86,16 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     /// Of a message that no caller waits for.
-    pub(crate) const NONE: Deadline =
-        Deadline { to_leave: Duration::MAX, to_answer: Duration::MAX, is_kept: false };
-
-    /// The deadline of a call for both.
-    pub(crate) fn and(self, other: Deadline) -> Deadline {
-        Deadline {
-            to_leave: self.to_leave.min(other.to_leave),
-            to_answer: self.to_answer.min(other.to_answer),
-            is_kept: self.is_kept || other.is_kept,
-        }
-    }
+    pub(crate) const NONE: Deadline = Deadline { to_answer: Duration::MAX, is_kept: false };
 
     /// Of a call whose caller waits so long.
     pub(crate) fn of(time: Duration) -> Deadline {
         Deadline { to_answer: time, ..Deadline::NONE }
+    }
+
+    /// Of a call for both.
+    pub(crate) fn and(self, other: Deadline) -> Deadline {
+        Deadline { to_answer: self.to_answer.min(other.to_answer), is_kept: self.is_kept || other.is_kept }
     }
 }
 
@@ -343,15 +335,14 @@ impl Shared {
     /// The turn of a call; `None` if its answer would come too late.
     async fn turn<'a>(&self, server: &'a Server, deadline: Deadline) -> Option<Turn<'a>> {
         let turn = server.congestion.turn();
-        if deadline.to_leave.min(deadline.to_answer) == Duration::MAX {
+        if deadline.to_answer == Duration::MAX {
             return Some(turn.await);
         }
         let takes = match server.congestion.is_full() {
             true => server.congestion.longest(self.timeout),
             false => self.takes(),
         };
-        let to_leave = deadline.to_leave.min(deadline.to_answer.checked_sub(takes)?);
-        tokio::time::timeout(to_leave, turn).await.ok()
+        tokio::time::timeout(deadline.to_answer.checked_sub(takes)?, turn).await.ok()
     }
 
     /// How much time the answer to a call must have: 5/4 of what the last call took, and at least a

@@ -747,7 +747,6 @@ fn more_requests_wait_than_bookings_are_kept() {
             };
             let patience = Duration::from_secs(2000 / 5 + 1);
             assert!(tokio::time::timeout(patience, all).await.is_ok(), "{line}");
-            eprintln!("DBG {line} {:?}", fleet.began.elapsed());
         });
     }
 }

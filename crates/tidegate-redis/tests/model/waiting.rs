@@ -163,6 +163,54 @@ fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
     }
 }
 
+/// A request that had waited for a lease had its answer up to a timeout of the store after the end of
+/// its longest wait: it was sent when the lease had failed, and its call had a timeout of its own. So
+/// had one that was sent again while others had made the line go on.
+#[test]
+fn a_longest_wait_for_a_lease_ends_in_an_outage() {
+    let modes = [WhileAway::Wait, WhileAway::Closed];
+    for (mode, within) in modes.into_iter().flat_map(|mode| [50, 60, 95, 120, 150].map(|ms| (mode, ms))) {
+        for tasks in [20, within / 4] {
+            run(async move {
+                let model = Model::new(1, Network::steady(MS));
+                let store = model.open(Store::builder("redis://model").while_away(mode)).unwrap();
+                let limiter = builder(&store, "token_bucket 300/s burst 10").leased().build().unwrap();
+                let limiter = AnyLimiter::from(limiter);
+                let (within, began) = (within * MS, Instant::now());
+                let tasks = (0..tasks).map(|i| {
+                    let limiter = limiter.clone();
+                    tokio::spawn(async move {
+                        sleep(17 * MS * i).await;
+                        while began.elapsed() < 2 * SECOND {
+                            let asked = Instant::now();
+                            let answer = limiter.acquire_within(within).await;
+                            let took = asked.elapsed();
+                            // The store counts the wait of a granted request from when it decides, a
+                            // timeout later at most, and its reply takes a trip.
+                            let late = if answer.is_ok() { 50 * MS } else { Duration::ZERO };
+                            let most = within + late + 3 * MS;
+                            assert!(took <= most, "{mode:?} {within:?}: {answer:?} after {took:?}");
+                            if answer.is_err() {
+                                sleep(5 * MS).await;
+                            }
+                        }
+                    })
+                });
+                let tasks: Vec<_> = tasks.collect();
+                for _ in 0..2 {
+                    sleep(500 * MS).await;
+                    model.stop(true);
+                    sleep(500 * MS).await;
+                    model.stop(false);
+                }
+                for task in tasks {
+                    task.await.unwrap();
+                }
+            });
+        }
+    }
+}
+
 #[test]
 fn a_request_that_is_dropped_in_an_outage_leaves_no_trace() {
     run(async {
