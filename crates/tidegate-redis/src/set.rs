@@ -1,7 +1,7 @@
 //! A set of limits under one tag: one script call decides about all of them.
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -54,6 +54,7 @@ impl Prepared {
             tag,
             observers: observers.clone(),
             members: members.clone(),
+            giving_way: Arc::default(),
             paused_till: Mutex::default(),
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
@@ -72,6 +73,8 @@ pub(crate) struct Set {
     pub(crate) members: Arc<[Member]>,
     /// The key of each member.
     keys: Vec<String>,
+    /// How many calls have no answer that give way to those of others.
+    giving_way: Arc<AtomicUsize>,
     /// The end of the last pause that this process asked for, for the time that the store is away.
     pub(crate) paused_till: Mutex<Option<Instant>>,
     pub(crate) shadow: AtomicBool,
@@ -79,6 +82,22 @@ pub(crate) struct Set {
     pub(crate) clock: DefaultClock,
     /// The runtime in which the limiter was made: tests may pause its time.
     home: Option<Handle>,
+}
+
+/// A call that gives way. Later calls of the same limits do so, too, and stay behind it.
+struct GivingWay(Arc<AtomicUsize>);
+
+impl GivingWay {
+    fn new(number: &Arc<AtomicUsize>) -> GivingWay {
+        number.fetch_add(1, Ordering::Relaxed);
+        GivingWay(number.clone())
+    }
+}
+
+impl Drop for GivingWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Of each member, how many permits, and at most how many.
@@ -218,12 +237,16 @@ impl Set {
     fn carry_out<T>(
         &self,
         cmd: Cmd,
-        deadline: Deadline,
+        mut deadline: Deadline,
         read: impl FnOnce(Value) -> Option<T> + Send + 'static,
         answer: impl FnOnce(Result<T, Undecided>) + Send + 'static,
     ) -> Option<Unsent> {
+        // Relaxed: calls of threads that do not wait for each other have no order.
+        deadline.gives_way |= self.giving_way.load(Ordering::Relaxed) > 0;
+        let giving_way = deadline.gives_way.then(|| GivingWay::new(&self.giving_way));
         let store = self.store.clone();
         self.store.send_locked(cmd, self.script.clone(), deadline, move |outcome| {
+            drop(giving_way);
             let outcome = outcome.and_then(|value| read(value).ok_or_else(|| store.note_nonsense()));
             answer(outcome.map_err(|away| match away {
                 Away::For(rest) => Undecided::Away(rest),
@@ -247,7 +270,8 @@ impl Set {
     ) -> Option<Unsent> {
         let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund { .. });
         let store = self.store.clone();
-        self.send(operation, costs, before, Deadline::NONE, move |outcome| {
+        let deadline = if refunds { Deadline::KEPT } else { Deadline::NONE };
+        self.send(operation, costs, before, deadline, move |outcome| {
             if outcome.is_err() {
                 store.note_lost(refunds.into());
             }

@@ -28,12 +28,18 @@ use crate::lock::lock;
 /// The window at first. A server works for some milliseconds for so many requests of many keys.
 const FIRST: usize = 256;
 
-const SMALLEST: usize = 16;
+/// At a server that is near, and at one that is far away, where few calls take long.
+const SMALLEST: (usize, usize) = (16, 64);
+
+/// So many calls that give way wait for the next turns with those that do not.
+const GIVING_WAY: usize = 32;
 
 const LARGEST: usize = 16_384;
 
 pub(crate) struct Congestion {
     turns: Semaphore,
+    /// Calls that give way pass it in their order, and wait for their turns then.
+    gate: Semaphore,
     window: Mutex<Window>,
 }
 
@@ -57,14 +63,17 @@ pub(crate) struct Turn<'a> {
 impl Default for Congestion {
     fn default() -> Congestion {
         let window = Window { size: FIRST, replies: 0, surplus: 0, halved: None, shortest: Duration::MAX };
-        Congestion { turns: Semaphore::new(FIRST), window: Mutex::new(window) }
+        let (turns, gate) = (Semaphore::new(FIRST), Semaphore::new(GIVING_WAY));
+        Congestion { turns, gate, window: Mutex::new(window) }
     }
 }
 
 impl Congestion {
-    /// The turn of a call, after those of all calls that asked before.
-    pub(crate) async fn turn(&self) -> Turn<'_> {
-        // The semaphore is never closed.
+    /// The turn of a call, after those of all calls that asked before. One that gives way has its turn
+    /// after most of those that come meanwhile and do not.
+    pub(crate) async fn turn(&self, gives_way: bool) -> Turn<'_> {
+        // The semaphores are never closed.
+        let _passed = if gives_way { self.gate.acquire().await.ok() } else { None };
         Turn { turn: self.turns.acquire().await.ok(), window: &self.window }
     }
 
@@ -94,7 +103,7 @@ impl Congestion {
         window.shortest = window.shortest.min(took);
         let (waited, most) = (took - window.shortest, timeout.saturating_sub(window.shortest));
         if waited > most / 2 {
-            window.halve(left, left + took, &self.turns);
+            window.halve(left, left + took, timeout, &self.turns);
         } else if is_full && window.size < LARGEST && waited <= most * 3 / 8 {
             window.replies += 1;
             if waited <= most / 5 || window.replies >= window.size {
@@ -110,16 +119,17 @@ impl Congestion {
     }
 
     /// A call that left at this time was given up, though the server answered others meanwhile.
-    pub(crate) fn late(&self, left: Instant) {
-        lock(&self.window).halve(left, Instant::now(), &self.turns);
+    pub(crate) fn late(&self, left: Instant, timeout: Duration) {
+        lock(&self.window).halve(left, Instant::now(), timeout, &self.turns);
     }
 }
 
 impl Window {
-    fn halve(&mut self, left: Instant, now: Instant, turns: &Semaphore) {
+    fn halve(&mut self, left: Instant, now: Instant, timeout: Duration, turns: &Semaphore) {
         if self.halved.is_none_or(|halved| halved < left) {
             self.halved = Some(now);
-            let size = (self.size / 2).max(SMALLEST);
+            let (near, far) = SMALLEST;
+            let size = (self.size / 2).max(if self.shortest > timeout / 4 { far } else { near });
             self.surplus += self.size - size;
             self.size = size;
             self.surplus -= turns.forget_permits(self.surplus);
@@ -156,7 +166,7 @@ mod tests {
 
     /// As many turns as there are.
     fn fill(congestion: &Congestion) -> Vec<Turn<'_>> {
-        std::iter::from_fn(|| now(congestion.turn())).collect()
+        std::iter::from_fn(|| now(congestion.turn(false))).collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -189,20 +199,20 @@ mod tests {
         for _ in 0..1000 {
             congestion.replied(left, left.elapsed(), TIMEOUT);
         }
-        congestion.late(left);
+        congestion.late(left, TIMEOUT);
         drop(turns);
         assert_eq!(fill(&congestion).len(), FIRST);
         tokio::time::advance(MS).await;
         let left = Instant::now();
         for _ in 0..10 {
-            congestion.late(left);
+            congestion.late(left, TIMEOUT);
         }
         assert_eq!(fill(&congestion).len(), FIRST / 2);
         for _ in 0..10 {
             tokio::time::advance(MS).await;
-            congestion.late(Instant::now());
+            congestion.late(Instant::now(), TIMEOUT);
         }
-        assert_eq!(fill(&congestion).len(), SMALLEST);
+        assert_eq!(fill(&congestion).len(), SMALLEST.0);
     }
 
     /// Calls take 30 ms at least, and may wait at the server for a part of the 10 ms that are left.
@@ -227,7 +237,7 @@ mod tests {
     async fn turns_that_are_halved_away_end_first() {
         let congestion = Congestion::default();
         let mut turns = fill(&congestion);
-        congestion.late(Instant::now());
+        congestion.late(Instant::now(), TIMEOUT);
         // A window that grows meanwhile takes fewer away.
         congestion.replied(Instant::now(), Duration::ZERO, TIMEOUT);
         for _ in 0..FIRST / 2 - 1 {
@@ -239,14 +249,34 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn calls_that_give_way_wait_behind_others() {
+        let congestion = Congestion::default();
+        let mut turns = fill(&congestion);
+        let ask = |gives_way| Box::pin(congestion.turn(gives_way));
+        let mut patient: Vec<_> = (0..2 * GIVING_WAY).map(|_| ask(true)).collect();
+        assert!(patient.iter_mut().all(|turn| now(turn.as_mut()).is_none()));
+        let mut hurried = ask(false);
+        assert!(now(hurried.as_mut()).is_none());
+        // All but the first ones are behind it.
+        for first in patient.iter_mut().take(GIVING_WAY) {
+            assert!(now(hurried.as_mut()).is_none());
+            turns.pop();
+            turns.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no turn")));
+        }
+        assert!(patient.iter_mut().skip(GIVING_WAY).all(|turn| now(turn.as_mut()).is_none()));
+        turns.pop();
+        assert!(now(hurried.as_mut()).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn calls_have_their_turns_in_their_order() {
         let congestion = Congestion::default();
         let mut turns = fill(&congestion);
-        let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(congestion.turn())).collect();
+        let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(congestion.turn(false))).collect();
         assert!(waiting.iter_mut().all(|turn| now(turn.as_mut()).is_none()));
         while !waiting.is_empty() {
             turns.pop();
-            assert!(now(congestion.turn()).is_none());
+            assert!(now(congestion.turn(false)).is_none());
             let mut first = waiting.remove(0);
             assert!(waiting.iter_mut().all(|turn| now(turn.as_mut()).is_none()));
             turns.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no turn")));

@@ -81,6 +81,14 @@ impl Servers {
         self.any_server(|server| is(&lock(&server.breaker)))
     }
 
+    /// Whether a model of a server answers, on the time of its simulation.
+    pub(crate) fn is_model(&self) -> bool {
+        #[cfg(feature = "simulation")]
+        return matches!(self, Servers::One(server) if server.is_model());
+        #[cfg(not(feature = "simulation"))]
+        false
+    }
+
     /// Whether calls to a server wait for their turns.
     pub(crate) fn are_congested(&self) -> bool {
         self.any_server(|server| server.congestion.is_full())

@@ -180,6 +180,18 @@ impl Server {
         })
     }
 
+    /// Reads the replies that are there, on this thread, unless another thread reads them.
+    pub(crate) fn read_replies(&self) {
+        if let Some((_, connection)) = self.current() {
+            connection.read_replies();
+        }
+    }
+
+    #[cfg(feature = "simulation")]
+    pub(super) fn is_model(&self) -> bool {
+        matches!(self.wire, Wire::Model(_))
+    }
+
     /// Forgets a connection that failed. The next call connects, and resolves the name anew.
     fn forget(&self, number: u64) {
         let mut current = lock(&self.current);

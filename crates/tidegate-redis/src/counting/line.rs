@@ -525,7 +525,7 @@ impl Serving {
         let mut since = None;
         while let Some(asked) = shared.next() {
             // Requests that do not wait have deadlines of their own.
-            let mut answer = pin!(shared.answer(asked.cmd.clone(), Deadline::NONE));
+            let mut answer = pin!(shared.answer(asked.cmd.clone(), Deadline::KEPT));
             let told = loop {
                 let Some(deadline) = shared.line().first_deadline() else { break answer.await };
                 match tokio::time::timeout_at(deadline, &mut answer).await {

@@ -157,10 +157,10 @@ impl Entry {
     pub(super) fn deadline(&self, now: Nanos, timeout: Duration) -> Deadline {
         let Asked { longest, came, outlasts, .. } = self.asked;
         let waits = outlasts || self.was_held;
-        let mut deadline = Deadline { is_kept: waits, ..Deadline::NONE };
-        if !waits {
-            deadline.to_answer = timeout.saturating_sub(self.in_line);
-        }
+        let mut deadline = match waits {
+            true => Deadline::KEPT,
+            false => Deadline::of(timeout.saturating_sub(self.in_line)),
+        };
         if longest < Duration::MAX {
             let left = self.last().saturating_since(now).as_duration();
             let of_first_call = timeout.saturating_sub(now.saturating_since(came).as_duration());

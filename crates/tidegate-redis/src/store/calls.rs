@@ -1,5 +1,6 @@
 //! The calls to a store: their deadline, their breaker, and the task that makes them.
 
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -26,14 +27,17 @@ use crate::pending::{Pending, Telling};
 use crate::queue::{self, Queue};
 use crate::script::Script;
 
-/// So many calls may wait for their answers; more are answered as if the store were away.
+/// So many calls may wait for their answers beside those that are kept; more are answered as if the
+/// store were away.
 const MOST_CALLS: usize = 16_384;
 
 /// What the thread and the handles share.
 pub(super) struct Shared {
     pub(super) servers: Servers,
     pub(super) timeout: Duration,
+    /// How many calls have no answer, and how many of them are kept.
     in_flight: AtomicUsize,
+    kept: AtomicUsize,
     /// How long the last call took, in nanoseconds; the end of time before the first one.
     took: AtomicU64,
     /// Whether the server of the last call is far away. One that is silent may be.
@@ -68,6 +72,8 @@ pub(super) struct Call {
     script: Arc<Script>,
     /// It was sent already.
     begun: Option<Begun>,
+    /// When it came, by the clock of the system. Time may be paused for the thread that sent it.
+    came: std::time::Instant,
     answer: Owed,
 }
 
@@ -82,20 +88,29 @@ pub(crate) struct Deadline {
     pub(crate) to_answer: Duration,
     /// The call is made, however many others wait.
     pub(crate) is_kept: bool,
+    /// While calls wait for their turns, others go before this one.
+    pub(crate) gives_way: bool,
 }
 
 impl Deadline {
     /// Of a message that no caller waits for.
-    pub(crate) const NONE: Deadline = Deadline { to_answer: Duration::MAX, is_kept: false };
+    pub(crate) const NONE: Deadline = Deadline { to_answer: Duration::MAX, is_kept: false, gives_way: true };
+
+    /// Of a call that is made in any case, for what would be lost else.
+    pub(crate) const KEPT: Deadline = Deadline { is_kept: true, ..Deadline::NONE };
 
     /// Of a call whose caller waits so long.
     pub(crate) fn of(time: Duration) -> Deadline {
-        Deadline { to_answer: time, ..Deadline::NONE }
+        Deadline { to_answer: time, is_kept: false, gives_way: false }
     }
 
     /// Of a call for both.
     pub(crate) fn and(self, other: Deadline) -> Deadline {
-        Deadline { to_answer: self.to_answer.min(other.to_answer), is_kept: self.is_kept || other.is_kept }
+        Deadline {
+            to_answer: self.to_answer.min(other.to_answer),
+            is_kept: self.is_kept || other.is_kept,
+            gives_way: self.gives_way && other.gives_way,
+        }
     }
 }
 
@@ -191,7 +206,7 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
     // Calls that were sent are taken with their reply, and looked for at such intervals.
     let soon = shared.timeout / 4;
     let (mut look, mut is_watching) = (pin!(tokio::time::sleep(soon)), false);
-    std::future::poll_fn(|context| {
+    poll_fn(|context| {
         loop {
             while !is_closed && let Poll::Ready(work) = calls.poll_next(context) {
                 match work {
@@ -232,6 +247,7 @@ impl Shared {
             servers,
             timeout,
             in_flight: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
             took: AtomicU64::new(u64::MAX),
             is_far: AtomicBool::new(false),
             counters: Counters::default(),
@@ -257,8 +273,8 @@ impl Shared {
     ) -> Option<Unsent> {
         let (shared, telling) = (self.clone(), Telling::new(&self.pending));
         let mut answer = Owed { answer: Some(answer), shared, is_sent: false, _telling: telling };
-        let (place, before) = InFlight::new(self);
-        if before >= MOST_CALLS && !deadline.is_kept {
+        let (place, before) = InFlight::new(self, deadline.is_kept);
+        if !deadline.is_kept && before.saturating_sub(self.kept.load(Ordering::Relaxed)) >= MOST_CALLS {
             return Some(Unsent { answer: Some(answer), is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
@@ -269,8 +285,9 @@ impl Shared {
         let is_alone = before == 0 && deadline.to_answer >= self.timeout / 2;
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
+        let came = begun.as_ref().map_or_else(std::time::Instant::now, |begun| begun.at);
         answer.is_sent = is_sent;
-        let call = Work::Call(Call { place, deadline, by_hash, script, begun, answer });
+        let call = Work::Call(Call { place, deadline, by_hash, script, begun, came, answer });
         match if is_sent { calls.add_quietly(call) } else { calls.add(call) } {
             Err(Work::Call(call)) => Some(Unsent { answer: Some(call.answer), is_busy: false }),
             _ => None,
@@ -313,7 +330,10 @@ impl Shared {
 
     /// Makes a call, and answers it.
     async fn make(self: Arc<Shared>, began: Instant, call: Call) {
-        let Call { place, deadline, by_hash, script, begun, mut answer } = call;
+        let Call { place, mut deadline, by_hash, script, begun, came, mut answer } = call;
+        if begun.is_none() && deadline.to_answer < Duration::MAX && !self.servers.is_model() {
+            deadline.to_answer = deadline.to_answer.saturating_sub(came.elapsed());
+        }
         answer.is_sent = true;
         let outcome = self.carry_out(began, deadline, &by_hash, &script, begun).await;
         drop(place);
@@ -334,7 +354,7 @@ impl Shared {
 
     /// The turn of a call; `None` if its answer would come too late.
     async fn turn<'a>(&self, server: &'a Server, deadline: Deadline) -> Option<Turn<'a>> {
-        let turn = server.congestion.turn();
+        let turn = server.congestion.turn(deadline.gives_way);
         if deadline.to_answer == Duration::MAX {
             return Some(turn.await);
         }
@@ -388,14 +408,22 @@ impl Shared {
         let mut call = pin!(self.servers.call(by_hash, script, begun, &sent));
         let (outcome, before) = loop {
             let left = deadline.to_answer.saturating_sub(came.elapsed());
-            let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
+            let mut outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
+            if outcome.is_err() {
+                // This thread may have been late, and not the server.
+                server.read_replies();
+                let now = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
+                if let Poll::Ready(answer) = coop::unconstrained(now).await {
+                    outcome = Ok(answer);
+                }
+            }
             let before = std::mem::replace(&mut answers, server.answers());
             if outcome.is_ok() || answers == before || left <= self.timeout {
                 break (outcome, before);
             }
         };
         if outcome.is_err() && answers != before {
-            server.congestion.late(asked);
+            server.congestion.late(asked, self.timeout);
         } else if outcome.is_err() {
             self.is_far.store(true, Ordering::Relaxed);
         }
@@ -498,18 +526,20 @@ impl Shared {
     }
 }
 
-/// A place among the calls that are sent and not answered.
-struct InFlight(Arc<Shared>);
+/// A place among the calls that have no answer, and whether the call is kept.
+struct InFlight(Arc<Shared>, bool);
 
 impl InFlight {
     /// A place, and how many there were before.
-    fn new(shared: &Arc<Shared>) -> (InFlight, usize) {
-        (InFlight(shared.clone()), shared.in_flight.fetch_add(1, Ordering::Relaxed))
+    fn new(shared: &Arc<Shared>, is_kept: bool) -> (InFlight, usize) {
+        shared.kept.fetch_add(is_kept.into(), Ordering::Relaxed);
+        (InFlight(shared.clone(), is_kept), shared.in_flight.fetch_add(1, Ordering::Relaxed))
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
+        self.0.kept.fetch_sub(self.1.into(), Ordering::Relaxed);
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -130,3 +130,80 @@ fn a_storm_of_waits_is_served_at_the_rate() {
         });
     }
 }
+
+/// A request that does not wait stood behind all calls of requests that do, and was refused by a
+/// server that was well.
+#[test]
+fn a_request_that_does_not_wait_is_decided_beside_a_crowd_that_does() {
+    run(async {
+        let model = model(3, 20 * MS / 1000);
+        let store = open(&model, WhileAway::Wait);
+        let policy = || "token_bucket 1000/s burst 1000".parse().unwrap();
+        let users = store.keyed().limit("calls", policy()).build().unwrap();
+        let other = store.limiter("other").limit("calls", policy()).build().unwrap();
+        let other = AnyLimiter::from(other);
+        drop(other.acquire_now(1).await.unwrap());
+        let mut waits = JoinSet::new();
+        for i in 0..20_000 {
+            waits.spawn(users.acquire(&format!("user{i}")));
+        }
+        let mut decided = 0;
+        while !waits.is_empty() {
+            drop(other.acquire_now(1).await.unwrap());
+            decided += 1;
+            while waits.try_join_next().is_some() {}
+            sleep(5 * MS).await;
+        }
+        assert!(decided > 10, "{decided}");
+        // The crowd is served as well as without it.
+        assert!(store.counts().unknown == 0 && model.calls() < 20_500);
+    });
+}
+
+/// While more than 16,384 calls had no answer, permits that went back were lost.
+#[test]
+fn permits_of_a_crowd_that_leaves_go_back() {
+    run(async {
+        let model = model(4, 20 * MS / 1000);
+        let store = open(&model, WhileAway::Wait);
+        let users =
+            store.keyed().limit("calls", "token_bucket 1/d burst 1".parse().unwrap()).build().unwrap();
+        let mut waits = JoinSet::new();
+        for i in 0..20_000 {
+            waits.spawn(users.acquire(&format!("user{i}")));
+        }
+        sleep(10 * MS).await;
+        waits.abort_all();
+        let mut granted = 0;
+        while let Some(answer) = waits.join_next().await {
+            granted += usize::from(answer.is_ok());
+        }
+        store.flush().await.unwrap();
+        // A key whose limit is full again lives on for a moment.
+        sleep(10 * MS).await;
+        assert_eq!((store.counts().lost_refunds, model.keys()), (0, granted));
+    });
+}
+
+/// While more than 16,384 calls had no answer, each limit asked again every few milliseconds, and the
+/// calls that were made got no turn.
+#[test]
+fn permits_in_use_of_many_limits_are_had() {
+    run(async {
+        let model = model(5, 20 * MS / 1000);
+        let store = open(&model, WhileAway::Wait);
+        let began = Instant::now();
+        let mut waits = JoinSet::new();
+        for i in 0..17_000 {
+            let limiter = AnyLimiter::from(store.counting(format!("job{i}"), 1).build().unwrap());
+            waits.spawn(async move { limiter.acquire().await.map(drop) });
+        }
+        while let Some(permits) = waits.join_next().await {
+            permits.unwrap().unwrap();
+        }
+        // Each limit asks for its permit and gives it back.
+        assert!(began.elapsed() < 2 * SECOND, "{:?}", began.elapsed());
+        store.flush().await.unwrap();
+        assert_eq!((store.counts().skipped, model.keys()), (0, 0));
+    });
+}
