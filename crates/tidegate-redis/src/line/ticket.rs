@@ -47,7 +47,8 @@ impl Ticket {
     /// Looks at the request. Where `stays` is set, the permits of a granted request stay in line.
     fn look(&mut self, waker: &Waker, stays: bool) -> Seen {
         let waker = waker.clone();
-        let (number, timeout) = (self.number, self.line.set.store.timeout());
+        let (number, store) = (self.number, &self.line.set.store);
+        let (timeout, is_crowd) = (store.timeout(), store.is_crowded());
         let (seen, _old) = self.line.visit(|state, after, now| {
             let booked = |entry: &Entry| match &entry.stage {
                 Stage::Booked { class, turn } => Some((class.clone(), *turn)),
@@ -70,7 +71,7 @@ impl Ticket {
                     state.answer(after, number, Outcome::Refused(refusal.into()));
                 }
             }
-            state.end_wait(number, timeout, now);
+            state.end_wait(number, is_crowd, timeout, now);
             state.end_behind_pause(after, number, now);
             let Some(entry) = state.entries.get_mut(&number) else {
                 return (Seen::Undecided(Nanos::MAX), None);
@@ -94,7 +95,7 @@ impl Ticket {
                     (Seen::Booked(ends), entry.waker.replace(waker))
                 }
                 Stage::InLine | Stage::Sent => {
-                    let ends = entry.ends_unsent(state.in_line.held_till().is_some(), timeout);
+                    let ends = entry.ends_undecided(state.in_line.held_till().is_some(), is_crowd, timeout);
                     (Seen::Undecided(ends), entry.waker.replace(waker))
                 }
             }

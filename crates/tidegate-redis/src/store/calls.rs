@@ -31,6 +31,9 @@ use crate::script::Script;
 /// store were away.
 const MOST_CALLS: usize = 16_384;
 
+/// The task of the store has so many calls done in a few milliseconds.
+const CROWD: usize = 256;
+
 /// What the thread and the handles share.
 pub(super) struct Shared {
     pub(super) servers: Servers,
@@ -422,7 +425,9 @@ impl Shared {
                 break (outcome, before);
             }
         };
-        if outcome.is_err() && answers != before {
+        // The server answered others, so it is not away.
+        let is_congested = outcome.is_err() && answers != before && admission == Admission::Ask;
+        if is_congested {
             server.congestion.late(asked, self.timeout);
         } else if outcome.is_err() {
             self.is_far.store(true, Ordering::Relaxed);
@@ -457,6 +462,9 @@ impl Shared {
             self.answers(&server.breaker, admission);
             return Err(Away::Misconfigured);
         }
+        if is_congested {
+            return Err(Away::For(Duration::ZERO));
+        }
         let now = began.elapsed();
         let (has_opened, rest) = {
             let mut breaker = lock(&server.breaker);
@@ -466,6 +474,11 @@ impl Shared {
             self.tell(StoreEvent::BreakerOpened);
         }
         Err(Away::For(rest))
+    }
+
+    /// Whether so many calls have no answer that their task may be behind.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.in_flight.load(Ordering::Relaxed) >= CROWD
     }
 
     /// A call that is not made: the store may be asked again after this time.

@@ -333,6 +333,11 @@ impl Store {
         self.0.shared.is_far()
     }
 
+    /// Whether so many calls have no answer that it may come later than it should.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.0.shared.is_crowded()
+    }
+
     /// Whether the last call to a server has failed.
     pub(crate) fn is_failing(&self) -> bool {
         self.0.shared.servers.any(Breaker::is_failing)

@@ -207,3 +207,28 @@ fn permits_in_use_of_many_limits_are_had() {
         assert_eq!((store.counts().skipped, model.keys()), (0, 0));
     });
 }
+
+/// Calls that were late by those before them opened the breaker of a server that answered.
+#[test]
+fn late_calls_of_a_server_that_answers_do_not_open_the_breaker() {
+    run(async {
+        let model = model(6, 2 * MS);
+        let store = open(&model, WhileAway::Closed);
+        let users =
+            store.keyed().limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
+        drop(users.acquire("first").await.unwrap());
+        let mut answers = JoinSet::new();
+        for i in 0..100 {
+            answers.spawn(users.acquire_now(&format!("user{i}"), 1));
+        }
+        let mut granted = 0;
+        while let Some(answer) = answers.join_next().await {
+            granted += u32::from(answer.unwrap().is_ok());
+        }
+        // A server has 25 calls done in the timeout of the store.
+        assert!(granted >= 20 && store.counts().unknown >= 70, "{granted}, {:?}", store.counts());
+        assert!(!store.is_away());
+        sleep(200 * MS).await;
+        drop(users.acquire_now("last", 1).await.unwrap());
+    });
+}
