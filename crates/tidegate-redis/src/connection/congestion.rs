@@ -31,14 +31,14 @@ const FIRST: usize = 256;
 /// At a server that is near, and at one that is far away, where few calls take long.
 const SMALLEST: (usize, usize) = (16, 64);
 
-/// So many calls that give way wait for the next turns with those that do not.
+/// So many calls that give way are the next to leave, with those that do not.
 const GIVING_WAY: usize = 32;
 
 const LARGEST: usize = 16_384;
 
 pub(crate) struct Congestion {
-    turns: Semaphore,
-    /// Calls that give way pass it in their order, and wait for their turns then.
+    room: Semaphore,
+    /// Calls that give way pass it in their order, and wait for room then.
     gate: Semaphore,
     window: Mutex<Window>,
 }
@@ -47,39 +47,39 @@ struct Window {
     size: usize,
     /// How many replies have come since the window grew, of those by which it grows slowly.
     replies: usize,
-    /// How many calls are in flight beyond the window. As many turns end without another one.
+    /// How many calls are in flight beyond the window. As many end without making room.
     surplus: usize,
     halved: Option<Instant>,
     /// The shortest time that a call has taken.
     shortest: Duration,
 }
 
-/// A place among the calls in flight.
-pub(crate) struct Turn<'a> {
-    turn: Option<SemaphorePermit<'a>>,
+/// A call in flight. Its end makes room for another one.
+pub(crate) struct Departed<'a> {
+    room: Option<SemaphorePermit<'a>>,
     window: &'a Mutex<Window>,
 }
 
 impl Default for Congestion {
     fn default() -> Congestion {
         let window = Window { size: FIRST, replies: 0, surplus: 0, halved: None, shortest: Duration::MAX };
-        let (turns, gate) = (Semaphore::new(FIRST), Semaphore::new(GIVING_WAY));
-        Congestion { turns, gate, window: Mutex::new(window) }
+        let (room, gate) = (Semaphore::new(FIRST), Semaphore::new(GIVING_WAY));
+        Congestion { room, gate, window: Mutex::new(window) }
     }
 }
 
 impl Congestion {
-    /// The turn of a call, after those of all calls that asked before. One that gives way has its turn
-    /// after most of those that come meanwhile and do not.
-    pub(crate) async fn turn(&self, gives_way: bool) -> Turn<'_> {
+    /// Waits until a call may leave, after all calls that asked before. One that gives way leaves after
+    /// most of those that come meanwhile and do not.
+    pub(crate) async fn depart(&self, gives_way: bool) -> Departed<'_> {
         // The semaphores are never closed.
         let _passed = if gives_way { self.gate.acquire().await.ok() } else { None };
-        Turn { turn: self.turns.acquire().await.ok(), window: &self.window }
+        Departed { room: self.room.acquire().await.ok(), window: &self.window }
     }
 
-    /// Whether a call would have to wait for its turn.
+    /// Whether a call would have to wait.
     pub(crate) fn is_full(&self) -> bool {
-        self.turns.available_permits() == 0
+        self.room.available_permits() == 0
     }
 
     /// How long a call takes at most that leaves while the window is full.
@@ -103,7 +103,7 @@ impl Congestion {
         window.shortest = window.shortest.min(took);
         let (waited, most) = (took - window.shortest, timeout.saturating_sub(window.shortest));
         if waited > most / 2 {
-            window.halve(left, left + took, timeout, &self.turns);
+            window.halve(left, left + took, timeout, &self.room);
         } else if is_full && window.size < LARGEST && waited <= most * 3 / 8 {
             window.replies += 1;
             if waited <= most / 5 || window.replies >= window.size {
@@ -111,7 +111,7 @@ impl Congestion {
                 window.size += 1;
                 match window.surplus.checked_sub(1) {
                     Some(less) => window.surplus = less,
-                    None => self.turns.add_permits(1),
+                    None => self.room.add_permits(1),
                 }
             }
         }
@@ -120,31 +120,33 @@ impl Congestion {
 
     /// A call that left at this time was given up, though the server answered others meanwhile.
     pub(crate) fn late(&self, left: Instant, timeout: Duration) {
-        lock(&self.window).halve(left, Instant::now(), timeout, &self.turns);
+        lock(&self.window).halve(left, Instant::now(), timeout, &self.room);
     }
 }
 
 impl Window {
-    fn halve(&mut self, left: Instant, now: Instant, timeout: Duration, turns: &Semaphore) {
+    fn halve(&mut self, left: Instant, now: Instant, timeout: Duration, room: &Semaphore) {
         if self.halved.is_none_or(|halved| halved < left) {
             self.halved = Some(now);
             let (near, far) = SMALLEST;
-            let size = (self.size / 2).max(if self.shortest > timeout / 4 { far } else { near });
+            let smallest = if self.shortest > timeout / 4 { far } else { near };
+            // A window that is smaller already was that of a near server.
+            let size = (self.size / 2).max(smallest).min(self.size);
             self.surplus += self.size - size;
             self.size = size;
-            self.surplus -= turns.forget_permits(self.surplus);
+            self.surplus -= room.forget_permits(self.surplus);
         }
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for Departed<'_> {
     fn drop(&mut self) {
         let mut window = lock(self.window);
         if let Some(less) = window.surplus.checked_sub(1)
-            && let Some(turn) = self.turn.take()
+            && let Some(room) = self.room.take()
         {
             window.surplus = less;
-            turn.forget();
+            room.forget();
         }
     }
 }
@@ -164,9 +166,9 @@ mod tests {
         unconstrained(future).now_or_never()
     }
 
-    /// As many turns as there are.
-    fn fill(congestion: &Congestion) -> Vec<Turn<'_>> {
-        std::iter::from_fn(|| now(congestion.turn(false))).collect()
+    /// As many calls as may leave.
+    fn fill(congestion: &Congestion) -> Vec<Departed<'_>> {
+        std::iter::from_fn(|| now(congestion.depart(false))).collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -177,22 +179,22 @@ mod tests {
         tokio::time::advance(7 * MS).await;
         // It is not full.
         congestion.replied(left, left.elapsed(), TIMEOUT);
-        let mut turns = fill(&congestion);
-        assert_eq!(turns.len(), FIRST);
+        let mut departed = fill(&congestion);
+        assert_eq!(departed.len(), FIRST);
         // A round trip of fast replies doubles the window.
         for _ in 0..FIRST {
             congestion.replied(left, left.elapsed(), TIMEOUT);
-            turns.extend(fill(&congestion));
+            departed.extend(fill(&congestion));
         }
-        assert_eq!(turns.len(), 2 * FIRST);
+        assert_eq!(departed.len(), 2 * FIRST);
         // One of slower replies adds one, and replies that are slower yet add none.
         for (after, replies) in [(7 * MS, 2 * FIRST), (5 * MS, 1000)] {
             tokio::time::advance(after).await;
             for _ in 0..replies {
                 congestion.replied(left, left.elapsed(), TIMEOUT);
-                turns.extend(fill(&congestion));
+                departed.extend(fill(&congestion));
             }
-            assert_eq!(turns.len(), 2 * FIRST + 1, "{after:?}");
+            assert_eq!(departed.len(), 2 * FIRST + 1, "{after:?}");
         }
         // Late ones halve it once.
         tokio::time::advance(2 * MS).await;
@@ -200,7 +202,7 @@ mod tests {
             congestion.replied(left, left.elapsed(), TIMEOUT);
         }
         congestion.late(left, TIMEOUT);
-        drop(turns);
+        drop(departed);
         assert_eq!(fill(&congestion).len(), FIRST);
         tokio::time::advance(MS).await;
         let left = Instant::now();
@@ -213,13 +215,20 @@ mod tests {
             congestion.late(Instant::now(), TIMEOUT);
         }
         assert_eq!(fill(&congestion).len(), SMALLEST.0);
+        // The next server is far away.
+        congestion.connected();
+        let left = Instant::now();
+        tokio::time::advance(30 * MS).await;
+        assert!(congestion.replied(left, left.elapsed(), TIMEOUT));
+        congestion.late(left, TIMEOUT);
+        assert_eq!(fill(&congestion).len(), SMALLEST.0);
     }
 
     /// Calls take 30 ms at least, and may wait at the server for a part of the 10 ms that are left.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_far_away_is_not_taken_for_a_slow_one() {
         let congestion = Congestion::default();
-        let turns = fill(&congestion);
+        let departed = fill(&congestion);
         let left = Instant::now();
         assert_eq!(congestion.longest(TIMEOUT), 20 * MS);
         tokio::time::advance(30 * MS).await;
@@ -227,59 +236,59 @@ mod tests {
         assert_eq!((fill(&congestion).len(), congestion.longest(TIMEOUT)), (1, 35 * MS));
         tokio::time::advance(6 * MS).await;
         congestion.replied(left, left.elapsed(), TIMEOUT);
-        drop(turns);
+        drop(departed);
         assert_eq!(fill(&congestion).len(), FIRST.div_ceil(2));
         congestion.connected();
         assert_eq!(congestion.longest(TIMEOUT), 20 * MS);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn turns_that_are_halved_away_end_first() {
+    async fn calls_beyond_a_window_that_was_halved_make_no_room() {
         let congestion = Congestion::default();
-        let mut turns = fill(&congestion);
+        let mut departed = fill(&congestion);
         congestion.late(Instant::now(), TIMEOUT);
         // A window that grows meanwhile takes fewer away.
         congestion.replied(Instant::now(), Duration::ZERO, TIMEOUT);
         for _ in 0..FIRST / 2 - 1 {
-            turns.pop();
+            departed.pop();
             assert!(congestion.is_full());
         }
-        turns.pop();
+        departed.pop();
         assert!(!congestion.is_full() && fill(&congestion).len() == 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn calls_that_give_way_wait_behind_others() {
         let congestion = Congestion::default();
-        let mut turns = fill(&congestion);
-        let ask = |gives_way| Box::pin(congestion.turn(gives_way));
+        let mut departed = fill(&congestion);
+        let ask = |gives_way| Box::pin(congestion.depart(gives_way));
         let mut patient: Vec<_> = (0..2 * GIVING_WAY).map(|_| ask(true)).collect();
-        assert!(patient.iter_mut().all(|turn| now(turn.as_mut()).is_none()));
+        assert!(patient.iter_mut().all(|call| now(call.as_mut()).is_none()));
         let mut hurried = ask(false);
         assert!(now(hurried.as_mut()).is_none());
         // All but the first ones are behind it.
         for first in patient.iter_mut().take(GIVING_WAY) {
             assert!(now(hurried.as_mut()).is_none());
-            turns.pop();
-            turns.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no turn")));
+            departed.pop();
+            departed.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no room")));
         }
-        assert!(patient.iter_mut().skip(GIVING_WAY).all(|turn| now(turn.as_mut()).is_none()));
-        turns.pop();
+        assert!(patient.iter_mut().skip(GIVING_WAY).all(|call| now(call.as_mut()).is_none()));
+        departed.pop();
         assert!(now(hurried.as_mut()).is_some());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_have_their_turns_in_their_order() {
+    async fn calls_leave_in_their_order() {
         let congestion = Congestion::default();
-        let mut turns = fill(&congestion);
-        let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(congestion.turn(false))).collect();
-        assert!(waiting.iter_mut().all(|turn| now(turn.as_mut()).is_none()));
+        let mut departed = fill(&congestion);
+        let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(congestion.depart(false))).collect();
+        assert!(waiting.iter_mut().all(|call| now(call.as_mut()).is_none()));
         while !waiting.is_empty() {
-            turns.pop();
-            assert!(now(congestion.turn(false)).is_none());
+            departed.pop();
+            assert!(now(congestion.depart(false)).is_none());
             let mut first = waiting.remove(0);
-            assert!(waiting.iter_mut().all(|turn| now(turn.as_mut()).is_none()));
-            turns.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no turn")));
+            assert!(waiting.iter_mut().all(|call| now(call.as_mut()).is_none()));
+            departed.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no room")));
         }
     }
 }

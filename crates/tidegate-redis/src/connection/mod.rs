@@ -30,7 +30,7 @@ use failure::Meaning;
 use sentinel::Sentinels;
 
 pub(crate) use address::{Address, wants_tls};
-pub(crate) use congestion::Turn;
+pub(crate) use congestion::Departed;
 pub(crate) use failure::Failure;
 pub(crate) use link::SELF_TEST;
 pub(crate) use server::{Begun, Sent, Server};
@@ -89,7 +89,7 @@ impl Servers {
         false
     }
 
-    /// Whether calls to a server wait for their turns.
+    /// Whether calls to a server wait to leave.
     pub(crate) fn are_congested(&self) -> bool {
         self.any_server(|server| server.congestion.is_full())
     }

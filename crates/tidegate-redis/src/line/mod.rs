@@ -7,8 +7,8 @@
 //! as one call that decides them in their order; of several limits as many requests as make 64
 //! decisions. Two things let the line leave earlier: so many requests in line, so that the line of
 //! a busy limiter is never longer, unless sixteen calls are in flight; and a store so far away that
-//! waiting for two replies may take longer than the deadline of a call, unless calls to it wait for
-//! their turns.
+//! waiting for two replies may take longer than the deadline of a call, unless calls to it wait
+//! already.
 //!
 //! The booking of a lease is a request in this line that does not wait for its instant: it ends
 //! with the reply.

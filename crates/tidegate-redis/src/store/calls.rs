@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::counts::Counters;
 use crate::breaker::{Admission, Breaker, Probe};
 use crate::clients::{self, Clients};
-use crate::connection::{Begun, Failure, Sent, Server, Servers, Turn};
+use crate::connection::{Begun, Departed, Failure, Sent, Server, Servers};
 use crate::error::StoreError;
 use crate::jitter::jittered;
 use crate::lock::lock;
@@ -91,7 +91,7 @@ pub(crate) struct Deadline {
     pub(crate) to_answer: Duration,
     /// The call is made, however many others wait.
     pub(crate) is_kept: bool,
-    /// While calls wait for their turns, others go before this one.
+    /// While calls wait to leave, others go before this one.
     pub(crate) gives_way: bool,
 }
 
@@ -350,22 +350,22 @@ impl Shared {
     }
 
     /// Whether a call takes so long that a second one may not end within the deadline, though no
-    /// calls wait for their turns.
+    /// calls wait to leave.
     pub(super) fn is_far(&self) -> bool {
         self.is_far.load(Ordering::Relaxed) && !self.servers.are_congested()
     }
 
-    /// The turn of a call; `None` if its answer would come too late.
-    async fn turn<'a>(&self, server: &'a Server, deadline: Deadline) -> Option<Turn<'a>> {
-        let turn = server.congestion.turn(deadline.gives_way);
+    /// Waits until a call may leave; `None` if its answer would come too late.
+    async fn depart<'a>(&self, server: &'a Server, deadline: Deadline) -> Option<Departed<'a>> {
+        let departing = server.congestion.depart(deadline.gives_way);
         if deadline.to_answer == Duration::MAX {
-            return Some(turn.await);
+            return Some(departing.await);
         }
         let takes = match server.congestion.is_full() {
             true => server.congestion.longest(self.timeout),
             false => self.takes(),
         };
-        tokio::time::timeout(deadline.to_answer.checked_sub(takes)?, turn).await.ok()
+        tokio::time::timeout(deadline.to_answer.checked_sub(takes)?, departing).await.ok()
     }
 
     /// How much time the answer to a call must have: 5/4 of what the last call took, and at least a
@@ -387,7 +387,7 @@ impl Shared {
         let came = begun.as_ref().map_or_else(Instant::now, |begun| Instant::from_std(begun.at));
         let server =
             begun.as_ref().map_or_else(|| self.servers.server_of(by_hash), |begun| begun.server.clone());
-        let mut turn = None;
+        let mut departed = None;
         let mut admission = Admission::Ask;
         if begun.is_none() {
             // A server that rests is not waited for.
@@ -395,8 +395,8 @@ impl Shared {
             if rest > Duration::ZERO {
                 return Err(self.skip(rest));
             }
-            turn = self.turn(&server, deadline).await;
-            if turn.is_none() {
+            departed = self.depart(&server, deadline).await;
+            if departed.is_none() {
                 self.skip(Duration::ZERO);
                 return Err(Away::Late);
             }
@@ -432,7 +432,7 @@ impl Shared {
         } else if outcome.is_err() {
             self.is_far.store(true, Ordering::Relaxed);
         }
-        drop(turn);
+        drop(departed);
         let failure = match outcome {
             Ok(Ok(value)) => {
                 self.replied(&server, admission, asked);

@@ -328,7 +328,7 @@ impl Store {
     }
 
     /// Whether a call takes so long that a second one may not end within the deadline, though no
-    /// calls wait for their turns.
+    /// calls wait to leave.
     pub(crate) fn is_far(&self) -> bool {
         self.0.shared.is_far()
     }

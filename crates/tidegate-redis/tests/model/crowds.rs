@@ -28,7 +28,7 @@ fn is_unavailable(refusal: &AllRefusal) -> bool {
 /// The first requests of 20,000 keys waited for 40 s and longer at an idle server: their calls were
 /// late by those before them, that opened the breaker, and they all left again together.
 #[test]
-fn many_keys_wait_for_their_turn() {
+fn many_keys_wait_in_their_order() {
     const KEYS: u32 = 20_000;
     let service = 20 * MS / 1000;
     run(async move {
@@ -186,7 +186,7 @@ fn permits_of_a_crowd_that_leaves_go_back() {
 }
 
 /// While more than 16,384 calls had no answer, each limit asked again every few milliseconds, and the
-/// calls that were made got no turn.
+/// calls that were made did not leave.
 #[test]
 fn permits_in_use_of_many_limits_are_had() {
     run(async {
