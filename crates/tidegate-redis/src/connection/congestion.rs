@@ -12,7 +12,7 @@
 //! | up to a fifth of that | grows by one call: it doubles in each round trip |
 //! | up to three eighths | grows by one call in each round trip |
 //! | up to a half | stays |
-//! | longer, or until the timeout of its store, while others are answered | is halved, once for all calls that were in flight then |
+//! | longer, or is not answered while others are | is halved, once for all calls that were in flight then |
 //!
 //! It grows only while it is full. When doubling ends, the last calls wait for up to two fifths:
 //! twice as many are in flight as when those left whose replies tell of a fifth.
@@ -69,8 +69,8 @@ impl Default for Congestion {
 }
 
 impl Congestion {
-    /// Waits until a call may leave, after all calls that asked before. One that gives way leaves after
-    /// most of those that come meanwhile and do not.
+    /// Waits until a call may leave, after all calls that asked before. One that gives way leaves
+    /// after most of those that come meanwhile and do not.
     pub(crate) async fn depart(&self, gives_way: bool) -> Departed<'_> {
         // The semaphores are never closed.
         let _passed = if gives_way { self.gate.acquire().await.ok() } else { None };
@@ -95,8 +95,8 @@ impl Congestion {
         lock(&self.window).shortest = Duration::MAX;
     }
 
-    /// A call has its reply after this time. Returns whether the server is so far away that a second
-    /// call may not end within the timeout.
+    /// A call has its reply after this time. Returns whether the server is so far away that a
+    /// second call may not end within the timeout.
     pub(crate) fn replied(&self, left: Instant, took: Duration, timeout: Duration) -> bool {
         let is_full = self.is_full();
         let mut window = lock(&self.window);

@@ -138,9 +138,9 @@ impl Entry {
 
     /// When the wait for the store ends, with the longest wait, if no call ends it.
     ///
-    /// In a held line no call is made. Else one is in flight, and its end is that of the wait. It is
-    /// later than that of a request that had waited before it joined the line, and in a crowd the
-    /// task that makes calls may be late.
+    /// In a held line no call is made. Else one is in flight, and its end is that of the wait. It
+    /// is later than that of a request that had waited before it joined the line, and in a crowd
+    /// the task that makes calls may be late.
     pub(super) fn ends_undecided(&self, is_held: bool, is_crowd: bool, timeout: Duration) -> Nanos {
         let Asked { came, longest, outlasts, .. } = self.asked;
         let is_asked = self.lease.is_none() && !self.is_for_waiting && longest < Duration::MAX;
@@ -156,8 +156,8 @@ impl Entry {
 
     /// How long a call of the request may take that leaves now.
     ///
-    /// A request that waits for the store, or behind a pause, needs no answer within the timeout, but
-    /// by the end of its longest wait.
+    /// A request that waits for the store, or behind a pause, needs no answer within the timeout,
+    /// but by the end of its longest wait.
     pub(super) fn deadline(&self, now: Nanos, timeout: Duration) -> Deadline {
         let Asked { longest, came, outlasts, .. } = self.asked;
         let waits = outlasts || self.was_held;
@@ -168,7 +168,8 @@ impl Entry {
         if longest < Duration::MAX {
             let left = self.last().saturating_since(now).as_duration();
             let of_first_call = timeout.saturating_sub(now.saturating_since(came).as_duration());
-            // The instant behind a pause, and the store, may have come at the end of the longest wait.
+            // The instant behind a pause, and the store, may have come at the end of the longest
+            // wait.
             let most = if self.was_held { left.saturating_add(timeout) } else { left.max(of_first_call) };
             deadline.to_answer = deadline.to_answer.min(most);
         }
@@ -234,9 +235,9 @@ impl State {
         }
     }
 
-    /// A call of these requests failed, and the store is left alone for a rest. Or it was too late to
-    /// be made, and requests that wait stand in line again. Returns whether a task is to have the line
-    /// go on then.
+    /// A call of these requests failed, and the store is left alone for a rest. Or it was too late
+    /// to be made, and requests that wait stand in line again. Returns whether a task is to have
+    /// the line go on then.
     pub(super) fn failed(
         &mut self,
         after: &mut After,

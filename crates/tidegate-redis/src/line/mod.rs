@@ -15,15 +15,15 @@
 //!
 //! A call that fails is the answer of all requests in line: they came while it was in flight, and
 //! their own call may only end later. A call that was too late to be made is the answer of its own
-//! requests alone, and of none that waits for the store. Only requests that wait for a store that is away keep their
-//! places, those of the call included, and the line is held ([`InLine`]).
+//! requests alone, and of none that waits for the store. Only requests that wait for a store that
+//! is away keep their places, those of the call included, and the line is held ([`InLine`]).
 //!
 //! # States
 //!
 //! | state | meaning | leaves it by | a request dropped in it |
 //! |---|---|---|---|
 //! | `InLine` | not sent, or to be sent again | a call that takes it along; in a held line the end of its longest wait | leaves no trace |
-//! | `Sent` | in a call | the reply, of a pause to `Paused`, of one that has ended back to `InLine` behind the others; a call that fails, back to `InLine` if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
+//! | `Sent` | in a call | the reply, of a pause to `Paused`, of one that has ended back to `InLine` behind the others; a call that fails or is not made, back to `InLine` if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
 //! | `Booked` | has a turn among the booked requests of its size | its instant; a higher priority in a full line | gives its instant to the next of its size |
 //! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its foreseen instant goes back to the store |
 //! | `Answered` | granted, refused, or not decided by the store | the task that takes the answer | gives a grant not older than 5 ms to the next of its size, else back to the store |

@@ -286,7 +286,8 @@ impl Store {
         Away::Misconfigured
     }
 
-    /// Has a call carried out at any time, and its outcome given to a function on the thread of the store.
+    /// Has a call carried out at any time, and its outcome given to a function on the thread of the
+    /// store.
     pub(crate) fn send(
         &self,
         by_hash: Cmd,

@@ -91,8 +91,8 @@ async fn a_user_needs_a_few_permissions() {
     limiter.pause_for(Duration::from_secs(3600)).unwrap();
     assert!(limiter.resume());
     assert_eq!((store.counts().misconfigured, store.trouble()), (0, None));
-    // Without each of them. A server that has the scripts once did not tell that their texts may not
-    // be sent.
+    // Without each of them. A server that has the scripts once did not tell that their texts may
+    // not be sent.
     let commands = ["evalsha", "eval", "get", "set", "del", "time"];
     for (command, is_flushed) in commands.into_iter().flat_map(|command| [(command, false), (command, true)])
     {

@@ -185,8 +185,8 @@ fn permits_of_a_crowd_that_leaves_go_back() {
     });
 }
 
-/// While more than 16,384 calls had no answer, each limit asked again every few milliseconds, and the
-/// calls that were made did not leave.
+/// While more than 16,384 calls had no answer, each limit asked again every few milliseconds, and
+/// the calls that were made did not leave.
 #[test]
 fn permits_in_use_of_many_limits_are_had() {
     run(async {

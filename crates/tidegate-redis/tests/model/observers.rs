@@ -321,7 +321,8 @@ fn a_grant_that_waited_tells_what_is_left_at_its_instant() {
             let asked = tokio::time::Instant::now();
             let status = over_store.status().await.unwrap().members[0].1;
             assert_eq!(told.available, status.available, "{policy}");
-            // The timer ends the wait at a whole millisecond, and the status is one of the time since.
+            // The timer ends the wait at a whole millisecond, and the status is one of the time
+            // since.
             let most = asked.elapsed() + Duration::from_millis(1);
             let passed = told.full_in.checked_sub(status.full_in);
             assert!(passed.is_some_and(|passed| passed <= most), "{policy}: {passed:?} of {most:?}");

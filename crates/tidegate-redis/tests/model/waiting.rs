@@ -163,9 +163,9 @@ fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
     }
 }
 
-/// A request that had waited for a lease had its answer up to a timeout of the store after the end of
-/// its longest wait: it was sent when the lease had failed, and its call had a timeout of its own. So
-/// had one that was sent again while others had made the line go on.
+/// A request that had waited for a lease had its answer up to a timeout of the store after the end
+/// of its longest wait: it was sent when the lease had failed, and its call had a timeout of its
+/// own. So had one that was sent again while others had made the line go on.
 #[test]
 fn a_longest_wait_for_a_lease_ends_in_an_outage() {
     let modes = [WhileAway::Wait, WhileAway::Closed];
@@ -185,8 +185,8 @@ fn a_longest_wait_for_a_lease_ends_in_an_outage() {
                             let asked = Instant::now();
                             let answer = limiter.acquire_within(within).await;
                             let took = asked.elapsed();
-                            // The store counts the wait of a granted request from when it decides, a
-                            // timeout later at most, and its reply takes a trip.
+                            // The store counts the wait of a granted request from when it decides,
+                            // a timeout later at most, and its reply takes a trip.
                             let late = if answer.is_ok() { 50 * MS } else { Duration::ZERO };
                             let most = within + late + 3 * MS;
                             assert!(took <= most, "{mode:?} {within:?}: {answer:?} after {took:?}");
