@@ -123,6 +123,7 @@ impl Entry {
             in_line: Duration::ZERO,
             full: false,
             was_held: false,
+            had_waited: false,
             foreseen: Nanos::ZERO,
             stage: Stage::InLine,
             waker: None,
@@ -147,7 +148,7 @@ impl Entry {
         match self.stage {
             Stage::InLine if is_held => self.last(),
             Stage::Sent if is_held && outlasts && self.was_held => self.last(),
-            Stage::InLine | Stage::Sent if is_asked && !self.was_held && (is_crowd || came < self.joined) => {
+            Stage::InLine | Stage::Sent if is_asked && !self.was_held && (is_crowd || self.had_waited) => {
                 self.last().max(came.saturating_add(Nanos::from_duration(timeout)))
             }
             _ => Nanos::MAX,
@@ -202,9 +203,11 @@ impl State {
         if self.bounds != QueueBounds::UNBOUNDED {
             self.serve_due(after, now);
         }
+        let had_waited = number.is_some();
         let number = number.unwrap_or(self.next);
         self.next = self.next.max(number + 1);
         entry.was_held = self.in_line.held_till().is_some();
+        entry.had_waited = had_waited;
         let stage = self.stage_of(after, &entry.asked, now);
         if matches!(stage, Stage::InLine) {
             self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
@@ -316,20 +319,38 @@ impl State {
 mod tests {
     use super::*;
 
-    /// A line is closed by steps, and a call may fail between two of them. Its requests stood in
-    /// line again, and were sent when they had been told that the line is closed.
-    #[test]
-    fn a_closed_line_takes_in_no_requests_of_a_call_that_failed() {
-        let asked = Asked {
+    fn asked(longest: Duration) -> Asked {
+        Asked {
             costs: vec![(1, 1)],
-            longest: Duration::MAX,
+            longest,
             came: Nanos::ZERO,
             shadow: false,
             priority: 0,
             droppable: true,
             outlasts: true,
             with_left: false,
-        };
+        }
+    }
+
+    /// The clock goes on between two looks at it, and each request had a timer. It ended the
+    /// request before its call was counted, which was as late.
+    #[test]
+    fn a_request_that_joins_when_it_comes_ends_with_its_call() {
+        let timeout = Duration::from_millis(5);
+        let joined = Nanos::new(1);
+        let (mut state, mut after) = (State::default(), After::default());
+        for (number, ends) in [(None, Nanos::MAX), (Some(7), Nanos::from_duration(timeout))] {
+            let entry = Entry::new(asked(Duration::ZERO), joined);
+            let number = state.join(&mut after, entry, number, joined);
+            assert_eq!(state.entries[&number].ends_undecided(false, false, timeout), ends);
+        }
+    }
+
+    /// A line is closed by steps, and a call may fail between two of them. Its requests stood in
+    /// line again, and were sent when they had been told that the line is closed.
+    #[test]
+    fn a_closed_line_takes_in_no_requests_of_a_call_that_failed() {
+        let asked = asked(Duration::MAX);
         let entry = Entry { stage: Stage::Sent, ..Entry::new(asked, Nanos::ZERO) };
         let mut state = State { entries: [(7, entry)].into(), closed: true, ..State::default() };
         let (away, rest) = (Undecided::Away(Duration::ZERO), Duration::from_millis(5));

@@ -198,6 +198,8 @@ struct Entry {
     full: bool,
     /// The request waited for a store that was away, or behind a pause.
     was_held: bool,
+    /// The request waited for a lease before it joined the line, or was in line before.
+    had_waited: bool,
     /// When it is due behind a pause, if the store foresaw a time later than its longest wait.
     foreseen: Nanos,
     stage: Stage,
