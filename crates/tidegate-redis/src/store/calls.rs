@@ -211,7 +211,12 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
     let (mut look, mut is_watching) = (pin!(tokio::time::sleep(soon)), false);
     poll_fn(|context| {
         loop {
-            while !is_closed && let Poll::Ready(work) = calls.poll_next(context) {
+            let mut is_spent = false;
+            while !is_closed
+                && !is_spent
+                && let Poll::Ready(work) = calls.poll_next(context)
+            {
+                is_spent = pin!(coop::consume_budget()).poll(context).is_pending();
                 match work {
                     Some(Work::Call(call)) => {
                         if call.begun.is_some() && !is_watching {
@@ -225,12 +230,18 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                     None => is_closed = true,
                 }
             }
-            match running.poll_next_unpin(context) {
+            // A call that ran out of a budget would stand behind all others when it is polled again.
+            match pin!(coop::unconstrained(running.next())).poll(context) {
                 // The answer of this call may have made another call. Calls that are not made take
                 // no time, and leave turns to the timers of those in flight.
-                Poll::Ready(Some(())) if pin!(coop::consume_budget()).poll(context).is_ready() => continue,
+                Poll::Ready(Some(()))
+                    if !is_spent && pin!(coop::consume_budget()).poll(context).is_ready() =>
+                {
+                    continue;
+                }
                 Poll::Ready(Some(())) => return Poll::Pending,
                 Poll::Ready(None) if is_closed => return Poll::Ready(()),
+                _ if is_spent => return Poll::Pending,
                 _ => {}
             }
             if !is_watching || look.as_mut().poll(context).is_pending() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate::{AllRefusal, AnyLimiter, Refusal};
 use tidegate_redis::simulation::{Model, Network, run};
-use tidegate_redis::{Store, WhileAway};
+use tidegate_redis::{Store, StoreKeyedLimiter, WhileAway};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -21,6 +21,14 @@ fn open(model: &Model, while_away: WhileAway) -> Store {
     model.open(Store::builder("redis://model").while_away(while_away)).unwrap()
 }
 
+fn keyed(store: &Store, policy: &str) -> StoreKeyedLimiter {
+    store.keyed().limit("calls", policy.parse().unwrap()).build().unwrap()
+}
+
+fn limiter(store: &Store, tag: &str, policy: &str) -> AnyLimiter {
+    store.limiter(tag).limit("calls", policy.parse().unwrap()).build().unwrap().into()
+}
+
 fn is_unavailable(refusal: &AllRefusal) -> bool {
     matches!(refusal.refusal(), Some(Refusal::Unavailable { .. }))
 }
@@ -34,16 +42,18 @@ fn many_keys_wait_in_their_order() {
     run(async move {
         let model = model(1, service);
         let store = open(&model, WhileAway::Wait);
-        let users =
-            store.keyed().limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
+        let users = keyed(&store, "token_bucket 1/s burst 2");
         drop(users.acquire("first").await.unwrap());
         let (mut waits, began) = (JoinSet::new(), Instant::now());
         for i in 0..KEYS {
-            waits.spawn(users.acquire(&format!("user{i}")));
+            let wait = users.acquire(&format!("user{i}"));
+            waits.spawn(async move { wait.await.map(|_| i) });
         }
+        let mut answered = Vec::new();
         while let Some(permits) = waits.join_next().await {
-            drop(permits.unwrap().unwrap());
+            answered.push(permits.unwrap().unwrap());
         }
+        assert!(answered.is_sorted(), "a later call was answered first");
         let (took, works) = (began.elapsed(), service * KEYS);
         assert!(took < works + works / 10, "{took:?}");
         let counts = store.counts();
@@ -59,8 +69,7 @@ fn requests_that_come_too_late_in_a_crowd_are_refused_in_time() {
     run(async {
         let model = model(2, 20 * MS / 1000);
         let store = open(&model, WhileAway::Closed);
-        let users =
-            store.keyed().limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
+        let users = keyed(&store, "token_bucket 1/s burst 2");
         drop(users.acquire("first").await.unwrap());
         let (mut answers, began) = (JoinSet::new(), Instant::now());
         for i in 0..20_000 {
@@ -95,11 +104,7 @@ fn a_storm_of_waits_is_served_at_the_rate() {
         run(async move {
             let model = model(seed, 2 * MS);
             let store = open(&model, WhileAway::Wait);
-            let limiter = |tag: &str| {
-                let built = store.limiter(tag).limit("calls", policy.parse().unwrap()).build().unwrap();
-                AnyLimiter::from(built)
-            };
-            let (crowded, other) = (limiter("crowded"), limiter("other"));
+            let (crowded, other) = (limiter(&store, "crowded", policy), limiter(&store, "other", policy));
             drop(other.acquire_now(1).await.unwrap());
             let began = Instant::now();
             let mut waits = JoinSet::new();
@@ -138,10 +143,8 @@ fn a_request_that_does_not_wait_is_decided_beside_a_crowd_that_does() {
     run(async {
         let model = model(3, 20 * MS / 1000);
         let store = open(&model, WhileAway::Wait);
-        let policy = || "token_bucket 1000/s burst 1000".parse().unwrap();
-        let users = store.keyed().limit("calls", policy()).build().unwrap();
-        let other = store.limiter("other").limit("calls", policy()).build().unwrap();
-        let other = AnyLimiter::from(other);
+        let policy = "token_bucket 1000/s burst 1000";
+        let (users, other) = (keyed(&store, policy), limiter(&store, "other", policy));
         drop(other.acquire_now(1).await.unwrap());
         let mut waits = JoinSet::new();
         for i in 0..20_000 {
@@ -166,8 +169,7 @@ fn permits_of_a_crowd_that_leaves_go_back() {
     run(async {
         let model = model(4, 20 * MS / 1000);
         let store = open(&model, WhileAway::Wait);
-        let users =
-            store.keyed().limit("calls", "token_bucket 1/d burst 1".parse().unwrap()).build().unwrap();
+        let users = keyed(&store, "token_bucket 1/d burst 1");
         let mut waits = JoinSet::new();
         for i in 0..20_000 {
             waits.spawn(users.acquire(&format!("user{i}")));
@@ -179,7 +181,7 @@ fn permits_of_a_crowd_that_leaves_go_back() {
             granted += usize::from(answer.is_ok());
         }
         store.flush().await.unwrap();
-        // A key whose limit is full again lives on for a moment.
+        // The server keeps a key for a moment after its limit is full again.
         sleep(10 * MS).await;
         assert_eq!((store.counts().lost_refunds, model.keys()), (0, granted));
     });
@@ -214,8 +216,7 @@ fn late_calls_of_a_server_that_answers_do_not_open_the_breaker() {
     run(async {
         let model = model(6, 2 * MS);
         let store = open(&model, WhileAway::Closed);
-        let users =
-            store.keyed().limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
+        let users = keyed(&store, "token_bucket 1/s burst 2");
         drop(users.acquire("first").await.unwrap());
         let mut answers = JoinSet::new();
         for i in 0..100 {
@@ -230,5 +231,28 @@ fn late_calls_of_a_server_that_answers_do_not_open_the_breaker() {
         assert!(!store.is_away());
         sleep(200 * MS).await;
         drop(users.acquire_now("last", 1).await.unwrap());
+    });
+}
+
+/// A request whose call was too late to be made stood in line again for its whole longest wait.
+#[test]
+fn a_longest_wait_in_a_crowd_counts_from_when_the_request_came() {
+    run(async {
+        let model = model(7, 2 * MS);
+        let store = open(&model, WhileAway::Closed);
+        let limiter = limiter(&store, "all", "fixed_window 100000/d");
+        drop(limiter.acquire().await.unwrap());
+        let (within, mut answers) = (120 * MS, JoinSet::new());
+        for _ in 0..10_000 {
+            let (answer, asked) = (limiter.acquire_within(within), Instant::now());
+            answers.spawn(async move { (answer.await.is_ok(), asked.elapsed()) });
+        }
+        let mut granted = 0;
+        while let Some(answer) = answers.join_next().await {
+            let (is_granted, took) = answer.unwrap();
+            assert!(took <= within + 51 * MS, "{is_granted} after {took:?}");
+            granted += u32::from(is_granted);
+        }
+        assert!(granted > 200, "{granted}");
     });
 }
