@@ -84,7 +84,8 @@ pub(crate) struct Set {
     home: Option<Handle>,
 }
 
-/// A call that gives way. Later calls of the same limits do so, too, and stay behind it.
+/// Counts a call that gives way, until it has its answer. While one is counted, later calls of the
+/// same limits give way as well, so that calls of a limiter keep their order.
 struct GivingWay(Arc<AtomicUsize>);
 
 impl GivingWay {

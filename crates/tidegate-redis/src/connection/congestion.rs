@@ -12,10 +12,10 @@
 //! | up to a fifth of that | grows by one call: it doubles in each round trip |
 //! | up to three eighths | grows by one call in each round trip |
 //! | up to a half | stays |
-//! | longer, or is not answered while others are | is halved, once for all calls that were in flight then |
+//! | longer, or in vain while others are answered | is halved, once for all calls in flight |
 //!
-//! It grows only while it is full. When doubling ends, the last calls wait for up to two fifths:
-//! twice as many are in flight as when those left whose replies tell of a fifth.
+//! The window grows only while it is full. When it stops doubling, the calls that left last wait for
+//! up to two fifths: the window doubles once more while a reply that tells of a fifth is on its way.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -38,7 +38,7 @@ const LARGEST: usize = 16_384;
 
 pub(crate) struct Congestion {
     room: Semaphore,
-    /// Calls that give way pass it in their order, and wait for room then.
+    /// Calls that give way pass this gate in their order, and wait for room then.
     gate: Semaphore,
     window: Mutex<Window>,
 }
@@ -161,7 +161,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
     const TIMEOUT: Duration = Duration::from_millis(40);
 
-    /// What is there without a wait.
+    /// The output of a future that is ready at once.
     fn now<T>(future: impl Future<Output = T>) -> Option<T> {
         unconstrained(future).now_or_never()
     }

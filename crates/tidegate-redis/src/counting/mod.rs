@@ -142,8 +142,8 @@ impl Store {
 impl CountingBuilder {
     /// Sets after which time without a call the permits of a process go back, 10 s unless set, and
     /// at least 1 s. A process that is suspended for longer may hold permits that were given to
-    /// others. So may all, for a third of this time, if the server's clock is set ahead by more than
-    /// two thirds of it.
+    /// others. So may all, for a third of this time, if the server's clock is set ahead by more
+    /// than two thirds of it.
     pub fn time_to_live(self, time_to_live: Duration) -> CountingBuilder {
         CountingBuilder { time_to_live, ..self }
     }

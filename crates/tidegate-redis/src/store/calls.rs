@@ -96,18 +96,18 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// Of a message that no caller waits for.
+    /// The deadline of a message that no caller waits for.
     pub(crate) const NONE: Deadline = Deadline { to_answer: Duration::MAX, is_kept: false, gives_way: true };
 
-    /// Of a call that is made in any case, for what would be lost else.
+    /// The deadline of a call that is made in any case, for what would be lost else.
     pub(crate) const KEPT: Deadline = Deadline { is_kept: true, ..Deadline::NONE };
 
-    /// Of a call whose caller waits so long.
+    /// The deadline of a call whose caller waits so long.
     pub(crate) fn of(time: Duration) -> Deadline {
         Deadline { to_answer: time, is_kept: false, gives_way: false }
     }
 
-    /// Of a call for both.
+    /// The deadline of one call in place of two.
     pub(crate) fn and(self, other: Deadline) -> Deadline {
         Deadline {
             to_answer: self.to_answer.min(other.to_answer),
@@ -193,9 +193,9 @@ impl Away {
 
 /// The work of a store, until all handles are dropped and all calls are answered.
 ///
-/// One task makes all calls, so that they leave in order on a runtime of several threads as well. A
-/// call that is alone is sent before it gets here, and taken with its reply: no timer is set for
-/// it. If it has no reply after a quarter of the deadline, it gets its timer then.
+/// One task makes all calls, so that those of one limiter leave in order on a runtime of several
+/// threads as well. A call that is alone is sent before it gets here, and taken with its reply: no
+/// timer is set for it. If it has no reply after a quarter of the deadline, it gets its timer then.
 pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_clients: String) {
     // The time is that of the runtime's clock, which may be paused.
     let began = Instant::now();
@@ -294,8 +294,8 @@ impl Shared {
         let by_hash = Arc::new(by_hash);
         // Only the sole call in flight is written on this thread. A call that comes while another
         // one is in flight goes to the thread of the store, which writes all calls of its queue
-        // together, behind the one in flight. So does a call whose answer has at most half of the
-        // timeout left: this thread may find its reply only after the deadline.
+        // together, behind the one in flight. A call goes there as well if less than half of the
+        // timeout is left for its answer: this thread may find the reply only after the deadline.
         let is_alone = before == 0 && deadline.to_answer >= self.timeout / 2;
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
