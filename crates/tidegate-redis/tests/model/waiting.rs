@@ -211,6 +211,50 @@ fn a_longest_wait_for_a_lease_ends_in_an_outage() {
     }
 }
 
+/// A request that no lease served went to the store, and behind a call of another request. If that
+/// had no answer, the first request had its own with the end of that call, which left later.
+#[test]
+fn refusals_in_outages_are_on_time_whether_or_not_a_request_waited_for_a_lease() {
+    for seed in 0..30 {
+        run(async move {
+            let mut random = SmallRng::seed_from_u64(seed);
+            let model = Model::new(seed, Network::steady(random.random_range(1..10) * MS));
+            let store = model.open(Store::builder("redis://model").while_away(WhileAway::Closed)).unwrap();
+            let limiter = builder(&store, "token_bucket 1000/s burst 100").leased().build().unwrap();
+            let limiter = AnyLimiter::from(limiter);
+            let began = Instant::now();
+            let tasks = (0..16).map(|i| {
+                let (limiter, mut random) = (limiter.clone(), SmallRng::seed_from_u64(seed * 100 + i));
+                tokio::spawn(async move {
+                    while began.elapsed() < 2 * SECOND {
+                        let (within, asked) = (random.random_range(1..150) * MS, Instant::now());
+                        let request = Request::permits(random.random_range(1..3)).within(within);
+                        // The store decides a request that is told what is left.
+                        let request = if i % 4 == 0 { request.with_left() } else { request };
+                        let answer = limiter.acquire_many(request).await;
+                        let took = asked.elapsed();
+                        assert!(
+                            !is_unavailable(&answer) || took <= within.max(50 * MS),
+                            "seed {seed}: {within:?} became {took:?}"
+                        );
+                        sleep(random.random_range(0..20) * MS).await;
+                    }
+                })
+            });
+            let tasks: Vec<_> = tasks.collect();
+            for _ in 0..8 {
+                sleep(random.random_range(100_000..250_000) * MS / 1000).await;
+                model.stop(true);
+                sleep(random.random_range(20_000..150_000) * MS / 1000).await;
+                model.stop(false);
+            }
+            for task in tasks {
+                task.await.unwrap();
+            }
+        });
+    }
+}
+
 #[test]
 fn a_request_that_is_dropped_in_an_outage_leaves_no_trace() {
     run(async {
