@@ -2,8 +2,7 @@
 //!
 //! The client library has a future that writes calls and reads replies, and a queue of calls to it.
 //! A task polls that future. A thread that sends a call polls it as well, once, and so writes the
-//! call by itself: the task is not woken for it, and waits for the reply. A thread that gives a call
-//! up polls it in the same way, without a call, to read the replies that are there.
+//! call by itself: the task is not woken for it, and waits for the reply.
 //!
 //! # States
 //!
@@ -25,8 +24,7 @@
 //! call, so nothing is left of which the wake-up told. A thread that finds the lock taken adds no
 //! call here, and needs no poll. The task leaves its waker before it takes the lock: a wake-up that
 //! comes before finds no waker, and the poll that follows sees what it told of; one that comes
-//! later finds the waker. A thread that polls without a call keeps no wake-up from the task. A task
-//! that was woken and did not run yet has no waker there, and runs.
+//! later finds the waker. A task that was woken and did not run yet has no waker there, and runs.
 //!
 //! **Promise.** The poll after a wake-up sees each write that came before the wake-up.
 //!

@@ -118,11 +118,6 @@ impl Link {
         poll.is_pending().then_some(answer)
     }
 
-    /// Reads the replies that are there, unless another thread is at work.
-    pub(super) fn read_replies(&self) {
-        _ = self.driver.send(|| ());
-    }
-
     /// Sends a call that a server of a cluster may carry out for a slot that it is to get.
     pub(crate) async fn call_asking(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         let mut both = redis::pipe();

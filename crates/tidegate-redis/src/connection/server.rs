@@ -180,13 +180,6 @@ impl Server {
         })
     }
 
-    /// Reads the replies that are there, on this thread, unless another thread reads them.
-    pub(crate) fn read_replies(&self) {
-        if let Some((_, connection)) = self.current() {
-            connection.read_replies();
-        }
-    }
-
     #[cfg(feature = "simulation")]
     pub(super) fn is_model(&self) -> bool {
         matches!(self.wire, Wire::Model(_))

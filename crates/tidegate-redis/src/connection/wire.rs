@@ -77,15 +77,6 @@ impl Connection {
         }
     }
 
-    /// Reads the replies that are there, as [`Link::read_replies`].
-    pub(super) fn read_replies(&self) {
-        match self {
-            Connection::Client(link) => link.read_replies(),
-            #[cfg(feature = "simulation")]
-            Connection::Model(_) => {}
-        }
-    }
-
     /// Sends a call to a server of a cluster that is to get its slot.
     pub(crate) async fn call_asking(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         match self {

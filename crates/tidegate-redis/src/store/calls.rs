@@ -421,16 +421,8 @@ impl Shared {
         let (sent, mut answers) = (Sent::default(), server.answers());
         let mut call = pin!(self.servers.call(by_hash, script, begun, &sent));
         let (outcome, before) = loop {
-            let left = deadline.to_answer.saturating_sub(came.elapsed());
-            let mut outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
-            if outcome.is_err() {
-                // This thread may have been late, and not the server.
-                server.read_replies();
-                let now = poll_fn(|context| Poll::Ready(call.as_mut().poll(context)));
-                if let Poll::Ready(answer) = coop::unconstrained(now).await {
-                    outcome = Ok(answer);
-                }
-            }
+            let left = to_answer.saturating_sub(came.elapsed());
+            let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
             let before = std::mem::replace(&mut answers, server.answers());
             if outcome.is_ok() || answers == before || left <= self.timeout {
                 break (outcome, before);
