@@ -457,13 +457,6 @@ impl StoreLimiter {
                 Outcome::Refused(refusal) => return Err(refusal),
                 Outcome::Undecided(undecided) => undecided,
             };
-            if undecided == Undecided::Late
-                && !set.store.is_failing()
-                && self.rest(longest, came) > set.store.timeout()
-            {
-                // The line was too long for the deadline of a call. The request has not been sent.
-                continue;
-            }
             let answer = match self.0.instead(undecided) {
                 Instead::Everyone => Ok(Won::Unlimited),
                 Instead::Nobody(refusal) => Err(refusal),

@@ -157,24 +157,30 @@ impl Entry {
 
     /// How long a call of the request may take that leaves now.
     ///
-    /// A request that waits for the store, or behind a pause, needs no answer within the timeout,
-    /// but by the end of its longest wait.
+    /// A request that may wait needs no answer within the timeout while the server has much to do,
+    /// and one that waits for the store, or behind a pause, none while it is away.
     pub(super) fn deadline(&self, now: Nanos, timeout: Duration) -> Deadline {
         let Asked { longest, came, outlasts, .. } = self.asked;
-        let waits = outlasts || self.was_held;
-        let mut deadline = match waits {
-            true => Deadline::KEPT,
-            false => Deadline::of(timeout.saturating_sub(self.in_line)),
-        };
-        if longest < Duration::MAX {
-            let left = self.last().saturating_since(now).as_duration();
-            let of_first_call = timeout.saturating_sub(now.saturating_since(came).as_duration());
+        let left = self.last().saturating_since(now).as_duration();
+        let of_first_call = timeout.saturating_sub(now.saturating_since(came).as_duration());
+        let at_most = match longest {
+            Duration::MAX => Duration::MAX,
             // The instant behind a pause, and the store, may have come at the end of the longest
             // wait.
-            let most = if self.was_held { left.saturating_add(timeout) } else { left.max(of_first_call) };
-            deadline.to_answer = deadline.to_answer.min(most);
+            _ if self.was_held => left.saturating_add(timeout),
+            _ => left.max(of_first_call),
+        };
+        let of_call = timeout.saturating_sub(self.in_line).min(at_most);
+        match (outlasts || self.was_held, self.may_wait()) {
+            (true, _) => Deadline { to_answer: at_most, at_most, ..Deadline::KEPT },
+            (_, true) => Deadline { to_answer: of_call, at_most, ..Deadline::KEPT },
+            _ => Deadline::of(of_call),
         }
-        deadline
+    }
+
+    /// Whether a task waits for the request, for longer than for its call.
+    fn may_wait(&self) -> bool {
+        self.lease.is_none() && self.asked.longest > Duration::ZERO
     }
 
     pub(super) fn place(&self, number: u64) -> Place {
@@ -268,7 +274,8 @@ impl State {
         for number in numbers.iter().copied().chain(in_line) {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             let is_unanswered = matches!(entry.stage, Stage::InLine | Stage::Sent);
-            if comes_back && is_unanswered && entry.asked.outlasts && by < entry.last() {
+            let stays = entry.asked.outlasts || is_late && !is_held && entry.may_wait();
+            if comes_back && is_unanswered && stays && by < entry.last() {
                 entry.stage = Stage::InLine;
                 self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
                 if is_late {

@@ -77,9 +77,10 @@ impl StoreBuilder {
     /// Sets within which time each call has an answer, connecting included. 50 ms unless set, and
     /// at most a year. A store with a timeout of zero is not opened.
     ///
-    /// Later answers are waited for by requests that wait for the store ([`WhileAway::Wait`]), and
-    /// by messages that no caller waits for, while the server answers other calls. A server that
-    /// answers nothing for this time is away.
+    /// The call of a request that may wait has this time from when it leaves, if it has to stand
+    /// behind other calls. Later answers are waited for by requests that wait for the store
+    /// ([`WhileAway::Wait`]), and by messages that no caller waits for, while the server answers
+    /// other calls. A server that answers nothing for this time is away.
     pub fn timeout(self, timeout: Duration) -> StoreBuilder {
         // No clock can tell the end of a much longer one.
         StoreBuilder { timeout: timeout.min(Duration::from_secs(365 * 86_400)), ..self }

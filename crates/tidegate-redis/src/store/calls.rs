@@ -88,7 +88,10 @@ pub(super) type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
 /// answers others, a call waits for its answer until its deadline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
+    /// If the call does not wait behind others to leave for so long.
     pub(crate) to_answer: Duration,
+    /// If it does. Then it has the timeout of the store for its answer, from when it leaves.
+    pub(crate) at_most: Duration,
     /// The call is made, however many others wait.
     pub(crate) is_kept: bool,
     /// While calls wait to leave, others go before this one.
@@ -97,20 +100,22 @@ pub(crate) struct Deadline {
 
 impl Deadline {
     /// The deadline of a message that no caller waits for.
-    pub(crate) const NONE: Deadline = Deadline { to_answer: Duration::MAX, is_kept: false, gives_way: true };
+    pub(crate) const NONE: Deadline =
+        Deadline { to_answer: Duration::MAX, at_most: Duration::MAX, is_kept: false, gives_way: true };
 
     /// The deadline of a call that is made in any case, for what would be lost else.
     pub(crate) const KEPT: Deadline = Deadline { is_kept: true, ..Deadline::NONE };
 
     /// The deadline of a call whose caller waits so long.
     pub(crate) fn of(time: Duration) -> Deadline {
-        Deadline { to_answer: time, is_kept: false, gives_way: false }
+        Deadline { to_answer: time, at_most: time, is_kept: false, gives_way: false }
     }
 
     /// The deadline of one call in place of two.
     pub(crate) fn and(self, other: Deadline) -> Deadline {
         Deadline {
             to_answer: self.to_answer.min(other.to_answer),
+            at_most: self.at_most.min(other.at_most),
             is_kept: self.is_kept || other.is_kept,
             gives_way: self.gives_way && other.gives_way,
         }
@@ -345,8 +350,11 @@ impl Shared {
     /// Makes a call, and answers it.
     async fn make(self: Arc<Shared>, began: Instant, call: Call) {
         let Call { place, mut deadline, by_hash, script, begun, came, mut answer } = call;
-        if begun.is_none() && deadline.to_answer < Duration::MAX && !self.servers.is_model() {
-            deadline.to_answer = deadline.to_answer.saturating_sub(came.elapsed());
+        if begun.is_none() && !self.servers.is_model() {
+            let passed = came.elapsed();
+            for time in [&mut deadline.to_answer, &mut deadline.at_most] {
+                *time = if *time == Duration::MAX { *time } else { time.saturating_sub(passed) };
+            }
         }
         answer.is_sent = true;
         let outcome = self.carry_out(began, deadline, &by_hash, &script, begun).await;
@@ -366,17 +374,33 @@ impl Shared {
         self.is_far.load(Ordering::Relaxed) && !self.servers.are_congested()
     }
 
-    /// Waits until a call may leave; `None` if its answer would come too late.
-    async fn depart<'a>(&self, server: &'a Server, deadline: Deadline) -> Option<Departed<'a>> {
+    /// Waits until a call may leave. Returns the deadline of its answer, too.
+    async fn depart<'a>(
+        &self,
+        server: &'a Server,
+        deadline: Deadline,
+    ) -> Result<(Departed<'a>, Duration), Away> {
         let departing = server.congestion.depart(deadline.gives_way);
-        if deadline.to_answer == Duration::MAX {
-            return Some(departing.await);
+        let Deadline { to_answer, at_most, .. } = deadline;
+        if to_answer == Duration::MAX {
+            return Ok((departing.await, to_answer));
         }
         let takes = match server.congestion.is_full() {
             true => server.congestion.longest(self.timeout),
             false => self.takes(),
         };
-        tokio::time::timeout(deadline.to_answer.checked_sub(takes)?, departing).await.ok()
+        let began = Instant::now();
+        let left = at_most.checked_sub(takes).ok_or(Away::Late)?;
+        let departed = tokio::time::timeout(left, departing).await.map_err(|_| Away::Late)?;
+        let waited = began.elapsed();
+        if waited.saturating_add(takes) <= to_answer {
+            return Ok((departed, to_answer));
+        }
+        // The calls before this one may have had no answer.
+        match lock(&server.breaker).is_failing() {
+            true => Err(Away::For(Duration::ZERO)),
+            false => Ok((departed, waited.saturating_add(self.timeout).min(at_most))),
+        }
     }
 
     /// How much time the answer to a call must have: 5/4 of what the last call took, and at least a
@@ -394,6 +418,7 @@ impl Shared {
         script: &Script,
         begun: Option<Begun>,
     ) -> Result<Value, Away> {
+        let mut to_answer = deadline.to_answer;
         let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
         let came = begun.as_ref().map_or_else(Instant::now, |begun| Instant::from_std(begun.at));
         let server =
@@ -406,11 +431,10 @@ impl Shared {
             if rest > Duration::ZERO {
                 return Err(self.skip(rest));
             }
-            departed = self.depart(&server, deadline).await;
-            if departed.is_none() {
+            let (in_flight, left) = self.depart(&server, deadline).await.inspect_err(|_| {
                 self.skip(Duration::ZERO);
-                return Err(Away::Late);
-            }
+            })?;
+            (departed, to_answer) = (Some(in_flight), left);
             admission = lock(&server.breaker).admit(began.elapsed());
             if let Admission::Rest(rest) = admission {
                 return Err(self.skip(rest));
@@ -428,12 +452,17 @@ impl Shared {
                 break (outcome, before);
             }
         };
-        // The server answered others, so it is not away.
-        let is_congested = outcome.is_err() && answers != before && admission == Admission::Ask;
-        if is_congested {
-            server.congestion.late(asked, self.timeout);
-        } else if outcome.is_err() {
-            self.is_far.store(true, Ordering::Relaxed);
+        // A server that answered others is not away, and the time of a call that waited in line may
+        // have been too short to tell.
+        let answered_others = answers != before && admission == Admission::Ask;
+        let was_long =
+            admission != Admission::Ask || to_answer.saturating_sub(asked - came) >= self.timeout / 2;
+        let is_well = outcome.is_err() && (answered_others || !was_long);
+        if outcome.is_err() {
+            match answered_others {
+                true => server.congestion.late(asked, self.timeout),
+                false => self.is_far.store(true, Ordering::Relaxed),
+            }
         }
         drop(departed);
         let failure = match outcome {
@@ -442,10 +471,7 @@ impl Shared {
                 return Ok(value);
             }
             Ok(Err(failure)) => failure,
-            // A call that waited in line has less time for an answer.
-            Err(_) if sent.give_up(asked.elapsed() >= self.timeout / 2) => {
-                Failure::Unknown("did not answer in time".into())
-            }
+            Err(_) if sent.give_up(was_long) => Failure::Unknown("did not answer in time".into()),
             Err(_) => server.not_connected_in_time(),
         };
         self.took(asked.elapsed());
@@ -465,7 +491,7 @@ impl Shared {
             self.answers(&server.breaker, admission);
             return Err(Away::Misconfigured);
         }
-        if is_congested {
+        if is_well {
             return Err(Away::For(Duration::ZERO));
         }
         let now = began.elapsed();
@@ -597,5 +623,31 @@ mod tests {
         }
         // The store skips each of the 100 calls, and the call that the observer makes for it.
         assert_eq!(store.counts().skipped, 2 * 100);
+    }
+
+    /// Calls of a process that had no processor left were late to be made, and had a moment for
+    /// their answers. They opened the breaker of a server that was well.
+    #[cfg(feature = "simulation")]
+    #[test]
+    fn calls_with_little_time_do_not_open_the_breaker() {
+        use crate::simulation::{Model, Network, run};
+
+        run(async {
+            let model = Model::new(1, Network::steady(Duration::from_millis(1)));
+            let store = model.open(Store::builder("redis://model")).expect("a store");
+            let (timeout, script) = (store.timeout(), Arc::new(clients::script()));
+            let ask = |time| store.ask(redis::cmd("PING"), script.clone(), Deadline::of(time));
+            _ = ask(timeout).await;
+            model.stop(true);
+            let little = timeout / 2 - Duration::from_millis(1);
+            for answer in futures_util::future::join_all((0..10).map(|_| ask(little))).await {
+                assert_eq!(answer, Err(Away::For(Duration::ZERO)));
+            }
+            assert!(!store.is_away());
+            for _ in 0..5 {
+                _ = ask(timeout).await;
+            }
+            assert!(store.is_away());
+        });
     }
 }

@@ -339,11 +339,6 @@ impl Store {
         self.0.shared.is_crowded()
     }
 
-    /// Whether the last call to a server has failed.
-    pub(crate) fn is_failing(&self) -> bool {
-        self.0.shared.servers.any(Breaker::is_failing)
-    }
-
     /// Whether a call is in flight that asks whether the store is back.
     pub(crate) fn is_probed(&self) -> bool {
         self.0.shared.servers.any(Breaker::is_probed)
