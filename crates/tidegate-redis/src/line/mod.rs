@@ -6,16 +6,16 @@
 //! line, by priority and then by arrival. When the reply is there, up to 64 of them leave together,
 //! as one call that decides them in their order; of several limits as many requests as make 64
 //! decisions. Two things let the line leave earlier: so many requests in line, so that the line of
-//! a busy limiter is never longer, unless sixteen calls are in flight; and a store so far away that
-//! waiting for two replies may take longer than the deadline of a call, unless calls to it wait
-//! already.
+//! a busy limiter is never longer, as long as the calls in flight have their replies soon, up to
+//! sixteen of them; and a store so far away that waiting for two replies may take longer than the
+//! deadline of a call, unless calls to it wait already.
 //!
 //! The booking of a lease is a request in this line that does not wait for its instant: it ends
 //! with the reply.
 //!
 //! A call that fails is the answer of all requests in line: they came while it was in flight, and
 //! their own call may only end later. A call that was too late to be made is the answer of its own
-//! requests alone, and of none that waits for the store. Only requests that wait for a store that
+//! requests alone, and of none that may wait for longer. Only requests that wait for a store that
 //! is away keep their places, those of the call included, and the line is held ([`InLine`]).
 //!
 //! # States
@@ -23,7 +23,7 @@
 //! | state | meaning | leaves it by | a request dropped in it |
 //! |---|---|---|---|
 //! | `InLine` | not sent, or to be sent again | a call that takes it along; in a held line the end of its longest wait | leaves no trace |
-//! | `Sent` | in a call | the reply, of a pause to `Paused`, of one that has ended back to `InLine` behind the others; a call that fails or is not made, back to `InLine` if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
+//! | `Sent` | in a call | the reply, of a pause to `Paused`, of one that has ended back to `InLine` behind the others; a call that is not made, back to `InLine` if it may wait, and one that fails, if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
 //! | `Booked` | has a turn among the booked requests of its size | its instant; a higher priority in a full line | gives its instant to the next of its size |
 //! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its foreseen instant goes back to the store |
 //! | `Answered` | granted, refused, or not decided by the store | the task that takes the answer | gives a grant not older than 5 ms to the next of its size, else back to the store |
@@ -145,6 +145,8 @@ struct State {
     to_refund: Vec<(i64, Costs)>,
     /// How many calls are in flight.
     calls: usize,
+    /// How many others may be in flight where another call leaves to make the line shorter.
+    ahead: usize,
     /// How many of these requests stand behind others that wait for the end of a pause.
     behind: usize,
     /// How many requests ask on behalf of those that wait.
@@ -407,14 +409,15 @@ impl Line {
         state.behind += behind;
         let line = self.clone();
         let cmd = self.set.reserve(&given_back, &requests);
-        let replied = move |replies| line.replied(&numbers, behind, instants, replies);
+        let replied = move |replies| line.replied(&numbers, now, behind, instants, replies);
         after.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
 
-    /// On the thread of the store: the reply of a call.
+    /// On the thread of the store: the reply of a call that left at this time.
     fn replied(
         self: &Arc<Line>,
         numbers: &[u64],
+        left: Nanos,
         behind: usize,
         given_back: Vec<Instant>,
         replies: Result<Vec<Reply>, Undecided>,
@@ -428,8 +431,11 @@ impl Line {
             replies.iter().for_each(|reply| leases.told(now, reply));
         }
         let rest = replies.as_ref().map_or_else(|undecided| self.rest(*undecided), |_| REST);
+        let timeout = self.set.store.timeout();
         let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
+            let took = replies.as_ref().ok().map(|_| now.saturating_since(left).as_duration());
+            state.took(took, timeout);
             state.behind -= behind;
             match replies {
                 Ok(replies) => {
@@ -441,7 +447,7 @@ impl Line {
                 }
                 Err(undecided) => {
                     given_back.into_iter().filter(|_| is_late).for_each(|instant| state.give_back(instant));
-                    state.failed(after, numbers, undecided, (rest, self.set.store.timeout()), now)
+                    state.failed(after, numbers, undecided, (rest, timeout), now)
                 }
             }
         });

@@ -10,8 +10,7 @@ use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bound
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Undecided};
 
-/// While so many calls are in flight, no other leaves to make the line shorter. A server works for
-/// some milliseconds for them.
+/// While so many calls are in flight, no other leaves to make the line shorter.
 const MOST_CALLS: usize = 16;
 
 /// So many calls that give instants back leave together. After a storm of dropped waits a server
@@ -56,7 +55,7 @@ impl State {
         self.calls += steps.iter().filter(|step| matches!(step, Step::Call(..))).count();
         while !self.in_line.is_empty()
             && held_till.is_none()
-            && (is_far || (self.in_line.len() >= most && self.calls < MOST_CALLS))
+            && (is_far || (self.in_line.len() >= most && self.calls <= self.ahead))
         {
             let refunds = self.to_refund.drain(..);
             steps.extend(refunds.map(|(due, costs)| Step::Refund(due, costs)));
@@ -67,6 +66,16 @@ impl State {
             steps.push(Step::Call(instants, numbers));
         }
         steps
+    }
+
+    /// A call took so long, or was in vain. A server may work for milliseconds for one, and those
+    /// behind it must not be late.
+    pub(super) fn took(&mut self, time: Option<Duration>, timeout: Duration) {
+        match time {
+            Some(time) if time <= timeout / 4 => self.ahead = (self.ahead + 1).min(MOST_CALLS - 1),
+            Some(time) if time <= timeout / 2 => {}
+            _ => self.ahead /= 2,
+        }
     }
 
     /// Gives an instant that its request does not take to the next request of its size, or back.

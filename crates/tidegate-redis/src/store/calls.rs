@@ -393,7 +393,7 @@ impl Shared {
         let left = at_most.checked_sub(takes).ok_or(Away::Late)?;
         let departed = tokio::time::timeout(left, departing).await.map_err(|_| Away::Late)?;
         let waited = began.elapsed();
-        if waited.saturating_add(takes) <= to_answer {
+        if to_answer == at_most || waited.saturating_add(takes.max(self.timeout / 2)) <= to_answer {
             return Ok((departed, to_answer));
         }
         // The calls before this one may have had no answer.
@@ -459,9 +459,10 @@ impl Shared {
             admission != Admission::Ask || to_answer.saturating_sub(asked - came) >= self.timeout / 2;
         let is_well = outcome.is_err() && (answered_others || !was_long);
         if outcome.is_err() {
-            match answered_others {
-                true => server.congestion.late(asked, self.timeout),
-                false => self.is_far.store(true, Ordering::Relaxed),
+            if answered_others {
+                server.congestion.late(asked, self.timeout);
+            } else if was_long {
+                self.is_far.store(true, Ordering::Relaxed);
             }
         }
         drop(departed);

@@ -104,10 +104,15 @@ fn requests_that_come_too_late_in_a_crowd_are_refused_in_time() {
 /// other: permits were lost, and other limiters of the store were refused.
 #[test]
 fn a_storm_of_waits_is_served_at_the_rate() {
-    for (seed, policy) in [(1, "token_bucket 200/s burst 50"), (2, "fixed_window 100/500ms")] {
+    let rows = [
+        ("token_bucket 200/s burst 50", WhileAway::Wait, 2 * MS),
+        ("fixed_window 100/500ms", WhileAway::Wait, 2 * MS),
+        ("token_bucket 200/s burst 50", WhileAway::Closed, 3 * MS),
+    ];
+    for (policy, while_away, service) in rows {
         run(async move {
-            let model = model(seed, 2 * MS);
-            let store = open(&model, WhileAway::Wait);
+            let model = model(1, service);
+            let store = open(&model, while_away);
             let (crowded, other) = (limiter(&store, "crowded", policy), limiter(&store, "other", policy));
             drop(other.acquire_now(1).await.unwrap());
             let began = Instant::now();
