@@ -377,7 +377,7 @@ impl LimiterConfig {
     /// also those that would wait: choose more keys than a program has users or hosts at a time.
     /// Over a store all processes share them, and it keeps any number of keys.
     ///
-    /// Over a store each key is put behind the tag, as [`KeyedBuilder::tag`] does.
+    /// Over a store each key is put behind the tag, as by [`Store::keyed`].
     ///
     /// # Errors
     ///
@@ -424,7 +424,7 @@ impl LimiterConfig {
             return Err(bad("in_use", "left out of limits of each key over a store"));
         }
         let limits = self.limits.iter().cloned();
-        let builder = store.keyed().tag(self.tag()?);
+        let builder = store.keyed(self.tag()?);
         let builder = limits.fold(builder, |builder, (name, limit)| builder.limit(name, limit));
         Ok(if self.leased { builder.leased() } else { builder })
     }

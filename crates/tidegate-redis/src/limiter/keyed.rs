@@ -56,7 +56,7 @@ use crate::store::Store;
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = Store::open("redis://127.0.0.1")?;
 /// let users = store
-///     .keyed()
+///     .keyed("users")
 ///     .limit("calls", "token_bucket 10/s burst 20".parse()?)
 ///     .limit("daily", "fixed_window 10000/d".parse()?)
 ///     .build()?;
@@ -82,8 +82,9 @@ struct Keyed {
 pub struct KeyedBuilder(LimiterBuilder);
 
 impl Store {
-    /// Limits of each key: a user, a tenant, an address. A key has the limits of the
-    /// [limiter](Store::limiter) with this tag.
+    /// Limits of each key: a user, a tenant, an address. The tag is that of all keys together: with
+    /// the tag `users` the key `7` has the limits of the [limiter](Store::limiter) with the tag
+    /// `users:7`. Keyed limiters with one tag share the limits of equal names.
     ///
     /// # Examples
     ///
@@ -96,7 +97,7 @@ impl Store {
     /// use tidegate_tower::RateLimitLayer;
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let users = store.keyed().limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
+    /// let users = store.keyed("users").limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
     /// let layer = RateLimitLayer::keyed(AnyKeyed::from(users), |request| {
     ///     // A request without a key would have no limit.
     ///     let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
@@ -104,8 +105,8 @@ impl Store {
     /// });
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn keyed(&self) -> KeyedBuilder {
-        KeyedBuilder(self.limiter(""))
+    pub fn keyed(&self, tag: impl Into<String>) -> KeyedBuilder {
+        KeyedBuilder(self.limiter(tag))
     }
 }
 
@@ -127,27 +128,6 @@ impl KeyedBuilder {
         KeyedBuilder(self.0.queue_bounds(bounds))
     }
 
-    /// Sets a tag that each key is put behind: the key `7` then has the limits of the
-    /// [limiter](Store::limiter) with the tag `users:7`. Two keyed limiters of a store that give
-    /// limits one name share the limits of equal keys, unless they have tags.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use tidegate_redis::Store;
-    ///
-    /// let store = Store::open("redis://127.0.0.1")?;
-    /// let calls = "token_bucket 10/s burst 20".parse()?;
-    /// let users = store.keyed().tag("users").limit("calls", calls).build()?;
-    /// let calls = "token_bucket 100/s burst 200".parse()?;
-    /// let tenants = store.keyed().tag("tenants").limit("calls", calls).build()?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn tag(mut self, tag: impl Into<String>) -> KeyedBuilder {
-        self.0.tag = tag.into();
-        self
-    }
-
     /// Makes the limiter. The store is not asked.
     ///
     /// # Errors
@@ -155,7 +135,7 @@ impl KeyedBuilder {
     /// As [`LimiterBuilder::build`].
     pub fn build(self) -> Result<StoreKeyedLimiter, BuildError> {
         let (tag, tags) = (self.0.tag.clone(), Arc::new(Tags::new(self.0.bounds)));
-        if !tag.is_empty() && !key::is_tag(&tag) {
+        if !key::is_tag(&tag) {
             return Err(BuildError::Name { name: tag });
         }
         Ok(StoreKeyedLimiter(Arc::new(Keyed { tag, prepared: self.0.prepare()?, tags })))
@@ -175,7 +155,7 @@ impl StoreKeyedLimiter {
     /// use tidegate_redis::Store;
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let users = store.keyed().limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
+    /// let users = store.keyed("users").limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
     /// let alice = AnyLimiter::from(users.limiter("alice"));
     /// assert_eq!(users.len(), 1);
     /// drop(alice);
@@ -185,11 +165,7 @@ impl StoreKeyedLimiter {
     #[must_use]
     pub fn limiter(&self, key: &str) -> StoreLimiter {
         let Keyed { tag, prepared, tags } = &*self.0;
-        let line = match tag.as_str() {
-            "" => tags.line(prepared, &key::tag_of(key)),
-            tag => tags.line(prepared, &key::tag_of(&format!("{tag}:{key}"))),
-        };
-        StoreLimiter::new(line)
+        StoreLimiter::new(tags.line(prepared, &key::tag_of(&format!("{tag}:{key}"))))
     }
 
     /// Takes one permit of each limit of a key now, or refuses. It blocks the thread for a round

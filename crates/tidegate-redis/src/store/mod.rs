@@ -152,6 +152,9 @@ impl Store {
 
     /// Whether the store is left alone for a while, since five calls in a row have failed. The
     /// [`trouble`](Store::trouble) of the last call is told from the first failure on.
+    ///
+    /// Only a call finds out that the store is back. While no request comes, this may be old: an
+    /// endpoint that tells whether the program is well awaits [`check`](Store::check).
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.0.shared.servers.any(Breaker::is_open)

@@ -138,7 +138,7 @@ impl World {
             let since = Duration::from_micros(START) + self.began.elapsed();
             return KeyedRateLimiter::new(policy.with_epoch(since), 100).into();
         };
-        let keys = store.keyed().limit(NAME, line.parse().expect("a policy"));
+        let keys = store.keyed("users").limit(NAME, line.parse().expect("a policy"));
         let keys = if self.is_leased { keys.leased() } else { keys };
         keys.build().expect("a limiter").into()
     }

@@ -22,7 +22,7 @@ fn open(model: &Model, while_away: WhileAway) -> Store {
 }
 
 fn keyed(store: &Store, policy: &str) -> StoreKeyedLimiter {
-    store.keyed().limit("calls", policy.parse().unwrap()).build().unwrap()
+    store.keyed("users").limit("calls", policy.parse().unwrap()).build().unwrap()
 }
 
 fn limiter(store: &Store, tag: &str, policy: &str) -> AnyLimiter {

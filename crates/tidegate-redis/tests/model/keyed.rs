@@ -18,7 +18,7 @@ fn store(model: &Model) -> Store {
 }
 
 fn builder(store: &Store, line: &str) -> KeyedBuilder {
-    store.keyed().limit("calls", line.parse().unwrap())
+    store.keyed("users").limit("calls", line.parse().unwrap())
 }
 
 fn keyed(store: &Store, line: &str) -> StoreKeyedLimiter {
@@ -51,8 +51,9 @@ fn each_key_has_the_limits_of_its_tag() {
         let model = Model::new(1, Network::steady(MS));
         let store = store(&model);
         let lines = [("calls", "fixed_window 3/d"), ("tokens", "token_bucket 1/h burst 1000")];
-        let builder =
-            lines.iter().fold(store.keyed(), |all, (name, line)| all.limit(*name, line.parse().unwrap()));
+        let builder = lines
+            .iter()
+            .fold(store.keyed("users"), |all, (name, line)| all.limit(*name, line.parse().unwrap()));
         let users = builder.build().unwrap();
         let _ = users.acquire_now("alice", [("tokens", 850)]).await.unwrap();
         let refusal = users.acquire_now("alice", [("tokens", 151)]).await.unwrap_err();
@@ -63,7 +64,7 @@ fn each_key_has_the_limits_of_its_tag() {
         let full = users.acquire_within("alice", Duration::from_secs(1)).await.unwrap_err();
         assert_eq!(full.member(), Some("calls"));
         // A limiter of the tag, and of another process.
-        let other = lines.iter().fold(self::store(&model).limiter("alice"), |all, (name, line)| {
+        let other = lines.iter().fold(self::store(&model).limiter("users:alice"), |all, (name, line)| {
             all.limit(*name, line.parse().unwrap())
         });
         let status = other.build().unwrap().status().await.unwrap();
@@ -78,7 +79,7 @@ fn each_key_has_the_limits_of_its_tag() {
 fn limits_that_cannot_be_had_are_no_limits_of_keys() {
     run(async {
         let store = store(&Model::new(1, Network::steady(MS)));
-        assert_eq!(store.keyed().build().unwrap_err(), BuildError::NoLimit);
+        assert_eq!(store.keyed("users").build().unwrap_err(), BuildError::NoLimit);
         let twice = builder(&store, "fixed_window 1/d").limit("calls", "deny_all".parse().unwrap());
         assert!(matches!(twice.build(), Err(BuildError::Twice { .. })));
     });
@@ -90,7 +91,7 @@ fn any_text_is_a_key_of_its_own() {
         let model = Model::new(1, Network::steady(MS));
         let users = keyed(&store(&model), "fixed_window 1/d");
         let long = "é".repeat(5000);
-        let texts = ["", "{", "}", "{}", "a}b{c", "\0", "a b", "user:1", "tidegate", "sha1:", &long];
+        let texts = ["", ":", "{", "}", "{}", "a}b{c", "\0", "a b", "user:1", "tidegate", "sha1:", &long];
         for text in texts {
             assert!(users.acquire_now(text, 1).await.is_ok(), "{text:?}");
         }

@@ -144,7 +144,7 @@ fn each_key_has_limits_of_its_own() {
     run(async {
         let model = model();
         let store = model.open(Store::builder("redis://model")).unwrap();
-        let users = store.keyed().limit("calls", "fixed_window 2/d".parse().unwrap()).build().unwrap();
+        let users = store.keyed("users").limit("calls", "fixed_window 2/d".parse().unwrap()).build().unwrap();
         let key = |request: &http::request::Parts| {
             let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
             Ok(key.to_str().unwrap_or_default().to_owned())

@@ -153,7 +153,8 @@ async fn calls_are_not_given_up_by_a_thread_that_is_late() {
     let Some(server) = Server::start() else { return };
     let timeout = Duration::from_secs(2);
     let store = builder(&server).timeout(timeout).open().unwrap();
-    let users = store.keyed().limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
+    let users =
+        store.keyed("users").limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
     drop(users.acquire_now("first", 1).await.unwrap());
     server.signal("STOP");
     let calls = (0..50).map(|i| tokio::spawn(users.acquire_now(&format!("user{i}"), 1)));
