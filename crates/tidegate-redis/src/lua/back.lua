@@ -79,6 +79,24 @@ if ARGV[4] then
     if undone then refund_again(l) end
   end
 
+  -- Notes that parts of bookings are free again. A booking that is free as a whole is a place.
+  local function free_parts(l, due, rest)
+    local parts, i = l.parts or NONE, 1
+    while parts[i] and rest > 0 do
+      local part = parts[i]
+      local freed = part.due == due and min(rest, part.size - part.free) or 0
+      part.free, rest = part.free + freed, rest - freed
+      if part.due == due and part.free == part.size then
+        table.remove(parts, i)
+        remove_parts(l, due, part.size)
+        add_place(l, {due = due, size = part.size, free = part.size, number = part.number})
+        drop(l, part.number, due, part.before)
+      else
+        i = i + 1
+      end
+    end
+  end
+
   -- Frees a place: of a booking, or of the parts that a request took at its instant.
   local function free_place(l, due, number, before)
     local places, rest = l.places, l.n
@@ -101,6 +119,7 @@ if ARGV[4] then
       end
     end
     if rest > 0 then add_place(l, {due = due, size = rest, free = rest, number = number}) end
+    if number < 0 and rest > 0 then free_parts(l, due, rest) end
     l.alive = l.alive - l.n
     if l.origin ~= '' and l.alive <= 0 then
       go_back(l, l.origin)

@@ -19,10 +19,12 @@
 --   | ..     | origin |      | its length, and the value from before all bookings ahead, or   |
 --   |        |        |      | no value if one of them has become a grant                     |
 --   | ..     | later  | byte | the length of the places that are not in the list              |
+--   | ..     | parts  | 1    | how many bookings follow of which parts are taken              |
 --   | ..     | places |      | of each in the list its instant, its permits, how many of      |
 --   |        |        |      | them are free, the number of its booking, or -1, and the length |
 --   |        |        |      | of the value from before it, which follows, if a part of it is  |
 --   |        |        |      | taken; then the others, as in places.lua                       |
+--   | ..     | parts  |      | as the places in the list: what is free is in the other places |
 --   | ..     | refunds|      | as in refunds.lua                                               |
 --   | ..     | runs   |      | of each its first and its last number, the instant of the last |
 --   |        |        |      | one, and the length of the value from before the first one,    |
@@ -105,6 +107,7 @@ local FOREIGN = 'the key has a value of another program'
 -- How many places are in the list, and how many there are in all.
 local MOST_PLACES, MOST_IN_ALL = 32, 4096
 local MOST_REFUNDS = 32
+local MOST_PARTS = 32
 -- 3,000 bookings that are dropped in a random order have 750 runs, of a bucket with 130 kB.
 local MOST_RUNS = 1024
 local MOST_RUN_BYTES = 163840

@@ -10,11 +10,13 @@
 --   | 2      | free   | 4     | permits | of the place, which is free as a whole                |
 --   | 3      | number | 7     | 1       | of the booking and 1; 0 for parts of bookings         |
 --
--- A place of which a part is taken is in the list alone, with the value from before its booking.
+-- A place of which a part is taken is in the list, with the value from before its booking. Where it
+-- does not stay in the list, the booking is one of the parts, apart from the others: what is free of
+-- it is a place of parts of bookings then. When all of it is free again, it is a place once more.
 
 local RECORD = 18
 
-local lasts, has_ended, refund, record, load, unload
+local lasts, has_ended, refund, record, load, take_parts, unload
 if has_back then
   -- Until when the permits of a place may be granted.
   function lasts(l, due)
@@ -83,19 +85,41 @@ if has_back then
     if ended then refund(l, ended) end
   end
 
+  -- Notes that free parts of bookings are taken.
+  function take_parts(l, due, n)
+    for _, part in ipairs(l.parts or NONE) do
+      if part.due == due then
+        local taken = min(n, part.free)
+        part.free, n = part.free - taken, n - taken
+      end
+    end
+  end
+
+  -- Keeps the booking of a place of which parts are taken. Of too many the first one is forgotten.
+  local function keep_apart(l, place)
+    if place.number < 0 or (place.before or '') == '' then return end
+    local parts = l.parts or {}
+    l.parts = parts
+    local i = #parts
+    while i > 0 and parts[i].due > place.due do i = i - 1 end
+    table.insert(parts, i + 1, place)
+    if #parts > MOST_PARTS then table.remove(parts, 1) end
+  end
+
   -- Has the places behind the first 32 in a text. Of places that are taken the last 16 are kept.
   function unload(l)
     local places, later, taken = l.places, l.later, 0
     for i = #places, 1, -1 do
       if places[i].free == 0 then
         taken = taken + 1
-        if taken > MOST_PLACES / 2 then table.remove(places, i) end
+        if taken > MOST_PLACES / 2 then keep_apart(l, table.remove(places, i)) end
       end
     end
     if #places <= MOST_PLACES then return end
     local texts = {}
     for i = MOST_PLACES + 1, #places do
       local place = places[i]
+      if place.free < place.size then keep_apart(l, place) end
       local number = place.free < place.size and 0 or place.number + 1
       if place.free > 0 then
         texts[#texts + 1] = pack('>I7I4I7', place.due, min(place.free, 2^32 - 1), number)
@@ -108,7 +132,7 @@ if has_back then
 end
 
 -- What a call needs that gives bookings or permits back.
-local add_place, remove_place, remove_from, last_place, remove_last, keep_passed, bound_places
+local add_place, remove_place, remove_parts, remove_from, last_place, remove_last, keep_passed, bound_places
 if ARGV[4] or operation == 'refund' then
   -- Whether a place stands before another one.
   local function is_before(place, other)
@@ -149,6 +173,26 @@ if ARGV[4] or operation == 'refund' then
       l.places[#l.places] = nil
     else
       later[last] = #later[last] > RECORD and later[last]:sub(1, -RECORD - 1) or nil
+    end
+  end
+
+  -- Takes so many free parts of bookings out of the places of an instant.
+  function remove_parts(l, due, n)
+    while n > 0 do
+      local t, i = find(l, {due = due, number = -1})
+      if i == 0 then return end
+      local place = t == 0 and l.places[i] or record(l.later[t], i)
+      if place.due ~= due or place.number >= 0 then return end
+      local taken = min(n, place.free)
+      n, place.free, place.size = n - taken, place.free - taken, place.free - taken
+      if t == 0 then
+        if place.free == 0 then table.remove(l.places, i) end
+      else
+        local text = l.later[t]
+        local rest = place.free > 0 and pack('>I7I4I7', due, place.free, 0) or ''
+        l.later[t] = text:sub(1, RECORD * (i - 1)) .. rest .. text:sub(RECORD * i + 1)
+        if l.later[t] == '' then table.remove(l.later, t) end
+      end
     end
   end
 
@@ -201,6 +245,7 @@ if ARGV[4] or operation == 'refund' then
       remove_last(l)
       last = last_place(l)
     end
+    l.parts = nil
   end
 
   -- Refunds the latest of too many places.
@@ -210,6 +255,7 @@ if ARGV[4] or operation == 'refund' then
     while count > MOST_IN_ALL do
       local last = last_place(l)
       remove_last(l)
+      if last.number < 0 then take_parts(l, last.due, last.free) end
       refund(l, last)
       count = count - 1
     end

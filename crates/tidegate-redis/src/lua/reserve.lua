@@ -98,7 +98,9 @@ local function take_places(l, at)
   for i, place in ipairs(places) do
     if place.due == at and place.size == rest and place.free == rest then
       table.remove(places, i)
-      return place.number >= 0 and revive(l, place.number, at) or '', 0
+      if place.number >= 0 then return revive(l, place.number, at), 0 end
+      take_parts(l, at, rest)
+      return '', 0
     end
   end
   local i = 1
@@ -109,6 +111,8 @@ local function take_places(l, at)
     if taken > 0 then
       if place.free == place.size and place.number >= 0 then
         place.before = revive(l, place.number, due)
+      elseif place.number < 0 then
+        take_parts(l, due, taken)
       end
       place.free, rest = place.free - taken, rest - taken
       if due < at then

@@ -7,12 +7,24 @@ for first = 4, operation == 'reserve' and #ARGV or 0, 1 + #KEYS do
   if parse('>d', ARGV[first]) > 0 then foresees = false end
 end
 
+-- A place with the value from before its booking.
+local function read_place(value, first)
+  local due, size, free, number, length, behind = parse('>ddddd', value, first)
+  local before = value:sub(behind, behind + length - 1)
+  return {due = due, size = size, free = free, number = number, before = before}, behind + length
+end
+
+local function text_of_place(place)
+  local before = place.before or ''
+  return pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
+end
+
 -- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
 -- copy.
 local function read_back(l, value, bytes)
-  local count_places, count_refunds, length, later, real, first
-  count_places, count_refunds, l.kept_from, l.alive, l.first_due, length, later, real, first =
-    parse('>dddddddd', value, 41)
+  local count_places, count_refunds, length, later, real, count_parts, first
+  count_places, count_refunds, l.kept_from, l.alive, l.first_due, length, later, real, count_parts, first =
+    parse('>ddddddddd', value, 41)
   l.real = value:sub(first, first + real - 1)
   first = first + real
   l.origin = value:sub(first, first + length - 1)
@@ -20,18 +32,17 @@ local function read_back(l, value, bytes)
   local places, refunds = NONE, NONE
   if count_places > 0 then places = {} end
   if count_refunds > 0 then refunds = {} end
-  for i = 1, count_places do
-    local due, size, free, number, length
-    due, size, free, number, length, first = parse('>ddddd', value, first)
-    local before = value:sub(first, first + length - 1)
-    places[i] = {due = due, size = size, free = free, number = number, before = before}
-    first = first + length
-  end
+  for i = 1, count_places do places[i], first = read_place(value, first) end
   if later > 0 then l.later = {} end
   for at = first, first + later - 1, 64 * RECORD do
     l.later[#l.later + 1] = value:sub(at, min(at + 64 * RECORD, first + later) - 1)
   end
   first = first + later
+  if count_parts > 0 then
+    local parts = {}
+    for i = 1, count_parts do parts[i], first = read_place(value, first) end
+    l.parts = parts
+  end
   for i = 1, count_refunds do
     refunds[i], first = read_refund(value, first)
   end
@@ -45,6 +56,10 @@ local function pass(l)
   local places = l.places
   for i = #places, 1, -1 do
     if has_ended(l, places[i]) then refund(l, table.remove(places, i)) end
+  end
+  local parts = l.parts
+  for i = parts and #parts or 0, 1, -1 do
+    if parts[i].due <= now then table.remove(parts, i) end
   end
   load(l, 1)
   if l.booked <= now then l.runs, l.refunds, l.kept_from = NONE, NONE, 0 end
@@ -61,6 +76,7 @@ end
 -- Reads a value into the numbers of a limit.
 local function read(l, value)
   l.first, l.places, l.refunds, l.runs, l.later, l.real = 41, NONE, NONE, NONE, NONE, ''
+  if l.parts then l.parts = nil end
   if value then
     local bytes
     l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
@@ -90,7 +106,7 @@ local function read(l, value)
       seen, l.seen, l.booked = now, now, l.booked - ahead
       for _, place in ipairs(l.places) do place.due = place.due - ahead end
       -- Their permits are lost for the span.
-      l.later = NONE
+      l.later, l.parts = NONE, nil
       l.runs, l.refunds, l.origin = NONE, NONE, ''
       if l.held > 0 then l.held = l.held - ahead end
       if kind.move then kind.move(l, -ahead) end
@@ -143,7 +159,7 @@ local function value_of(l)
   local origin, later = l.origin, l.later
   local real = l.real
   local is_kept = l.kept_from > 0 and l.booked > l.now
-  if #places + #later + #refunds == 0 and text == '' and origin == '' and real == '' and not is_kept then
+  if #places + #later + #refunds + #(l.parts or NONE) == 0 and text == '' and origin == '' and real == '' and not is_kept then
     return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
   local texts, bytes = {''}, 0
@@ -151,18 +167,18 @@ local function value_of(l)
     texts[i + 1], bytes = records, bytes + #records
   end
   if origin == '' then l.alive, l.first_due = 0, 0 end
+  local parts, apart = l.parts or NONE, ''
+  for _, place in ipairs(parts) do apart = apart .. text_of_place(place) end
   local first = pack('>dddd', #places, #refunds, l.kept_from, l.alive)
-  first = first .. pack('>dddd', l.first_due, #origin, bytes, #real)
+  first = first .. pack('>ddddd', l.first_due, #origin, bytes, #real, #parts)
   first = first .. real .. origin
-  for _, place in ipairs(places) do
-    local before = place.before or ''
-    first = first .. pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
-  end
+  for _, place in ipairs(places) do first = first .. text_of_place(place) end
+  texts[#texts + 1] = apart
   for _, back in ipairs(refunds) do
     texts[#texts + 1] = text_of_refund(back)
   end
   texts[#texts + 1] = text
-  bytes = bytes + #first + 64 * #refunds + #text
+  bytes = bytes + #first + #apart + 64 * #refunds + #text
   texts[1] = pack('>ddddd', l.writes, l.seen, l.booked, l.held, bytes) .. first
   texts[#texts + 1] = l.kind.value(l)
   return table.concat(texts)
