@@ -99,7 +99,7 @@ if ARGV[4] then
 
   -- Frees a place: of a booking, or of the parts that a request took at its instant.
   local function free_place(l, due, number, before)
-    local places, rest = l.places, l.n
+    local places, rest, parts = l.places, l.n, 0
     if number >= 0 then
       -- A booking is given back once.
       local runs = runs_of(l)
@@ -111,6 +111,7 @@ if ARGV[4] then
         local freed = place.due == due and min(rest, place.size - place.free) or 0
         if freed > 0 then
           place.free, rest = place.free + freed, rest - freed
+          if place.number < 0 then parts = parts + freed end
           if place.free == place.size and place.number >= 0 then
             drop(l, place.number, due, place.before or '')
             place.before = nil
@@ -119,7 +120,7 @@ if ARGV[4] then
       end
     end
     if rest > 0 then add_place(l, {due = due, size = rest, free = rest, number = number}) end
-    if number < 0 and rest > 0 then free_parts(l, due, rest) end
+    if number < 0 then free_parts(l, due, rest + parts) end
     l.alive = l.alive - l.n
     if l.origin ~= '' and l.alive <= 0 then
       go_back(l, l.origin)

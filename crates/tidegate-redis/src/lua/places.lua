@@ -178,20 +178,24 @@ if ARGV[4] or operation == 'refund' then
 
   -- Takes so many free parts of bookings out of the places of an instant.
   function remove_parts(l, due, n)
-    while n > 0 do
-      local t, i = find(l, {due = due, number = -1})
-      if i == 0 then return end
-      local place = t == 0 and l.places[i] or record(l.later[t], i)
-      if place.due ~= due or place.number >= 0 then return end
-      local taken = min(n, place.free)
-      n, place.free, place.size = n - taken, place.free - taken, place.free - taken
+    local t, i = find(l, {due = due, number = MOST})
+    while n > 0 and i > 0 do
+      local text = l.later[t]
+      local place = t == 0 and l.places[i] or record(text, i)
+      if place.due ~= due then return end
+      local taken = place.number < 0 and min(n, place.free) or 0
+      n, place.free, place.size = n - taken, place.free - taken, place.size - taken
       if t == 0 then
-        if place.free == 0 then table.remove(l.places, i) end
-      else
-        local text = l.later[t]
+        if place.size == 0 then table.remove(l.places, i) end
+      elseif taken > 0 then
         local rest = place.free > 0 and pack('>I7I4I7', due, place.free, 0) or ''
         l.later[t] = text:sub(1, RECORD * (i - 1)) .. rest .. text:sub(RECORD * i + 1)
-        if l.later[t] == '' then table.remove(l.later, t) end
+      end
+      if t > 0 and l.later[t] == '' then table.remove(l.later, t) end
+      i = i - 1
+      if i == 0 and t > 0 then
+        t = t - 1
+        i = t == 0 and #l.places or #l.later[t] / RECORD
       end
     end
   end
@@ -228,9 +232,9 @@ if ARGV[4] or operation == 'refund' then
   -- Takes out the places of bookings from this one on. All of them are behind `booked`.
   function remove_from(l, number)
     local kept, place = {}, last_place(l)
-    while place and place.due >= l.booked and (place.number < 0 or place.number >= number) do
+    while place and place.due >= l.booked do
       remove_last(l)
-      if place.number < 0 then kept[#kept + 1] = place end
+      if place.number < number then kept[#kept + 1] = place end
       place = last_place(l)
     end
     for i = #kept, 1, -1 do add_place(l, kept[i]) end
