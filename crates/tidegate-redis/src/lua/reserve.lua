@@ -98,7 +98,7 @@ local function take_places(l, at)
   for i, place in ipairs(places) do
     if place.due == at and place.size == rest and place.free == rest then
       table.remove(places, i)
-      if place.number >= 0 then return revive(l, place.number, at), 0 end
+      if place.number >= 0 then return revive(l, place.number, at, rest), 0 end
       take_parts(l, at, rest)
       return '', 0
     end
@@ -110,7 +110,7 @@ local function take_places(l, at)
     local taken = is_open(l, place, at) and min(rest, place.free) or 0
     if taken > 0 then
       if place.free == place.size and place.number >= 0 then
-        place.before = revive(l, place.number, due)
+        place.before = revive(l, place.number, due, place.size)
       elseif place.number < 0 then
         take_parts(l, due, taken)
       end

@@ -47,16 +47,49 @@ if has_back then
     return low
   end
 
-  -- Takes the number of a booking out of the run that it is in. Returns the value from before it,
-  -- as far as it is known.
-  function revive(l, number, due)
+  -- Makes the bookings of a run again, up to one of n permits. Returns the values from before and
+  -- behind that one, if the places of all of them are in the list, and no permits came back between
+  -- two of them.
+  local function replay(l, run, number, due, n)
+    if run.low < l.kept_from then return nil end
+    for _, back in ipairs(l.refunds) do
+      if back.number > run.low and back.number <= number + 1 then return nil end
+    end
+    local made, places, i, before = {}, l.places, 1, nil
+    for name, value in pairs(l) do made[name] = value end
+    made.writes, made.booked = parse('>dd', run.text, 33)
+    made.first = 17
+    l.kind.read(made, run.text:sub(33))
+    if made.writes ~= run.low then return nil end
+    while made.writes <= number do
+      local at, size = due, n
+      if made.writes == number then
+        before = pack('>dd', number, made.booked) .. l.kind.value(made)
+      else
+        while places[i] and places[i].number ~= made.writes do i = i + 1 end
+        if not places[i] then return nil end
+        at, size = places[i].due, places[i].size
+      end
+      l.kind.take(made, at, size)
+      made.shift, made.writes = 0, made.writes + 1
+    end
+    return before, pack('>dd', made.writes, made.booked) .. l.kind.value(made)
+  end
+
+  -- Takes the number of a booking of n permits out of the run that it is in. Returns the value from
+  -- before it, as far as it is known.
+  function revive(l, number, due, n)
     local runs, known = runs_of(l), pack('>d', number)
     local i = find_run(runs, number)
     local run = runs[i]
     if not run or run.high < number then return known end
-    local before = run.text:sub(33)
+    local before, behind = run.text:sub(33), ''
+    if is_known(run) and l.kind == kinds[BUCKET] then
+      local made, rest = replay(l, run, number, due, n)
+      if made then known, behind = made, rest end
+    end
     table.remove(runs, i)
-    if number < run.high then table.insert(runs, i, new_run(number + 1, run.high, run.due, '')) end
+    if number < run.high then table.insert(runs, i, new_run(number + 1, run.high, run.due, behind)) end
     if run.low < number then
       table.insert(runs, i, new_run(run.low, number - 1, due, before))
     elseif before ~= '' then

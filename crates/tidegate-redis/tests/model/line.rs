@@ -767,6 +767,35 @@ fn waits_of_mixed_sizes_that_time_out_at_random_leave_no_trace() {
     }
 }
 
+/// A request took the first of the places that had come back, and was granted. The server did not
+/// know the state from before the second one, so it undid none of the others.
+#[test]
+fn the_first_of_many_places_that_is_taken_leaves_the_others_undone() {
+    run(async {
+        for policy in ["token_bucket 1/s burst 1", "leaky_bucket 1/s", "smooth_bursty 1/s max_burst 0s"] {
+            let model = Model::new(1, Network::steady(MS));
+            let (_, limiter) = open(&model, policy).await;
+            let (_, other) = open(&model, policy).await;
+            let (answer, empty) = spawn(&limiter, 1).await.unwrap();
+            let _ = answer.unwrap();
+            let dropped: Vec<_> = (0..4).map(|_| spawn(&limiter, 1)).collect();
+            sleep(10 * MS).await;
+            let behind = spawn(&other, 1);
+            sleep(10 * MS).await;
+            dropped.iter().for_each(JoinHandle::abort);
+            sleep(10 * MS).await;
+            // The requests of the other process have the first place, and the one behind all.
+            let last = spawn(&other, 1);
+            let times = after(empty, vec![behind]).await;
+            assert!((1000..1010).contains(&times[0]), "{policy}: {times:?}");
+            last.abort();
+            sleep(10 * MS).await;
+            let full_in = limiter.status().await.unwrap().members[0].1.full_in;
+            assert!(full_in <= SECOND, "{policy}: {full_in:?}");
+        }
+    });
+}
+
 /// The calls of a far store are all in flight at once. A request behind them takes the instant of a
 /// request that was dropped.
 #[test]
