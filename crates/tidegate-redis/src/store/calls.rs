@@ -631,11 +631,14 @@ mod tests {
     #[cfg(feature = "simulation")]
     #[test]
     fn calls_with_little_time_do_not_open_the_breaker() {
-        use crate::simulation::{Model, Network, run};
+        use crate::connection::{Servers, Wire};
+        use crate::model::{Model, Network, run};
 
         run(async {
             let model = Model::new(1, Network::steady(Duration::from_millis(1)));
-            let store = model.open(Store::builder("redis://model")).expect("a store");
+            let servers = Servers::one(Wire::Model(model.link()));
+            let (store, work) = Store::builder("redis://model").parts(servers).expect("a store");
+            tokio::spawn(work);
             let (timeout, script) = (store.timeout(), Arc::new(clients::script()));
             let ask = |time| store.ask(redis::cmd("PING"), script.clone(), Deadline::of(time));
             _ = ask(timeout).await;
