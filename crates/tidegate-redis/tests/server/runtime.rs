@@ -146,25 +146,3 @@ fn a_request_of_a_runtime_that_stands_still_is_answered_at_its_end() {
     assert!(wait.is_woken() && is_away(&assert_ready!(wait.poll())));
     assert_eq!(store.counts().skipped, 1);
 }
-
-/// A thread that was late itself gave calls up whose replies were there.
-#[tokio::test]
-async fn calls_are_not_given_up_by_a_thread_that_is_late() {
-    let Some(server) = Server::start() else { return };
-    let timeout = Duration::from_secs(2);
-    let store = builder(&server).timeout(timeout).open().unwrap();
-    let users =
-        store.keyed("users").limit("calls", "token_bucket 1/s burst 2".parse().unwrap()).build().unwrap();
-    drop(users.acquire_now("first", 1).await.unwrap());
-    server.signal("STOP");
-    let calls = (0..50).map(|i| tokio::spawn(users.acquire_now(&format!("user{i}"), 1)));
-    let calls: Vec<_> = calls.collect();
-    // They leave.
-    tokio::time::sleep(timeout / 20).await;
-    server.signal("CONT");
-    std::thread::sleep(timeout);
-    for call in calls {
-        assert!(!call.await.unwrap().unwrap().is_degraded());
-    }
-    assert_eq!((store.counts().unknown, store.is_away()), (0, false));
-}
