@@ -14,8 +14,9 @@
 //! | up to a half | stays |
 //! | longer, or in vain while others are answered | is halved, once for all calls in flight |
 //!
-//! The window grows only while it is full. When it stops doubling, the calls that left last wait for
-//! up to two fifths: the window doubles once more while a reply that tells of a fifth is on its way.
+//! The window grows only while it is full. When it stops doubling, the calls that left last wait
+//! for up to two fifths: the window doubles once more while a reply that tells of a fifth is on its
+//! way.
 
 use std::sync::Mutex;
 use std::time::Duration;

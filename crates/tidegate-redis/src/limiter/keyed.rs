@@ -97,7 +97,8 @@ impl Store {
     /// use tidegate_tower::RateLimitLayer;
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let users = store.keyed("users").limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
+    /// let calls = "token_bucket 10/s burst 20".parse()?;
+    /// let users = store.keyed("users").limit("calls", calls).build()?;
     /// let layer = RateLimitLayer::keyed(AnyKeyed::from(users), |request| {
     ///     // A request without a key would have no limit.
     ///     let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
@@ -155,7 +156,8 @@ impl StoreKeyedLimiter {
     /// use tidegate_redis::Store;
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let users = store.keyed("users").limit("calls", "token_bucket 10/s burst 20".parse()?).build()?;
+    /// let calls = "token_bucket 10/s burst 20".parse()?;
+    /// let users = store.keyed("users").limit("calls", calls).build()?;
     /// let alice = AnyLimiter::from(users.limiter("alice"));
     /// assert_eq!(users.len(), 1);
     /// drop(alice);

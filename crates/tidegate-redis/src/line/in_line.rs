@@ -274,8 +274,8 @@ impl State {
         for number in numbers.iter().copied().chain(in_line) {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             let is_unanswered = matches!(entry.stage, Stage::InLine | Stage::Sent);
-            let stays = entry.asked.outlasts || is_late && !is_held && entry.may_wait();
-            if comes_back && is_unanswered && stays && by < entry.last() {
+            let goes_on = entry.asked.outlasts || is_late && !is_held && entry.may_wait();
+            if comes_back && is_unanswered && goes_on && by < entry.last() {
                 entry.stage = Stage::InLine;
                 self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
                 if is_late {

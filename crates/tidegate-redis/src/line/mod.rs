@@ -66,8 +66,8 @@
 //! before, called and dropped after. A call is given to the thread of the store within the section
 //! that took its requests out of the line. While that thread has none, the call is sent within the
 //! section. Else the thread sends calls in the order in which it got them, except that those of
-//! other limiters go before calls that give way. While a call of a limiter gives way, later calls of
-//! this limiter do so as well. So no two calls of a line change places, and an instant goes back
+//! other limiters go before calls that give way. While a call of a limiter gives way, later calls
+//! of this limiter do so as well. So no two calls of a line change places, and an instant goes back
 //! before a later request asks for it.
 
 mod bounds;

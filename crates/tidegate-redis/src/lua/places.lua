@@ -10,9 +10,10 @@
 --   | 2      | free   | 4     | permits | of the place, which is free as a whole                |
 --   | 3      | number | 7     | 1       | of the booking and 1; 0 for parts of bookings         |
 --
--- A place of which a part is taken is in the list, with the value from before its booking. Where it
--- does not stay in the list, the booking is one of the parts, apart from the others: what is free of
--- it is a place of parts of bookings then. When all of it is free again, it is a place once more.
+-- A place of which a part is taken is in the list, with the value from before its booking. Where
+-- the place does not stay in the list, its booking is kept apart, as one of the parts: what is free
+-- of this booking is a place of parts of bookings then. When all of it is free again, the booking
+-- is a place once more.
 
 local RECORD = 18
 

@@ -159,7 +159,8 @@ local function value_of(l)
   local origin, later = l.origin, l.later
   local real = l.real
   local is_kept = l.kept_from > 0 and l.booked > l.now
-  if #places + #later + #refunds + #(l.parts or NONE) == 0 and text == '' and origin == '' and real == '' and not is_kept then
+  local listed = #places + #later + #refunds + #(l.parts or NONE)
+  if listed == 0 and text == '' and origin == '' and real == '' and not is_kept then
     return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
   local texts, bytes = {''}, 0

@@ -106,7 +106,7 @@ impl Deadline {
     /// The deadline of a call that is made in any case, for what would be lost else.
     pub(crate) const KEPT: Deadline = Deadline { is_kept: true, ..Deadline::NONE };
 
-    /// The deadline of a call whose caller waits so long.
+    /// The deadline of a call whose caller waits for this time at most.
     pub(crate) fn of(time: Duration) -> Deadline {
         Deadline { to_answer: time, at_most: time, is_kept: false, gives_way: false }
     }
@@ -235,7 +235,7 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                     None => is_closed = true,
                 }
             }
-            // A call that ran out of a budget would stand behind all others when it is polled again.
+            // A call that ran out of a budget would stand behind all others at its next poll.
             match pin!(coop::unconstrained(running.next())).poll(context) {
                 // The answer of this call may have made another call. Calls that are not made take
                 // no time, and leave turns to the timers of those in flight.

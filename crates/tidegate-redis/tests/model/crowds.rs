@@ -243,7 +243,8 @@ fn late_calls_of_a_server_that_answers_do_not_open_the_breaker() {
     });
 }
 
-/// A request whose call was too late to be made stood in line again for its whole longest wait.
+/// Requests of a call that was too late to be made stood in line again, each of them for the whole
+/// of its longest wait.
 #[test]
 fn a_longest_wait_in_a_crowd_counts_from_when_the_request_came() {
     run(async {

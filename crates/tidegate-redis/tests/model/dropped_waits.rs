@@ -128,7 +128,8 @@ fn waits_dropped_around_outages_lose_no_permits_and_no_permit_is_granted_twice()
     }
 }
 
-/// Returns how many permits were asked for, and how many are missing beyond those that were granted.
+/// Returns how many permits were asked for, and how many are missing beyond those that were
+/// granted.
 async fn random_waves(seed: u64) -> (u32, f64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let service = Duration::from_micros(1);

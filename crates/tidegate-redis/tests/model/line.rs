@@ -732,8 +732,8 @@ fn waits_that_time_out_at_random_leave_no_trace() {
 }
 
 /// Requests took parts of what came back of larger ones. Where many places came back before such a
-/// one, the server forgot whose parts these were. So it undid no booking before it, and the limit
-/// stayed debited for a minute.
+/// one, the server forgot whose parts these were. So the server undid no booking before that one,
+/// and the limit stayed debited for a minute.
 #[test]
 fn waits_of_mixed_sizes_that_time_out_at_random_leave_no_trace() {
     let policies =

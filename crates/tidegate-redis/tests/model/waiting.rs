@@ -229,7 +229,7 @@ fn refusals_in_outages_are_on_time_whether_or_not_a_request_waited_for_a_lease()
                     while began.elapsed() < 2 * SECOND {
                         let (within, asked) = (random.random_range(1..150) * MS, Instant::now());
                         let request = Request::permits(random.random_range(1..3)).within(within);
-                        // The store decides a request that is told what is left.
+                        // No lease serves a request that is told what is left.
                         let request = if i % 4 == 0 { request.with_left() } else { request };
                         let answer = limiter.acquire_many(request).await;
                         let took = asked.elapsed();
