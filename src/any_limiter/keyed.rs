@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::all_of::AllRefusal;
-use crate::any_limiter::AnyLimiter;
+use crate::all_of::{AllPermits, AllRefusal, AllRequest};
+use crate::any_limiter::{AcquireAny, AnyLimiter};
 
 /// What every limiter of keys can do, without type parameters but the key: for [`AnyKeyed`].
 pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
@@ -21,6 +22,10 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
 ///
 /// It is made from a `KeyedRateLimiter`, a `KeyedAllOf` or a `KeyedCountingLimit` (feature
 /// `keyed`), or anything else that is a [`KeyedLimiter`]. Clones share the limiter.
+///
+/// # Fairness and cancel safety
+///
+/// As the limiter behind the handle. Keys do not affect each other.
 ///
 /// # Cost
 ///
@@ -39,10 +44,10 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
 /// let policy = TokenBucket::new(Rate::per_second(5), 2);
 /// let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 100_000);
 /// let api = Api { users: users.into() };
-/// let alice = api.users.limiter("alice")?;
-/// alice.try_acquire_many(2)?;
-/// assert!(alice.try_acquire().is_err());
-/// assert!(api.users.limiter("bob")?.try_acquire().is_ok());
+/// api.users.try_acquire_many("alice", 2)?;
+/// assert!(api.users.try_acquire("alice").is_err());
+/// assert!(api.users.try_acquire("bob").is_ok());
+/// api.users.limiter("bob")?.debit(3)?; // a limiter of the key has every call
 /// # Ok::<(), tidegate::AllRefusal>(())
 /// ```
 pub struct AnyKeyed<K>(Arc<dyn KeyedLimiter<K>>);
@@ -62,6 +67,73 @@ impl<K: 'static> AnyKeyed<K> {
     /// when they are asked for permits.
     pub fn limiter(&self, key: impl Into<K>) -> Result<AnyLimiter, AllRefusal> {
         self.0.limiter(key.into())
+    }
+
+    /// Takes one permit of each limit of a key now, or refuses, as [`AnyLimiter::try_acquire`].
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    pub fn try_acquire(&self, key: impl Into<K>) -> Result<AllPermits, AllRefusal> {
+        self.limiter(key)?.try_acquire()
+    }
+
+    /// Takes the permits of a request from a key now, or refuses, as
+    /// [`AnyLimiter::try_acquire_many`].
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    pub fn try_acquire_many<'a>(
+        &self,
+        key: impl Into<K>,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        self.limiter(key)?.try_acquire_many(request)
+    }
+
+    /// Takes the permits of a request from a key now, or refuses, as [`AnyLimiter::acquire_now`]:
+    /// a limiter over a network is awaited, and blocks no thread.
+    ///
+    /// # Errors
+    ///
+    /// An [`AllRefusal`]; then the request took nothing.
+    pub fn acquire_now<'a>(&self, key: impl Into<K>, request: impl Into<AllRequest<'a>>) -> AcquireAny {
+        match self.limiter(key) {
+            Ok(limiter) => limiter.acquire_now(request),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
+    /// Waits for one permit of each limit of a key.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire`].
+    pub fn acquire(&self, key: impl Into<K>) -> AcquireAny {
+        self.acquire_many(key, AllRequest::new())
+    }
+
+    /// Waits for the permits of a request from a key.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire_many`].
+    pub fn acquire_many<'a>(&self, key: impl Into<K>, request: impl Into<AllRequest<'a>>) -> AcquireAny {
+        match self.limiter(key) {
+            Ok(limiter) => limiter.acquire_many(request),
+            Err(refusal) => AcquireAny::ready(Err(refusal)),
+        }
+    }
+
+    /// Waits for one permit of each limit of a key, if that takes no longer than `within`; else
+    /// refuses at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::acquire_within`].
+    pub fn acquire_within(&self, key: impl Into<K>, within: Duration) -> AcquireAny {
+        self.acquire_many(key, AllRequest::new().within(within))
     }
 }
 

@@ -9,8 +9,8 @@ use crate::support::polled::{Future, poll};
 use proptest::prelude::*;
 use tidegate::keyed::KeyPolicy;
 use tidegate::{
-    AnyPolicy, Clock, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request,
-    SmoothBursty, TokenBucket, WhenKeysFull,
+    AnyKeyed, AnyPolicy, Clock, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal,
+    Request, SmoothBursty, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -456,4 +456,21 @@ fn a_key_is_lowered_and_gives_its_available_permits() {
     clock.jump(Duration::from_millis(900));
     assert_eq!(assert_ready!(wait.poll()).map(Grant::permits), Ok(12));
     assert_eq!(keys.blocking_acquire_many(&2, Request::up_to(100)).map(Grant::permits), Ok(17));
+}
+
+#[tokio::test]
+async fn a_handle_to_keys_has_calls_by_key() {
+    let (keys, clock) = one_per_second(1, WhenKeysFull::RefuseNew);
+    let any = AnyKeyed::from(keys);
+    let _permits = any.try_acquire(1u64).expect("the permit");
+    assert_eq!(any.try_acquire_many(1u64, 1).unwrap_err().retry_after(), Some(1000 * MS));
+    assert!(any.acquire_now(1u64, 1).await.is_err());
+    assert!(any.acquire_within(1u64, 999 * MS).await.is_err());
+    let mut wait = spawn(any.acquire(1u64));
+    assert_pending!(wait.poll());
+    clock.advance(1000 * MS);
+    assert_eq!(assert_ready!(wait.poll()).expect("a permit").waited(), 1000 * MS);
+    for answer in [any.try_acquire(2u64), any.acquire_now(2u64, 1).await, any.acquire_many(2u64, 1).await] {
+        assert_eq!(answer.unwrap_err().refusal(), Some(Refusal::TooManyKeys { limit: 1 }));
+    }
 }
