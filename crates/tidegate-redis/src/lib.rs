@@ -3,6 +3,7 @@
 
 mod block_on;
 mod breaker;
+mod calls;
 mod clients;
 mod config;
 mod connection;

@@ -19,6 +19,7 @@ use tidegate::{
 use tokio::sync::{Notify, oneshot};
 
 use crate::block_on::Blocks;
+use crate::calls::calls;
 use crate::counting::call::{Operation, Told};
 use crate::counting::line::{Answer, Held, Line, Shared, left};
 use crate::error::{BuildError, with_left};
@@ -36,10 +37,10 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// connections, calls in flight, jobs. Permits go back when the
 /// [`AllPermits`] or the [`AnyReservation`] is dropped.
 ///
-/// It is made by [`Store::counting`], and asked as an [`AnyLimiter`]:
-/// `AnyLimiter::from(limit.clone())`. It is what [`CountingLimit`](tidegate::CountingLimit) is in
+/// It is made by [`Store::counting`], and is what [`CountingLimit`](tidegate::CountingLimit) is in
 /// one process. A process that holds permits tells the store so while it lives. If it crashes, its
 /// permits go back after the [time to live](CountingBuilder::time_to_live), by the store's clock.
+/// `AnyLimiter::from(limit.clone())` is the handle that every adapter of `tidegate` takes.
 ///
 /// # Cost
 ///
@@ -90,12 +91,11 @@ const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 /// # Examples
 ///
 /// ```no_run
-/// use tidegate::AnyLimiter;
 /// use tidegate_redis::Store;
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = Store::open("redis://127.0.0.1")?;
-/// let in_flight: AnyLimiter = store.counting("tenant-7", 20).build()?.into();
+/// let in_flight = store.counting("tenant-7", 20).build()?;
 /// let permit = in_flight.acquire().await?;
 /// // ... the call ...
 /// drop(permit);
@@ -378,9 +378,12 @@ fn unavailable(away: Away) -> Refusal {
     Refusal::Unavailable { retry_after: away.retry_after() }
 }
 
+calls!(StoreCountingLimit);
+
 impl Limiter for StoreCountingLimit {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.0.store.block_on(self.1, self.acquire_now(request)).unwrap_or_else(Self::cannot_wait)
+        let answer = Limiter::acquire_now(self, request);
+        self.0.store.block_on(self.1, answer).unwrap_or_else(Self::cannot_wait)
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
@@ -398,7 +401,8 @@ impl Limiter for StoreCountingLimit {
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.0.store.block_on_permits(self.1, self.acquire(request)).unwrap_or_else(Self::cannot_wait)
+        let wait = Limiter::acquire(self, request);
+        self.0.store.block_on_permits(self.1, wait).unwrap_or_else(Self::cannot_wait)
     }
 
     /// A place in the line of this process. It holds its permits from its grant until it is dropped

@@ -40,17 +40,15 @@ impl Store {
     /// # Examples
     ///
     /// ```no_run
-    /// use tidegate::AnyLimiter;
     /// use tidegate_redis::Store;
     ///
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let limiter: AnyLimiter = store
+    /// let limiter = store
     ///     .limiter("tenant-7")
     ///     .limit("calls", "token_bucket 100/s burst 20".parse()?)
     ///     .limit("daily", "fixed_window 1000000/d at_wall_clock 0s".parse()?)
-    ///     .build()?
-    ///     .into();
+    ///     .build()?;
     /// let _permits = limiter.acquire().await?;
     /// # Ok(())
     /// # }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyKeyed, AnyLimiter, Events, KeyedLimiter,
-    Limiter, PolicyConfig, QueueBounds,
+    PolicyConfig, QueueBounds,
 };
 
 use crate::error::BuildError;
@@ -191,7 +191,7 @@ impl StoreKeyedLimiter {
         key: &str,
         request: impl Into<AllRequest<'a>>,
     ) -> Result<AllPermits, AllRefusal> {
-        self.limiter(key).try_acquire(&request.into())
+        self.limiter(key).try_acquire_many(request)
     }
 
     /// Takes the permits of a request from a key now, or refuses, as [`AnyLimiter::acquire_now`].
@@ -200,7 +200,7 @@ impl StoreKeyedLimiter {
     ///
     /// As [`AnyLimiter::acquire_now`].
     pub fn acquire_now<'a>(&self, key: &str, request: impl Into<AllRequest<'a>>) -> AcquireAny {
-        self.limiter(key).acquire_now(&request.into())
+        self.limiter(key).acquire_now(request)
     }
 
     /// Waits for one permit of each limit of a key.
@@ -218,7 +218,7 @@ impl StoreKeyedLimiter {
     ///
     /// As [`AnyLimiter::acquire_many`].
     pub fn acquire_many<'a>(&self, key: &str, request: impl Into<AllRequest<'a>>) -> AcquireAny {
-        self.limiter(key).acquire(&request.into())
+        self.limiter(key).acquire_many(request)
     }
 
     /// Waits for one permit of each limit of a key, if that takes no longer than `within`; else

@@ -22,6 +22,7 @@ pub use builder::LimiterBuilder;
 pub use keyed::{KeyedBuilder, StoreKeyedLimiter};
 
 use crate::block_on::Blocks;
+use crate::calls::calls;
 use crate::error::with_left;
 use crate::line::{Line, Outcome, Ticket};
 use crate::observe::Watch;
@@ -33,11 +34,10 @@ use reserved::Reserved;
 /// One or several limits in a store. Processes that name the store, the tag and the limits alike
 /// share them.
 ///
-/// It is made by [`Store::limiter`](crate::Store::limiter), and asked as an [`AnyLimiter`]:
-/// `AnyLimiter::from(limiter.clone())` has `acquire` and `try_acquire`, and every adapter of
-/// `tidegate` takes it. A request is decided by one round trip,
+/// It is made by [`Store::limiter`](crate::Store::limiter). A request is decided by one round trip,
 /// for all limits together, all or nothing. Requests that come during a round trip share the next
-/// one.
+/// one. `AnyLimiter::from(limiter.clone())` is the handle that every adapter of `tidegate` takes,
+/// and has calls that are not of this type, such as [`reserve`](AnyLimiter::reserve).
 ///
 /// # Fairness
 ///
@@ -537,6 +537,8 @@ impl Drop for Waiting<'_> {
     }
 }
 
+calls!(StoreLimiter);
+
 impl Limiter for StoreLimiter {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         match self.by_lease(request) {
@@ -578,7 +580,7 @@ impl Limiter for StoreLimiter {
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        let wait = self.acquire(request);
+        let wait = Limiter::acquire(self, request);
         self.waited(request, self.0.set.store.block_on_permits(self.1, wait))
     }
 

@@ -566,3 +566,27 @@ fn threads_that_block_are_served_in_turn() {
     assert!(counts.answered <= 101, "{counts:?}");
     assert_eq!((limiter.status().waiting, store.trouble()), (0, None));
 }
+
+#[tokio::test]
+async fn a_limiter_and_a_limit_of_permits_in_use_have_the_calls_of_their_handles() {
+    let Some(server) = Server::start() else { return };
+    let store = open(&server);
+    let limiter = limiter(&store, &[("limit", "fixed_window 9/d from_first_grant")]);
+    let jobs = store.counting("jobs", 9).build().unwrap();
+    let mut held = Vec::new();
+    macro_rules! take_nine {
+        ($limiter:ident) => {
+            held.push($limiter.try_acquire().unwrap());
+            held.push($limiter.try_acquire_many(2).unwrap());
+            held.push($limiter.acquire_now(1).await.unwrap());
+            held.push($limiter.acquire().await.unwrap());
+            held.push($limiter.acquire_many(3).await.unwrap());
+            held.push($limiter.acquire_within(HOUR).await.unwrap());
+        };
+    }
+    take_nine!(limiter);
+    assert!(matches!(limiter.try_acquire().unwrap_err().refusal(), Some(Refusal::Limited { .. })));
+    assert!(limiter.acquire_within(HOUR).await.is_err());
+    take_nine!(jobs);
+    assert_eq!(jobs.try_acquire().unwrap_err().refusal(), Some(Refusal::InUse { limit: 9 }));
+}

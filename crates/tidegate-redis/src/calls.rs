@@ -1,0 +1,78 @@
+//! The calls of a limiter over a store by which permits are asked for: those of an
+//! [`AnyLimiter`](tidegate::AnyLimiter), so that a limiter needs no handle for them.
+
+/// Gives these calls to a type that is a [`Limiter`](tidegate::Limiter).
+macro_rules! calls {
+    ($limiter:ty) => {
+        impl $limiter {
+            /// Takes one permit now, or refuses. It blocks the thread for the round trip; in a
+            /// task, await [`acquire_now`](Self::acquire_now).
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::try_acquire`](tidegate::AnyLimiter::try_acquire).
+            pub fn try_acquire(&self) -> Result<tidegate::AllPermits, tidegate::AllRefusal> {
+                tidegate::Limiter::try_acquire(self, &tidegate::AllRequest::new())
+            }
+
+            /// Takes all permits of the request now, or refuses, as
+            /// [`try_acquire`](Self::try_acquire) does.
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::try_acquire_many`](tidegate::AnyLimiter::try_acquire_many).
+            pub fn try_acquire_many<'a>(
+                &self,
+                request: impl Into<tidegate::AllRequest<'a>>,
+            ) -> Result<tidegate::AllPermits, tidegate::AllRefusal> {
+                tidegate::Limiter::try_acquire(self, &request.into())
+            }
+
+            /// Takes all permits of the request now, or refuses. It waits for the answer of the
+            /// store, and blocks no thread.
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::acquire_now`](tidegate::AnyLimiter::acquire_now).
+            pub fn acquire_now<'a>(
+                &self,
+                request: impl Into<tidegate::AllRequest<'a>>,
+            ) -> tidegate::AcquireAny {
+                tidegate::Limiter::acquire_now(self, &request.into())
+            }
+
+            /// Waits for one permit, of each limit.
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::acquire`](tidegate::AnyLimiter::acquire).
+            pub fn acquire(&self) -> tidegate::AcquireAny {
+                tidegate::Limiter::acquire(self, &tidegate::AllRequest::new())
+            }
+
+            /// Waits for the permits of the request.
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::acquire_many`](tidegate::AnyLimiter::acquire_many).
+            pub fn acquire_many<'a>(
+                &self,
+                request: impl Into<tidegate::AllRequest<'a>>,
+            ) -> tidegate::AcquireAny {
+                tidegate::Limiter::acquire(self, &request.into())
+            }
+
+            /// Waits for one permit, of each limit, if that takes no longer than `within`; else
+            /// refuses at once.
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::acquire_within`](tidegate::AnyLimiter::acquire_within).
+            pub fn acquire_within(&self, within: std::time::Duration) -> tidegate::AcquireAny {
+                tidegate::Limiter::acquire(self, &tidegate::AllRequest::new().within(within))
+            }
+        }
+    };
+}
+
+pub(crate) use calls;
