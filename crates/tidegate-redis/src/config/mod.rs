@@ -515,11 +515,7 @@ impl LimiterConfig {
                 let set = if field == "timeout" { &mut self.timeout } else { &mut self.time_to_live };
                 set.replace(span).is_some()
             }
-            "while_away" => {
-                let allowed = "share, share_of and a number from 1, such as share_of 8, open, wait or closed";
-                let choice = while_away(value).ok_or(bad(field, allowed))?;
-                self.while_away.replace(choice).is_some()
-            }
+            "while_away" => self.while_away.replace(value.parse()?).is_some(),
             _ => std::mem::replace(&mut self.leased, true),
         };
         if is_set { Err(bad(field, "set once")) } else { Ok(()) }
@@ -533,7 +529,7 @@ impl LimiterConfig {
         let store = self.store.iter().map(|address| ("store", without_login(address)));
         let time_to_live = self.time_to_live.map(|span| ("time_to_live", span_text(span)));
         let timeout = self.timeout.map(|timeout| ("timeout", span_text(timeout)));
-        let while_away = self.while_away.map(|choice| ("while_away", while_away_text(choice)));
+        let while_away = self.while_away.map(|choice| ("while_away", choice.to_string()));
         let of_store = texts.chain(timeout).chain(while_away);
         in_use.into_iter().chain(time_to_live).chain(store).chain(of_store).collect()
     }
@@ -585,28 +581,6 @@ fn span_text(span: Duration) -> String {
         Some(span) if span.starts_with(|c: char| c.is_ascii_digit()) => span.into(),
         Some(unit) => format!("1{unit}"),
         None => text,
-    }
-}
-
-fn while_away(text: &str) -> Option<WhileAway> {
-    let words: Vec<_> = text.split_whitespace().collect();
-    match words[..] {
-        ["share"] => Some(WhileAway::Share),
-        ["share_of", number] => number.parse::<NonZeroU32>().ok().map(WhileAway::ShareOf),
-        ["open"] => Some(WhileAway::Open),
-        ["wait"] => Some(WhileAway::Wait),
-        ["closed"] => Some(WhileAway::Closed),
-        _ => None,
-    }
-}
-
-fn while_away_text(choice: WhileAway) -> String {
-    match choice {
-        WhileAway::Share => "share".into(),
-        WhileAway::ShareOf(processes) => format!("share_of {processes}"),
-        WhileAway::Open => "open".into(),
-        WhileAway::Wait => "wait".into(),
-        WhileAway::Closed => "closed".into(),
     }
 }
 

@@ -6,6 +6,7 @@ mod check;
 mod counts;
 mod flush;
 mod lease_counts;
+mod while_away;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -35,6 +36,7 @@ pub(crate) use calls::{Away, Deadline, Task, Unsent};
 pub use counts::Counts;
 pub(crate) use lease_counts::LeaseCounters;
 pub use lease_counts::LeaseCounts;
+pub use while_away::WhileAway;
 
 /// A connection to Redis or Valkey, which limiters share. Clones are handles to one store.
 ///
@@ -62,54 +64,6 @@ pub use lease_counts::LeaseCounts;
 /// ```
 #[derive(Clone)]
 pub struct Store(Arc<Inner>);
-
-/// How limiters decide while their store does not answer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum WhileAway {
-    /// Each process grants its share of each limit, by itself: a limit divided by the number of
-    /// processes that ask this store under its prefix, as the store [saw](Store::clients) it last,
-    /// and at least one permit. A process that has not asked the store for permits yet grants
-    /// nothing. A request that is larger than the share is refused as [`Refusal::Unavailable`].
-    ///
-    /// In the window in which the store goes away, all shares together grant the limit divided by
-    /// the number of processes, on top of the permits that the store granted: in no window more is
-    /// granted than the limit and this part of it, until a later window begins without the store.
-    /// In later windows the shares are together the limit. The shares of a bucket begin with this
-    /// part of the burst together, and fill at the rate.
-    ///
-    /// A request that waits keeps the instant that the store booked for it, and is granted while
-    /// the store is away. So the windows up to the last booked instant of a process count as the
-    /// one in which the store goes away, and the share of a bucket fills from that instant on. A
-    /// process does not know how far ahead the store is booked for other processes: where only
-    /// some processes have requests that wait, up to twice the limit is granted until these are
-    /// served.
-    ///
-    /// When the store answers again, requests that wait for a share, and have no longest wait, go
-    /// back to the line of the store. The request that returns first is sent at once, and the
-    /// others stand in order of arrival, before newcomers. A request with a longest wait, and a
-    /// [reservation](tidegate::AnyReservation), keep their places in the share. Each process asks
-    /// whether the store is back at intervals of up to 6.25 s. Until the last process has asked,
-    /// the store grants the limit beside the shares of the processes that have not.
-    Share,
-    /// As [`Share`](WhileAway::Share), with this number of processes.
-    ShareOf(NonZeroU32),
-    /// Every request is granted.
-    Open,
-    /// A request that may wait keeps its place in line until the store answers again. A request
-    /// that does not wait is refused at once, and one with a longest wait at the end of it, as
-    /// [`Refusal::Unavailable`]. A blocking call waits as well, but for
-    /// [`reserve`](tidegate::AnyLimiter::reserve), which does not wait for the store.
-    ///
-    /// Whether the store carried out a call that it did not answer in time is not known. The
-    /// requests of such a call are sent again, so their permits may be taken twice: the processes
-    /// then grant fewer permits than the limit, never more.
-    Wait,
-    /// Every request is refused at once, as [`Refusal::Unavailable`], also one that would wait for
-    /// its turn. Its `retry_after` tells when the store is asked again.
-    #[default]
-    Closed,
-}
 
 /// The time of tests, in microseconds, how many calls they wait for, and the runtime of the tasks
 /// that are spawned.

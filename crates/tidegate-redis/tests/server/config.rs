@@ -1,11 +1,12 @@
 //! Limiters by configuration: in one process, or over a store.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::Server;
 use tidegate::{AnyKeyed, AnyLimiter, Refusal, Statistics};
-use tidegate_redis::{LimiterConfig, OpenError, Store};
+use tidegate_redis::{LimiterConfig, OpenError, Store, WhileAway};
 
 fn config(line: &str) -> LimiterConfig {
     line.parse().unwrap()
@@ -466,5 +467,30 @@ fn configurations_with_one_store_share_it() {
     drop((one, same));
     while degraded(&open(line)) != 0 {
         std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_choice_for_outages_is_a_text() {
+    let eight = NonZeroU32::new(8).unwrap();
+    for (text, choice) in [
+        ("share", WhileAway::Share),
+        ("share_of 8", WhileAway::ShareOf(eight)),
+        ("open", WhileAway::Open),
+        ("wait", WhileAway::Wait),
+        ("closed", WhileAway::Closed),
+    ] {
+        assert_eq!(text.parse(), Ok(choice));
+        assert_eq!(choice.to_string(), text);
+        let json = serde_json::to_string(&choice).unwrap();
+        assert_eq!(json, format!("{text:?}"));
+        assert_eq!(serde_json::from_str::<WhileAway>(&json).unwrap(), choice);
+        assert_eq!(serde_json::from_reader::<_, WhileAway>(json.as_bytes()).unwrap(), choice);
+    }
+    for text in ["", "Share", "share_of", "share_of 0", "share_of -1", "share of 8", "8"] {
+        let told = "while_away must be share, share_of and a number from 1, such as share_of 8, open, wait or closed";
+        assert_eq!(text.parse::<WhileAway>().unwrap_err().to_string(), told);
+        let error = serde_json::from_str::<WhileAway>(&format!("{text:?}")).unwrap_err();
+        assert!(error.to_string().starts_with(told), "{error}");
     }
 }
