@@ -100,7 +100,8 @@ fn is_escaped(text: &str) -> bool {
 impl Address {
     /// Reads an address. `tls` is used for each server, if the address asks for it.
     pub(crate) fn read(url: &str, tls: Option<&Connector>) -> Result<Address, OpenError> {
-        let (scheme, rest) = url.split_once("://").ok_or(wrong("has no scheme, such as redis://"))?;
+        let (scheme, rest) =
+            url.split_once("://").ok_or(wrong("does not begin with a scheme and ://, such as redis://"))?;
         let (protocol, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
         let is_known = matches!(protocol, "redis" | "valkey" | "rediss" | "valkeys")
             && matches!(kind, "" | "unix" | "sentinel" | "cluster");
@@ -261,8 +262,9 @@ mod tests {
     #[test]
     fn an_error_tells_what_is_wrong_with_an_address() {
         for (url, says) in [
-            ("", "has no scheme"),
-            ("127.0.0.1:6379", "has no scheme"),
+            ("", "does not begin with a scheme"),
+            ("127.0.0.1:6379", "does not begin with a scheme"),
+            ("redis:/a", "does not begin with a scheme"),
             ("http://127.0.0.1", "has an unknown scheme"),
             ("redis+other://a", "has an unknown scheme"),
             ("redis://", "names no host"),
