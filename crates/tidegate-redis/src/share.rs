@@ -31,7 +31,11 @@
 //! grant. So the first period ends a period behind the last of these instants, and nothing comes in
 //! to a bucket before it. A process does not know how far ahead others have booked.
 //!
-//! A full share of one permit is not divided: of a limit below *n* permits each process grants one.
+//! From the second period on a share has at least one permit: of a limit below *n* permits each
+//! process grants one. In the first period the shares of a limit below *n*² have none.
+//!
+//! A line that is gone leaves its last booked instant to all shares of the process, since a line
+//! that is made later for the same tag does not know it.
 //!
 //! # Another number of processes
 //!
@@ -48,6 +52,8 @@ use tidegate::{
     AllOf, AllRefusal, AnyPolicy, Clock, DefaultClock, KeyedAllOf, KeyedRateLimiter, Nanos, PolicyConfig,
     Rate, Refusal,
 };
+
+use tokio::time::Instant;
 
 use crate::error::BuildError;
 use crate::lock::lock;
@@ -68,6 +74,8 @@ pub(crate) struct Shares {
     limits: Mutex<HashMap<String, Current>>,
     /// Of all of them. It is made with the first of them, in the runtime of a request.
     clock: OnceLock<DefaultClock>,
+    /// The last instant that the store booked for a line that is gone.
+    booked_till: Mutex<Option<Instant>>,
 }
 
 /// What is known of the store when a request is decided without it.
@@ -81,12 +89,17 @@ pub(crate) struct Outage {
     pub(crate) time: Option<Duration>,
 }
 
-/// The last instant at which the store booked permits for requests of this process: it lies ahead,
-/// or it has passed.
+/// The last instant at which the store booked permits for requests of a line: it lies ahead, or it
+/// has passed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Booked {
     pub(crate) ahead: Duration,
     pub(crate) ago: Duration,
+}
+
+impl Booked {
+    /// Of a line that has no booking.
+    pub(crate) const NONE: Booked = Booked { ahead: Duration::ZERO, ago: Duration::MAX };
 }
 
 /// The share of one limit, and those of other numbers of processes before it, the latest first.
@@ -113,6 +126,14 @@ struct Share {
 }
 
 impl Shares {
+    /// A line is gone. The line of its tag that is made next does not know what was booked.
+    pub(crate) fn note(&self, Booked { ahead, ago }: Booked) {
+        let now = Instant::now();
+        let till = now.checked_add(ahead).and_then(|at| at.checked_sub(ago));
+        let mut last = lock(&self.booked_till);
+        *last = till.max(*last);
+    }
+
     /// The limiter of this process alone, for one tag.
     pub(crate) fn limiter<'a>(
         &self,
@@ -123,7 +144,9 @@ impl Shares {
     ) -> Result<AllOf, AllRefusal> {
         let clock = self.clock.get_or_init(DefaultClock::new);
         let wall = clock.unix_time_at_zero() + clock.now().as_duration();
-        let outage = Outage { time: Some(outage.time.unwrap_or(wall)), ..outage };
+        let since_booked = lock(&self.booked_till).map_or(Duration::MAX, |till| till.elapsed());
+        let silence = outage.silence.min(since_booked);
+        let outage = Outage { time: Some(outage.time.unwrap_or(wall)), silence, ..outage };
         let unavailable = || AllRefusal::from(Refusal::Unavailable { retry_after: Nanos::MAX });
         let mut all: Option<KeyedAllOf<str>> = None;
         for (name, config) in limits {
@@ -421,8 +444,8 @@ mod tests {
             let is_granted = || {
                 let processes = NonZeroU32::new(4).expect("not zero");
                 let outage = Outage { processes, silence: began.elapsed(), time: None };
-                let none = || Booked { ahead: Duration::ZERO, ago: Duration::MAX };
-                let limiter = shares.limiter("all", [("calls", &config)].into_iter(), outage, &none);
+                let limits = [("calls", &config)].into_iter();
+                let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);
                 limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
             };
             assert_eq!((0..at_first).filter(|_| is_granted()).count(), at_first);

@@ -472,15 +472,20 @@ impl Line {
 
     /// How a request is decided in place of the store.
     pub(crate) fn instead(&self, undecided: Undecided) -> Instead {
-        self.set.instead(undecided, &|| {
-            let now = self.set.now();
-            let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.booked_till());
-            let till = lock(&self.state).booked_till().max(of_leases);
-            share::Booked {
-                ahead: till.saturating_since(now).as_duration(),
-                ago: now.saturating_since(till).as_duration(),
-            }
-        })
+        self.set.instead(undecided, &|| self.booked())
+    }
+
+    fn booked(&self) -> share::Booked {
+        let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.booked_till());
+        let till = lock(&self.state).booked_till().max(of_leases);
+        if till == Nanos::ZERO {
+            return share::Booked::NONE;
+        }
+        let now = self.set.now();
+        share::Booked {
+            ahead: till.saturating_since(now).as_duration(),
+            ago: now.saturating_since(till).as_duration(),
+        }
     }
 
     /// Bounds the requests that wait.
@@ -616,6 +621,10 @@ impl Drop for Held {
 
 impl Drop for Line {
     fn drop(&mut self) {
+        let booked = self.booked();
+        if booked.ago < Duration::MAX {
+            self.set.store.note_booked(booked);
+        }
         if let Some(gone) = &self.gone {
             gone(&self.set.tag);
         }

@@ -167,6 +167,13 @@ impl Store {
         Some(self.0.shares.limiter(tag, limits, outage, booked))
     }
 
+    /// A line is gone, of which this was the last booking.
+    pub(crate) fn note_booked(&self, booked: Booked) {
+        if self.processes().is_some() {
+            self.0.shares.note(booked);
+        }
+    }
+
     /// The time that scripts are to decide by: none but in tests of this crate, where it is set.
     pub(crate) fn time(&self) -> Option<u64> {
         #[cfg(test)]

@@ -33,8 +33,9 @@ pub enum WhileAway {
     /// In the window in which the store goes away, all shares together grant the limit divided by
     /// the number of processes, on top of the permits that the store granted: in no window more is
     /// granted than the limit and this part of it, until a later window begins without the store.
-    /// In later windows the shares are together the limit. The shares of a bucket begin with this
-    /// part of the burst together, and fill at the rate.
+    /// So four processes grant nothing of a limit of 15 permits in this window, and one permit each
+    /// of a limit of 16. In later windows the shares are together the limit. The shares of a bucket
+    /// begin with this part of the burst together, and fill at the rate.
     ///
     /// A request that waits keeps the instant that the store booked for it, and is granted while
     /// the store is away. So the windows up to the last booked instant of a process count as the

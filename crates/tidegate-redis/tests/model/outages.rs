@@ -8,7 +8,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tidegate::{AllRefusal, AnyLimiter, QueueBounds, Refusal};
 use tidegate_redis::simulation::{Model, Network, run};
-use tidegate_redis::{Store, WhileAway};
+use tidegate_redis::{Store, StoreKeyedLimiter, WhileAway};
 use tokio::time::Instant;
 
 const MS: Duration = Duration::from_millis(1);
@@ -20,6 +20,8 @@ struct Fleet {
     stores: Vec<Store>,
     line: &'static str,
     limiters: Vec<AnyLimiter>,
+    /// The limits of one key, for requests that keep no limiter of it.
+    keys: Option<Vec<StoreKeyedLimiter>>,
     /// When the clock of the server was at a whole minute.
     created: Instant,
     began: Instant,
@@ -43,16 +45,29 @@ impl Fleet {
             let _ = AnyLimiter::from(other.build().unwrap()).acquire_now([]).await.unwrap();
         }
         let began = Instant::now();
-        let fleet = Fleet { model, stores, line, limiters, created, began, grants: Vec::new() };
+        let keys = None;
+        let fleet = Fleet { model, stores, line, limiters, keys, created, began, grants: Vec::new() };
         while fleet.stores.iter().any(|store| store.clients().is_none_or(|n| n.get() != 8)) {
             tokio::time::sleep(MS).await;
         }
         fleet
     }
 
+    /// Has each request of [`ask`](Fleet::ask) name its key.
+    fn by_key(mut self) -> Fleet {
+        let keys =
+            |store: &Store| store.keyed("users").limit("calls", self.line.parse().unwrap()).build().unwrap();
+        self.keys = Some(self.stores.iter().map(keys).collect());
+        self
+    }
+
     /// A request of one process.
     async fn ask(&mut self, client: usize) -> bool {
-        let is_granted = self.limiters[client].acquire_now([]).await.is_ok();
+        let answer = match &self.keys {
+            Some(keys) => keys[client].acquire_now("alice", []),
+            None => self.limiters[client].acquire_now([]),
+        };
+        let is_granted = answer.await.is_ok();
         if is_granted {
             self.grants.push(self.began.elapsed());
         }
@@ -411,11 +426,13 @@ fn requests_that_wait_in_a_long_line_of_a_store_that_answers_are_decided_by_it()
 }
 
 /// After the first window of an outage, the shares are together the limit, and no permit is lost.
+/// The share of a key began anew with each request that kept no limiter of the key.
 #[test]
 fn a_long_outage_grants_the_limit_in_each_window() {
-    for line in WINDOWS {
+    for (line, by_key) in WINDOWS.into_iter().flat_map(|line| [(line, false), (line, true)]) {
         run(async {
-            let mut fleet = Fleet::new(line).await;
+            let fleet = Fleet::new(line).await;
+            let mut fleet = if by_key { fleet.by_key() } else { fleet };
             let mut random = SmallRng::seed_from_u64(3);
             while fleet.began.elapsed() < MINUTE / 2 {
                 let client = random.random_range(0..CLIENTS);
@@ -440,12 +457,42 @@ fn a_long_outage_grants_the_limit_in_each_window() {
     }
 }
 
+/// A process waits for booked instants of a key, and keeps nothing of that key afterwards. The store
+/// grants the limit up to the last of these instants, so the share is still small in the period
+/// behind it.
+#[test]
+fn the_share_of_a_key_is_small_until_its_booked_instants_have_passed() {
+    const SECOND: Duration = Duration::from_secs(1);
+    for line in ["sliding_log 64/s", "sliding_window 64/s cells 4", "token_bucket 64/s burst 64"] {
+        run(async move {
+            let mut fleet = Fleet::new(line).await.by_key();
+            let users = fleet.keys.as_ref().unwrap()[0].clone();
+            let waits: Vec<_> = (0..5 * 64).map(|_| tokio::spawn(users.acquire("alice"))).collect();
+            tokio::time::sleep(SECOND / 2).await;
+            fleet.model.kill();
+            for wait in waits {
+                let _ = wait.await.unwrap().unwrap();
+            }
+            assert!(users.is_empty() && fleet.began.elapsed() >= 3 * SECOND);
+            for _ in 0..3 {
+                for _ in 0..20 {
+                    fleet.ask(0).await;
+                }
+                tokio::time::sleep(3 * SECOND).await;
+            }
+            assert_eq!(fleet.windows(3 * SECOND), [1, 8, 8], "{line}");
+        });
+    }
+}
+
 /// A bucket begins with an eighth of its share and fills at its share of the rate.
 #[test]
 fn a_long_outage_keeps_the_rate_of_a_bucket() {
-    for line in ["token_bucket 80/s burst 160", "leaky_bucket 80/s nodelay 159 capacity 159"] {
+    let lines = ["token_bucket 80/s burst 160", "leaky_bucket 80/s nodelay 159 capacity 159"];
+    for (line, by_key) in lines.into_iter().flat_map(|line| [(line, false), (line, true)]) {
         run(async {
-            let mut fleet = Fleet::new(line).await;
+            let fleet = Fleet::new(line).await;
+            let mut fleet = if by_key { fleet.by_key() } else { fleet };
             let began = fleet.began.elapsed();
             for request in 0..200 {
                 fleet.ask(request % CLIENTS).await;
