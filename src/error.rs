@@ -154,6 +154,48 @@ impl Refusal {
         Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)))
     }
 
+    /// Returns the status code by which an HTTP server tells this refusal to a client.
+    ///
+    /// | code | if |
+    /// |---|---|
+    /// | 429 | the client asked for too much: a limit is reached, or can never grant so much |
+    /// | 503 | the server has no capacity: the limiter is paused, closed or cannot be asked, its queue is full, or it has no room for a key |
+    ///
+    /// A full limit of permits in use is a limit that is reached, and so 429. Such an answer has no
+    /// `Retry-After`, since no limiter knows when permits come back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tidegate::Refusal;
+    ///
+    /// let retry_after = Duration::from_secs(2).into();
+    /// assert_eq!(Refusal::Limited { retry_after }.status_code(), 429);
+    /// assert_eq!(Refusal::QueueFull { retry_after }.status_code(), 503);
+    /// ```
+    ///
+    /// # Source
+    ///
+    /// RFC 6585, section 4, and RFC 9110, section 15.6.4.
+    #[must_use]
+    pub fn status_code(self) -> u16 {
+        match self {
+            Refusal::Limited { .. }
+            | Refusal::ExceedsLimit { .. }
+            | Refusal::InUse { .. }
+            | Refusal::ZeroPermits => 429,
+            #[cfg(feature = "keyed")]
+            Refusal::TooManyKeys { .. } => 503,
+            Refusal::Paused { .. }
+            | Refusal::Closed
+            | Refusal::Cancelled
+            | Refusal::QueueFull { .. }
+            | Refusal::Displaced
+            | Refusal::Unavailable { .. } => 503,
+        }
+    }
+
     /// Returns whether this request may be granted another time: `false` only if it asks for no
     /// permits, or for more than can ever be granted at once, or if the limiter is closed or the
     /// call was cancelled.

@@ -23,7 +23,7 @@
 //! limiter.acquire().await?; // one permit
 //! limiter.acquire_many(3).await?; // three at once
 //!
-//! // Now, or a refusal that says when: the three are paid for after 800 ms.
+//! // Now, or a refusal that says when: three permits take 600 ms.
 //! let refusal = limiter.try_acquire().unwrap_err();
 //! assert!(refusal.retry_after() <= Some(Duration::from_millis(600)));
 //!
@@ -80,10 +80,8 @@
 //! // In the handler:
 //! # let user = "alice";
 //! if let Err(refusal) = users.try_acquire(user) {
-//!     match refusal.retry_after_secs() {
-//!         Some(secs) => println!("HTTP 429, Retry-After: {secs}"),
-//!         None => println!("HTTP 503"), // no room for a new user
-//!     }
+//!     // 429, or 503 if there is no room for a new user.
+//!     println!("HTTP {}, Retry-After: {:?}", refusal.status_code(), refusal.retry_after_secs());
 //! }
 //! ```
 //!

@@ -251,6 +251,11 @@ pub struct QueueBounds {
 /// priority. The dropped request gets [`Refusal::Displaced`](crate::Refusal::Displaced), and the
 /// requests behind it move up. At most 4,096 waiting requests are searched for requests to drop. If
 /// dropping all that may be dropped does not make room, the newcomer is refused.
+///
+/// A [reservation](crate::Reservation) is never dropped, since its place is promised. A request that
+/// may be dropped, and whose cost is known later, acquires an estimate. Then what was too much is
+/// [refunded](crate::RateLimiter::refund), and what was too little
+/// [debited](crate::RateLimiter::debit).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {
     /// The newcomer is refused.

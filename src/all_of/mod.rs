@@ -543,6 +543,13 @@ impl AllRefusal {
         self.refusal().and_then(Refusal::retry_after_secs)
     }
 
+    /// The status code by which an HTTP server tells this refusal to a client, as
+    /// [`Refusal::status_code`]; 500 if the request named a member that is not there.
+    #[must_use]
+    pub fn status_code(&self) -> u16 {
+        self.refusal().map_or(500, Refusal::status_code)
+    }
+
     /// The name of the member that is ready last, or refuses for good; `None` if it was no member.
     #[must_use]
     pub fn member(&self) -> Option<&str> {

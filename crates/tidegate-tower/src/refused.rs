@@ -77,36 +77,19 @@ impl Refused {
         self.refusal()?.retry_after()
     }
 
-    /// The status that fits.
-    ///
-    /// | status | if |
-    /// |---|---|
-    /// | 429 | the client asked for too much: a limit is reached, or can never grant so much |
-    /// | 503 | the server has no capacity: the limiter is paused, closed or cannot be asked, its queue is full, or it has no room for a key |
-    /// | 500 | the cost names a member that the limiter does not have |
-    /// | any | the key function [refused](crate::Key::Refused) the request with this status |
+    /// The status that fits: 429 or 503, as [`Refusal::status_code`] tells; 500 if the cost names a
+    /// member that the limiter does not have; or the status with which the key function
+    /// [refused](crate::Key::Refused) the request.
     ///
     /// A full limit of permits in use is a limit that is reached, and so 429: the layer cannot tell
-    /// a limit of one client from one of the whole fleet. Such an answer has no `Retry-After`,
-    /// since no limiter knows when permits come back.
+    /// a limit of one client from one of the whole fleet.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        let refusal = match &self.why {
-            Why::NoKey(status) => return *status,
-            Why::Limit(refusal) => refusal.refusal(),
-        };
-        match refusal {
-            None => StatusCode::INTERNAL_SERVER_ERROR,
-            Some(
-                Refusal::Paused { .. }
-                | Refusal::Closed
-                | Refusal::Cancelled
-                | Refusal::QueueFull { .. }
-                | Refusal::Displaced
-                | Refusal::Unavailable { .. }
-                | Refusal::TooManyKeys { .. },
-            ) => StatusCode::SERVICE_UNAVAILABLE,
-            Some(_) => StatusCode::TOO_MANY_REQUESTS,
+        match &self.why {
+            Why::NoKey(status) => *status,
+            Why::Limit(refusal) => {
+                StatusCode::from_u16(refusal.status_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+            }
         }
     }
 }
