@@ -1,5 +1,5 @@
-//! The calls of a limiter over a store by which permits are asked for: those of an
-//! [`AnyLimiter`](tidegate::AnyLimiter), so that a limiter needs no handle for them.
+//! The calls of an [`AnyLimiter`](tidegate::AnyLimiter) by which permits are asked for, and by which
+//! a limiter is closed, so that a limiter over a store needs no handle for them.
 
 /// Gives these calls to a type that is a [`Limiter`](tidegate::Limiter).
 macro_rules! calls {
@@ -70,6 +70,19 @@ macro_rules! calls {
             /// As [`AnyLimiter::acquire_within`](tidegate::AnyLimiter::acquire_within).
             pub fn acquire_within(&self, within: std::time::Duration) -> tidegate::AcquireAny {
                 tidegate::Limiter::acquire(self, &tidegate::AllRequest::new().within(within))
+            }
+
+            /// Closes the limiter and its clones for good, in this process. Requests that wait and
+            /// later requests are refused as [`Refusal::Closed`](tidegate::Refusal::Closed).
+            /// Returns whether the limiter was open.
+            pub fn close(&self) -> bool {
+                self.end()
+            }
+
+            /// Whether the limiter was [closed](Self::close).
+            #[must_use]
+            pub fn is_closed(&self) -> bool {
+                tidegate::Limiter::is_closed(self)
             }
         }
     };

@@ -210,6 +210,51 @@ impl StoreCountingLimit {
         Ok(self.status_of(left, told.paused_for))
     }
 
+    /// Pauses the limit for all processes, as [`AnyLimiter::pause`], and waits until the store has
+    /// the pause. Permits that are out stay out.
+    ///
+    /// # Cancel safety
+    ///
+    /// A future that is dropped may have paused the limit.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unavailable`] if the store did not answer. It may have paused the limit all the
+    /// same.
+    pub async fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
+        let operation = self.begin_pause(pause);
+        self.ask(operation).await.map(drop)
+    }
+
+    /// Ends a pause for all processes, as [`AnyLimiter::resume`]. Returns whether there was one.
+    ///
+    /// # Cancel safety
+    ///
+    /// A future that is dropped may have ended the pause.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
+    pub async fn resume(&self) -> Result<bool, AllRefusal> {
+        let was_paused = self.ask(Operation::Resume).await?.granted == [true];
+        if was_paused {
+            self.0.observers.report(|events| events.resumed());
+        }
+        Ok(was_paused)
+    }
+
+    fn begin_pause(&self, pause: Pause) -> Operation {
+        let now = DefaultClock::new().now();
+        let span = pause.end(now).saturating_since(now).as_duration();
+        self.0.observers.report(|events| events.paused(span));
+        Operation::Pause(span)
+    }
+
+    /// Closes the line.
+    fn end(&self) -> bool {
+        self.0.close()
+    }
+
     async fn ask(&self, operation: Operation) -> Result<Told, AllRefusal> {
         self.0.ask(operation).await.map_err(|away| unavailable(away).into())
     }
@@ -439,23 +484,16 @@ impl Limiter for StoreCountingLimit {
 
     /// For all processes. The message is not waited for. Permits that are out stay out.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        let now = DefaultClock::new().now();
-        let span = pause.end(now).saturating_since(now).as_duration();
-        self.0.observers.report(|events| events.paused(span));
-        self.0.tell(Operation::Pause(span));
+        self.0.tell(self.begin_pause(pause));
         Ok(())
     }
 
     fn resume(&self) -> bool {
-        let Some(told) = self.0.store.block_on(self.1, self.ask(Operation::Resume)) else {
+        let Some(was_paused) = self.0.store.block_on(self.1, StoreCountingLimit::resume(self)) else {
             self.0.tell(Operation::Resume);
             return false;
         };
-        let was_paused = told.is_ok_and(|told| told.granted == [true]);
-        if was_paused {
-            self.0.observers.report(|events| events.resumed());
-        }
-        was_paused
+        was_paused.unwrap_or(false)
     }
 
     /// Charges nothing: no call would give the permits back.
@@ -470,7 +508,7 @@ impl Limiter for StoreCountingLimit {
 
     /// For this process.
     fn close(&self) -> Result<bool, AllRefusal> {
-        Ok(self.0.close())
+        Ok(self.end())
     }
 
     fn is_closed(&self) -> bool {
