@@ -204,7 +204,7 @@ fn errors_say_what_to_write() {
     let tag = "tag must be set for a limit over a store, to a name that no other limit has, such as uploads";
     assert_eq!(error(line), tag);
     let away =
-        "while_away must be share, share_of and a number from 1, such as share_of 8, open, wait or closed";
+        "while_away must be closed, wait, open, share, or share_of with a number from 1, such as share_of 8";
     for (tail, message) in [
         (" timeout 20", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
         (" tag a leased true", "leased must be named without a value, or left out"),
@@ -404,7 +404,10 @@ mod with_serde {
             ("timeout = 20", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
             ("store = \"redis://:hunter2@h\"", "tag must be set for a limit over a store"),
             ("tag = 7", "tag must be a text"),
-            ("share_of = 8", "while_away must be share, share_of and a number from 1, such as share_of 8"),
+            (
+                "share_of = 8",
+                "while_away must be closed, wait, open, share, or share_of with a number from 1, such as share_of 8",
+            ),
             ("limit = \"fixed_window 5/s\"", "policy: there is no such field"),
             ("limit = \"redis://:hunter2@h\"", "limit must be a policy, and not an address"),
             ("limits = { a = \"redis://:hunter2@h\" }", "limit must be a policy, and not an address"),
@@ -488,7 +491,7 @@ fn a_choice_for_outages_is_a_text() {
         assert_eq!(serde_json::from_reader::<_, WhileAway>(json.as_bytes()).unwrap(), choice);
     }
     for text in ["", "Share", "share_of", "share_of 0", "share_of -1", "share of 8", "8"] {
-        let told = "while_away must be share, share_of and a number from 1, such as share_of 8, open, wait or closed";
+        let told = "while_away must be closed, wait, open, share, or share_of with a number from 1, such as share_of 8";
         assert_eq!(text.parse::<WhileAway>().unwrap_err().to_string(), told);
         let error = serde_json::from_str::<WhileAway>(&format!("{text:?}")).unwrap_err();
         assert!(error.to_string().starts_with(told), "{error}");
