@@ -129,7 +129,9 @@ use crate::line::deferred::run_in_drop;
 /// assert_eq!(*alerts.0.lock().unwrap(), ["the store is away"]);
 /// ```
 pub trait Events: Send + Sync + 'static {
-    /// A call got its permits, after it waited so long: zero if they were there.
+    /// A call got its permits, after it waited so long: zero if they were there. Those of several
+    /// limits are summed. A call that a limiter over a network lets pass without permits, since its
+    /// store is away, is told with the permits that it asked for.
     fn granted(&self, permits: u64, waited: Duration) {
         let _ = (permits, waited);
     }

@@ -9,6 +9,8 @@ use std::time::Duration;
 use tidegate::{AllPermits, AllRefusal, Events, Left, Refusal, StoreEvent};
 use tokio::time::Instant;
 
+use crate::set::Costs;
+
 /// The observer of a store, and that of one limiter.
 #[derive(Default)]
 pub(crate) struct Observers {
@@ -67,21 +69,40 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
 #[derive(Debug)]
 pub(crate) struct Watch {
     observers: Arc<Observers>,
-    permits: u64,
+    /// Of each limit, how many permits it asks for, and at most how many.
+    costs: Costs,
     began: Instant,
     is_told: bool,
 }
 
 impl Watch {
     /// `None` if the limiter has no observer.
-    pub(crate) fn new(observers: &Arc<Observers>, permits: u64) -> Option<Watch> {
-        let watch = || Watch { observers: observers.clone(), permits, began: Instant::now(), is_told: false };
+    pub(crate) fn new(observers: &Arc<Observers>, costs: &[(u64, u64)]) -> Option<Watch> {
+        let watch = || Watch {
+            observers: observers.clone(),
+            costs: costs.into(),
+            began: Instant::now(),
+            is_told: false,
+        };
         (!observers.is_empty()).then(watch)
+    }
+
+    /// How many permits of all limits it asks for.
+    fn permits(&self) -> u64 {
+        self.costs.iter().fold(0, |sum, (n, _)| sum.saturating_add(*n))
+    }
+
+    /// How many permits of all limits it got. A grant tells those of a limit that the request does
+    /// not name.
+    fn got(&self, granted: &AllPermits) -> u64 {
+        let each = self.costs.iter().map(|(n, most)| u64::from(granted.permits()).clamp(*n, *most.max(n)));
+        each.fold(0, u64::saturating_add)
     }
 
     fn tell(mut self, event: impl Fn(&dyn Events, u64)) {
         self.is_told = true;
-        self.observers.report(|events| event(events, self.permits));
+        let permits = self.permits();
+        self.observers.report(|events| event(events, permits));
     }
 
     /// So many permits were granted, and so much is left of the limit of this name.
@@ -104,12 +125,13 @@ impl Watch {
 
     /// It was decided, and so much is left of the limit of this name if the store granted it.
     pub(crate) fn answered_with(self, answer: Result<&AllPermits, &AllRefusal>, left: Option<(&str, Left)>) {
+        let got = answer.map_or(0, |granted| self.got(granted));
         self.tell(|events, permits| match answer {
             Ok(granted) => {
                 if granted.is_degraded() {
-                    events.degraded(permits);
+                    events.degraded(got);
                 }
-                events.granted(permits, granted.waited());
+                events.granted(got, granted.waited());
                 tell_near(events, left);
             }
             Err(refusal) => {
@@ -143,7 +165,7 @@ impl Drop for Watch {
             return;
         }
         let waited = self.began.elapsed();
-        let tell = || self.observers.report(|events| events.cancelled(self.permits, waited));
+        let tell = || self.observers.report(|events| events.cancelled(self.permits(), waited));
         if std::thread::panicking() {
             // A second panic would end the process.
             _ = catch_unwind(AssertUnwindSafe(tell));

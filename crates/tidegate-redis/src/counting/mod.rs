@@ -268,7 +268,8 @@ impl StoreCountingLimit {
     }
 
     fn watch(&self, request: &Request) -> Option<Watch> {
-        Watch::new(&self.0.observers, request.permits.into())
+        let permits = u64::from(request.permits);
+        Watch::new(&self.0.observers, &[(permits, permits)])
     }
 
     /// Waits for permits, or asks for them once.

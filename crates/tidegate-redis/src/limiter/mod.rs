@@ -377,7 +377,7 @@ impl StoreLimiter {
         };
         let this = self.clone();
         AcquireAny::new(async move {
-            let watch = Watch::new(&this.0.set.observers, ask.permits());
+            let watch = Watch::new(&this.0.set.observers, &ask.costs);
             let came = this.0.set.now();
             this.decided(ask, Duration::ZERO, came, None, watch).await
         })
@@ -399,7 +399,7 @@ impl StoreLimiter {
     fn told(&self, request: &AllRequest<'_>, answer: &Result<AllPermits, AllRefusal>) {
         if !self.0.set.observers.is_empty()
             && let Ok(ask) = Ask::new(&self.0.set, request)
-            && let Some(watch) = Watch::new(&self.0.set.observers, ask.permits())
+            && let Some(watch) = Watch::new(&self.0.set.observers, &ask.costs)
         {
             watch.answered(answer.as_ref());
         }
@@ -562,7 +562,7 @@ impl Limiter for StoreLimiter {
         let this = self.clone();
         let line = self.0.leases_for(request).and_then(|leases| leases.line(request));
         AcquireAny::new(async move {
-            let watch = Watch::new(&this.0.set.observers, ask.permits());
+            let watch = Watch::new(&this.0.set.observers, &ask.costs);
             let (came, mut number) = (this.0.set.now(), None);
             if let (Some(leases), Some(line)) = (&this.0.leases, line) {
                 let (are_held, arrive) = (|| this.0.is_held(), || number = Some(this.0.arrive()));

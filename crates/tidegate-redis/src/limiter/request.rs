@@ -38,11 +38,6 @@ impl Ask {
         })
     }
 
-    /// How many permits of all members together.
-    pub(super) fn permits(&self) -> u64 {
-        self.costs.iter().fold(0, |sum, (n, _)| sum.saturating_add(*n))
-    }
-
     /// As it joins the line. It came at this time.
     pub(super) fn asked(&self, set: &Set, longest: Duration, came: Nanos, droppable: bool) -> Asked {
         Asked {

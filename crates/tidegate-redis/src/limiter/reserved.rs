@@ -51,7 +51,7 @@ impl Reserved {
     /// Takes a place now.
     pub(super) fn new(of: &StoreLimiter, ask: Ask) -> Reserved {
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
-        let watch = Watch::new(&of.0.set.observers, ask.permits());
+        let watch = Watch::new(&of.0.set.observers, &ask.costs);
         let began = of.0.set.now();
         let (left, is_degraded) = (None, false);
         let mut place = Reserved { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
