@@ -463,7 +463,7 @@ async fn a_handle_to_keys_has_calls_by_key() {
     let (keys, clock) = one_per_second(1, WhenKeysFull::RefuseNew);
     let any = AnyKeyed::from(keys);
     let _permits = any.try_acquire(1u64).expect("the permit");
-    assert_eq!(any.try_acquire_many(1u64, 1).unwrap_err().retry_after(), Some(1000 * MS));
+    assert_eq!(any.try_acquire_many(1u64, 1).expect_err("one permit").retry_after(), Some(1000 * MS));
     assert!(any.acquire_now(1u64, 1).await.is_err());
     assert!(any.acquire_within(1u64, 999 * MS).await.is_err());
     let mut wait = spawn(any.acquire(1u64));
@@ -471,6 +471,6 @@ async fn a_handle_to_keys_has_calls_by_key() {
     clock.advance(1000 * MS);
     assert_eq!(assert_ready!(wait.poll()).expect("a permit").waited(), 1000 * MS);
     for answer in [any.try_acquire(2u64), any.acquire_now(2u64, 1).await, any.acquire_many(2u64, 1).await] {
-        assert_eq!(answer.unwrap_err().refusal(), Some(Refusal::TooManyKeys { limit: 1 }));
+        assert_eq!(answer.expect_err("no room").refusal(), Some(Refusal::TooManyKeys { limit: 1 }));
     }
 }

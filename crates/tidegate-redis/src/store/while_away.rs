@@ -25,8 +25,8 @@ use crate::error::BuildError;
 #[non_exhaustive]
 pub enum WhileAway {
     /// Each process grants its share of each limit, by itself: a limit divided by the number of
-    /// processes that ask this store under its prefix, as the store [saw](Store::clients) it last,
-    /// and at least one permit. A process that has not asked the store for permits yet grants
+    /// processes that ask this store under its prefix, as the store [saw](crate::Store::clients) it
+    /// last, and at least one permit. A process that has not asked the store for permits yet grants
     /// nothing. A request that is larger than the share is refused as
     /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable).
     ///
