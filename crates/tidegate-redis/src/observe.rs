@@ -9,8 +9,6 @@ use std::time::Duration;
 use tidegate::{AllPermits, AllRefusal, Events, Left, Refusal, StoreEvent};
 use tokio::time::Instant;
 
-use crate::set::Costs;
-
 /// The observer of a store, and that of one limiter.
 #[derive(Default)]
 pub(crate) struct Observers {
@@ -70,7 +68,7 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
 pub(crate) struct Watch {
     observers: Arc<Observers>,
     /// Of each limit, how many permits it asks for, and at most how many.
-    costs: Costs,
+    costs: Vec<(u64, u64)>,
     began: Instant,
     is_told: bool,
 }
