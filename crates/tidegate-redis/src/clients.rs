@@ -50,6 +50,10 @@ struct Seen {
     /// The period before the last one in which this process was counted.
     earlier: Option<i64>,
     count: u32,
+    /// Whether the store did not answer the last question.
+    has_missed: bool,
+    /// Until then other processes may not have asked again, which the store did not answer either.
+    holds_till: Option<Instant>,
     /// The server's time of the last answer, and when it came.
     time: Option<(Duration, Instant)>,
 }
@@ -58,7 +62,9 @@ impl Clients {
     /// The processes that the last answer told; `None` before the first answer.
     ///
     /// A store that has just lost its state counts anew, and tells too few for a while: then each
-    /// share would be too large. So a count is not believed to fall until it is two periods old.
+    /// share would be too large. So a count is not believed to fall until it is two periods old. Nor
+    /// is it for two periods after a question that was not answered: the other processes may rest
+    /// for up to a period before they ask again.
     pub(crate) fn get(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.seen().count)
     }
@@ -136,10 +142,19 @@ impl Clients {
             seen.last = (made, period);
         }
         seen.time = u64::try_from(now).ok().map(|now| (Duration::from_micros(now), at));
+        if std::mem::take(&mut seen.has_missed) {
+            seen.holds_till = Some(at + 2 * PERIOD);
+        }
+        let is_held = seen.holds_till.is_some_and(|till| at < till);
         let is_old = u128::from(now.abs_diff(made)) > 2 * PERIOD.as_micros();
-        if count >= seen.count || is_old {
+        if count >= seen.count || is_old && !is_held {
             seen.count = count;
         }
+    }
+
+    /// The store did not answer a question.
+    pub(crate) fn missed(&self) {
+        lock(&self.seen).has_missed = true;
     }
 
     fn seen(&self) -> Seen {

@@ -321,8 +321,9 @@ impl Shared {
             clients.begins.notified().await;
             let mut beat = clients::FIRST_BEAT;
             loop {
-                if let Ok(answer) = call(clients.question(&script, key, None)).await {
-                    clients.answered(&answer, Instant::now());
+                match call(clients.question(&script, key, None)).await {
+                    Ok(answer) => clients.answered(&answer, Instant::now()),
+                    Err(_) => clients.missed(),
                 }
                 if tokio::time::timeout(jittered(beat), clients.leaves.notified()).await.is_ok() {
                     break;
