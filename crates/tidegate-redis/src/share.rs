@@ -37,6 +37,13 @@
 //! A line that is gone leaves its last booked instant to all shares of the process, since a line
 //! that is made later for the same tag does not know it.
 //!
+//! # One outage after another
+//!
+//! Each outage has a first period of its own: it begins with the last answer of the store. A share
+//! that has begun in an earlier outage begins once more. A bucket, which has filled meanwhile, keeps
+//! no more than a share has at first. A window that slides has less for a period from now on, beside
+//! what it has less since the earlier outage, if that is not over: so it may have nothing until then.
+//!
 //! # Another number of processes
 //!
 //! When another number was seen between two outages, a process has a new share, of the new number.
@@ -83,7 +90,9 @@ pub(crate) struct Shares {
 pub(crate) struct Outage {
     /// How many processes share the limits.
     pub(crate) processes: NonZeroU32,
-    /// How long ago the store answered last.
+    /// When the store answered last.
+    pub(crate) answered: Instant,
+    /// How long ago the store answered last, or booked an instant.
     pub(crate) silence: Duration,
     /// The Unix time by the server's clock; `None` if it is not known.
     pub(crate) time: Option<Duration>,
@@ -121,8 +130,8 @@ struct Share {
     /// How long what was granted of earlier shares counts.
     first: Period,
     terms: Terms,
-    /// Held while a share begins.
-    begins: Mutex<()>,
+    /// When the share of each tag began last, if its first period may last. Held while one begins.
+    begun: Mutex<HashMap<String, Instant>>,
 }
 
 impl Shares {
@@ -201,11 +210,11 @@ impl Share {
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
         let (first, lacks) = (Period::of(&part), Period::lacking(&part, less));
-        Ok(Share { processes, tags, less, lacks, first, terms: part, begins: Mutex::default() })
+        Ok(Share { processes, tags, less, lacks, first, terms: part, begun: Mutex::default() })
     }
 
-    /// Takes what a share of this tag has less in its first period, and what was granted of earlier
-    /// shares, once.
+    /// Takes what a share of this tag has less in the first period of an outage, and what was granted
+    /// of earlier shares, once in each outage.
     fn begin(&self, tag: &str, outage: Outage, booked: &dyn Fn() -> Booked, earlier: &[Arc<Share>]) {
         // The store grants permits up to this instant.
         let Booked { ahead, ago } = booked();
@@ -217,17 +226,43 @@ impl Share {
             return;
         }
         // Of two requests that come first, one begins the share.
-        let _held = lock(&self.begins);
-        // A share that has begun is not full again while a share that begins has less.
-        let status = self.tags.status(tag);
-        if status.full_in == Duration::ZERO {
-            // An earlier share that was begun counts the permits that were granted before it, as
-            // far as it had room for them.
-            let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
-            let room = u32::try_from(status.limit).unwrap_or(u32::MAX).saturating_sub(less);
-            // A tag for which there is no room is refused afterwards.
-            let _ = self.tags.debit(tag, (less + granted.min(room)).saturating_add(come_in));
+        let mut begun = lock(&self.begun);
+        let is_bucket = self.terms.kind == Kind::Bucket;
+        // Where the store is booked ahead, a share of a window begins once more with each period.
+        let before = begun.get(tag).copied().filter(|began| is_bucket || self.lasts_since(*began, outage));
+        if before.is_some_and(|began| began >= outage.answered) {
+            return;
         }
+        let status = self.tags.status(tag);
+        let [limit, available] =
+            [status.limit, status.available].map(|permits| u32::try_from(permits).unwrap_or(u32::MAX));
+        let room = limit.saturating_sub(less);
+        let debit = match (before, self.first) {
+            // An earlier share that was begun counts the permits that were granted before it, as far
+            // as it had room for them.
+            (None, _) if available == limit => {
+                less + earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0).min(room)
+            }
+            // One that is not full may have a part of a permit besides.
+            _ if is_bucket && available > room => available - room + u32::from(available < limit),
+            _ if is_bucket => 0,
+            // The window in which it has less is that of the earlier outage.
+            (Some(_), Period::Window(..)) => 0,
+            _ => less,
+        };
+        // A tag for which there is no room is refused afterwards.
+        let _ = self.tags.debit(tag, debit.saturating_add(come_in));
+        if begun.len() >= MOST_TAGS {
+            begun.retain(|_, began| self.lasts_since(*began, outage));
+        }
+        if begun.len() < MOST_TAGS {
+            begun.insert(tag.to_owned(), Instant::now());
+        }
+    }
+
+    /// Whether a first period that began then is not over.
+    fn lasts_since(&self, began: Instant, outage: Outage) -> bool {
+        self.first.lasts(Outage { silence: began.elapsed(), ..outage })
     }
 
     /// How many permits of this tag were granted in a first period that is not over.
@@ -423,6 +458,43 @@ mod tests {
         }
     }
 
+    /// A bucket went on to fill while the store was back, and a window began its whole share when the
+    /// first period of the earlier outage was over.
+    #[tokio::test(start_paused = true)]
+    async fn each_outage_has_a_first_period_of_its_own() {
+        // How long the second outage lasts, and what is granted at once then.
+        for (line, gap, granted) in [
+            ("token_bucket 60/min burst 60", 30, [(0, 2), (4, 1), (20, 4)]),
+            ("token_bucket 60/min burst 60", 80, [(0, 3), (4, 1), (20, 4)]),
+            ("sliding_log 60/20s", 14, [(0, 0), (5, 0), (7, 3)]),
+            ("sliding_window 60/20s cells 4", 14, [(0, 0), (5, 0), (12, 3)]),
+            ("sliding_log 60/20s", 25, [(0, 3), (19, 0), (21, 15)]),
+            ("fixed_window 60/20s at_wall_clock 0s", 10, [(0, 0), (9, 0), (11, 15)]),
+            ("fixed_window 60/20s at_wall_clock 0s", 25, [(0, 3), (14, 0), (16, 15)]),
+        ] {
+            let config: PolicyConfig = line.parse().expect("a configuration");
+            let (shares, start) = (Shares::default(), Instant::now());
+            let take_all = |answered: Instant| {
+                let processes = NonZeroU32::new(4).expect("not zero");
+                let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
+                let outage = Outage { processes, answered, silence: answered.elapsed(), time };
+                let is_granted = || {
+                    let limits = [("calls", &config)].into_iter();
+                    let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);
+                    limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
+                };
+                (0..100).filter(|_| is_granted()).count()
+            };
+            assert_eq!(take_all(start), 3, "{line}");
+            tokio::time::sleep(Duration::from_secs(gap)).await;
+            let answered = Instant::now();
+            for (after, expected) in granted {
+                tokio::time::sleep_until(answered + Duration::from_secs(after)).await;
+                assert_eq!(take_all(answered), expected, "{line}, {after} s after {gap} s");
+            }
+        }
+    }
+
     /// A share that was full once more began once more: with 6 permits after exactly a minute, and
     /// after less than a minute if it was not used up.
     #[tokio::test(start_paused = true)]
@@ -443,7 +515,7 @@ mod tests {
             let (shares, began) = (Shares::default(), tokio::time::Instant::now());
             let is_granted = || {
                 let processes = NonZeroU32::new(4).expect("not zero");
-                let outage = Outage { processes, silence: began.elapsed(), time: None };
+                let outage = Outage { processes, answered: began, silence: began.elapsed(), time: None };
                 let limits = [("calls", &config)].into_iter();
                 let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);
                 limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())

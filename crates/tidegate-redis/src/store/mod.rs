@@ -137,7 +137,9 @@ impl Store {
     /// stores of one process count as several.
     ///
     /// A process leaves the count by [`flush`](Store::flush). One that ends without it counts for a
-    /// quarter of a minute more, so that shares are rather too small.
+    /// quarter of a minute more, and no count falls in the twelve seconds behind an outage, so that
+    /// shares are rather too small. A process whose question was carried out, and the answer lost,
+    /// counts twice for as long.
     #[must_use]
     pub fn clients(&self) -> Option<NonZeroU32> {
         self.0.shared.clients.get()
@@ -162,8 +164,9 @@ impl Store {
         booked: &dyn Fn() -> Booked,
     ) -> Option<Result<AllOf, AllRefusal>> {
         let processes = self.processes()?;
-        let silence = lock(&self.0.shared.answered).elapsed();
-        let outage = Outage { processes, silence, time: self.0.shared.clients.server_time() };
+        let answered = *lock(&self.0.shared.answered);
+        let time = self.0.shared.clients.server_time();
+        let outage = Outage { processes, answered, silence: answered.elapsed(), time };
         Some(self.0.shares.limiter(tag, limits, outage, booked))
     }
 

@@ -159,6 +159,76 @@ fn an_outage_within_a_window_grants_an_eighth_more() {
     }
 }
 
+/// A second outage in the window of the first one: its shares had the permits of a later window.
+#[test]
+fn an_outage_behind_another_one_grants_no_more_than_one() {
+    for line in WINDOWS.into_iter().chain(["token_bucket 320/min burst 320"]) {
+        for gap in [1, 10, 30, 50, 59, 70] {
+            run(async move {
+                let mut fleet = Fleet::new(line).await;
+                for client in 0..CLIENTS {
+                    fleet.ask(client).await;
+                }
+                fleet.model.stop(true);
+                fleet.take_all().await;
+                fleet.model.stop(false);
+                fleet.until_all_answer().await;
+                tokio::time::sleep(gap * Duration::from_secs(1)).await;
+                // A sixth of the window later the store has granted its limit.
+                let second = fleet.began.elapsed();
+                fleet.take_all().await;
+                fleet.model.stop(true);
+                while fleet.began.elapsed() < second + MINUTE * 5 / 6 {
+                    fleet.take_all().await;
+                    tokio::time::sleep(200 * MS).await;
+                }
+                fleet.grants.retain(|at| *at >= second);
+                let all = fleet.grants.len();
+                // A fixed window may end meanwhile. What comes in to a bucket comes in to its shares.
+                let most = match line.split_once(' ').unwrap().0 {
+                    "fixed_window" => 360 + 320,
+                    "token_bucket" => 360 + 320 * 5 / 6,
+                    "sliding_estimate" => 360 + 40,
+                    _ => 360,
+                };
+                assert!(all <= most, "{line}, {gap} s: {all}");
+            });
+        }
+    }
+}
+
+/// All processes go on to ask, so none of them counts fewer. One that returned early counted those
+/// that had asked in the period of the outage.
+#[test]
+fn an_outage_takes_no_process_out_of_the_count() {
+    for outage in [4000, 5000, 6000, 7000, 12_000] {
+        for phase in 0..6 {
+            run(async move {
+                let fleet = Fleet::new("fixed_window 320/min").await;
+                for limiter in &fleet.limiters {
+                    let limiter = limiter.clone();
+                    tokio::spawn(async move {
+                        loop {
+                            _ = limiter.acquire_now([]).await;
+                            tokio::time::sleep(120 * MS).await;
+                        }
+                    });
+                }
+                tokio::time::sleep(20_000 * MS + phase * 1000 * MS).await;
+                fleet.model.stop(true);
+                tokio::time::sleep(outage * MS).await;
+                fleet.model.stop(false);
+                for _ in 0..600 {
+                    let counts: Vec<_> =
+                        fleet.stores.iter().map(|store| store.clients().unwrap().get()).collect();
+                    assert!(counts.iter().all(|n| *n >= 8), "{outage} ms, phase {phase}: {counts:?}");
+                    tokio::time::sleep(50 * MS).await;
+                }
+            });
+        }
+    }
+}
+
 /// What a process granted of its share counts when another number of processes is seen.
 #[test]
 fn processes_that_come_and_go_between_outages_renew_no_share() {
