@@ -203,7 +203,9 @@ impl Future for Reserved {
                 Stage::Shared(place) => {
                     let answer = ready!(Pin::new(place).poll(context)).map_err(AllRefusal::as_degraded);
                     match &answer {
-                        Ok(grant) => this.tell(Ok(&AllPermits::from(*grant).as_degraded())),
+                        Ok(grant) => {
+                            this.watch.take().into_iter().for_each(|watch| watch.granted_place(grant))
+                        }
                         Err(refusal) => this.tell(Err(refusal)),
                     }
                     return Poll::Ready(answer);

@@ -264,6 +264,31 @@ fn events_of_leases_equal_their_counts() {
     });
 }
 
+/// A place tells its permits of all limits together, also one in the shares of a process. Observers
+/// were told the number for each limit that the sum would be for one.
+#[test]
+fn a_place_in_shares_is_told_with_its_permits() {
+    run(async {
+        let (model, one) = (model(), NonZeroU32::MIN);
+        let builder = Store::builder("redis://model").while_away(WhileAway::ShareOf(one));
+        let store = model.open(builder).unwrap();
+        let limit = |line: &str| line.parse().unwrap();
+        let limiter = store.limiter("all").limit("a", limit("token_bucket 100/s burst 50"));
+        let limiter = limiter.limit("b", limit("token_bucket 100/s burst 70")).build().unwrap();
+        let told = Arc::new(Statistics::new());
+        limiter.observe(told.clone());
+        model.stop(true);
+        let limiter = AnyLimiter::from(limiter).in_task();
+        let mut permits = 0;
+        for request in [Request::permits(3), Request::up_to(12), Request::permits(12).at_least(5)] {
+            let mut place = limiter.reserve(request).unwrap();
+            permits += u64::from((&mut place).await.unwrap().permits());
+            assert!(place.is_degraded());
+        }
+        assert_eq!(told.snapshot().permits, permits);
+    });
+}
+
 /// A reservation is told of when it is claimed or dropped, and a shadowed request as that.
 #[test]
 fn reservations_and_shadowed_requests_are_told() {
