@@ -41,8 +41,10 @@
 //!
 //! Each outage has a first period of its own: it begins with the last answer of the store. A share
 //! that has begun in an earlier outage begins once more. A bucket, which has filled meanwhile, keeps
-//! no more than a share has at first. A window that slides has less for a period from now on, beside
-//! what it has less since the earlier outage, if that is not over: so it may have nothing until then.
+//! no more than a share has at first. What a window that slides has less since the earlier outage
+//! serves for this one, until an eighth of a period is left of it. Then the window has less for
+//! another period, and nothing while both count. A single call that is late is an outage, so a share
+//! that had less for a period after each of them would be none.
 //!
 //! # Another number of processes
 //!
@@ -228,27 +230,28 @@ impl Share {
         // Of two requests that come first, one begins the share.
         let mut begun = lock(&self.begun);
         let is_bucket = self.terms.kind == Kind::Bucket;
-        // Where the store is booked ahead, a share of a window begins once more with each period.
-        let before = begun.get(tag).copied().filter(|began| is_bucket || self.lasts_since(*began, outage));
-        if before.is_some_and(|began| began >= outage.answered) {
+        let is_begun = |began: &Instant| match is_bucket {
+            true => *began >= outage.answered,
+            // Where the store is booked ahead, a window begins once more with each period.
+            false => began.elapsed() <= outage.silence || self.lasts_since(*began, outage),
+        };
+        if begun.get(tag).is_some_and(is_begun) {
             return;
         }
         let status = self.tags.status(tag);
         let [limit, available] =
             [status.limit, status.available].map(|permits| u32::try_from(permits).unwrap_or(u32::MAX));
         let room = limit.saturating_sub(less);
-        let debit = match (before, self.first) {
+        let debit = match is_bucket {
             // An earlier share that was begun counts the permits that were granted before it, as far
             // as it had room for them.
-            (None, _) if available == limit => {
+            _ if available == limit => {
                 less + earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0).min(room)
             }
-            // One that is not full may have a part of a permit besides.
-            _ if is_bucket && available > room => available - room + u32::from(available < limit),
-            _ if is_bucket => 0,
-            // The window in which it has less is that of the earlier outage.
-            (Some(_), Period::Window(..)) => 0,
-            _ => less,
+            // A bucket may have a part of a permit besides.
+            true if available > room => available - room + 1,
+            true => 0,
+            false => less,
         };
         // A tag for which there is no room is refused afterwards.
         let _ = self.tags.debit(tag, debit.saturating_add(come_in));
@@ -260,9 +263,14 @@ impl Share {
         }
     }
 
-    /// Whether a first period that began then is not over.
+    /// Whether a share that began then has less now, and for an eighth of a period.
     fn lasts_since(&self, began: Instant, outage: Outage) -> bool {
-        self.first.lasts(Outage { silence: began.elapsed(), ..outage })
+        let eighth = match self.first {
+            Period::For(length) => length / 8,
+            // The first period of any outage ends with the window.
+            Period::Window(..) => Duration::ZERO,
+        };
+        self.first.lasts(Outage { silence: began.elapsed().saturating_add(eighth), ..outage })
     }
 
     /// How many permits of this tag were granted in a first period that is not over.
@@ -467,6 +475,7 @@ mod tests {
             ("token_bucket 60/min burst 60", 30, [(0, 2), (4, 1), (20, 4)]),
             ("token_bucket 60/min burst 60", 80, [(0, 3), (4, 1), (20, 4)]),
             ("sliding_log 60/20s", 14, [(0, 0), (5, 0), (7, 3)]),
+            ("sliding_log 60/20s", 5, [(0, 0), (14, 0), (16, 3)]),
             ("sliding_window 60/20s cells 4", 14, [(0, 0), (5, 0), (12, 3)]),
             ("sliding_log 60/20s", 25, [(0, 3), (19, 0), (21, 15)]),
             ("fixed_window 60/20s at_wall_clock 0s", 10, [(0, 0), (9, 0), (11, 15)]),
@@ -492,6 +501,25 @@ mod tests {
                 tokio::time::sleep_until(answered + Duration::from_secs(after)).await;
                 assert_eq!(take_all(answered), expected, "{line}, {after} s after {gap} s");
             }
+        }
+    }
+
+    /// Each call that is late is an outage, though the store is well.
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_are_late_leave_a_share() {
+        for line in ["sliding_log 60/20s", "sliding_window 60/20s cells 4", "token_bucket 3/s burst 60"] {
+            let config: PolicyConfig = line.parse().expect("a configuration");
+            let (shares, mut granted) = (Shares::default(), 0);
+            for _ in 0..60 {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let (processes, answered) = (NonZeroU32::new(4).expect("not zero"), Instant::now());
+                let outage = Outage { processes, answered, silence: Duration::ZERO, time: None };
+                let limits = [("calls", &config)].into_iter();
+                let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);
+                granted += usize::from(limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok()));
+            }
+            // Three in a period, and in an eighth of it none.
+            assert!(granted >= 7, "{line}: {granted}");
         }
     }
 
