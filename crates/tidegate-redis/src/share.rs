@@ -132,6 +132,8 @@ struct Share {
     /// How long what was granted of earlier shares counts.
     first: Period,
     terms: Terms,
+    /// When it was made. Steps of a bucket begin then.
+    made: Instant,
     /// When the share of each tag began last, if its first period may last. Held while one begins.
     begun: Mutex<HashMap<String, Instant>>,
 }
@@ -212,7 +214,8 @@ impl Share {
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
         let (first, lacks) = (Period::of(&part), Period::lacking(&part, less));
-        Ok(Share { processes, tags, less, lacks, first, terms: part, begun: Mutex::default() })
+        let (made, begun) = (Instant::now(), Mutex::default());
+        Ok(Share { processes, tags, less, lacks, first, terms: part, made, begun })
     }
 
     /// Takes what a share of this tag has less in the first period of an outage, and what was granted
@@ -223,38 +226,48 @@ impl Share {
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
         let less = if self.lacks.lasts(outage) { self.less } else { 0 };
         // The permits that come in until then are those of the store.
-        let come_in = come_in(&self.terms, ahead);
-        if (less == 0 && come_in == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
+        let until_then = come_in(&self.terms, ahead);
+        if (less == 0 && until_then == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
             return;
         }
         // Of two requests that come first, one begins the share.
         let mut begun = lock(&self.begun);
-        let is_bucket = self.terms.kind == Kind::Bucket;
-        let is_begun = |began: &Instant| match is_bucket {
-            true => *began >= outage.answered,
+        let status = self.tags.status(tag);
+        let [limit, available] =
+            [status.limit, status.available].map(|permits| u32::try_from(permits).unwrap_or(u32::MAX));
+        let (kind, is_full) = (self.terms.kind, available == limit);
+        let is_begun = |began: &Instant| match kind {
+            Kind::Bucket => *began >= outage.answered,
+            // A window that is over had less, and the next one has not.
+            Kind::Fixed => !is_full && self.lasts_since(*began, outage),
             // Where the store is booked ahead, a window begins once more with each period.
-            false => began.elapsed() <= outage.silence || self.lasts_since(*began, outage),
+            _ => began.elapsed() <= outage.silence || self.lasts_since(*began, outage),
         };
         if begun.get(tag).is_some_and(is_begun) {
             return;
         }
-        let status = self.tags.status(tag);
-        let [limit, available] =
-            [status.limit, status.available].map(|permits| u32::try_from(permits).unwrap_or(u32::MAX));
+        // The next step of a bucket may come at once, but that of a share that is new.
+        let has_steps = kind == Kind::Bucket && self.terms.numbers[7] > 0;
+        let step = match has_steps && self.made < outage.answered {
+            true => come_in(&self.terms, Duration::from_micros(1)),
+            false => 0,
+        };
         let room = limit.saturating_sub(less);
-        let debit = match is_bucket {
+        let debit = match kind {
             // An earlier share that was begun counts the permits that were granted before it, as far
             // as it had room for them.
-            _ if available == limit => {
-                less + earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0).min(room)
+            _ if is_full => {
+                let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
+                (less + granted.min(room)).saturating_add(step)
             }
+            Kind::Bucket if has_steps => available.saturating_add(step).saturating_sub(room),
             // A bucket may have a part of a permit besides.
-            true if available > room => available - room + 1,
-            true => 0,
-            false => less,
+            Kind::Bucket if available > room => available - room + 1,
+            Kind::Bucket => 0,
+            _ => less,
         };
         // A tag for which there is no room is refused afterwards.
-        let _ = self.tags.debit(tag, debit.saturating_add(come_in));
+        let _ = self.tags.debit(tag, debit.saturating_add(until_then));
         if begun.len() >= MOST_TAGS {
             begun.retain(|_, began| self.lasts_since(*began, outage));
         }
@@ -263,14 +276,15 @@ impl Share {
         }
     }
 
-    /// Whether a share that began then has less now, and for an eighth of a period.
+    /// Whether a share that began then has less now, and for an eighth of a period, or for a cell.
     fn lasts_since(&self, began: Instant, outage: Outage) -> bool {
-        let eighth = match self.first {
-            Period::For(length) => length / 8,
+        let rest = match (self.terms.kind, self.first) {
             // The first period of any outage ends with the window.
-            Period::Window(..) => Duration::ZERO,
+            (Kind::Fixed, _) | (_, Period::Window(..)) => Duration::ZERO,
+            (Kind::Cells, Period::For(length)) => micros(self.terms.numbers[1]).max(length / 8),
+            (_, Period::For(length)) => length / 8,
         };
-        self.first.lasts(Outage { silence: began.elapsed().saturating_add(eighth), ..outage })
+        self.first.lasts(Outage { silence: began.elapsed().saturating_add(rest), ..outage })
     }
 
     /// How many permits of this tag were granted in a first period that is not over.
@@ -477,6 +491,9 @@ mod tests {
             ("sliding_log 60/20s", 14, [(0, 0), (5, 0), (7, 3)]),
             ("sliding_log 60/20s", 5, [(0, 0), (14, 0), (16, 3)]),
             ("sliding_window 60/20s cells 4", 14, [(0, 0), (5, 0), (12, 3)]),
+            ("sliding_window 60/20s cells 2", 9, [(0, 0), (10, 0), (12, 3)]),
+            ("token_bucket 60/min burst 60 interval_refill", 50, [(0, 0), (11, 3), (71, 15)]),
+            ("fixed_window 60/20s from_first_grant", 14, [(0, 0), (5, 0), (7, 3)]),
             ("sliding_log 60/20s", 25, [(0, 3), (19, 0), (21, 15)]),
             ("fixed_window 60/20s at_wall_clock 0s", 10, [(0, 0), (9, 0), (11, 15)]),
             ("fixed_window 60/20s at_wall_clock 0s", 25, [(0, 3), (14, 0), (16, 15)]),
