@@ -40,12 +40,13 @@
 //! # One outage after another
 //!
 //! Each outage has a first period of its own: it begins with the last answer of the store. A share
-//! that has begun in an earlier outage begins once more. A bucket, which has filled meanwhile, keeps
-//! no more than a share has at first; one that fills in steps has that behind its next step, which may
-//! come at once. What a window that slides has less since the earlier outage serves for this one,
-//! until an eighth of a period or a cell is left of it, since what it has less ends with a cell. Then
-//! the window has less for another period, and nothing while both count. A single call that is late
-//! is an outage, so a share that had less for a period after each of them would be none.
+//! that has begun in an earlier outage begins once more. A bucket, which has filled meanwhile,
+//! keeps no more than a share has at first; one that fills in steps has that behind its next step,
+//! which may come at once. What a window that slides has less since the earlier outage serves for
+//! this one, until an eighth of a period or a cell is left of it, since what it has less ends with
+//! a cell. Then the window has less for another period, and nothing while both count. A single call
+//! that is late is an outage, so a share that had less for a period after each of them would be
+//! none.
 //!
 //! # Another number of processes
 //!
