@@ -136,7 +136,8 @@ struct Share {
     terms: Terms,
     /// When it was made. Steps of a bucket begin then.
     made: Instant,
-    /// When the share of each tag began last, if its first period may last. Held while one begins.
+    /// When the share of each tag began last, if its first period may last. Held while a full share
+    /// begins.
     begun: Mutex<HashMap<String, Instant>>,
 }
 
@@ -220,8 +221,8 @@ impl Share {
         Ok(Share { processes, tags, less, lacks, first, terms: part, made, begun })
     }
 
-    /// Takes what a share of this tag has less in the first period of an outage, and what was granted
-    /// of earlier shares, once in each outage.
+    /// Takes what a share of this tag has less in the first period of an outage, and what was
+    /// granted of earlier shares, once in each outage.
     fn begin(&self, tag: &str, outage: Outage, booked: &dyn Fn() -> Booked, earlier: &[Arc<Share>]) {
         // The store grants permits up to this instant.
         let Booked { ahead, ago } = booked();
@@ -233,7 +234,7 @@ impl Share {
             return;
         }
         // Of two requests that come first, one begins the share.
-        let mut begun = lock(&self.begun);
+        let begun = lock(&self.begun);
         let status = self.tags.status(tag);
         let [limit, available] =
             [status.limit, status.available].map(|permits| u32::try_from(permits).unwrap_or(u32::MAX));
@@ -256,8 +257,8 @@ impl Share {
         };
         let room = limit.saturating_sub(less);
         let debit = match kind {
-            // An earlier share that was begun counts the permits that were granted before it, as far
-            // as it had room for them.
+            // An earlier share that was begun counts the permits that were granted before it, as
+            // far as it had room for them.
             _ if is_full => {
                 let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
                 (less + granted.min(room)).saturating_add(step)
@@ -268,8 +269,12 @@ impl Share {
             Kind::Bucket => 0,
             _ => less,
         };
+        // The waker of a request that waits is foreign code, and runs under no lock. None waits for a
+        // full share. One that is not full may begin twice at one time, which is safe.
+        let held = is_full.then_some(begun);
         // A tag for which there is no room is refused afterwards.
         let _ = self.tags.debit(tag, debit.saturating_add(until_then));
+        let mut begun = held.unwrap_or_else(|| lock(&self.begun));
         if begun.len() >= MOST_TAGS {
             begun.retain(|_, began| self.lasts_since(*began, outage));
         }
@@ -482,11 +487,11 @@ mod tests {
         }
     }
 
-    /// A bucket went on to fill while the store was back, and a window began its whole share when the
-    /// first period of the earlier outage was over.
+    /// A bucket went on to fill while the store was back, and a window began its whole share when
+    /// the first period of the earlier outage was over.
     #[tokio::test(start_paused = true)]
     async fn each_outage_has_a_first_period_of_its_own() {
-        // How long the second outage lasts, and what is granted at once then.
+        // After how many seconds of the second outage its share is asked, and how many permits it has.
         for (line, gap, granted) in [
             ("token_bucket 60/min burst 60", 30, [(0, 2), (4, 1), (20, 4)]),
             ("token_bucket 60/min burst 60", 80, [(0, 3), (4, 1), (20, 4)]),
