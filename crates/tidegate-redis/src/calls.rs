@@ -1,5 +1,5 @@
-//! The calls of an [`AnyLimiter`](tidegate::AnyLimiter) by which permits are asked for, and by which
-//! a limiter is closed, so that a limiter over a store needs no handle for them.
+//! The calls of an [`AnyLimiter`](tidegate::AnyLimiter) by which permits are asked for, and by
+//! which a limiter is closed, so that a limiter over a store needs no handle for them.
 
 /// Gives these calls to a type that is a [`Limiter`](tidegate::Limiter).
 macro_rules! calls {
@@ -76,7 +76,7 @@ macro_rules! calls {
             /// later requests are refused as [`Refusal::Closed`](tidegate::Refusal::Closed).
             /// Returns whether the limiter was open.
             pub fn close(&self) -> bool {
-                self.end()
+                tidegate::Limiter::close(self).is_ok_and(|was_open| was_open)
             }
 
             /// Whether the limiter was [closed](Self::close).

@@ -250,11 +250,6 @@ impl StoreCountingLimit {
         Operation::Pause(span)
     }
 
-    /// Closes the line.
-    fn end(&self) -> bool {
-        self.0.close()
-    }
-
     async fn ask(&self, operation: Operation) -> Result<Told, AllRefusal> {
         self.0.ask(operation).await.map_err(|away| unavailable(away).into())
     }
@@ -509,7 +504,7 @@ impl Limiter for StoreCountingLimit {
 
     /// For this process.
     fn close(&self) -> Result<bool, AllRefusal> {
-        Ok(self.end())
+        Ok(self.0.close())
     }
 
     fn is_closed(&self) -> bool {
