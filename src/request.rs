@@ -252,10 +252,10 @@ pub struct QueueBounds {
 /// requests behind it move up. At most 4,096 waiting requests are searched for requests to drop. If
 /// dropping all that may be dropped does not make room, the newcomer is refused.
 ///
-/// A [reservation](crate::Reservation) is never dropped, since its place is promised. A request that
-/// may be dropped, and whose cost is known later, acquires an estimate. Then what was too much is
-/// [refunded](crate::RateLimiter::refund), and what was too little
-/// [debited](crate::RateLimiter::debit).
+/// A [reservation](crate::Reservation) is never dropped, since its place is promised. A request
+/// that may be dropped, and whose cost is known later, acquires an estimate. Once the cost is known,
+/// its caller [refunds](crate::RateLimiter::refund) the permits that were not used, or
+/// [debits](crate::RateLimiter::debit) those that were missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {
     /// The newcomer is refused.

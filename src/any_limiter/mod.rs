@@ -39,12 +39,12 @@ use crate::time::Nanos;
 /// else that is a [`Limiter`]. Clones share the
 /// limiter; a clone costs a reference count.
 ///
-/// An `AnyLimiter` has the calls by which permits are asked for and given back, and those that every
-/// limiter has: `status`, `pause`, `debit`, `close`. What is of one kind, such as
-/// [`set_rate`](crate::RateLimiter::set_rate), `reset`, an observer or the bounds of the queue, is
-/// set at the limiter that the handle is made from. A request is an [`AllRequest`], so a number of
-/// permits, a [`Request`](crate::Request) or costs by name. A single limiter is a limit of the name
-/// `limit`.
+/// An `AnyLimiter` has the calls by which permits are asked for and given back, and those that
+/// every limiter has: `status`, `pause`, `debit`, `close`. Calls that only some limiters have, such
+/// as [`set_rate`](crate::RateLimiter::set_rate) and `reset`, observers, and the bounds of the queue
+/// are those of the limiter that the handle is made from. A request is an [`AllRequest`], so a
+/// number of permits, a [`Request`](crate::Request) or costs by name. A single limiter is a limit
+/// of the name `limit`.
 ///
 /// # Cost
 ///

@@ -62,9 +62,9 @@ impl Clients {
     /// The processes that the last answer told; `None` before the first answer.
     ///
     /// A store that has just lost its state counts anew, and tells too few for a while: then each
-    /// share would be too large. So a count is not believed to fall until it is two periods old. Nor
-    /// is it for two periods after a question that was not answered: the other processes may rest
-    /// for up to a period before they ask again.
+    /// share would be too large. So a count is not believed to fall until it is two periods old,
+    /// nor for two periods after a question that the store did not answer: the other processes may
+    /// rest for up to a period before they ask again.
     pub(crate) fn get(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.seen().count)
     }

@@ -106,7 +106,7 @@ impl Deadline {
     /// The deadline of a call that is made in any case, for what would be lost else.
     pub(crate) const KEPT: Deadline = Deadline { is_kept: true, ..Deadline::NONE };
 
-    /// The deadline of a call whose caller waits for this time at most.
+    /// The deadline of a call whose caller waits for at most this long.
     pub(crate) fn of(time: Duration) -> Deadline {
         Deadline { to_answer: time, at_most: time, is_kept: false, gives_way: false }
     }

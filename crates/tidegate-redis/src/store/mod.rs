@@ -138,8 +138,8 @@ impl Store {
     ///
     /// A process leaves the count by [`flush`](Store::flush). One that ends without it counts for a
     /// quarter of a minute more, and no count falls in the twelve seconds behind an outage, so that
-    /// shares are rather too small. A process whose question was carried out, and the answer lost,
-    /// counts twice for as long.
+    /// shares are rather too small. A process counts twice for a quarter of a minute if the store
+    /// counted it and its answer got lost.
     #[must_use]
     pub fn clients(&self) -> Option<NonZeroU32> {
         self.0.shared.clients.get()

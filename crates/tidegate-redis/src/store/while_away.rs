@@ -57,8 +57,8 @@ pub enum WhileAway {
     Open,
     /// A request that may wait keeps its place in line until the store answers again. A request
     /// that does not wait is refused at once, and one with a longest wait at the end of it, as
-    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable). A blocking call waits as well, but for
-    /// [`reserve`](tidegate::AnyLimiter::reserve), which does not wait for the store.
+    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable). A blocking call waits as well, but
+    /// for [`reserve`](tidegate::AnyLimiter::reserve), which does not wait for the store.
     ///
     /// Whether the store carried out a call that it did not answer in time is not known. The
     /// requests of such a call are sent again, so their permits may be taken twice: the processes

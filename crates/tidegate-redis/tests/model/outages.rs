@@ -184,7 +184,7 @@ fn an_outage_behind_another_one_grants_no_more_than_one() {
                 }
                 fleet.grants.retain(|at| *at >= second);
                 let all = fleet.grants.len();
-                // A fixed window may end meanwhile. What comes in to a bucket comes in to its shares.
+                // A fixed window may end meanwhile, and a bucket and its shares fill.
                 let most = match line.split_once(' ').unwrap().0 {
                     "fixed_window" => 360 + 320,
                     "token_bucket" => 360 + 320 * 5 / 6,
@@ -527,9 +527,9 @@ fn a_long_outage_grants_the_limit_in_each_window() {
     }
 }
 
-/// A process waits for booked instants of a key, and keeps nothing of that key afterwards. The store
-/// grants the limit up to the last of these instants, so the share is still small in the period
-/// behind it.
+/// A process waits for booked instants of a key, and keeps nothing of that key afterwards. The
+/// store grants the limit up to the last of these instants, so the share is still small in the
+/// period behind it.
 #[test]
 fn the_share_of_a_key_is_small_until_its_booked_instants_have_passed() {
     const SECOND: Duration = Duration::from_secs(1);
