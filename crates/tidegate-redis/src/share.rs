@@ -491,20 +491,27 @@ mod tests {
     /// the first period of the earlier outage was over.
     #[tokio::test(start_paused = true)]
     async fn each_outage_has_a_first_period_of_its_own() {
-        // After how many seconds of the second outage its share is asked, and how many permits it has.
-        for (line, gap, granted) in [
-            ("token_bucket 60/min burst 60", 30, [(0, 2), (4, 1), (20, 4)]),
-            ("token_bucket 60/min burst 60", 80, [(0, 3), (4, 1), (20, 4)]),
-            ("sliding_log 60/20s", 14, [(0, 0), (5, 0), (7, 3)]),
-            ("sliding_log 60/20s", 5, [(0, 0), (14, 0), (16, 3)]),
-            ("sliding_window 60/20s cells 4", 14, [(0, 0), (5, 0), (12, 3)]),
-            ("sliding_window 60/20s cells 2", 9, [(0, 0), (10, 0), (12, 3)]),
-            ("token_bucket 60/min burst 60 interval_refill", 50, [(0, 0), (11, 3), (71, 15)]),
-            ("fixed_window 60/20s from_first_grant", 14, [(0, 0), (5, 0), (7, 3)]),
-            ("sliding_log 60/20s", 25, [(0, 3), (19, 0), (21, 15)]),
-            ("fixed_window 60/20s at_wall_clock 0s", 10, [(0, 0), (9, 0), (11, 15)]),
-            ("fixed_window 60/20s at_wall_clock 0s", 25, [(0, 3), (14, 0), (16, 15)]),
-        ] {
+        // When each outage begins, after how many seconds of it its share is asked, and how many permits
+        // the share has then.
+        let first: (u64, &[(u64, usize)]) = (0, &[(0, 3)]);
+        let rows: [(&str, &[(u64, &[(u64, usize)])]); 13] = [
+            ("token_bucket 60/min burst 60", &[first, (30, &[(0, 2), (4, 1), (20, 4)])]),
+            ("token_bucket 60/min burst 60", &[first, (80, &[(0, 3), (4, 1), (20, 4)])]),
+            ("token_bucket 60/min burst 60 interval_refill", &[first, (50, &[(0, 0), (11, 3), (71, 15)])]),
+            ("sliding_log 60/20s", &[first, (5, &[(0, 0), (14, 0), (16, 3)])]),
+            ("sliding_log 60/20s", &[first, (14, &[(0, 0), (5, 0), (7, 3)])]),
+            ("sliding_log 60/20s", &[first, (25, &[(0, 3), (19, 0), (21, 15)])]),
+            ("sliding_window 60/20s cells 4", &[first, (14, &[(0, 0), (5, 0), (12, 3)])]),
+            // What the share has less from the end of a cell on comes back with that cell.
+            ("sliding_window 60/20s cells 4", &[first, (29, &[(0, 3)]), (43, &[(0, 0), (3, 3)])]),
+            ("sliding_window 60/20s cells 2", &[first, (9, &[(0, 0), (10, 0), (12, 3)])]),
+            ("fixed_window 60/20s from_first_grant", &[first, (14, &[(0, 0), (5, 0), (7, 3)])]),
+            // The window of the first outage ends in the second one.
+            ("fixed_window 60/20s from_first_grant", &[(0, &[(0, 3), (21, 15)]), (30, &[(0, 0), (12, 3)])]),
+            ("fixed_window 60/20s at_wall_clock 0s", &[first, (10, &[(0, 0), (9, 0), (11, 15)])]),
+            ("fixed_window 60/20s at_wall_clock 0s", &[first, (25, &[(0, 3), (14, 0), (16, 15)])]),
+        ];
+        for (line, outages) in rows {
             let config: PolicyConfig = line.parse().expect("a configuration");
             let (shares, start) = (Shares::default(), Instant::now());
             let take_all = |answered: Instant| {
@@ -518,12 +525,13 @@ mod tests {
                 };
                 (0..100).filter(|_| is_granted()).count()
             };
-            assert_eq!(take_all(start), 3, "{line}");
-            tokio::time::sleep(Duration::from_secs(gap)).await;
-            let answered = Instant::now();
-            for (after, expected) in granted {
-                tokio::time::sleep_until(answered + Duration::from_secs(after)).await;
-                assert_eq!(take_all(answered), expected, "{line}, {after} s after {gap} s");
+            for (begins, asked) in outages {
+                let answered = start + Duration::from_secs(*begins);
+                for (after, expected) in *asked {
+                    tokio::time::sleep_until(answered + Duration::from_secs(*after)).await;
+                    let text = format!("{line}, {after} s after {begins} s");
+                    assert_eq!(take_all(answered), *expected, "{text}");
+                }
             }
         }
     }
