@@ -491,10 +491,11 @@ mod tests {
     /// the first period of the earlier outage was over.
     #[tokio::test(start_paused = true)]
     async fn each_outage_has_a_first_period_of_its_own() {
-        // When each outage begins, after how many seconds of it its share is asked, and how many permits
-        // the share has then.
-        let first: (u64, &[(u64, usize)]) = (0, &[(0, 3)]);
-        let rows: [(&str, &[(u64, &[(u64, usize)])]); 13] = [
+        /// When an outage begins, after how many seconds of it its share is asked, and how many permits
+        /// the share has then.
+        type Course = (u64, &'static [(u64, usize)]);
+        let first: Course = (0, &[(0, 3)]);
+        let rows: [(&str, &[Course]); 13] = [
             ("token_bucket 60/min burst 60", &[first, (30, &[(0, 2), (4, 1), (20, 4)])]),
             ("token_bucket 60/min burst 60", &[first, (80, &[(0, 3), (4, 1), (20, 4)])]),
             ("token_bucket 60/min burst 60 interval_refill", &[first, (50, &[(0, 0), (11, 3), (71, 15)])]),
