@@ -61,7 +61,7 @@ use std::time::Duration;
 
 use tidegate::{
     AllOf, AllRefusal, AnyPolicy, Clock, DefaultClock, KeyedAllOf, KeyedRateLimiter, Nanos, PolicyConfig,
-    Rate, Refusal,
+    Rate, Refusal, Status,
 };
 
 use tokio::time::Instant;
@@ -236,9 +236,8 @@ impl Share {
         // Of two requests that come first, one begins the share.
         let begun = lock(&self.begun);
         let status = self.tags.status(tag);
-        let [limit, available] =
-            [status.limit, status.available].map(|permits| u32::try_from(permits).unwrap_or(u32::MAX));
-        let (kind, is_full) = (self.terms.kind, available == limit);
+        let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
+        let (kind, is_full) = (self.terms.kind, status.available == status.limit);
         let is_begun = |began: &Instant| match kind {
             Kind::Bucket => *began >= outage.answered,
             // A window that is over had less, and the next one has not.
@@ -255,25 +254,19 @@ impl Share {
             true => come_in(&self.terms, Duration::from_micros(1)),
             false => 0,
         };
-        let room = limit.saturating_sub(less);
-        let debit = match kind {
-            // An earlier share that was begun counts the permits that were granted before it, as
-            // far as it had room for them.
-            _ if is_full => {
-                let granted = earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0);
-                (less + granted.min(room)).saturating_add(step)
-            }
-            Kind::Bucket if has_steps => available.saturating_add(step).saturating_sub(room),
-            // A bucket may have a part of a permit besides.
-            Kind::Bucket if available > room => available - room + 1,
-            Kind::Bucket => 0,
-            _ => less,
+        // An earlier share that was begun counts the permits that were granted before it, as far as
+        // it had room for them.
+        let granted = match is_full {
+            true => earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0),
+            false => 0,
         };
+        let granted = granted.min(limit.saturating_sub(less));
+        let debit = [granted, step, until_then].into_iter().fold(less, u32::saturating_add);
         // The waker of a request that waits is foreign code, and runs under no lock. None waits for a
         // full share. One that is not full may begin twice at one time, which is safe.
         let held = is_full.then_some(begun);
         // A tag for which there is no room is refused afterwards.
-        let _ = self.tags.debit(tag, debit.saturating_add(until_then));
+        let _ = self.tags.debit(tag, debit.saturating_sub(missing(&self.terms, status)));
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
         if begun.len() >= MOST_TAGS {
             begun.retain(|_, began| self.lasts_since(*began, outage));
@@ -357,9 +350,31 @@ impl Period {
 fn come_in(terms: &Terms, time: Duration) -> u32 {
     let Terms { kind: Kind::Bucket, numbers, .. } = terms else { return 0 };
     let [refill, price, step] = [numbers[0], numbers[1], numbers[7]].map(|n| u128::try_from(n).unwrap_or(0));
-    let refills = time.as_micros().div_ceil(step.max(1));
-    let permits = refills.saturating_mul(refill).div_ceil(price.max(1));
-    u32::try_from(permits).unwrap_or(u32::MAX)
+    // A unit of time is a microsecond, or a step.
+    let unit = step.max(1) * 1000;
+    let refills = match step {
+        0 => time.as_nanos().saturating_mul(refill).div_ceil(unit),
+        _ => time.as_nanos().div_ceil(unit).saturating_mul(refill),
+    };
+    u32::try_from(refills.div_ceil(price.max(1))).unwrap_or(u32::MAX)
+}
+
+/// How many permits a bucket has less than its limit, at least. With a debt that is more than the
+/// limit. A window has none of them.
+fn missing(terms: &Terms, status: Status) -> u32 {
+    let Terms { kind: Kind::Bucket, numbers, .. } = terms else { return 0 };
+    let [refill, price, step] = [numbers[0], numbers[1], numbers[7]].map(|n| u128::try_from(n).unwrap_or(0));
+    let full_in = status.full_in.as_nanos();
+    let refills = match step {
+        0 => full_in.saturating_mul(refill) / 1000,
+        // The last step may bring a single permit.
+        _ => (full_in.div_ceil(step * 1000).saturating_sub(1)).saturating_mul(refill),
+    };
+    let missing = u32::try_from(refills / price.max(1)).unwrap_or(u32::MAX);
+    // Of a permit that comes in bit by bit, a part may be there.
+    let is_whole = step > 0 || refill == 0;
+    let less = if is_whole { status.limit.saturating_sub(status.available) } else { 0 };
+    missing.max(u32::try_from(less).unwrap_or(u32::MAX))
 }
 
 fn micros(micros: i64) -> Duration {
@@ -553,6 +568,39 @@ mod tests {
             }
             // Three in a period, and in an eighth of it none.
             assert!(granted >= 7, "{line}: {granted}");
+        }
+    }
+
+    /// Requests of the process always wait for instants that the store has booked. Each call that was
+    /// late took what comes in to a share until the last of them, and such a share had nothing for an
+    /// hour of outage.
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_are_late_in_a_crowd_leave_a_share() {
+        for (line, full) in [
+            ("token_bucket 40/s burst 40", 10),
+            ("token_bucket 40/s burst 40 interval_refill", 10),
+            ("leaky_bucket 40/s nodelay 39", 10),
+            // The last request pays with what comes in later.
+            ("smooth_bursty 40/s", 11),
+        ] {
+            let config: PolicyConfig = line.parse().expect("a configuration");
+            let (shares, processes) = (Shares::default(), NonZeroU32::new(4).expect("not zero"));
+            let granted = |answered: Instant, ahead: Duration| {
+                let outage = Outage { processes, answered, silence: answered.elapsed(), time: None };
+                let ago = if ahead.is_zero() { Duration::MAX } else { Duration::ZERO };
+                let limits = [("calls", &config)].into_iter();
+                let limiter = shares.limiter("all", limits, outage, &|| Booked { ahead, ago });
+                let limiter = limiter.expect("a share");
+                (0..100).filter(|_| limiter.try_acquire().is_ok()).count()
+            };
+            for _ in 0..600 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                granted(Instant::now(), Duration::from_secs(1));
+            }
+            let answered = Instant::now();
+            // A step more than a period behind the last instant.
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            assert_eq!(granted(answered, Duration::ZERO), full, "{line}");
         }
     }
 
