@@ -97,7 +97,13 @@ async fn take(job: &Job, log: &Arc<Mutex<Log>>) -> Result<(), Box<dyn Error>> {
         if is_leased { limiter.leased() } else { limiter }.build().map(AnyLimiter::from)
     });
     let limiters: Vec<AnyLimiter> = limiters.collect::<Result<_, _>>()?;
-    store.check().await?;
+    // On a busy machine the first answers may come late.
+    while let Err(error) = store.check().await {
+        if !error.is_away() || SystemTime::now() >= begin {
+            return Err(error.into());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     for task in 0..TASKS {
         let tag = task % job.tags;
         let (log, limiter) = (log.clone(), limiters[usize::try_from(tag)?].clone());
