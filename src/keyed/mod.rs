@@ -44,6 +44,7 @@ use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
+use crate::time::Nanos;
 
 /// One limiter per key: one policy for all keys or a [plan](KeyedRateLimiter::with_plans) for each,
 /// a state of its own for each key, and at most `max_keys` keys.
@@ -727,7 +728,19 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.limiter_of_a_call(key)?.debit(n);
+        self.debit_ahead(key, n, Duration::ZERO)
+    }
+
+    /// As [`debit`](KeyedRateLimiter::debit), at an instant that lies `ahead`. From now on the state
+    /// of the key is as of that instant: permits that are granted before it count as granted then,
+    /// and none come in until then. For `tidegate-redis`, whose store grants permits until then.
+    #[doc(hidden)]
+    pub fn debit_ahead<Q>(&self, key: &Q, n: u32, ahead: Duration) -> Result<(), Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.table.limiter_of_a_call(key)?.shared.debit(n, Nanos::from_duration(ahead));
         Ok(())
     }
 

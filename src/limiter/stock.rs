@@ -5,14 +5,16 @@ use crate::limiter::RateLimiter;
 use crate::limiter::shared::Shared;
 use crate::line::rule::Single;
 use crate::policy::{Change, Policy};
+use crate::time::Nanos;
 
 /// Changes of the state of a single limiter: a plain one, a key's, or a member of a composite.
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// Charges `n` permits, also if they are not available: the rest is owed.
-    pub(crate) fn debit(&self, n: u32) {
+    /// Charges `n` permits at a time that lies `ahead`, also if they are not available: the rest is
+    /// owed.
+    pub(crate) fn debit(&self, n: u32, ahead: Nanos) {
         self.serve_then(|line, visit| {
             let Single { policy, state } = &self.rule;
-            policy.debit(state, line.latest(), n);
+            policy.debit(state, line.latest().saturating_add(ahead), n);
             line.debited();
             self.retime(line, visit);
         });
@@ -83,7 +85,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// );
     /// ```
     pub fn debit(&self, n: u32) {
-        self.shared.debit(n);
+        self.shared.debit(n, Nanos::ZERO);
     }
 
     /// Takes all permits that are available now, and returns how many it took, for a server that
