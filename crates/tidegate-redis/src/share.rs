@@ -28,8 +28,12 @@
 //! | `token_bucket`, `leaky_bucket`, `smooth_bursty` | the time in which an unused share fills | begins with burst / *n*², fills at rate / *n* up to burst / *n* |
 //!
 //! While requests of this process wait for instants that the store booked, the store goes on to
-//! grant. So the first period ends a period behind the last of these instants, and nothing comes in
-//! to a bucket before it. A process does not know how far ahead others have booked.
+//! grant, up to instants that it booked for other processes behind these. A process does not know
+//! of those, and its own requests may have been booked long before the store went away. So it takes
+//! the store to be booked as far ahead, from the first request on that it decides in the outage, as
+//! the last of its requests had to wait. What its share has less counts as of that instant: the
+//! first period ends a period behind it, and nothing comes in to a bucket before it, for requests
+//! that wait in the share as well.
 //!
 //! From the second period on a share has at least one permit: of a limit below *n* permits each
 //! process grants one. In the first period the shares of a limit below *n*² have none.
@@ -108,11 +112,24 @@ pub(crate) struct Outage {
 pub(crate) struct Booked {
     pub(crate) ahead: Duration,
     pub(crate) ago: Duration,
+    /// How far ahead the store booked when it was asked last.
+    pub(crate) wait: Duration,
 }
 
 impl Booked {
     /// Of a line that has no booking.
-    pub(crate) const NONE: Booked = Booked { ahead: Duration::ZERO, ago: Duration::MAX };
+    pub(crate) const NONE: Booked =
+        Booked { ahead: Duration::ZERO, ago: Duration::MAX, wait: Duration::ZERO };
+
+    /// How far ahead the store may have booked for all processes, or how long ago that was, if it
+    /// answered last so long ago. While requests of this line waited, others booked behind them, and
+    /// nobody knows until when.
+    fn of_all(self, answered_ago: Duration) -> (Duration, Duration) {
+        match self.ago < answered_ago {
+            true => (self.ahead.max(self.wait), Duration::ZERO),
+            false => (self.ahead, self.ago),
+        }
+    }
 }
 
 /// The share of one limit, and those of other numbers of processes before it, the latest first.
@@ -136,14 +153,28 @@ struct Share {
     terms: Terms,
     /// When it was made. Steps of a bucket begin then.
     made: Instant,
-    /// When the share of each tag began last, if its first period may last. Held while a full share
+    /// The last beginning of each tag's share, if its first period may last. Held while a full share
     /// begins.
-    begun: Mutex<HashMap<String, Instant>>,
+    begun: Mutex<HashMap<String, Begun>>,
+}
+
+/// When a share began, and after which instant the store grants no more of what it had booked.
+#[derive(Clone, Copy, Debug)]
+struct Begun {
+    at: Instant,
+    after: Instant,
+}
+
+impl Begun {
+    /// As of when the share has less.
+    fn debited(self) -> Instant {
+        self.at.max(self.after)
+    }
 }
 
 impl Shares {
     /// A line is gone. The line of its tag that is made next does not know what was booked.
-    pub(crate) fn note(&self, Booked { ahead, ago }: Booked) {
+    pub(crate) fn note(&self, Booked { ahead, ago, .. }: Booked) {
         let now = Instant::now();
         let till = now.checked_add(ahead).and_then(|at| at.checked_sub(ago));
         let mut last = lock(&self.booked_till);
@@ -224,26 +255,41 @@ impl Share {
     /// Takes what a share of this tag has less in the first period of an outage, and what was
     /// granted of earlier shares, once in each outage.
     fn begin(&self, tag: &str, outage: Outage, booked: &dyn Fn() -> Booked, earlier: &[Arc<Share>]) {
+        let at = Instant::now();
+        let began = lock(&self.begun).get(tag).copied();
+        let of_this_outage = began.filter(|began| began.at >= outage.answered);
         // The store grants permits up to this instant.
-        let Booked { ahead, ago } = booked();
+        let (ahead, ago) = match of_this_outage {
+            Some(Begun { after, .. }) => {
+                (after.saturating_duration_since(at), at.saturating_duration_since(after))
+            }
+            None => booked().of_all(outage.answered.elapsed()),
+        };
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
         let less = if self.lacks.lasts(outage) { self.less } else { 0 };
-        // The permits that come in until then are those of the store.
-        let until_then = come_in(&self.terms, ahead);
-        if (less == 0 && until_then == 0 && earlier.is_empty()) || !self.first.lasts(outage) {
+        if (less == 0 && ahead.is_zero() && earlier.is_empty()) || !self.first.lasts(outage) {
             return;
         }
+        let after = of_this_outage.map(|began| began.after).or_else(|| match ahead {
+            Duration::ZERO => at.checked_sub(outage.silence),
+            _ => at.checked_add(ahead),
+        });
+        let new = Begun { at, after: after.unwrap_or(at) };
         // Of two requests that come first, one begins the share.
         let begun = lock(&self.begun);
         let status = self.tags.status(tag);
         let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
         let (kind, is_full) = (self.terms.kind, status.available == status.limit);
-        let is_begun = |began: &Instant| match kind {
-            Kind::Bucket => *began >= outage.answered,
-            // A window that is over had less, and the next one has not.
-            Kind::Fixed => !is_full && self.lasts_since(*began, outage),
-            // Where the store is booked ahead, a window begins once more with each period.
-            _ => began.elapsed() <= outage.silence || self.lasts_since(*began, outage),
+        let is_begun = |began: &Begun| {
+            let silence = new.debited().saturating_duration_since(began.debited());
+            let time = outage.time.map(|time| time.saturating_add(ahead));
+            let serves = || self.serves(Outage { silence, time, ..outage }, ahead);
+            match kind {
+                Kind::Bucket => began.at >= outage.answered,
+                // A window that is over had less, and the next one has not.
+                Kind::Fixed => !is_full && (began.at >= outage.answered || serves()),
+                _ => began.at >= outage.answered || serves(),
+            }
         };
         if begun.get(tag).is_some_and(is_begun) {
             return;
@@ -261,30 +307,38 @@ impl Share {
             false => 0,
         };
         let granted = granted.min(limit.saturating_sub(less));
-        let debit = [granted, step, until_then].into_iter().fold(less, u32::saturating_add);
+        let debit = less.saturating_add(granted).saturating_add(step);
+        // What the share lacks when the store has granted the last of what it booked.
+        let lacks = missing(&self.terms, status, ahead);
         // The waker of a request that waits is foreign code, and runs under no lock. None waits for a
         // full share. One that is not full may begin twice at one time, which is safe.
         let held = is_full.then_some(begun);
         // A tag for which there is no room is refused afterwards.
-        let _ = self.tags.debit(tag, debit.saturating_sub(missing(&self.terms, status)));
+        let _ = self.tags.debit_ahead(tag, debit.saturating_sub(lacks), ahead);
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
         if begun.len() >= MOST_TAGS {
-            begun.retain(|_, began| self.lasts_since(*began, outage));
+            begun.retain(|_, began| self.first.lasts(Outage { silence: began.after.elapsed(), ..outage }));
         }
         if begun.len() < MOST_TAGS {
-            begun.insert(tag.to_owned(), Instant::now());
+            begun.insert(tag.to_owned(), new);
         }
     }
 
-    /// Whether a share that began then has less now, and for an eighth of a period, or for a cell.
-    fn lasts_since(&self, began: Instant, outage: Outage) -> bool {
-        let rest = match (self.terms.kind, self.first) {
+    /// Whether what a share has had less since an earlier outage serves for the period that begins
+    /// `ahead`. Its silence is as of then.
+    fn serves(&self, outage: Outage, ahead: Duration) -> bool {
+        match (self.first, self.terms.kind) {
             // The first period of any outage ends with the window.
-            (Kind::Fixed, _) | (_, Period::Window(..)) => Duration::ZERO,
-            (Kind::Cells, Period::For(length)) => micros(self.terms.numbers[1]).max(length / 8),
-            (_, Period::For(length)) => length / 8,
-        };
-        self.first.lasts(Outage { silence: began.elapsed().saturating_add(rest), ..outage })
+            (Period::Window(..), _) => self.first.lasts(outage),
+            // Requests that wait get their instants now.
+            (Period::For(length), _) if ahead > Duration::ZERO => outage.silence <= length / 8,
+            (Period::For(length), Kind::Fixed) => outage.silence < length,
+            // What a share has less ends with a cell.
+            (Period::For(length), Kind::Cells) => {
+                outage.silence.saturating_add(micros(self.terms.numbers[1]).max(length / 8)) < length
+            }
+            (Period::For(length), _) => outage.silence.saturating_add(length / 8) < length,
+        }
     }
 
     /// How many permits of this tag were granted in a first period that is not over.
@@ -359,12 +413,12 @@ fn come_in(terms: &Terms, time: Duration) -> u32 {
     u32::try_from(refills.div_ceil(price.max(1))).unwrap_or(u32::MAX)
 }
 
-/// How many permits a bucket has less than its limit, at least. With a debt that is more than the
-/// limit. A window has none of them.
-fn missing(terms: &Terms, status: Status) -> u32 {
+/// How many permits a bucket has less than its limit at an instant that lies `ahead`, at least. With
+/// a debt that is more than the limit. A window has none of them.
+fn missing(terms: &Terms, status: Status, ahead: Duration) -> u32 {
     let Terms { kind: Kind::Bucket, numbers, .. } = terms else { return 0 };
     let [refill, price, step] = [numbers[0], numbers[1], numbers[7]].map(|n| u128::try_from(n).unwrap_or(0));
-    let full_in = status.full_in.as_nanos();
+    let full_in = status.full_in.saturating_sub(ahead).as_nanos();
     let refills = match step {
         0 => full_in.saturating_mul(refill) / 1000,
         // The last step may bring a single permit.
@@ -372,7 +426,7 @@ fn missing(terms: &Terms, status: Status) -> u32 {
     };
     let missing = u32::try_from(refills / price.max(1)).unwrap_or(u32::MAX);
     // Of a permit that comes in bit by bit, a part may be there.
-    let is_whole = step > 0 || refill == 0;
+    let is_whole = ahead.is_zero() && (step > 0 || refill == 0);
     let less = if is_whole { status.limit.saturating_sub(status.available) } else { 0 };
     missing.max(u32::try_from(less).unwrap_or(u32::MAX))
 }
@@ -552,6 +606,46 @@ mod tests {
         }
     }
 
+    /// The store grants permits up to the instants that it booked, and the share of a process is
+    /// small up to a period behind them, for requests that wait as well.
+    #[tokio::test(start_paused = true)]
+    async fn a_share_is_small_up_to_a_period_behind_booked_instants() {
+        /// After how many seconds the share is asked, and how many permits it has then.
+        type Course = &'static [(u64, usize)];
+        let rows: [(&str, Course); 7] = [
+            ("token_bucket 60/min burst 60", &[(0, 0), (30, 0), (50, 3), (54, 1)]),
+            ("token_bucket 60/min burst 60 interval_refill", &[(0, 3), (49, 0), (61, 15)]),
+            ("sliding_log 60/20s", &[(0, 3), (30, 0), (69, 0), (71, 15)]),
+            ("sliding_window 60/20s cells 4", &[(0, 3), (30, 0), (64, 0), (71, 15)]),
+            ("fixed_window 60/20s from_first_grant", &[(0, 3), (30, 0), (69, 0), (71, 15), (92, 15)]),
+            // The instants end in the middle of a window.
+            ("fixed_window 60/20s at_wall_clock 0s", &[(0, 3), (30, 0), (59, 0), (61, 15), (81, 15)]),
+            ("sliding_estimate 60/20s", &[(0, 3), (30, 0), (59, 0)]),
+        ];
+        for (line, asked) in rows {
+            let config: PolicyConfig = line.parse().expect("a configuration");
+            let (shares, start) = (Shares::default(), Instant::now());
+            for (after, expected) in asked {
+                tokio::time::sleep_until(start + Duration::from_secs(*after)).await;
+                let processes = NonZeroU32::new(4).expect("not zero");
+                let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
+                let outage = Outage { processes, answered: start, silence: start.elapsed(), time };
+                let booked = || Booked {
+                    ahead: Duration::from_secs(50).saturating_sub(start.elapsed()),
+                    ago: start.elapsed().saturating_sub(Duration::from_secs(50)),
+                    wait: Duration::ZERO,
+                };
+                let is_granted = || {
+                    let limits = [("calls", &config)].into_iter();
+                    let limiter = shares.limiter("all", limits, outage, &booked);
+                    limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
+                };
+                let granted = (0..100).filter(|_| is_granted()).count();
+                assert_eq!(granted, *expected, "{line}, after {after} s");
+            }
+        }
+    }
+
     /// Each call that is late is an outage, though the store is well.
     #[tokio::test(start_paused = true)]
     async fn calls_that_are_late_leave_a_share() {
@@ -589,7 +683,7 @@ mod tests {
                 let outage = Outage { processes, answered, silence: answered.elapsed(), time: None };
                 let ago = if ahead.is_zero() { Duration::MAX } else { Duration::ZERO };
                 let limits = [("calls", &config)].into_iter();
-                let limiter = shares.limiter("all", limits, outage, &|| Booked { ahead, ago });
+                let limiter = shares.limiter("all", limits, outage, &|| Booked { ahead, ago, wait: ahead });
                 let limiter = limiter.expect("a share");
                 (0..100).filter(|_| limiter.try_acquire().is_ok()).count()
             };

@@ -158,6 +158,8 @@ struct State {
     permits: u64,
     /// The last instant at which a booked request was granted.
     served: Nanos,
+    /// How long the last request waits that the store booked, from its answer on.
+    wait: Duration,
     /// The requests that wait behind a pause, the one that asks whether it has ended, and its end.
     paused: BTreeSet<u64>,
     pause_ends: Nanos,
@@ -477,7 +479,10 @@ impl Line {
 
     fn booked(&self) -> share::Booked {
         let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.booked_till());
-        let till = lock(&self.state).booked_till().max(of_leases);
+        let (till, wait) = {
+            let state = lock(&self.state);
+            (state.booked_till().max(of_leases), state.wait)
+        };
         if till == Nanos::ZERO {
             return share::Booked::NONE;
         }
@@ -485,6 +490,7 @@ impl Line {
         share::Booked {
             ahead: till.saturating_since(now).as_duration(),
             ago: now.saturating_since(till).as_duration(),
+            wait,
         }
     }
 
