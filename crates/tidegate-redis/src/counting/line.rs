@@ -72,6 +72,9 @@ pub(super) struct Line {
     held: u64,
     waiters: BTreeMap<Place, Waiter>,
     arrivals: u64,
+    /// The requests that came before this arrival have waited for permits in use: the store has told
+    /// that theirs, or those of a request before them, are not free.
+    told: u64,
     /// How many requests wait in the line of the store. The requests behind them are asked for when
     /// these are served, so that processes take turns.
     announced: usize,
@@ -93,8 +96,6 @@ struct Waiter {
     permits: u32,
     /// Whether it waits for permits, or for the answer alone.
     stays: bool,
-    /// The store has told that its permits are not free.
-    was_told: bool,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -170,7 +171,10 @@ impl Shared {
         let place = (Reverse(priority), line.arrivals);
         line.arrivals += 1;
         let (answer, receiver) = oneshot::channel();
-        line.waiters.insert(place, Waiter { permits, stays, was_told: false, answer });
+        line.waiters.insert(place, Waiter { permits, stays, answer });
+        if line.announced > 0 {
+            line.told = line.arrivals;
+        }
         if !stays {
             line.hurried += 1;
             line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
@@ -190,10 +194,10 @@ impl Shared {
     /// not, if the permits are known to be in use, by the store or by requests that wait for them.
     pub(super) fn hurry(&self, place: Place) -> bool {
         let mut line = self.line();
-        let is_first = line.announced == 0;
-        let Some(waiter) = line.waiters.get_mut(&place).filter(|waiter| is_first && !waiter.was_told) else {
+        if line.announced > 0 || place.1 < line.told {
             return false;
-        };
+        }
+        let Some(waiter) = line.waiters.get_mut(&place) else { return false };
         if !std::mem::replace(&mut waiter.stays, false) {
             return true;
         }
@@ -369,10 +373,7 @@ impl Shared {
             }
             match line.waiters.get_mut(place) {
                 Some(_) if granted => self.grant(line, *place, left, false, answers),
-                Some(waiter) if waiter.stays => {
-                    waiter.was_told = true;
-                    line.announced += 1;
-                }
+                Some(waiter) if waiter.stays => line.announced += 1,
                 Some(_) => {
                     let refusal = match told.paused_for {
                         Duration::ZERO => Refusal::InUse { limit },
@@ -392,6 +393,9 @@ impl Shared {
             spare -= u64::from(waiter.permits);
             line.announced = line.announced.saturating_sub(1);
             self.grant(line, place, left, false, answers);
+        }
+        if line.announced > 0 {
+            line.told = line.arrivals;
         }
         if line.announced > 0 && line.hurried > 0 {
             // Requests that do not wait came while the call was on its way, and do not overtake.
@@ -527,7 +531,9 @@ impl Serving {
             // Requests that do not wait have deadlines of their own.
             let mut answer = pin!(shared.answer(asked.cmd.clone(), Deadline::KEPT));
             let told = loop {
-                let Some(deadline) = shared.line().first_deadline() else { break answer.await };
+                // Requests that come meanwhile have a later deadline.
+                let first = shared.line().first_deadline();
+                let deadline = first.unwrap_or_else(|| Instant::now() + shared.store.timeout());
                 match tokio::time::timeout_at(deadline, &mut answer).await {
                     Ok(told) => break told,
                     Err(_) => shared.expire(),
