@@ -140,15 +140,16 @@ impl Entry {
     /// When the wait for the store ends, with the longest wait, if no call ends it.
     ///
     /// In a held line no call is made. Else one is in flight, and its end is that of the wait. It
-    /// is later than that of a request that had waited before it joined the line, and in a crowd
-    /// the task that makes calls may be late.
-    pub(super) fn ends_undecided(&self, is_held: bool, is_crowd: bool, timeout: Duration) -> Nanos {
+    /// is later than that of a request that had waited before it joined the line. In a crowd the
+    /// task that makes calls may be late, and a call of requests that wait for the store has no
+    /// deadline (`is_slow`).
+    pub(super) fn ends_undecided(&self, is_held: bool, is_slow: bool, timeout: Duration) -> Nanos {
         let Asked { came, longest, outlasts, .. } = self.asked;
         let is_asked = self.lease.is_none() && !self.is_for_waiting && longest < Duration::MAX;
         match self.stage {
             Stage::InLine if is_held => self.last(),
             Stage::Sent if is_held && outlasts && self.was_held => self.last(),
-            Stage::InLine | Stage::Sent if is_asked && !self.was_held && (is_crowd || self.had_waited) => {
+            Stage::InLine | Stage::Sent if is_asked && !self.was_held && (is_slow || self.had_waited) => {
                 self.last().max(came.saturating_add(Nanos::from_duration(timeout)))
             }
             _ => Nanos::MAX,
@@ -304,10 +305,10 @@ impl State {
     }
 
     /// Ends this request if it has waited too long for the store. The request may be on its way.
-    pub(super) fn end_wait(&mut self, number: u64, is_crowd: bool, timeout: Duration, now: Nanos) {
+    pub(super) fn end_wait(&mut self, number: u64, is_slow: bool, timeout: Duration, now: Nanos) {
         let till = self.in_line.held_till();
         if let Some(entry) = self.entries.get_mut(&number)
-            && entry.ends_undecided(till.is_some(), is_crowd, timeout) <= now
+            && entry.ends_undecided(till.is_some(), is_slow, timeout) <= now
         {
             let rest = till.unwrap_or_default().saturating_since(now).as_duration();
             entry.stage = Stage::Answered(Outcome::Undecided(Undecided::Away(rest)));

@@ -11,6 +11,7 @@ use tidegate::{DefaultClock, Nanos, Refusal, Timer};
 use crate::line::{Asked, Entry, Granted, Instant, Line, Outcome, Stage, Turn, bounds};
 use crate::lock::lock;
 use crate::script::Answer;
+use crate::store::WhileAway;
 
 type Sleep = <DefaultClock as Timer>::Sleep;
 
@@ -48,7 +49,9 @@ impl Ticket {
     fn look(&mut self, waker: &Waker, stays: bool) -> Seen {
         let waker = waker.clone();
         let (number, store) = (self.number, &self.line.set.store);
-        let (timeout, is_crowd) = (store.timeout(), store.is_crowded());
+        // The call before this request may have no deadline, or be late.
+        let is_slow = store.while_away() == WhileAway::Wait || store.is_crowded();
+        let timeout = store.timeout();
         let (seen, _old) = self.line.visit(|state, after, now| {
             let booked = |entry: &Entry| match &entry.stage {
                 Stage::Booked { class, turn } => Some((class.clone(), *turn)),
@@ -71,7 +74,7 @@ impl Ticket {
                     state.answer(after, number, Outcome::Refused(refusal.into()));
                 }
             }
-            state.end_wait(number, is_crowd, timeout, now);
+            state.end_wait(number, is_slow, timeout, now);
             state.end_behind_pause(after, number, now);
             let Some(entry) = state.entries.get_mut(&number) else {
                 return (Seen::Undecided(Nanos::MAX), None);
@@ -95,7 +98,7 @@ impl Ticket {
                     (Seen::Booked(ends), entry.waker.replace(waker))
                 }
                 Stage::InLine | Stage::Sent => {
-                    let ends = entry.ends_undecided(state.in_line.held_till().is_some(), is_crowd, timeout);
+                    let ends = entry.ends_undecided(state.in_line.held_till().is_some(), is_slow, timeout);
                     (Seen::Undecided(ends), entry.waker.replace(waker))
                 }
             }

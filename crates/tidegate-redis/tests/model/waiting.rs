@@ -163,6 +163,97 @@ fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
     }
 }
 
+/// Requests that stood behind others, and not behind permits that the store had told of, were
+/// decided as if the store were away when their longest wait was over: up to 13 of 10 permits were in
+/// use.
+#[test]
+fn a_longest_wait_for_permits_in_use_is_no_outage() {
+    let two = std::num::NonZeroU32::new(2).unwrap();
+    for while_away in [WhileAway::Open, WhileAway::ShareOf(two), WhileAway::Closed, WhileAway::Wait] {
+        for (seed, latency) in [(1, MS / 2), (2, 5 * MS)] {
+            run(async move {
+                let model = Model::new(seed, Network::steady(latency));
+                let in_use = Arc::new(AtomicUsize::new(0));
+                let (mut stores, mut tasks) = (Vec::new(), Vec::new());
+                for _ in 0..2 {
+                    let builder = Store::builder("redis://model").while_away(while_away);
+                    let store = model.open(builder).unwrap();
+                    let limiter = AnyLimiter::from(store.counting("jobs", 10).build().unwrap());
+                    tasks.extend(vec![limiter; 30]);
+                    stores.push(store);
+                }
+                let tasks = tasks.into_iter().zip(0..).map(|(limiter, task)| {
+                    let in_use = in_use.clone();
+                    tokio::spawn(async move {
+                        let mut random = SmallRng::seed_from_u64(100 * seed + task);
+                        for _ in 0..60 {
+                            sleep(random.random_range(1..400) * MS).await;
+                            let answer = limiter.acquire_within(random.random_range(51..500) * MS).await;
+                            if let Ok(permits) = answer {
+                                assert!(in_use.fetch_add(1, Ordering::Relaxed) < 10, "{while_away}");
+                                sleep(random.random_range(20..400) * MS).await;
+                                in_use.fetch_sub(1, Ordering::Relaxed);
+                                drop(permits);
+                            } else {
+                                let refusal = answer.unwrap_err().refusal();
+                                assert!(matches!(refusal, Some(Refusal::InUse { limit: 10 })), "{refusal:?}");
+                            }
+                        }
+                    })
+                });
+                for task in tasks.collect::<Vec<_>>() {
+                    task.await.unwrap();
+                }
+                assert!(stores.iter().all(|store| store.counts().degraded == 0), "{while_away}");
+            });
+        }
+    }
+}
+
+/// Such a request stood behind a call without a deadline, or one that left before it came and whose
+/// answer was lost.
+#[test]
+fn requests_that_do_not_wait_have_answers_in_time_where_answers_get_lost() {
+    let two = std::num::NonZeroU32::new(2).unwrap();
+    for (seed, while_away) in
+        (0..400).flat_map(|seed| [(seed, WhileAway::Wait), (seed, WhileAway::ShareOf(two))])
+    {
+        run(async move {
+            let model = Model::new(seed, Network { lost_answers: 0.25, ..Network::steady(MS) });
+            let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+            let limiter: AnyLimiter = match while_away {
+                WhileAway::Wait => limiter(&store, "token_bucket 20/s burst 6"),
+                _ => store.counting("jobs", 6).build().unwrap().into(),
+            };
+            // The breaker is closed again.
+            let _ = limiter.acquire_now([]).await;
+            sleep(16 * SECOND).await;
+            let mut random = SmallRng::seed_from_u64(seed);
+            let tasks = (0..random.random_range(3..14)).map(|_| {
+                let (comes, permits) = (random.random_range(0..80) * MS, random.random_range(1..5));
+                let (kind, within) = (random.random_range(0..3), random.random_range(1..90) * MS);
+                let limiter = limiter.clone();
+                tokio::spawn(async move {
+                    sleep(comes).await;
+                    let asked = Instant::now();
+                    let answer = match kind {
+                        0 => limiter.acquire_now(permits).await,
+                        1 => limiter.acquire_many(Request::permits(permits).within(within)).await,
+                        _ => limiter.acquire_many(permits).await,
+                    };
+                    let took = asked.elapsed();
+                    assert!(kind > 0 || took <= 51 * MS, "{seed}, {while_away}: {took:?}");
+                    sleep(20 * MS).await;
+                    drop(answer);
+                })
+            });
+            for task in tasks.collect::<Vec<_>>() {
+                task.await.unwrap();
+            }
+        });
+    }
+}
+
 /// A request that had waited for a lease had its answer up to a timeout of the store after the end
 /// of its longest wait: it was sent when the lease had failed, and its call had a timeout of its
 /// own. So had one that was sent again while others had made the line go on.
