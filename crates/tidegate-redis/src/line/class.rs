@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tidegate::Nanos;
 use tokio::sync::oneshot;
@@ -174,9 +175,9 @@ impl Class {
         Some(Instant { due, number, reply })
     }
 
-    /// The last instant.
-    pub(crate) fn last(&self) -> Option<Nanos> {
-        self.instants.last_key_value().map(|((due, _), _)| *due)
+    /// The last instant, and how far ahead the store booked it.
+    pub(crate) fn last(&self) -> Option<(Nanos, Duration)> {
+        self.instants.last_key_value().map(|((due, _), reply)| (*due, reply.wait))
     }
 
     /// The instants to come, in order.

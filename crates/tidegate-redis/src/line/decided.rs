@@ -22,9 +22,6 @@ impl Line {
             state.paused.remove(&number);
         }
         state.decided_beside(after, &reply, now);
-        if reply.answer == Answer::Done {
-            state.wait = reply.wait;
-        }
         if state.end_for_waiting(number) && reply.answer == Answer::Done {
             state.pass_on(after, Instant { due, number, reply }, now);
             return state.ask_for_more(now);

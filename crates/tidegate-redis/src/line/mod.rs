@@ -156,10 +156,8 @@ struct State {
     /// How many requests are booked, or wait behind a pause, and for how many permits in all.
     waiting: usize,
     permits: u64,
-    /// The last instant at which a booked request was granted.
-    served: Nanos,
-    /// How long the last request waits that the store booked, from its answer on.
-    wait: Duration,
+    /// The last instant at which a booked request was granted, and how far ahead it was booked.
+    served: (Nanos, Duration),
     /// The requests that wait behind a pause, the one that asks whether it has ended, and its end.
     paused: BTreeSet<u64>,
     pause_ends: Nanos,
@@ -479,10 +477,8 @@ impl Line {
 
     fn booked(&self) -> share::Booked {
         let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.booked_till());
-        let (till, wait) = {
-            let state = lock(&self.state);
-            (state.booked_till().max(of_leases), state.wait)
-        };
+        let (till, wait) = lock(&self.state).booked_till();
+        let till = till.max(of_leases);
         if till == Nanos::ZERO {
             return share::Booked::NONE;
         }

@@ -43,7 +43,7 @@ impl State {
         let mut firsts: Vec<_> = firsts.collect();
         firsts.sort_unstable_by_key(|(number, ..)| *number);
         let asked = firsts.into_iter().take(MOST_SIZES).filter_map(|(number, costs, class)| {
-            let last = class.last().unwrap_or_default().saturating_since(now).as_u64();
+            let last = class.last().unwrap_or_default().0.saturating_since(now).as_u64();
             let asked = Asked {
                 costs: costs.iter().map(|n| (*n, *n)).collect(),
                 longest: Nanos::new(last / EARLIER.1 * EARLIER.0).as_duration(),

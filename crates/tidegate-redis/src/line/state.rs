@@ -167,8 +167,9 @@ impl State {
         }
     }
 
-    /// The last instant that the store booked for a request of this line, among so many sizes.
-    pub(super) fn booked_till(&self) -> Nanos {
+    /// The last instant that the store booked for a request of this line, among so many sizes, and
+    /// how far ahead it did. An instant of a wait that was dropped is none.
+    pub(super) fn booked_till(&self) -> (Nanos, Duration) {
         let last = self.classes.values().take(FORESEEN).filter_map(Class::last);
         last.max().unwrap_or_default().max(self.served)
     }
@@ -236,7 +237,7 @@ impl State {
     fn grant(&mut self, after: &mut After, number: u64, Instant { due, number: of, reply }: Instant) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         self.waiting -= 1;
-        self.served = self.served.max(due);
+        self.served = self.served.max((due, reply.wait));
         self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
         let waited = match of == number {
             true => entry.in_line.saturating_add(reply.wait),

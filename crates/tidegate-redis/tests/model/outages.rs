@@ -326,6 +326,29 @@ fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
     }
 }
 
+/// A share that counts as of the end of dropped waits would grant nothing for as long.
+#[test]
+fn dropped_waits_shut_no_share() {
+    run(async {
+        let model = Model::new(3, Network::steady(MS));
+        let share = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+        let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
+        let limit = store.limiter("all").limit("calls", "token_bucket 10/s burst 10".parse().unwrap());
+        let limiter = AnyLimiter::from(limit.build().unwrap());
+        let mut waits: Vec<_> = (0..20).map(|_| tokio::spawn(limiter.acquire_many(10))).collect();
+        tokio::time::sleep(100 * MS).await;
+        waits.drain(3..).for_each(|wait| wait.abort());
+        tokio::time::sleep(100 * MS).await;
+        model.stop(true);
+        for wait in waits {
+            assert!(!wait.await.unwrap().unwrap().is_degraded());
+        }
+        // The last of them came after two seconds.
+        let permits = tokio::time::timeout(Duration::from_secs(3), limiter.acquire()).await.unwrap();
+        assert!(permits.unwrap().is_degraded());
+    });
+}
+
 /// Requests that go back to the line of the store from a share keep their order.
 #[test]
 fn requests_that_return_from_a_share_stand_before_newcomers() {
