@@ -233,7 +233,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
     }
 
     fn debit(&self, n: u32) {
-        self.0.debit(n, Nanos::ZERO);
+        self.0.debit(n);
     }
 
     fn keep_at_most(&self, permits: u64) -> u64 {

@@ -740,7 +740,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.limiter_of_a_call(key)?.shared.debit(n, Nanos::from_duration(ahead));
+        self.table.limiter_of_a_call(key)?.shared.debit_ahead(n, Nanos::from_duration(ahead));
         Ok(())
     }
 

@@ -176,7 +176,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
                 let exempt = self.pending.wait.is_exempt();
                 self.pending.leave();
                 if used > 0 && !exempt {
-                    self.pending.shared.debit(used, Nanos::ZERO);
+                    self.pending.shared.debit(used);
                 }
             }
         }

@@ -9,9 +9,13 @@ use crate::time::Nanos;
 
 /// Changes of the state of a single limiter: a plain one, a key's, or a member of a composite.
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// Charges `n` permits at a time that lies `ahead`, also if they are not available: the rest is
-    /// owed.
-    pub(crate) fn debit(&self, n: u32, ahead: Nanos) {
+    /// Charges `n` permits, also if they are not available: the rest is owed.
+    pub(crate) fn debit(&self, n: u32) {
+        self.debit_ahead(n, Nanos::ZERO);
+    }
+
+    /// As [`debit`](Shared::debit), at a time that lies `ahead`.
+    pub(crate) fn debit_ahead(&self, n: u32, ahead: Nanos) {
         self.serve_then(|line, visit| {
             let Single { policy, state } = &self.rule;
             policy.debit(state, line.latest().saturating_add(ahead), n);
@@ -85,7 +89,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// );
     /// ```
     pub fn debit(&self, n: u32) {
-        self.shared.debit(n, Nanos::ZERO);
+        self.shared.debit(n);
     }
 
     /// Takes all permits that are available now, and returns how many it took, for a server that
