@@ -731,9 +731,10 @@ where
         self.debit_ahead(key, n, Duration::ZERO)
     }
 
-    /// As [`debit`](KeyedRateLimiter::debit), at an instant that lies `ahead`. From now on the state
-    /// of the key is as of that instant: permits that are granted before it count as granted then,
-    /// and none come in until then. For `tidegate-redis`, whose store grants permits until then.
+    /// As [`debit`](KeyedRateLimiter::debit), at an instant that lies `ahead`. From now on the
+    /// state of the key is as of that instant: permits that are granted before it count as granted
+    /// then, and no permit comes in until then. This call is for `tidegate-redis`, whose store
+    /// grants permits until then.
     #[doc(hidden)]
     pub fn debit_ahead<Q>(&self, key: &Q, n: u32, ahead: Duration) -> Result<(), Refusal>
     where

@@ -35,7 +35,7 @@ fn permits_of_an_instant_to_come_count_from_now_on() {
             for _ in 0..used {
                 let _ = keys.try_acquire(&7).expect("a permit");
             }
-            // What is used may count at that instant, or may have come in until then.
+            // The permits that are used may count at that instant, or may have come in until then.
             keys.debit_ahead(&7, n, SECOND * ahead).expect("room");
             let mut granted = 0;
             loop {

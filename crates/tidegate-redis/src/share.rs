@@ -112,7 +112,7 @@ pub(crate) struct Outage {
 pub(crate) struct Booked {
     pub(crate) ahead: Duration,
     pub(crate) ago: Duration,
-    /// How far ahead the store booked when it was asked last.
+    /// How far ahead the store booked that instant.
     pub(crate) wait: Duration,
 }
 
@@ -122,8 +122,8 @@ impl Booked {
         Booked { ahead: Duration::ZERO, ago: Duration::MAX, wait: Duration::ZERO };
 
     /// How far ahead the store may have booked for all processes, or how long ago that was, if it
-    /// answered last so long ago. While requests of this line waited, others booked behind them, and
-    /// nobody knows until when.
+    /// answered last so long ago. While requests of this line waited, other processes booked behind
+    /// them, and this process was not told until when.
     fn of_all(self, answered_ago: Duration) -> (Duration, Duration) {
         match self.ago < answered_ago {
             true => (self.ahead.max(self.wait), Duration::ZERO),
@@ -153,8 +153,8 @@ struct Share {
     terms: Terms,
     /// When it was made. Steps of a bucket begin then.
     made: Instant,
-    /// The last beginning of each tag's share, if its first period may last. Held while a full share
-    /// begins.
+    /// The last beginning of each tag's share, if its first period may last. Held while a full
+    /// share begins.
     begun: Mutex<HashMap<String, Begun>>,
 }
 
@@ -166,7 +166,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// As of when the share has less.
+    /// The instant as of which the share has less.
     fn debited(self) -> Instant {
         self.at.max(self.after)
     }
@@ -308,13 +308,12 @@ impl Share {
         };
         let granted = granted.min(limit.saturating_sub(less));
         let debit = less.saturating_add(granted).saturating_add(step);
-        // What the share lacks when the store has granted the last of what it booked.
-        let lacks = missing(&self.terms, status, ahead);
+        let debit = debit.saturating_sub(missing(&self.terms, status, ahead));
         // The waker of a request that waits is foreign code, and runs under no lock. None waits for a
         // full share. One that is not full may begin twice at one time, which is safe.
         let held = is_full.then_some(begun);
         // A tag for which there is no room is refused afterwards.
-        let _ = self.tags.debit_ahead(tag, debit.saturating_sub(lacks), ahead);
+        let _ = self.tags.debit_ahead(tag, debit, ahead);
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
         if begun.len() >= MOST_TAGS {
             begun.retain(|_, began| self.first.lasts(Outage { silence: began.after.elapsed(), ..outage }));
@@ -413,8 +412,8 @@ fn come_in(terms: &Terms, time: Duration) -> u32 {
     u32::try_from(refills.div_ceil(price.max(1))).unwrap_or(u32::MAX)
 }
 
-/// How many permits a bucket has less than its limit at an instant that lies `ahead`, at least. With
-/// a debt that is more than the limit. A window has none of them.
+/// How many permits a bucket has less than its limit at an instant that lies `ahead`, at least.
+/// With a debt that is more than the limit. A window has none of them.
 fn missing(terms: &Terms, status: Status, ahead: Duration) -> u32 {
     let Terms { kind: Kind::Bucket, numbers, .. } = terms else { return 0 };
     let [refill, price, step] = [numbers[0], numbers[1], numbers[7]].map(|n| u128::try_from(n).unwrap_or(0));
@@ -560,8 +559,8 @@ mod tests {
     /// the first period of the earlier outage was over.
     #[tokio::test(start_paused = true)]
     async fn each_outage_has_a_first_period_of_its_own() {
-        /// When an outage begins, after how many seconds of it its share is asked, and how many permits
-        /// the share has then.
+        /// When an outage begins, after how many seconds of it its share is asked, and how many
+        /// permits the share has then.
         type Course = (u64, &'static [(u64, usize)]);
         let first: Course = (0, &[(0, 3)]);
         let rows: [(&str, &[Course]); 13] = [
@@ -665,9 +664,9 @@ mod tests {
         }
     }
 
-    /// Requests of the process always wait for instants that the store has booked. Each call that was
-    /// late took what comes in to a share until the last of them, and such a share had nothing for an
-    /// hour of outage.
+    /// Requests of the process always wait for instants that the store has booked. Each call that
+    /// was late took what comes in to a share until the last of these instants, and after such a
+    /// minute the share had nothing for ten minutes of an outage.
     #[tokio::test(start_paused = true)]
     async fn calls_that_are_late_in_a_crowd_leave_a_share() {
         for (line, full) in [

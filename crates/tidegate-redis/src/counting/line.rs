@@ -72,8 +72,8 @@ pub(super) struct Line {
     held: u64,
     waiters: BTreeMap<Place, Waiter>,
     arrivals: u64,
-    /// The requests that came before this arrival have waited for permits in use: the store has told
-    /// that theirs, or those of a request before them, are not free.
+    /// The requests that came before this arrival have waited for permits in use: the store has
+    /// told that theirs, or those of a request before them, are not free.
     told: u64,
     /// How many requests wait in the line of the store. The requests behind them are asked for when
     /// these are served, so that processes take turns.

@@ -38,11 +38,11 @@ pub enum WhileAway {
     /// begin with this part of the burst together, and fill at the rate.
     ///
     /// A request that waits keeps the instant that the store booked for it, and is granted while
-    /// the store is away. The process takes the store to be booked as far ahead for all processes as
-    /// it was told last. So the windows up to then count as the one in which the store goes away,
-    /// and the share of a bucket fills from then on. A process without requests that wait does not
-    /// know how far ahead the store is booked for others: where only some processes have such
-    /// requests, up to twice the limit is granted until these are served.
+    /// the store is away. The process takes the store to be booked as far ahead for all processes
+    /// as for the last of its own requests. So the windows up to then count as the one in which the
+    /// store goes away, and the share of a bucket fills from then on. A process without requests
+    /// that wait does not know how far ahead the store is booked for others: where only some
+    /// processes have such requests, up to twice the limit is granted until these are served.
     ///
     /// At most 65,536 keys of a limit have a share at one time. A key beyond them is refused as
     /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) until another share is full again.

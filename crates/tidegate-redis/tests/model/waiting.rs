@@ -164,8 +164,8 @@ fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
 }
 
 /// Requests that stood behind others, and not behind permits that the store had told of, were
-/// decided as if the store were away when their longest wait was over: up to 13 of 10 permits were in
-/// use.
+/// decided as if the store were away when their longest wait was over: up to 13 of 10 permits were
+/// in use.
 #[test]
 fn a_longest_wait_for_permits_in_use_is_no_outage() {
     let two = std::num::NonZeroU32::new(2).unwrap();
@@ -210,8 +210,8 @@ fn a_longest_wait_for_permits_in_use_is_no_outage() {
     }
 }
 
-/// Such a request stood behind a call without a deadline, or one that left before it came and whose
-/// answer was lost.
+/// A request that does not wait stood behind a call without a deadline, or behind a call that left
+/// before the request came, and whose answer was lost.
 #[test]
 fn requests_that_do_not_wait_have_answers_in_time_where_answers_get_lost() {
     let two = std::num::NonZeroU32::new(2).unwrap();
