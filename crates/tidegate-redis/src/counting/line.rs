@@ -405,11 +405,24 @@ impl Shared {
                 line.refuse(place, Refusal::InUse { limit }, answers);
             }
         }
-        let is_known = known > 0 || wants > 0;
-        line.known_until = is_known.then(|| Instant::now() + self.span);
         if line.announced == 0 {
             *since = None;
         }
+        self.asks_again(line, known, wants, told.before, since)
+    }
+
+    /// After what time the store is asked again, which knows that this process holds so many permits,
+    /// and that so many of its requests wait behind others.
+    fn asks_again(
+        &self,
+        line: &mut Line,
+        known: u64,
+        wants: usize,
+        before: u64,
+        since: &mut Option<Instant>,
+    ) -> Duration {
+        let is_known = known > 0 || wants > 0;
+        line.known_until = is_known.then(|| Instant::now() + self.span);
         // The process holds less, or wants less or more, than it told.
         if line.held != known || line.announced != wants || (wants == 0 && !line.waiters.is_empty()) {
             return Duration::ZERO;
@@ -423,7 +436,7 @@ impl Shared {
             return jittered(self.span / 3);
         }
         let waited = since.get_or_insert_with(Instant::now).elapsed();
-        let place = u32::try_from(told.before).unwrap_or(u32::MAX).saturating_add(1);
+        let place = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
         let interval = (waited / 8).max(SOONEST.saturating_mul(place)).min(LATEST);
         jittered(interval.min(self.span / 3))
     }

@@ -404,6 +404,28 @@ impl Shared {
         }
     }
 
+    /// Waits until a call may leave, and the breaker admits it. Returns the deadline of its answer,
+    /// too.
+    async fn admit<'a>(
+        &self,
+        server: &'a Server,
+        began: Instant,
+        deadline: Deadline,
+    ) -> Result<(Departed<'a>, Duration, Admission), Away> {
+        // A server that rests is not waited for.
+        let rest = lock(&server.breaker).rest(began.elapsed());
+        if rest > Duration::ZERO {
+            return Err(self.skip(rest));
+        }
+        let departed = self.depart(server, deadline).await;
+        let (departed, to_answer) = departed.inspect_err(|_| _ = self.skip(Duration::ZERO))?;
+        let admission = lock(&server.breaker).admit(began.elapsed());
+        match admission {
+            Admission::Rest(rest) => Err(self.skip(rest)),
+            admission => Ok((departed, to_answer, admission)),
+        }
+    }
+
     /// How much time the answer to a call must have: 5/4 of what the last call took, and at least a
     /// quarter of the timeout; half of it is always enough.
     fn takes(&self) -> Duration {
@@ -419,28 +441,16 @@ impl Shared {
         script: &Script,
         begun: Option<Begun>,
     ) -> Result<Value, Away> {
-        let mut to_answer = deadline.to_answer;
-        let count = |counter: &AtomicU64| _ = counter.fetch_add(1, Ordering::Relaxed);
         let came = begun.as_ref().map_or_else(Instant::now, |begun| Instant::from_std(begun.at));
         let server =
             begun.as_ref().map_or_else(|| self.servers.server_of(by_hash), |begun| begun.server.clone());
-        let mut departed = None;
-        let mut admission = Admission::Ask;
-        if begun.is_none() {
-            // A server that rests is not waited for.
-            let rest = lock(&server.breaker).rest(began.elapsed());
-            if rest > Duration::ZERO {
-                return Err(self.skip(rest));
+        let (departed, to_answer, admission) = match begun {
+            Some(_) => (None, deadline.to_answer, Admission::Ask),
+            None => {
+                let (departed, to_answer, admission) = self.admit(&server, began, deadline).await?;
+                (Some(departed), to_answer, admission)
             }
-            let (in_flight, left) = self.depart(&server, deadline).await.inspect_err(|_| {
-                self.skip(Duration::ZERO);
-            })?;
-            (departed, to_answer) = (Some(in_flight), left);
-            admission = lock(&server.breaker).admit(began.elapsed());
-            if let Admission::Rest(rest) = admission {
-                return Err(self.skip(rest));
-            }
-        }
+        };
         let _probe = Probe::of(&server.breaker, admission);
         let asked = if begun.is_some() { came } else { Instant::now() };
         let (sent, mut answers) = (Sent::default(), server.answers());
@@ -477,6 +487,19 @@ impl Shared {
             Err(_) => server.not_connected_in_time(),
         };
         self.took(asked.elapsed());
+        Err(self.failed(&server, admission, began, failure, is_well))
+    }
+
+    /// Counts and tells a failure, and tells when the store may be asked again. Beside other answers
+    /// of a server that is well, a call without one says nothing of the server.
+    fn failed(
+        &self,
+        server: &Server,
+        admission: Admission,
+        began: Instant,
+        failure: Failure,
+        is_well: bool,
+    ) -> Away {
         let counters = &self.counters;
         let (counter, event, error, is_away) = match failure {
             Failure::NotRun(text) => (&counters.failed, StoreEvent::Failed, StoreError::away(text), true),
@@ -485,16 +508,16 @@ impl Shared {
                 (&counters.misconfigured, StoreEvent::Misconfigured, StoreError::wrong(text), false)
             }
         };
-        count(counter);
+        counter.fetch_add(1, Ordering::Relaxed);
         self.tell(event);
         *lock(&self.trouble) = Some(error);
         if !is_away {
             // The store does answer.
             self.answers(&server.breaker, admission);
-            return Err(Away::Misconfigured);
+            return Away::Misconfigured;
         }
         if is_well {
-            return Err(Away::For(Duration::ZERO));
+            return Away::For(Duration::ZERO);
         }
         let now = began.elapsed();
         let (has_opened, rest) = {
@@ -504,7 +527,7 @@ impl Shared {
         if has_opened {
             self.tell(StoreEvent::BreakerOpened);
         }
-        Err(Away::For(rest))
+        Away::For(rest)
     }
 
     /// Whether so many calls have no answer that their task may be behind.

@@ -24,7 +24,7 @@ use std::time::Duration;
 use tidegate::Nanos;
 
 use crate::jitter::jittered;
-use crate::lease::account::{Account, TRUST, whole};
+use crate::lease::account::{Account, TRUST, Use, whole};
 use crate::lease::ledger::Ledger;
 use crate::script::{Answer, Operation, Reply, Told};
 use crate::set::{Costs, Undecided};
@@ -87,6 +87,15 @@ pub(crate) enum Outcome {
     Failed,
 }
 
+/// How many permits of one limit are booked next.
+struct Demand {
+    n: u64,
+    /// They are booked now, and not with those of another limit alone.
+    is_short: bool,
+    /// Requests in line wait for them.
+    is_urgent: bool,
+}
+
 impl Ledger {
     /// What the task that books permits does at this time, with so many requests in line. Others
     /// wait for the store if `are_left` is set. The task must carry out a plan before it makes the
@@ -99,7 +108,6 @@ impl Ledger {
         let (mut costs, mut lines, mut span) = (Vec::new(), Vec::new(), Duration::ZERO);
         let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
         let (mut pieces, mut pace) = (0, state.usual.longest / 32);
-        let are_several = self.processes.load(Ordering::Relaxed) > 1;
         for (i, account) in self.accounts.iter().enumerate() {
             let size = self.size(i, now, &mut state.limits[i], is_pressed);
             let limit = &state.limits[i];
@@ -112,28 +120,10 @@ impl Ledger {
             returns.extend(self.come_back(i, now, removed));
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
-            // A lease that was not used is not renewed. Nor is one of which the requests in line
-            // take half: of two processes with such leases, the one that booked ahead would have
-            // twice the permits of the other one for ever.
-            let is_for_line = are_several && waiting >= size / 2;
-            let is_unused = size < 2 || limit.asked <= limit.booked;
-            let ahead = if is_unused || is_for_line || are_left { 0 } else { size };
-            let all = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
-            let owed = all.saturating_sub(limit.ordered);
-            let n = if waiting > held {
-                (is_short, is_urgent) = (true, true);
-                let n = size.max(account.for_line(waiting));
-                // The permits that are held may end before those of this booking are usable. So this
-                // booking has enough for the first in line.
-                let least = account.largest.load(Ordering::Relaxed).max(waiting - held);
-                if are_left { n.min(least) } else { n }
-            } else if is_pressed {
-                is_short |= owed > 0;
-                owed.min(account.most(size))
-            } else {
-                is_short |= held < waiting.saturating_add(ahead / 2);
-                if held < waiting.saturating_add(ahead) { size } else { 0 }
-            };
+            let demand = self.demand(account, limit, (waiting, held), size, is_pressed, are_left);
+            is_short |= demand.is_short;
+            is_urgent |= demand.is_urgent;
+            let n = demand.n;
             costs.push((n, n));
             lines.push((waiting, held));
             pieces = pieces.max(account.stock.pieces());
@@ -160,7 +150,7 @@ impl Ledger {
         if is_short && pieces < MOST_PIECES {
             state.next = now.saturating_add(Nanos::from_duration(jittered(pace)));
             for ((account, limit), (n, _)) in self.accounts.iter().zip(&mut state.limits).zip(&costs) {
-                limit.ordered = limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed));
+                limit.ordered = asked_by_leases(account, limit);
                 limit.lease = *n;
                 account.line.fetch_min(account.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
             }
@@ -184,13 +174,47 @@ impl Ledger {
         if is_idle { Plan::Idle } else { Plan::Rest(ends) }
     }
 
+    /// How much of a limit is booked next, of which the requests in line wait for so many permits and
+    /// hold so many.
+    fn demand(
+        &self,
+        account: &Account,
+        limit: &Use,
+        (waiting, held): (u64, u64),
+        size: u64,
+        is_pressed: bool,
+        are_left: bool,
+    ) -> Demand {
+        if waiting > held {
+            let n = size.max(account.for_line(waiting));
+            // The permits that are held may end before those of this booking are usable. So this
+            // booking has enough for the first in line.
+            let least = account.largest.load(Ordering::Relaxed).max(waiting - held);
+            let n = if are_left { n.min(least) } else { n };
+            return Demand { n, is_short: true, is_urgent: true };
+        }
+        if is_pressed {
+            let owed = asked_by_leases(account, limit).saturating_sub(limit.ordered);
+            return Demand { n: owed.min(account.most(size)), is_short: owed > 0, is_urgent: false };
+        }
+        // A lease that was not used is not renewed. Nor is one of which the requests in line take
+        // half: of two processes with such leases, the one that booked ahead would have twice the
+        // permits of the other one for ever.
+        let are_several = self.processes.load(Ordering::Relaxed) > 1;
+        let is_for_line = are_several && waiting >= size / 2;
+        let is_unused = size < 2 || limit.asked <= limit.booked;
+        let ahead = if is_unused || is_for_line || are_left { 0 } else { size };
+        let n = if held < waiting.saturating_add(ahead) { size } else { 0 };
+        Demand { n, is_short: held < waiting.saturating_add(ahead / 2), is_urgent: false }
+    }
+
     /// How many equal bookings are made together for requests in line. One has at most what a
     /// bucket holds, and that may come in faster than bookings can be made one by one.
     fn times(&self, costs: &Costs, lines: &[(u64, u64)], pieces: usize) -> u64 {
         let ([account], [(n, _)], [(waiting, held)]) = (&self.accounts[..], &costs[..], lines) else {
             return 1;
         };
-        if account.terms.kind != Kind::Bucket || *n < account.terms.limit {
+        if account.terms.kind() != Kind::Bucket || *n < account.terms.limit {
             return 1;
         }
         let more = MOST_PIECES.saturating_sub(pieces) as u64;
@@ -283,6 +307,11 @@ impl Ledger {
         }
         if late.is_empty() { Outcome::Booked(booked) } else { Outcome::TooLate(late) }
     }
+}
+
+/// All permits of a limit that were asked for, but by requests that the store decided alone.
+fn asked_by_leases(account: &Account, limit: &Use) -> u64 {
+    limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed))
 }
 
 /// Has a booking serve equally many requests in line by each limit, of which the line waits for so
