@@ -236,7 +236,7 @@ pub(crate) fn reserve(
 
 /// A call without its last arguments, with room for so many bytes of them.
 fn call(script: &Script, name: &str, parts: &[Part<'_>], room: usize) -> Cmd {
-    let of_terms = 8 * parts.iter().map(|part| 2 + part.terms.numbers.len()).sum::<usize>();
+    let of_terms = 8 * parts.iter().map(|part| 2 + part.terms.numbers.iter().len()).sum::<usize>();
     let of_keys = parts.iter().map(|part| part.key.len()).sum::<usize>();
     let mut cmd = Cmd::with_capacity(6 + parts.len(), 80 + of_keys + of_terms + room);
     cmd.arg("EVALSHA").arg(&script.hash).arg(parts.len());
@@ -244,9 +244,9 @@ fn call(script: &Script, name: &str, parts: &[Part<'_>], room: usize) -> Cmd {
     for part in parts {
         cmd.arg(part.key);
         // The kinds have the numbers that `lua/head.lua` gives them.
-        pack(&mut terms, f64::from(part.terms.kind as u8 + 1));
+        pack(&mut terms, f64::from(part.terms.kind() as u8 + 1));
         pack(&mut terms, exact(micros(part.terms.longest.unwrap_or(Duration::MAX), false)));
-        part.terms.numbers.iter().for_each(|number| pack(&mut terms, *number as f64));
+        part.terms.numbers.iter().for_each(|number| pack(&mut terms, number as f64));
     }
     cmd.arg(name).arg(terms);
     cmd

@@ -50,7 +50,7 @@ use tokio::sync::Notify;
 use crate::lease::patience::Patience;
 use crate::lease::stock::{Origin, Piece, Stock, Taken};
 use crate::script::Reply;
-use crate::terms::{Kind, Terms};
+use crate::terms::{Kind, Numbers, Terms};
 
 /// The horizon of a lease, and of a lease of a fixed window at most.
 pub(super) const HORIZON: Duration = Duration::from_millis(100);
@@ -125,9 +125,9 @@ impl Account {
     }
 
     fn horizon(&self) -> Duration {
-        match self.terms.kind {
-            Kind::Fixed => {
-                let length = Duration::from_micros(self.terms.numbers[1].unsigned_abs());
+        match self.terms.numbers {
+            Numbers::Fixed { length, .. } => {
+                let length = Duration::from_micros(length.unsigned_abs());
                 (length / 32).clamp(HORIZON, LONGEST_HORIZON)
             }
             _ => HORIZON,
@@ -141,7 +141,7 @@ impl Account {
     /// The horizon, or such a part of the longest wait if that is less. A fixed window is not
     /// booked ahead.
     fn part_of_wait(&self, part: u32) -> Duration {
-        match self.terms.kind {
+        match self.terms.kind() {
             Kind::Fixed => self.horizon(),
             _ => (self.patience.longest() / part).min(self.horizon()),
         }
@@ -157,7 +157,7 @@ impl Account {
     /// is a part of it.
     fn part(&self, time: Duration) -> f64 {
         let comes_in = self.come_in(time);
-        match self.terms.kind {
+        match self.terms.kind() {
             Kind::Bucket | Kind::Fixed => comes_in,
             Kind::Cells | Kind::Estimate | Kind::Log => comes_in.min(self.terms.limit as f64 / 16.0),
         }
@@ -167,7 +167,7 @@ impl Account {
     /// fixed window has no more than its part, but for the largest request. The store books no more
     /// than the limit at one time.
     pub(super) fn for_line(&self, waiting: u64) -> u64 {
-        let part = match self.terms.kind {
+        let part = match self.terms.kind() {
             Kind::Fixed => 0,
             _ => whole(self.part(self.part_of_wait(2))),
         };
@@ -177,7 +177,7 @@ impl Account {
     /// The most permits of a lease, while there are more requests than permits.
     pub(super) fn most(&self, size: u64) -> u64 {
         let comes_in = whole(self.come_in(self.part_of_wait(1)));
-        match self.terms.kind {
+        match self.terms.kind() {
             Kind::Fixed => size,
             _ => comes_in.min(self.terms.limit).max(1),
         }
@@ -187,7 +187,7 @@ impl Account {
     /// beside the first one: a lease of that size serves some requests. At a window it serves many,
     /// since the permits that are too few for one more lease are not used.
     pub(super) fn serves(&self, more: f64) -> f64 {
-        match self.terms.kind {
+        match self.terms.kind() {
             Kind::Bucket => 4.0 * more,
             Kind::Fixed | Kind::Cells | Kind::Estimate | Kind::Log => 64.0 * more,
         }
@@ -206,7 +206,7 @@ impl Account {
 
     /// How much later than its first permit the last permit of a lease is due.
     pub(super) fn span(&self, n: u64) -> Duration {
-        match self.terms.kind {
+        match self.terms.kind() {
             Kind::Fixed => Duration::ZERO,
             _ => {
                 let span = Duration::try_from_secs_f64(n.saturating_sub(1) as f64 / self.per_second);
@@ -227,18 +227,18 @@ impl Account {
         let line = self.line.load(Ordering::Relaxed) as f64;
         // Loops use up a window at its beginning, while it has plenty. A process that would not
         // lease does not lease then, either.
-        let is_shared = processes > 1 && (!is_plenty || self.terms.kind != Kind::Bucket && asked >= 2.0);
+        let is_shared = processes > 1 && (!is_plenty || self.terms.kind() != Kind::Bucket && asked >= 2.0);
         let is_line = is_shared && line > 0.0;
         let most = match (is_pressed, is_plenty) {
             (true, _) => self.come_in(horizon),
-            (_, true) => match self.terms.kind {
+            (_, true) => match self.terms.kind() {
                 Kind::Bucket | Kind::Fixed => f64::INFINITY,
                 Kind::Cells | Kind::Estimate | Kind::Log => self.terms.limit as f64 / 16.0,
             },
             _ => self.part(self.part_of_wait(if is_line { 2 } else { 4 })),
         };
         let wish = if is_line {
-            let time = match self.terms.kind {
+            let time = match self.terms.kind() {
                 Kind::Fixed => FOR_EACH * self.horizon(),
                 _ => self.patience.longest().min(FOR_EACH * HORIZON),
             };
@@ -249,7 +249,7 @@ impl Account {
         };
         let wish = wish.max(waiting).min(most);
         let half = |permits: u64| permits / 2 / processes.max(1);
-        let most = match self.terms.kind {
+        let most = match self.terms.kind() {
             Kind::Fixed if left > 0 => half(left),
             Kind::Fixed => {
                 // These leases are of a later window, and how much that window has left is not
@@ -269,7 +269,7 @@ impl Account {
         // The permits are not usable before their instant: the reply is as old as its way back.
         let usable = after(now, reply.wait);
         let mut ends = after(sent, reply.wait.saturating_add(self.life()));
-        if self.terms.kind == Kind::Fixed {
+        if self.terms.kind() == Kind::Fixed {
             // The lease ends with the window, which it never outlives.
             ends = ends.min(after(sent, reply.limits[limit].full_in));
         }

@@ -166,7 +166,7 @@ impl LimiterBuilder {
             store.count_processes();
         }
         Ok(Prepared {
-            script: Script::shared(members.iter().map(|member| member.terms.kind)),
+            script: Script::shared(members.iter().map(|member| member.terms.kind())),
             members: members.into(),
             observers: Arc::new(Observers::new(store.events().cloned())),
             store,

@@ -44,7 +44,7 @@ fn parts<'a>(limits: &'a [Limit], costs: &[(u64, u64)], before: &'a [Vec<u8>]) -
 /// Random requests, with other calls between the batches, and a clock that is also set back.
 fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64) {
     let (single, batch) = (limits(lines, &format!("single{seed}")), limits(lines, &format!("batch{seed}")));
-    let script = Script::shared(single.iter().map(|limit| limit.terms.kind));
+    let script = Script::shared(single.iter().map(|limit| limit.terms.kind()));
     let mut random = SmallRng::seed_from_u64(seed);
     let interval = single.iter().map(|limit| intervals(limit, 1.0)).max().expect("a limit").max(2);
     let most = single.iter().map(|limit| limit.terms.limit).min().expect("a limit").clamp(1, 5);

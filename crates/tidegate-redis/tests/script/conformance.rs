@@ -69,7 +69,7 @@ fn random_calls(limit: &Limit, seed: u64) -> Vec<(Operation, u64, u64)> {
                 _ => Operation::Reset,
             };
             // A log in one process remembers fewer permits that are owed.
-            let owes = operation == Operation::Debit && limit.terms.kind == Kind::Log;
+            let owes = operation == Operation::Debit && limit.terms.kind() == Kind::Log;
             // Of a grant at this time.
             let seen = if matches!(operation, Operation::Refund { .. }) { now } else { seen };
             (operation, seen, if owes { 1 } else { n })

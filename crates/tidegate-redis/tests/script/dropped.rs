@@ -170,7 +170,7 @@ fn dropped_bookings_are_never_granted_twice() {
             }
         }
         grants.extend(waiting.iter().map(|(reply, n)| Net { at: due(reply), n: *n }));
-        if let Err(found) = is_within(line, &limit, &grants) {
+        if let Err(found) = is_within(&limit, &grants) {
             panic!("{line}, {seed}: {found}");
         }
     }

@@ -29,7 +29,7 @@ fn texts() -> Vec<Vec<u8>> {
 }
 
 fn ask(store: &mut Store, limit: &Limit) -> RedisResult<Value> {
-    let script = Script::shared([limit.terms.kind]);
+    let script = Script::shared([limit.terms.kind()]);
     let call = command(&script, TRY, Some(START), &[limit.part(1, &[])]);
     script.by_text(&call).query(&mut store.connection)
 }

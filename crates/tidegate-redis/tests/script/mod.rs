@@ -43,7 +43,7 @@ impl Store {
 
     /// Runs calls in one pipeline: each an operation, the time, and how many permits.
     pub(crate) fn run(&mut self, limit: &Limit, calls: &[(Operation, u64, u64)]) -> Vec<Reply> {
-        let script = Script::shared([limit.terms.kind]);
+        let script = Script::shared([limit.terms.kind()]);
         let mut replies = Vec::with_capacity(calls.len());
         // The server learns the script by its text.
         let ping = command(&script, Operation::Status, Some(START), &[limit.part(0, &[])]);
@@ -61,7 +61,7 @@ impl Store {
     }
 
     pub(crate) fn call(&mut self, operation: Operation, now: u64, parts: &[Part<'_>]) -> Reply {
-        let script = Script::shared(parts.iter().map(|part| part.terms.kind));
+        let script = Script::shared(parts.iter().map(|part| part.terms.kind()));
         let value = self.query(&script, &command(&script, operation, Some(now), parts));
         Reply::read(value, parts.len()).expect("a reply")
     }
@@ -74,7 +74,7 @@ impl Store {
         given_back: &[GivenBack<'_>],
         requests: &[Wanted],
     ) -> Vec<Reply> {
-        let script = Script::shared(parts.iter().map(|part| part.terms.kind));
+        let script = Script::shared(parts.iter().map(|part| part.terms.kind()));
         let value = self.query(&script, &reserve(&script, Some(now), parts, given_back, requests));
         Reply::read_all(value, requests.len(), parts.len()).expect("replies")
     }

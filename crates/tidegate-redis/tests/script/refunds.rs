@@ -7,7 +7,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::script::{Answer, Operation, Reply};
 use crate::script_tests::{Limit, START, Store, TRY, intervals};
-use crate::terms::Terms;
+use crate::terms::{BucketMode, BucketNumbers, Numbers, Terms};
 
 const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
 const SECOND: u64 = 1_000_000;
@@ -254,38 +254,39 @@ pub(super) const BOUNDED: [&str; 12] = [
 ];
 
 /// Whether the net grants of a policy are within its bound, by looking at every window.
-pub(super) fn is_within(line: &str, limit: &Limit, grants: &[Net]) -> Result<(), String> {
+pub(super) fn is_within(limit: &Limit, grants: &[Net]) -> Result<(), String> {
     let sum = |from: u64, till: u64| -> u64 {
         grants.iter().filter(|net| (from..till).contains(&net.at)).map(|net| net.n).sum()
     };
-    let terms = &limit.terms;
-    let number = |i: usize| terms.numbers[i].unsigned_abs();
+    let whole = |number: i64| number.unsigned_abs();
     for last in grants {
-        let (most, got) = match line.split_once(' ').map_or(line, |(kind, _)| kind) {
-            "fixed_window" => {
-                let began = last.at - last.at % number(1);
-                (number(0), sum(began, began + number(1)))
+        let (most, got) = match limit.terms.numbers {
+            Numbers::Fixed { limit, length, .. } => {
+                let began = last.at - last.at % whole(length);
+                (whole(limit), sum(began, began + whole(length)))
             }
-            "sliding_window" => {
-                let end = last.at - last.at % number(1) + number(1);
-                (number(0), sum(end - number(1) * number(3), end))
+            Numbers::Cells { limit, length, cells, .. } => {
+                let end = last.at - last.at % whole(length) + whole(length);
+                (whole(limit), sum(end - whole(length * cells), end))
             }
-            "sliding_log" => (number(0), sum(last.at + 1 - number(1), last.at + 1)),
-            "sliding_estimate" => {
-                let began = last.at - last.at % number(1);
-                let before = sum(began - number(1), began) * (began + number(1) - last.at);
-                (number(0) * number(1), before + sum(began, last.at + 1) * number(1))
+            Numbers::Log { limit, length, .. } => {
+                (whole(limit), sum(last.at + 1 - whole(length), last.at + 1))
             }
-            _ => {
+            Numbers::Estimate { limit, length, .. } => {
+                let [limit, length] = [limit, length].map(whole);
+                let began = last.at - last.at % length;
+                let before = sum(began - length, began) * (began + length - last.at);
+                (limit * length, before + sum(began, last.at + 1) * length)
+            }
+            Numbers::Bucket(BucketNumbers { refill, price, cap, mode, .. }) => {
                 // Of each span that ends here; units come in, and a price is paid.
                 for first in grants.iter().filter(|first| first.at <= last.at) {
-                    let units = sum(first.at, last.at + 1) * number(1);
-                    let most = match number(6) {
-                        // The next request pays for the last one.
-                        2 => number(2) + limit.terms.limit * number(1),
-                        _ => number(2),
+                    let units = sum(first.at, last.at + 1) * whole(price);
+                    let most = match mode {
+                        BucketMode::NextPays => whole(cap) + limit.terms.limit * whole(price),
+                        BucketMode::Refuses | BucketMode::Stretches => whole(cap),
                     };
-                    if units > most + (last.at - first.at) * number(0) {
+                    if units > most + (last.at - first.at) * whole(refill) {
                         return Err(format!("{units} units from {} to {}", first.at, last.at));
                     }
                 }
@@ -356,7 +357,7 @@ fn what_comes_back_is_never_granted_twice() {
                 open.iter()
                     .map(|(reply, n)| Net { at: u64::try_from(reply.due).expect("an instant"), n: *n }),
             );
-            if let Err(found) = is_within(line, &limit, &grants) {
+            if let Err(found) = is_within(&limit, &grants) {
                 panic!("{line}, {seed}: {found}");
             }
         }
@@ -577,7 +578,7 @@ fn what_is_lent_is_never_granted_twice() {
                 }
             }
             for ((line, limit), grants) in [first, second].into_iter().zip(&limits).zip(&grants) {
-                if let Err(found) = is_within(line, limit, grants) {
+                if let Err(found) = is_within(limit, grants) {
                     panic!("{first} and {second}, {seed}: {line}: {found}");
                 }
             }
@@ -612,8 +613,9 @@ fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
     ];
     for (line, seed) in lines.into_iter().flat_map(|line| (0..50 * seeds()).map(move |seed| (line, seed))) {
         let limit = Limit { key: format!("{line}-{seed}"), ..Limit::new(line) };
-        let [refill, price, cap] = [0, 1, 2].map(|i| limit.terms.numbers[i]);
-        let start = limit.terms.numbers[4];
+        let Numbers::Bucket(BucketNumbers { refill, price, cap, start, .. }) = limit.terms.numbers else {
+            panic!("{line} is no bucket");
+        };
         let mut random = SmallRng::seed_from_u64(seed);
         let interval = intervals(&limit, 1.0);
         let most = limit.terms.limit.min(40);

@@ -96,7 +96,7 @@ fn nothing_is_granted_in_a_pause() {
                 assert!(reply.wait >= rest, "{line}: {reply:?}");
             }
             let after = store.call(Operation::Status, START + 100 * SECOND, &part());
-            if keep_stock || limit.terms.kind != crate::terms::Kind::Bucket {
+            if keep_stock || limit.terms.kind() != crate::terms::Kind::Bucket {
                 assert_eq!(after.limits[0].available, before.limits[0].available, "{line}");
             } else {
                 assert_eq!(after.limits[0].available, 0, "{line}");
@@ -326,7 +326,7 @@ fn every_key_expires_and_an_idle_store_is_empty() {
             2 => Operation::Pause { span: Duration::from_millis(1), keep_stock: i % 2 == 0 },
             _ => ANY_WAIT,
         };
-        let script = Script::shared([limit.terms.kind]);
+        let script = Script::shared([limit.terms.kind()]);
         let value = store.query(&script, &command(&script, operation, None, &[limit.part(1, &[])]));
         let reply = Reply::read(value, 1).expect("a reply");
         assert_ne!(reply.answer, Answer::Shadow);

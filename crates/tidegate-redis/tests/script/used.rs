@@ -149,7 +149,7 @@ fn a_window_is_used_as_in_one_process_while_waits_are_dropped() {
         let longest = Duration::from_millis(millis);
         let asked = requests(limit.terms.limit, 40);
         let grants = over_a_store(&mut store, &limit, longest, &asked);
-        if let Err(found) = is_within(line, &limit, &grants) {
+        if let Err(found) = is_within(&limit, &grants) {
             panic!("{line}, {millis} ms: {found}");
         }
         let used = |grants: &[Net]| -> u64 {
@@ -212,7 +212,7 @@ fn the_instants_of_a_storm_go_to_later_requests() {
             asked += n;
             now = START + 2_500 * asked;
         }
-        if let Err(found) = is_within(line, &limit, &grants) {
+        if let Err(found) = is_within(&limit, &grants) {
             panic!("{line}, {is_shuffled}: {found}");
         }
         let used: u64 = grants.iter().filter(|net| net.at <= end).map(|net| net.n).sum();

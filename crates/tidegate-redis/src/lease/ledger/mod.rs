@@ -154,7 +154,7 @@ impl Ledger {
     /// A request may wait so long.
     fn note(&self, state: &mut State, longest: Duration) {
         state.usual.note(longest);
-        let has_fixed_window = self.accounts.iter().any(|account| account.terms.kind == Kind::Fixed);
+        let has_fixed_window = self.accounts.iter().any(|account| account.terms.kind() == Kind::Fixed);
         self.patience.set(state.usual.longest, has_fixed_window);
     }
 

@@ -7,6 +7,10 @@ use tidegate::{PolicyConfig, Rate};
 
 use crate::error::BuildError;
 
+mod numbers;
+
+pub(crate) use numbers::{BucketMode, BucketNumbers, Numbers};
+
 /// No level, and no product of a count and a length, is larger, so that sums of two of them are
 /// exact in a double.
 const MOST: u128 = 1 << 51;
@@ -52,12 +56,10 @@ impl Kind {
 /// The terms of one limit.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Terms {
-    pub(crate) kind: Kind,
     /// The end of the key. Policies of different kinds have no state in common, also where one
     /// algorithm serves them.
     pub(crate) ending: &'static str,
-    /// As the table at the head of the Lua file of this kind says.
-    pub(crate) numbers: Vec<i64>,
+    pub(crate) numbers: Numbers,
     /// The most permits that one request can have; `None` where there is no such number.
     pub(crate) largest: Option<u64>,
     /// The most permits that can be available.
@@ -68,6 +70,10 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
+    pub(crate) fn kind(&self) -> Kind {
+        self.numbers.kind()
+    }
+
     pub(crate) fn new(config: &PolicyConfig) -> Result<Terms, BuildError> {
         // A configuration can be wrong in ways that only the policy knows.
         tidegate::AnyPolicy::try_from(config.clone())?;
@@ -82,28 +88,28 @@ impl Terms {
                 ..
             } => {
                 let stepped = *interval_refill || at_wall_clock.is_some();
-                let bucket = Bucket {
+                let policy = BucketPolicy {
                     rate: *rate,
                     burst: *burst,
                     start_with: start_with.filter(|permits| permits < burst),
                     steps: stepped.then(|| at_wall_clock.unwrap_or_default()),
                     tolerance: tolerance.unwrap_or_default(),
-                    stretches: false,
+                    mode: BucketMode::Refuses,
                 };
-                bucket.terms(config)
+                Ok(bucket("bucket", *rate, policy.numbers(config)?))
             }
             PolicyConfig::LeakyBucket { rate, nodelay, capacity, max_wait, .. } => {
                 let nodelay = nodelay.unwrap_or(0).min(capacity.unwrap_or(u32::MAX));
-                let bucket = Bucket {
+                let policy = BucketPolicy {
                     rate: *rate,
                     burst: nodelay.saturating_add(1),
                     start_with: None,
                     steps: None,
                     tolerance: Duration::ZERO,
-                    stretches: true,
+                    mode: BucketMode::Stretches,
                 };
-                let terms = bucket.terms(config)?;
-                let [refill, price] = [terms.numbers[0], terms.numbers[1]];
+                let numbers = policy.numbers(config)?;
+                let (refill, price) = (numbers.refill, numbers.price);
                 let longest = match capacity {
                     None => *max_wait,
                     // Nothing leaves the queue, so no request waits.
@@ -114,27 +120,26 @@ impl Terms {
                         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
                     }
                 };
-                Ok(Terms { longest, ending: "leaky", ..terms })
+                Ok(Terms { longest, ..bucket("leaky", *rate, numbers) })
             }
             PolicyConfig::SmoothBursty { rate, max_burst, start_full, .. } => {
                 bursty(config, *rate, max_burst.unwrap_or(Duration::from_secs(1)), *start_full)
             }
             PolicyConfig::FixedWindow { rate, at_wall_clock, from_first_grant, .. } => {
                 let (limit, length) = window(config, *rate)?;
-                let offset = match at_wall_clock {
-                    _ if *from_first_grant => -1,
-                    offset => offset_in(offset.unwrap_or_default(), length),
-                };
-                Ok(counted(Kind::Fixed, *rate, limit, vec![limit, length, offset]))
+                let offset = offset_in(at_wall_clock.unwrap_or_default(), length);
+                let offset = (!from_first_grant).then_some(offset);
+                Ok(counted(*rate, limit, Numbers::Fixed { limit, length, offset }))
             }
             PolicyConfig::SlidingWindow { rate, cells, at_wall_clock, .. } => {
                 let (limit, length) = window(config, *rate)?;
                 if *cells > MOST_CELLS {
                     return Err(unfit(config, format!("more than {MOST_CELLS} cells")));
                 }
-                let cell = (length + i64::from(*cells) - 1) / i64::from(*cells);
-                let offset = offset_in(at_wall_clock.unwrap_or_default(), cell);
-                Ok(counted(Kind::Cells, *rate, limit, vec![limit, cell, offset, i64::from(*cells)]))
+                let cells = i64::from(*cells);
+                let length = (length + cells - 1) / cells;
+                let offset = offset_in(at_wall_clock.unwrap_or_default(), length);
+                Ok(counted(*rate, limit, Numbers::Cells { limit, length, offset, cells }))
             }
             PolicyConfig::SlidingEstimate { rate, at_wall_clock, .. } => {
                 let (limit, length) = window(config, *rate)?;
@@ -142,7 +147,7 @@ impl Terms {
                     return Err(too_large(config));
                 }
                 let offset = offset_in(at_wall_clock.unwrap_or_default(), length);
-                Ok(counted(Kind::Estimate, *rate, limit, vec![limit, length, offset]))
+                Ok(counted(*rate, limit, Numbers::Estimate { limit, length, offset }))
             }
             PolicyConfig::SlidingLog { rate, with_capacity, .. } => {
                 let (limit, length) = window(config, *rate)?;
@@ -150,10 +155,11 @@ impl Terms {
                 if room > i64::from(MOST_ROOM) {
                     return Err(unfit(config, format!("a log of more than {MOST_ROOM} permits")));
                 }
-                Ok(counted(Kind::Log, *rate, limit, vec![limit, length, room]))
+                Ok(counted(*rate, limit, Numbers::Log { limit, length, room }))
             }
             PolicyConfig::DenyAll { .. } => {
-                let terms = counted(Kind::Fixed, Rate::ZERO, 0, vec![0, 1_000_000, 0]);
+                let never = Numbers::Fixed { limit: 0, length: 1_000_000, offset: Some(0) };
+                let terms = counted(Rate::ZERO, 0, never);
                 // A request of any size is refused by the rate, as in one process.
                 Ok(Terms { largest: None, ending: "none", ..terms })
             }
@@ -165,19 +171,19 @@ impl Terms {
     }
 }
 
-/// The terms of a bucket, in the units of a configuration.
-struct Bucket {
+/// A token bucket or a leaky bucket, in the units of a configuration.
+struct BucketPolicy {
     rate: Rate,
     burst: u32,
     start_with: Option<u32>,
     /// Where permits come in all at once: the offset of the periods.
     steps: Option<Duration>,
     tolerance: Duration,
-    stretches: bool,
+    mode: BucketMode,
 }
 
-impl Bucket {
-    fn terms(&self, config: &PolicyConfig) -> Result<Terms, BuildError> {
+impl BucketPolicy {
+    fn numbers(&self, config: &PolicyConfig) -> Result<BucketNumbers, BuildError> {
         let (step, offset) = match self.steps {
             None => (0, 0),
             Some(_) if self.rate.is_zero() => (0, 0),
@@ -209,27 +215,32 @@ impl Bucket {
         let start = self.start_with.map_or(cap - slack, |permits| u128::from(permits) * price);
         let most = (cap - slack) / price;
         let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
-        let numbers = vec![
-            number(refill),
-            number(price),
-            number(cap),
-            number(most * price),
-            number(start),
-            number(most),
-            i64::from(self.stretches),
+        Ok(BucketNumbers {
+            refill: number(refill),
+            price: number(price),
+            cap: number(cap),
+            full: number(most * price),
+            start: number(start),
+            most: number(most),
+            mode: self.mode,
             step,
             offset,
-            match (self.start_with.is_some(), self.stretches) {
-                (true, _) => LINGER,
-                (false, true) => IDLE,
-                (false, false) => 0,
+            linger: match (self.start_with, self.mode) {
+                (Some(_), _) => LINGER,
+                (None, BucketMode::Stretches) => IDLE,
+                (None, _) => 0,
             },
-        ];
-        let limit = u64::try_from(most).unwrap_or(u64::MAX);
-        let largest = if self.stretches { largest_of(price) } else { Some(limit) };
-        let (kind, ending) = (Kind::Bucket, Kind::Bucket.name());
-        Ok(Terms { kind, ending, numbers, largest, limit, longest: None, rate: self.rate })
+        })
     }
+}
+
+fn bucket(ending: &'static str, rate: Rate, numbers: BucketNumbers) -> Terms {
+    let limit = numbers.most.unsigned_abs();
+    let largest = match numbers.mode {
+        BucketMode::Refuses => Some(limit),
+        BucketMode::Stretches | BucketMode::NextPays => largest_of(numbers.price.unsigned_abs()),
+    };
+    Terms { ending, numbers: Numbers::Bucket(numbers), largest, limit, longest: None, rate }
 }
 
 /// `SmoothBursty`: the next request pays.
@@ -251,24 +262,32 @@ fn bursty(
     };
     let most = full / price + 1;
     let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
-    let (start, linger) = if start_full { (number(full), 0) } else { (0, LINGER) };
-    let numbers =
-        vec![number(refill), number(price), number(cap), number(full), start, number(most), 2, 0, 0, linger];
-    let limit = if rate.is_zero() { 0 } else { u64::try_from(most).unwrap_or(u64::MAX) };
-    let (kind, ending, largest) = (Kind::Bucket, "bursty", largest_of(price));
-    Ok(Terms { kind, ending, numbers, largest, limit, longest: None, rate })
+    let numbers = BucketNumbers {
+        refill: number(refill),
+        price: number(price),
+        cap: number(cap),
+        full: number(full),
+        start: if start_full { number(full) } else { 0 },
+        most: number(most),
+        mode: BucketMode::NextPays,
+        step: 0,
+        offset: 0,
+        linger: if start_full { 0 } else { LINGER },
+    };
+    let terms = bucket("bursty", rate, numbers);
+    Ok(Terms { limit: if rate.is_zero() { 0 } else { terms.limit }, ..terms })
 }
 
 /// The most permits of one request of a bucket that has no such number itself: their price is below
 /// the smallest level that a script takes for never.
-fn largest_of(price: u128) -> Option<u64> {
-    let largest = (2 * MOST - 1) / price;
+fn largest_of(price: u64) -> Option<u64> {
+    let largest = (2 * MOST - 1) / u128::from(price);
     u32::try_from(largest).ok().map(u64::from)
 }
 
-fn counted(kind: Kind, rate: Rate, limit: i64, numbers: Vec<i64>) -> Terms {
+fn counted(rate: Rate, limit: i64, numbers: Numbers) -> Terms {
     let limit = limit.unsigned_abs();
-    Terms { kind, ending: kind.name(), numbers, largest: Some(limit), limit, longest: None, rate }
+    Terms { ending: numbers.kind().name(), numbers, largest: Some(limit), limit, longest: None, rate }
 }
 
 /// The permits of a rate as digits and a power of ten, exact for up to 15 digits. More of them do

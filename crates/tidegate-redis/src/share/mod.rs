@@ -65,14 +65,20 @@ use std::time::Duration;
 
 use tidegate::{
     AllOf, AllRefusal, AnyPolicy, Clock, DefaultClock, KeyedAllOf, KeyedRateLimiter, Nanos, PolicyConfig,
-    Rate, Refusal, Status,
+    Refusal, Status,
 };
-
 use tokio::time::Instant;
 
 use crate::error::BuildError;
 use crate::lock::lock;
-use crate::terms::{Kind, Terms};
+use crate::terms::{Kind, Numbers, Terms};
+
+mod bucket;
+mod part;
+mod period;
+
+use part::{by_wall, part_of};
+use period::{Period, micros};
 
 /// The most tags of one limit that have a share at one time. A tag beyond them is refused.
 const MOST_TAGS: usize = 65_536;
@@ -150,7 +156,7 @@ struct Share {
     lacks: Period,
     /// How long what was granted of earlier shares counts.
     first: Period,
-    terms: Terms,
+    numbers: Numbers,
     /// When it was made. Steps of a bucket begin then.
     made: Instant,
     /// The last beginning of each tag's share, if its first period may last. Held while a full
@@ -247,9 +253,9 @@ impl Share {
         let square = u64::from(processes.get()).pow(2);
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
-        let (first, lacks) = (Period::of(&part), Period::lacking(&part, less));
+        let (first, lacks) = (Period::of(&part.numbers), Period::lacking(&part.numbers, less));
         let (made, begun) = (Instant::now(), Mutex::default());
-        Ok(Share { processes, tags, less, lacks, first, terms: part, made, begun })
+        Ok(Share { processes, tags, less, lacks, first, numbers: part.numbers, made, begun })
     }
 
     /// Takes what a share of this tag has less in the first period of an outage, and what was
@@ -278,37 +284,11 @@ impl Share {
         // Of two requests that come first, one begins the share.
         let begun = lock(&self.begun);
         let status = self.tags.status(tag);
-        let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
-        let (kind, is_full) = (self.terms.kind, status.available == status.limit);
-        let is_begun = |began: &Begun| {
-            let silence = new.debited().saturating_duration_since(began.debited());
-            let time = outage.time.map(|time| time.saturating_add(ahead));
-            let serves = || self.serves(Outage { silence, time, ..outage }, ahead);
-            match kind {
-                Kind::Bucket => began.at >= outage.answered,
-                // A window that is over had less, and the next one has not.
-                Kind::Fixed => !is_full && (began.at >= outage.answered || serves()),
-                _ => began.at >= outage.answered || serves(),
-            }
-        };
-        if begun.get(tag).is_some_and(is_begun) {
+        let is_full = status.available == status.limit;
+        if begun.get(tag).is_some_and(|began| self.is_begun(*began, new, is_full, ahead, outage)) {
             return;
         }
-        // The next step of a bucket may come at once, but that of a share that is new.
-        let has_steps = kind == Kind::Bucket && self.terms.numbers[7] > 0;
-        let step = match has_steps && self.made < outage.answered {
-            true => come_in(&self.terms, Duration::from_micros(1)),
-            false => 0,
-        };
-        // An earlier share that was begun counts the permits that were granted before it, as far as
-        // it had room for them.
-        let granted = match is_full {
-            true => earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0),
-            false => 0,
-        };
-        let granted = granted.min(limit.saturating_sub(less));
-        let debit = less.saturating_add(granted).saturating_add(step);
-        let debit = debit.saturating_sub(missing(&self.terms, status, ahead));
+        let debit = self.debit(tag, status, less, ahead, outage, earlier);
         // The waker of a request that waits is foreign code, and runs under no lock. None waits for a
         // full share. One that is not full may begin twice at one time, which is safe.
         let held = is_full.then_some(begun);
@@ -323,18 +303,58 @@ impl Share {
         }
     }
 
+    /// Whether a share that began so has no need to begin once more.
+    fn is_begun(&self, began: Begun, new: Begun, is_full: bool, ahead: Duration, outage: Outage) -> bool {
+        let in_this_outage = began.at >= outage.answered;
+        let serves = || {
+            let silence = new.debited().saturating_duration_since(began.debited());
+            let time = outage.time.map(|time| time.saturating_add(ahead));
+            self.serves(Outage { silence, time, ..outage }, ahead)
+        };
+        match self.numbers.kind() {
+            Kind::Bucket => in_this_outage,
+            // A window that is over had less, and the next one has not.
+            Kind::Fixed => !is_full && (in_this_outage || serves()),
+            Kind::Cells | Kind::Estimate | Kind::Log => in_this_outage || serves(),
+        }
+    }
+
+    /// How many permits are debited so that a share of this tag has so many less.
+    fn debit(
+        &self,
+        tag: &str,
+        status: Status,
+        less: u32,
+        ahead: Duration,
+        outage: Outage,
+        earlier: &[Arc<Share>],
+    ) -> u32 {
+        // An earlier share that was begun counts the permits that were granted before it, as far as
+        // it had room for them.
+        let granted = match status.available == status.limit {
+            true => earlier.iter().map(|share| share.granted(tag)).max().unwrap_or(0),
+            false => 0,
+        };
+        let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
+        let less = less.saturating_add(granted.min(limit.saturating_sub(less)));
+        let Numbers::Bucket(numbers) = self.numbers else { return less };
+        // The next step of a bucket may come at once, but that of a share that is new.
+        let step = if self.made < outage.answered { bucket::step_of(&numbers) } else { 0 };
+        less.saturating_add(step).saturating_sub(bucket::missing(&numbers, status, ahead))
+    }
+
     /// Whether what a share has had less since an earlier outage serves for the period that begins
     /// `ahead`. Its silence is as of then.
     fn serves(&self, outage: Outage, ahead: Duration) -> bool {
-        match (self.first, self.terms.kind) {
+        match (self.first, self.numbers) {
             // The first period of any outage ends with the window.
             (Period::Window(..), _) => self.first.lasts(outage),
             // Requests that wait get their instants now.
             (Period::For(length), _) if ahead > Duration::ZERO => outage.silence <= length / 8,
-            (Period::For(length), Kind::Fixed) => outage.silence < length,
+            (Period::For(length), Numbers::Fixed { .. }) => outage.silence < length,
             // What a share has less ends with a cell.
-            (Period::For(length), Kind::Cells) => {
-                outage.silence.saturating_add(micros(self.terms.numbers[1]).max(length / 8)) < length
+            (Period::For(length), Numbers::Cells { length: cell, .. }) => {
+                outage.silence.saturating_add(micros(cell).max(length / 8)) < length
             }
             (Period::For(length), _) => outage.silence.saturating_add(length / 8) < length,
         }
@@ -348,212 +368,9 @@ impl Share {
     }
 }
 
-/// A time that begins with the last answer of the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Period {
-    For(Duration),
-    /// To the end of a window of this length by the wall clock, and of this offset.
-    Window(Duration, Duration),
-}
-
-impl Period {
-    fn of(terms: &Terms) -> Period {
-        let numbers = &terms.numbers;
-        match terms.kind {
-            Kind::Fixed if numbers[2] >= 0 => Period::Window(micros(numbers[1]), micros(numbers[2])),
-            Kind::Fixed | Kind::Estimate | Kind::Log => Period::For(micros(numbers[1])),
-            Kind::Cells => Period::For(micros(numbers[1].saturating_mul(numbers[3]))),
-            Kind::Bucket if numbers[0] == 0 => Period::For(Duration::MAX),
-            Kind::Bucket => {
-                let refills = (numbers[2] + numbers[0] - 1) / numbers[0];
-                Period::For(micros(refills.saturating_mul(numbers[7].max(1))))
-            }
-        }
-    }
-
-    /// How long a share that begins has so many permits less: of a bucket until they come in, when
-    /// a share that was not used is full. A bucket that fills in steps has less for all of them,
-    /// since its first step may come at once.
-    fn lacking(terms: &Terms, less: u32) -> Period {
-        let numbers = &terms.numbers;
-        match terms.kind {
-            Kind::Bucket if numbers[0] > 0 && numbers[7] == 0 => {
-                let refills = i128::from(less) * i128::from(numbers[1]) / i128::from(numbers[0]);
-                Period::For(micros(i64::try_from(refills).unwrap_or(i64::MAX)))
-            }
-            _ => Period::of(terms),
-        }
-    }
-
-    /// Whether it is not over.
-    fn lasts(self, Outage { silence, time, .. }: Outage) -> bool {
-        match self {
-            Period::For(length) => silence < length,
-            Period::Window(length, offset) => {
-                let length = length.as_nanos().max(1);
-                let in_window =
-                    (time.unwrap_or_default().as_nanos() + length - offset.as_nanos() % length) % length;
-                silence.as_nanos() <= in_window
-            }
-        }
-    }
-}
-
-/// How many permits come in to a bucket in this time, at most. A window has none of them.
-fn come_in(terms: &Terms, time: Duration) -> u32 {
-    let Terms { kind: Kind::Bucket, numbers, .. } = terms else { return 0 };
-    let [refill, price, step] = [numbers[0], numbers[1], numbers[7]].map(|n| u128::try_from(n).unwrap_or(0));
-    // A unit of time is a microsecond, or a step.
-    let unit = step.max(1) * 1000;
-    let refills = match step {
-        0 => time.as_nanos().saturating_mul(refill).div_ceil(unit),
-        _ => time.as_nanos().div_ceil(unit).saturating_mul(refill),
-    };
-    u32::try_from(refills.div_ceil(price.max(1))).unwrap_or(u32::MAX)
-}
-
-/// How many permits a bucket has less than its limit at an instant that lies `ahead`, at least.
-/// With a debt that is more than the limit. A window has none of them.
-fn missing(terms: &Terms, status: Status, ahead: Duration) -> u32 {
-    let Terms { kind: Kind::Bucket, numbers, .. } = terms else { return 0 };
-    let [refill, price, step] = [numbers[0], numbers[1], numbers[7]].map(|n| u128::try_from(n).unwrap_or(0));
-    let full_in = status.full_in.saturating_sub(ahead).as_nanos();
-    let refills = match step {
-        0 => full_in.saturating_mul(refill) / 1000,
-        // The last step may bring a single permit.
-        _ => (full_in.div_ceil(step * 1000).saturating_sub(1)).saturating_mul(refill),
-    };
-    let missing = u32::try_from(refills / price.max(1)).unwrap_or(u32::MAX);
-    // Of a permit that comes in bit by bit, a part may be there.
-    let is_whole = ahead.is_zero() && (step > 0 || refill == 0);
-    let less = if is_whole { status.limit.saturating_sub(status.available) } else { 0 };
-    missing.max(u32::try_from(less).unwrap_or(u32::MAX))
-}
-
-fn micros(micros: i64) -> Duration {
-    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
-}
-
-/// A configuration whose windows begin with those of a clock that tells `time`, on a clock that
-/// tells `wall`.
-fn by_wall(mut config: PolicyConfig, time: Duration, wall: Duration) -> PolicyConfig {
-    let length = match Terms::new(&config).map(|terms| Period::of(&terms)) {
-        Ok(Period::Window(length, _)) => length.as_nanos().max(1),
-        _ => return config,
-    };
-    if let PolicyConfig::FixedWindow { at_wall_clock: Some(offset), .. } = &mut config {
-        let [wall, time, set] = [wall, time, *offset].map(|time| time.as_nanos() % length);
-        let nanos = (set + wall + length - time) % length;
-        *offset = Duration::from_nanos(u64::try_from(nanos).unwrap_or(0));
-    }
-    config
-}
-
-/// A configuration with the permits of one of so many processes: at least one permit where there
-/// was one.
-fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
-    let part = |permits: u32| permits.checked_div(processes.get()).unwrap_or(0).max(permits.min(1));
-    match &mut config {
-        PolicyConfig::TokenBucket { rate, burst, start_with, interval_refill, at_wall_clock, .. } => {
-            let steps = *interval_refill || at_wall_clock.is_some();
-            *rate = if steps { fewer(*rate, processes) } else { slower(*rate, processes) };
-            *burst = part(*burst);
-            // `Share::begin` says how much a share has at first.
-            *start_with = None;
-        }
-        PolicyConfig::LeakyBucket { rate, nodelay, capacity, .. } => {
-            *rate = slower(*rate, processes);
-            *nodelay = nodelay.map(|permits| permits / processes);
-            *capacity = capacity.map(|permits| permits / processes);
-        }
-        PolicyConfig::SmoothBursty { rate, start_full, .. } => {
-            *rate = slower(*rate, processes);
-            *start_full = true;
-        }
-        PolicyConfig::FixedWindow { rate, at_wall_clock, from_first_grant, .. } => {
-            *rate = fewer(*rate, processes);
-            // Windows of the store begin at the wall clock, unless they begin at a first grant.
-            if !*from_first_grant {
-                at_wall_clock.get_or_insert_default();
-            }
-        }
-        PolicyConfig::SlidingWindow { rate, .. }
-        | PolicyConfig::SlidingEstimate { rate, .. }
-        | PolicyConfig::SlidingLog { rate, .. } => *rate = fewer(*rate, processes),
-        _ => {}
-    }
-    config
-}
-
-/// The share of a rate, exact where its permits are a whole number.
-fn slower(rate: Rate, processes: NonZeroU32) -> Rate {
-    let permits = rate.permits();
-    let period = rate.period().checked_mul(processes.get()).filter(|period| *period <= Rate::MAX_PERIOD);
-    // The value is in range, as was just checked.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let exact = match period {
-        Some(period) if permits.fract() == 0.0 && permits < 1e15 => Rate::new(permits as u64, period).ok(),
-        _ => None,
-    };
-    exact.unwrap_or_else(|| {
-        Rate::from_per_second(rate.as_per_second() / f64::from(processes.get())).unwrap_or(Rate::ZERO)
-    })
-}
-
-/// Fewer whole permits in an equal period, so that windows begin and end as before. A rate that is
-/// less than a permit for each process stays one permit.
-fn fewer(rate: Rate, processes: NonZeroU32) -> Rate {
-    let permits = (rate.permits() / f64::from(processes.get())).floor().max(1.0);
-    let whole = rate.permits().fract() == 0.0 && permits <= f64::from(u32::MAX);
-    // The value is in range, as was just checked.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    let fewer = (whole && !rate.is_zero()).then(|| Rate::new(permits as u64, rate.period()).ok());
-    match fewer.flatten() {
-        Some(rate) => rate,
-        None if rate.is_zero() => rate,
-        // The share is one permit in a period that is as many times longer as there are processes.
-        None => {
-            let period = Duration::try_from_secs_f64(f64::from(processes.get()) / rate.as_per_second());
-            let period = period.unwrap_or(Rate::MAX_PERIOD).min(Rate::MAX_PERIOD);
-            Rate::new(1, period).unwrap_or(Rate::ZERO)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_share_is_a_part_of_each_limit_and_at_least_a_permit() {
-        let four = NonZeroU32::new(4).expect("not zero");
-        for (line, expected) in [
-            ("token_bucket 100/s burst 10", "token_bucket 25/s burst 2"),
-            ("token_bucket 2/s burst 1", "token_bucket 1/2s burst 1"),
-            ("token_bucket 100/min burst 8 interval_refill", "token_bucket 25/min burst 2 interval_refill"),
-            ("leaky_bucket 10/s nodelay 4 capacity 8", "leaky_bucket 10/4s nodelay 1 capacity 2"),
-            ("smooth_bursty 6/s", "smooth_bursty 6/4s start_full"),
-            ("fixed_window 5000/h", "fixed_window 1250/h at_wall_clock 0s"),
-            ("sliding_log 3/s", "sliding_log 1/s"),
-            ("sliding_window zero cells 2", "sliding_window zero cells 2"),
-        ] {
-            let config: PolicyConfig = line.parse().expect("a configuration");
-            let expected: PolicyConfig = expected.parse().expect("a configuration");
-            let (got, expected) = (part_of(config, four), expected);
-            let rate = |config: &PolicyConfig| {
-                AnyPolicy::try_from(config.clone())
-                    .map(|policy| tidegate::policy::Policy::rate(&policy).as_per_second())
-            };
-            assert_eq!(rate(&got), rate(&expected), "{line}: {got}");
-            let tail = |config: &PolicyConfig| {
-                config
-                    .to_string()
-                    .split_once(' ')
-                    .map(|(_, rest)| rest.split_once(' ').map(|(_, rest)| rest.to_owned()))
-            };
-            assert_eq!(tail(&got), tail(&expected), "{line}: {got}");
-        }
-    }
 
     /// A bucket went on to fill while the store was back, and a window began its whole share when
     /// the first period of the earlier outage was over.

@@ -1,0 +1,133 @@
+//! The part of a limit that one of several processes has.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use tidegate::{PolicyConfig, Rate};
+
+use super::period::Period;
+use crate::terms::Terms;
+
+/// A configuration whose windows begin with those of a clock that tells `time`, on a clock that
+/// tells `wall`.
+pub(super) fn by_wall(mut config: PolicyConfig, time: Duration, wall: Duration) -> PolicyConfig {
+    let length = match Terms::new(&config).map(|terms| Period::of(&terms.numbers)) {
+        Ok(Period::Window(length, _)) => length.as_nanos().max(1),
+        _ => return config,
+    };
+    if let PolicyConfig::FixedWindow { at_wall_clock: Some(offset), .. } = &mut config {
+        let [wall, time, set] = [wall, time, *offset].map(|time| time.as_nanos() % length);
+        let nanos = (set + wall + length - time) % length;
+        *offset = Duration::from_nanos(u64::try_from(nanos).unwrap_or(0));
+    }
+    config
+}
+
+/// A configuration with the permits of one of so many processes: at least one permit where there
+/// was one.
+pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
+    let part = |permits: u32| permits.checked_div(processes.get()).unwrap_or(0).max(permits.min(1));
+    match &mut config {
+        PolicyConfig::TokenBucket { rate, burst, start_with, interval_refill, at_wall_clock, .. } => {
+            let steps = *interval_refill || at_wall_clock.is_some();
+            *rate = if steps { fewer(*rate, processes) } else { slower(*rate, processes) };
+            *burst = part(*burst);
+            // `Share::begin` says how much a share has at first.
+            *start_with = None;
+        }
+        PolicyConfig::LeakyBucket { rate, nodelay, capacity, .. } => {
+            *rate = slower(*rate, processes);
+            *nodelay = nodelay.map(|permits| permits / processes);
+            *capacity = capacity.map(|permits| permits / processes);
+        }
+        PolicyConfig::SmoothBursty { rate, start_full, .. } => {
+            *rate = slower(*rate, processes);
+            *start_full = true;
+        }
+        PolicyConfig::FixedWindow { rate, at_wall_clock, from_first_grant, .. } => {
+            *rate = fewer(*rate, processes);
+            // Windows of the store begin at the wall clock, unless they begin at a first grant.
+            if !*from_first_grant {
+                at_wall_clock.get_or_insert_default();
+            }
+        }
+        PolicyConfig::SlidingWindow { rate, .. }
+        | PolicyConfig::SlidingEstimate { rate, .. }
+        | PolicyConfig::SlidingLog { rate, .. } => *rate = fewer(*rate, processes),
+        _ => {}
+    }
+    config
+}
+
+/// The share of a rate, exact where its permits are a whole number.
+fn slower(rate: Rate, processes: NonZeroU32) -> Rate {
+    let permits = rate.permits();
+    let period = rate.period().checked_mul(processes.get()).filter(|period| *period <= Rate::MAX_PERIOD);
+    // The value is in range, as was just checked.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let exact = match period {
+        Some(period) if permits.fract() == 0.0 && permits < 1e15 => Rate::new(permits as u64, period).ok(),
+        _ => None,
+    };
+    exact.unwrap_or_else(|| {
+        Rate::from_per_second(rate.as_per_second() / f64::from(processes.get())).unwrap_or(Rate::ZERO)
+    })
+}
+
+/// Fewer whole permits in an equal period, so that windows begin and end as before. A rate that is
+/// less than a permit for each process stays one permit.
+fn fewer(rate: Rate, processes: NonZeroU32) -> Rate {
+    let permits = (rate.permits() / f64::from(processes.get())).floor().max(1.0);
+    let whole = rate.permits().fract() == 0.0 && permits <= f64::from(u32::MAX);
+    // The value is in range, as was just checked.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let fewer = (whole && !rate.is_zero()).then(|| Rate::new(permits as u64, rate.period()).ok());
+    match fewer.flatten() {
+        Some(rate) => rate,
+        None if rate.is_zero() => rate,
+        // The share is one permit in a period that is as many times longer as there are processes.
+        None => {
+            let period = Duration::try_from_secs_f64(f64::from(processes.get()) / rate.as_per_second());
+            let period = period.unwrap_or(Rate::MAX_PERIOD).min(Rate::MAX_PERIOD);
+            Rate::new(1, period).unwrap_or(Rate::ZERO)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate::AnyPolicy;
+
+    use super::*;
+
+    #[test]
+    fn a_share_is_a_part_of_each_limit_and_at_least_a_permit() {
+        let four = NonZeroU32::new(4).expect("not zero");
+        for (line, expected) in [
+            ("token_bucket 100/s burst 10", "token_bucket 25/s burst 2"),
+            ("token_bucket 2/s burst 1", "token_bucket 1/2s burst 1"),
+            ("token_bucket 100/min burst 8 interval_refill", "token_bucket 25/min burst 2 interval_refill"),
+            ("leaky_bucket 10/s nodelay 4 capacity 8", "leaky_bucket 10/4s nodelay 1 capacity 2"),
+            ("smooth_bursty 6/s", "smooth_bursty 6/4s start_full"),
+            ("fixed_window 5000/h", "fixed_window 1250/h at_wall_clock 0s"),
+            ("sliding_log 3/s", "sliding_log 1/s"),
+            ("sliding_window zero cells 2", "sliding_window zero cells 2"),
+        ] {
+            let config: PolicyConfig = line.parse().expect("a configuration");
+            let expected: PolicyConfig = expected.parse().expect("a configuration");
+            let (got, expected) = (part_of(config, four), expected);
+            let rate = |config: &PolicyConfig| {
+                AnyPolicy::try_from(config.clone())
+                    .map(|policy| tidegate::policy::Policy::rate(&policy).as_per_second())
+            };
+            assert_eq!(rate(&got), rate(&expected), "{line}: {got}");
+            let tail = |config: &PolicyConfig| {
+                config
+                    .to_string()
+                    .split_once(' ')
+                    .map(|(_, rest)| rest.split_once(' ').map(|(_, rest)| rest.to_owned()))
+            };
+            assert_eq!(tail(&got), tail(&expected), "{line}: {got}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! How long a share has less at first.
+
+use std::time::Duration;
+
+use super::Outage;
+use crate::terms::{BucketNumbers, Numbers};
+
+/// A time that begins with the last answer of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Period {
+    For(Duration),
+    /// To the end of a window of this length by the wall clock, and of this offset.
+    Window(Duration, Duration),
+}
+
+impl Period {
+    pub(super) fn of(numbers: &Numbers) -> Period {
+        match *numbers {
+            Numbers::Fixed { length, offset: Some(offset), .. } => {
+                Period::Window(micros(length), micros(offset))
+            }
+            Numbers::Fixed { length, offset: None, .. }
+            | Numbers::Estimate { length, .. }
+            | Numbers::Log { length, .. } => Period::For(micros(length)),
+            Numbers::Cells { length, cells, .. } => Period::For(micros(length.saturating_mul(cells))),
+            Numbers::Bucket(BucketNumbers { refill: 0, .. }) => Period::For(Duration::MAX),
+            Numbers::Bucket(BucketNumbers { refill, cap, step, .. }) => {
+                let refills = (cap + refill - 1) / refill;
+                Period::For(micros(refills.saturating_mul(step.max(1))))
+            }
+        }
+    }
+
+    /// How long a share that begins has so many permits less: of a bucket until they come in, when
+    /// a share that was not used is full. A bucket that fills in steps has less for all of them,
+    /// since its first step may come at once.
+    pub(super) fn lacking(numbers: &Numbers, less: u32) -> Period {
+        match *numbers {
+            Numbers::Bucket(BucketNumbers { refill, price, step: 0, .. }) if refill > 0 => {
+                let refills = i128::from(less) * i128::from(price) / i128::from(refill);
+                Period::For(micros(i64::try_from(refills).unwrap_or(i64::MAX)))
+            }
+            _ => Period::of(numbers),
+        }
+    }
+
+    /// Whether it is not over.
+    pub(super) fn lasts(self, Outage { silence, time, .. }: Outage) -> bool {
+        match self {
+            Period::For(length) => silence < length,
+            Period::Window(length, offset) => {
+                let length = length.as_nanos().max(1);
+                let in_window =
+                    (time.unwrap_or_default().as_nanos() + length - offset.as_nanos() % length) % length;
+                silence.as_nanos() <= in_window
+            }
+        }
+    }
+}
+
+pub(super) fn micros(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
