@@ -87,6 +87,7 @@ impl Script {
             include_str!("lua/runs.lua"),
         ];
         let tail = [
+            include_str!("lua/room.lua"),
             include_str!("lua/state.lua"),
             include_str!("lua/reserve.lua"),
             include_str!("lua/back.lua"),

@@ -119,7 +119,7 @@ do
 
   -- Permits that came back, or are lent, change the level at each instant to come.
   local function raise(l, units)
-    l.credit, l.floor, l.rest = l.credit + units, l.floor + units, l.rest + units
+    l.credit, l.floor, l.rest = max(0, l.credit + units), l.floor + units, l.rest + units
   end
 
   -- A bound of the level from now to the last booking.
@@ -222,9 +222,13 @@ do
 
     -- How many permits may be granted before the last booking.
     lendable = function(l)
-      local price = l.terms[2]
-      if l.booked <= l.now or l.held > l.now or price == 0 then return 0 end
-      return whole(max(0, min(l.credit, lowest(l))), price)
+      if l.booked <= l.now or l.held > l.now then return 0 end
+      return whole(max(0, min(l.credit, lowest(l))), l.terms[2])
+    end,
+
+    -- How many of them there are whether they came back or not.
+    room = function(l)
+      return l.booked > l.now and whole(max(0, lowest(l)), l.terms[2]) or 0
     end,
 
     move = function(l, by)

@@ -1,7 +1,8 @@
 -- Decides requests.
 
--- Grants what was refunded, before the last booking.
+-- Grants permits before the last booking.
 local function lend(l, at, n)
+  if l.high then l.high, l.rest = l.high + n, l.rest + n end
   local is_exact = l.kind.lend(l, at, n)
   -- Refunds behind which there is no booking are undone with what was lent of them.
   for _, back in ipairs(is_exact and l.refunds or NONE) do
@@ -11,7 +12,8 @@ local function lend(l, at, n)
       back.lent_at = at
     end
   end
-  if n > 0 then note_refund(l, -n, at, is_exact and 0 or -1) end
+  -- A log has each permit, and no booking of it is undone by a value from before.
+  if n > 0 and not l.kind.cut then note_refund(l, -n, at, is_exact and 0 or -1) end
 end
 
 -- Whether a request may take permits of a place at an instant.
@@ -118,7 +120,10 @@ local function take_places(l, at)
       if due < at then
         -- They are permits of the later instant from now on.
         place.size, place.number, place.before = place.size - taken, -1, nil
-        if l.kind.shift then l.kind.shift(l, due, at, taken) end
+        if l.kind.shift then
+          l.kind.shift(l, due, at, taken)
+          l.high = nil
+        end
       elseif l.kind.cut then
         -- A log has the other permits of the instant.
         place.size = place.free
@@ -139,6 +144,25 @@ local function keep_till(due)
       l.kept, l.changed = max(l.kept, min(due, now + YEARS) + LINGER), true
     end
   end
+end
+
+-- Whether a request is granted before the bookings ahead: one limit has enough for it of what came
+-- back, and the others have room.
+local function overtakes()
+  local is_back = false
+  for i = 1, count do
+    local l = limits[i]
+    if l.n > 0 and earliest(l, l.now) == l.now then
+      is_back = is_back or l.at > l.now
+    elseif l.n > 0 then
+      local free = room(l)
+      for _, place in ipairs(l.places) do
+        if is_open(l, place, l.now) then free = free + place.free end
+      end
+      if free < l.n then return false end
+    end
+  end
+  return is_back
 end
 
 -- Decides about one request, as if it were alone in its call.
@@ -187,6 +211,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
       if one > l.now and one > due then due, tightest = one, i end
     end
   end
+  if count > 1 and due and due > now and overtakes() then due = now end
   local wait = due and due - now
   local is_granted = due ~= nil
   if is_granted and wait > 0 then
@@ -232,7 +257,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
       if rest > 0 and at < l.at then
         lend(l, at, rest)
       elseif rest > 0 or at > l.booked then
-        l.kind.take(l, max(at, l.at), rest)
+        take(l, max(at, l.at), rest)
         l.shift = 0
         l.writes = l.writes + 1
       end

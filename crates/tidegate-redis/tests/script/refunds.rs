@@ -489,6 +489,55 @@ fn many_loans_outlive_the_bookings_behind_them() {
     assert!(left <= 35 - 30, "{left}");
 }
 
+/// What comes back of one limit serves requests that wait for it, if their other limit has room. They
+/// waited behind the bookings ahead of the other limit, as if it was short, too.
+#[test]
+fn what_one_limit_gives_back_serves_requests_of_several() {
+    let Some(mut store) = Store::new() else { return };
+    let short = [
+        "token_bucket 500/s burst 5000",
+        "fixed_window 5000/10s",
+        "sliding_window 5000/10s cells 10",
+        "sliding_estimate 5000/10s",
+    ];
+    let roomy = [
+        "token_bucket 10/s burst 100",
+        "leaky_bucket 10/s nodelay 100",
+        "smooth_bursty 10/s max_burst 10s start_full",
+        "fixed_window 100/10s",
+        "fixed_window 100/10s from_first_grant",
+        "sliding_window 100/10s cells 10",
+        "sliding_estimate 100/10s",
+        "sliding_log 100/10s",
+    ];
+    for (short, roomy) in short.into_iter().flat_map(|short| roomy.map(|roomy| (short, roomy))) {
+        let key = |line: &str| Limit { key: format!("{short} {roomy} {line}"), ..Limit::new(line) };
+        let limits = [key(roomy), key(short)];
+        let limits = limits.map(|limit| Limit { terms: Terms { longest: None, ..limit.terms }, ..limit });
+        let parts = |costs: [u64; 2]| [limits[0].part(costs[0], &[]), limits[1].part(costs[1], &[])];
+        let any_wait = Operation::Reserve { longest: Duration::MAX, shadow: false };
+        for _ in 0..6 {
+            let reply = store.call(TRY, START, &parts([1, 800]));
+            assert_eq!((reply.answer, reply.wait), (Answer::Done, Duration::ZERO), "{short}, {roomy}");
+        }
+        for _ in 0..4 {
+            let reply = store.call(any_wait, START, &parts([1, 800]));
+            assert!(reply.answer == Answer::Done && reply.wait > Duration::ZERO, "{short}, {roomy}");
+        }
+        for _ in 0..6 {
+            let refund = Operation::Refund { due: i64::try_from(START).expect("an instant") };
+            store.call(refund, START + SECOND / 20, &parts([0, 600]));
+        }
+        let granted =
+            (0..6).filter(|_| store.call(TRY, START + SECOND / 20, &parts([1, 800])).answer == Answer::Done);
+        // 200 were left, but what came in meanwhile is for those that wait.
+        assert_eq!(granted.count(), 4, "{short}, {roomy}");
+        // What nobody has room for stays where it is.
+        let reply = store.call(TRY, START + SECOND / 20, &parts([95, 1]));
+        assert_eq!(reply.answer, Answer::Refused, "{short}, {roomy}");
+    }
+}
+
 /// Workers that reserve more than they use, of one limit or of two, some of whom leave before their
 /// instants. What they give back is granted to others while bookings lie ahead, and not once more.
 #[test]
