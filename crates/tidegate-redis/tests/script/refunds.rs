@@ -501,14 +501,14 @@ fn what_one_limit_gives_back_serves_requests_of_several() {
         "sliding_estimate 5000/10s",
     ];
     let roomy = [
-        "token_bucket 10/s burst 100",
-        "leaky_bucket 10/s nodelay 100",
-        "smooth_bursty 10/s max_burst 10s start_full",
+        "token_bucket 6/min burst 100",
+        "leaky_bucket 6/min nodelay 100",
+        "smooth_bursty 6/min max_burst 1000s start_full",
         "fixed_window 100/10s",
         "fixed_window 100/10s from_first_grant",
         "sliding_window 100/10s cells 10",
         "sliding_estimate 100/10s",
-        "sliding_log 100/10s",
+        "sliding_log 100/20s",
     ];
     for (short, roomy) in short.into_iter().flat_map(|short| roomy.map(|roomy| (short, roomy))) {
         let key = |line: &str| Limit { key: format!("{short} {roomy} {line}"), ..Limit::new(line) };
@@ -516,25 +516,44 @@ fn what_one_limit_gives_back_serves_requests_of_several() {
         let limits = limits.map(|limit| Limit { terms: Terms { longest: None, ..limit.terms }, ..limit });
         let parts = |costs: [u64; 2]| [limits[0].part(costs[0], &[]), limits[1].part(costs[1], &[])];
         let any_wait = Operation::Reserve { longest: Duration::MAX, shadow: false };
+        let (mut grants, later) = (Vec::new(), START + SECOND / 20);
+        let mut call = |operation, now: u64, costs: [u64; 2]| {
+            let reply = store.call(operation, now, &parts(costs));
+            let is_granted = reply.answer == Answer::Done;
+            if is_granted && matches!(operation, Operation::Reserve { .. }) {
+                let at = u64::try_from(reply.due.max(0)).expect("an instant").max(now);
+                grants.push(Net { at, n: costs[0] });
+            }
+            (is_granted, reply.wait)
+        };
         for _ in 0..6 {
-            let reply = store.call(TRY, START, &parts([1, 800]));
-            assert_eq!((reply.answer, reply.wait), (Answer::Done, Duration::ZERO), "{short}, {roomy}");
+            assert_eq!(call(TRY, START, [1, 800]), (true, Duration::ZERO), "{short}, {roomy}");
         }
         for _ in 0..4 {
-            let reply = store.call(any_wait, START, &parts([1, 800]));
-            assert!(reply.answer == Answer::Done && reply.wait > Duration::ZERO, "{short}, {roomy}");
+            let (is_granted, wait) = call(any_wait, START, [1, 800]);
+            assert!(is_granted && wait > Duration::ZERO, "{short}, {roomy}");
         }
+        let refund = Operation::Refund { due: i64::try_from(START).expect("an instant") };
         for _ in 0..6 {
-            let refund = Operation::Refund { due: i64::try_from(START).expect("an instant") };
-            store.call(refund, START + SECOND / 20, &parts([0, 600]));
+            call(refund, later, [0, 600]);
         }
-        let granted =
-            (0..6).filter(|_| store.call(TRY, START + SECOND / 20, &parts([1, 800])).answer == Answer::Done);
         // 200 were left, but what came in meanwhile is for those that wait.
-        assert_eq!(granted.count(), 4, "{short}, {roomy}");
-        // What nobody has room for stays where it is.
-        let reply = store.call(TRY, START + SECOND / 20, &parts([95, 1]));
-        assert_eq!(reply.answer, Answer::Refused, "{short}, {roomy}");
+        assert_eq!((0..6).filter(|_| call(TRY, later, [1, 800]).0).count(), 4, "{short}, {roomy}");
+        // Where the other limit has no room, it is not passed.
+        assert!(!call(TRY, later, [95, 1]).0, "{short}, {roomy}");
+        // What comes back of the other limit is granted once.
+        call(refund, later, [1, 0]);
+        let alone = [0; 2].map(|_| call(TRY, later, [1, 0]).0);
+        assert_eq!(alone, [true, false], "{short}, {roomy}");
+        // Behind the bookings each grant counts.
+        for now in [9_900, 10_100, 15_000, 19_900, 21_000].map(|millis| START + millis * 1000) {
+            while call(TRY, now, [1, 0]).0 {}
+        }
+        // A permit came back.
+        grants[0].n = 0;
+        if let Err(found) = is_within(&limits[0], &grants) {
+            panic!("{short}, {roomy}: {found}");
+        }
     }
 }
 
