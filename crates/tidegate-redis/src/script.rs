@@ -85,9 +85,9 @@ impl Script {
             include_str!("lua/refunds.lua"),
             include_str!("lua/places.lua"),
             include_str!("lua/runs.lua"),
+            include_str!("lua/room.lua"),
         ];
         let tail = [
-            include_str!("lua/room.lua"),
             include_str!("lua/state.lua"),
             include_str!("lua/reserve.lua"),
             include_str!("lua/back.lua"),

@@ -20,12 +20,11 @@
 --   | 2     | unit  |       | the price (mode 2: the refill) by which the level counts          |
 --   | 3     | spent | 1     | 1 if the stock is spent when the pause ends: until then the level |
 --   |       |       |       | is the one from before, for a pause that is ended sooner; and 2    |
---   |       |       |       | if the next four follow, while bookings lie ahead                  |
+--   |       |       |       | if the next ones follow, while bookings lie ahead                  |
 --   | 4     | shift | us    | how much later `booked` is than the last grant, by a pause         |
 --   | ..    | credit| units | of what came back while bookings lie ahead, so much is not taken    |
---   | ..    | floor | units | the level is not lower at any instant from now to `till`           |
---   | ..    | till  | us    | the instant of a booking                                          |
---   | ..    | rest  | units | the level is not lower at any instant from `till` to `booked`      |
+--   | ..    |       |       | how many numbers of marks follow                                   |
+--   | ..    | marks |       | as in room.lua                                                     |
 --   | ..    | peaks |       | at most 8: of each its instant, which rises, and a level, which    |
 --   |       |       |       | falls: no grant of this instant or later, up to the next peak,     |
 --   |       |       |       | found more. One that met the cap has a unit more than that         |
@@ -58,20 +57,25 @@ do
     return l.spent == 1 and l.now < l.held and at == l.booked
   end
 
-  -- The level at an instant.
-  local function level_at(l, at, cap)
-    local t, level = l.terms, l.level
-    if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
+  -- What a level is at a later instant.
+  local function filled(t, level, from, at, cap)
     if level <= -MOST then return level end
-    local refills = at - l.booked
+    local refills = at - from
     if t[8] > 0 then
-      refills = floor((at - t[9]) / t[8]) - floor((l.booked - t[9]) / t[8])
+      refills = floor((at - t[9]) / t[8]) - floor((from - t[9]) / t[8])
     end
     local more = refills * t[1]
     -- So much pays any debt and fills the cap. A larger product may not be exact.
     if more > 2 * MOST then more = 2 * MOST end
     level = level + more
     return level < cap and level or cap
+  end
+
+  -- The level at an instant.
+  local function level_at(l, at, cap)
+    local t, level = l.terms, l.level
+    if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
+    return filled(t, level, l.booked, at, cap)
   end
 
   -- When so many refills have come in after an instant.
@@ -113,18 +117,23 @@ do
   end
 
   -- No bound of the level is known until no booking lies ahead.
-  local function forget_floor(l)
-    l.credit, l.floor, l.till, l.rest = 0, -MOST, MOST, -MOST
+  local function forget_marks(l)
+    l.credit, l.marks = 0, {MOST, -MOST}
   end
 
   -- Permits that came back, or are lent, change the level at each instant to come.
   local function raise(l, units)
-    l.credit, l.floor, l.rest = max(0, l.credit + units), l.floor + units, l.rest + units
+    l.credit = max(0, l.credit + units)
+    raise_marks(l, units)
+  end
+
+  local function filled_now(l, from, level)
+    return filled(l.terms, level, from, l.now, l.terms[3])
   end
 
   -- A bound of the level from now to the last booking.
   local function lowest(l)
-    return min(l.now < l.till and l.floor or l.level, l.rest)
+    return min(l.level, least_mark(l, filled_now))
   end
 
   -- How much of the level at an instant behind all bookings is left to requests that come now.
@@ -143,7 +152,7 @@ do
       local t, peaks = l.terms, {}
       local unit = t[7] == 2 and t[1] or t[2]
       l.unit, l.peaks = unit, peaks
-      if has_back then forget_floor(l) end
+      if has_back then forget_marks(l) end
       if not value then
         l.level, l.spent, l.shift = t[5], 0, 0
         return
@@ -153,8 +162,10 @@ do
       level, old, l.spent, l.shift = parse('>dddd', value, first)
       first = first + 32
       if l.spent >= 2 then
+        local count_marks
         l.spent = l.spent - 2
-        l.credit, l.floor, l.till, l.rest, first = parse('>dddd', value, first)
+        l.credit, count_marks, first = parse('>dd', value, first)
+        l.marks, first = read_numbers(value, first, count_marks)
       end
       local last = 0
       for i = first, #value - 15, 16 do
@@ -170,7 +181,7 @@ do
           level = count * unit + rest
         end
         for i = 2, last, 2 do peaks[i] = MOST end
-        if has_back then forget_floor(l) end
+        if has_back then forget_marks(l) end
       end
       l.level = level
     end,
@@ -199,11 +210,10 @@ do
       local is_ahead = at > l.now
       if is_ahead and l.booked <= l.now then
         -- The first booking ahead.
-        forget_floor(l)
-        if l.held <= l.now then l.floor, l.till, l.rest = level_at(l, l.now, t[3]), at, MOST end
-      elseif is_ahead and l.now >= l.till then
-        -- The bookings up to `till` have passed.
-        l.floor, l.till, l.rest = l.rest, l.booked, l.level
+        forget_marks(l)
+        if l.held <= l.now then l.marks = {l.now, level_at(l, l.now, t[3])} end
+      elseif is_ahead and at > l.booked and l.marks[1] < MOST then
+        mark(l, l.booked, l.level)
       end
       local found = l.level
       if not stands(l, at) then
@@ -217,7 +227,6 @@ do
       l.level = l.level - n * t[2]
       if l.level <= -MOST then l.level = -2 * MOST end
       l.booked = at
-      if is_ahead then l.rest = min(l.rest, l.level) end
     end,
 
     -- How many permits may be granted before the last booking.
@@ -228,12 +237,12 @@ do
 
     -- How many of them there are whether they came back or not.
     room = function(l)
-      return l.booked > l.now and whole(max(0, lowest(l)), l.terms[2]) or 0
+      return whole(max(0, lowest(l)), l.terms[2])
     end,
 
     move = function(l, by)
       local peaks = l.peaks
-      forget_floor(l)
+      forget_marks(l)
       for i = 1, #peaks, 2 do peaks[i] = peaks[i] + by end
     end,
 
@@ -261,9 +270,11 @@ do
     value = function(l)
       local peaks = l.peaks
       local spent, ahead = l.spent, ''
-      if l.booked > l.now then spent, ahead = spent + 2, pack('>dddd', l.credit, l.floor, l.till, l.rest) end
+      if l.booked > l.now then
+        spent, ahead = spent + 2, pack('>dd', l.credit, #l.marks) .. text_of_numbers(l.marks)
+      end
       local text = pack('>dddd', l.level, l.unit, spent, l.shift) .. ahead
-      return text .. pack('>' .. ('d'):rep(#peaks), unpack(peaks))
+      return text .. text_of_numbers(peaks)
     end,
   }
 
@@ -342,7 +353,7 @@ do
 
   if operation ~= 'reserve' then
     function bucket.hold(l, till, keep)
-      forget_floor(l)
+      forget_marks(l)
       -- The level stands still until then.
       if not stands(l, l.at) then
         l.level, l.spent = level_at(l, l.at, cap_of(l.terms, 1)), 0

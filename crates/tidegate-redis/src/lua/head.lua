@@ -20,6 +20,8 @@
 --   |        |        |      | no value if one of them has become a grant                     |
 --   | ..     | later  | byte | the length of the places that are not in the list              |
 --   | ..     | parts  | 1    | how many bookings follow of which parts are taken              |
+--   | ..     |        | 1    | how many numbers of marks follow                               |
+--   | ..     | marks  |      | of a window, as in room.lua                                    |
 --   | ..     | places |      | of each in the list its instant, its permits, how many of      |
 --   |        |        |      | them are free, the number of its booking, or -1, and the length |
 --   |        |        |      | of the value from before it, which follows, if a part of it is  |
@@ -129,4 +131,14 @@ end
 local function whole_up(a, b)
   local rest = a % b
   return (a - rest) / b + (rest > 0 and 1 or 0)
+end
+
+-- Numbers of a value, and where they end.
+local function read_numbers(value, first, n)
+  local numbers = {parse('>' .. ('d'):rep(n), value, first)}
+  return numbers, table.remove(numbers)
+end
+
+local function text_of_numbers(numbers)
+  return pack('>' .. ('d'):rep(#numbers), unpack(numbers))
 end

@@ -2,7 +2,7 @@
 
 -- Grants permits before the last booking.
 local function lend(l, at, n)
-  if l.high then l.high, l.rest = l.high + n, l.rest + n end
+  if l.marks and not l.kind.room then raise_marks(l, -n) end
   local is_exact = l.kind.lend(l, at, n)
   -- Refunds behind which there is no booking are undone with what was lent of them.
   for _, back in ipairs(is_exact and l.refunds or NONE) do
@@ -122,7 +122,7 @@ local function take_places(l, at)
         place.size, place.number, place.before = place.size - taken, -1, nil
         if l.kind.shift then
           l.kind.shift(l, due, at, taken)
-          l.high = nil
+          l.marks = nil
         end
       elseif l.kind.cut then
         -- A log has the other permits of the instant.

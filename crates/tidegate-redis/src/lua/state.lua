@@ -22,13 +22,10 @@ end
 -- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
 -- copy.
 local function read_back(l, value, bytes)
-  local count_places, count_refunds, length, later, real, count_parts, high, first
-  count_places, count_refunds, l.kept_from, l.alive, l.first_due, length, later, real, count_parts, high, first =
-    parse('>dddddddddd', value, 41)
-  if high >= 0 then
-    l.high = high
-    l.mark, l.rest, first = parse('>dd', value, first)
-  end
+  local count_places, count_refunds, length, later, real, count_parts, count_marks, first
+  count_places, count_refunds, l.kept_from, l.alive, l.first_due, first = parse('>ddddd', value, 41)
+  length, later, real, count_parts, count_marks, first = parse('>ddddd', value, first)
+  if count_marks > 0 then l.marks, first = read_numbers(value, first, count_marks) end
   l.real = value:sub(first, first + real - 1)
   first = first + real
   l.origin = value:sub(first, first + length - 1)
@@ -66,7 +63,7 @@ local function pass(l)
     if parts[i].due <= now then table.remove(parts, i) end
   end
   load(l, 1)
-  if l.booked <= now then l.runs, l.refunds, l.kept_from, l.high = NONE, NONE, 0, nil end
+  if l.booked <= now then l.runs, l.refunds, l.kept_from, l.marks = NONE, NONE, 0, NONE end
   local refunds, lowest = l.refunds, #l.refunds > 0 and lowest_run(l)
   for i = #refunds, 1, -1 do
     local back = refunds[i]
@@ -80,7 +77,7 @@ end
 -- Reads a value into the numbers of a limit.
 local function read(l, value)
   l.first, l.places, l.refunds, l.runs, l.later, l.real = 41, NONE, NONE, NONE, NONE, ''
-  if l.parts or l.high then l.parts, l.high = nil, nil end
+  if l.parts or l.marks then l.parts, l.marks = nil, nil end
   if value then
     local bytes
     l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
@@ -110,7 +107,7 @@ local function read(l, value)
       seen, l.seen, l.booked = now, now, l.booked - ahead
       for _, place in ipairs(l.places) do place.due = place.due - ahead end
       -- Their permits are lost for the span.
-      l.later, l.parts, l.high = NONE, nil, nil
+      l.later, l.parts, l.marks = NONE, nil, nil
       l.runs, l.refunds, l.origin = NONE, NONE, ''
       if l.held > 0 then l.held = l.held - ahead end
       if kind.move then kind.move(l, -ahead) end
@@ -163,8 +160,9 @@ local function value_of(l)
   local origin, later = l.origin, l.later
   local real = l.real
   local is_kept = l.kept_from > 0 and l.booked > l.now
-  local high = l.booked > l.now and l.high
-  local listed = #places + #later + #refunds + #(l.parts or NONE) + (high and 1 or 0)
+  -- The marks of a bucket are numbers of its algorithm.
+  local marks = l.booked > l.now and not l.kind.room and l.marks or NONE
+  local listed = #places + #later + #refunds + #(l.parts or NONE) + #marks
   if listed == 0 and text == '' and origin == '' and real == '' and not is_kept then
     return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
@@ -176,8 +174,8 @@ local function value_of(l)
   local parts, apart = l.parts or NONE, ''
   for _, place in ipairs(parts) do apart = apart .. text_of_place(place) end
   local first = pack('>dddd', #places, #refunds, l.kept_from, l.alive)
-  first = first .. pack('>dddddd', l.first_due, #origin, bytes, #real, #parts, high or -1)
-  if high then first = first .. pack('>dd', l.mark, l.rest) end
+  first = first .. pack('>dddddd', l.first_due, #origin, bytes, #real, #parts, #marks)
+  first = first .. text_of_numbers(marks)
   first = first .. real .. origin
   for _, place in ipairs(places) do first = first .. text_of_place(place) end
   texts[#texts + 1] = apart
@@ -201,7 +199,8 @@ end
 -- that was foreseen before.
 local function change(l)
   l.writes = max(l.writes, l.foreseen or 0) + 1
-  l.runs, l.refunds, l.origin, l.high = NONE, NONE, '', nil
+  l.runs, l.refunds, l.origin = NONE, NONE, ''
+  if not l.kind.room then l.marks = nil end
   touch(l)
 end
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::{AnyLimiter, Request};
+use tidegate::{AllOf, AnyLimiter, AnyPolicy, RateLimiter, Request};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{LimiterConfig, Store};
 use tokio::time::{Instant, sleep};
@@ -126,6 +126,51 @@ fn requests_that_wait_move_up_to_what_others_did_not_use() {
                     assert!(used <= most, "{policy}: {used} permits in {} us", last - first);
                 }
             }
+        }
+    }
+}
+
+/// Calls of a gateway in a time: each reserves one call and 800 tokens, and uses 200.
+async fn calls_of_a_gateway(limiter: AnyLimiter) -> u64 {
+    let calls = Arc::new(AtomicU64::new(0));
+    for _ in 0..20 {
+        let (limiter, calls) = (limiter.clone(), calls.clone());
+        tokio::spawn(async move {
+            loop {
+                let mut place = limiter.in_task().reserve([("tokens", 800)]).unwrap();
+                (&mut place).await.unwrap();
+                calls.fetch_add(1, Ordering::Relaxed);
+                sleep(50 * MS).await;
+                place.settle([("tokens", 200)]).unwrap();
+            }
+        });
+    }
+    sleep(8 * SECOND).await;
+    calls.load(Ordering::Relaxed)
+}
+
+/// Requests of two limits waited behind the bookings of the limit that has room: 11 calls of 42.
+#[test]
+fn a_gateway_of_two_limits_uses_what_comes_back() {
+    for tokens in
+        ["token_bucket 30000/min burst 5000", "sliding_window 30000/min cells 6", "fixed_window 30000/min"]
+    {
+        for calls in
+            ["token_bucket 600/min burst 100", "fixed_window 600/min", "sliding_window 600/min cells 6"]
+        {
+            let alone = run(async {
+                let policies = [calls, tokens].map(|line| line.parse::<AnyPolicy>().unwrap());
+                let [calls, tokens] = policies.map(RateLimiter::new);
+                calls_of_a_gateway(AllOf::new("calls", &calls).with("tokens", &tokens).into()).await
+            });
+            let shared = run(async {
+                let model = Model::new(1, Network::steady(MS));
+                let store = model.open(Store::builder("redis://model")).unwrap();
+                let limiter = store.limiter("all").limit("calls", calls.parse().unwrap());
+                let limiter = limiter.limit("tokens", tokens.parse().unwrap()).build().unwrap();
+                calls_of_a_gateway(limiter.into()).await
+            });
+            assert!(shared >= alone * 9 / 10, "{calls}, {tokens}: {shared} of {alone}");
         }
     }
 }
