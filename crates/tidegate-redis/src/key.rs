@@ -34,8 +34,9 @@ pub(crate) fn tag_of(key: &str) -> Cow<'_, str> {
 }
 
 /// The key of a limit. All limits of one tag lie in one slot of a cluster. The key ends with the
-/// kind of the policy ([`Terms::ending`](crate::terms::Terms::ending)), so that two programs with
-/// policies of different kinds under one name do not destroy each other's state.
+/// kind of the policy and the length of its window
+/// ([`Terms::ending`](crate::terms::Terms::ending)), so that two programs with different ones under
+/// one name do not destroy each other's state.
 pub(crate) fn of(prefix: &str, tag: &str, name: &str, ending: &str) -> String {
     format!("{prefix}:{VERSION}:{{{tag}}}:{name}:{ending}")
 }

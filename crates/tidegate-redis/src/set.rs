@@ -46,7 +46,7 @@ impl Prepared {
     /// The set of a tag.
     pub(crate) fn set(&self, tag: String) -> Set {
         let Prepared { store, script, members, observers, .. } = self;
-        let key = |member: &Member| key::of(store.prefix(), &tag, &member.name, member.terms.ending);
+        let key = |member: &Member| key::of(store.prefix(), &tag, &member.name, &member.terms.ending);
         Set {
             keys: members.iter().map(key).collect(),
             store: store.clone(),

@@ -22,6 +22,8 @@
 --   |       |       |       | is the one from before, for a pause that is ended sooner; and 2    |
 --   |       |       |       | if the next ones follow, while bookings lie ahead                  |
 --   | 4     | shift | us    | how much later `booked` is than the last grant, by a pause         |
+--   | 5     | slow  | us    | in which the bucket is as new by the slowest terms of those who    |
+--   |       |       |       | wrote this state                                                   |
 --   | ..    | credit| units | of what came back while bookings lie ahead, so much is not taken    |
 --   | ..    |       |       | how many numbers of marks follow                                   |
 --   | ..    | marks |       | as in room.lua                                                     |
@@ -55,6 +57,21 @@ do
   -- Whether the level at an instant is to stay the one from before the pause.
   local function stands(l, at)
     return l.spent == 1 and l.now < l.held and at == l.booked
+  end
+
+  -- What a level is counted in.
+  local function unit_of(t)
+    return t[7] == 2 and t[1] or t[2]
+  end
+
+  -- The time in which an empty bucket fills.
+  local function span_of(t)
+    return t[1] == 0 and YEARS or whole_up(t[3] + t[2], t[1]) * max(1, t[8])
+  end
+
+  -- How long an empty bucket is kept.
+  local function lasts_for(t)
+    return span_of(t) + t[10]
   end
 
   -- What a level is at a later instant.
@@ -150,17 +167,17 @@ do
 
     read = function(l, value)
       local t, peaks = l.terms, {}
-      local unit = t[7] == 2 and t[1] or t[2]
-      l.unit, l.peaks = unit, peaks
+      local unit = unit_of(t)
+      l.peaks, l.slow = peaks, lasts_for(t)
       if has_back then forget_marks(l) end
       if not value then
         l.level, l.spent, l.shift = t[5], 0, 0
         return
       end
       local first = l.first
-      local level, old
-      level, old, l.spent, l.shift = parse('>dddd', value, first)
-      first = first + 32
+      local level, old, slow
+      level, old, l.spent, l.shift, slow, first = parse('>ddddd', value, first)
+      if slow > l.slow then l.slow = slow end
       if l.spent >= 2 then
         local count_marks
         l.spent = l.spent - 2
@@ -187,8 +204,7 @@ do
     end,
 
     span = function(l)
-      local t = l.terms
-      return t[1] == 0 and YEARS or whole_up(t[3] + t[2], t[1]) * max(1, t[8])
+      return span_of(l.terms)
     end,
 
     due = function(l, at, n)
@@ -258,11 +274,13 @@ do
       return available, after(t, at, whole_up(t[4] - level, t[1]))
     end,
 
-    -- Until it is as full as a new state, its cap included.
+    -- Until it is as full as a new state, its cap included. To a process of slower terms it would be
+    -- a new state before.
     expires = function(l)
       local t, level = l.terms, l.level
       if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
       if t[1] == 0 or level <= -MOST then return l.booked + 10 * YEARS end
+      if l.slow > lasts_for(t) then return l.booked + l.slow end
       local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
       return l.booked + refills * (t[8] > 0 and t[8] or 1) + t[10]
     end,
@@ -273,7 +291,7 @@ do
       if l.booked > l.now then
         spent, ahead = spent + 2, pack('>dd', l.credit, #l.marks) .. text_of_numbers(l.marks)
       end
-      local text = pack('>dddd', l.level, l.unit, spent, l.shift) .. ahead
+      local text = pack('>ddddd', l.level, unit_of(l.terms), spent, l.shift, l.slow) .. ahead
       return text .. text_of_numbers(peaks)
     end,
   }

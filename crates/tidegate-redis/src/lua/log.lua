@@ -143,8 +143,8 @@ do
 
     take = function(l, at, n)
       local sums, room = l.sums, l.terms[3]
-      local last = #sums / 4
-      local total = sum(l, last) + min(n, room)
+      local last, added = #sums / 4, min(n, room)
+      local total = sum(l, last) + added
       if last > 0 and instant(l, last) == at then
         sums = sums:sub(1, -5)
       else
@@ -155,7 +155,8 @@ do
       if total > 2 * room then
         local open = gone(l, at)
         local owed = sum(l, #l.sums / 4) - sum(l, open) - 2 * room
-        if owed > 0 then cut(l, open + 1, owed) end
+        -- Others may have permits there, by terms with more room.
+        if owed > 0 then cut(l, open + 1, min(owed, added)) end
       end
       l.booked = at
     end,

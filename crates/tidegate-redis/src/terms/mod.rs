@@ -57,8 +57,8 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Terms {
     /// The end of the key. Policies of different kinds have no state in common, also where one
-    /// algorithm serves them.
-    pub(crate) ending: &'static str,
+    /// algorithm serves them, nor have windows of different lengths.
+    pub(crate) ending: String,
     pub(crate) numbers: Numbers,
     /// The most permits that one request can have; `None` where there is no such number.
     pub(crate) largest: Option<u64>,
@@ -161,7 +161,7 @@ impl Terms {
                 let never = Numbers::Fixed { limit: 0, length: 1_000_000, offset: Some(0) };
                 let terms = counted(Rate::ZERO, 0, never);
                 // A request of any size is refused by the rate, as in one process.
-                Ok(Terms { largest: None, ending: "none", ..terms })
+                Ok(Terms { largest: None, ending: "none".into(), ..terms })
             }
             PolicyConfig::SmoothWarmingUp { .. } => {
                 Err(unfit(config, "smooth_warming_up, whose prices are no integers,"))
@@ -240,6 +240,7 @@ fn bucket(ending: &'static str, rate: Rate, numbers: BucketNumbers) -> Terms {
         BucketMode::Refuses => Some(limit),
         BucketMode::Stretches | BucketMode::NextPays => largest_of(numbers.price.unsigned_abs()),
     };
+    let ending = ending.into();
     Terms { ending, numbers: Numbers::Bucket(numbers), largest, limit, longest: None, rate }
 }
 
@@ -287,7 +288,16 @@ fn largest_of(price: u64) -> Option<u64> {
 
 fn counted(rate: Rate, limit: i64, numbers: Numbers) -> Terms {
     let limit = limit.unsigned_abs();
-    Terms { ending: numbers.kind().name(), numbers, largest: Some(limit), limit, longest: None, rate }
+    let kind = numbers.kind();
+    // Counts of windows of another length would be those of no window.
+    let ending = match numbers {
+        Numbers::Bucket(_) => kind.to_string(),
+        Numbers::Cells { length, cells, .. } => format!("{kind}-{cells}x{length}"),
+        Numbers::Fixed { length, .. } | Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => {
+            format!("{kind}-{length}")
+        }
+    };
+    Terms { ending, numbers, largest: Some(limit), limit, longest: None, rate }
 }
 
 /// The permits of a rate as digits and a power of ten, exact for up to 15 digits. More of them do

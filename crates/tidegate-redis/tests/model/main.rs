@@ -11,6 +11,7 @@ mod check;
 mod scenario;
 
 mod crowds;
+mod differ;
 mod dropped_waits;
 mod keyed;
 mod layers;
