@@ -24,7 +24,7 @@ pub use keyed::{KeyedBuilder, StoreKeyedLimiter};
 use crate::block_on::Blocks;
 use crate::calls::calls;
 use crate::error::with_left;
-use crate::line::{Line, Outcome, Ticket};
+use crate::line::{Line, Outcome, Returning, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
 use crate::set::{Costs, Instead, Undecided};
@@ -443,11 +443,12 @@ impl StoreLimiter {
             return Ok(Won::Free);
         }
         self.0.set.check(&ask.costs)?;
-        let set = &self.0.set;
+        let (set, mut returning) = (&self.0.set, None);
         loop {
             let backs = set.store.backs();
             let asked = ask.asked(set, self.rest(longest, came), came, true);
             let ticket = Ticket::new(&self.0, asked, number);
+            drop(returning.take());
             number = Some(ticket.number());
             let undecided = match ticket.await {
                 Outcome::Granted(granted) => {
@@ -466,7 +467,10 @@ impl StoreLimiter {
                     let wait = |request| self.until_closed(share.acquire_many(request));
                     let answer = match rest {
                         Duration::ZERO => Some(share.try_acquire_many(request)),
-                        Duration::MAX => self.until_back(backs, wait(request)).await,
+                        Duration::MAX => {
+                            returning = Some(Returning::new(&self.0, backs));
+                            self.until_back(backs, wait(request)).await
+                        }
                         // The store might not serve in time what the share has accepted.
                         _ => Some(wait(request).await),
                     };

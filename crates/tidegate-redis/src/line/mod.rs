@@ -76,6 +76,7 @@ mod decided;
 mod in_line;
 mod move_up;
 mod paused;
+mod returning;
 mod state;
 mod ticket;
 
@@ -103,6 +104,8 @@ use crate::store::{Deadline, Unsent};
 use class::{Class, Instant, Turn};
 use in_line::InLine;
 use paused::asks_as_well;
+use returning::Away;
+pub(crate) use returning::Returning;
 pub(crate) use ticket::Ticket;
 
 /// How often one call decides: so many requests of one limit, or fewer of several. A server works
@@ -149,6 +152,8 @@ struct State {
     ahead: usize,
     /// How many of these requests stand behind others that wait for the end of a pause.
     behind: usize,
+    /// The requests that return to the line when the store is back.
+    away: Away,
     /// How many requests ask on behalf of those that wait.
     for_waiting: usize,
     /// The booked requests, by their permits of each member.
@@ -250,6 +255,8 @@ struct After {
     watches: Vec<(Vec<u64>, Nanos, oneshot::Receiver<()>)>,
     /// When the store's thread is to look at the requests behind a pause.
     pause: Option<Nanos>,
+    /// Until when no call leaves, since requests return.
+    gathers_till: Option<Nanos>,
     /// A sender that is dropped wakes the task that was to look.
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
@@ -305,7 +312,9 @@ impl Line {
         let most = (MOST_DECISIONS / self.set.members.len().max(1)).max(1);
         let mut state = lock(&self.state);
         let answer = look(&mut state, &mut after, now);
-        for step in state.next_steps(self.set.store.is_far(), most, now) {
+        let gathers = state.gathers(&mut after, self.set.store.backs(), now);
+        let steps = if gathers { Vec::new() } else { state.next_steps(self.set.store.is_far(), most, now) };
+        for step in steps {
             match step {
                 Step::Call(instants, numbers) => self.call(&mut state, &mut after, instants, numbers, now),
                 Step::Refund(due, costs) => {
@@ -316,6 +325,7 @@ impl Line {
         drop(state);
         after.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
         after.pause.take().into_iter().for_each(|at| self.watch_pause(at));
+        after.gathers_till.take().into_iter().for_each(|till| self.watch_returning(till));
         if after.has_booked {
             self.leases.iter().for_each(|leases| leases.left_to_store());
         }

@@ -468,6 +468,46 @@ fn leased_requests_that_wait_for_the_store_keep_their_order() {
     }
 }
 
+/// Tasks that waited for a share are woken in any order. Those that were woken first had their call
+/// before the others, and newcomers were granted before three of four requests of the outage.
+#[test]
+fn requests_that_waited_for_a_share_return_in_their_order() {
+    for every in [1, 3, 10] {
+        let served = run(async move {
+            let model = Model::new(3, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model").while_away(WhileAway::Share)).unwrap();
+            let limit = store.limiter("all").limit("calls", "token_bucket 20/s burst 3".parse().unwrap());
+            let limiter = AnyLimiter::from(limit.build().unwrap());
+            let _ = limiter.acquire_now(1).await;
+            tokio::time::sleep(15_000 * MS).await;
+            let served = Arc::new(Mutex::new(Vec::new()));
+            for asked in (0..5000).step_by(every) {
+                match asked {
+                    999 | 1000 => model.stop(true),
+                    2999..=3001 => model.stop(false),
+                    _ => {}
+                }
+                let (wait, served) = (limiter.acquire(), served.clone());
+                tokio::spawn(async move {
+                    let permits = wait.await.unwrap();
+                    served.lock().unwrap().push((asked, permits.is_degraded()));
+                });
+                tokio::time::sleep(MS * u32::try_from(every).unwrap()).await;
+            }
+            tokio::time::sleep(10 * MINUTE).await;
+            served.lock().unwrap().clone()
+        });
+        assert_eq!(served.len(), 5000_usize.div_ceil(every));
+        // The request that asks whether the store is back is sent alone.
+        let mut later: Vec<_> =
+            served.iter().filter(|(asked, by_share)| *asked > 1100 && !by_share).collect();
+        let first = later.remove(0);
+        assert!(first.0 > 2999, "{every}: {first:?}");
+        let late = later.windows(2).find(|two| two[1].0 < two[0].0);
+        assert!(late.is_none(), "{every}: {late:?}");
+    }
+}
+
 /// A lease has no bounds of the line, so bounded requests go to the line of the store.
 #[test]
 fn bounds_hold_for_leased_requests_that_wait_for_the_store() {
