@@ -111,7 +111,7 @@ where
     ) {
         if let Some(limiters) = shard.limiters() {
             let places = limiters.places_from(home(hash), SWEEP);
-            self.settle(shard, places, now, removed);
+            self.settle(shard, places, true, now, removed);
             shard.shrink_limiters(|key| self.hash_of(key));
         }
     }
@@ -124,11 +124,13 @@ where
                 || may_forget(limiter.policy(), limiter.state(), now, emptied))
     }
 
-    /// Settles the idle key limiters at some places. Returns whether a key was forgotten.
+    /// Settles the idle key limiters at some places, and forgets those that may be if `forgets` is
+    /// set, or if their states cannot go into the table. Returns whether a key was forgotten.
     fn settle(
         &self,
         shard: &mut Shard<K, P, C>,
         places: impl Iterator<Item = usize>,
+        forgets: bool,
         now: Nanos,
         removed: &mut Removed<K, P, C>,
     ) -> bool {
@@ -144,7 +146,9 @@ where
             if !Self::can_settle(limiter, now, emptied) {
                 continue;
             }
-            if may_forget(limiter.policy(), limiter.state(), now, emptied) {
+            if (forgets || !limiter.policy().shares_states())
+                && may_forget(limiter.policy(), limiter.state(), now, emptied)
+            {
                 if let Some(entry) = limiters.remove_at(place) {
                     self.uncount();
                     removed.limiters.push(entry);
@@ -191,7 +195,9 @@ where
         // The key limiter may have moved, or may be in use again, since the shared lock was
         // released.
         let place = place(&shard, now);
-        self.settle(&mut shard, place.into_iter(), now, &mut removed);
+        // A fresh key lingers, as one that a call without a key limiter asked for: a leaky bucket may
+        // have told when a large request passes, which counts the time for which the key idled.
+        self.settle(&mut shard, place.into_iter(), false, now, &mut removed);
         shard.shrink_limiters(|key| self.hash_of(key));
     }
 
@@ -246,7 +252,7 @@ where
             }
             let mut shard = write(lock);
             let limiters = shard.limiters().map(|limiters| limiters.places_from(first, self.search));
-            let forgot_limiter = self.settle(&mut shard, limiters.into_iter().flatten(), now, removed);
+            let forgot_limiter = self.settle(&mut shard, limiters.into_iter().flatten(), true, now, removed);
             let known = shard.entries().places_from(first, self.search);
             let forgot_key = self.forget(&mut shard, known, now, removed);
             shard.shrink_limiters(|key| self.hash_of(key));
@@ -293,7 +299,7 @@ where
         for lock in &self.shards {
             let limiters = |shard: &Shard<K, P, C>| shard.limiters().map_or(0, Slots::places);
             self.in_slices(lock, limiters, |shard, places, now, removed| {
-                self.settle(shard, places, now, removed);
+                self.settle(shard, places, true, now, removed);
             });
             let known = |shard: &Shard<K, P, C>| shard.entries().places();
             self.in_slices(lock, known, |shard, places, now, removed| {

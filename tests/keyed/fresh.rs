@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tidegate::policy::{AnyPolicy, Change, SmoothWarmingUp};
-use tidegate::{KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, TokenBucket, WhenKeysFull};
+use tidegate::{
+    AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter, Refusal, TokenBucket,
+    WhenKeysFull,
+};
 
 type Keys = KeyedRateLimiter<u64, AnyPolicy, ManualClock>;
 
@@ -214,5 +217,32 @@ fn a_new_key_finds_the_one_fresh_key_of_a_small_table() {
         assert_eq!(keys.try_acquire(&number(max_keys)).map(drop), Ok(()), "of {max_keys} keys one is fresh");
         let full = Err(Refusal::TooManyKeys { limit: max_keys });
         assert_eq!(keys.try_acquire(&number(max_keys + 1)), full, "of {max_keys} keys none is fresh");
+    }
+}
+
+/// A large request of a leaky bucket counts the time for which it idled. A limiter of a key that was
+/// dropped took that time along, and the same time was told again and again.
+#[test]
+fn a_told_time_of_a_large_request_holds_for_a_limiter_that_was_dropped() {
+    let clock = ManualClock::new();
+    let keys: Keys =
+        KeyedRateLimiter::with_clock("leaky_bucket 50/s".parse().expect("a policy"), 10, clock.clone());
+    let all = KeyedAllOf::new("calls", &keys);
+    for permits in 2..6 {
+        // The limiter of the first request is dropped with its answer.
+        let ask = |key: u64| match permits % 2 {
+            0 => all.for_key(&key).and_then(|all| all.try_acquire_many(permits).map(drop)),
+            _ => keys
+                .limiter(&key)
+                .and_then(|limiter| limiter.try_acquire_many(permits).map(drop))
+                .map_err(AllRefusal::from),
+        };
+        let key = u64::from(permits);
+        let told = ask(key).expect_err("too large").retry_after().expect("a time");
+        assert_eq!(told, Duration::from_millis(20) * (permits - 1));
+        clock.advance(told - Duration::from_nanos(1));
+        assert!(ask(key).is_err(), "{permits}");
+        clock.advance(Duration::from_nanos(1));
+        assert_eq!(ask(key), Ok(()), "{permits}");
     }
 }

@@ -508,6 +508,36 @@ fn requests_that_waited_for_a_share_return_in_their_order() {
     }
 }
 
+/// A share of a leaky bucket told the same time to a large request again and again.
+#[test]
+fn a_share_tells_times_that_hold() {
+    for line in ["leaky_bucket 50/s", "leaky_bucket 50/s nodelay 5", "leaky_bucket 50/s capacity 20"] {
+        run(async move {
+            let model = Model::new(3, Network::steady(MS));
+            let alone = WhileAway::ShareOf(1.try_into().unwrap());
+            let store = model.open(Store::builder("redis://model").while_away(alone)).unwrap();
+            let limit = store.limiter("all").limit("calls", line.parse().unwrap());
+            let limiter = AnyLimiter::from(limit.build().unwrap());
+            let _ = limiter.acquire_now(1).await;
+            tokio::time::sleep(5000 * MS).await;
+            model.stop(true);
+            let (mut told, mut times) = (0, 0);
+            for permits in (1..=5).cycle().take(40) {
+                while let Err(refusal) = limiter.acquire_now(permits).await {
+                    let Some(Refusal::Limited { retry_after }) = refusal.refusal() else {
+                        panic!("{line}, {permits}: {refusal}");
+                    };
+                    told += 1;
+                    tokio::time::sleep(retry_after.as_duration()).await;
+                }
+                times += 1;
+            }
+            // A time is rounded up to a millisecond of the timer, or down.
+            assert!(told <= 2 * times && told > 0, "{line}: told {told} times for {times} requests");
+        });
+    }
+}
+
 /// A lease has no bounds of the line, so bounded requests go to the line of the store.
 #[test]
 fn bounds_hold_for_leased_requests_that_wait_for_the_store() {
