@@ -27,7 +27,8 @@ pub(crate) struct Breaker {
     failures: u32,
     /// The rest that is running or was the last one, and its end.
     rest: Option<(Duration, Duration)>,
-    probing: bool,
+    /// When the call that probes ends at the latest.
+    probe_ends: Option<Duration>,
 }
 
 /// Whether a call may ask the store.
@@ -36,7 +37,7 @@ pub(crate) enum Admission {
     Ask,
     /// The first call after a rest. Its outcome decides.
     Probe,
-    /// How long the rest still lasts.
+    /// How long the rest still lasts, or a call that probes.
     Rest(Duration),
 }
 
@@ -52,19 +53,19 @@ impl Probe<'_> {
 
 impl Drop for Probe<'_> {
     fn drop(&mut self) {
-        lock(self.0).probing = false;
+        lock(self.0).probe_ends = None;
     }
 }
 
 impl Breaker {
-    pub(crate) fn admit(&mut self, now: Duration) -> Admission {
-        match self.rest {
-            None => Admission::Ask,
-            Some((_, end)) if now < end => Admission::Rest(end - now),
-            // A probe ends within the deadline of a call.
-            Some(_) if self.probing => Admission::Rest(Duration::ZERO),
-            Some(_) => {
-                self.probing = true;
+    /// Whether a call may ask the store that takes at most this time.
+    pub(crate) fn admit(&mut self, now: Duration, timeout: Duration) -> Admission {
+        match (self.rest, self.probe_ends) {
+            (None, _) => Admission::Ask,
+            (Some((_, end)), _) if now < end => Admission::Rest(end - now),
+            (Some(_), Some(_)) => Admission::Rest(self.rest(now)),
+            (Some(_), None) => {
+                self.probe_ends = Some(now.saturating_add(timeout));
                 Admission::Probe
             }
         }
@@ -82,7 +83,10 @@ impl Breaker {
     pub(crate) fn failed(&mut self, admission: Admission, now: Duration) -> bool {
         self.failures = self.failures.saturating_add(1);
         let rest = match (self.rest, admission) {
-            (Some((rest, _)), Admission::Probe) => next_rest(Some(rest)),
+            (Some((rest, _)), Admission::Probe) => {
+                self.probe_ends = None;
+                next_rest(Some(rest))
+            }
             (None, _) if self.failures >= FAILURES => next_rest(None),
             _ => return false,
         };
@@ -90,14 +94,10 @@ impl Breaker {
         true
     }
 
-    /// How long the store is still left alone.
+    /// How long the store is still left alone, or asked by a call that probes.
     pub(crate) fn rest(&self, now: Duration) -> Duration {
-        self.rest.map_or(Duration::ZERO, |(_, end)| end.saturating_sub(now))
-    }
-
-    /// Whether a call probes.
-    pub(crate) fn is_probed(&self) -> bool {
-        self.probing
+        let end = self.rest.map(|(_, end)| end).max(self.probe_ends);
+        end.unwrap_or_default().saturating_sub(now)
     }
 
     /// Whether the last call has failed.
@@ -116,11 +116,12 @@ mod tests {
     use super::*;
 
     const MS: Duration = Duration::from_millis(1);
+    const TIMEOUT: Duration = Duration::from_millis(50);
 
     fn open() -> Breaker {
         let mut breaker = Breaker::default();
         for _ in 0..FAILURES {
-            assert_eq!(breaker.admit(Duration::ZERO), Admission::Ask);
+            assert_eq!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Ask);
             breaker.failed(Admission::Ask, Duration::ZERO);
         }
         breaker
@@ -134,16 +135,16 @@ mod tests {
                 assert!(!breaker.failed(Admission::Ask, Duration::ZERO));
             }
             breaker.succeeded(Admission::Ask);
-            assert_eq!(breaker.admit(Duration::ZERO), Admission::Ask);
+            assert_eq!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Ask);
         }
-        assert!(matches!(open().admit(Duration::ZERO), Admission::Rest(rest) if rest >= 75 * MS));
+        assert!(matches!(open().admit(Duration::ZERO, TIMEOUT), Admission::Rest(rest) if rest >= 75 * MS));
     }
 
     #[test]
     fn one_call_at_a_time_probes_and_rests_double() {
         let breaker = Mutex::new(open());
         let admit = |now| {
-            let admission = lock(&breaker).admit(now);
+            let admission = lock(&breaker).admit(now, TIMEOUT);
             (admission, Probe::of(&breaker, admission))
         };
         let (mut now, mut rest) = (Duration::ZERO, FIRST);
@@ -153,8 +154,9 @@ mod tests {
             now += left;
             let (admission, probe) = admit(now);
             assert_eq!(admission, Admission::Probe);
-            for _ in 0..2 {
-                assert_eq!(admit(now).0, Admission::Rest(Duration::ZERO));
+            for later in [0, 20, 49] {
+                // A client that was told to come at once asked 400 times in an outage.
+                assert_eq!(admit(now + later * MS).0, Admission::Rest(TIMEOUT - later * MS));
             }
             // It ends without an outcome.
             drop(probe);
@@ -177,6 +179,6 @@ mod tests {
         breaker.succeeded(Admission::Ask);
         assert!(breaker.is_open());
         assert!(!breaker.failed(Admission::Ask, 50 * MS));
-        assert!(matches!(breaker.admit(Duration::ZERO), Admission::Rest(rest) if rest <= 125 * MS));
+        assert!(matches!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Rest(rest) if rest <= 125 * MS));
     }
 }

@@ -116,7 +116,7 @@ const MOST_DECISIONS: usize = 64;
 /// woken, and serves as many.
 const MOST_STEPS: usize = 256;
 
-/// How long a held line rests at least.
+/// How long a line rests at least after a call that failed, unless the store is back before.
 const REST: Duration = Duration::from_millis(5);
 
 /// What the handles of one limiter share.
@@ -440,7 +440,7 @@ impl Line {
             let now = self.set.now();
             replies.iter().for_each(|reply| leases.told(now, reply));
         }
-        let rest = replies.as_ref().map_or_else(|undecided| self.rest(*undecided), |_| REST);
+        let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
         let timeout = self.set.store.timeout();
         let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
@@ -467,16 +467,6 @@ impl Line {
                 _ = tokio::time::timeout(rest, back.changed()).await;
                 drop(held);
             }));
-        }
-    }
-
-    /// How long a line rests after a call that failed, unless the store is back before.
-    fn rest(&self, undecided: Undecided) -> Duration {
-        let store = &self.set.store;
-        match undecided.rest() {
-            // Another call asks whether the store is back, and has an answer by its deadline.
-            Duration::ZERO if store.is_probed() => store.timeout(),
-            rest => rest.max(REST),
         }
     }
 

@@ -419,7 +419,7 @@ impl Shared {
         }
         let departed = self.depart(server, deadline).await;
         let (departed, to_answer) = departed.inspect_err(|_| _ = self.skip(Duration::ZERO))?;
-        let admission = lock(&server.breaker).admit(began.elapsed());
+        let admission = lock(&server.breaker).admit(began.elapsed(), self.timeout);
         match admission {
             Admission::Rest(rest) => Err(self.skip(rest)),
             admission => Ok((departed, to_answer, admission)),

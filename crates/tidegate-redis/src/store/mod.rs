@@ -306,11 +306,6 @@ impl Store {
         self.0.shared.is_crowded()
     }
 
-    /// Whether a call is in flight that asks whether the store is back.
-    pub(crate) fn is_probed(&self) -> bool {
-        self.0.shared.servers.any(Breaker::is_probed)
-    }
-
     /// How often a server answered of which the last call had failed.
     pub(crate) fn backs(&self) -> u64 {
         self.0.shared.backs.load(Ordering::Acquire)
