@@ -123,7 +123,7 @@ impl Entry {
             in_line: Duration::ZERO,
             full: false,
             was_held: false,
-            had_waited: false,
+            has_timer: false,
             foreseen: Nanos::ZERO,
             stage: Stage::InLine,
             waker: None,
@@ -139,17 +139,16 @@ impl Entry {
 
     /// When the wait for the store ends, with the longest wait, if no call ends it.
     ///
-    /// In a held line no call is made. Else one is in flight, and its end is that of the wait. It
-    /// is later than that of a request that had waited before it joined the line. In a crowd the
-    /// task that makes calls may be late, and a call of requests that wait for the store has no
-    /// deadline (`is_slow`).
+    /// In a held line no call is made. Else one is in flight, and its end is that of the wait, but of
+    /// a request that has a timer. In a crowd the task that makes calls may be late, and a call of
+    /// requests that wait for the store has no deadline (`is_slow`).
     pub(super) fn ends_undecided(&self, is_held: bool, is_slow: bool, timeout: Duration) -> Nanos {
         let Asked { came, longest, outlasts, .. } = self.asked;
         let is_asked = self.lease.is_none() && !self.is_for_waiting && longest < Duration::MAX;
         match self.stage {
             Stage::InLine if is_held => self.last(),
             Stage::Sent if is_held && outlasts && self.was_held => self.last(),
-            Stage::InLine | Stage::Sent if is_asked && !self.was_held && (is_slow || self.had_waited) => {
+            Stage::InLine | Stage::Sent if is_asked && !self.was_held && (is_slow || self.has_timer) => {
                 self.last().max(came.saturating_add(Nanos::from_duration(timeout)))
             }
             _ => Nanos::MAX,
@@ -210,11 +209,11 @@ impl State {
         if self.bounds != QueueBounds::UNBOUNDED {
             self.serve_due(after, now);
         }
-        let had_waited = number.is_some();
+        let has_timer = number.is_some() || self.giving_back > 0;
         let number = number.unwrap_or(self.next);
         self.next = self.next.max(number + 1);
         entry.was_held = self.in_line.held_till().is_some();
-        entry.had_waited = had_waited;
+        entry.has_timer = has_timer;
         let stage = self.stage_of(after, &entry.asked, now);
         if matches!(stage, Stage::InLine) {
             self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
@@ -302,6 +301,21 @@ impl State {
             self.bound(after, Nanos::from_duration(rest));
         }
         is_to_go_on
+    }
+
+    /// A call leaves that gives instants back, and decides no request. The tasks of requests that
+    /// stand behind it set timers.
+    pub(super) fn gives_back_alone(&mut self, after: &mut After) {
+        self.giving_back += 1;
+        for number in self.in_line.numbers() {
+            if let Some(entry) = self.entries.get_mut(&number)
+                && entry.asked.longest < Duration::MAX
+                && !entry.has_timer
+            {
+                entry.has_timer = true;
+                after.wake(entry);
+            }
+        }
     }
 
     /// Ends this request if it has waited too long for the store. The request may be on its way.

@@ -148,6 +148,8 @@ struct State {
     to_refund: Vec<(i64, Costs)>,
     /// How many calls are in flight.
     calls: usize,
+    /// How many of them decide no request, and have no deadline.
+    giving_back: usize,
     /// How many others may be in flight where another call leaves to make the line shorter.
     ahead: usize,
     /// How many of these requests stand behind others that wait for the end of a pause.
@@ -207,8 +209,9 @@ struct Entry {
     full: bool,
     /// The request waited for a store that was away, or behind a pause.
     was_held: bool,
-    /// The request waited for a lease before it joined the line, or was in line before.
-    had_waited: bool,
+    /// No call before the request ends in time: the request waited for a lease before it joined the
+    /// line, or was in line before, or stands behind a call that decides no request.
+    has_timer: bool,
     /// When it is due behind a pause, if the store foresaw a time later than its longest wait.
     foreseen: Nanos,
     stage: Stage,
@@ -415,6 +418,9 @@ impl Line {
             Some(Wanted { longest, mode, tells: tells || *with_left, costs: costs.clone() })
         };
         let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
+        if numbers.is_empty() {
+            state.gives_back_alone(after);
+        }
         let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
         state.behind += behind;
         let line = self.clone();
@@ -444,6 +450,7 @@ impl Line {
         let timeout = self.set.store.timeout();
         let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
+            state.giving_back -= usize::from(numbers.is_empty());
             let took = replies.as_ref().ok().map(|_| now.saturating_since(left).as_duration());
             state.took(took, timeout);
             state.behind -= behind;

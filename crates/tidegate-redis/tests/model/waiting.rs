@@ -254,6 +254,41 @@ fn requests_that_do_not_wait_have_answers_in_time_where_answers_get_lost() {
     }
 }
 
+/// The calls that give instants of dropped waits back have no deadline, and requests that do not wait
+/// stood behind them for up to 198 ms.
+#[test]
+fn requests_that_do_not_wait_have_answers_in_time_beside_dropped_waits() {
+    for seed in 0..20 {
+        run(async move {
+            let model = Model::new(seed, Network { lost_answers: 0.02, ..Network::steady(3 * MS) });
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = limiter(&store, "token_bucket 1000/s burst 100");
+            let _ = limiter.acquire_now([]).await;
+            let began = Instant::now();
+            let tasks = (0..20).map(|task| {
+                let (limiter, mut random) = (limiter.clone(), SmallRng::seed_from_u64(100 * seed + task));
+                tokio::spawn(async move {
+                    while began.elapsed() < 10 * SECOND {
+                        sleep(random.random_range(0..40) * MS).await;
+                        let (permits, asked) = (random.random_range(1..=5), Instant::now());
+                        if random.random_bool(0.25) {
+                            let _ = limiter.acquire_now(permits).await;
+                            let took = asked.elapsed();
+                            assert!(took <= 51 * MS, "{seed}: {took:?}");
+                        } else {
+                            let longest = random.random_range(0..300) * MS;
+                            let _ = timeout(longest, limiter.acquire_many(permits)).await;
+                        }
+                    }
+                })
+            });
+            for task in tasks.collect::<Vec<_>>() {
+                task.await.unwrap();
+            }
+        });
+    }
+}
+
 /// A request that had waited for a lease had its answer up to a timeout of the store after the end
 /// of its longest wait: it was sent when the lease had failed, and its call had a timeout of its
 /// own. So had one that was sent again while others had made the line go on.
