@@ -31,9 +31,10 @@ use crate::store::Store;
 ///
 /// The state of a key is in the store, and expires there. This process keeps nothing of a key but
 /// while a request for it is decided or waits, or a [limiter](StoreKeyedLimiter::limiter) of it is
-/// held; then some 1,300 bytes. A [leased](KeyedBuilder::leased) key stays for a second or two
-/// after its last request, with some 4,500 bytes for each limit. No more than 16,384 keys stay so,
-/// and requests for other keys are decided by the store.
+/// held; then some 1,300 bytes, and 7,000 where a request waits. A [leased](KeyedBuilder::leased)
+/// key stays for a second or two after its last request, with some 4,500 bytes for each limit, and
+/// 12,000 where a request waits. No more than 16,384 keys stay so, and requests for other keys are
+/// decided by the store.
 ///
 /// A refusal is not remembered: another process may give permits back at any time. A leased limiter
 /// believes one for a second, as [Leases](crate#leases) tells.

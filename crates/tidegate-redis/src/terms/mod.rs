@@ -262,6 +262,8 @@ fn bursty(
         return Err(too_large(config));
     };
     let most = full / price + 1;
+    // Without a stock it starts full in any case.
+    let start_full = start_full || full == 0;
     let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
     let numbers = BucketNumbers {
         refill: number(refill),
