@@ -39,6 +39,8 @@ pub enum BuildError {
         field: &'static str,
         /// What it must be.
         allowed: &'static str,
+        /// What it is, unless it is missing or may be a secret.
+        value: Option<String>,
     },
     /// A field that a [configuration](crate::LimiterConfig) does not have.
     Unknown {
@@ -48,6 +50,9 @@ pub enum BuildError {
     /// The store of a [configuration](crate::LimiterConfig) cannot be opened.
     Store(OpenError),
 }
+
+/// How much of a name is shown. A key may be a megabyte long.
+const SHOWN: usize = 600;
 
 /// The fields of a configuration that are not those of a policy.
 pub(crate) const OTHER_FIELDS: &str =
@@ -60,6 +65,7 @@ impl fmt::Display for BuildError {
             BuildError::Config(error) => error.fmt(f),
             BuildError::Policy { policy, why } => write!(f, "{policy}: {why} cannot be had over a store"),
             BuildError::Name { name } => {
+                let name: String = name.chars().take(SHOWN).collect();
                 write!(
                     f,
                     "{name:?} cannot be part of a key: a tag has 1 to 500 bytes, and no brace or control \
@@ -68,7 +74,10 @@ impl fmt::Display for BuildError {
             }
             BuildError::Twice { name } => write!(f, "two limits are named {name:?}"),
             BuildError::NoLimit => write!(f, "no limit is given"),
-            BuildError::Field { field, allowed } => write!(f, "{field} must be {allowed}"),
+            BuildError::Field { field, allowed, value: None } => write!(f, "{field} must be {allowed}"),
+            BuildError::Field { field, allowed, value: Some(value) } => {
+                write!(f, "{field} must be {allowed}, and is {value}")
+            }
             BuildError::Unknown { field } => write!(f, "{field}: there is no such field; {OTHER_FIELDS}"),
             BuildError::Store(error) => error.fmt(f),
         }

@@ -12,6 +12,7 @@ use tidegate::{
 };
 
 use crate::connection::Address;
+use crate::counting::SHORTEST_TIME_TO_LIVE;
 use crate::error::BuildError;
 use crate::limiter::{KeyedBuilder, LimiterBuilder};
 use crate::store::{Store, StoreBuilder, WhileAway};
@@ -494,7 +495,7 @@ impl LimiterConfig {
         let is_set = match field {
             "in_use" => {
                 let allowed = "a whole number from 1 to 4294967295; a limit that grants nothing is deny_all";
-                let limit = value.parse::<NonZeroU32>().map_err(|_| bad(field, allowed))?;
+                let limit = value.parse::<NonZeroU32>().map_err(|_| told(bad(field, allowed), value))?;
                 self.in_use.replace(limit.get()).is_some()
             }
             // In a line the address is missing.
@@ -509,13 +510,20 @@ impl LimiterConfig {
             "store" => self.store.replace(value.into()).is_some(),
             "prefix" => self.prefix.replace(value.into()).is_some(),
             "tag" => self.tag.replace(value.into()).is_some(),
-            "timeout" | "time_to_live" => {
+            "timeout" => {
                 let allowed = "a whole number above zero and a unit, such as 50ms or 1s";
-                let span = span(value).ok_or(bad(field, allowed))?;
-                let set = if field == "timeout" { &mut self.timeout } else { &mut self.time_to_live };
-                set.replace(span).is_some()
+                let span = span(value).ok_or_else(|| told(bad(field, allowed), value))?;
+                self.timeout.replace(span).is_some()
             }
-            "while_away" => self.while_away.replace(value.parse()?).is_some(),
+            "time_to_live" => {
+                let span = span(value).filter(|span| *span >= SHORTEST_TIME_TO_LIVE);
+                let allowed = "a whole number and a unit, at least 1s, such as 10s";
+                self.time_to_live.replace(span.ok_or_else(|| told(bad(field, allowed), value))?).is_some()
+            }
+            "while_away" => {
+                let choice = value.parse().map_err(|error| told(error, value))?;
+                self.while_away.replace(choice).is_some()
+            }
             _ => std::mem::replace(&mut self.leased, true),
         };
         if is_set { Err(bad(field, "set once")) } else { Ok(()) }
@@ -564,7 +572,17 @@ fn is_unlimited(config: &PolicyConfig) -> bool {
 }
 
 fn bad(field: &'static str, allowed: &'static str) -> BuildError {
-    BuildError::Field { field, allowed }
+    BuildError::Field { field, allowed, value: None }
+}
+
+/// An error that tells the value, which may be missing.
+fn told(error: BuildError, of: &str) -> BuildError {
+    match error {
+        BuildError::Field { field, allowed, .. } if !of.is_empty() && !may_be_secret(of) => {
+            BuildError::Field { field, allowed, value: Some(of.into()) }
+        }
+        error => error,
+    }
 }
 
 /// A span as a line of a policy has it: that of a rate of one permit.

@@ -33,6 +33,9 @@ const NAME: &str = "limit";
 /// So long permits of a lost process stay in use, unless set.
 const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 
+/// A process tells of its permits three times in this time, and a call may take some of it.
+pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
+
 /// A limit of permits in use at one time, over all processes that name the same store and tag:
 /// connections, calls in flight, jobs. Permits go back when the
 /// [`AllPermits`] or the [`AnyReservation`] is dropped.
@@ -141,7 +144,7 @@ impl Store {
 
 impl CountingBuilder {
     /// Sets after which time without a call the permits of a process go back, 10 s unless set, and
-    /// at least 1 s. A process that is suspended for longer may hold permits that were given to
+    /// at least 1 s. More than a year counts as a year. A process that is suspended for longer may hold permits that were given to
     /// others. So may all, for a third of this time, if the server's clock is set ahead by more
     /// than two thirds of it.
     pub fn time_to_live(self, time_to_live: Duration) -> CountingBuilder {
@@ -152,15 +155,19 @@ impl CountingBuilder {
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if the tag cannot be part of a key.
+    /// A [`BuildError`] if the tag cannot be part of a key, or if the time to live is less than 1 s.
     pub fn build(self) -> Result<StoreCountingLimit, BuildError> {
         let CountingBuilder { store, tag, limit, time_to_live } = self;
         if !key::is_tag(&tag) {
             return Err(BuildError::Name { name: tag });
         }
+        if time_to_live < SHORTEST_TIME_TO_LIVE {
+            let value = Some(format!("{time_to_live:?}"));
+            return Err(BuildError::Field { field: "time_to_live", allowed: "at least 1s", value });
+        }
         store.begin_counting();
         // A year is longer than any process needs, and keeps instants below 2^53.
-        let span = time_to_live.clamp(Duration::from_secs(1), Duration::from_secs(365 * 86_400));
+        let span = time_to_live.min(Duration::from_secs(365 * 86_400));
         let shared = Shared {
             key: key::counting(store.prefix(), &tag),
             observers: Arc::new(Observers::new(store.events().cloned())),

@@ -91,6 +91,7 @@ impl FromStr for WhileAway {
         choice.ok_or(BuildError::Field {
             field: "while_away",
             allowed: "closed, wait, open, share, or share_of with a number from 1, such as share_of 8",
+            value: None,
         })
     }
 }

@@ -206,13 +206,23 @@ fn errors_say_what_to_write() {
     let away =
         "while_away must be closed, wait, open, share, or share_of with a number from 1, such as share_of 8";
     for (tail, message) in [
-        (" timeout 20", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
+        (
+            " timeout 20",
+            "timeout must be a whole number above zero and a unit, such as 50ms or 1s, and is 20",
+        ),
         (" tag a leased true", "leased must be named without a value, or left out"),
         (" tag a leased false", "leased must be named without a value, or left out"),
-        (" timeout 0ms", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
-        (" timeout 1.5s", "timeout must be a whole number above zero and a unit, such as 50ms or 1s"),
-        (" while_away never", away),
-        (" while_away share_of 0", away),
+        (
+            " timeout 0ms",
+            "timeout must be a whole number above zero and a unit, such as 50ms or 1s, and is 0ms",
+        ),
+        (
+            " timeout 1.5s",
+            "timeout must be a whole number above zero and a unit, such as 50ms or 1s, and is 1.5s",
+        ),
+        (" while_away never", &format!("{away}, and is never")),
+        (" while_away share_of 0", &format!("{away}, and is share_of 0")),
+        (" while_away redis://:hunter2@h", away),
         (" prefix a prefix b", "prefix must be set once"),
         (" tag", "tag must be a text"),
         (" tag a prefix a:b", r#""a:b": a prefix has 1 to 200 bytes, and no brace, colon, space or control"#),
@@ -262,14 +272,14 @@ fn errors_say_what_to_write() {
         ("in_use -1", "in_use must be a whole number from 1 to 4294967295"),
         (
             "in_use 0",
-            "in_use must be a whole number from 1 to 4294967295; a limit that grants nothing is deny_all",
+            "in_use must be a whole number from 1 to 4294967295; a limit that grants nothing is deny_all, and is 0",
         ),
         ("in_use", "in_use must be a whole number from 1 to 4294967295"),
         ("in_use 2 store redis://h", tag),
         ("in_use 2 time_to_live 5s", "time_to_live must be left out where no store is set"),
         (
             "in_use 2 time_to_live 0s store redis://h tag a",
-            "time_to_live must be a whole number above zero and a unit, such as 50ms or 1s",
+            "time_to_live must be a whole number and a unit, at least 1s, such as 10s, and is 0s",
         ),
         (
             "fixed_window 5/s store redis://h tag a time_to_live 5s",
