@@ -89,13 +89,13 @@ use reserved::Reserved;
 ///
 /// # Blocking
 ///
-/// `acquire`, `acquire_now` and the futures never block a thread.
-/// [`try_acquire`](AnyLimiter::try_acquire), [`reserve`](AnyLimiter::reserve),
-/// [`status`](AnyLimiter::status), [`keep_at_most`](AnyLimiter::keep_at_most) and
-/// [`resume`](AnyLimiter::resume) block the calling thread for the round trip, at most for the
-/// [timeout](crate::StoreBuilder::timeout) of the store.
-/// [`blocking_acquire`](AnyLimiter::blocking_acquire) blocks it until the permits are due. All of
-/// them work on the threads of a tokio runtime, also on its only one, whose other tasks wait
+/// The futures of this type never block a thread. Of the handle [`AnyLimiter`], which
+/// `AnyLimiter::from(limiter.clone())` makes, [`try_acquire`](AnyLimiter::try_acquire),
+/// [`reserve`](AnyLimiter::reserve), [`status`](AnyLimiter::status),
+/// [`keep_at_most`](AnyLimiter::keep_at_most) and [`resume`](AnyLimiter::resume) block the calling
+/// thread for the round trip, at most for the [timeout](crate::StoreBuilder::timeout) of the store.
+/// Its [`blocking_acquire`](AnyLimiter::blocking_acquire) blocks the thread until the permits are
+/// due. All of them work on the threads of a tokio runtime, also on its only one, whose other tasks wait
 /// meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks no thread.
 ///
 /// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) wait for no answer: they send a
@@ -215,8 +215,10 @@ impl StoreLimiter {
     /// the pause.
     ///
     /// A pause concerns the limits with the tag and the names of this limiter, and with policies of
-    /// the same kinds; rates and bursts may differ. A limit whose policy is of another kind is
-    /// another limit: the call succeeds, and pauses nothing that the processes ask.
+    /// the same kinds, and with windows of the same length; rates and bursts may differ. Any other
+    /// limit is another one: the call succeeds, and pauses nothing that the processes ask. A bucket
+    /// fills by the rate of the call up to the pause, as in each [call of a process with another
+    /// rate](crate#whom-a-call-concerns).
     ///
     /// # Cancel safety
     ///
