@@ -13,6 +13,7 @@
 --   | 8    | step  | us                  | 0, or refill comes in once per step of Unix time      |
 --   | 9    | offset| us                  | of the steps                                         |
 --   | 10   | linger| us                  | how much longer a full state is kept                  |
+--   | 11   | lasts | us                  | how long an empty bucket is kept                      |
 --
 --   | state | name  | unit  | meaning                                                           |
 --   |-------|-------|-------|-------------------------------------------------------------------|
@@ -57,21 +58,6 @@ do
   -- Whether the level at an instant is to stay the one from before the pause.
   local function stands(l, at)
     return l.spent == 1 and l.now < l.held and at == l.booked
-  end
-
-  -- What a level is counted in.
-  local function unit_of(t)
-    return t[7] == 2 and t[1] or t[2]
-  end
-
-  -- The time in which an empty bucket fills.
-  local function span_of(t)
-    return t[1] == 0 and YEARS or whole_up(t[3] + t[2], t[1]) * max(1, t[8])
-  end
-
-  -- How long an empty bucket is kept.
-  local function lasts_for(t)
-    return span_of(t) + t[10]
   end
 
   -- What a level is at a later instant.
@@ -138,37 +124,16 @@ do
     l.credit, l.marks = 0, {MOST, -MOST}
   end
 
-  -- Permits that came back, or are lent, change the level at each instant to come.
-  local function raise(l, units)
-    l.credit = max(0, l.credit + units)
-    raise_marks(l, units)
-  end
-
-  local function filled_now(l, from, level)
-    return filled(l.terms, level, from, l.now, l.terms[3])
-  end
-
-  -- A bound of the level from now to the last booking.
-  local function lowest(l)
-    return min(l.level, least_mark(l, filled_now))
-  end
-
   -- How much of the level at an instant behind all bookings is left to requests that come now.
-  local function apart(l, room, price)
-    if l.booked <= l.now or l.credit <= 0 or l.held > l.now then return 0 end
-    local peaks, i = l.peaks, 1
-    while peaks[i] and peaks[i] <= l.now do i = i + 2 end
-    if lowest(l) + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end
-    return max(0, min(l.credit, room))
-  end
+  local apart
 
   kinds[BUCKET] = {
-    terms = '>dddddddddd',
+    terms = '>ddddddddddd',
 
     read = function(l, value)
       local t, peaks = l.terms, {}
-      local unit = unit_of(t)
-      l.peaks, l.slow = peaks, lasts_for(t)
+      local unit = t[7] == 2 and t[1] or t[2]
+      l.peaks, l.slow = peaks, t[11]
       if has_back then forget_marks(l) end
       if not value then
         l.level, l.spent, l.shift = t[5], 0, 0
@@ -179,10 +144,15 @@ do
       level, old, l.spent, l.shift, slow, first = parse('>ddddd', value, first)
       if slow > l.slow then l.slow = slow end
       if l.spent >= 2 then
-        local count_marks
+        local credit, count_marks
         l.spent = l.spent - 2
-        l.credit, count_marks, first = parse('>dd', value, first)
-        l.marks, first = read_numbers(value, first, count_marks)
+        credit, count_marks, first = parse('>dd', value, first)
+        if has_back then
+          l.credit, l.marks, first = credit, marks.read(value, first, count_marks)
+        else
+          -- These bookings have passed.
+          first = first + 8 * count_marks
+        end
       end
       local last = 0
       for i = first, #value - 15, 16 do
@@ -204,7 +174,7 @@ do
     end,
 
     span = function(l)
-      return span_of(l.terms)
+      return l.terms[11] - l.terms[10]
     end,
 
     due = function(l, at, n)
@@ -215,7 +185,7 @@ do
       if t[7] == 2 then need = 0 end
       local level = level_at(l, at, cap)
       if level <= -MOST or price > MOST or level - price <= -MOST or need > cap then return nil end
-      need = need + apart(l, cap - need, price)
+      if has_back then need = need + apart(l, cap - need, price) end
       if level >= need then return at end
       if t[1] == 0 then return nil end
       return after(t, at, whole_up(need - level, t[1]))
@@ -224,12 +194,13 @@ do
     take = function(l, at, n)
       local t = l.terms
       local is_ahead = at > l.now
+      if is_ahead then need_marks() end
       if is_ahead and l.booked <= l.now then
         -- The first booking ahead.
         forget_marks(l)
         if l.held <= l.now then l.marks = {l.now, level_at(l, l.now, t[3])} end
       elseif is_ahead and at > l.booked and l.marks[1] < MOST then
-        mark(l, l.booked, l.level)
+        marks.note(l, l.booked, l.level)
       end
       local found = l.level
       if not stands(l, at) then
@@ -243,17 +214,6 @@ do
       l.level = l.level - n * t[2]
       if l.level <= -MOST then l.level = -2 * MOST end
       l.booked = at
-    end,
-
-    -- How many permits may be granted before the last booking.
-    lendable = function(l)
-      if l.booked <= l.now or l.held > l.now then return 0 end
-      return whole(max(0, min(l.credit, lowest(l))), l.terms[2])
-    end,
-
-    -- How many of them there are whether they came back or not.
-    room = function(l)
-      return whole(max(0, lowest(l)), l.terms[2])
     end,
 
     move = function(l, by)
@@ -280,7 +240,7 @@ do
       local t, level = l.terms, l.level
       if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
       if t[1] == 0 or level <= -MOST then return l.booked + 10 * YEARS end
-      if l.slow > lasts_for(t) then return l.booked + l.slow end
+      if l.slow > t[11] then return l.booked + l.slow end
       local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
       return l.booked + refills * (t[8] > 0 and t[8] or 1) + t[10]
     end,
@@ -289,16 +249,51 @@ do
       local peaks = l.peaks
       local spent, ahead = l.spent, ''
       if l.booked > l.now then
-        spent, ahead = spent + 2, pack('>dd', l.credit, #l.marks) .. text_of_numbers(l.marks)
+        spent, ahead = spent + 2, pack('>dd', l.credit, #l.marks) .. marks.text(l.marks)
       end
-      local text = pack('>ddddd', l.level, unit_of(l.terms), spent, l.shift, l.slow) .. ahead
-      return text .. text_of_numbers(peaks)
+      local t = l.terms
+      local unit = t[7] == 2 and t[1] or t[2]
+      local text = pack('>ddddd', l.level, unit, spent, l.shift, l.slow) .. ahead
+      return text .. pack('>' .. ('d'):rep(#peaks), unpack(peaks))
     end,
   }
 
   local bucket = kinds[BUCKET]
 
   if has_back then
+    -- Permits that came back, or are lent, change the level at each instant to come.
+    local function raise(l, units)
+      l.credit = max(0, l.credit + units)
+      marks.raise(l, units)
+    end
+
+    -- A bound of the level from now to the last booking.
+    local function lowest(l)
+      local function filled_now(from, level)
+        return filled(l.terms, level, from, l.now, l.terms[3])
+      end
+      return min(l.level, marks.least(l, filled_now))
+    end
+
+    function apart(l, room, price)
+      if l.booked <= l.now or l.credit <= 0 or l.held > l.now then return 0 end
+      local peaks, i = l.peaks, 1
+      while peaks[i] and peaks[i] <= l.now do i = i + 2 end
+      if lowest(l) + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end
+      return max(0, min(l.credit, room))
+    end
+
+    -- How many permits may be granted before the last booking.
+    function bucket.lendable(l)
+      if l.booked <= l.now or l.held > l.now then return 0 end
+      return whole(max(0, min(l.credit, lowest(l))), l.terms[2])
+    end
+
+    -- How many of them there are whether they came back or not.
+    function bucket.room(l)
+      return whole(max(0, lowest(l)), l.terms[2])
+    end
+
     -- Returns how many of the permits may be lent.
     function bucket.give(l, at, n, due)
       -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.

@@ -116,11 +116,13 @@ do
     return due + t[2] - (due - t[3]) % t[2]
   end
 
-  kinds[CELLS].lend = function(l, at, n)
-    if at >= l.booked then return take(l, at, n) end
-    local i = l.terms[4] - (number(l.terms, l.booked) - number(l.terms, at))
-    if i > 0 then l.counts[i] = min(2^32 - 1, l.counts[i] + n) end
-    return true
+  if has_back then
+    kinds[CELLS].lend = function(l, at, n)
+      if at >= l.booked then return take(l, at, n) end
+      local i = l.terms[4] - (number(l.terms, l.booked) - number(l.terms, at))
+      if i > 0 then l.counts[i] = min(2^32 - 1, l.counts[i] + n) end
+      return true
+    end
   end
 
   kinds[CELLS].give = function(l, at, n, due)

@@ -89,15 +89,17 @@ do
     return due + t[2] - (due - t[3]) % t[2]
   end
 
-  kinds[ESTIMATE].lend = function(l, at, n)
-    if at >= l.booked then return take(l, at, n) end
-    local began = open(l, l.booked)
-    if at >= began then
-      l.used = min(2^32 - 1, l.used + n)
-    elseif at >= began - l.terms[2] then
-      l.before = min(2^32 - 1, l.before + n)
+  if has_back then
+    kinds[ESTIMATE].lend = function(l, at, n)
+      if at >= l.booked then return take(l, at, n) end
+      local began = open(l, l.booked)
+      if at >= began then
+        l.used = min(2^32 - 1, l.used + n)
+      elseif at >= began - l.terms[2] then
+        l.before = min(2^32 - 1, l.before + n)
+      end
+      return true
     end
-    return true
   end
 
   kinds[ESTIMATE].give = function(l, at, n, due)

@@ -77,10 +77,12 @@ do
     return due + t[2] - (due - offset) % t[2]
   end
 
-  kinds[FIXED].lend = function(l, at, n)
-    if at >= l.booked then return kinds[FIXED].take(l, at, n) end
-    if at >= l.began then l.used = min(MOST, l.used + n) end
-    return true
+  if has_back then
+    kinds[FIXED].lend = function(l, at, n)
+      if at >= l.booked then return kinds[FIXED].take(l, at, n) end
+      if at >= l.began then l.used = min(MOST, l.used + n) end
+      return true
+    end
   end
 
   kinds[FIXED].give = function(l, at, n, due)

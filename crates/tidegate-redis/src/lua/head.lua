@@ -132,13 +132,3 @@ local function whole_up(a, b)
   local rest = a % b
   return (a - rest) / b + (rest > 0 and 1 or 0)
 end
-
--- Numbers of a value, and where they end.
-local function read_numbers(value, first, n)
-  local numbers = {parse('>' .. ('d'):rep(n), value, first)}
-  return numbers, table.remove(numbers)
-end
-
-local function text_of_numbers(numbers)
-  return pack('>' .. ('d'):rep(#numbers), unpack(numbers))
-end

@@ -219,9 +219,11 @@ do
     l.sums = head .. shift(l.sums:sub(4 * first - 3, 4 * kept), -moved) .. own .. rest
   end
 
-  -- Adds permits of an instant before the last booking.
-  kinds[LOG].lend = function(l, at, n)
-    kinds[LOG].shift(l, -MOST, at, n)
+  if has_back then
+    -- Adds permits of an instant before the last booking.
+    kinds[LOG].lend = function(l, at, n)
+      kinds[LOG].shift(l, -MOST, at, n)
+    end
   end
 
   -- Takes the permits of a place out of the records.

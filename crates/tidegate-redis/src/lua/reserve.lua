@@ -2,7 +2,7 @@
 
 -- Grants permits before the last booking.
 local function lend(l, at, n)
-  if l.marks and not l.kind.room then raise_marks(l, -n) end
+  if l.marks and l.kind ~= kinds[BUCKET] then marks.raise(l, -n) end
   local is_exact = l.kind.lend(l, at, n)
   -- Refunds behind which there is no booking are undone with what was lent of them.
   for _, back in ipairs(is_exact and l.refunds or NONE) do
@@ -148,21 +148,24 @@ end
 
 -- Whether a request is granted before the bookings ahead: one limit has enough for it of what came
 -- back, and the others have room.
-local function overtakes()
-  local is_back = false
-  for i = 1, count do
-    local l = limits[i]
-    if l.n > 0 and earliest(l, l.now) == l.now then
-      is_back = is_back or l.at > l.now
-    elseif l.n > 0 then
-      local free = room(l)
-      for _, place in ipairs(l.places) do
-        if is_open(l, place, l.now) then free = free + place.free end
+local overtakes
+if has_back and count > 1 then
+  function overtakes()
+    local is_back = false
+    for i = 1, count do
+      local l = limits[i]
+      if l.n > 0 and earliest(l, l.now) == l.now then
+        is_back = is_back or l.at > l.now
+      elseif l.n > 0 then
+        local free = marks.room(l)
+        for _, place in ipairs(l.places) do
+          if is_open(l, place, l.now) then free = free + place.free end
+        end
+        if free < l.n then return false end
       end
-      if free < l.n then return false end
     end
+    return is_back
   end
-  return is_back
 end
 
 -- Decides about one request, as if it were alone in its call.
@@ -211,7 +214,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
       if one > l.now and one > due then due, tightest = one, i end
     end
   end
-  if count > 1 and due and due > now and overtakes() then due = now end
+  if overtakes and due and due > now and overtakes() then due = now end
   local wait = due and due - now
   local is_granted = due ~= nil
   if is_granted and wait > 0 then
@@ -257,7 +260,12 @@ local function reserve(longest, is_shadow, is_behind, tells)
       if rest > 0 and at < l.at then
         lend(l, at, rest)
       elseif rest > 0 or at > l.booked then
-        take(l, max(at, l.at), rest)
+        if wait > 0 then
+          need_marks()
+          marks.take(l, max(at, l.at), rest)
+        else
+          l.kind.take(l, max(at, l.at), rest)
+        end
         l.shift = 0
         l.writes = l.writes + 1
       end

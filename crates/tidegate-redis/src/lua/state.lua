@@ -25,7 +25,7 @@ local function read_back(l, value, bytes)
   local count_places, count_refunds, length, later, real, count_parts, count_marks, first
   count_places, count_refunds, l.kept_from, l.alive, l.first_due, first = parse('>ddddd', value, 41)
   length, later, real, count_parts, count_marks, first = parse('>ddddd', value, first)
-  if count_marks > 0 then l.marks, first = read_numbers(value, first, count_marks) end
+  if count_marks > 0 then l.marks, first = marks.read(value, first, count_marks) end
   l.real = value:sub(first, first + real - 1)
   first = first + real
   l.origin = value:sub(first, first + length - 1)
@@ -161,8 +161,8 @@ local function value_of(l)
   local real = l.real
   local is_kept = l.kept_from > 0 and l.booked > l.now
   -- The marks of a bucket are numbers of its algorithm.
-  local marks = l.booked > l.now and not l.kind.room and l.marks or NONE
-  local listed = #places + #later + #refunds + #(l.parts or NONE) + #marks
+  local noted = l.booked > l.now and l.kind ~= kinds[BUCKET] and l.marks or NONE
+  local listed = #places + #later + #refunds + #(l.parts or NONE) + #noted
   if listed == 0 and text == '' and origin == '' and real == '' and not is_kept then
     return pack('>ddddd', l.writes, l.seen, l.booked, l.held, 0) .. l.kind.value(l)
   end
@@ -174,8 +174,8 @@ local function value_of(l)
   local parts, apart = l.parts or NONE, ''
   for _, place in ipairs(parts) do apart = apart .. text_of_place(place) end
   local first = pack('>dddd', #places, #refunds, l.kept_from, l.alive)
-  first = first .. pack('>dddddd', l.first_due, #origin, bytes, #real, #parts, #marks)
-  first = first .. text_of_numbers(marks)
+  first = first .. pack('>dddddd', l.first_due, #origin, bytes, #real, #parts, #noted)
+  first = first .. (#noted > 0 and marks.text(noted) or '')
   first = first .. real .. origin
   for _, place in ipairs(places) do first = first .. text_of_place(place) end
   texts[#texts + 1] = apart
@@ -200,7 +200,7 @@ end
 local function change(l)
   l.writes = max(l.writes, l.foreseen or 0) + 1
   l.runs, l.refunds, l.origin = NONE, NONE, ''
-  if not l.kind.room then l.marks = nil end
+  if l.kind ~= kinds[BUCKET] then l.marks = nil end
   touch(l)
 end
 

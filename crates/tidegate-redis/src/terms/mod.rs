@@ -21,6 +21,9 @@ pub(crate) const MOST_ROOM: u32 = 4096;
 /// The most cells of a window in the store.
 pub(crate) const MOST_CELLS: u16 = 128;
 
+/// A bucket into which nothing comes in is kept for a century, in microseconds.
+const YEARS: u128 = 3_155_760_000_000_000;
+
 /// How much longer the full state of a limiter is kept, in microseconds, if the limiter does not
 /// start full: with a new state it would have fewer permits.
 const LINGER: i64 = 86_400_000_000;
@@ -215,6 +218,11 @@ impl BucketPolicy {
         let start = self.start_with.map_or(cap - slack, |permits| u128::from(permits) * price);
         let most = (cap - slack) / price;
         let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
+        let linger = match (self.start_with, self.mode) {
+            (Some(_), _) => LINGER,
+            (None, BucketMode::Stretches) => IDLE,
+            (None, _) => 0,
+        };
         Ok(BucketNumbers {
             refill: number(refill),
             price: number(price),
@@ -225,11 +233,8 @@ impl BucketPolicy {
             mode: self.mode,
             step,
             offset,
-            linger: match (self.start_with, self.mode) {
-                (Some(_), _) => LINGER,
-                (None, BucketMode::Stretches) => IDLE,
-                (None, _) => 0,
-            },
+            linger,
+            lasts: fills_in(refill, cap + price, step) + linger,
         })
     }
 }
@@ -242,6 +247,15 @@ fn bucket(ending: &'static str, rate: Rate, numbers: BucketNumbers) -> Terms {
     };
     let ending = ending.into();
     Terms { ending, numbers: Numbers::Bucket(numbers), largest, limit, longest: None, rate }
+}
+
+/// The time in which so many units come in, in microseconds.
+fn fills_in(refill: u128, units: u128, step: i64) -> i64 {
+    let micros = match refill {
+        0 => YEARS,
+        refill => units.div_ceil(refill).saturating_mul(step.unsigned_abs().max(1).into()),
+    };
+    i64::try_from(micros.min(YEARS)).unwrap_or(i64::MAX)
 }
 
 /// `SmoothBursty`: the next request pays.
@@ -265,6 +279,7 @@ fn bursty(
     // Without a stock it starts full in any case.
     let start_full = start_full || full == 0;
     let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
+    let linger = if start_full { 0 } else { LINGER };
     let numbers = BucketNumbers {
         refill: number(refill),
         price: number(price),
@@ -275,7 +290,8 @@ fn bursty(
         mode: BucketMode::NextPays,
         step: 0,
         offset: 0,
-        linger: if start_full { 0 } else { LINGER },
+        linger,
+        lasts: fills_in(refill, cap + price, 0) + linger,
     };
     let terms = bucket("bursty", rate, numbers);
     Ok(Terms { limit: if rate.is_zero() { 0 } else { terms.limit }, ..terms })

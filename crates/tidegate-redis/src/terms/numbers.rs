@@ -3,7 +3,7 @@
 use super::Kind;
 
 /// The most numbers of one limit.
-const MOST: usize = 10;
+const MOST: usize = 11;
 
 /// The numbers of one limit. Spans are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub(crate) struct BucketNumbers {
     pub(crate) step: i64,
     pub(crate) offset: i64,
     pub(crate) linger: i64,
+    /// As long as it takes to fill, and `linger`.
+    pub(crate) lasts: i64,
 }
 
 /// What becomes of a request that a bucket never has enough for.
@@ -85,6 +87,7 @@ impl Numbers {
                 of.step,
                 of.offset,
                 of.linger,
+                of.lasts,
             ]),
             Numbers::Fixed { limit, length, offset } => row([limit, length, offset.unwrap_or(-1)]),
             Numbers::Cells { limit, length, offset, cells } => row([limit, length, offset, cells]),
