@@ -234,15 +234,19 @@ do
       return available, after(t, at, whole_up(t[4] - level, t[1]))
     end,
 
-    -- Until it is as full as a new state, its cap included. To a process of slower terms it would be
-    -- a new state before.
+    -- Until it is as full as a new state, its cap included. A process of slower terms would have a new
+    -- state before; its bucket takes a span to fill, and more with a debt.
     expires = function(l)
       local t, level = l.terms, l.level
       if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
       if t[1] == 0 or level <= -MOST then return l.booked + 10 * YEARS end
-      if l.slow > t[11] then return l.booked + l.slow end
       local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
-      return l.booked + refills * (t[8] > 0 and t[8] or 1) + t[10]
+      local lasts = refills * (t[8] > 0 and t[8] or 1) + t[10]
+      if l.slow > t[11] then
+        local spans = level < 0 and 1 + whole_up(-level, max(1, t[3])) or 1
+        lasts = max(lasts, min(l.slow * spans, 10 * YEARS))
+      end
+      return l.booked + lasts
     end,
 
     value = function(l)

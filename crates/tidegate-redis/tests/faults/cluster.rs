@@ -178,7 +178,7 @@ async fn a_slot_is_moved_key_by_key() {
     let keyslot = |key: &str| -> u16 {
         redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut from.connect()).unwrap()
     };
-    let slot = keyslot("tidegate:1:{moved}:a:fixed");
+    let slot = keyslot("tidegate:1:{moved}:a:fixed-86400000000");
     let owner = servers.into_iter().position(|server| {
         let mut cmd = redis::cmd("CLUSTER");
         let keys: u64 = cmd.arg("COUNTKEYSINSLOT").arg(slot).query(&mut server.connect()).unwrap();
@@ -189,7 +189,7 @@ async fn a_slot_is_moved_key_by_key() {
     to.tell(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", Cluster::id(from)));
     from.tell(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", Cluster::id(to)));
     let before = load.so_far().granted;
-    for key in ["tidegate:1:{moved}:b:cells", "tidegate:1:{moved}:a:fixed"] {
+    for key in ["tidegate:1:{moved}:b:cells-2x43200000000", "tidegate:1:{moved}:a:fixed-86400000000"] {
         from.tell(&format!("MIGRATE 127.0.0.1 {} {key} 0 5000", to.port()));
         load.granted(100).await;
     }

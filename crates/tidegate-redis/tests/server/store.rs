@@ -205,8 +205,12 @@ async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
     }
     // A key that holds something else.
     let store = builder(&server).while_away(WhileAway::Open).open().unwrap();
-    redis::cmd("DEL").arg("tidegate:1:{all}:limit:fixed").exec(&mut server.connect()).unwrap();
-    redis::cmd("LPUSH").arg("tidegate:1:{all}:limit:fixed").arg("x").exec(&mut server.connect()).unwrap();
+    redis::cmd("DEL").arg("tidegate:1:{all}:limit:fixed-86400000000").exec(&mut server.connect()).unwrap();
+    redis::cmd("LPUSH")
+        .arg("tidegate:1:{all}:limit:fixed-86400000000")
+        .arg("x")
+        .exec(&mut server.connect())
+        .unwrap();
     assert!(any(&store, "fixed_window 5/d").acquire_now([]).await.is_err());
     assert!(store.trouble().unwrap().to_string().contains("WRONGTYPE"));
 }
