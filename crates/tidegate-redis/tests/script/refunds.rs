@@ -557,6 +557,53 @@ fn what_one_limit_gives_back_serves_requests_of_several() {
     }
 }
 
+/// Eight bookings ahead, of which a limit has four marks: a request that takes what came back of the
+/// other limit passes only where the least of all bookings leaves room for it.
+#[test]
+fn a_request_passes_more_bookings_than_there_are_marks() {
+    let Some(mut store) = Store::new() else { return };
+    let lines = [
+        "token_bucket 1/s burst 40",
+        "smooth_bursty 1/s max_burst 40s start_full",
+        "sliding_window 40/40s cells 8",
+        "sliding_log 40/40s",
+    ];
+    let (mut granted, mut refused) = (0, 0);
+    for (line, seed) in lines.into_iter().flat_map(|line| (0..100).map(move |seed| (line, seed))) {
+        let key = |line: &str| Limit { key: format!("{line} {seed} passes"), ..Limit::new(line) };
+        let limits = [key(line), key("fixed_window 10/10s")];
+        let parts = |costs: [u64; 2]| [limits[0].part(costs[0], &[]), limits[1].part(costs[1], &[])];
+        let any_wait = Operation::Reserve { longest: Duration::MAX, shadow: false };
+        let (mut random, mut grants) = (SmallRng::seed_from_u64(seed), Vec::new());
+        // The first is granted, and each other one has the next window of the second limit.
+        for _ in 0..9 {
+            let n = random.random_range(0..=16);
+            let reply = store.call(any_wait, START, &parts([n, 10]));
+            assert_eq!(reply.answer, Answer::Done, "{line}, {seed}");
+            grants.push(Net { at: u64::try_from(reply.due).expect("an instant"), n });
+        }
+        store.call(
+            Operation::Refund { due: grants[0].at.try_into().expect("one") },
+            START + SECOND,
+            &parts([0, 10]),
+        );
+        for _ in 0..3 {
+            let n = random.random_range(1..=16);
+            match store.call(TRY, START + SECOND, &parts([n, 1])).answer {
+                Answer::Done => {
+                    grants.push(Net { at: START + SECOND, n });
+                    granted += 1;
+                }
+                _ => refused += 1,
+            }
+        }
+        if let Err(found) = is_within(&limits[0], &grants) {
+            panic!("{line}, {seed}: {found}");
+        }
+    }
+    assert!(granted > 100 && refused > 100, "{granted} and {refused}");
+}
+
 /// Workers that reserve more than they use, of one limit or of two, some of whom leave before their
 /// instants. What they give back is granted to others while bookings lie ahead, and not once more.
 #[test]
