@@ -195,8 +195,8 @@ where
         // The key limiter may have moved, or may be in use again, since the shared lock was
         // released.
         let place = place(&shard, now);
-        // A fresh key lingers, as one that a call without a key limiter asked for: a leaky bucket may
-        // have told when a large request passes, which counts the time for which the key idled.
+        // A fresh key lingers, as one that a call without a key limiter asked for: a leaky bucket
+        // may have told when a large request passes, which counts the time for which the key idled.
         self.settle(&mut shard, place.into_iter(), false, now, &mut removed);
         shard.shrink_limiters(|key| self.hash_of(key));
     }

@@ -220,8 +220,8 @@ fn a_new_key_finds_the_one_fresh_key_of_a_small_table() {
     }
 }
 
-/// A large request of a leaky bucket counts the time for which it idled. A limiter of a key that was
-/// dropped took that time along, and the same time was told again and again.
+/// A large request of a leaky bucket counts the time for which the bucket idled. A limiter of a key
+/// that was dropped took that time along, and its refusals told the same time again and again.
 #[test]
 fn a_told_time_of_a_large_request_holds_for_a_limiter_that_was_dropped() {
     let clock = ManualClock::new();

@@ -59,7 +59,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// | `limit` | a line, in a map alone: the policy, in place of its fields | the fields of a policy stand in the map |
 /// | `limits` | names and policies, in a map alone: several limits | there is one limit |
 /// | `in_use` | a number of permits, from 1 | the limits are policies |
-/// | `time_to_live` | a span above zero, beside `in_use` and `store`: [`CountingBuilder::time_to_live`](crate::CountingBuilder::time_to_live) | `10s` |
+/// | `time_to_live` | a span of 1 s or more, beside `in_use` and `store`: [`CountingBuilder::time_to_live`](crate::CountingBuilder::time_to_live) | `10s` |
 /// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
 /// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | it must be set beside `store` |
 /// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |

@@ -411,8 +411,8 @@ impl Shared {
         self.asks_again(line, known, wants, told.before, since)
     }
 
-    /// After what time the store is asked again, which knows that this process holds so many permits,
-    /// and that so many of its requests wait behind others.
+    /// After what time the store is asked again. The store knows that this process holds so many
+    /// permits, and that so many of its requests wait behind others.
     fn asks_again(
         &self,
         line: &mut Line,

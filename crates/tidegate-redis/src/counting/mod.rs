@@ -144,9 +144,9 @@ impl Store {
 
 impl CountingBuilder {
     /// Sets after which time without a call the permits of a process go back, 10 s unless set, and
-    /// at least 1 s. More than a year counts as a year. A process that is suspended for longer may hold permits that were given to
-    /// others. So may all, for a third of this time, if the server's clock is set ahead by more
-    /// than two thirds of it.
+    /// at least 1 s. More than a year counts as a year. A process that is suspended for longer may
+    /// hold permits that were given to others. So may all processes, for a third of this time, if
+    /// the server's clock is set ahead by more than two thirds of it.
     pub fn time_to_live(self, time_to_live: Duration) -> CountingBuilder {
         CountingBuilder { time_to_live, ..self }
     }
@@ -155,7 +155,7 @@ impl CountingBuilder {
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if the tag cannot be part of a key, or if the time to live is less than 1 s.
+    /// A [`BuildError`] if the tag cannot be part of a key, or if the time to live is below 1 s.
     pub fn build(self) -> Result<StoreCountingLimit, BuildError> {
         let CountingBuilder { store, tag, limit, time_to_live } = self;
         if !key::is_tag(&tag) {

@@ -95,8 +95,8 @@ use reserved::Reserved;
 /// [`keep_at_most`](AnyLimiter::keep_at_most) and [`resume`](AnyLimiter::resume) block the calling
 /// thread for the round trip, at most for the [timeout](crate::StoreBuilder::timeout) of the store.
 /// Its [`blocking_acquire`](AnyLimiter::blocking_acquire) blocks the thread until the permits are
-/// due. All of them work on the threads of a tokio runtime, also on its only one, whose other tasks wait
-/// meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks no thread.
+/// due. All of these calls work on the threads of a tokio runtime, also on its only one, whose other
+/// tasks wait meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks no thread.
 ///
 /// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) wait for no answer: they send a
 /// message, which is lost if the process ends at once, or if the store is away. The methods
@@ -215,8 +215,8 @@ impl StoreLimiter {
     /// the pause.
     ///
     /// A pause concerns the limits with the tag and the names of this limiter, and with policies of
-    /// the same kinds, and with windows of the same length; rates and bursts may differ. Any other
-    /// limit is another one: the call succeeds, and pauses nothing that the processes ask. A bucket
+    /// the same kinds, and with windows of the same length; rates and bursts may differ. A limit
+    /// of another kind or length is another limit: the call succeeds, and pauses nothing that the processes ask. A bucket
     /// fills by the rate of the call up to the pause, as in each [call of a process with another
     /// rate](crate#whom-a-call-concerns).
     ///

@@ -139,8 +139,8 @@ impl Entry {
 
     /// When the wait for the store ends, with the longest wait, if no call ends it.
     ///
-    /// In a held line no call is made. Else one is in flight, and its end is that of the wait, but of
-    /// a request that has a timer. In a crowd the task that makes calls may be late, and a call of
+    /// In a held line no call is made. Else a call is in flight, and its end is that of the wait, but
+    /// of a request that has a timer. In a crowd the task that makes calls may be late, and a call of
     /// requests that wait for the store has no deadline (`is_slow`).
     pub(super) fn ends_undecided(&self, is_held: bool, is_slow: bool, timeout: Duration) -> Nanos {
         let Asked { came, longest, outlasts, .. } = self.asked;

@@ -1,9 +1,9 @@
 //! Requests that wait for the share of this process, and return to the line when the store is back.
 //!
-//! Their tasks are woken in any order, and each joins the line with the number of its arrival. So no
-//! call leaves until all of them stand in line: else requests that were woken first would be booked
-//! before earlier ones, and newcomers before all of them. A task that does not run holds up the line
-//! once, for [`GATHERS`].
+//! The tasks of such requests are woken in any order, and each request joins the line with the number
+//! of its arrival. So no call leaves until all of them stand in line: else requests that were woken
+//! first would be booked before earlier ones, and newcomers before all of them. A task that does not
+//! run holds up the line once, for [`GATHERS`].
 
 use std::sync::Arc;
 use std::time::Duration;

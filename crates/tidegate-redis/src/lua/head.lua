@@ -45,7 +45,8 @@
 --
 -- Booking. A request is due at the earliest instant, not before `booked` and `held`, at which every
 -- limit has its permits. No limit loses availability by waiting, so that instant is the latest of
--- the instants of the limits alone. A request that is due within its longest wait takes its
+-- the instants of the limits alone, but for what came back: see room.lua.
+-- A request that is due within its longest wait takes its
 -- permits as of that instant; any other request changes nothing. A limit whose key would be gone at
 -- the told instant is kept until a little later, or the same wait would be told again.
 --

@@ -490,7 +490,7 @@ impl Shared {
         Err(self.failed(&server, admission, began, failure, is_well))
     }
 
-    /// Counts and tells a failure, and tells when the store may be asked again. Beside other answers
+    /// Counts and tells a failure, and returns when the store may be asked again. Beside other answers
     /// of a server that is well, a call without one says nothing of the server.
     fn failed(
         &self,

@@ -508,7 +508,7 @@ fn requests_that_waited_for_a_share_return_in_their_order() {
     }
 }
 
-/// A share of a leaky bucket told the same time to a large request again and again.
+/// The share of a leaky bucket told a large request the same time again and again.
 #[test]
 fn a_share_tells_times_that_hold() {
     for line in ["leaky_bucket 50/s", "leaky_bucket 50/s nodelay 5", "leaky_bucket 50/s capacity 20"] {

@@ -254,8 +254,8 @@ fn requests_that_do_not_wait_have_answers_in_time_where_answers_get_lost() {
     }
 }
 
-/// The calls that give instants of dropped waits back have no deadline, and requests that do not wait
-/// stood behind them for up to 198 ms.
+/// The calls that give instants of dropped waits back have no deadline, and requests that do not
+/// wait stood behind them for up to 198 ms.
 #[test]
 fn requests_that_do_not_wait_have_answers_in_time_beside_dropped_waits() {
     for seed in 0..20 {

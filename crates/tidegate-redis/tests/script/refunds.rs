@@ -489,8 +489,8 @@ fn many_loans_outlive_the_bookings_behind_them() {
     assert!(left <= 35 - 30, "{left}");
 }
 
-/// What comes back of one limit serves requests that wait for it, if their other limit has room. They
-/// waited behind the bookings ahead of the other limit, as if it was short, too.
+/// What comes back of one limit serves requests that wait for it, if their other limit has room.
+/// Such requests waited behind the bookings ahead of the other limit, as if it was short, too.
 #[test]
 fn what_one_limit_gives_back_serves_requests_of_several() {
     let Some(mut store) = Store::new() else { return };
@@ -557,8 +557,8 @@ fn what_one_limit_gives_back_serves_requests_of_several() {
     }
 }
 
-/// Eight bookings ahead, of which a limit has four marks: a request that takes what came back of the
-/// other limit passes only where the least of all bookings leaves room for it.
+/// Eight bookings ahead, of which a limit has four marks: a request that takes what came back of
+/// the other limit passes only where the least of all bookings leaves room for it.
 #[test]
 fn a_request_passes_more_bookings_than_there_are_marks() {
     let Some(mut store) = Store::new() else { return };

@@ -174,8 +174,8 @@ impl Ledger {
         if is_idle { Plan::Idle } else { Plan::Rest(ends) }
     }
 
-    /// How much of a limit is booked next, of which the requests in line wait for so many permits and
-    /// hold so many.
+    /// How much of a limit is booked next, of which the requests in line wait for so many permits
+    /// and hold so many.
     fn demand(
         &self,
         account: &Account,
