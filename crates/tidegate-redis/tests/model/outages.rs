@@ -528,6 +528,7 @@ fn a_share_tells_times_that_hold() {
                         panic!("{line}, {permits}: {refusal}");
                     };
                     told += 1;
+                    assert!(told <= 80, "{line}, {permits}: told {retry_after:?} again and again");
                     tokio::time::sleep(retry_after.as_duration()).await;
                 }
                 times += 1;
