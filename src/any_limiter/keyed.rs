@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest};
-use crate::any_limiter::{AcquireAny, AnyLimiter};
+use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation};
 
 /// What every limiter of keys can do, without type parameters but the key: for [`AnyKeyed`].
 pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
@@ -134,6 +134,42 @@ impl<K: 'static> AnyKeyed<K> {
     /// As [`AnyLimiter::acquire_within`].
     pub fn acquire_within(&self, key: impl Into<K>, within: Duration) -> AcquireAny {
         self.acquire_many(key, AllRequest::new().within(within))
+    }
+
+    /// Takes a place in the queue of a key, for a cost that is known only later, as
+    /// [`AnyLimiter::reserve`]. It blocks no thread: it is the call of the handle
+    /// [for tasks](AnyLimiter::in_task).
+    ///
+    /// # Errors
+    ///
+    /// As [`AnyLimiter::reserve`]. If a limiter over a network refuses, the place is refused when
+    /// it is awaited.
+    ///
+    /// # Examples
+    ///
+    #[cfg_attr(feature = "keyed", doc = "```")]
+    #[cfg_attr(not(feature = "keyed"), doc = "```ignore")]
+    /// use tidegate::{AnyKeyed, KeyedRateLimiter, Rate, TokenBucket, TokioClock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tidegate::AllRefusal> {
+    /// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
+    /// let tenants: KeyedRateLimiter<String, _, _> =
+    ///     KeyedRateLimiter::with_clock(policy, 100_000, TokioClock::new());
+    /// let tenants = AnyKeyed::from(tenants);
+    /// let mut call = tenants.reserve("tenant-7", 800)?;
+    /// (&mut call).await?;
+    /// call.settle(300)?; // gives back 500
+    /// assert_eq!(tenants.limiter("tenant-7")?.status().members[0].1.available, 700);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reserve<'a>(
+        &self,
+        key: impl Into<K>,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AnyReservation, AllRefusal> {
+        self.limiter(key)?.in_task().reserve(request)
     }
 }
 

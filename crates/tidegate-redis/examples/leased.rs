@@ -15,7 +15,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for tasks in [1, 100] {
         let limiter: AnyLimiter = store
             .limiter(format!("leased-{tasks}"))
-            .limit("calls", "token_bucket 20000000/s burst 20000000".parse()?)
+            .limit("calls", "token_bucket 20000000/s burst 20000000")
             .leased()
             .build()?
             .into();

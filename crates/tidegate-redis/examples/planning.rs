@@ -53,10 +53,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 fn limiter(store: &Store, tag: &str, lines: &[String]) -> Result<AnyLimiter, Box<dyn Error>> {
-    let builder = lines.iter().enumerate().try_fold(store.limiter(tag), |builder, (i, line)| {
-        line.parse().map(|policy| builder.limit(i.to_string(), policy))
-    });
-    Ok(builder?.build()?.into())
+    let named = lines.iter().enumerate();
+    let builder =
+        named.fold(store.limiter(tag), |builder, (i, line)| builder.limit(i.to_string(), line.as_str()));
+    Ok(builder.build()?.into())
 }
 
 /// The numbers of a row.

@@ -1,6 +1,16 @@
 //! The calls of an [`AnyLimiter`](tidegate::AnyLimiter) by which permits are asked for, and by
 //! which a limiter is closed, so that a limiter over a store needs no handle for them.
 
+use tidegate::{AllRefusal, AllRequest, AnyReservation, Limiter};
+
+/// A place that the store may not have decided yet, without blocking the thread.
+pub(crate) fn reserve(limiter: &impl Limiter, request: AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+    match limiter.in_task() {
+        Some(in_task) => in_task.reserve(request),
+        None => limiter.reserve(&request),
+    }
+}
+
 /// Gives these calls to a type that is a [`Limiter`](tidegate::Limiter).
 macro_rules! calls {
     ($limiter:ty) => {
@@ -70,6 +80,43 @@ macro_rules! calls {
             /// As [`AnyLimiter::acquire_within`](tidegate::AnyLimiter::acquire_within).
             pub fn acquire_within(&self, within: std::time::Duration) -> tidegate::AcquireAny {
                 tidegate::Limiter::acquire(self, &tidegate::AllRequest::new().within(within))
+            }
+
+            /// Waits for one permit, of each limit, and blocks the thread until then.
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::blocking_acquire`](tidegate::AnyLimiter::blocking_acquire).
+            pub fn blocking_acquire(&self) -> Result<tidegate::AllPermits, tidegate::AllRefusal> {
+                tidegate::Limiter::blocking_acquire(self, &tidegate::AllRequest::new())
+            }
+
+            /// Waits for the permits of the request, and blocks the thread until then.
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::blocking_acquire_many`](tidegate::AnyLimiter::blocking_acquire_many).
+            pub fn blocking_acquire_many<'a>(
+                &self,
+                request: impl Into<tidegate::AllRequest<'a>>,
+            ) -> Result<tidegate::AllPermits, tidegate::AllRefusal> {
+                tidegate::Limiter::blocking_acquire(self, &request.into())
+            }
+
+            /// Takes a place in the queue now, for a cost that is known only later. It blocks no
+            /// thread, as that of the handle [for tasks](tidegate::AnyLimiter::in_task): the place
+            /// may not be decided yet, and waits for the store and for its instant when it is
+            /// awaited.
+            ///
+            /// # Errors
+            ///
+            /// As [`AnyLimiter::reserve`](tidegate::AnyLimiter::reserve). If the store refuses, the
+            /// place is refused when it is awaited.
+            pub fn reserve<'a>(
+                &self,
+                request: impl Into<tidegate::AllRequest<'a>>,
+            ) -> Result<tidegate::AnyReservation, tidegate::AllRefusal> {
+                crate::calls::reserve(self, request.into())
             }
 
             /// Closes the limiter and its clones for good, in this process. Requests that wait and

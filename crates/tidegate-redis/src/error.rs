@@ -1,5 +1,6 @@
 //! The errors of opening a store, of making a limiter, and of a store that is away or wrong.
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::fmt;
 use std::io;
@@ -97,6 +98,13 @@ impl Error for BuildError {
 impl From<ConfigError> for BuildError {
     fn from(error: ConfigError) -> BuildError {
         BuildError::Config(error)
+    }
+}
+
+/// A policy that needs no reading is no error.
+impl From<Infallible> for BuildError {
+    fn from(never: Infallible) -> BuildError {
+        match never {}
     }
 }
 

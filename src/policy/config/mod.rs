@@ -281,6 +281,25 @@ impl FromStr for PolicyConfig {
     }
 }
 
+/// Reads a line, as [`from_str`](PolicyConfig::from_str): for calls that take a policy in either
+/// form.
+impl TryFrom<&str> for PolicyConfig {
+    type Error = ConfigError;
+
+    fn try_from(text: &str) -> Result<PolicyConfig, ConfigError> {
+        text.parse()
+    }
+}
+
+/// Reads a line, as [`from_str`](PolicyConfig::from_str).
+impl TryFrom<String> for PolicyConfig {
+    type Error = ConfigError;
+
+    fn try_from(text: String) -> Result<PolicyConfig, ConfigError> {
+        text.parse()
+    }
+}
+
 /// The error of a line that begins with a rate.
 fn without_kind(text: &str) -> Option<ConfigError> {
     let mut words = text.split_whitespace();

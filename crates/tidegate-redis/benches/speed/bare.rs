@@ -46,7 +46,7 @@ fn recorded(server: &Server, policy: &str) -> Cmd {
     });
     let store = Store::builder(format!("redis+unix://{}", socket.display()));
     let store = store.timeout(Duration::from_secs(10)).open().expect("a store");
-    let limiter = store.limiter("bare").limit("calls", policy.parse().expect("a policy"));
+    let limiter = store.limiter("bare").limit("calls", policy);
     let limiter = AnyLimiter::from(limiter.build().expect("a limiter"));
     // The first one brings the text of the script.
     for _ in 0..2 {

@@ -96,7 +96,7 @@ pub(crate) fn round<F: Future<Output = ()>>(
 
 /// Decisions of a limiter.
 fn limiter(store: &Store, tag: &str, is_leased: bool) -> AnyLimiter {
-    let builder = store.limiter(tag).limit("calls", POLICY.parse().expect("a policy"));
+    let builder = store.limiter(tag).limit("calls", POLICY);
     let builder = if is_leased { builder.leased() } else { builder };
     builder.build().expect("a limiter").into()
 }

@@ -356,12 +356,11 @@ async fn take(url: &str, end: i64) -> Result<(), Box<dyn Error>> {
             say(&format!("granted {due} {permits}"));
         }
     });
-    let limiter = |name: &str, Bound { per_second, burst }: Bound| -> Result<_, Box<dyn Error>> {
-        let policy = format!("token_bucket {per_second}/s burst {burst}").parse()?;
-        Ok(store.limiter(name).limit("calls", policy))
+    let limiter = |name: &str, Bound { per_second, burst }: Bound| {
+        store.limiter(name).limit("calls", format!("token_bucket {per_second}/s burst {burst}"))
     };
-    let exact = AnyLimiter::from(limiter("exact", EXACT)?.build()?);
-    let leased = AnyLimiter::from(limiter("leased", LEASED)?.leased().build()?);
+    let exact = AnyLimiter::from(limiter("exact", EXACT).build()?);
+    let leased = AnyLimiter::from(limiter("leased", LEASED).leased().build()?);
     // Permits in use are of the store alone, so that the limit holds whatever happens.
     let others = Store::builder(url).prefix("in-use").open()?;
     let in_use = AnyLimiter::from(others.counting("jobs", u32::try_from(IN_USE)?).build()?);

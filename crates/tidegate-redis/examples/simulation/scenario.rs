@@ -115,8 +115,7 @@ impl Setup {
         for (number, weight) in weights.iter().enumerate() {
             let store = self.store(&model, &record);
             stores.push(store.clone());
-            let warm_up =
-                store.limiter(WARM_UP).limit("limit", "token_bucket 1/s burst 1".parse().expect("a policy"));
+            let warm_up = store.limiter(WARM_UP).limit("limit", "token_bucket 1/s burst 1");
             let warm_up = AnyLimiter::from(warm_up.build().expect("a limiter"));
             tokio::spawn(async move { warm_up.acquire_now(1).await });
             let (setup, model, record) = (self.clone(), model.clone(), record.clone());
@@ -158,7 +157,7 @@ impl Setup {
 
     fn limiter(&self, store: &Store, key: u32) -> AnyLimiter {
         let Bound { per_second, burst } = self.limit;
-        let policy = format!("token_bucket {per_second}/s burst {burst}").parse().expect("a policy");
+        let policy = format!("token_bucket {per_second}/s burst {burst}");
         let limiter = store.limiter(key.to_string()).limit("limit", policy);
         let limiter = if self.is_leased { limiter.leased() } else { limiter };
         limiter.build().expect("a limiter").into()

@@ -20,7 +20,7 @@ use crate::terms::Terms;
 pub struct LimiterBuilder {
     store: Store,
     pub(super) tag: String,
-    limits: Vec<(String, PolicyConfig)>,
+    limits: Vec<(String, Result<PolicyConfig, BuildError>)>,
     is_leased: bool,
     pub(super) bounds: QueueBounds,
 }
@@ -46,8 +46,8 @@ impl Store {
     /// let store = Store::open("redis://127.0.0.1")?;
     /// let limiter = store
     ///     .limiter("tenant-7")
-    ///     .limit("calls", "token_bucket 100/s burst 20".parse()?)
-    ///     .limit("daily", "fixed_window 1000000/d at_wall_clock 0s".parse()?)
+    ///     .limit("calls", "token_bucket 100/s burst 20")
+    ///     .limit("daily", "fixed_window 1000000/d at_wall_clock 0s")
     ///     .build()?;
     /// let _permits = limiter.acquire().await?;
     /// # Ok(())
@@ -68,11 +68,37 @@ impl LimiterBuilder {
     /// Adds a limit. The name is part of the key in the store, and that by which requests name
     /// their cost. It has 1 to 200 bytes, and no brace, colon, space or control character.
     ///
+    /// The policy is the [line](PolicyConfig#text) of one, a [`PolicyConfig`], or a policy such as
+    /// [`TokenBucket`](tidegate::TokenBucket). A line that is no policy is an error of
+    /// [`build`](LimiterBuilder::build).
+    ///
     /// Each limit takes the server some microseconds in each call, also if a request names no cost
     /// for it. A call for thousands of limits takes longer than the
     /// [deadline](crate::StoreBuilder::timeout) of 50 ms.
-    pub fn limit(mut self, name: impl Into<String>, policy: PolicyConfig) -> LimiterBuilder {
-        self.limits.push((name.into(), policy));
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{Rate, TokenBucket};
+    /// use tidegate_redis::Store;
+    ///
+    /// let store = Store::open("redis://127.0.0.1")?;
+    /// let limiter = store
+    ///     .limiter("tenant-7")
+    ///     .limit("calls", TokenBucket::new(Rate::per_second(100), 20))
+    ///     .limit("tokens", "sliding_window 90000/min cells 6")
+    ///     .build()?;
+    ///
+    /// let error = store.limiter("tenant-8").limit("calls", "100/s").build().unwrap_err();
+    /// assert_eq!(error.to_string(), "\"100/s\" is to be written as token_bucket 100/s burst 20");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn limit<P>(mut self, name: impl Into<String>, policy: P) -> LimiterBuilder
+    where
+        P: TryInto<PolicyConfig>,
+        P::Error: Into<BuildError>,
+    {
+        self.limits.push((name.into(), policy.try_into().map_err(Into::into)));
         self
     }
 
@@ -92,7 +118,7 @@ impl LimiterBuilder {
     /// let store = Store::open("redis://127.0.0.1")?;
     /// let limiter = store
     ///     .limiter("everybody")
-    ///     .limit("calls", "token_bucket 5000/s burst 5000".parse()?)
+    ///     .limit("calls", "token_bucket 5000/s burst 5000")
     ///     .leased()
     ///     .build()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -122,7 +148,7 @@ impl LimiterBuilder {
     /// let store = Store::open("redis://127.0.0.1")?;
     /// let limiter = store
     ///     .limiter("everybody")
-    ///     .limit("calls", "token_bucket 100/s burst 20".parse()?)
+    ///     .limit("calls", "token_bucket 100/s burst 20")
     ///     .queue_bounds(QueueBounds::UNBOUNDED.max_waiters(500).when_full(WhenFull::DropOldest))
     ///     .build()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -135,8 +161,8 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a policy cannot be had
-    /// over a store, or if there is no limit.
+    /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a line is no policy, if
+    /// a policy cannot be had over a store, or if there is no limit.
     pub fn build(self) -> Result<StoreLimiter, BuildError> {
         if !key::is_tag(&self.tag) {
             return Err(BuildError::Name { name: self.tag });
@@ -159,6 +185,7 @@ impl LimiterBuilder {
             if members.iter().any(|member| member.name == name) {
                 return Err(BuildError::Twice { name });
             }
+            let config = config?;
             let terms = Terms::new(&config)?;
             members.push(Member { name, terms, config });
         }

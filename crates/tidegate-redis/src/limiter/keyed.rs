@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::{
-    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyKeyed, AnyLimiter, Events, KeyedLimiter,
-    PolicyConfig, QueueBounds,
+    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyKeyed, AnyLimiter, AnyReservation, Events,
+    KeyedLimiter, PolicyConfig, QueueBounds,
 };
 
 use crate::error::BuildError;
@@ -58,8 +58,8 @@ use crate::store::Store;
 /// let store = Store::open("redis://127.0.0.1")?;
 /// let users = store
 ///     .keyed("users")
-///     .limit("calls", "token_bucket 10/s burst 20".parse()?)
-///     .limit("daily", "fixed_window 10000/d".parse()?)
+///     .limit("calls", "token_bucket 10/s burst 20")
+///     .limit("daily", "fixed_window 10000/d")
 ///     .build()?;
 /// users.acquire_now("alice", 1).await?; // now, or a refusal
 /// users.acquire("bob").await?; // waits its turn among all requests for this key
@@ -98,8 +98,7 @@ impl Store {
     /// use tidegate_tower::RateLimitLayer;
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let calls = "token_bucket 10/s burst 20".parse()?;
-    /// let users = store.keyed("users").limit("calls", calls).build()?;
+    /// let users = store.keyed("users").limit("calls", "token_bucket 10/s burst 20").build()?;
     /// let layer = RateLimitLayer::keyed(AnyKeyed::from(users), |request| {
     ///     // A request without a key would have no limit.
     ///     let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
@@ -115,7 +114,11 @@ impl Store {
 impl KeyedBuilder {
     /// Adds a limit of each key, as [`LimiterBuilder::limit`]. No limit here is one of all keys
     /// together: that has a tag of its own, and is a [`Store::limiter`].
-    pub fn limit(self, name: impl Into<String>, policy: PolicyConfig) -> KeyedBuilder {
+    pub fn limit<P>(self, name: impl Into<String>, policy: P) -> KeyedBuilder
+    where
+        P: TryInto<PolicyConfig>,
+        P::Error: Into<BuildError>,
+    {
         KeyedBuilder(self.0.limit(name, policy))
     }
 
@@ -157,8 +160,7 @@ impl StoreKeyedLimiter {
     /// use tidegate_redis::Store;
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let calls = "token_bucket 10/s burst 20".parse()?;
-    /// let users = store.keyed("users").limit("calls", calls).build()?;
+    /// let users = store.keyed("users").limit("calls", "token_bucket 10/s burst 20").build()?;
     /// let alice = AnyLimiter::from(users.limiter("alice"));
     /// assert_eq!(users.len(), 1);
     /// drop(alice);
@@ -230,6 +232,20 @@ impl StoreKeyedLimiter {
     /// As [`AnyLimiter::acquire_within`].
     pub fn acquire_within(&self, key: &str, within: Duration) -> AcquireAny {
         self.acquire_many(key, AllRequest::new().within(within))
+    }
+
+    /// Takes a place in the queue of a key, for a cost that is known only later, as
+    /// [`StoreLimiter::reserve`].
+    ///
+    /// # Errors
+    ///
+    /// As [`StoreLimiter::reserve`].
+    pub fn reserve<'a>(
+        &self,
+        key: &str,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AnyReservation, AllRefusal> {
+        self.limiter(key).reserve(request)
     }
 
     /// A snapshot of the limits of a key, without blocking a thread.

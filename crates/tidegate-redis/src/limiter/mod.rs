@@ -89,14 +89,16 @@ use reserved::Reserved;
 ///
 /// # Blocking
 ///
-/// The futures of this type never block a thread. Of the handle [`AnyLimiter`], which
-/// `AnyLimiter::from(limiter.clone())` makes, [`try_acquire`](AnyLimiter::try_acquire),
+/// The futures of this type and its [`reserve`](StoreLimiter::reserve) never block a thread. Its
+/// [`try_acquire`](StoreLimiter::try_acquire) does, for the round trip, at most for the
+/// [timeout](crate::StoreBuilder::timeout) of the store. So do these calls of the handle
+/// [`AnyLimiter`], which `AnyLimiter::from(limiter.clone())` makes:
 /// [`reserve`](AnyLimiter::reserve), [`status`](AnyLimiter::status),
-/// [`keep_at_most`](AnyLimiter::keep_at_most) and [`resume`](AnyLimiter::resume) block the calling
-/// thread for the round trip, at most for the [timeout](crate::StoreBuilder::timeout) of the store.
-/// Its [`blocking_acquire`](AnyLimiter::blocking_acquire) blocks the thread until the permits are
+/// [`keep_at_most`](AnyLimiter::keep_at_most) and [`resume`](AnyLimiter::resume).
+/// [`blocking_acquire`](StoreLimiter::blocking_acquire) blocks the thread until the permits are
 /// due. All of these calls work on the threads of a tokio runtime, also on its only one, whose other
-/// tasks wait meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks no thread.
+/// tasks wait meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks
+/// no thread.
 ///
 /// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) wait for no answer: they send a
 /// message, which is lost if the process ends at once, or if the store is away. The methods
@@ -142,8 +144,7 @@ impl StoreLimiter {
     /// use tidegate_redis::Store;
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let limit = "token_bucket 100/s burst 20".parse()?;
-    /// let limiter = store.limiter("all").limit("calls", limit).build()?;
+    /// let limiter = store.limiter("all").limit("calls", "token_bucket 100/s burst 20").build()?;
     /// limiter.set_shadow(true); // an observer is told what would be refused
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

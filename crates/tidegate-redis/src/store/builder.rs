@@ -173,8 +173,7 @@ impl StoreBuilder {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let store = Store::builder("redis://127.0.0.1").on_this_runtime().open()?;
-    /// let limit = "token_bucket 100/s burst 20".parse()?;
-    /// let limiter = store.limiter("all").limit("calls", limit).build()?;
+    /// let limiter = store.limiter("all").limit("calls", "token_bucket 100/s burst 20").build()?;
     /// # Ok(())
     /// # }
     /// ```

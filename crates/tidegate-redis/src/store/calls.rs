@@ -640,7 +640,7 @@ mod tests {
         let calls = Arc::new(Calls::default());
         let builder = Store::builder("redis://127.0.0.1:1").observed_by(calls.clone());
         let (store, _work) = builder.parts(servers).expect("a store");
-        let limiter = store.limiter("all").limit("calls", "fixed_window 5/d".parse().expect("a policy"));
+        let limiter = store.limiter("all").limit("calls", "fixed_window 5/d");
         let limiter = tidegate::AnyLimiter::from(limiter.build().expect("a limiter"));
         assert!(calls.0.set(limiter.clone()).is_ok());
         for _ in 0..MOST_CALLS + 100 {

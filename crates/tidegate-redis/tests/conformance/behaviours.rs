@@ -348,7 +348,7 @@ fn a_shadow_limit_refuses_nothing() {
     let expected = of_shadow(&mut alone, &limiter);
     let Some(mut shared) = World::over_a_store() else { return };
     let limiter = shared.store.as_ref().expect("a store").0.limiter("shadow");
-    let limiter = limiter.limit("limit", "token_bucket 1/s burst 3".parse().expect("a policy"));
+    let limiter = limiter.limit("limit", "token_bucket 1/s burst 3");
     let limiter = limiter.build().expect("a limiter");
     limiter.set_shadow(true);
     let told = of_shadow(&mut shared, &AnyLimiter::from(limiter));

@@ -105,8 +105,7 @@ impl World {
             return all.expect("a limit").into();
         };
         let builder = store.limiter(format!("{}", self.tags));
-        let builder = limits
-            .fold(builder, |builder, (name, line)| builder.limit(name, line.parse().expect("a policy")));
+        let builder = limits.fold(builder, |builder, (name, line)| builder.limit(name, line));
         let builder = if self.is_leased { builder.leased() } else { builder };
         let limiter = builder.build().expect("a limiter");
         let shadowed = limiter.clone();
@@ -138,7 +137,7 @@ impl World {
             let since = Duration::from_micros(START) + self.began.elapsed();
             return KeyedRateLimiter::new(policy.with_epoch(since), 100).into();
         };
-        let keys = store.keyed("users").limit(NAME, line.parse().expect("a policy"));
+        let keys = store.keyed("users").limit(NAME, line);
         let keys = if self.is_leased { keys.leased() } else { keys };
         keys.build().expect("a limiter").into()
     }

@@ -106,9 +106,9 @@ async fn every_kind_of_call_works_in_a_cluster() {
     let store = load::patient(cluster.url()).while_away(WhileAway::Share).open().unwrap();
     store.check().await.unwrap();
     for tag in tags() {
-        let limits = store.limiter(&tag).limit("calls", "token_bucket 10000/s burst 5".parse().unwrap());
-        let limits = limits.limit("log", "sliding_log 1000/min".parse().unwrap());
-        let limiter = AnyLimiter::from(limits.limit("day", load::LINE.parse().unwrap()).build().unwrap());
+        let limits = store.limiter(&tag).limit("calls", "token_bucket 10000/s burst 5");
+        let limits = limits.limit("log", "sliding_log 1000/min");
+        let limiter = AnyLimiter::from(limits.limit("day", load::LINE).build().unwrap());
         for _ in 0..10 {
             let _ = limiter.acquire().await.unwrap();
         }
@@ -122,7 +122,7 @@ async fn every_kind_of_call_works_in_a_cluster() {
         let permits = in_use.acquire_now(2).await.unwrap();
         assert_eq!(in_use.status().members[0].1.available, 1);
         drop(permits);
-        let leased = store.limiter(&tag).limit("leased", "token_bucket 10000/s burst 1000".parse().unwrap());
+        let leased = store.limiter(&tag).limit("leased", "token_bucket 10000/s burst 1000");
         let leased = AnyLimiter::from(leased.leased().build().unwrap());
         for _ in 0..100 {
             let _ = leased.acquire().await.unwrap();
@@ -166,8 +166,8 @@ async fn a_slot_is_moved_key_by_key() {
     let Some(cluster) = Cluster::start(false) else { return };
     let (store, _) = load::open(load::patient(cluster.url()));
     // Two limits of one tag: a call with one key here and one there is told to try again.
-    let both = store.limiter("moved").limit("a", load::LINE.parse().unwrap());
-    let both = both.limit("b", "sliding_window 1000000/d cells 2".parse().unwrap()).build().unwrap();
+    let both = store.limiter("moved").limit("a", load::LINE);
+    let both = both.limit("b", "sliding_window 1000000/d cells 2").build().unwrap();
     let both = AnyLimiter::from(both);
     let others = tags().into_iter().take(9).map(|tag| limiter(&store, &tag));
     let load = Load::start(others.chain([both.clone()]));

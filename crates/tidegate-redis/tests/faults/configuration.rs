@@ -245,7 +245,7 @@ async fn no_secret_is_told() {
                 continue;
             }
         };
-        let limits = store.limiter("all").limit("limit", load::LINE.parse().unwrap());
+        let limits = store.limiter("all").limit("limit", load::LINE);
         told += &format!("{store:?} {limits:?}");
         let limiter = limits.build().unwrap();
         let answer = AnyLimiter::from(limiter.clone()).acquire_now([]).await;

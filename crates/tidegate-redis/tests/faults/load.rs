@@ -47,7 +47,7 @@ pub(crate) fn open(builder: StoreBuilder) -> (Store, AnyLimiter) {
 }
 
 pub(crate) fn limiter(store: &Store, tag: &str) -> AnyLimiter {
-    store.limiter(tag).limit("limit", LINE.parse().unwrap()).build().unwrap().into()
+    store.limiter(tag).limit("limit", LINE).build().unwrap().into()
 }
 
 /// One request that does not wait.
@@ -142,7 +142,7 @@ pub(crate) async fn charged(url: &str) -> u64 {
 /// How many permits of the limit of a tag a server has charged.
 pub(crate) async fn charged_to(url: &str, tag: &str) -> u64 {
     let store = Store::builder(url).timeout(HANG).open().unwrap();
-    let limiter = store.limiter(tag).limit("limit", LINE.parse().unwrap()).build().unwrap();
+    let limiter = store.limiter(tag).limit("limit", LINE).build().unwrap();
     let status = limiter.status().await.unwrap_or_else(|_| panic!("no status: {:?}", store.trouble()));
     LIMIT - status.members[0].1.available
 }

@@ -27,7 +27,7 @@ pub(crate) fn line() -> String {
 pub(crate) fn limiter(url: &str) -> (Store, AnyLimiter) {
     let store = Store::builder(url).timeout(Duration::from_secs(100)).while_away(WhileAway::Closed);
     let store = store.open().unwrap();
-    let limiter = store.limiter("fleet").limit("all", line().parse().unwrap()).build().unwrap();
+    let limiter = store.limiter("fleet").limit("all", line()).build().unwrap();
     (store, limiter.into())
 }
 

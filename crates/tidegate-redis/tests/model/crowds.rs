@@ -22,11 +22,11 @@ fn open(model: &Model, while_away: WhileAway) -> Store {
 }
 
 fn keyed(store: &Store, policy: &str) -> StoreKeyedLimiter {
-    store.keyed("users").limit("calls", policy.parse().unwrap()).build().unwrap()
+    store.keyed("users").limit("calls", policy).build().unwrap()
 }
 
 fn limiter(store: &Store, tag: &str, policy: &str) -> AnyLimiter {
-    store.limiter(tag).limit("calls", policy.parse().unwrap()).build().unwrap().into()
+    store.limiter(tag).limit("calls", policy).build().unwrap().into()
 }
 
 fn is_unavailable(refusal: &AllRefusal) -> bool {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 const MS: Duration = Duration::from_millis(1);
 
 fn limiter(store: &Store, tag: &str, line: &str) -> AnyLimiter {
-    store.limiter(tag).limit("calls", line.parse().unwrap()).build().unwrap().into()
+    store.limiter(tag).limit("calls", line).build().unwrap().into()
 }
 
 /// How many permits each of the limiters gets, if they ask in turn.
@@ -100,7 +100,7 @@ fn a_tool_with_other_terms_fills_no_limit() {
                 let fleet = limiter(&store, "all", line);
                 let _permits = fleet.acquire_now(permits).await.unwrap();
                 sleep(2500 * MS).await;
-                let other = store.limiter("all").limit("calls", tool.parse().unwrap()).build().unwrap();
+                let other = store.limiter("all").limit("calls", tool).build().unwrap();
                 match call {
                     0 => other.pause(tidegate::Pause::lasting(500 * MS).keep_stock()).await.unwrap(),
                     1 => other.debit(1).await.unwrap(),

@@ -30,7 +30,7 @@ impl Process {
     fn new(model: &Model, grants: &Grants) -> Process {
         let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
         let line = format!("token_bucket {RATE}/s burst {BURST}");
-        let limiter = store.limiter("all").limit("calls", line.parse().unwrap()).build().unwrap();
+        let limiter = store.limiter("all").limit("calls", line).build().unwrap();
         let log = grants.clone();
         store.log_grants(move |_, due, n| log.lock().unwrap().push((due, n.try_into().unwrap())));
         Process { store, limiter, granted: Arc::default() }

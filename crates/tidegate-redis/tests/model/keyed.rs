@@ -18,7 +18,7 @@ fn store(model: &Model) -> Store {
 }
 
 fn builder(store: &Store, line: &str) -> KeyedBuilder {
-    store.keyed("users").limit("calls", line.parse().unwrap())
+    store.keyed("users").limit("calls", line)
 }
 
 fn keyed(store: &Store, line: &str) -> StoreKeyedLimiter {
@@ -51,9 +51,7 @@ fn each_key_has_the_limits_of_its_tag() {
         let model = Model::new(1, Network::steady(MS));
         let store = store(&model);
         let lines = [("calls", "fixed_window 3/d"), ("tokens", "token_bucket 1/h burst 1000")];
-        let builder = lines
-            .iter()
-            .fold(store.keyed("users"), |all, (name, line)| all.limit(*name, line.parse().unwrap()));
+        let builder = lines.iter().fold(store.keyed("users"), |all, (name, line)| all.limit(*name, *line));
         let users = builder.build().unwrap();
         let _ = users.acquire_now("alice", [("tokens", 850)]).await.unwrap();
         let refusal = users.acquire_now("alice", [("tokens", 151)]).await.unwrap_err();
@@ -64,9 +62,9 @@ fn each_key_has_the_limits_of_its_tag() {
         let full = users.acquire_within("alice", Duration::from_secs(1)).await.unwrap_err();
         assert_eq!(full.member(), Some("calls"));
         // A limiter of the tag, and of another process.
-        let other = lines.iter().fold(self::store(&model).limiter("users:alice"), |all, (name, line)| {
-            all.limit(*name, line.parse().unwrap())
-        });
+        let other = lines
+            .iter()
+            .fold(self::store(&model).limiter("users:alice"), |all, (name, line)| all.limit(*name, *line));
         let status = other.build().unwrap().status().await.unwrap();
         assert_eq!((available(&status), status.member("tokens").unwrap().available), (0, 148));
         assert_eq!(available(&users.status("bob").await.unwrap()), 2);
@@ -80,7 +78,7 @@ fn limits_that_cannot_be_had_are_no_limits_of_keys() {
     run(async {
         let store = store(&Model::new(1, Network::steady(MS)));
         assert_eq!(store.keyed("users").build().unwrap_err(), BuildError::NoLimit);
-        let twice = builder(&store, "fixed_window 1/d").limit("calls", "deny_all".parse().unwrap());
+        let twice = builder(&store, "fixed_window 1/d").limit("calls", "deny_all");
         assert!(matches!(twice.build(), Err(BuildError::Twice { .. })));
     });
 }
@@ -244,8 +242,7 @@ fn a_key_leases_while_it_is_asked_for_often() {
         sleep(Duration::from_secs(3)).await;
         assert!(users.is_empty());
         // What was not used went back.
-        let status =
-            self::store(&model).limiter("alice").limit("calls", LINE.parse().unwrap()).build().unwrap();
+        let status = self::store(&model).limiter("alice").limit("calls", LINE).build().unwrap();
         assert_eq!(available(&status.status().await.unwrap()), 1000);
     });
 }
@@ -295,6 +292,37 @@ fn a_share_is_that_of_a_key() {
             assert_eq!(granted, 2, "{key}");
         }
         assert!(users.is_empty());
+    });
+}
+
+/// The thread of this test is that of the store: a call that blocked it would be refused.
+#[test]
+fn places_of_each_type_block_no_thread() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = store(&model);
+        let one = store.limiter("one").limit("calls", "token_bucket 1/s burst 10").build().unwrap();
+        let users = keyed(&store, "token_bucket 1/s burst 10");
+        let any = AnyKeyed::from(users.clone());
+        let mut places =
+            [one.reserve(10).unwrap(), users.reserve("alice", 10).unwrap(), any.reserve("bob", 10).unwrap()];
+        for place in &mut places {
+            assert_eq!(place.await.unwrap().permits(), 10);
+        }
+        places.into_iter().for_each(|place| place.settle(3).unwrap());
+        settle().await;
+        for status in [one.status(), users.limiter("alice").status(), users.limiter("bob").status()] {
+            assert_eq!(available(&status.await.unwrap()), 7);
+        }
+        let mut late = any.reserve("alice", Request::permits(9).within(MS)).unwrap();
+        // The permits of the second behind the first one are missing.
+        let told = (&mut late).await.unwrap_err().retry_after().unwrap();
+        assert_eq!(told.as_secs(), 1);
+
+        let jobs = store.counting("jobs", 1).build().unwrap();
+        let mut job = jobs.reserve(1).unwrap();
+        assert_eq!((&mut job).await.unwrap().permits(), 1);
+        assert_eq!(jobs.status().await.unwrap().members[0].1.available, 0);
     });
 }
 

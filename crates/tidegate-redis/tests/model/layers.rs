@@ -25,8 +25,8 @@ fn model() -> Model {
 fn limiter(model: &Model, while_away: WhileAway) -> StoreLimiter {
     let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
     let limiter = store.limiter("all");
-    let limiter = limiter.limit("calls", "fixed_window 3/d".parse().unwrap());
-    limiter.limit("burst", "token_bucket 1/h burst 5".parse().unwrap()).build().unwrap()
+    let limiter = limiter.limit("calls", "fixed_window 3/d");
+    limiter.limit("burst", "token_bucket 1/h burst 5").build().unwrap()
 }
 
 async fn send(layer: &RateLimitLayer<AnyLimiter>) -> (StatusCode, HeaderMap) {
@@ -68,7 +68,7 @@ fn headers_tell_every_limit_from_the_decision() {
 fn an_only_limit_has_the_name_of_the_layer_in_headers_and_refusals() {
     run(async {
         let store = model().open(Store::builder("redis://model")).unwrap();
-        let limiter = store.limiter("all").limit("calls", "token_bucket 1/min burst 5".parse().unwrap());
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1/min burst 5");
         let layer =
             RateLimitLayer::new(AnyLimiter::from(limiter.build().unwrap())).named("uploads").cost(|_| 5);
         assert_eq!(send(&layer).await.0, 200);
@@ -144,7 +144,7 @@ fn each_key_has_limits_of_its_own() {
     run(async {
         let model = model();
         let store = model.open(Store::builder("redis://model")).unwrap();
-        let users = store.keyed("users").limit("calls", "fixed_window 2/d".parse().unwrap()).build().unwrap();
+        let users = store.keyed("users").limit("calls", "fixed_window 2/d").build().unwrap();
         let key = |request: &http::request::Parts| {
             let key = request.headers.get("x-api-key").ok_or(StatusCode::UNAUTHORIZED)?;
             Ok(key.to_str().unwrap_or_default().to_owned())
@@ -250,7 +250,7 @@ fn permits_are_taken_before_a_request_without_blocking() {
 fn a_server_is_obeyed_without_blocking() {
     run(async {
         let store = model().open(Store::builder("redis://model")).unwrap();
-        let limit = store.limiter("all").limit("calls", "fixed_window 100/d".parse().unwrap());
+        let limit = store.limiter("all").limit("calls", "fixed_window 100/d");
         let store = limit.build().unwrap();
         let options = Options::new().clock(DefaultClock::new());
         let api = Obey::with_options(AnyLimiter::from(store.clone()), options);
@@ -281,7 +281,7 @@ fn a_server_is_obeyed_without_blocking() {
 fn bytes_are_limited_without_blocking() {
     run(async {
         let store = model().open(Store::builder("redis://model")).unwrap();
-        let limiter = store.limiter("all").limit("bytes", "token_bucket 10000/s burst 1000".parse().unwrap());
+        let limiter = store.limiter("all").limit("bytes", "token_bucket 10000/s burst 1000");
         let limiter = AnyLimiter::from(limiter.build().unwrap());
         assert_eq!(tidegate::io::chunk_size(&limiter), 512);
         let began = tokio::time::Instant::now();

@@ -53,7 +53,7 @@ fn course(line: &'static str, end: End, millis: u32) -> Course {
         // A trip takes 20 ms.
         let model = Model::new(1, Network { service: Duration::ZERO, ..Network::steady(10 * MS) });
         let store = model.open(Store::builder("redis://model").timeout(500 * MS)).unwrap();
-        let limit = |tag| store.limiter(tag).limit("calls", line.parse().unwrap());
+        let limit = |tag| store.limiter(tag).limit("calls", line);
         let (limiter, plain) = (limit("used").leased().build().unwrap(), limit("used").build().unwrap());
         let reference = limit("reference").build().unwrap();
         let both = |change: fn(&AnyLimiter), limiter: &StoreLimiter| {

@@ -29,7 +29,7 @@ async fn grants_in_order(seed: u64, line: &str, while_away: WhileAway, pause: Op
     let model = Model::new(seed, Network::steady(MS / 2));
     let limiters = [0; 2].map(|_| {
         let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
-        store.limiter("all").limit("limit", line.parse().unwrap()).leased().build().unwrap()
+        store.limiter("all").limit("limit", line).leased().build().unwrap()
     });
     if let Some((at, lasts)) = pause {
         let limiter = limiters[0].clone();
@@ -90,8 +90,7 @@ fn no_lease_is_booked_that_is_too_small_for_the_first_in_line() {
             let model = Model::new(seed, Network::steady(MS / 3));
             let limiters = [0; 3].map(|_| {
                 let store = model.open(Store::builder("redis://model")).unwrap();
-                let limiter =
-                    store.limiter("all").limit("limit", "token_bucket 100/s burst 20".parse().unwrap());
+                let limiter = store.limiter("all").limit("limit", "token_bucket 100/s burst 20");
                 AnyLimiter::from(limiter.leased().build().unwrap())
             });
             let mut tasks = Vec::new();

@@ -37,9 +37,8 @@ impl Fleet {
         let share = WhileAway::ShareOf(NonZeroU32::new(processes).unwrap());
         let open = |_| model.open(Store::builder("redis://model").while_away(share)).unwrap();
         let stores: Vec<Store> = (0..processes).map(open).collect();
-        let limiter = |store: &Store| {
-            store.limiter("all").limit("calls", line.parse().unwrap()).leased().build().unwrap().into()
-        };
+        let limiter =
+            |store: &Store| store.limiter("all").limit("calls", line).leased().build().unwrap().into();
         let limiters = stores.iter().map(limiter).collect();
         Fleet { model, stores, limiters, began: Instant::now(), grants: Arc::default() }
     }
@@ -201,7 +200,7 @@ fn a_dropped_limiter_gives_back_all_permits_on_lease() {
             tokio::time::sleep(100 * MS).await;
             let counts = store.lease_counts();
             assert_eq!((counts.outstanding(), counts.lost), (0, 0));
-            let limiter = store.limiter("all").limit("calls", LINE.parse().unwrap()).build().unwrap();
+            let limiter = store.limiter("all").limit("calls", LINE).build().unwrap();
             let left = limiter.status().await.unwrap().members[0].1.available;
             assert_eq!(left + u64::from(used), 1000, "dropped after {after} requests");
             u32::from(counts.taken > taken)
@@ -345,7 +344,7 @@ fn grants(seed: u64, line: &'static str, largest: u32) -> Vec<(Duration, u64)> {
         let mut tasks = Vec::new();
         for process in 0..8 {
             let store = model.open(Store::builder("redis://model")).unwrap();
-            let limiter = store.limiter("all").limit("calls", line.parse().unwrap()).leased();
+            let limiter = store.limiter("all").limit("calls", line).leased();
             let limiter = AnyLimiter::from(limiter.build().unwrap());
             // Busy and idle processes.
             for task in 0..1 + process * 2 {
@@ -437,8 +436,8 @@ fn requests_of_mixed_costs_at_several_limits_use_all_of_the_tightest() {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
             let store = model.open(Store::builder("redis://model")).unwrap();
-            let limiter = store.limiter("all").limit("a", line.parse().unwrap());
-            let limiter = limiter.limit("b", other.parse().unwrap()).leased();
+            let limiter = store.limiter("all").limit("a", line);
+            let limiter = limiter.limit("b", other).leased();
             let limiter = AnyLimiter::from(limiter.build().unwrap());
             let sum = Arc::new(Mutex::new(0));
             for task in 0..100 {
@@ -468,7 +467,7 @@ fn mixed_costs(line: &'static str, processes: u32, largest: u32, is_leased: bool
     run(async move {
         let mut fleet = Fleet::new(7, Network::steady(MS / 2), processes, line);
         if !is_leased {
-            let plain = |store: &Store| store.limiter("all").limit("calls", line.parse().unwrap()).build();
+            let plain = |store: &Store| store.limiter("all").limit("calls", line).build();
             fleet.limiters = fleet.stores.iter().map(|store| plain(store).unwrap().into()).collect();
         }
         for task in 0..160 {
@@ -538,8 +537,8 @@ fn requests_at_several_limits_are_served_as_fast_as_without_leases() {
         run(async move {
             let model = Model::new(7, Network::steady(MS / 2));
             let store = model.open(Store::builder("redis://model")).unwrap();
-            let limiter = store.limiter("all").limit("a", line.parse().unwrap());
-            let limiter = limiter.limit("b", other.parse().unwrap()).leased();
+            let limiter = store.limiter("all").limit("a", line);
+            let limiter = limiter.limit("b", other).leased();
             let limiter = AnyLimiter::from(limiter.build().unwrap());
             let waits = at_once(&limiter, n);
             let began = Instant::now();
@@ -666,7 +665,7 @@ fn a_full_line_does_not_refuse_leases() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let store = model.open(Store::builder("redis://model")).unwrap();
-        let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 10".parse().unwrap());
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 10");
         let limiter = limiter.leased().queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0)).build().unwrap();
         let limiter = AnyLimiter::from(limiter);
         let _ = limiter.acquire_now(10).await.unwrap();
@@ -758,8 +757,8 @@ fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
         let store = model.open(Store::builder("redis://model")).unwrap();
         let limiter = store
             .limiter("all")
-            .limit("calls", "token_bucket 1000/s burst 1000".parse().unwrap())
-            .limit("tokens", "token_bucket 50000/s burst 100000".parse().unwrap())
+            .limit("calls", "token_bucket 1000/s burst 1000")
+            .limit("tokens", "token_bucket 50000/s burst 100000")
             .leased();
         let limiter = AnyLimiter::from(limiter.build().unwrap());
         let (mut calls, mut tokens) = (0_u64, 0_u64);
@@ -882,7 +881,7 @@ fn dropped_waits_leave_no_trace() {
         waits.iter().for_each(tokio::task::JoinHandle::abort);
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert_eq!(fleet.stores[0].lease_counts().outstanding(), 0);
-        let same = fleet.stores[0].limiter("all").limit("calls", LINE.parse().unwrap()).build().unwrap();
+        let same = fleet.stores[0].limiter("all").limit("calls", LINE).build().unwrap();
         assert_eq!(same.status().await.unwrap().members[0].1.available, 100);
         let began = Instant::now();
         for _ in 0..1000 {
@@ -1001,9 +1000,8 @@ fn requests_in_line_for_two_limits_are_refused_at_once() {
     run(async move {
         let mut fleet = Fleet::new(13, Network::steady(MS), 3, "token_bucket 1000/s burst 100");
         let both = |store: &Store| {
-            let limiter =
-                store.limiter("all").limit("calls", "token_bucket 1000/s burst 100".parse().unwrap());
-            let limiter = limiter.limit("more", "token_bucket 1500/s burst 100".parse().unwrap());
+            let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 100");
+            let limiter = limiter.limit("more", "token_bucket 1500/s burst 100");
             limiter.leased().build().unwrap().into()
         };
         fleet.limiters = fleet.stores.iter().map(both).collect();
@@ -1042,7 +1040,7 @@ fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
         let model = Model::new(1, Network::steady(MS));
         let store = Store::builder("redis://model").while_away(WhileAway::ShareOf(NonZeroU32::MIN));
         let store = model.open(store.timeout(second)).unwrap();
-        let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 1".parse().unwrap());
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 1");
         let limiter = AnyLimiter::from(limiter.leased().build().unwrap());
         let _ = limiter.acquire().await.unwrap();
         model.stop(true);

@@ -24,7 +24,7 @@ const TRIP: Duration = Duration::from_micros(2010);
 type Answer = Result<AllPermits, AllRefusal>;
 
 fn limiter(store: &Store, line: &str) -> StoreLimiter {
-    store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap()
+    store.limiter("all").limit("limit", line).build().unwrap()
 }
 
 /// A store that was asked once, so that it is known to be near, and a full limiter.
@@ -242,7 +242,7 @@ fn requests_keep_their_order_at_a_server_that_knows_no_script() {
         run(async move {
             let model = Model::new(1, Network::steady(MS / 2));
             let store = model.open(Store::builder("redis://model")).unwrap();
-            let limit = store.limiter("all").limit("limit", "sliding_log 1000/s".parse().unwrap());
+            let limit = store.limiter("all").limit("limit", "sliding_log 1000/s");
             let limit = if leased { limit.leased() } else { limit };
             let limiter = AnyLimiter::from(limit.build().unwrap());
             let served = Arc::new(Mutex::new(Vec::new()));
@@ -965,7 +965,7 @@ fn a_call_for_several_limits_takes_fewer_requests() {
         ];
         let builder = store.limiter("all");
         let named = lines.iter().enumerate();
-        let builder = named.fold(builder, |b, (i, line)| b.limit(i.to_string(), line.parse().unwrap()));
+        let builder = named.fold(builder, |b, (i, line)| b.limit(i.to_string(), *line));
         let limiter = builder.build().unwrap();
         let _ = limiter.status().await.unwrap();
         let began = Instant::now();
@@ -1287,7 +1287,7 @@ fn leaked_waits_leave_the_bounds_at_their_instants() {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
             let store = model.open(Store::builder("redis://model")).unwrap();
-            let limiter = store.limiter("all").limit("limit", line.parse().unwrap());
+            let limiter = store.limiter("all").limit("limit", line);
             let limiter = limiter.queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1)).build().unwrap();
             let any = AnyLimiter::from(limiter.clone());
             let _ = any.acquire_many(2).await.unwrap();

@@ -112,7 +112,7 @@ fn counters_equal_what_callers_got() {
             let (model, log) = (model(), Arc::new(Log::default()));
             let builder = Store::builder("redis://model").while_away(while_away).observed_by(log.clone());
             let store = model.open(builder).unwrap();
-            let limiter = store.limiter("all").limit("calls", "token_bucket 50/s burst 20".parse().unwrap());
+            let limiter = store.limiter("all").limit("calls", "token_bucket 50/s burst 20");
             let limiter = limiter.build().unwrap();
             let own = Arc::new(Statistics::new());
             assert!(limiter.observe(own.clone()) && !limiter.observe(own.clone()));
@@ -208,7 +208,7 @@ fn events_of_leases_equal_their_counts() {
     run(async {
         let (model, log) = (model(), Arc::new(Log::default()));
         let store = model.open(Store::builder("redis://model").observed_by(log.clone())).unwrap();
-        let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 200".parse().unwrap());
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1000/s burst 200");
         let limiter = limiter.leased().build().unwrap();
         let any = AnyLimiter::from(limiter.clone());
         let (mut permits, mut dropped, mut random) = (0, 0, SmallRng::seed_from_u64(6));
@@ -272,9 +272,8 @@ fn a_place_in_shares_is_told_with_its_permits() {
         let (model, one) = (model(), NonZeroU32::MIN);
         let builder = Store::builder("redis://model").while_away(WhileAway::ShareOf(one));
         let store = model.open(builder).unwrap();
-        let limit = |line: &str| line.parse().unwrap();
-        let limiter = store.limiter("all").limit("a", limit("token_bucket 100/s burst 50"));
-        let limiter = limiter.limit("b", limit("token_bucket 100/s burst 70")).build().unwrap();
+        let limiter = store.limiter("all").limit("a", "token_bucket 100/s burst 50");
+        let limiter = limiter.limit("b", "token_bucket 100/s burst 70").build().unwrap();
         let told = Arc::new(Statistics::new());
         limiter.observe(told.clone());
         model.stop(true);
@@ -295,7 +294,7 @@ fn reservations_and_shadowed_requests_are_told() {
     run(async {
         let (model, log) = (model(), Arc::new(Log::default()));
         let store = model.open(Store::builder("redis://model").observed_by(log.clone())).unwrap();
-        let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 1".parse().unwrap());
+        let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 1");
         let limiter = limiter.build().unwrap();
         let any = AnyLimiter::from(limiter.clone());
         let _ = any.acquire().await.unwrap();
@@ -313,8 +312,8 @@ fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
     run(async {
         let (model, log) = (model(), Arc::new(Log::default()));
         let store = model.open(Store::builder("redis://model").observed_by(log.clone())).unwrap();
-        let limiter = store.limiter("all").limit("calls", "fixed_window 10/d".parse().unwrap());
-        let limiter = limiter.limit("tokens", "fixed_window 100/d".parse().unwrap());
+        let limiter = store.limiter("all").limit("calls", "fixed_window 10/d");
+        let limiter = limiter.limit("tokens", "fixed_window 100/d");
         let limiter = AnyLimiter::from(limiter.build().unwrap());
         let _ = limiter.acquire_now([("tokens", 50)]).await.unwrap();
         let _ = limiter.acquire_now([("tokens", 30)]).await.unwrap();
@@ -323,7 +322,7 @@ fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
         let _permits = in_use.acquire_now(2).await.unwrap();
         // Each permit is the last one that there is.
         for paced in ["smooth_bursty 50/s max_burst 0s", "leaky_bucket 50/s capacity 10"] {
-            let paced = store.limiter(paced).limit("paced", paced.parse().unwrap()).build().unwrap();
+            let paced = store.limiter(paced).limit("paced", paced).build().unwrap();
             let _ = AnyLimiter::from(paced).acquire_now(1).await.unwrap();
         }
         let near = log.near.lock().unwrap();
@@ -345,7 +344,7 @@ fn a_grant_that_waited_tells_what_is_left_at_its_instant() {
         run(async {
             let model = model();
             let store = model.open(Store::builder("redis://model")).unwrap();
-            let over_store = store.limiter("all").limit("limit", policy.parse().unwrap()).build().unwrap();
+            let over_store = store.limiter("all").limit("limit", policy).build().unwrap();
             let limiter = AnyLimiter::from(over_store.clone());
             let _ = limiter.acquire_now(Request::permits(50)).await.unwrap();
             let waited = limiter.acquire_many(Request::permits(4).with_left()).await.unwrap();
@@ -370,8 +369,8 @@ fn an_answer_tells_every_limit() {
         let model = model();
         let store = model.open(Store::builder("redis://model")).unwrap();
         let limiter = store.limiter("all");
-        let limiter = limiter.limit("calls", "fixed_window 3/d".parse().unwrap());
-        let limiter = limiter.limit("tokens", "token_bucket 1/s burst 100".parse().unwrap());
+        let limiter = limiter.limit("calls", "fixed_window 3/d");
+        let limiter = limiter.limit("tokens", "token_bucket 1/s burst 100");
         let limiter = AnyLimiter::from(limiter.build().unwrap());
         let before = model.calls();
         let ask = || [("tokens", 50)].into_iter().collect::<tidegate::AllRequest<'_>>().with_left();
@@ -409,10 +408,9 @@ fn refunds_without_an_answer_are_counted() {
     run(async {
         let model = model();
         let store = model.open(Store::builder("redis://model")).unwrap();
-        let limiter = store.limiter("all").limit("calls", "token_bucket 10/s burst 3".parse().unwrap());
+        let limiter = store.limiter("all").limit("calls", "token_bucket 10/s burst 3");
         let limiter = AnyLimiter::from(limiter.build().unwrap());
-        let leased =
-            store.limiter("leased").limit("calls", "token_bucket 5000/s burst 5000".parse().unwrap());
+        let leased = store.limiter("leased").limit("calls", "token_bucket 5000/s burst 5000");
         for is_lost in [false, true] {
             let leased = AnyLimiter::from(leased.clone().leased().build().unwrap());
             for _ in 0..1000 {

@@ -35,13 +35,13 @@ impl Fleet {
         let open = |_| model.open(Store::builder("redis://model").while_away(WhileAway::Share)).unwrap();
         let stores: Vec<Store> = (0..CLIENTS).map(open).collect();
         let limiter = |store: &Store| {
-            let limiter = store.limiter("all").limit("calls", line.parse().unwrap());
+            let limiter = store.limiter("all").limit("calls", line);
             AnyLimiter::from(limiter.build().unwrap())
         };
         let limiters = stores.iter().map(limiter).collect();
         for store in &stores {
             // A process is counted from its first request on.
-            let other = store.limiter("other").limit("calls", "fixed_window 8/d".parse().unwrap());
+            let other = store.limiter("other").limit("calls", "fixed_window 8/d");
             let _ = AnyLimiter::from(other.build().unwrap()).acquire_now([]).await.unwrap();
         }
         let began = Instant::now();
@@ -55,8 +55,7 @@ impl Fleet {
 
     /// Has each request of [`ask`](Fleet::ask) name its key.
     fn by_key(mut self) -> Fleet {
-        let keys =
-            |store: &Store| store.keyed("users").limit("calls", self.line.parse().unwrap()).build().unwrap();
+        let keys = |store: &Store| store.keyed("users").limit("calls", self.line).build().unwrap();
         self.keys = Some(self.stores.iter().map(keys).collect());
         self
     }
@@ -243,7 +242,7 @@ fn processes_that_come_and_go_between_outages_renew_no_share() {
                 while fleet.len() < processes {
                     let builder = Store::builder("redis://model").while_away(WhileAway::Share);
                     let store = model.open(builder).unwrap();
-                    let limit = store.limiter("all").limit("calls", line.parse().unwrap());
+                    let limit = store.limiter("all").limit("calls", line);
                     fleet.push((store.clone(), limit.build().unwrap().into(), 0, 0));
                 }
                 while fleet.iter().any(|(store, ..)| store.clients().is_none_or(|n| n.get() != seen)) {
@@ -333,7 +332,7 @@ fn dropped_waits_shut_no_share() {
         let model = Model::new(3, Network::steady(MS));
         let share = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
         let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
-        let limit = store.limiter("all").limit("calls", "token_bucket 10/s burst 10".parse().unwrap());
+        let limit = store.limiter("all").limit("calls", "token_bucket 10/s burst 10");
         let limiter = AnyLimiter::from(limit.build().unwrap());
         let mut waits: Vec<_> = (0..20).map(|_| tokio::spawn(limiter.acquire_many(10))).collect();
         tokio::time::sleep(100 * MS).await;
@@ -356,7 +355,7 @@ fn requests_that_return_from_a_share_stand_before_newcomers() {
         let model = Model::new(3, Network::steady(MS));
         let share = WhileAway::ShareOf(std::num::NonZeroU32::new(4).unwrap());
         let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
-        let limit = store.limiter("all").limit("calls", "token_bucket 4/s burst 1".parse().unwrap());
+        let limit = store.limiter("all").limit("calls", "token_bucket 4/s burst 1");
         let limiter = AnyLimiter::from(limit.build().unwrap());
         drop(limiter.acquire().await.unwrap());
         model.stop(true);
@@ -396,7 +395,7 @@ fn the_first_requests_in_line_get_what_is_booked_when_the_store_goes_away() {
         let model = Model::new(3, Network::steady(MS));
         let share = WhileAway::ShareOf(std::num::NonZeroU32::MIN);
         let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
-        let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 10".parse().unwrap());
+        let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 10");
         let limiter = AnyLimiter::from(limit.leased().build().unwrap());
         let _ = limiter.acquire().await.unwrap();
         let granted = Arc::new(Mutex::new((Vec::new(), Vec::new())));
@@ -431,7 +430,7 @@ fn leased_requests_that_wait_for_the_store_keep_their_order() {
             let model = Model::new(3, Network::steady(MS));
             let builder = Store::builder("redis://model").while_away(WhileAway::Wait);
             let store = model.open(builder).unwrap();
-            let limit = store.limiter("all").limit("calls", line.parse().unwrap());
+            let limit = store.limiter("all").limit("calls", line);
             let limiter = AnyLimiter::from(limit.leased().build().unwrap());
             let served = Arc::new(Mutex::new(Vec::new()));
             let began = Instant::now();
@@ -476,7 +475,7 @@ fn requests_that_waited_for_a_share_return_in_their_order() {
         let served = run(async move {
             let model = Model::new(3, Network::steady(MS));
             let store = model.open(Store::builder("redis://model").while_away(WhileAway::Share)).unwrap();
-            let limit = store.limiter("all").limit("calls", "token_bucket 20/s burst 3".parse().unwrap());
+            let limit = store.limiter("all").limit("calls", "token_bucket 20/s burst 3");
             let limiter = AnyLimiter::from(limit.build().unwrap());
             let _ = limiter.acquire_now(1).await;
             tokio::time::sleep(15_000 * MS).await;
@@ -516,7 +515,7 @@ fn a_share_tells_times_that_hold() {
             let model = Model::new(3, Network::steady(MS));
             let alone = WhileAway::ShareOf(1.try_into().unwrap());
             let store = model.open(Store::builder("redis://model").while_away(alone)).unwrap();
-            let limit = store.limiter("all").limit("calls", line.parse().unwrap());
+            let limit = store.limiter("all").limit("calls", line);
             let limiter = AnyLimiter::from(limit.build().unwrap());
             let _ = limiter.acquire_now(1).await;
             tokio::time::sleep(5000 * MS).await;
@@ -545,7 +544,7 @@ fn bounds_hold_for_leased_requests_that_wait_for_the_store() {
     run(async {
         let model = Model::new(3, Network::steady(MS));
         let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
-        let limit = store.limiter("all").limit("calls", "token_bucket 1000/s burst 100".parse().unwrap());
+        let limit = store.limiter("all").limit("calls", "token_bucket 1000/s burst 100");
         let limiter = limit.leased().build().unwrap();
         let any = AnyLimiter::from(limiter.clone());
         for _ in 0..2000 {
@@ -579,7 +578,7 @@ fn requests_that_wait_in_a_long_line_of_a_store_that_answers_are_decided_by_it()
         run(async move {
             let model = Model::new(3, Network { jitter: 0.3, ..Network::steady(5 * MS) });
             let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
-            let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 1".parse().unwrap());
+            let limit = store.limiter("all").limit("calls", "token_bucket 100/s burst 1");
             let limiter = AnyLimiter::from(limit.build().unwrap());
             drop(limiter.acquire().await.unwrap());
             let waits: Vec<_> = (0..5000).map(|_| tokio::spawn(limiter.acquire())).collect();

@@ -26,7 +26,7 @@ const LINES: [&str; 7] = [
 fn fleet(model: &Model, line: &str, processes: usize, leased: bool) -> Vec<StoreLimiter> {
     let limiter = |_| {
         let store = model.open(Store::builder("redis://model")).unwrap();
-        let limiter = store.limiter("all").limit("limit", line.parse().unwrap());
+        let limiter = store.limiter("all").limit("limit", line);
         let limiter = if leased { limiter.leased() } else { limiter };
         limiter.build().unwrap()
     };
@@ -405,7 +405,7 @@ fn a_request_that_waits_for_the_end_of_a_pause_is_refused_at_once_or_granted() {
             run(async move {
                 let model = Model::new(1, Network::steady(way));
                 let store = model.open(Store::builder("redis://model").timeout(SECOND)).unwrap();
-                let limiter = store.limiter("all").limit("limit", line.parse().unwrap());
+                let limiter = store.limiter("all").limit("limit", line);
                 let limiter = &limiter.build().unwrap();
                 limiter.pause(Pause::lasting(300 * MS).keep_stock()).await.unwrap();
                 let asked = Instant::now();

@@ -66,7 +66,7 @@ fn there(policy: &str, processes: usize, grants: &Grants) -> (Model, Vec<AnyLimi
         let store = model.open(Store::builder("redis://model")).unwrap();
         let grants = grants.clone();
         store.log_grants(move |_, due, _| grants.lock().unwrap().push(due));
-        store.limiter("all").limit("calls", policy.parse().unwrap()).build().unwrap().into()
+        store.limiter("all").limit("calls", policy).build().unwrap().into()
     };
     let limiters = (0..processes).map(open).collect();
     (model, limiters)
@@ -166,8 +166,8 @@ fn a_gateway_of_two_limits_uses_what_comes_back() {
             let shared = run(async {
                 let model = Model::new(1, Network::steady(MS));
                 let store = model.open(Store::builder("redis://model")).unwrap();
-                let limiter = store.limiter("all").limit("calls", calls.parse().unwrap());
-                let limiter = limiter.limit("tokens", tokens.parse().unwrap()).build().unwrap();
+                let limiter = store.limiter("all").limit("calls", calls);
+                let limiter = limiter.limit("tokens", tokens).build().unwrap();
                 calls_of_a_gateway(limiter.into()).await
             });
             // A bucket of calls is used up itself, and what comes in to it goes to bookings first.
@@ -244,7 +244,7 @@ fn a_status_tells_what_came_back_while_others_wait() {
             let model = Model::new(1, Network::steady(MS));
             let limiter = || {
                 let store = model.open(Store::builder("redis://model")).unwrap();
-                store.limiter("all").limit("calls", policy.parse().unwrap()).build().unwrap()
+                store.limiter("all").limit("calls", policy).build().unwrap()
             };
             let (one, other) = (limiter(), limiter());
             let told = async || {

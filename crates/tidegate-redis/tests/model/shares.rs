@@ -65,7 +65,7 @@ impl Loops {
 
     fn join(&mut self, (tasks, ask): (u64, Ask)) {
         let store = self.model.open(Store::builder("redis://model")).unwrap();
-        let limit = store.limiter("all").limit("calls", self.line.parse().unwrap());
+        let limit = store.limiter("all").limit("calls", self.line);
         let limiter = AnyLimiter::from(limit.leased().build().unwrap());
         let taken = Arc::new(AtomicU64::new(0));
         for _ in 0..tasks {

@@ -17,7 +17,7 @@ const US: Duration = Duration::from_micros(1);
 
 fn open(model: &Model) -> (Store, AnyLimiter) {
     let store = model.open(Store::builder("redis://model")).unwrap();
-    let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 10".parse().unwrap());
+    let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 10");
     let limiter = limiter.build().unwrap();
     (store, limiter.into())
 }
@@ -78,7 +78,7 @@ fn processes_that_start_together_know_their_number_soon() {
         let open = |_| model.open(Store::builder("redis://model").while_away(WhileAway::Share)).unwrap();
         let stores: Vec<Store> = (0..8).map(open).collect();
         for store in &stores {
-            let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 10".parse().unwrap());
+            let limiter = store.limiter("all").limit("calls", "token_bucket 1/s burst 10");
             let _ = AnyLimiter::from(limiter.build().unwrap()).acquire_now([]).await;
         }
         tokio::time::sleep(200 * MS).await;
@@ -132,10 +132,10 @@ fn the_longest_spans_make_no_call_panic() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let store = model.open(Store::builder("redis://model").timeout(Duration::MAX)).unwrap();
-        let limit = || "token_bucket 1/s burst 4".parse().unwrap();
+        let limit = "token_bucket 1/s burst 4";
         let limiters: [AnyLimiter; 3] = [
-            store.limiter("all").limit("calls", limit()).build().unwrap().into(),
-            store.limiter("leased").limit("calls", limit()).leased().build().unwrap().into(),
+            store.limiter("all").limit("calls", limit).build().unwrap().into(),
+            store.limiter("leased").limit("calls", limit).leased().build().unwrap().into(),
             store.counting("jobs", 4).time_to_live(Duration::MAX).build().unwrap().into(),
         ];
         for limiter in limiters {
@@ -289,7 +289,7 @@ fn eight_clients_share_a_rate_evenly_by_less_than_a_call_a_permit() {
                 let log = grants.clone();
                 store.log_grants(move |_, due, _| log.lock().unwrap().push((due, client)));
                 let line = format!("token_bucket {per_second}/s burst 1");
-                let limiter = store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap();
+                let limiter = store.limiter("all").limit("limit", line).build().unwrap();
                 let _ = limiter.status().await.unwrap();
                 limiters.push((store, AnyLimiter::from(limiter)));
             }

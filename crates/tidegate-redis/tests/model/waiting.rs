@@ -22,7 +22,7 @@ fn open(model: &Model) -> Store {
 }
 
 fn builder(store: &Store, policy: &str) -> LimiterBuilder {
-    store.limiter("all").limit("calls", policy.parse().unwrap())
+    store.limiter("all").limit("calls", policy)
 }
 
 fn limiter(store: &Store, policy: &str) -> AnyLimiter {
@@ -490,7 +490,7 @@ fn held_lines_wait_for_the_answer_to_one_of_them() {
         model.stop(true);
         for number in 0..lines {
             let builder = store.limiter(number.to_string());
-            let limiter = builder.limit("calls", "token_bucket 10/s burst 1".parse().unwrap()).build();
+            let limiter = builder.limit("calls", "token_bucket 10/s burst 1").build();
             log.spawn(&limiter.unwrap().into(), number, 1);
         }
         sleep(20 * SECOND).await;

@@ -20,7 +20,7 @@ fn builder(server: &Server) -> StoreBuilder {
 }
 
 fn limiter(store: &Store, line: &str) -> AnyLimiter {
-    store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap().into()
+    store.limiter("all").limit("limit", line).build().unwrap().into()
 }
 
 /// The thread that parks is the only one that rings the timers of its runtime.
@@ -28,9 +28,10 @@ fn limiter(store: &Store, line: &str) -> AnyLimiter {
 async fn a_booked_request_blocks_the_only_thread_of_a_runtime() {
     let Some(server) = Server::start() else { return };
     let store = builder(&server).open().unwrap();
-    let limiter = limiter(&store, "token_bucket 100/s burst 1");
-    for _ in 0..3 {
+    let limiter = store.limiter("all").limit("limit", "token_bucket 100/s burst 1").build().unwrap();
+    for _ in 0..2 {
         let _ = limiter.blocking_acquire().unwrap();
+        let _ = limiter.blocking_acquire_many(1).unwrap();
     }
     let unblocked = tokio::time::timeout(HOUR, limiter.acquire());
     let _ = unblocked.await.unwrap().unwrap();
@@ -40,7 +41,7 @@ async fn a_booked_request_blocks_the_only_thread_of_a_runtime() {
 async fn a_leased_request_blocks_the_only_thread_of_a_runtime() {
     let Some(server) = Server::start() else { return };
     let store = builder(&server).open().unwrap();
-    let limiter = store.limiter("all").limit("limit", "token_bucket 100/s burst 2".parse().unwrap());
+    let limiter = store.limiter("all").limit("limit", "token_bucket 100/s burst 2");
     let limiter = AnyLimiter::from(limiter.leased().build().unwrap());
     for _ in 0..6 {
         let _ = limiter.blocking_acquire().unwrap();
@@ -151,7 +152,7 @@ impl Calls {
     /// Makes the limiters, whose calls these are.
     fn limit(&self, store: &Store) -> AnyLimiter {
         let one = limiter(store, "token_bucket 1/h burst 1");
-        let leased = store.limiter("leased").limit("limit", "token_bucket 1/h burst 1".parse().unwrap());
+        let leased = store.limiter("leased").limit("limit", "token_bucket 1/h burst 1");
         let leased = AnyLimiter::from(leased.leased().build().unwrap());
         let counting = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
         assert!(self.limiters.set([one.clone(), leased, counting]).is_ok());
@@ -204,7 +205,7 @@ fn a_waker_that_blocks_the_thread_of_its_store_is_refused() {
 fn a_token_ends_the_waits_of_its_thread() {
     let Some(server) = Server::start() else { return };
     let store = builder(&server).open().unwrap();
-    let hourly = || store.limiter("hourly").limit("limit", "token_bucket 1/h burst 1".parse().unwrap());
+    let hourly = || store.limiter("hourly").limit("limit", "token_bucket 1/h burst 1");
     let exact = AnyLimiter::from(hourly().build().unwrap());
     let leased = AnyLimiter::from(hourly().leased().build().unwrap());
     let counting = AnyLimiter::from(store.counting("slots", 1).build().unwrap());

@@ -20,7 +20,7 @@ struct Process {
 }
 
 fn limiter(store: &Store, line: &str) -> AnyLimiter {
-    store.limiter("all").limit("calls", line.parse().unwrap()).build().unwrap().into()
+    store.limiter("all").limit("calls", line).build().unwrap().into()
 }
 
 impl Process {
@@ -68,7 +68,7 @@ fn an_operator_that_flushes_has_debited_and_paused_a_fleet() {
     let line = "token_bucket 1/h burst 20";
     let status = || {
         let process = Process::new(&server);
-        let limiter = process.store.limiter("all").limit("calls", line.parse().unwrap()).build().unwrap();
+        let limiter = process.store.limiter("all").limit("calls", line).build().unwrap();
         process.runtime.block_on(limiter.status()).unwrap()
     };
     let operate = |operate: fn(AnyLimiter)| {
@@ -97,7 +97,7 @@ fn builder() -> StoreBuilder {
 /// Another process, which is connected.
 async fn other(model: &Model, line: &str) -> StoreLimiter {
     let store = model.open(builder()).unwrap();
-    let limiter = store.limiter("all").limit("calls", line.parse().unwrap()).build().unwrap();
+    let limiter = store.limiter("all").limit("calls", line).build().unwrap();
     limiter.status().await.unwrap();
     limiter
 }
@@ -171,7 +171,7 @@ fn a_dropped_limiter_has_given_back_its_lease_after_a_flush() {
         for asked in 50..80 {
             let (model, line) = (model(), "fixed_window 100000/min");
             let (store, other) = (model.open(builder()).unwrap(), other(&model, line).await);
-            let leased = store.limiter("all").limit("calls", line.parse().unwrap()).leased();
+            let leased = store.limiter("all").limit("calls", line).leased();
             let leased = AnyLimiter::from(leased.build().unwrap());
             for _ in 0..asked {
                 drop(leased.acquire_now(1).await.unwrap());
@@ -231,7 +231,7 @@ fn a_process_is_counted_from_its_first_request_until_it_flushes() {
         let open = || model.open(builder().while_away(WhileAway::Share)).unwrap();
         let (server, tool, leaver) = (open(), open(), open());
         let line = "fixed_window 100000/d";
-        let of = |store: &Store| store.limiter("all").limit("calls", line.parse().unwrap()).build().unwrap();
+        let of = |store: &Store| store.limiter("all").limit("calls", line).build().unwrap();
         let ask = async |store: &Store| AnyLimiter::from(of(store)).acquire_now(1).await.unwrap();
         // A tool that asks for no permits.
         tool.check().await.unwrap();

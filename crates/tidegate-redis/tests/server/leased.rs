@@ -36,7 +36,7 @@ async fn eight_clients_never_take_more_than_the_server_has() {
         let builder = Store::builder(server.url()).timeout(Duration::from_secs(60));
         let store = builder.while_away(share).open().unwrap();
         let line = format!("token_bucket {RATE}/s burst {BURST}");
-        let limiter = store.limiter("all").limit("calls", line.parse().unwrap()).leased().build().unwrap();
+        let limiter = store.limiter("all").limit("calls", line).leased().build().unwrap();
         let limiter = AnyLimiter::from(limiter);
         for _ in 0..10 {
             let (limiter, granted) = (limiter.clone(), granted.clone());

@@ -20,7 +20,7 @@ fn runtime() -> Runtime {
 }
 
 fn limiter(store: &Store, line: &str) -> AnyLimiter {
-    store.limiter("all").limit("limit", line.parse().unwrap()).build().unwrap().into()
+    store.limiter("all").limit("limit", line).build().unwrap().into()
 }
 
 fn is_away(answer: &Result<AllPermits, AllRefusal>) -> bool {
@@ -75,7 +75,7 @@ fn what_waits_is_answered(while_away: WhileAway) {
     let runtime = runtime();
     let store = runtime.block_on(async { builder(&server).while_away(while_away).open() }).unwrap();
     let exact = limiter(&store, "token_bucket 100/s burst 1");
-    let leased = store.limiter("leased").limit("limit", "token_bucket 100/s burst 100".parse().unwrap());
+    let leased = store.limiter("leased").limit("limit", "token_bucket 100/s burst 100");
     let leased = AnyLimiter::from(leased.leased().build().unwrap());
     let counting = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());
     let held = runtime.block_on(async {

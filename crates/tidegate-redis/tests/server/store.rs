@@ -25,8 +25,7 @@ fn open(server: &Server) -> Store {
 
 fn limiter(store: &Store, lines: &[(&str, &str)]) -> StoreLimiter {
     let builder = store.limiter("all");
-    let builder =
-        lines.iter().fold(builder, |builder, (name, line)| builder.limit(*name, line.parse().unwrap()));
+    let builder = lines.iter().fold(builder, |builder, (name, line)| builder.limit(*name, *line));
     builder.build().unwrap()
 }
 
@@ -496,7 +495,7 @@ fn what_cannot_be_had_is_refused_when_it_is_built() {
     let build = |tag: &str, limits: &[(&str, &str)]| {
         let builder = store.limiter(tag);
         let add = |builder: tidegate_redis::LimiterBuilder, (name, line): &(&str, &str)| {
-            builder.limit(*name, line.parse().unwrap())
+            builder.limit(*name, *line)
         };
         limits.iter().fold(builder, add).build().map(drop)
     };
