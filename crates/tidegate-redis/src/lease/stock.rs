@@ -221,7 +221,14 @@ impl Stock {
             let origin = Origin { due: taken.due, before: None };
             let piece = Piece { permits: taken.n, usable: Nanos::ZERO, ends: taken.ends, origin };
             let mut past = self.lock();
-            self.replace(&mut past, |pieces| pieces.push(piece));
+            // Of one booking they are one piece.
+            let is_of_it = |other: &&mut Piece| {
+                (other.usable, other.ends, &other.origin) == (piece.usable, piece.ends, &piece.origin)
+            };
+            self.replace(&mut past, |pieces| match pieces.iter_mut().find(is_of_it) {
+                Some(other) => other.permits += piece.permits,
+                None => pieces.push(piece.clone()),
+            });
             past.taken = past.taken.saturating_sub(taken.n);
         }
     }
@@ -431,6 +438,20 @@ mod tests {
         assert_eq!((stock.held(Nanos::new(19)), stock.taken()), ((4, 0), 0));
         assert!(!takes(&stock, 20, 1));
         assert_eq!(permits(&stock.remove(Nanos::new(20), 0)), 4);
+    }
+
+    /// Grants that are dropped in the order of their arrival were a piece each, and each of them was
+    /// copied for the next one. With 64 pieces no more permits are booked.
+    #[test]
+    fn permits_of_one_booking_that_are_put_back_are_one_piece() {
+        let stock = Stock::new();
+        stock.add(piece(1000, 0, 20), 0);
+        stock.add(piece(1000, 0, 30), 0);
+        let taken = |_| stock.take(Nanos::new(1), 1).expect("a permit").0;
+        let all: Vec<Taken> = (0..2000).map(taken).collect();
+        all.into_iter().for_each(|taken| stock.put_back(taken));
+        assert_eq!((stock.pieces(), stock.held(Nanos::new(1)), stock.taken()), (2, (2000, 0), 0));
+        assert_eq!(permits(&stock.remove(Nanos::new(20), 0)), 1000);
     }
 
     #[test]

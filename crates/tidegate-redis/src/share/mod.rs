@@ -52,6 +52,11 @@
 //! that is late is an outage, so a share that had less for a period after each of them would be
 //! none.
 //!
+//! # Memory
+//!
+//! Once a minute the process forgets the tags whose shares are as good as new, and whose first
+//! period is over.
+//!
 //! # Another number of processes
 //!
 //! When another number was seen between two outages, a process has a new share, of the new number.
@@ -76,9 +81,12 @@ use crate::terms::{Kind, Numbers, Terms};
 mod bucket;
 mod part;
 mod period;
+mod tidy;
 
 use part::{by_wall, part_of};
 use period::{Period, micros};
+pub(crate) use tidy::OFTEN as TIDIES;
+use tidy::Tidied;
 
 /// The most tags of one limit that have a share at one time. A tag beyond them is refused.
 const MOST_TAGS: usize = 65_536;
@@ -97,6 +105,7 @@ pub(crate) struct Shares {
     clock: OnceLock<DefaultClock>,
     /// The last instant that the store booked for a line that is gone.
     booked_till: Mutex<Option<Instant>>,
+    tidied: Tidied,
 }
 
 /// What is known of the store when a request is decided without it.
@@ -195,8 +204,7 @@ impl Shares {
         outage: Outage,
         booked: &dyn Fn() -> Booked,
     ) -> Result<AllOf, AllRefusal> {
-        let clock = self.clock.get_or_init(DefaultClock::new);
-        let wall = clock.unix_time_at_zero() + clock.now().as_duration();
+        let (clock, wall) = self.clock();
         let since_booked = lock(&self.booked_till).map_or(Duration::MAX, |till| till.elapsed());
         let silence = outage.silence.min(since_booked);
         let outage = Outage { time: Some(outage.time.unwrap_or(wall)), silence, ..outage };
@@ -212,6 +220,12 @@ impl Shares {
             });
         }
         all.ok_or_else(unavailable)?.for_key(tag)
+    }
+
+    /// The clock of the shares, and the Unix time by it.
+    fn clock(&self) -> (&DefaultClock, Duration) {
+        let clock = self.clock.get_or_init(DefaultClock::new);
+        (clock, clock.unix_time_at_zero() + clock.now().as_duration())
     }
 
     fn share(
@@ -292,8 +306,10 @@ impl Share {
         // The waker of a request that waits is foreign code, and runs under no lock. None waits for a
         // full share. One that is not full may begin twice at one time, which is safe.
         let held = is_full.then_some(begun);
-        // A tag for which there is no room is refused afterwards.
-        let _ = self.tags.debit_ahead(tag, debit, ahead);
+        if self.tags.debit_ahead(tag, debit, ahead).is_err() {
+            // There is no room for the tag, and its requests are refused.
+            return;
+        }
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
         if begun.len() >= MOST_TAGS {
             begun.retain(|_, began| self.first.lasts(Outage { silence: began.after.elapsed(), ..outage }));
@@ -404,6 +420,8 @@ mod tests {
                 let processes = NonZeroU32::new(4).expect("not zero");
                 let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
                 let outage = Outage { processes, answered, silence: answered.elapsed(), time };
+                // What is forgotten changes nothing.
+                _ = shares.tidy(outage);
                 let is_granted = || {
                     let limits = [("calls", &config)].into_iter();
                     let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);

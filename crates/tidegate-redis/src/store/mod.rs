@@ -13,7 +13,7 @@ use std::num::NonZeroU32;
 #[cfg(test)]
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -28,7 +28,7 @@ use crate::lock::lock;
 use crate::pending::Telling;
 use crate::queue::Queue;
 use crate::script::Script;
-use crate::share::{Booked, Outage, Shares};
+use crate::share::{self, Booked, Outage, Shares};
 use calls::{Shared, Work};
 
 pub use builder::StoreBuilder;
@@ -163,11 +163,11 @@ impl Store {
         limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
         booked: &dyn Fn() -> Booked,
     ) -> Option<Result<AllOf, AllRefusal>> {
-        let processes = self.processes()?;
-        let answered = *lock(&self.0.shared.answered);
-        let time = self.0.shared.clients.server_time();
-        let outage = Outage { processes, answered, silence: answered.elapsed(), time };
-        Some(self.0.shares.limiter(tag, limits, outage, booked))
+        let share = self.0.shares.limiter(tag, limits, self.0.outage(self.processes()?), booked);
+        if self.0.shares.begins_to_fill() {
+            self.spawn(Box::pin(tidy(Arc::downgrade(&self.0))));
+        }
+        Some(share)
     }
 
     /// A line is gone, of which this was the last booking.
@@ -194,6 +194,11 @@ impl Store {
     #[cfg(test)]
     pub(crate) fn set_tasks(&self, runtime: tokio::runtime::Handle) {
         _ = self.0.test.tasks.set(runtime);
+    }
+
+    #[cfg(all(test, feature = "simulation"))]
+    pub(crate) fn shares(&self) -> &Shares {
+        &self.0.shares
     }
 
     /// How many calls are not answered yet.
@@ -399,6 +404,26 @@ impl Store {
         let (sender, receiver) = oneshot::channel();
         drop(self.send_locked(by_hash, script, deadline, move |answer| _ = sender.send(answer)));
         receiver.await.unwrap_or(Err(Away::For(Duration::MAX)))
+    }
+}
+
+impl Inner {
+    /// The outage at this moment, if there is one.
+    fn outage(&self, processes: NonZeroU32) -> Outage {
+        let answered = *lock(&self.shared.answered);
+        let time = self.shared.clients.server_time();
+        Outage { processes, answered, silence: answered.elapsed(), time }
+    }
+}
+
+/// Forgets shares that no outage needs any more, until there are none.
+async fn tidy(store: Weak<Inner>) {
+    loop {
+        tokio::time::sleep(share::TIDIES).await;
+        let Some(inner) = store.upgrade() else { return };
+        if inner.shares.tidy(inner.outage(NonZeroU32::MIN)) {
+            return;
+        }
     }
 }
 

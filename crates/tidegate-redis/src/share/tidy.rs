@@ -1,0 +1,101 @@
+//! Forgetting the shares that no outage needs any more.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::{Outage, Share, Shares};
+use crate::lock::lock;
+
+/// How often a process that has shares looks for those that it can forget.
+pub(crate) const OFTEN: Duration = Duration::from_secs(60);
+
+/// Whether a task looks for shares to forget.
+#[derive(Debug, Default)]
+pub(super) struct Tidied(AtomicBool);
+
+impl Shares {
+    /// Whether a task is to be started that calls [`tidy`](Shares::tidy) until that returns `true`.
+    pub(crate) fn begins_to_fill(&self) -> bool {
+        // Relaxed: the lock of the limits orders the first limit and the end of the task before.
+        !self.tidied.0.load(Ordering::Relaxed) && !self.tidied.0.swap(true, Ordering::Relaxed)
+    }
+
+    /// Forgets the tags that are as good as new, and the limits without any. Returns whether there
+    /// are no shares.
+    pub(crate) fn tidy(&self, outage: Outage) -> bool {
+        let shares: Vec<Arc<Share>> = lock(&self.limits)
+            .values()
+            .flat_map(|current| [&current.share].into_iter().chain(&*current.earlier))
+            .cloned()
+            .collect();
+        let outage = Outage { time: Some(outage.time.unwrap_or(self.clock().1)), ..outage };
+        // It takes a while, in which other requests ask for shares.
+        shares.iter().for_each(|share| share.tidy(outage));
+        drop(shares);
+        let mut limits = lock(&self.limits);
+        limits.retain(|_, current| {
+            let mut all = [&current.share].into_iter().chain(&*current.earlier);
+            // Nor is a share forgotten that a request asks at this moment.
+            !all.all(|share| share.is_unused() && Arc::strong_count(share) == 1)
+        });
+        self.tidied.0.store(!limits.is_empty(), Ordering::Relaxed);
+        limits.is_empty()
+    }
+}
+
+impl Share {
+    fn tidy(&self, outage: Outage) {
+        self.tags.sweep();
+        let mut begun = lock(&self.begun);
+        begun.retain(|_, began| self.first.lasts(Outage { silence: began.after.elapsed(), ..outage }));
+        begun.shrink_to_fit();
+    }
+
+    fn is_unused(&self) -> bool {
+        self.tags.is_empty() && lock(&self.begun).is_empty()
+    }
+}
+
+#[cfg(all(test, feature = "simulation"))]
+mod tests {
+    use std::num::NonZeroU32;
+    use std::time::Duration;
+
+    use crate::connection::{Servers, Wire};
+    use crate::lock::lock;
+    use crate::model::{Model, Network, run};
+    use crate::{Store, WhileAway};
+
+    /// The shares of all keys of an outage stayed in memory until the next one.
+    #[test]
+    fn the_shares_of_an_outage_are_forgotten_after_it() {
+        for line in ["token_bucket 60/min burst 60", "fixed_window 60/min", "sliding_log 60/min"] {
+            run(async {
+                let model = Model::new(1, Network::steady(Duration::from_millis(1)));
+                let servers = Servers::one(Wire::Model(model.link()));
+                let two = NonZeroU32::new(2).expect("not zero");
+                let builder = Store::builder("redis://model").while_away(WhileAway::ShareOf(two));
+                let (store, work) = builder.parts(servers).expect("a store");
+                tokio::spawn(work);
+                let users = store.keyed("users").limit("calls", line).build().expect("a limiter");
+                drop(users.acquire_now("alice", 1).await.expect("a permit"));
+                for outages in 1..3 {
+                    model.stop(true);
+                    for user in 0..100 {
+                        let user = format!("{outages}-{user}");
+                        drop(users.acquire_now(&user, 1).await.expect("a permit of the share"));
+                    }
+                    let tags: Vec<usize> = lock(&store.shares().limits)
+                        .values()
+                        .map(|current| current.share.tags.len())
+                        .collect();
+                    assert_eq!(tags, [100]);
+                    model.stop(false);
+                    tokio::time::sleep(Duration::from_secs(300)).await;
+                    assert!(lock(&store.shares().limits).is_empty(), "{line}");
+                }
+            });
+        }
+    }
+}
