@@ -58,7 +58,7 @@ impl Drop for Probe<'_> {
 }
 
 impl Breaker {
-    /// Whether a call may ask the store that takes at most this time.
+    /// Whether a call may ask the store. The call takes at most the timeout, and so does a probe.
     pub(crate) fn admit(&mut self, now: Duration, timeout: Duration) -> Admission {
         match (self.rest, self.probe_ends) {
             (None, _) => Admission::Ask,

@@ -91,16 +91,19 @@ impl Clients {
 
     /// This process leaves, if it asked for permits. The telling ends when the store has answered.
     pub(crate) fn leave(&self, telling: impl FnOnce() -> Telling) {
+        // Under the lock, so that the farewell takes every telling.
+        let mut leaving = lock(&self.leaving);
         if self.is_asking.load(Ordering::Relaxed) {
-            lock(&self.leaving).get_or_insert_with(telling);
+            leaving.get_or_insert_with(telling);
             self.leaves.notify_one();
         }
     }
 
     /// Begins to leave: requests from now on make the process ask again.
     pub(crate) fn begin_to_leave(&self) -> Option<Telling> {
+        let mut leaving = lock(&self.leaving);
         self.is_asking.store(false, Ordering::Relaxed);
-        lock(&self.leaving).take()
+        leaving.take()
     }
 
     /// The message that this process leaves. It is as new then.

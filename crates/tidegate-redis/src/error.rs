@@ -22,7 +22,7 @@ pub enum BuildError {
         /// What cannot be had.
         why: String,
     },
-    /// A tag, prefix or name that cannot be part of a key.
+    /// A tag, or the name of a limit, that cannot be part of a key.
     Name {
         /// The name.
         name: String,

@@ -1,7 +1,8 @@
 //! Random parts of spans, so that processes do not come back at one time.
 
 use std::hash::{BuildHasher, RandomState};
-use std::time::Duration;
+use std::process;
+use std::time::{Duration, SystemTime};
 
 /// A span between three and five quarters of this one.
 pub(crate) fn jittered(span: Duration) -> Duration {
@@ -15,8 +16,14 @@ fn random() -> u64 {
     if let Some(random) = SEEDED.with_borrow_mut(|seeded| seeded.as_mut().map(rand::Rng::random::<u64>)) {
         return random >> 11;
     }
-    // A hasher's keys are random, and differ from call to call.
-    RandomState::new().hash_one(0) >> 11
+    own() >> 11
+}
+
+/// A random number that no other process has. The keys of a hasher are random, and differ from call
+/// to call. Processes that were forked from one have the same keys, and are told apart by their
+/// numbers.
+pub(crate) fn own() -> u64 {
+    RandomState::new().hash_one((process::id(), SystemTime::now()))
 }
 
 #[cfg(feature = "simulation")]

@@ -18,6 +18,7 @@ mod lock;
 #[cfg(feature = "simulation")]
 mod model;
 mod observe;
+mod own_pause;
 mod pending;
 mod queue;
 mod script;

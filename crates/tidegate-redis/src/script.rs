@@ -314,6 +314,11 @@ pub(crate) struct Told {
 }
 
 impl Reply {
+    /// How long one of the limits is still paused.
+    pub(crate) fn paused_for(&self) -> Duration {
+        self.limits.iter().map(|told| told.paused_for).max().unwrap_or_default()
+    }
+
     /// What a call needs to give the booking back.
     pub(crate) fn given_back(&self) -> GivenBack<'_> {
         let due = if self.answer == Answer::Foreseen { -self.due } else { self.due };

@@ -1,8 +1,8 @@
 //! A set of limits under one tag: one script call decides about all of them.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -12,14 +12,12 @@ use tidegate::{
 };
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
-use tokio::time::Instant;
 
 use crate::key;
-use crate::lock::lock;
 use crate::observe::Observers;
+use crate::own_pause::OwnPause;
 use crate::script::{
-    Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, Script, Told, Wanted, command, pause_left,
-    reserve,
+    Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, Script, Told, Wanted, command, reserve,
 };
 use crate::share::Booked;
 use crate::store::{Away, Deadline, Store, Unsent, WhileAway};
@@ -55,7 +53,7 @@ impl Prepared {
             observers: observers.clone(),
             members: members.clone(),
             giving_way: Arc::default(),
-            paused_till: Mutex::default(),
+            own_pause: OwnPause::default(),
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             clock: DefaultClock::new(),
@@ -76,7 +74,7 @@ pub(crate) struct Set {
     /// How many calls have no answer that give way to those of others.
     giving_way: Arc<AtomicUsize>,
     /// The end of the last pause that this process asked for, for the time that the store is away.
-    pub(crate) paused_till: Mutex<Option<Instant>>,
+    pub(crate) own_pause: OwnPause,
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) clock: DefaultClock,
@@ -290,7 +288,7 @@ impl Set {
     /// The refusal that a reply tells.
     pub(crate) fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
         let limit = reply.tightest.unwrap_or(0);
-        let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
+        let paused_for = reply.paused_for();
         let bounds = self.members.iter().filter_map(|member| member.terms.longest);
         let longest = bounds.fold(longest.min(LONGEST_WAIT), Duration::min);
         let retry_after = match reply.wait {
@@ -314,30 +312,14 @@ impl Set {
         Refusal::Unavailable { retry_after: Away::For(undecided.rest()).retry_after() }.into()
     }
 
-    /// Pauses what this process decides without the store.
-    pub(crate) fn pause(&self, span: Duration) {
-        let now = Instant::now();
-        // A pause without an end lasts longer than a process.
-        let till = now.checked_add(span).or_else(|| now.checked_add(Duration::from_secs(u32::MAX.into())));
-        let mut paused_till = lock(&self.paused_till);
-        *paused_till = till.max(*paused_till);
-    }
-
-    pub(crate) fn resume(&self) {
-        *lock(&self.paused_till) = None;
-    }
-
     /// How a request is decided in place of the store, which has booked permits for this process.
     pub(crate) fn instead(&self, undecided: Undecided, booked: &dyn Fn() -> Booked) -> Instead {
         // A wrong configuration is never hidden.
         if undecided == Undecided::Misconfigured {
             return Instead::Nobody(self.unavailable(undecided));
         }
-        let paused_till = *lock(&self.paused_till);
-        let paused_for = paused_till.map(|till| till.saturating_duration_since(Instant::now()));
-        if let Some(rest) = paused_for.filter(|rest| *rest > Duration::ZERO) {
-            let refusal = Refusal::Paused { retry_after: Nanos::from_duration(pause_left(rest)) };
-            return Instead::Nobody(AllRefusal::from(refusal).as_degraded());
+        if let Some(refusal) = self.own_pause.refusal() {
+            return Instead::Nobody(refusal);
         }
         if self.store.while_away() == WhileAway::Open {
             return Instead::Everyone;
@@ -385,7 +367,7 @@ impl Set {
 
     /// The state that a reply tells, after so much of it has passed. It takes no lock.
     pub(crate) fn state_of(&self, reply: &Reply, passed: Duration, waiting: usize) -> AllStatus {
-        let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
+        let paused_for = reply.paused_for();
         let members = self.members.iter().zip(&reply.limits).map(|(member, told)| {
             let status = Status::from(left(member, told, passed)).rate(member.terms.rate);
             (member.name.as_str(), status.paused_for(less(told.paused_for, passed)))

@@ -15,8 +15,8 @@ use super::link::Link;
 const ANSWER: Duration = Duration::from_millis(500);
 
 /// How long the sentinel that told last is asked alone. The other sentinels are asked side by side
-/// after this time, or when it fails: a fifth of the time that a call has, so that a silent
-/// sentinel costs no call its deadline. Asking all of them at once would have each process of a
+/// after this time, or when it fails: a fifth of the default timeout of a call, so that a silent
+/// sentinel costs no such call its deadline. Asking all of them at once would have each process of a
 /// fleet open several connections to a primary that has just been promoted.
 const ALONE: Duration = Duration::from_millis(10);
 

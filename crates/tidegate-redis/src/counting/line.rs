@@ -27,6 +27,7 @@ use crate::counting::call::{Call, Operation, Told};
 use crate::jitter::jittered;
 use crate::lock::lock;
 use crate::observe::Observers;
+use crate::own_pause::OwnPause;
 use crate::pending::Telling;
 use crate::script::Script;
 use crate::store::{Away, Deadline, Store, WhileAway};
@@ -62,6 +63,7 @@ pub(super) struct Shared {
     pub(super) span: Duration,
     pub(super) limit: AtomicU32,
     pub(super) line: Mutex<Line>,
+    pub(super) own_pause: OwnPause,
     /// Told when there is something to call for.
     pub(super) changed: Notify,
 }
@@ -489,23 +491,26 @@ impl Shared {
         };
         // A store that has ended does not come back.
         let may_wait = self.store.while_away() == WhileAway::Wait && retry_after < Nanos::MAX;
-        let mut is_held_up = false;
+        let (paused, mut is_held_up) = (self.own_pause.refusal(), false);
         for place in places {
             let Some(Waiter { permits, stays, .. }) = line.waiters.get(&place) else { continue };
             let (permits, stays) = (u64::from(*permits), *stays);
-            match most {
-                None if stays && may_wait => {}
-                None => line.refuse(place, Refusal::Unavailable { retry_after }, answers),
-                Some(most) if permits > u64::from(most.max(1)) => {
-                    let requested = u32::try_from(permits).unwrap_or(u32::MAX);
-                    let refusal = AllRefusal::from(Refusal::ExceedsLimit { requested, limit: most });
-                    line.refuse(place, refusal.as_degraded(), answers);
+            match (most, &paused) {
+                (None, _) if stays && may_wait => {}
+                (None, _) => line.refuse(place, Refusal::Unavailable { retry_after }, answers),
+                // It may fit the limit, though not the share.
+                (Some(most), _) if permits > u64::from(most.max(1)) => {
+                    line.refuse(place, Refusal::Unavailable { retry_after }, answers);
                 }
-                Some(most) if most == u32::MAX || (!is_held_up && line.held + permits <= most.into()) => {
+                (Some(_), Some(_)) if stays => {}
+                (Some(_), Some(refusal)) => line.refuse(place, refusal.clone(), answers),
+                (Some(most), None)
+                    if most == u32::MAX || (!is_held_up && line.held + permits <= most.into()) =>
+                {
                     self.grant(line, place, left(most, line.held + permits), true, answers);
                 }
-                Some(_) if stays => is_held_up = true,
-                Some(most) => {
+                (Some(_), None) if stays => is_held_up = true,
+                (Some(most), None) => {
                     let refusal = AllRefusal::from(Refusal::InUse { limit: most });
                     line.refuse(place, refusal.as_degraded(), answers);
                 }

@@ -2,29 +2,31 @@
 
 pub(crate) mod call;
 mod line;
+mod wait;
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::pin::Pin;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tidegate::clock::Sleep as _;
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Events, Grant, Left, Limiter, Nanos, Pause, Place, Refusal, Request, Status, Timer,
+    DefaultClock, Events, Grant, Left, Limiter, Nanos, Pause, Place, Refusal, Request, Status,
 };
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 use crate::block_on::Blocks;
 use crate::calls::calls;
 use crate::counting::call::{Operation, Told};
-use crate::counting::line::{Answer, Held, Line, Shared, left};
+use crate::counting::line::{Held, Line, Shared, left};
+use crate::counting::wait::Wait;
 use crate::error::{BuildError, with_left};
+use crate::jitter;
 use crate::key;
 use crate::observe::{Observers, Watch};
+use crate::own_pause::OwnPause;
 use crate::store::{Away, Store};
 
 /// The name of a limiter that has no members, where one is told or asked for.
@@ -173,11 +175,11 @@ impl CountingBuilder {
             observers: Arc::new(Observers::new(store.events().cloned())),
             store,
             script: Arc::new(call::script()),
-            // A hasher's keys are random.
-            process: RandomState::new().hash_one(0).to_be_bytes(),
+            process: jitter::own().to_be_bytes(),
             span,
             limit: AtomicU32::new(limit),
             line: Mutex::new(Line::default()),
+            own_pause: OwnPause::default(),
             changed: Notify::new(),
         };
         Ok(StoreCountingLimit(Arc::new(shared), Blocks::Yes))
@@ -243,6 +245,7 @@ impl StoreCountingLimit {
     ///
     /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
+        self.0.own_pause.end();
         let was_paused = self.ask(Operation::Resume).await?.granted == [true];
         if was_paused {
             self.0.observers.report(|events| events.resumed());
@@ -253,6 +256,7 @@ impl StoreCountingLimit {
     fn begin_pause(&self, pause: Pause) -> Operation {
         let now = DefaultClock::new().now();
         let span = pause.end(now).saturating_since(now).as_duration();
+        self.0.own_pause.begin(span);
         self.0.observers.report(|events| events.paused(span));
         Operation::Pause(span)
     }
@@ -293,44 +297,9 @@ impl StoreCountingLimit {
     }
 
     async fn decided(&self, request: &Request, stays: bool) -> Result<(AllPermits, Left), AllRefusal> {
-        let clock = DefaultClock::new();
-        let mut wait =
-            Wait::join(self, request, stays).map_err(|refusal| self.refused(request, refusal.into()))?;
-        let answer = match request.within.filter(|within| stays && !within.is_zero()) {
-            None => (&mut wait).await,
-            Some(within) => {
-                let end = |span| clock.now().saturating_add(Nanos::from_duration(span));
-                // Until the store has told of the permits, they may be free. It has its timeout.
-                let last = end(within.max(self.0.store.timeout()));
-                let mut ends = end(within);
-                let mut sleep = Box::pin(clock.sleep_until(ends));
-                let mut is_over = false;
-                std::future::poll_fn(|context| {
-                    loop {
-                        let answer = Pin::new(&mut wait).poll(context);
-                        if answer.is_ready() || is_over {
-                            return answer;
-                        }
-                        // The runtime of an earlier poll may have ended.
-                        if sleep.is_gone() {
-                            sleep = Box::pin(clock.sleep_until(ends));
-                        }
-                        ready!(sleep.as_mut().poll(context));
-                        let Some(place) = wait.place.filter(|place| self.0.hurry(*place)) else {
-                            return Poll::Ready(Err(Refusal::InUse { limit: self.limit() }.into()));
-                        };
-                        is_over = ends == last;
-                        if is_over {
-                            self.0.expire_one(place);
-                        } else {
-                            ends = last;
-                            sleep = Box::pin(clock.sleep_until(last));
-                        }
-                    }
-                })
-                .await
-            }
-        };
+        let joined = Wait::join(&self.0, request, stays);
+        let mut wait = joined.map_err(|refusal| self.refused(request, refusal.into()))?;
+        let answer = (&mut wait).await;
         let (held, left) = answer.map_err(|refusal| self.refused(request, refusal))?;
         let is_degraded = held.is_degraded;
         let mut permits = AllPermits::holding(Grant::new(request.permits, wait.waited), held);
@@ -356,53 +325,6 @@ impl StoreCountingLimit {
                 refusal.with_left(self.status_of(nothing, Duration::ZERO))
             }
             _ => refusal,
-        }
-    }
-}
-
-/// A request in the line of this process. Dropping it withdraws the request.
-struct Wait {
-    shared: Arc<Shared>,
-    place: Option<line::Place>,
-    answer: oneshot::Receiver<Answer>,
-    clock: DefaultClock,
-    began: Nanos,
-    /// Once it is answered.
-    waited: Nanos,
-}
-
-impl Wait {
-    fn join(of: &StoreCountingLimit, request: &Request, stays: bool) -> Result<Wait, Refusal> {
-        let shared = of.0.clone();
-        shared.check(request.permits)?;
-        let stays = stays && request.within != Some(Duration::ZERO);
-        let (place, answer) = shared.join(request.permits, stays, request.priority)?;
-        let clock = DefaultClock::new();
-        let began = clock.now();
-        Ok(Wait { shared, place: Some(place), answer, clock, began, waited: Nanos::ZERO })
-    }
-}
-
-impl Future for Wait {
-    type Output = Answer;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
-        let this = &mut *self;
-        Pin::new(&mut this.answer).poll(context).map(|answer| {
-            this.place = None;
-            this.waited = this.clock.now().saturating_since(this.began);
-            // The store has ended.
-            answer.unwrap_or(Err(Refusal::Unavailable { retry_after: Nanos::MAX }.into()))
-        })
-    }
-}
-
-impl Drop for Wait {
-    fn drop(&mut self) {
-        if let Some(place) = self.place {
-            // The task of this request need not be woken.
-            self.answer.close();
-            self.shared.leave(place);
         }
     }
 }
@@ -473,7 +395,7 @@ impl Limiter for StoreCountingLimit {
                 watch.take().into_iter().for_each(|watch| watch.answered(Err(&refusal)));
                 refusal
             };
-            Some(Wait::join(self, &request, true).map_err(refused)?)
+            Some(Wait::join(&self.0, &request, true).map_err(refused)?)
         };
         Ok(AnyReservation::new(Reserved { of: self.clone(), request, wait, watch, claimed: None }))
     }
@@ -493,6 +415,7 @@ impl Limiter for StoreCountingLimit {
 
     fn resume(&self) -> bool {
         let Some(was_paused) = self.0.store.block_on(self.1, StoreCountingLimit::resume(self)) else {
+            self.0.own_pause.end();
             self.0.tell(Operation::Resume);
             return false;
         };

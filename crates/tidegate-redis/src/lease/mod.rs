@@ -24,6 +24,7 @@ use std::sync::{Arc, Weak};
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use tidegate::all_of::AcquireAll;
 use tidegate::{
     AcquireOwned, AllOf, AllPermits, AllRefusal, AllRequest, Clock, DefaultClock, Grant, Nanos, RateLimiter,
@@ -132,6 +133,9 @@ impl Leases {
         are_held: impl Fn() -> bool,
         arrive: impl FnOnce(),
     ) -> Option<Result<AllPermits, AllRefusal>> {
+        // Dropped behind the wait, which puts its permits back: the booking for requests in line ends
+        // with the last of these.
+        let joined;
         let mut wait = pin!(self.answer(wait));
         match poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await {
             Poll::Ready(Ok(permits)) => return Some(Ok(permits)),
@@ -156,17 +160,16 @@ impl Leases {
             }
             return None;
         }
-        let joined = Joined::new(&self.ledger, costs, within.is_none());
+        joined = Joined::new(&self.ledger, costs, within.is_none());
         let mut failed = pin!(self.failed.notified());
         if !self.drive() {
             return None;
         }
         loop {
-            let answer = poll_fn(|context| match wait.as_mut().poll(context) {
-                Poll::Ready(answer) => Poll::Ready(Some(answer)),
-                Poll::Pending => failed.as_mut().poll(context).map(|()| None),
-            });
-            let answer = answer.await;
+            let answer = match select(wait.as_mut(), failed.as_mut()).await {
+                Either::Left((answer, _)) => Some(answer),
+                Either::Right(_) => None,
+            };
             if answer.is_none() {
                 // This request misses no failure that is told from now on.
                 failed.set(self.failed.notified());

@@ -278,8 +278,14 @@ impl StoreKeyedLimiter {
 
     /// Sets for all keys whether requests that would be refused pass without permits, as
     /// [`StoreLimiter::set_shadow`].
-    pub fn set_shadow(&self, shadow: bool) {
+    pub fn set_shadow_all(&self, shadow: bool) {
         self.0.tags.set_shadow(shadow);
+    }
+
+    /// Whether all keys are in [shadow mode](StoreKeyedLimiter::set_shadow_all).
+    #[must_use]
+    pub fn is_shadow_all(&self) -> bool {
+        self.0.tags.is_shadow()
     }
 
     /// Bounds the requests that wait for one key, as [`StoreLimiter::set_queue_bounds`].

@@ -10,9 +10,9 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
     DefaultClock, Events, Limiter, Nanos, Pause, QueueBounds, Refusal, Status,
@@ -152,6 +152,12 @@ impl StoreLimiter {
         self.0.set.shadow.store(shadow, Ordering::Relaxed);
     }
 
+    /// Whether the limiter is in [shadow mode](StoreLimiter::set_shadow).
+    #[must_use]
+    pub fn is_shadow(&self) -> bool {
+        self.0.set.shadow.load(Ordering::Relaxed)
+    }
+
     /// Bounds the requests that wait from now on, as [`LimiterBuilder::queue_bounds`]. Requests
     /// that wait already stay.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
@@ -198,6 +204,7 @@ impl StoreLimiter {
         }
         self.ask_all(Operation::Reset).await?;
         self.0.resumed();
+        self.resume_here();
         Ok(())
     }
 
@@ -265,7 +272,7 @@ impl StoreLimiter {
     ///
     /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
-        self.0.set.resume();
+        self.0.set.own_pause.end();
         let reply = self.ask_all(Operation::Resume).await?;
         self.0.resumed();
         let was_paused = reply.limits.iter().any(|told| told.other > 0);
@@ -317,7 +324,7 @@ impl StoreLimiter {
         if let Some(leases) = &self.0.leases {
             leases.end();
         }
-        self.0.set.pause(span);
+        self.0.set.own_pause.begin(span);
         self.0.prolong_pause(span);
         self.0.set.observers.report(|events| events.paused(span));
         Operation::Pause { span, keep_stock: pause.keeps_stock() }
@@ -325,7 +332,7 @@ impl StoreLimiter {
 
     fn resume_here(&self) {
         self.0.leases.iter().for_each(|leases| leases.resume());
-        self.0.set.resume();
+        self.0.set.own_pause.end();
     }
 
     fn debited(&self, costs: &AllRequest<'_>) -> Result<Costs, AllRefusal> {
@@ -495,12 +502,10 @@ impl StoreLimiter {
         if store.backs() != backs {
             back.mark_changed();
         }
-        let (mut wait, mut back) = (pin!(wait), pin!(back.changed()));
-        poll_fn(|context| match wait.as_mut().poll(context) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending => back.as_mut().poll(context).map(|_| None),
-        })
-        .await
+        match select(pin!(wait), pin!(back.changed())).await {
+            Either::Left((answer, _)) => Some(answer),
+            Either::Right(_) => None,
+        }
     }
 
     /// What is left of the longest wait of a request that came at this time.
@@ -518,13 +523,10 @@ impl StoreLimiter {
     ) -> Result<T, AllRefusal> {
         let _waiting = Waiting::new(&self.0.waiting);
         let mut closed = self.0.set.closed.subscribe();
-        let mut wait = pin!(wait);
-        let mut is_closed = pin!(closed.wait_for(|closed| *closed));
-        let answer = poll_fn(|context| match wait.as_mut().poll(context) {
-            Poll::Ready(answer) => Poll::Ready(answer),
-            Poll::Pending => is_closed.as_mut().poll(context).map(|_| Err(Refusal::Closed.into())),
-        });
-        answer.await
+        match select(pin!(wait), pin!(closed.wait_for(|closed| *closed))).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right(_) => Err(Refusal::Closed.into()),
+        }
     }
 }
 

@@ -133,6 +133,10 @@ impl Tags {
         lines.iter().for_each(|line| line.set.shadow.store(shadow, Ordering::Relaxed));
     }
 
+    pub(crate) fn is_shadow(&self) -> bool {
+        lock(&self.table).shadow
+    }
+
     /// Closes the lines to come. Returns whether they were open, and the lines that there are.
     pub(crate) fn close(&self) -> (bool, Vec<Arc<Line>>) {
         let mut table = lock(&self.table);

@@ -27,6 +27,12 @@ pub(super) fn refuse((waiting, permits, bounds): (usize, u64, QueueBounds), cost
 }
 
 impl State {
+    /// Whether there is room for one more request.
+    pub(super) fn has_room(&self, costs: &Costs) -> bool {
+        let (waiting, permits) = self.load();
+        fit(self.bounds, waiting, permits, sum(costs))
+    }
+
     /// The waiting requests to drop, so that there is room for one more; `None` if that makes none.
     pub(super) fn make_room(&self, costs: &Costs, priority: i8) -> Option<Vec<u64>> {
         let (bounds, n) = (self.bounds, sum(costs));

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidegate::{Nanos, QueueBounds, Refusal};
+use tidegate::{Nanos, Refusal};
 
 use crate::line::{After, Asked, Entry, Outcome, Stage, State, bounds};
 use crate::set::Undecided;
@@ -206,7 +206,7 @@ impl State {
             // The requests behind the pause stand before it.
             self.ask_again(after, now);
         }
-        if self.bounds != QueueBounds::UNBOUNDED {
+        if !self.has_room(&entry.asked.costs) {
             self.serve_due(after, now);
         }
         let has_timer = number.is_some() || self.giving_back > 0;
@@ -366,6 +366,17 @@ mod tests {
             let number = state.join(&mut after, entry, number, joined);
             assert_eq!(state.entries[&number].ends_undecided(false, false, timeout), ends);
         }
+    }
+
+    /// A request behind a pause stood in line again between two steps, and was sent.
+    #[test]
+    fn a_closed_line_takes_in_no_request_from_behind_a_pause() {
+        let entry = Entry { stage: Stage::Sent, ..Entry::new(asked(Duration::MAX), Nanos::ZERO) };
+        let mut state = State { entries: [(7, entry)].into(), closed: true, ..State::default() };
+        state.rejoin(&mut After::default(), 7, Nanos::ZERO);
+        assert!(state.in_line.is_empty());
+        let Stage::Answered(Outcome::Refused(refusal)) = &state.entries[&7].stage else { panic!("open") };
+        assert_eq!(refusal.refusal(), Some(Refusal::Closed));
     }
 
     /// A line is closed by steps, and a call may fail between two of them. Its requests stood in

@@ -82,14 +82,14 @@ mod ticket;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Poll, Waker};
+use std::task::Waker;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use tidegate::{
     AllRefusal, AllRequest, AllStatus, DefaultClock, Nanos, QueueBounds, Refusal, Request, Timer,
 };
@@ -327,8 +327,9 @@ impl Line {
         }
         drop(state);
         after.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
-        after.pause.take().into_iter().for_each(|at| self.watch_pause(at));
-        after.gathers_till.take().into_iter().for_each(|till| self.watch_returning(till));
+        after.pause.take().into_iter().for_each(|at| self.visit_at(at, State::look_at_pause));
+        // The line goes on then without the requests that have not returned.
+        after.gathers_till.take().into_iter().for_each(|till| self.visit_at(till, |_, _, _| ()));
         if after.has_booked {
             self.leases.iter().for_each(|leases| leases.left_to_store());
         }
@@ -339,26 +340,20 @@ impl Line {
     fn watch(self: &Arc<Line>, class: Vec<u64>, at: Nanos, ends: oneshot::Receiver<()>) {
         let (line, clock) = (Arc::downgrade(self), DefaultClock::clone(&self.set.clock));
         self.set.store.spawn(Box::pin(async move {
-            let (mut sleep, mut ends) = (pin!(clock.sleep_until(at)), pin!(ends));
-            let is_time = poll_fn(|context| match sleep.as_mut().poll(context) {
-                Poll::Ready(()) => Poll::Ready(true),
-                Poll::Pending => ends.as_mut().poll(context).map(|_| false),
-            });
-            if is_time.await
-                && let Some(line) = line.upgrade()
-            {
+            let is_time = matches!(select(pin!(clock.sleep_until(at)), ends).await, Either::Left(_));
+            if is_time && let Some(line) = line.upgrade() {
                 line.visit(|state, after, now| state.watched(after, &class, at, now));
             }
         }));
     }
 
-    /// Has the store's thread look at the requests behind a pause.
-    fn watch_pause(self: &Arc<Line>, at: Nanos) {
+    /// Has the store's thread look at the line at a time.
+    fn visit_at(self: &Arc<Line>, at: Nanos, look: fn(&mut State, &mut After, Nanos)) {
         let (line, clock) = (Arc::downgrade(self), DefaultClock::clone(&self.set.clock));
         self.set.store.spawn(Box::pin(async move {
             clock.sleep_until(at).await;
             if let Some(line) = line.upgrade() {
-                line.visit(State::look_at_pause);
+                line.visit(look);
             }
         }));
     }

@@ -26,7 +26,7 @@ impl State {
     /// A request waits behind a pause.
     pub(super) fn foresee(&mut self, after: &mut After, number: u64, reply: Reply, now: Nanos) {
         let due = now.saturating_add(Nanos::from_duration(reply.wait));
-        let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
+        let paused_for = reply.paused_for();
         let Some(entry) = self.entries.get(&number) else { return };
         let (costs, priority) = (entry.asked.costs.clone(), entry.asked.priority);
         let Some(victims) = self.make_room(&costs, priority) else {
@@ -92,9 +92,8 @@ impl State {
     /// a pause.
     pub(super) fn decided_beside(&mut self, after: &mut After, reply: &Reply, now: Nanos) {
         let Some((_, first)) = self.first_behind_pause() else { return };
-        let is_paused = reply.limits.iter().any(|told| told.paused_for > Duration::ZERO);
         let has_ended = match reply.answer {
-            Answer::Done | Answer::Refused => !is_paused,
+            Answer::Done | Answer::Refused => reply.paused_for().is_zero(),
             Answer::Resumed => true,
             Answer::Shadow | Answer::Foreseen => false,
         };
@@ -148,6 +147,10 @@ impl State {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         if !matches!(entry.stage, Stage::Sent) {
             return;
+        }
+        if self.closed {
+            // The line is being closed by steps.
+            return self.answer(after, number, Outcome::Refused(Refusal::Closed.into()));
         }
         if let Some(rest) = rest
             && !entry.asked.outlasts

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate::{DefaultClock, Nanos, Timer};
+use tidegate::Nanos;
 
 use crate::line::{After, Line, State};
 use crate::lock::lock;
@@ -66,18 +66,5 @@ impl State {
             self.away.backs = backs;
         }
         gathers
-    }
-}
-
-impl Line {
-    /// Has the line go on at a time without the requests that have not returned.
-    pub(super) fn watch_returning(self: &Arc<Line>, till: Nanos) {
-        let (line, clock) = (Arc::downgrade(self), DefaultClock::clone(&self.set.clock));
-        self.set.store.spawn(Box::pin(async move {
-            clock.sleep_until(till).await;
-            if let Some(line) = line.upgrade() {
-                line.visit(|_, _, _| ());
-            }
-        }));
     }
 }

@@ -154,7 +154,7 @@ impl State {
     /// looks for a request that is never polled again.
     pub(super) fn serve_due(&mut self, after: &mut After, now: Nanos) {
         let is_due = |class: &Class| class.first().is_some_and(|(_, due)| due <= now);
-        let due = self.classes.iter().filter(|(_, class)| is_due(class));
+        let due = self.classes.iter().take(FORESEEN).filter(|(_, class)| is_due(class));
         let due: Vec<Vec<u64>> = due.map(|(costs, _)| costs.clone()).collect();
         due.iter().for_each(|class| self.settle(after, class, now));
     }

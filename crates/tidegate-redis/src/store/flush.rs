@@ -1,9 +1,8 @@
 //! [`Store::flush`]: waiting until the store has answered all that it is told.
 
-use std::future::poll_fn;
 use std::pin::pin;
-use std::task::Poll;
 
+use futures_util::future::{Either, select};
 use tidegate::{Clock, DefaultClock, Nanos, Timer};
 
 use crate::block_on::Blocks;
@@ -64,7 +63,7 @@ impl Store {
             self.0.shared.clients.leave(|| self.begin_telling());
         }
         let clock = DefaultClock::new();
-        let mut late = pin!(async {
+        let late = pin!(async {
             let mut answered = None;
             // While the store answers others, the answers to these messages are still to come.
             while answered.replace(self.counts().answered) != Some(self.counts().answered) {
@@ -72,16 +71,16 @@ impl Store {
                 clock.sleep_until(clock.now().saturating_add(silence)).await;
             }
         });
-        let mut told = pin!(async {
+        let told = pin!(async {
             pending.ended_so_far().await;
             // The messages that waited for these answers have left by now.
             pending.ended_so_far().await;
         });
-        let is_told = poll_fn(|context| match told.as_mut().poll(context) {
-            Poll::Ready(()) => Poll::Ready(true),
-            Poll::Pending => late.as_mut().poll(context).map(|()| false),
-        });
-        if is_told.await { pending.take_lost().map_or(Ok(()), Err) } else { Err(self.last_error()) }
+        if matches!(select(told, late).await, Either::Left(_)) {
+            pending.take_lost().map_or(Ok(()), Err)
+        } else {
+            Err(self.last_error())
+        }
     }
 
     /// As [`flush`](Store::flush), and blocks the calling thread meanwhile.

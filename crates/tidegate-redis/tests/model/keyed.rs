@@ -199,12 +199,12 @@ fn what_holds_for_all_keys_holds_for_those_to_come() {
         assert!(users.observe(statistics.clone()) && !users.observe(statistics.clone()));
         let alice = AnyLimiter::from(users.limiter("alice"));
         let _ = alice.acquire_now(1).await.unwrap();
-        users.set_shadow(true);
+        users.set_shadow_all(true);
         let _ = alice.acquire_now(1).await.unwrap();
         for _ in 0..2 {
             let _ = users.acquire_now("bob", 1).await.unwrap();
         }
-        users.set_shadow(false);
+        users.set_shadow_all(false);
         assert!(users.acquire_now("bob", 1).await.is_err());
         let told = statistics.snapshot();
         assert_eq!((told.granted, told.shadowed, told.limited), (2, 2, 1));

@@ -7,7 +7,8 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tidegate::{
-    AllRefusal, AllRequest, AnyLimiter, Events, QueueBounds, Refusal, Request, StoreEvent, WhenFull,
+    AllRefusal, AllRequest, AllStatus, AnyLimiter, Events, Pause, QueueBounds, Refusal, Request, StoreEvent,
+    WhenFull,
 };
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{LimiterBuilder, Store, StoreLimiter, WhileAway};
@@ -32,6 +33,10 @@ fn limiter(store: &Store, policy: &str) -> AnyLimiter {
 fn is_unavailable<T>(answer: &Result<T, AllRefusal>) -> bool {
     let refusal = answer.as_ref().err().and_then(AllRefusal::refusal);
     matches!(refusal, Some(Refusal::Unavailable { .. }))
+}
+
+fn available(status: &AllStatus) -> u64 {
+    status.members[0].1.available
 }
 
 /// Has a server that was killed start in a second.
@@ -207,6 +212,87 @@ fn a_longest_wait_for_permits_in_use_is_no_outage() {
                 assert!(stores.iter().all(|store| store.counts().degraded == 0), "{while_away}");
             });
         }
+    }
+}
+
+/// A place among permits in use forgot the longest wait of its request: it waited until a permit
+/// came back, and for all of an outage.
+#[test]
+fn a_place_among_permits_in_use_is_refused_after_its_longest_wait() {
+    for while_away in [WhileAway::Closed, WhileAway::Wait] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+            let jobs = store.counting("jobs", 1).build().unwrap();
+            let held = jobs.acquire().await.unwrap();
+            let request = || Request::from(1).within(100 * MS);
+            let wait = jobs.acquire_many(request()).await.unwrap_err();
+            let began = Instant::now();
+            let mut place = jobs.reserve(request()).unwrap();
+            let refusal = timeout(SECOND, &mut place).await.unwrap().unwrap_err();
+            assert_eq!(refusal.refusal(), wait.refusal());
+            // A timer rings by whole milliseconds.
+            assert!(began.elapsed() < 101 * MS, "{:?}", began.elapsed());
+            // A refused place is in no line, also while it is kept.
+            assert_eq!(jobs.status().await.unwrap().waiting, 0);
+            drop(held);
+            sleep(100 * MS).await;
+            assert_eq!(available(&jobs.status().await.unwrap()), 1);
+            model.stop(true);
+            let mut place = jobs.reserve(request()).unwrap();
+            let refusal = timeout(SECOND, &mut place).await.unwrap();
+            assert!(is_unavailable(&refusal), "{while_away}: {refusal:?}");
+        });
+    }
+}
+
+/// A process that had paused permits in use itself went on to grant them while the store was away.
+/// It refused a request that is larger than its share as one that is larger than the limit.
+#[test]
+fn permits_in_use_are_paused_and_shared_while_the_store_is_away() {
+    let two = std::num::NonZeroU32::new(2).unwrap();
+    for while_away in [WhileAway::Open, WhileAway::ShareOf(two)] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+            let jobs = store.counting("jobs", 8).build().unwrap();
+            jobs.pause(Pause::lasting(60 * SECOND)).await.unwrap();
+            model.stop(true);
+            let refusal = jobs.acquire_now(1).await.unwrap_err();
+            assert!(refusal.is_degraded());
+            assert!(matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal:?}");
+            assert!(refusal.retry_after().unwrap() > 59 * SECOND, "{refusal:?}");
+            let began = Instant::now();
+            let permit = jobs.acquire().await.unwrap();
+            assert!(permit.is_degraded() && began.elapsed() > 59 * SECOND);
+            jobs.pause(Pause::lasting(60 * SECOND)).await.unwrap_err();
+            jobs.resume().await.unwrap_err();
+            drop(jobs.acquire_now(1).await.unwrap());
+            let many = jobs.acquire_now(5).await;
+            match while_away {
+                WhileAway::Open => assert!(many.is_ok()),
+                _ => assert!(is_unavailable(&many) && many.unwrap_err().refusal().unwrap().may_retry()),
+            }
+        });
+    }
+}
+
+/// A reset ended the pause of the store, and not that of this process.
+#[test]
+fn a_reset_ends_a_pause_also_while_the_store_is_away() {
+    for leased in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model").while_away(WhileAway::Open)).unwrap();
+            let builder = builder(&store, "token_bucket 1000/s burst 1000");
+            let builder = if leased { builder.leased() } else { builder };
+            let limiter = builder.build().unwrap();
+            limiter.pause(Pause::lasting(60 * SECOND)).await.unwrap();
+            limiter.reset().await.unwrap();
+            drop(limiter.acquire_now(1).await.unwrap());
+            model.stop(true);
+            drop(limiter.acquire_now(1).await.unwrap());
+        });
     }
 }
 

@@ -245,7 +245,7 @@ impl Ledger {
         if matches!(reply.answer, Answer::Foreseen | Answer::Resumed) {
             // No lease is booked in a pause, nor while requests in the line of the store wait for
             // its end. The requests in line go to that line.
-            let paused_for = reply.limits.iter().map(|told| told.paused_for).max().unwrap_or_default();
+            let paused_for = reply.paused_for();
             state.away = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
             state.is_hopeless = false;
             // Bookings in flight end, too: they would serve later requests.

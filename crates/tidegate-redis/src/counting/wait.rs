@@ -1,0 +1,109 @@
+//! A request for permits in use, as a future.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tidegate::clock::Sleep as _;
+use tidegate::{Clock, DefaultClock, Nanos, Refusal, Request, Timer};
+use tokio::sync::oneshot;
+
+use crate::counting::line::{Answer, Place, Shared};
+
+/// A request in the line of this process. Dropping it withdraws the request.
+pub(super) struct Wait {
+    shared: Arc<Shared>,
+    /// Until it is answered.
+    place: Option<Place>,
+    answer: oneshot::Receiver<Answer>,
+    clock: DefaultClock,
+    began: Nanos,
+    /// Once it is answered.
+    pub(super) waited: Nanos,
+    longest: Option<Longest>,
+}
+
+/// The longest wait of a request.
+struct Longest {
+    ends: Nanos,
+    /// Until the store has told of the permits, they may be free. It has its timeout.
+    last: Nanos,
+    sleep: Pin<Box<<DefaultClock as Timer>::Sleep>>,
+}
+
+impl Wait {
+    /// Joins the line. A request that does not stay waits for the answer alone.
+    pub(super) fn join(shared: &Arc<Shared>, request: &Request, stays: bool) -> Result<Wait, Refusal> {
+        let shared = shared.clone();
+        shared.check(request.permits)?;
+        let stays = stays && request.within != Some(Duration::ZERO);
+        let (place, answer) = shared.join(request.permits, stays, request.priority)?;
+        let clock = DefaultClock::new();
+        let began = clock.now();
+        let longest = request.within.filter(|_| stays).map(|within| {
+            let end = |span| began.saturating_add(Nanos::from_duration(span));
+            let (ends, last) = (end(within), end(within.max(shared.store.timeout())));
+            Longest { ends, last, sleep: Box::pin(clock.sleep_until(ends)) }
+        });
+        Ok(Wait { shared, place: Some(place), answer, clock, began, waited: Nanos::ZERO, longest })
+    }
+
+    /// Waits for the end of the longest wait. Then the request waits for the answer alone, or it is
+    /// refused, if the permits are known to be in use.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
+        let Some(Longest { ends, last, sleep }) = &mut self.longest else { return Poll::Pending };
+        // The runtime of an earlier poll may have ended.
+        if sleep.is_gone() {
+            *sleep = Box::pin(self.clock.sleep_until(*ends));
+        }
+        ready!(sleep.as_mut().poll(context));
+        let Some(place) = self.place.filter(|place| self.shared.hurry(*place)) else {
+            return Poll::Ready(Err(Refusal::InUse { limit: self.shared.limit() }));
+        };
+        if ends == last {
+            self.longest = None;
+            self.shared.expire_one(place);
+        } else {
+            *ends = *last;
+            *sleep = Box::pin(self.clock.sleep_until(*last));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn leave(&mut self) {
+        if let Some(place) = self.place.take() {
+            // The task of this request need not be woken.
+            self.answer.close();
+            self.shared.leave(place);
+        }
+    }
+}
+
+impl Future for Wait {
+    type Output = Answer;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+        let this = &mut *self;
+        let answer = loop {
+            if let Poll::Ready(answer) = Pin::new(&mut this.answer).poll(context) {
+                this.place = None;
+                // The store has ended.
+                break answer.unwrap_or(Err(Refusal::Unavailable { retry_after: Nanos::MAX }.into()));
+            }
+            if let Err(refusal) = ready!(this.poll_end(context)) {
+                this.leave();
+                // The answer may have come meanwhile.
+                break this.answer.try_recv().unwrap_or(Err(refusal.into()));
+            }
+        };
+        this.waited = this.clock.now().saturating_since(this.began);
+        Poll::Ready(answer)
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
