@@ -1,23 +1,26 @@
 -- Takes back what was granted: bookings whose instants are to come, and grants.
 
--- Refunds permits of a grant.
-local function give(l, n, due)
-  local kind = l.kind
-  if kind.lasts and due <= now and l.booked > now and lasts(l, due) > now then
-    -- Requests take them now, as those of a booking that was given back.
-    if kind.drop then
-      n = n - kind.drop(l, due, n)
-    else
-      add_place(l, {due = due, size = n, free = n, number = -1})
-      n = 0
+local give
+if ARGV[4] or operation == 'refund' then
+  -- Refunds permits of a grant.
+  function give(l, n, due)
+    local kind = l.kind
+    if kind.lasts and due <= now and l.booked > now and lasts(l, due) > now then
+      -- Requests take them now, as those of a booking that was given back.
+      if kind.drop then
+        n = n - kind.drop(l, due, n)
+      else
+        add_place(l, {due = due, size = n, free = n, number = -1})
+        n = 0
+      end
+      bound_places(l)
+      touch(l)
+      if n == 0 then return end
     end
-    bound_places(l)
+    local spare = kind.give(l, max(l.now, l.booked), n, due)
     touch(l)
-    if n == 0 then return end
+    if not kind.cut and l.booked > now then note_refund(l, n, due, spare or 0) end
   end
-  local spare = kind.give(l, max(l.now, l.booked), n, due)
-  touch(l)
-  if not kind.cut and l.booked > now then note_refund(l, n, due, spare or 0) end
 end
 
 local give_back

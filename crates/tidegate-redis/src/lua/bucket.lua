@@ -29,8 +29,8 @@
 --   | ..    |       |       | how many numbers of marks follow                                   |
 --   | ..    | marks |       | as in room.lua                                                     |
 --   | ..    | peaks |       | at most 8: of each its instant, which rises, and a level, which    |
---   |       |       |       | falls: no grant of this instant or later, up to the next peak,     |
---   |       |       |       | found more. One that met the cap has a unit more than that         |
+--   |       |       |       | falls: no grant behind the peak before found more, and no later    |
+--   |       |       |       | one. A peak that met the cap has a unit more than that             |
 --
 -- Refund. Without a grant each level since would be higher by its price, unless it met the cap. So
 -- it gives back no more than the least room that any later grant found, or there is now. The
@@ -41,8 +41,9 @@
 -- Credit. A request waits behind the bookings ahead, but for what came back since: with it, the
 -- level is higher at each instant to come, and the bookings ahead do not need it. So a request
 -- takes it now, as far as the level is nowhere lower. It is left to such requests, and adds to the
--- level for others only where the cap leaves no room for as much as they ask for. In a pause the
--- level is not known.
+-- level for others only where the cap leaves no room for as much as they ask for. As bookings pass,
+-- more of it is where it is nowhere lower: a request behind the bookings ahead may be told a later
+-- instant than before, and is granted at the earlier one. In a pause the level is not known.
 --
 -- Pause. Nothing comes in, so at its end the level is the one from before, as of an instant that is
 -- as much later as the pause was long. `hold` moves `booked` to the instant for the end that is
@@ -239,12 +240,12 @@ do
     expires = function(l)
       local t, level = l.terms, l.level
       if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
-      if t[1] == 0 or level <= -MOST then return l.booked + 10 * YEARS end
+      if t[1] == 0 or level <= -MOST then return l.booked + MOST_YEARS end
       local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
       local lasts = refills * (t[8] > 0 and t[8] or 1) + t[10]
       if l.slow > t[11] then
         local spans = level < 0 and 1 + whole_up(-level, max(1, t[3])) or 1
-        lasts = max(lasts, min(l.slow * spans, 10 * YEARS))
+        lasts = max(lasts, l.slow * spans)
       end
       return l.booked + lasts
     end,
@@ -305,9 +306,9 @@ do
       local level = stays and l.level or level_at(l, at, MOST)
       local cap, peaks = l.terms[3], l.peaks
       local room = cap - level
-      for i = 1, #peaks, 2 do
-        if peaks[i] > due then room = min(room, cap - peaks[i + 1]) end
-      end
+      local i = 1
+      while peaks[i] and peaks[i] <= due do i = i + 2 end
+      if peaks[i] then room = min(room, cap - peaks[i + 1]) end
       if room <= 0 or level <= -MOST then return 0 end
       local given = min(n * l.terms[2], room)
       l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
@@ -319,7 +320,7 @@ do
       for i = 1, #peaks, 2 do
         peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
       end
-      return is_lent and l.terms[2] > 0 and whole(given, l.terms[2]) or 0
+      return is_lent and whole(given, l.terms[2]) or 0
     end
 
     -- Grants what came back at an instant before the last booking. That may lie behind now if the

@@ -49,21 +49,10 @@ do
     read = function(l, value)
       local t = l.terms
       if value then
-        local first = l.first
-        local cells = (#value - first - 7) / 4
-        local counts = {parse('>' .. ('I4'):rep(cells), value, first + 8)}
+        -- A key of other cells has another name.
+        l.counts = {parse('>' .. ('I4'):rep(t[4]), value, l.first + 8)}
         -- The last number is where the parsing ended.
-        counts[cells + 1] = nil
-        if parse('>d', value, first) == t[2] and cells == t[4] then
-          l.counts = counts
-          return
-        end
-        -- The terms have other cells: all permits count as of the newest cell.
-        l.counts = {}
-        local sum = 0
-        for i = 1, cells do sum = sum + counts[i] end
-        for i = 1, t[4] - 1 do l.counts[i] = 0 end
-        l.counts[t[4]] = min(2^32 - 1, sum)
+        l.counts[t[4] + 1] = nil
       else
         l.counts = {}
         for i = 1, t[4] do l.counts[i] = 0 end
@@ -110,30 +99,30 @@ do
     end,
   }
 
-  -- Until the end of its cell.
-  kinds[CELLS].lasts = function(l, due)
-    local t = l.terms
-    return due + t[2] - (due - t[3]) % t[2]
-  end
-
   if has_back then
+    -- Until the end of its cell.
+    kinds[CELLS].lasts = function(l, due)
+      local t = l.terms
+      return due + t[2] - (due - t[3]) % t[2]
+    end
+
     kinds[CELLS].lend = function(l, at, n)
       if at >= l.booked then return take(l, at, n) end
       local i = l.terms[4] - (number(l.terms, l.booked) - number(l.terms, at))
       if i > 0 then l.counts[i] = min(2^32 - 1, l.counts[i] + n) end
       return true
     end
-  end
 
-  kinds[CELLS].give = function(l, at, n, due)
-    local t = l.terms
-    if number(t, at) - number(t, due) >= t[4] then return end
-    take(l, at, 0)
-    -- The permits go off the oldest cells, as in one process, where these are forgotten first.
-    for i = 1, t[4] do
-      local given = min(n, l.counts[i])
-      l.counts[i] = l.counts[i] - given
-      n = n - given
+    kinds[CELLS].give = function(l, at, n, due)
+      local t = l.terms
+      if number(t, at) - number(t, due) >= t[4] then return end
+      take(l, at, 0)
+      -- The permits go off the oldest cells, as in one process, where these are forgotten first.
+      for i = 1, t[4] do
+        local given = min(n, l.counts[i])
+        l.counts[i] = l.counts[i] - given
+        n = n - given
+      end
     end
   end
 end

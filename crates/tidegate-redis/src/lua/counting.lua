@@ -9,7 +9,7 @@
 --   | all       | 1      | total  | permits | in use, by all processes                               |
 --   |           | 2      | seen   | us      | the latest server time of a write                      |
 --   |           | 3      | paused | us      | the end of a pause, 0 without one                      |
---   |           | 4      | kept   | us      | the key expires no earlier                             |
+--   |           | 4      | kept   | us      | the key expires no earlier, nor before a pause ends    |
 --   |           | 5      | first  | us      | no process is lost before                              |
 --   | line      |        |        |         | the processes that wait, in order of arrival: 8 bytes  |
 --   |           |        |        |         | each, at most 64 processes                             |
@@ -163,7 +163,6 @@ if operation == 'call' and granted == 0 and mine then
   -- permits can be given back.
   redis.call('HDEL', hash, id)
 end
-kept = math.max(kept, paused)
 if is_here then kept, first = math.max(kept, now + span), math.min(first, now + span) end
 seen = math.max(seen, now)
 local values = {'all', struct.pack('>ddddd', total, seen, paused, kept, first)}
@@ -177,6 +176,6 @@ end
 redis.call('HSET', hash, unpack(values))
 in_parts('HDEL', lost)
 in_parts('HSET', moved)
-local ttl = string.format('%.0f', math.max(1, math.ceil((kept - now) / 1000)) + (is_real and 0 or 86400000))
+local ttl = string.format('%.0f', math.max(1, math.ceil((math.max(kept, paused) - now) / 1000)) + (is_real and 0 or 86400000))
 redis.call('PEXPIRE', hash, ttl)
 return told

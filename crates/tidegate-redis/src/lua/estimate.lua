@@ -2,7 +2,7 @@
 --
 --   | term | name   | unit    | meaning                                                         |
 --   |------|--------|---------|-----------------------------------------------------------------|
---   | 1    | limit  | permits | of one window; limit x length is below 2^52                     |
+--   | 1    | limit  | permits | of one window; limit x length is below 2^51                     |
 --   | 2    | length | us      | of the window                                                   |
 --   | 3    | offset | us      | of the windows, after those of Unix time                        |
 --
@@ -83,13 +83,13 @@ do
     end,
   }
 
-  -- Until the end of its window.
-  kinds[ESTIMATE].lasts = function(l, due)
-    local t = l.terms
-    return due + t[2] - (due - t[3]) % t[2]
-  end
-
   if has_back then
+    -- Until the end of its window.
+    kinds[ESTIMATE].lasts = function(l, due)
+      local t = l.terms
+      return due + t[2] - (due - t[3]) % t[2]
+    end
+
     kinds[ESTIMATE].lend = function(l, at, n)
       if at >= l.booked then return take(l, at, n) end
       local began = open(l, l.booked)
@@ -100,14 +100,14 @@ do
       end
       return true
     end
-  end
 
-  kinds[ESTIMATE].give = function(l, at, n, due)
-    local began = open(l, at)
-    if due < began - l.terms[2] then return end
-    take(l, at, 0)
-    local used = due >= began and min(n, l.used) or 0
-    l.used = l.used - used
-    l.before = max(0, l.before - (n - used))
+    kinds[ESTIMATE].give = function(l, at, n, due)
+      local began = open(l, at)
+      if due < began - l.terms[2] then return end
+      take(l, at, 0)
+      local used = due >= began and min(n, l.used) or 0
+      l.used = l.used - used
+      l.before = max(0, l.before - (n - used))
+    end
   end
 end

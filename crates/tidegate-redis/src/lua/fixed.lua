@@ -12,6 +12,17 @@
 --   | 1     | began | us      | when the window of `booked` began                               |
 --   | 2     | used  | permits | of that window; at most 2^52                                    |
 --
+-- A window that begins with its first grant may begin later than the one before ends, since other
+-- limits made the grant wait. If the offset is -1, the windows up to the last gap follow:
+--
+--   | state | name   | unit   | meaning                                                         |
+--   |-------|--------|--------|-----------------------------------------------------------------|
+--   | 3     | since  | us     | when the first window behind the gap began: up to that of       |
+--   |       |        |        | `booked` they have no gap                                       |
+--   | 4     | before | us     | when the last window before the gap began                       |
+--   | 5     | from   | us     | as `since`, of the windows before the gap. Of earlier ones it is |
+--   |       |        |        | not known when they began: they lend nothing                    |
+--
 -- Exactness. Only sums and remainders of integers below 2^53.
 do
   -- The window that is open at an instant: its beginning, and how many permits of it are used.
@@ -29,10 +40,12 @@ do
     terms = '>ddd',
 
     read = function(l, value)
-      if value then
-        l.began, l.used = parse('>dd', value, l.first)
+      if not value then
+        l.began, l.used, l.since, l.before, l.from = l.booked, 0, l.booked, l.booked, l.booked
+      elseif l.terms[3] < 0 then
+        l.began, l.used, l.since, l.before, l.from = parse('>ddddd', value, l.first)
       else
-        l.began, l.used = l.booked, 0
+        l.began, l.used = parse('>dd', value, l.first)
       end
     end,
 
@@ -44,13 +57,19 @@ do
     end,
 
     take = function(l, at, n)
-      l.began, l.used = open(l, at)
-      l.used = min(MOST, l.used + n)
+      local began, used = open(l, at)
+      if l.terms[3] < 0 and l.used == 0 then
+        l.since, l.before, l.from = began, began, began
+      elseif l.terms[3] < 0 and (began - l.began) % l.terms[2] > 0 then
+        l.since, l.before, l.from = began, l.began, l.since
+      end
+      l.began, l.used = began, min(MOST, used + n)
       l.booked = at
     end,
 
     move = function(l, by)
       l.began = l.began + by
+      if l.terms[3] < 0 then l.since, l.before, l.from = l.since + by, l.before + by, l.from + by end
     end,
 
     left = function(l, at)
@@ -66,27 +85,32 @@ do
     end,
 
     value = function(l)
-      return pack('>dd', l.began, l.used)
+      if l.terms[3] >= 0 then return pack('>dd', l.began, l.used) end
+      return pack('>ddddd', l.began, l.used, l.since, l.before, l.from)
     end,
   }
 
-  -- Until the end of its window.
-  kinds[FIXED].lasts = function(l, due)
-    local t = l.terms
-    local offset = t[3] < 0 and l.began or t[3]
-    return due + t[2] - (due - offset) % t[2]
-  end
-
   if has_back then
+    -- Until the end of its window.
+    kinds[FIXED].lasts = function(l, due)
+      local t = l.terms
+      local began = t[3]
+      if began < 0 then
+        if due < l.from then return due end
+        began = due < l.since and l.before or l.began
+      end
+      return due + t[2] - (due - began) % t[2]
+    end
+
     kinds[FIXED].lend = function(l, at, n)
       if at >= l.booked then return kinds[FIXED].take(l, at, n) end
       if at >= l.began then l.used = min(MOST, l.used + n) end
       return true
     end
-  end
 
-  kinds[FIXED].give = function(l, at, n, due)
-    local began = open(l, at)
-    if due >= max(began, l.began) then l.used = max(0, l.used - n) end
+    kinds[FIXED].give = function(l, at, n, due)
+      local began = open(l, at)
+      if due >= max(began, l.began) then l.used = max(0, l.used - n) end
+    end
   end
 end

@@ -10,28 +10,40 @@
 --   | 3      | booked | us   | the instant of the last grant, which may lie ahead: no later   |
 --   |        |        |      | request is granted before it. The state is as of this instant. |
 --   | 4      | held   | us   | the end of a pause, 0 without one                              |
---   | 5      | back   | byte | the length of what follows of bookings that were given back    |
---   | ..     |        | 1    | how many places follow, and how many refunds                   |
---   | ..     | kept   | 1    | no booking of a lower number is undone                          |
---   | ..     | alive  |permit| of the bookings since the origin those that are not given back   |
---   | ..     | first  | us   | the first instant of these bookings                            |
---   | ..     | real   |      | its length, and in a pause the value without what is foreseen   |
---   | ..     | origin |      | its length, and the value from before all bookings ahead, or   |
---   |        |        |      | no value if one of them has become a grant                     |
---   | ..     | later  | byte | the length of the places that are not in the list              |
---   | ..     | parts  | 1    | how many bookings follow of which parts are taken              |
---   | ..     |        | 1    | how many numbers of marks follow                               |
---   | ..     | marks  |      | of a window, as in room.lua                                    |
---   | ..     | places |      | of each in the list its instant, its permits, how many of      |
---   |        |        |      | them are free, the number of its booking, or -1, and the length |
---   |        |        |      | of the value from before it, which follows, if a part of it is  |
---   |        |        |      | taken; then the others, as in places.lua                       |
---   | ..     | parts  |      | as the places in the list: what is free is in the other places |
---   | ..     | refunds|      | as in refunds.lua                                               |
---   | ..     | runs   |      | of each its first and its last number, the instant of the last |
---   |        |        |      | one, and the length of the value from before the first one,    |
---   |        |        | byte | which follows, or is missing: `writes`, `booked`, and the      |
---   |        |        |      | numbers of the algorithm                                       |
+--   | 5      | back   | byte | the length of what follows of bookings that were given back,   |
+--   |        |        |      | before the numbers of the algorithm                            |
+--
+-- If that is not 0, ten numbers follow:
+--
+--   | number | name   | unit | meaning                                                       |
+--   |--------|--------|------|---------------------------------------------------------------|
+--   | 6, 7   |        | 1    | how many places follow in the list, and how many refunds       |
+--   | 8      | kept   | 1    | no booking of a lower number is undone                          |
+--   | 9      | alive  |permit| of the bookings since the origin those that are not given back   |
+--   | 10     | first  | us   | the first instant of these bookings                            |
+--   | 11     |        | byte | the length of `origin`                                         |
+--   | 12     |        | byte | the length of the places that are not in the list              |
+--   | 13     |        | byte | the length of `real`                                           |
+--   | 14     |        | 1    | how many bookings follow of which parts are taken              |
+--   | 15     |        | 1    | how many numbers of marks follow                               |
+--
+-- and texts, in this order:
+--
+--   | text    | meaning                                                                    |
+--   |---------|----------------------------------------------------------------------------|
+--   | marks   | of a window, as in room.lua                                                |
+--   | real    | in a pause the value without what is foreseen, else nothing                 |
+--   | origin  | the value from before all bookings ahead; nothing if one of them has become |
+--   |         | a grant                                                                     |
+--   | places  | of each in the list its instant, its permits, how many of them are free, the |
+--   |         | number of its booking, or -1, and the length of the value from before it,   |
+--   |         | which follows, if a part of it is taken                                     |
+--   | later   | the other places, as in places.lua                                         |
+--   | parts   | as the places in the list: what is free is in the other places              |
+--   | refunds | as in refunds.lua                                                          |
+--   | runs    | of each its first and its last number, the instant of the last one, and the |
+--   |         | length of the value from before the first one, which follows, or is missing: |
+--   |         | `writes`, `booked`, and the numbers of the algorithm                        |
 --
 -- Exactness. All numbers are integers of magnitude below 2^53, so that doubles add, subtract and
 -- multiply them without rounding. `whole` divides them without rounding, too: a quotient a/b lies
@@ -101,8 +113,9 @@
 -- permits; and for each key the value from before the booking. The instant of one that was foreseen
 -- is negative. `back` has the values alone.
 --
--- Speed. Most calls are `reserve` of one request that is granted at once. Functions that `reserve`
--- never needs are only made for other operations, and those for bookings where a limit has some.
+-- Speed. Most calls are `reserve` of one request that is granted at once, and each function takes
+-- time to make. Functions that `reserve` never needs are made for other operations alone, and those
+-- for bookings and for what comes back where a limit has some.
 
 local MOST = 2^52
 local MOST_WRITES = 2^51
@@ -115,6 +128,8 @@ local MOST_PARTS = 32
 local MOST_RUNS = 1024
 local MOST_RUN_BYTES = 163840
 local YEARS = 315576000 * 1000000
+-- No key is kept for longer, however large a debt is.
+local MOST_YEARS = 10 * YEARS
 -- How much longer than a told wait a limit is kept.
 local LINGER = 10 * 1000000
 local BUCKET, FIXED, CELLS, ESTIMATE, LOG = 1, 2, 3, 4, 5

@@ -182,81 +182,81 @@ do
     end,
   }
 
-  kinds[LOG].give = function(l, at, n, due)
-    -- The oldest permits go, as in one process, where they are forgotten first. No window to come
-    -- has one of them without the grant. Permits that still count at the last booking make room for
-    -- the next booking.
-    local counts = due + l.terms[2]
-    if counts > l.now then cut(l, gone(l, counts > at and at or l.now) + 1, n) end
-  end
-
-  -- While the last booking is less than a window behind a place, no window ends at a booking that
-  -- has a later instant and not the one of the place.
-  kinds[LOG].lasts = function(l, due)
-    local counts = due + l.terms[2]
-    return l.booked < counts and counts or due
-  end
-
-  -- Moves permits of one instant to a later one. Refunds may have taken some out of the records.
-  kinds[LOG].shift = function(l, from, to, n)
-    local i, permits = find(l, from)
-    local moved, last, own = min(n, permits), gone(l, to + l.terms[2]), ''
-    local kept = last
-    if last > 0 and instant(l, last) == to then
-      kept = last - 1
-    else
-      own = pack('>I4', (l.start + sum(l, last) + n - moved) % TURN)
-      l.instants = l.instants:sub(1, 7 * last) .. pack('>I7', to - l.base) .. l.instants:sub(7 * last + 1)
-    end
-    if moved == 0 then i = kept + 1 end
-    local head, rest = l.sums:sub(1, 4 * i - 4), l.sums:sub(4 * kept + 1)
-    if moved < n then rest = shift(rest, n - moved) end
-    local first = i
-    if moved > 0 and moved == permits then
-      first = i + 1
-      l.instants = l.instants:sub(1, 7 * i - 7) .. l.instants:sub(7 * i + 1)
-    end
-    l.sums = head .. shift(l.sums:sub(4 * first - 3, 4 * kept), -moved) .. own .. rest
-  end
-
-  if has_back then
-    -- Adds permits of an instant before the last booking.
-    kinds[LOG].lend = function(l, at, n)
-      kinds[LOG].shift(l, -MOST, at, n)
-    end
-  end
-
   -- Takes the permits of a place out of the records.
   kinds[LOG].cut = function(l, due, n)
     local i, permits = find(l, due)
     if i > 0 then cut(l, i, min(n, permits)) end
   end
 
-  -- Frees permits of an instant while bookings lie ahead, and undoes what is free behind all of
-  -- these. There is one place of an instant. Returns how many permits were freed.
-  kinds[LOG].drop = function(l, due, n)
-    local _, permits = find(l, due)
-    local place = remove_place(l, due)
-    -- An instant without permits is of a state that was lost, or of another clock.
-    if not place and permits == 0 then return 0 end
-    place = place or {due = due, free = 0, number = -1}
-    local before = place.free
-    place.free = min(permits, before + n)
-    place.size = place.free
-    add_place(l, place)
-    local last, latest = #l.sums / 4, last_place(l)
-    while last > 0 and latest do
-      local at = instant(l, last)
-      local is_gone = at < latest.due
-      if at > latest.due or not is_gone and sum(l, last) - sum(l, last - 1) > latest.free then break end
-      remove_last(l)
-      if not is_gone then
-        last = last - 1
-        l.instants, l.sums = l.instants:sub(1, 7 * last), l.sums:sub(1, 4 * last)
-      end
-      latest = last_place(l)
+  if has_back then
+    kinds[LOG].give = function(l, at, n, due)
+      -- The oldest permits go, as in one process, where they are forgotten first. No window to come
+      -- has one of them without the grant. Permits that still count at the last booking make room for
+      -- the next booking.
+      local counts = due + l.terms[2]
+      if counts > l.now then cut(l, gone(l, counts > at and at or l.now) + 1, n) end
     end
-    l.booked = last > 0 and instant(l, last) or l.now
-    return max(0, place.free - before)
+
+    -- While the last booking is less than a window behind a place, no window ends at a booking that
+    -- has a later instant and not the one of the place.
+    kinds[LOG].lasts = function(l, due)
+      local counts = due + l.terms[2]
+      return l.booked < counts and counts or due
+    end
+
+    -- Moves permits of one instant to a later one. Refunds may have taken some out of the records.
+    kinds[LOG].shift = function(l, from, to, n)
+      local i, permits = find(l, from)
+      local moved, last, own = min(n, permits), gone(l, to + l.terms[2]), ''
+      local kept = last
+      if last > 0 and instant(l, last) == to then
+        kept = last - 1
+      else
+        own = pack('>I4', (l.start + sum(l, last) + n - moved) % TURN)
+        l.instants = l.instants:sub(1, 7 * last) .. pack('>I7', to - l.base) .. l.instants:sub(7 * last + 1)
+      end
+      if moved == 0 then i = kept + 1 end
+      local head, rest = l.sums:sub(1, 4 * i - 4), l.sums:sub(4 * kept + 1)
+      if moved < n then rest = shift(rest, n - moved) end
+      local first = i
+      if moved > 0 and moved == permits then
+        first = i + 1
+        l.instants = l.instants:sub(1, 7 * i - 7) .. l.instants:sub(7 * i + 1)
+      end
+      l.sums = head .. shift(l.sums:sub(4 * first - 3, 4 * kept), -moved) .. own .. rest
+    end
+
+    -- Adds permits of an instant before the last booking.
+    kinds[LOG].lend = function(l, at, n)
+      kinds[LOG].shift(l, -MOST, at, n)
+    end
+
+    -- Frees permits of an instant while bookings lie ahead, and undoes what is free behind all of
+    -- these. There is one place of an instant. Returns how many permits were freed.
+    kinds[LOG].drop = function(l, due, n)
+      local _, permits = find(l, due)
+      local place = remove_place(l, due)
+      -- An instant without permits is of a state that was lost, or of another clock.
+      if not place and permits == 0 then return 0 end
+      place = place or {due = due, free = 0, number = -1}
+      local before = place.free
+      place.free = min(permits, before + n)
+      place.size = place.free
+      add_place(l, place)
+      local last, latest = #l.sums / 4, last_place(l)
+      while last > 0 and latest do
+        local at = instant(l, last)
+        local is_gone = at < latest.due
+        if at > latest.due or not is_gone and sum(l, last) - sum(l, last - 1) > latest.free then break end
+        remove_last(l)
+        if not is_gone then
+          last = last - 1
+          l.instants, l.sums = l.instants:sub(1, 7 * last), l.sums:sub(1, 4 * last)
+        end
+        latest = last_place(l)
+      end
+      l.booked = last > 0 and instant(l, last) or l.now
+      return max(0, place.free - before)
+    end
   end
 end

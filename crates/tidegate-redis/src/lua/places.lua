@@ -177,6 +177,13 @@ if ARGV[4] or operation == 'refund' then
     end
   end
 
+  -- Has the i-th record of a text become another text, which may be empty.
+  local function put(l, t, i, record)
+    local text = l.later[t]
+    l.later[t] = text:sub(1, RECORD * (i - 1)) .. record .. text:sub(RECORD * i + 1)
+    if l.later[t] == '' then table.remove(l.later, t) end
+  end
+
   -- Takes so many free parts of bookings out of the places of an instant.
   function remove_parts(l, due, n)
     local t, i = find(l, {due = due, number = MOST})
@@ -189,10 +196,8 @@ if ARGV[4] or operation == 'refund' then
       if t == 0 then
         if place.size == 0 then table.remove(l.places, i) end
       elseif taken > 0 then
-        local rest = place.free > 0 and pack('>I7I4I7', due, place.free, 0) or ''
-        l.later[t] = text:sub(1, RECORD * (i - 1)) .. rest .. text:sub(RECORD * i + 1)
+        put(l, t, i, place.free > 0 and pack('>I7I4I7', due, place.free, 0) or '')
       end
-      if t > 0 and l.later[t] == '' then table.remove(l.later, t) end
       i = i - 1
       if i == 0 and t > 0 then
         t = t - 1
@@ -225,8 +230,7 @@ if ARGV[4] or operation == 'refund' then
     local text = l.later[t]
     local place = record(text, i)
     if place.due ~= due then return nil end
-    l.later[t] = text:sub(1, RECORD * (i - 1)) .. text:sub(RECORD * i + 1)
-    if l.later[t] == '' then table.remove(l.later, t) end
+    put(l, t, i, '')
     return place
   end
 

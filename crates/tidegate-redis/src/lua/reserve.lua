@@ -1,24 +1,81 @@
 -- Decides requests.
 
--- Grants permits before the last booking.
-local function lend(l, at, n)
-  if l.marks and l.kind ~= kinds[BUCKET] then marks.raise(l, -n) end
-  local is_exact = l.kind.lend(l, at, n)
-  -- Refunds behind which there is no booking are undone with what was lent of them.
-  for _, back in ipairs(is_exact and l.refunds or NONE) do
-    if back.number == l.writes and back.spare > 0 and n > 0 then
-      local lent = min(back.spare, n)
-      back.n, back.spare, back.lent, n = back.n - lent, back.spare - lent, back.lent + lent, n - lent
-      back.lent_at = at
+-- A request that may not wait comes back when it was told, or later. Then a place that ends with its
+-- instant is gone, so such a request is told of none. A status tells of all.
+local may_wait = true
+local lend, is_open, free_at, take_places
+if has_back then
+  -- Grants permits before the last booking.
+  function lend(l, at, n)
+    if l.marks and l.kind ~= kinds[BUCKET] then marks.raise(l, -n) end
+    local is_exact = l.kind.lend(l, at, n)
+    -- Refunds behind which there is no booking are undone with what was lent of them.
+    for _, back in ipairs(is_exact and l.refunds or NONE) do
+      if back.number == l.writes and back.spare > 0 and n > 0 then
+        local lent = min(back.spare, n)
+        back.n, back.spare, back.lent, n = back.n - lent, back.spare - lent, back.lent + lent, n - lent
+        back.lent_at = at
+      end
     end
+    -- A log has each permit, and no booking of it is undone by a value from before.
+    if n > 0 and not l.kind.cut then note_refund(l, -n, at, is_exact and 0 or -1) end
   end
-  -- A log has each permit, and no booking of it is undone by a value from before.
-  if n > 0 and not l.kind.cut then note_refund(l, -n, at, is_exact and 0 or -1) end
-end
 
--- Whether a request may take permits of a place at an instant.
-local function is_open(l, place, at)
-  return place.due == at or place.due < at and lasts(l, place.due) > at
+  -- Whether a request may take permits of a place at an instant.
+  function is_open(l, place, at)
+    return place.due == at and may_wait or place.due <= at and lasts(l, place.due) > at
+  end
+
+  -- How many permits of places a request may take at an instant.
+  function free_at(l, at)
+    local free = 0
+    for _, place in ipairs(l.places) do
+      if is_open(l, place, at) then free = free + place.free end
+    end
+    return free
+  end
+
+  -- Takes the permits of a request from the free places for an instant. Returns the value from before
+  -- the booking if the request makes a booking of its size again, and none for parts of bookings;
+  -- and how many permits are not there.
+  function take_places(l, at)
+    local places, rest = l.places, l.n
+    for i, place in ipairs(places) do
+      if place.due == at and place.size == rest and place.free == rest then
+        table.remove(places, i)
+        if place.number >= 0 then return revive(l, place.number, at, rest), 0 end
+        take_parts(l, at, rest)
+        return '', 0
+      end
+    end
+    local i = 1
+    while places[i] do
+      local place = places[i]
+      local due = place.due
+      local taken = is_open(l, place, at) and min(rest, place.free) or 0
+      if taken > 0 then
+        if place.free == place.size and place.number >= 0 then
+          place.before = revive(l, place.number, due, place.size)
+        elseif place.number < 0 then
+          take_parts(l, due, taken)
+        end
+        place.free, rest = place.free - taken, rest - taken
+        if due < at then
+          -- They are permits of the later instant from now on.
+          place.size, place.number, place.before = place.size - taken, -1, nil
+          if l.kind.shift then
+            l.kind.shift(l, due, at, taken)
+            l.marks = nil
+          end
+        elseif l.kind.cut then
+          -- A log has the other permits of the instant.
+          place.size = place.free
+        end
+      end
+      if place.size == 0 then table.remove(places, i) else i = i + 1 end
+    end
+    return '', rest
+  end
 end
 
 -- The earliest instant, not before another one, at which a request is due: by permits of places
@@ -54,12 +111,8 @@ end
 -- How many permits a request gets now that comes behind the last booking, of what came back: of
 -- what may be lent, or of places.
 local function spare(l)
-  if l.held > l.now then return 0 end
-  local free = 0
-  for _, place in ipairs(l.places) do
-    if is_open(l, place, l.now) then free = free + place.free end
-  end
-  return max(free, l.kind.lendable and l.kind.lendable(l) or 0)
+  if not has_back or l.held > l.now then return 0 end
+  return max(free_at(l, l.now), l.kind.lendable and l.kind.lendable(l) or 0)
 end
 
 -- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen, 4 not decided, since
@@ -67,18 +120,20 @@ end
 -- the permits of this request; and if it tells the state, for each limit how many permits are
 -- available; in which time it is full, and one permit is due; how long it is still paused; another
 -- number: for a grant to come, how many permits are available at its instant unless bookings are
--- behind it. A time of -1 is never.
+-- behind it; of `keep` how many were taken, and of `resume` whether there was a pause. A time of -1
+-- is never. A grant that waits ends with the value of each limit from before its booking, which is
+-- empty where there is none.
 local function reply(answer, wait, tightest, due, tells, other)
   local told = {answer, wait, tightest, due, limits[1].n}
   for i = 2, count do told[4 + i] = limits[i].n end
   if not tells then return told end
   for i = 1, count do
     local l, k = limits[i], count + 5 * i
-    local at = max(l.now, l.booked, l.held)
+    local at = l.at
     local available, full = l.kind.left(l, at)
     local there, next_at = at == due and available or 0, at
     if at > l.now then
-      l.at, l.n, available = at, 1, spare(l)
+      l.n, available = 1, spare(l)
       next_at = earliest(l, l.now)
     elseif available == 0 then
       next_at = l.kind.due(l, at, 1)
@@ -92,60 +147,6 @@ local function reply(answer, wait, tightest, due, tells, other)
   return told
 end
 
--- Takes the permits of a request from the free places for an instant. Returns the value from before
--- the booking if the request makes a booking of its size again, and none for parts of bookings;
--- and how many permits are not there.
-local function take_places(l, at)
-  local places, rest = l.places, l.n
-  for i, place in ipairs(places) do
-    if place.due == at and place.size == rest and place.free == rest then
-      table.remove(places, i)
-      if place.number >= 0 then return revive(l, place.number, at, rest), 0 end
-      take_parts(l, at, rest)
-      return '', 0
-    end
-  end
-  local i = 1
-  while places[i] do
-    local place = places[i]
-    local due = place.due
-    local taken = is_open(l, place, at) and min(rest, place.free) or 0
-    if taken > 0 then
-      if place.free == place.size and place.number >= 0 then
-        place.before = revive(l, place.number, due, place.size)
-      elseif place.number < 0 then
-        take_parts(l, due, taken)
-      end
-      place.free, rest = place.free - taken, rest - taken
-      if due < at then
-        -- They are permits of the later instant from now on.
-        place.size, place.number, place.before = place.size - taken, -1, nil
-        if l.kind.shift then
-          l.kind.shift(l, due, at, taken)
-          l.marks = nil
-        end
-      elseif l.kind.cut then
-        -- A log has the other permits of the instant.
-        place.size = place.free
-      end
-    end
-    if place.size == 0 then table.remove(places, i) else i = i + 1 end
-  end
-  return '', rest
-end
-
--- Has each limit that makes a request wait kept until the request is due. Otherwise a limit that
--- does not start full, or whose request pays for its own size, would begin anew meanwhile, and tell
--- the same wait again.
-local function keep_till(due)
-  for i = 1, count do
-    local l = limits[i]
-    if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due) then
-      l.kept, l.changed = max(l.kept, min(due, now + YEARS) + LINGER), true
-    end
-  end
-end
-
 -- Whether a request is granted before the bookings ahead: one limit has enough for it of what came
 -- back, and the others have room.
 local overtakes
@@ -157,11 +158,7 @@ if has_back and count > 1 then
       if l.n > 0 and earliest(l, l.now) == l.now then
         is_back = is_back or l.at > l.now
       elseif l.n > 0 then
-        local free = marks.room(l)
-        for _, place in ipairs(l.places) do
-          if is_open(l, place, l.now) then free = free + place.free end
-        end
-        if free < l.n then return false end
+        if marks.room(l) + free_at(l, l.now) < l.n then return false end
       end
     end
     return is_back
@@ -172,6 +169,7 @@ end
 local function reserve(longest, is_shadow, is_behind, tells)
   -- A request for up to a number takes what all limits have that it does not name.
   local there
+  may_wait = longest > 0
   for i = 1, count do
     local l = limits[i]
     if l.most > l.n then
@@ -191,8 +189,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
     if l.n > 0 then
       asks = true
       if #l.places > 0 or #l.later > 0 then
-        pass(l)
-        load(l, l.n)
+        pass(l, l.n)
       end
       local one = earliest(l, l.now)
       if not one then
@@ -224,7 +221,15 @@ local function reserve(longest, is_shadow, is_behind, tells)
     end
   end
   if not is_granted then
-    if wait then keep_till(now + wait) end
+    -- Each limit that makes it wait is kept until it is due. Otherwise a limit that does not start
+    -- full, or whose request pays for its own size, would begin anew meanwhile, and tell the same
+    -- wait again.
+    for i = 1, due and count or 0 do
+      local l = limits[i]
+      if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due) then
+        l.kept, l.changed = max(l.kept, min(due, now + YEARS) + LINGER), true
+      end
+    end
     return reply(is_shadow and 2 or 0, wait or -1, tightest, 0, true)
   end
   local is_foreseen = false
@@ -239,10 +244,8 @@ local function reserve(longest, is_shadow, is_behind, tells)
     -- A limit that is not paused keeps nothing of what is foreseen.
     if l.n > 0 and (not is_foreseen or l.held > l.now) then
       if is_foreseen and l.real == '' then l.real = value_of(l) end
-      local at, rest, free = max(due, l.now), l.n, 0
-      for _, place in ipairs(l.places) do
-        if is_open(l, place, at) then free = free + place.free end
-      end
+      local at, rest = max(due, l.now), l.n
+      local free = has_back and free_at(l, at) or 0
       if free >= l.n or free > 0 and (at < l.at or l.kind.due(l, at, l.n) > at) then
         before[i], rest = take_places(l, at)
       elseif wait > 0 and not l.kind.cut and at >= l.at then

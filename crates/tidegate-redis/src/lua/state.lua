@@ -7,75 +7,79 @@ for first = 4, operation == 'reserve' and #ARGV or 0, 1 + #KEYS do
   if parse('>d', ARGV[first]) > 0 then foresees = false end
 end
 
--- A place with the value from before its booking.
-local function read_place(value, first)
-  local due, size, free, number, length, behind = parse('>ddddd', value, first)
-  local before = value:sub(behind, behind + length - 1)
-  return {due = due, size = size, free = free, number = number, before = before}, behind + length
-end
+local read_place, text_of_place, read_back, pass
+if has_back then
+  -- A place with the value from before its booking.
+  function read_place(value, first)
+    local due, size, free, number, length, behind = parse('>ddddd', value, first)
+    local before = value:sub(behind, behind + length - 1)
+    return {due = due, size = size, free = free, number = number, before = before}, behind + length
+  end
 
-local function text_of_place(place)
-  local before = place.before or ''
-  return pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
-end
+  function text_of_place(place)
+    local before = place.before or ''
+    return pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
+  end
 
--- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
--- copy.
-local function read_back(l, value, bytes)
-  local count_places, count_refunds, length, later, real, count_parts, count_marks, first
-  count_places, count_refunds, l.kept_from, l.alive, l.first_due, first = parse('>ddddd', value, 41)
-  length, later, real, count_parts, count_marks, first = parse('>ddddd', value, first)
-  if count_marks > 0 then l.marks, first = marks.read(value, first, count_marks) end
-  l.real = value:sub(first, first + real - 1)
-  first = first + real
-  l.origin = value:sub(first, first + length - 1)
-  first = first + length
-  local places, refunds = NONE, NONE
-  if count_places > 0 then places = {} end
-  if count_refunds > 0 then refunds = {} end
-  for i = 1, count_places do places[i], first = read_place(value, first) end
-  if later > 0 then l.later = {} end
-  for at = first, first + later - 1, 64 * RECORD do
-    l.later[#l.later + 1] = value:sub(at, min(at + 64 * RECORD, first + later) - 1)
+  -- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
+  -- copy.
+  function read_back(l, value, bytes)
+    local count_places, count_refunds, length, later, real, count_parts, count_marks, first
+    count_places, count_refunds, l.kept_from, l.alive, l.first_due, first = parse('>ddddd', value, 41)
+    length, later, real, count_parts, count_marks, first = parse('>ddddd', value, first)
+    if count_marks > 0 then l.marks, first = marks.read(value, first, count_marks) end
+    l.real = value:sub(first, first + real - 1)
+    first = first + real
+    l.origin = value:sub(first, first + length - 1)
+    first = first + length
+    local places, refunds = NONE, NONE
+    if count_places > 0 then places = {} end
+    if count_refunds > 0 then refunds = {} end
+    for i = 1, count_places do places[i], first = read_place(value, first) end
+    if later > 0 then l.later = {} end
+    for at = first, first + later - 1, 64 * RECORD do
+      l.later[#l.later + 1] = value:sub(at, min(at + 64 * RECORD, first + later) - 1)
+    end
+    first = first + later
+    if count_parts > 0 then
+      local parts = {}
+      for i = 1, count_parts do parts[i], first = read_place(value, first) end
+      l.parts = parts
+    end
+    for i = 1, count_refunds do
+      refunds[i], first = read_refund(value, first)
+    end
+    l.first = 41 + bytes
+    l.places, l.refunds, l.runs, l.run = places, refunds, nil, first
   end
-  first = first + later
-  if count_parts > 0 then
-    local parts = {}
-    for i = 1, count_parts do parts[i], first = read_place(value, first) end
-    l.parts = parts
-  end
-  for i = 1, count_refunds do
-    refunds[i], first = read_refund(value, first)
-  end
-  l.first = 41 + bytes
-  l.places, l.refunds, l.runs, l.run = places, refunds, nil, first
-end
 
--- Refunds the places that have ended, and forgets runs of which none lies ahead, and refunds that
--- every booking ahead has found.
-local function pass(l)
-  local places = l.places
-  for i = #places, 1, -1 do
-    if has_ended(l, places[i]) then refund(l, table.remove(places, i)) end
+  -- Refunds the places that have ended, and forgets runs of which none lies ahead, and refunds that
+  -- every booking ahead has found. Then so many permits are in the list of places, if there are as
+  -- many.
+  function pass(l, permits)
+    local places = l.places
+    for i = #places, 1, -1 do
+      if has_ended(l, places[i]) then refund(l, table.remove(places, i)) end
+    end
+    local parts = l.parts
+    for i = parts and #parts or 0, 1, -1 do
+      if parts[i].due <= now then table.remove(parts, i) end
+    end
+    load(l, permits or 1)
+    if l.booked <= now then l.runs, l.refunds, l.kept_from, l.marks = NONE, NONE, 0, NONE end
+    local refunds, lowest = l.refunds, #l.refunds > 0 and lowest_run(l)
+    for i = #refunds, 1, -1 do
+      local back = refunds[i]
+      -- A run may be from before bookings that have passed.
+      local is_needed = lowest < back.number and (back.n < 0 or back.lent > 0)
+      if back.till <= now and not is_needed then table.remove(refunds, i) end
+    end
+    if min(l.booked, l.first_due) <= now then l.origin = '' end
   end
-  local parts = l.parts
-  for i = parts and #parts or 0, 1, -1 do
-    if parts[i].due <= now then table.remove(parts, i) end
-  end
-  load(l, 1)
-  if l.booked <= now then l.runs, l.refunds, l.kept_from, l.marks = NONE, NONE, 0, NONE end
-  local refunds, lowest = l.refunds, #l.refunds > 0 and lowest_run(l)
-  for i = #refunds, 1, -1 do
-    local back = refunds[i]
-    -- A run may be from before bookings that have passed.
-    local is_needed = lowest < back.number and (back.n < 0 or back.lent > 0)
-    if back.till <= now and not is_needed then table.remove(refunds, i) end
-  end
-  if min(l.booked, l.first_due) <= now then l.origin = '' end
 end
 
 -- Reads a value into the numbers of a limit.
-local function read(l, value)
+local function read(l, value, moved)
   l.first, l.places, l.refunds, l.runs, l.later, l.real = 41, NONE, NONE, NONE, NONE, ''
   if l.parts or l.marks then l.parts, l.marks = nil, nil end
   if value then
@@ -98,10 +102,15 @@ local function read(l, value)
   end
   local kind, seen = l.kind, l.seen
   kind.read(l, value)
-  if seen > now then
-    local ahead = seen - now
+  if moved or seen > now then
+    local ahead = moved or seen - now
     -- The length of a window is its second term.
-    if ahead > (kind.span and kind.span(l) or l.terms[2]) then
+    if moved or ahead > (kind.span and kind.span(l) or l.terms[2]) then
+      if l.real ~= '' then
+        -- What was foreseen ends, since the clock of the value without it was set back as well.
+        l.value, l.foreseen = l.real, l.writes
+        return read(l, l.real, ahead)
+      end
       -- The clock was set back. It is written that it was: else it would count again.
       l.writes, l.changed = l.writes + 1, true
       seen, l.seen, l.booked = now, now, l.booked - ahead
@@ -195,13 +204,16 @@ local function touch(l)
   l.at = max(l.now, l.booked, l.held)
 end
 
--- A change that is never undone: no booking from before it is. No booking has the number of one
--- that was foreseen before.
-local function change(l)
-  l.writes = max(l.writes, l.foreseen or 0) + 1
-  l.runs, l.refunds, l.origin = NONE, NONE, ''
-  if l.kind ~= kinds[BUCKET] then l.marks = nil end
-  touch(l)
+local change
+if operation ~= 'reserve' then
+  -- A change that is never undone: no booking from before it is. No booking has the number of one
+  -- that was foreseen before.
+  function change(l)
+    l.writes = max(l.writes, l.foreseen or 0) + 1
+    l.runs, l.refunds, l.origin = NONE, NONE, ''
+    if l.kind ~= kinds[BUCKET] then l.marks = nil end
+    touch(l)
+  end
 end
 
 local function write_changed()
@@ -210,7 +222,7 @@ local function write_changed()
     if l.changed then
       local value = value_of(l)
       -- The first whole millisecond behind its end, and one to come.
-      local ends = max(now, l.kind.expires(l), l.booked, l.held, l.kept)
+      local ends = max(now, min(l.kind.expires(l), now + MOST_YEARS), l.booked, l.held, l.kept)
       if is_real then
         call('SET', l.key, value, 'PXAT', ('%d'):format(floor(ends / 1000) + 1))
       else

@@ -21,6 +21,7 @@ if operation == 'reserve' then
   return told
 end
 
+local other
 local span, flag, place = parse('>ddd', numbers, 9)
 for i = 1, count do limits[i].n = parse('>d', numbers, 25 + 8 * i) end
 
@@ -45,17 +46,15 @@ elseif operation == 'refund' then
     if l.n > 0 and l.value and place <= max(l.now, l.booked) then give(l, l.n, place) end
   end
 elseif operation == 'keep' then
-  local taken = {}
+  other = {}
   for i, l in ipairs(limits) do
     local at = charged_at(l)
-    taken[i] = at > l.now and 0 or max(0, l.kind.left(l, at) - l.n)
-    if taken[i] > 0 then
-      l.kind.take(l, at, taken[i])
+    other[i] = at > l.now and 0 or max(0, l.kind.left(l, at) - l.n)
+    if other[i] > 0 then
+      l.kind.take(l, at, other[i])
       change(l)
     end
   end
-  write_changed()
-  return reply(1, 0, 0, 0, true, taken)
 elseif operation == 'pause' then
   -- The pause lasts for the span. The stock stays if the flag is set.
   for _, l in ipairs(limits) do
@@ -65,18 +64,16 @@ elseif operation == 'pause' then
     change(l)
   end
 elseif operation == 'resume' then
-  local held = {}
+  other = {}
   for i, l in ipairs(limits) do
     local rest = l.held - l.now
-    held[i] = rest > 0 and 1 or 0
+    other[i] = rest > 0 and 1 or 0
     if rest > 0 then
       if l.kind.resume then l.kind.resume(l) end
       l.held = 0
       change(l)
     end
   end
-  write_changed()
-  return reply(1, 0, 0, 0, true, held)
 elseif operation == 'reset' then
   -- One by one: Lua passes fewer than 8,000 keys at once.
   for _, l in ipairs(limits) do
@@ -87,4 +84,4 @@ elseif operation == 'reset' then
 end
 
 write_changed()
-return reply(1, 0, 0, 0, true)
+return reply(1, 0, 0, 0, true, other)

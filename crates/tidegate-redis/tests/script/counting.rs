@@ -182,6 +182,22 @@ fn nothing_is_granted_in_a_pause_of_permits_in_use() {
     assert_eq!(store.size(), 0);
 }
 
+/// The key of a crashed process stayed for as long as the pause would have lasted.
+#[test]
+fn a_pause_that_is_ended_keeps_no_key() {
+    let Some(mut store) = Store::new() else { return };
+    store.call(1, 4, 0, &[-1]);
+    store.other(Operation::Pause(Duration::from_secs(3600)));
+    let ttl = |store: &mut Store| -> u64 {
+        let ttl: u64 = redis::cmd("PTTL").arg(&store.key).query(&mut store.connection).expect("a ttl");
+        // Under a time that is set, keys are kept for a day more.
+        ttl.saturating_sub(86_400_000) / 1000
+    };
+    assert!((3590..=3600).contains(&ttl(&mut store)));
+    store.other(Operation::Resume);
+    assert!(ttl(&mut store) <= SPAN.as_secs());
+}
+
 /// The server's clock is set back: processes that live go on, and others are lost in their span.
 #[test]
 fn a_clock_set_back_keeps_no_process_for_longer() {

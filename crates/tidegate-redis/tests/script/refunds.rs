@@ -124,6 +124,72 @@ fn a_told_wait_is_over_when_it_was_told() {
     }
 }
 
+/// A place ends at its instant. A request that may not wait was told that instant, and found it
+/// gone: it was told the next one, as often as there were places.
+#[test]
+fn a_request_that_may_not_wait_is_told_no_instant_of_a_place() {
+    let Some(mut store) = Store::new() else { return };
+    for line in [
+        "token_bucket 1/s burst 1",
+        "token_bucket 1/s burst 1 interval_refill",
+        "leaky_bucket 1/s",
+        "smooth_bursty 1/s max_burst 0s",
+        "fixed_window 1/s",
+        "fixed_window 1/s from_first_grant",
+        "sliding_window 1/s cells 4",
+        "sliding_estimate 1/s",
+        "sliding_log 1/s",
+    ] {
+        let limit = Limit::new(line);
+        let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
+        store.call(TRY, START, &[limit.part(1, &[])]);
+        let waits: Vec<_> = (0..20).map(|_| store.call(ANY_WAIT, START, &[limit.part(1, &[])])).collect();
+        for wait in &waits[..19] {
+            store.call(Operation::Back { due: wait.due }, START, &[limit.part(1, &wait.before[0])]);
+        }
+        let told = store.call(TRY, START + SECOND / 4, &[limit.part(1, &[])]);
+        assert_eq!(told.answer, Answer::Refused, "{line}");
+        let at = START + SECOND / 4 + u64::try_from(told.wait.as_micros()).expect("a wait");
+        let again = store.call(TRY, at, &[limit.part(1, &[])]);
+        assert_eq!(again.answer, Answer::Done, "{line}: told {:?}, and then {:?}", told.wait, again.wait);
+    }
+}
+
+/// An earlier window was taken to begin a whole number of windows before the last one. Another limit
+/// may leave a gap between two windows, so permits of the earlier one were granted in the last one.
+#[test]
+fn a_window_from_its_first_grant_lends_nothing_of_a_window_before_a_gap() {
+    let Some(mut store) = Store::new() else { return };
+    for is_refund in [false, true] {
+        let line = "fixed_window 4/10s from_first_grant";
+        let window = Limit { key: format!("window-{is_refund}"), ..Limit::new(line) };
+        let clock = Limit { key: format!("clock-{is_refund}"), ..Limit::new("token_bucket 1/s burst 1") };
+        let mut call = |operation, seconds: u64, n: u64, b: u64, before: &[Vec<u8>]| {
+            let of = |i: usize| before.get(i).map_or(&[][..], |before| before);
+            store.call(
+                operation,
+                START + seconds * SECOND / 2,
+                &[window.part(n, of(0)), clock.part(b, of(1))],
+            )
+        };
+        call(TRY, 0, 0, 1, &[]);
+        let mut booked = Vec::new();
+        for (others, n) in [(4, 1), (6, 3), (5, 4)] {
+            (0..others).for_each(|_| drop(call(ANY_WAIT, 0, 0, 1, &[])));
+            booked.push(call(ANY_WAIT, 0, n, 1, &[]));
+        }
+        assert_eq!(booked.iter().map(|reply| due(reply) / SECOND).collect::<Vec<_>>(), [5, 12, 18]);
+        let three = &booked[1];
+        if is_refund {
+            call(Operation::Refund { due: three.due }, 31, 3, 0, &[]);
+        } else {
+            call(Operation::Back { due: three.due }, 2, 3, 1, &three.before);
+        }
+        // The window from here has the four permits of the last booking.
+        assert_eq!(call(TRY, 32, 3, 0, &[]).answer, Answer::Refused, "{is_refund}");
+    }
+}
+
 /// A refund was taken by the window that bookings had opened ahead.
 #[test]
 fn a_window_takes_back_its_own_permits_alone() {
