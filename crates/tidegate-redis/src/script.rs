@@ -46,7 +46,12 @@ pub(crate) struct Script {
 }
 
 impl Script {
+    /// A script of this text, without its comments: a server gets all of the text where it does not
+    /// know it, and keeps it.
     pub(crate) fn new(text: String) -> Script {
+        let lines = text.lines().map(str::trim_start);
+        let lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("--")).collect();
+        let text = lines.join("\n");
         let hash = sha1_smol::Sha1::from(&text).digest().to_string();
         Script { text, hash }
     }
