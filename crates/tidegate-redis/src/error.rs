@@ -121,8 +121,11 @@ pub enum OpenError {
     },
     /// The address asks for an encrypted connection, and the feature `tls` is off.
     NoTls,
-    /// A certificate or a key that cannot be read, or no certificate to trust a server by.
-    Certificate,
+    /// A certificate or a key that cannot be used, or no certificate to trust a server by.
+    Certificate {
+        /// Which one, and why.
+        why: &'static str,
+    },
     /// The prefix cannot be part of a key.
     Prefix {
         /// The prefix.
@@ -145,10 +148,9 @@ impl fmt::Display for OpenError {
         match self {
             OpenError::Address { why } => write!(f, "the address of the store {why}"),
             OpenError::NoTls => write!(f, "tidegate-redis is built without the feature tls"),
-            OpenError::Certificate => {
-                write!(f, "a certificate or key cannot be read, or no certificate is trusted")
-            }
+            OpenError::Certificate { why } => f.write_str(why),
             OpenError::Prefix { prefix } => {
+                let prefix: String = prefix.chars().take(SHOWN).collect();
                 write!(f, "{prefix:?}: a prefix has 1 to 200 bytes, and no brace, colon, space or control")
             }
             OpenError::Timeout => write!(f, "the timeout of the store must be above zero, such as 50 ms"),

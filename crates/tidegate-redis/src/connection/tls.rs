@@ -124,34 +124,39 @@ mod with_tls {
     impl Connector {
         /// Reads the certificates, once for all connections.
         pub(crate) fn new(tls: &Tls) -> Result<Connector, OpenError> {
-            let certificates = |pem: &[u8]| {
+            let bad = |why| OpenError::Certificate { why };
+            let certificates = |pem: &[u8], why| {
                 let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-                read.ok().filter(|read| !read.is_empty()).ok_or(OpenError::Certificate)
+                read.ok().filter(|read| !read.is_empty()).ok_or(bad(why))
             };
             let mut roots = RootCertStore::empty();
             match &tls.ca {
                 Some(pem) => {
-                    for certificate in certificates(pem)? {
-                        roots.add(certificate).map_err(|_| OpenError::Certificate)?;
+                    for certificate in certificates(pem, "the ca has no certificates in PEM")? {
+                        let added = roots.add(certificate);
+                        added.map_err(|_| bad("a certificate of the ca is none of an authority"))?;
                     }
                 }
                 None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
             }
             if roots.is_empty() {
-                return Err(OpenError::Certificate);
+                return Err(bad("the system has no certificate to trust a server by: set a ca"));
             }
             // The program's choice of cryptography is left alone.
             let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
             let builder = builder.with_safe_default_protocol_versions();
-            let builder = builder.map_err(|_| OpenError::Certificate)?.with_root_certificates(roots);
+            let builder =
+                builder.map_err(|_| bad("no version of TLS can be used"))?.with_root_certificates(roots);
             let config = match &tls.client {
                 Some((chain, key)) => {
-                    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| OpenError::Certificate)?;
-                    builder.with_client_auth_cert(certificates(chain)?, key)
+                    let key = PrivateKeyDer::from_pem_slice(key);
+                    let key = key.map_err(|_| bad("the client's key is no private key in PEM"))?;
+                    let chain = certificates(chain, "the client's chain has no certificates in PEM")?;
+                    builder.with_client_auth_cert(chain, key)
                 }
                 None => Ok(builder.with_no_client_auth()),
             };
-            let config = config.map_err(|_| OpenError::Certificate)?;
+            let config = config.map_err(|_| bad("the client's key is not that of its certificate"))?;
             Ok(Connector { tls: TlsConnector::from(Arc::new(config)), handshakes: Arc::default() })
         }
 

@@ -255,7 +255,7 @@ async fn no_secret_is_told() {
         told += &answer.map_or_else(|error| error.to_string(), |_| String::new());
         told += &error.map_or_else(|error| error.to_string(), |()| String::new());
     }
-    for error in [OpenError::NoTls, OpenError::Certificate] {
+    for error in [OpenError::NoTls, OpenError::Certificate { why: "the ca has no certificates in PEM" }] {
         told += &format!("{error} {error:?}");
     }
     for secret in secrets {

@@ -123,15 +123,16 @@ async fn connections_are_encrypted() {
     store.check().await.unwrap();
     assert_eq!(load::ask(&limiter).await.granted, 1);
 
-    for tls in [
-        Tls::new().ca("no certificate"),
-        Tls::new().ca(certificates.pem("ca.key")),
-        ours.clone().client_certificate(certificates.pem("client.pem"), certificates.pem("client.pem")),
-        // A key of another certificate.
-        ours.clone().client_certificate(certificates.pem("client.pem"), certificates.pem("server.key")),
+    let client = |chain, key| ours.clone().client_certificate(certificates.pem(chain), certificates.pem(key));
+    for (tls, why) in [
+        (Tls::new().ca("no certificate"), "the ca has no certificates in PEM"),
+        (Tls::new().ca(certificates.pem("ca.key")), "the ca has no certificates in PEM"),
+        (client("client.pem", "client.pem"), "the client's key is no private key in PEM"),
+        (client("client.key", "client.key"), "the client's chain has no certificates in PEM"),
+        (client("client.pem", "server.key"), "the client's key is not that of its certificate"),
     ] {
         let opened = Store::builder(at("127.0.0.1")).tls(tls).open();
-        assert!(matches!(opened, Err(OpenError::Certificate)), "{opened:?}");
+        assert_eq!(opened.unwrap_err(), OpenError::Certificate { why });
     }
     // Certificates say that the connection is to be encrypted.
     let plain = Store::builder("redis://127.0.0.1").tls(ours.clone()).open();
