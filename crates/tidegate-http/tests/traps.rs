@@ -193,6 +193,24 @@ fn other_names_of_retry_after_have_their_own_units() {
     assert_eq!(read(429, &[("x-should-retry", "1")]).retry_after, None);
 }
 
+/// A name that tells minutes made the reader divide by zero.
+#[test]
+fn times_in_minutes_are_read() {
+    for (value, minutes) in [("5", 5.0), ("1.5", 1.5), ("0.1", 0.1)] {
+        let expected = seconds(60.0 * minutes);
+        for name in ["retry-after-minutes", "x-retry-in-minutes", "x-ratelimit-retry-after-minutes"] {
+            assert_eq!(read(429, &[(name, value)]).retry_after, expected, "{name}");
+        }
+        for name in ["reset-minutes", "reset-in-minutes", "reset-after-minutes"] {
+            let name = format!("x-ratelimit-{name}");
+            let told = only(&[(&name, value), ("x-ratelimit-remaining", "5")]);
+            assert_eq!(told.reset, expected, "{name}");
+        }
+        let told = only(&[("x-ratelimit-window-minutes", value), ("x-ratelimit-limit", "5")]);
+        assert_eq!(told.window.map(When::In), expected);
+    }
+}
+
 #[test]
 fn times_of_the_calendar_count_from_the_date_of_the_answer() {
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567710")];

@@ -10,10 +10,12 @@ pub(super) struct Decimal {
 }
 
 impl Decimal {
-    /// So many times `unit`, which is a second or less. `None` on overflow.
+    /// Returns this many times `unit`, which is a minute or less, rounded down to a nanosecond.
+    /// Returns `None` on overflow.
     pub(super) fn times(self, unit: Duration) -> Option<Duration> {
-        let per_second = 1_000_000_000 / unit.as_nanos().max(1);
-        let nanos = u128::from(self.whole) * unit.as_nanos() + u128::from(self.nanos) / per_second;
+        // Below 2^64 times 2^36, the nanoseconds of a minute.
+        let fraction = u128::from(self.nanos) * unit.as_nanos() / 1_000_000_000;
+        let nanos = u128::from(self.whole) * unit.as_nanos() + fraction;
         let seconds = u64::try_from(nanos / 1_000_000_000).ok()?;
         Some(Duration::new(seconds, u32::try_from(nanos % 1_000_000_000).ok()?))
     }
