@@ -511,6 +511,79 @@ fn calls_granted_together_do_not_exceed_what_the_server_allows() {
     assert_eq!(poll(), 5);
 }
 
+/// After three lost races, each in a window of its own, all calls that still waited began at once.
+#[test]
+fn calls_that_lose_a_race_in_each_window_still_obey() {
+    let clock = ManualClock::new();
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100_000), 100), clock.clone());
+    let api = Obey::with_options(limiter.clone(), options(&clock));
+    let answer = |call: &mut Call, left: usize| {
+        let left = left.to_string();
+        let told =
+            [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", &*left), ("x-ratelimit-reset", "10")];
+        obey(call, 200, &told);
+    };
+    let mut first = api.try_acquire().unwrap();
+    clock.advance(Duration::from_millis(500));
+    answer(&mut first, 10);
+    limiter.drain();
+    let wait = || {
+        let api = api.clone();
+        Box::pin(async move { api.acquire().await })
+    };
+    let mut acquired: Vec<_> = (0..30).map(|_| wait()).collect();
+    let mut reserved: Vec<_> = (0..30).map(|_| api.reserve(1).unwrap()).collect();
+    for window in 0..6 {
+        // One timer that is late grants them all.
+        clock.jump(limiter.status().paused_for + Duration::from_millis(10));
+        let mut calls = Vec::new();
+        take_ready(&mut acquired, &mut calls);
+        take_ready(&mut reserved, &mut calls);
+        assert_eq!(calls.len(), 10, "window {window}");
+        clock.advance(Duration::from_millis(500));
+        for (call, left) in calls.iter_mut().zip((0..10).rev()) {
+            answer(call, left);
+        }
+    }
+    assert!(acquired.is_empty() && reserved.is_empty());
+}
+
+/// Polls the waits once, and moves the calls of those that are over.
+fn take_ready(
+    waits: &mut Vec<impl Future<Output = Result<Call, AllRefusal>> + Unpin>,
+    calls: &mut Vec<Call>,
+) {
+    waits.retain_mut(|wait| match poll(wait) {
+        Poll::Ready(call) => {
+            calls.push(call.unwrap());
+            false
+        }
+        Poll::Pending => true,
+    });
+}
+
+/// No window of the server has room for the call, however often it waits for the next one.
+#[test]
+fn a_call_that_costs_more_than_any_window_goes_after_some_windows() {
+    for limit in [Some(("x-ratelimit-limit", "10")), None] {
+        let world = world();
+        let answer = |mut call: Call| {
+            world.clock.advance(Duration::from_millis(500));
+            let told = [("x-ratelimit-remaining", "9"), ("x-ratelimit-reset", "5")];
+            obey(&mut call, 200, &told.into_iter().chain(limit).collect::<Vec<_>>());
+        };
+        answer(world.call());
+        let mut large = Box::pin(world.api.acquire_many(50));
+        let goes = (0..10).any(|_| {
+            world.clock.advance(world.limiter.status().next_in);
+            // Another call is faster, and its answer tells the window.
+            answer(world.api.begin(1));
+            poll(&mut large).is_ready()
+        });
+        assert!(goes, "{limit:?}");
+    }
+}
+
 #[test]
 fn a_limiter_that_does_not_pause_is_not_asked_for_ever() {
     let world = world();

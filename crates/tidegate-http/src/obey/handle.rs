@@ -48,8 +48,11 @@ struct Shared {
     random: RandomState,
 }
 
-/// So often a call that the server does not allow asks the limiter again. Then it goes: a limiter
-/// that does not pause cannot be obeyed.
+/// A call that the server does not allow asks the limiter again, and goes at this try.
+///
+/// A grant that waited counts as the first try again: the limiter paused, and in each window some
+/// other call was faster. So the tries end at a limiter that grants without a wait, as in shadow
+/// mode, and for a call that costs more than the server allows in a window.
 pub(super) const TRIES: usize = 4;
 
 impl Obey {
@@ -217,8 +220,9 @@ impl Obey {
         }
         // The server counts a call that its limiter lets pass without permits.
         let got = permits.permits().max(request.to_request().permits);
-        let ticket = self.begin_try(self.load(request, got), tries)?;
-        Some(Call::new(self.clone(), ticket, permits.waited(), Held::Permits(permits)))
+        let waited = permits.waited();
+        let ticket = self.begin_try(self.load(request, got), waited, tries)?;
+        Some(Call::new(self.clone(), ticket, waited, Held::Permits(permits)))
     }
 
     /// Begins a call with the permits of this place, unless the server does not allow it, or the
@@ -234,13 +238,16 @@ impl Obey {
             return Err(place);
         }
         // The most that it may have got.
-        match self.begin_try(self.load(request, request.to_request().most), tries) {
+        match self.begin_try(self.load(request, request.to_request().most), waited, tries) {
             Some(ticket) => Ok(Call::new(self.clone(), ticket, waited, Held::Place(Mutex::new(place)))),
             None => Err(place),
         }
     }
 
-    fn begin_try(&self, load: Load, tries: &mut usize) -> Option<Ticket> {
+    fn begin_try(&self, load: Load, waited: Duration, tries: &mut usize) -> Option<Ticket> {
+        if !waited.is_zero() && self.state().fits(&load) {
+            *tries = TRIES;
+        }
         *tries = tries.saturating_sub(1);
         match *tries {
             0 => Some(self.begin_in_any_case(load)),

@@ -96,6 +96,11 @@ impl State {
         self.open(now, costs)
     }
 
+    /// Whether a whole window of each limit has room for these costs.
+    pub(super) fn fits(&self, costs: &Load) -> bool {
+        self.windows.fit(costs)
+    }
+
     fn open(&mut self, now: Nanos, costs: Load) -> Ticket {
         self.open.add(&costs);
         Ticket { costs, began: now, answers: self.answers, pauses: self.pauses, lost: self.lost.clone() }

@@ -127,6 +127,12 @@ impl Windows {
         }
     }
 
+    /// Whether a whole window of each limit has room for these costs. A window of which the server
+    /// told no quota has room for one unit.
+    pub(super) fn fit(&self, costs: &Load) -> bool {
+        self.0.iter().all(|window| window.cost(costs) <= window.quota.unwrap_or(1))
+    }
+
     /// The time until which nothing is left.
     pub(super) fn shut_until(&self, now: Nanos) -> Option<Nanos> {
         let empty = self.0.iter().filter(|window| window.left == 0 && window.until > now);
