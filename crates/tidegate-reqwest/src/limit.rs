@@ -238,12 +238,13 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Obeys the answer.
+    /// Obeys the answer, and keeps the call until its body has ended.
     pub(crate) fn end(self, response: Response) -> Response {
+        let Some(mut call) = self.call else { return response };
         // What another host tells is not about this limit.
-        let call = self.call.filter(|_| host(response.url()) == self.host);
-        let Some(mut call) = call else { return response };
-        call.obey(response.status(), response.headers());
+        if host(response.url()) == self.host {
+            call.obey(response.status(), response.headers());
+        }
         keep_until_end(response, call)
     }
 }

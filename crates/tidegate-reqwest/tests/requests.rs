@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect};
-use http_body_util::channel::Channel;
+use http_body_util::channel::{Channel, Sender};
 use reqwest::Client;
 use tidegate::{AllOf, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, TokenBucket, Unlimited};
 use tidegate_http::ThrottledBody;
@@ -165,29 +165,40 @@ async fn a_timeout_can_count_the_wait() {
     assert_eq!(limiter.status().waiting, 0);
 }
 
-#[tokio::test]
-async fn a_counted_permit_is_kept_until_the_body_ends() {
-    let (mut sender, body) = Channel::<Bytes>::new(1);
+/// A server that answers one request with a body of what is sent here.
+async fn server_of_one_body() -> (SocketAddr, Sender<Bytes>) {
+    let (sender, body) = Channel::<Bytes>::new(1);
     let body = Arc::new(Mutex::new(Some(body)));
     let app = Router::new().fallback(move || {
         let body = body.clone();
         async move { Body::new(body.lock().await.take().unwrap()) }
     });
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let address = listener.local_addr().unwrap();
     tokio::spawn(async { axum::serve(listener, app).await });
+    (address, sender)
+}
 
-    let calls = CountingLimit::new(1);
-    let unlimited = RateLimiter::with_clock(Unlimited, ManualClock::new());
-    let limit = RateLimit::new(AllOf::new("rate", &unlimited).with_counting("calls", &calls));
-    let mut response = limit.send(Client::new().get(url)).await.unwrap();
-    assert_eq!(calls.available(), 0);
-    sender.send_data(Bytes::from_static(b"hello")).await.unwrap();
-    assert_eq!(response.chunk().await.unwrap().unwrap(), "hello");
-    assert_eq!(calls.available(), 0);
-    drop(sender);
-    assert_eq!(response.chunk().await.unwrap(), None);
-    assert_eq!(calls.available(), 1);
+/// The permit of a request that was led to another host went back with the head of the response.
+#[tokio::test]
+async fn a_counted_permit_is_kept_until_the_body_ends() {
+    for is_led_away in [false, true] {
+        let (mut address, mut sender) = server_of_one_body().await;
+        if is_led_away {
+            address = server(Some(address)).await.0;
+        }
+        let calls = CountingLimit::new(1);
+        let unlimited = RateLimiter::with_clock(Unlimited, ManualClock::new());
+        let limit = RateLimit::new(AllOf::new("rate", &unlimited).with_counting("calls", &calls));
+        let mut response = limit.send(Client::new().get(format!("http://{address}/away"))).await.unwrap();
+        assert_eq!(calls.available(), 0, "{is_led_away}");
+        sender.send_data(Bytes::from_static(b"hello")).await.unwrap();
+        assert_eq!(response.chunk().await.unwrap().unwrap(), "hello");
+        assert_eq!(calls.available(), 0);
+        drop(sender);
+        assert_eq!(response.chunk().await.unwrap(), None);
+        assert_eq!(calls.available(), 1);
+    }
 }
 
 #[tokio::test]
