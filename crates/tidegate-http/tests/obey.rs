@@ -470,12 +470,14 @@ fn a_reset_that_is_over_means_that_there_are_units_again() {
 
 #[test]
 fn calls_in_flight_that_a_limit_counts_are_not_used_up() {
-    let world = world();
-    world.answer(
-        200,
-        &[("ratelimit-policy", "\"a\";q=4;qu=\"concurrent-requests\""), ("ratelimit", "\"a\";r=0;t=9")],
-    );
-    assert_eq!((world.paused_for(), world.available()), (Duration::ZERO, 99));
+    for status in [200, 400, 403, 503] {
+        let world = world();
+        world.answer(
+            status,
+            &[("ratelimit-policy", "\"a\";q=4;qu=\"concurrent-requests\""), ("ratelimit", "\"a\";r=0;t=9")],
+        );
+        assert_eq!((world.paused_for(), world.available()), (Duration::ZERO, 99), "{status}");
+    }
 }
 
 #[test]

@@ -370,6 +370,25 @@ fn refusals_are_known_by_status_and_headers() {
     }
 }
 
+/// Each plain error of a server that limits calls in flight was read as a refusal, and each success
+/// as a reason to back off.
+#[test]
+fn a_limit_of_calls_in_flight_that_is_full_refuses_by_the_status_only() {
+    for state in ["\"calls\";r=0", "\"calls\";r=0;t=9"] {
+        let full = [
+            ("ratelimit-policy", "\"calls\";q=1;qu=\"concurrent-requests\""),
+            ("ratelimit", state),
+            ("grpc-status", "8"),
+        ];
+        for status in [200, 400, 403, 404, 503] {
+            let answer = read(status, &full);
+            assert!(!answer.refused, "{status}");
+            assert_eq!(pause(&answer), Advice::Go, "{status}");
+        }
+        assert_eq!(pause(&read(429, &full)), BACK_OFF);
+    }
+}
+
 #[test]
 fn retry_after_counts_before_resets() {
     let pairs = [("retry-after", "5"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];

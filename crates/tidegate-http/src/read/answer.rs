@@ -34,7 +34,8 @@ pub struct Answer {
     /// several the longest.
     pub retry_after: Option<When>,
     /// Whether a limit refused the request. Status 429 and 420 say so; 400, 403 and 503 do if a
-    /// header says it as well, and so do `RESOURCE_EXHAUSTED` and `UNAVAILABLE` of gRPC.
+    /// header says it as well, and so do `RESOURCE_EXHAUSTED` and `UNAVAILABLE` of gRPC. A limit of
+    /// calls in flight with nothing left does not say so.
     pub refused: bool,
     /// Which limit refused the request, as a header of the vendor says: `jira-burst-based`,
     /// `endpoint-rate`, ...
@@ -100,15 +101,16 @@ impl Answer {
     /// counts only if the answer has no `Date`. No pause is longer than `cap`.
     ///
     /// A refusal pauses for its `retry_after`, or else until limits with nothing left are reset.
-    /// Another answer pauses if one of its limits has nothing left, until that is reset.
+    /// Another answer pauses if one of its limits has nothing left, until that is reset. A limit of
+    /// calls in flight pauses nothing, since calls that end give it back.
     #[must_use]
     pub fn advice(&self, now: SystemTime, cap: Duration) -> Advice {
         if !self.trusted && !self.refused {
             return Advice::Go;
         }
-        let exhausted = self.limits.iter().filter(|limit| limit.is_exhausted());
+        let used_up = self.limits.iter().filter(|limit| limit.is_used_up());
         // A reset that is not ahead is over: the limit has units again.
-        let waits: Vec<Option<Duration>> = exhausted
+        let waits: Vec<Option<Duration>> = used_up
             .map(|limit| limit.reset.map(|reset| reset.wait(now)))
             .filter(|wait| wait.is_none_or(|w| !w.is_zero()))
             .collect();

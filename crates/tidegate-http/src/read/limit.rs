@@ -38,6 +38,12 @@ impl ServerLimit {
         self.remaining.is_some_and(|left| left < 1.0)
     }
 
+    /// Whether the limit refuses until its reset. One of calls in flight does not: calls that end
+    /// give it back.
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.is_exhausted() && self.unit != Some(Unit::Concurrency)
+    }
+
     /// Whether the answer tells more than a window and names.
     pub(super) fn tells(&self) -> bool {
         self.limit.is_some() || self.remaining.is_some() || self.reset.is_some()

@@ -156,14 +156,14 @@ impl Reader {
 
         // A scope that is told by its name counts more.
         let scope = scope.or_else(|| is_global.then(|| "global".to_owned()));
-        let exhausted = limits.iter().any(super::ServerLimit::is_exhausted);
+        let used_up = limits.iter().any(super::ServerLimit::is_used_up);
         let refused = match status.as_u16() {
             420 | 429 => true,
-            400 | 403 | 503 => retry_after.is_some() || exhausted || marked,
+            400 | 403 | 503 => retry_after.is_some() || used_up || marked,
             // A call of gRPC: RESOURCE_EXHAUSTED, which a message that is too long gets as well, or
             // UNAVAILABLE.
             200 if matches!(text(GRPC_STATUS), Some("8" | "14")) => {
-                retry_after.is_some() || exhausted || marked
+                retry_after.is_some() || used_up || marked
             }
             _ => false,
         };
