@@ -550,6 +550,29 @@ fn calls_that_lose_a_race_in_each_window_still_obey() {
     assert!(acquired.is_empty() && reserved.is_empty());
 }
 
+/// The headers of an answer are read while its call is neither in flight nor lost. Then another
+/// answer, which may not have counted that call, allowed one call too many.
+#[test]
+fn a_call_is_in_flight_until_its_answer_is_learnt() {
+    let clock = ManualClock::new();
+    let other = std::sync::Arc::new(std::sync::Mutex::new(None::<Call>));
+    let to_obey = other.clone();
+    // A function that runs while an answer is read.
+    let meanwhile = move |_: StatusCode, _: &HeaderMap| {
+        let other = to_obey.lock().unwrap().take();
+        if let Some(mut other) = other {
+            obey(&mut other, 200, &[("x-ratelimit-remaining", "30")]);
+        }
+        false
+    };
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 100), clock.clone());
+    let api = Obey::with_options(limiter.clone(), options(&clock).refusal(meanwhile));
+    let mut call = api.try_acquire().unwrap();
+    *other.lock().unwrap() = Some(api.try_acquire().unwrap());
+    obey(&mut call, 200, &[]);
+    assert_eq!((limiter.status().available, api.in_flight()), (29, 0));
+}
+
 /// Polls the waits once, and moves the calls of those that are over.
 fn take_ready(
     waits: &mut Vec<impl Future<Output = Result<Call, AllRefusal>> + Unpin>,

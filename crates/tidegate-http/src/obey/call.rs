@@ -23,7 +23,6 @@ use crate::read::Answer;
 pub struct Call {
     obey: Obey,
     ticket: Ticket,
-    has_answer: bool,
     waited: Duration,
     held: Held,
 }
@@ -56,27 +55,24 @@ pub struct Obeyed {
 
 impl Call {
     pub(super) fn new(obey: Obey, ticket: Ticket, waited: Duration, held: Held) -> Self {
-        Self { obey, ticket, has_answer: false, waited, held }
+        Self { obey, ticket, waited, held }
     }
 
     /// Obeys the answer of the server: pauses the limiter, or lowers its available permits. The
     /// call is no longer in flight.
     pub fn obey(&mut self, status: StatusCode, headers: &HeaderMap) -> Obeyed {
-        self.end();
-        self.obey.obey(&self.ticket, status, headers, None)
+        self.obey.obey(&mut self.ticket, status, headers, None)
     }
 
     /// Obeys the answer of a server that tells limits in the body, too. See
     /// [`Reader::read_with_body`](crate::read::Reader::read_with_body).
     pub fn obey_with_body(&mut self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Obeyed {
-        self.end();
-        self.obey.obey(&self.ticket, status, headers, Some(body))
+        self.obey.obey(&mut self.ticket, status, headers, Some(body))
     }
 
     /// Obeys an answer that was read elsewhere, for example from a body.
     pub fn obey_answer(&mut self, answer: Answer) -> Obeyed {
-        self.end();
-        self.obey.obey_answer(&self.ticket, answer, true)
+        self.obey.obey_answer(&mut self.ticket, answer, true)
     }
 
     /// The time waited for the permits.
@@ -104,18 +100,12 @@ impl Call {
             Held::Nothing | Held::Permits(_) => Ok(()),
         }
     }
-
-    fn end(&mut self) {
-        if !std::mem::replace(&mut self.has_answer, true) {
-            self.obey.end(&self.ticket);
-        }
-    }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        if !self.has_answer {
-            self.obey.lose(&self.ticket);
+        if self.ticket.is_open() {
+            self.obey.lose(&mut self.ticket);
         }
     }
 }

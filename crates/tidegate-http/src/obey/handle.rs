@@ -313,7 +313,7 @@ impl Obey {
     /// Obeys the answer of a call.
     pub(super) fn obey(
         &self,
-        ticket: &Ticket,
+        ticket: &mut Ticket,
         status: StatusCode,
         headers: &HeaderMap,
         body: Option<&[u8]>,
@@ -328,9 +328,9 @@ impl Obey {
         let obeyed = match self.home.as_ref().and_then(|home| home.bucket(headers, self)) {
             // The call began at the limiter that its route leaves.
             Some(bucket) => {
-                self.state().lose(ticket, |_| true);
-                let ticket = bucket.state().moved(bucket.now(), ticket);
-                bucket.obey_answer(&ticket, answer, is_success)
+                self.lose(ticket);
+                let mut ticket = bucket.begin_in_any_case(ticket.costs().clone());
+                bucket.obey_answer(&mut ticket, answer, is_success)
             }
             None => self.obey_answer(ticket, answer, is_success),
         };
@@ -355,7 +355,7 @@ impl Obey {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    pub(super) fn obey_answer(&self, ticket: &Ticket, mut answer: Answer, is_success: bool) -> Obeyed {
+    pub(super) fn obey_answer(&self, ticket: &mut Ticket, mut answer: Answer, is_success: bool) -> Obeyed {
         let Shared { in_task, options, members, .. } = &*self.shared;
         forget_calendar(&mut answer);
         let counts: Vec<_> = answer.limits.iter().map(|limit| options.count(limit, members)).collect();
@@ -406,16 +406,9 @@ impl Obey {
         obeyed
     }
 
-    /// The call has its first answer.
-    pub(super) fn end(&self, ticket: &Ticket) {
-        self.state().end(ticket);
-    }
-
     /// The call ended without an answer.
-    pub(super) fn lose(&self, ticket: &Ticket) {
-        let mut state = self.state();
-        state.end(ticket);
-        state.lose(ticket, |_| true);
+    pub(super) fn lose(&self, ticket: &mut Ticket) {
+        self.state().lose(ticket, |_| true);
     }
 
     /// Takes a place at the limiter.

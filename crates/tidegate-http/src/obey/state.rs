@@ -34,9 +34,10 @@ pub(super) struct State {
     refusals: u32,
 }
 
-/// A call in flight.
-#[derive(Debug, Clone)]
+/// A call, which is in flight until its first answer.
+#[derive(Debug)]
 pub(super) struct Ticket {
+    is_open: bool,
     costs: Load,
     began: Nanos,
     answers: u64,
@@ -103,14 +104,14 @@ impl State {
 
     fn open(&mut self, now: Nanos, costs: Load) -> Ticket {
         self.open.add(&costs);
-        Ticket { costs, began: now, answers: self.answers, pauses: self.pauses, lost: self.lost.clone() }
-    }
-
-    /// The ticket of a call that began elsewhere and has its answer.
-    pub(super) fn moved(&mut self, now: Nanos, ticket: &Ticket) -> Ticket {
-        let ticket = self.begin_any(now, ticket.costs.clone());
-        self.end(&ticket);
-        ticket
+        Ticket {
+            is_open: true,
+            costs,
+            began: now,
+            answers: self.answers,
+            pauses: self.pauses,
+            lost: self.lost.clone(),
+        }
     }
 
     /// How often the server said stop.
@@ -134,21 +135,20 @@ impl State {
         self.open.of(Count::CALLS)
     }
 
-    /// The first answer of a call ends it.
-    pub(super) fn end(&mut self, ticket: &Ticket) {
-        self.open.subtract(&ticket.costs);
-    }
-
-    /// A call ended, and there is no word on limits in these units.
-    pub(super) fn lose(&mut self, ticket: &Ticket, is_lost: impl Fn(Count) -> bool) {
+    /// Ends a call, if it is in flight, without a word on limits in these units.
+    pub(super) fn lose(&mut self, ticket: &mut Ticket, is_lost: impl Fn(Count) -> bool) {
+        if std::mem::take(&mut ticket.is_open) {
+            self.open.subtract(&ticket.costs);
+        }
         self.lost.add(&ticket.costs.only(is_lost));
     }
 
-    /// Learns from an answer. `counts` tells in which unit calls cost of each limit.
+    /// Learns from an answer, of which the first ends the call. `counts` tells in which unit calls
+    /// cost of each limit.
     pub(super) fn learn(
         &mut self,
         now: Nanos,
-        ticket: &Ticket,
+        ticket: &mut Ticket,
         answer: &Answer,
         counts: &[Option<Count>],
         is_success: bool,
@@ -246,6 +246,17 @@ impl State {
             }
             _ => {}
         }
+    }
+}
+
+impl Ticket {
+    /// Whether the call is in flight.
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open
+    }
+
+    pub(super) fn costs(&self) -> &Load {
+        &self.costs
     }
 }
 
