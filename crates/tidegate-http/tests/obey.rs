@@ -550,6 +550,44 @@ fn calls_that_lose_a_race_in_each_window_still_obey() {
     assert!(acquired.is_empty() && reserved.is_empty());
 }
 
+/// Each try could wait for the whole time that the call may wait, and the call told the wait of its
+/// last try.
+#[test]
+fn the_longest_wait_is_that_of_all_tries() {
+    type Wait<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Call, AllRefusal>> + 'a>>;
+    let acquire = |api: &Obey, request: Request| -> Wait<'_> {
+        let api = api.clone();
+        Box::pin(async move { api.acquire_many(request).await })
+    };
+    let reserve = |api: &Obey, request: Request| -> Wait<'_> { Box::pin(api.reserve(request).unwrap()) };
+    for wait in [acquire, reserve] {
+        for (within, is_granted) in [(2499, false), (2500, true)] {
+            let clock = ManualClock::new();
+            let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(2), 10), clock.clone());
+            let api = Obey::with_options(limiter.clone(), options(&clock));
+            let told = [("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "2")];
+            obey(&mut api.try_acquire().unwrap(), 200, &told);
+            limiter.drain();
+            let mut first = wait(&api, Request::permits(1));
+            let mut second = wait(&api, Request::permits(1).within(Duration::from_millis(within)));
+            assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
+            // The first call takes the only unit of the window. The second one has waited for
+            // 1.5 s, and has to wait for the rest of the window and an interval.
+            clock.jump(Duration::from_millis(1500));
+            assert!(poll(&mut first).is_ready());
+            let Poll::Ready(refused) = poll(&mut second) else {
+                assert!(is_granted);
+                clock.advance(secs(1));
+                let Poll::Ready(call) = poll(&mut second) else { panic!("it waits") };
+                assert_eq!(call.unwrap().waited(), Duration::from_millis(2500));
+                continue;
+            };
+            assert!(!is_granted);
+            assert_eq!(refused.map(drop).unwrap_err().retry_after(), Some(Duration::from_millis(1)));
+        }
+    }
+}
+
 /// The headers of an answer are read while its call is neither in flight nor lost. Then another
 /// answer, which may not have counted that call, allowed one call too many.
 #[test]

@@ -75,7 +75,7 @@ impl Call {
         self.obey.obey_answer(&mut self.ticket, answer, true)
     }
 
-    /// The time waited for the permits.
+    /// The time that the call waited for its permits, also where it waited several times.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited

@@ -53,7 +53,30 @@ struct Shared {
 /// A grant that waited counts as the first try again: the limiter paused, and in each window some
 /// other call was faster. So the tries end at a limiter that grants without a wait, as in shadow
 /// mode, and for a call that costs more than the server allows in a window.
-pub(super) const TRIES: usize = 4;
+const TRIES: usize = 4;
+
+/// The tries of a call to begin.
+#[derive(Debug)]
+pub(super) struct Tries {
+    left: usize,
+    /// The time that all tries have waited.
+    waited: Duration,
+}
+
+impl Tries {
+    pub(super) fn new() -> Self {
+        Self { left: TRIES, waited: Duration::ZERO }
+    }
+
+    /// The request of the next try: of the longest wait, the rest.
+    pub(super) fn next<'a>(&self, request: &AllRequest<'a>) -> AllRequest<'a> {
+        let request = request.clone();
+        match request.to_request().within {
+            Some(within) => request.within(within.saturating_sub(self.waited)),
+            None => request,
+        }
+    }
+}
 
 impl Obey {
     /// Obeys the server that this limiter's calls go to, with the default [`Options`]. They count
@@ -89,15 +112,18 @@ impl Obey {
     /// Waits for the permits of a call, and begins it. A call that costs 0 begins at once, takes no
     /// permits, and its answer is obeyed as any other.
     ///
+    /// The [longest wait](AllRequest::within) of a request is that of the whole call, also if it
+    /// waits several times.
+    ///
     /// # Errors
     ///
     /// As [`AnyLimiter::acquire_many`].
     pub async fn acquire_many(&self, request: impl Into<AllRequest<'_>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut left) = (self.here(), TRIES);
+        let (mut at, mut tries) = (self.here(), Tries::new());
         loop {
-            let permits = or_free(at.shared.limiter.acquire_many(request.clone()).await)?;
-            if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
+            let permits = or_free(at.shared.limiter.acquire_many(tries.next(&request)).await)?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
                 return Ok(call);
             }
         }
@@ -119,10 +145,10 @@ impl Obey {
     /// As [`AnyLimiter::try_acquire_many`].
     pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut left) = (self.here(), TRIES);
+        let (mut at, mut tries) = (self.here(), Tries::new());
         loop {
-            let permits = or_free(at.shared.limiter.try_acquire_many(request.clone()))?;
-            if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
+            let permits = or_free(at.shared.limiter.try_acquire_many(tries.next(&request)))?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
                 return Ok(call);
             }
         }
@@ -136,10 +162,10 @@ impl Obey {
     /// As [`AnyLimiter::blocking_acquire_many`].
     pub fn blocking_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut left) = (self.here(), TRIES);
+        let (mut at, mut tries) = (self.here(), Tries::new());
         loop {
-            let permits = or_free(at.shared.limiter.blocking_acquire_many(request.clone()))?;
-            if let Some(call) = at.begin_allowed(&request, permits, &mut left) {
+            let permits = or_free(at.shared.limiter.blocking_acquire_many(tries.next(&request)))?;
+            if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
                 return Ok(call);
             }
         }
@@ -213,16 +239,12 @@ impl Obey {
         &mut self,
         request: &AllRequest<'_>,
         permits: AllPermits,
-        tries: &mut usize,
+        tries: &mut Tries,
     ) -> Option<Call> {
-        if self.follow() {
-            return None;
-        }
         // The server counts a call that its limiter lets pass without permits.
         let got = permits.permits().max(request.to_request().permits);
-        let waited = permits.waited();
-        let ticket = self.begin_try(self.load(request, got), waited, tries)?;
-        Some(Call::new(self.clone(), ticket, waited, Held::Permits(permits)))
+        let ticket = self.begin_try(request, got, permits.waited(), tries)?;
+        Some(Call::new(self.clone(), ticket, tries.waited, Held::Permits(permits)))
     }
 
     /// Begins a call with the permits of this place, unless the server does not allow it, or the
@@ -232,24 +254,34 @@ impl Obey {
         request: &AllRequest<'_>,
         place: AnyReservation,
         waited: Duration,
-        tries: &mut usize,
+        tries: &mut Tries,
     ) -> Result<Call, AnyReservation> {
-        if self.follow() {
-            return Err(place);
-        }
         // The most that it may have got.
-        match self.begin_try(self.load(request, request.to_request().most), waited, tries) {
-            Some(ticket) => Ok(Call::new(self.clone(), ticket, waited, Held::Place(Mutex::new(place)))),
+        match self.begin_try(request, request.to_request().most, waited, tries) {
+            Some(ticket) => Ok(Call::new(self.clone(), ticket, tries.waited, Held::Place(Mutex::new(place)))),
             None => Err(place),
         }
     }
 
-    fn begin_try(&self, load: Load, waited: Duration, tries: &mut usize) -> Option<Ticket> {
-        if !waited.is_zero() && self.state().fits(&load) {
-            *tries = TRIES;
+    /// Begins a call that got so many permits after this wait, unless the server does not allow it,
+    /// or the limiter of its route is another by now.
+    fn begin_try(
+        &mut self,
+        request: &AllRequest<'_>,
+        got: u32,
+        waited: Duration,
+        tries: &mut Tries,
+    ) -> Option<Ticket> {
+        tries.waited = tries.waited.saturating_add(waited);
+        if self.follow() {
+            return None;
         }
-        *tries = tries.saturating_sub(1);
-        match *tries {
+        let load = self.load(request, got);
+        if !waited.is_zero() && self.state().fits(&load) {
+            tries.left = TRIES;
+        }
+        tries.left = tries.left.saturating_sub(1);
+        match tries.left {
             0 => Some(self.begin_in_any_case(load)),
             _ => self.begin_if_allowed(load),
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate::{AllRefusal, AllRequest, AnyReservation};
 
 use super::call::Call;
-use super::handle::{Obey, TRIES};
+use super::handle::{Obey, Tries};
 
 /// A place in the queue for a call, made by [`Obey::reserve`]. Await it for the call.
 ///
@@ -27,14 +27,14 @@ pub struct CallReservation<'a> {
     request: AllRequest<'a>,
     /// `None` once the call has begun.
     place: Option<AnyReservation>,
-    tries: usize,
+    tries: Tries,
 }
 
 impl<'a> CallReservation<'a> {
     pub(super) fn new(obey: &Obey, request: AllRequest<'a>) -> Result<Self, AllRefusal> {
         let obey = obey.here();
         let place = Some(obey.place(&request)?);
-        Ok(Self { obey, request, place, tries: TRIES })
+        Ok(Self { obey, request, place, tries: Tries::new() })
     }
 
     /// How long until the permits are due, if nothing changes; zero if they are due, and
@@ -68,7 +68,7 @@ impl Future for CallReservation<'_> {
                 // The server allows no more and the limiter pauses, or the route has another
                 // limiter: the permits go back.
                 Err(place) => {
-                    let next = this.obey.place(&this.request);
+                    let next = this.obey.place(&this.tries.next(&this.request));
                     // All limits are told the same number, so there is no name that could be wrong.
                     let _ = place.settle(0);
                     match next {
