@@ -1146,6 +1146,30 @@ fn scopes_are_bounded_and_a_scope_with_calls_in_flight_stays() {
     assert!(none.of("a").try_acquire().is_ok());
 }
 
+/// A scope that a server paused has no calls in flight and is not asked for, so it was forgotten
+/// before all others, and its next request got a new limiter in the pause.
+#[test]
+fn a_scope_is_forgotten_only_after_its_pause() {
+    let clock = ManualClock::new();
+    let hosts = scopes(&clock, 100);
+    obey(&mut hosts.of("paused").try_acquire().unwrap(), 429, &[("retry-after", "300")]);
+    let ask_for = |hosts_to_ask: std::ops::Range<i32>| {
+        hosts_to_ask.for_each(|host| drop(hosts.of(&host.to_string())));
+    };
+    ask_for(0..1000);
+    assert_eq!(paused_for(&hosts.of("paused")), secs(300));
+    clock.advance(secs(300));
+    let before = hosts.of("paused");
+    before.limiter().debit(10).unwrap();
+    ask_for(1000..2000);
+    assert_eq!(hosts.of("paused").limiter().status().members[0].1.available, 10, "it is a new one");
+    // A pause that was ended.
+    obey(&mut hosts.of("paused").try_acquire().unwrap(), 429, &[("retry-after", "300")]);
+    hosts.of("paused").forget();
+    ask_for(2000..3000);
+    assert_eq!(hosts.of("paused").limiter().status().members[0].1.available, 10, "it is a new one");
+}
+
 // Reservations.
 
 fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {

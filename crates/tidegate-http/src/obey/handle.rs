@@ -339,6 +339,8 @@ impl Obey {
         let more = wait.as_secs_f64() * shared.options.jitter * random;
         let wait = wait.saturating_add(Duration::try_from_secs_f64(more).unwrap_or_default());
         shared.limiter.pause_for(wait)?;
+        let until = self.now().saturating_add(wait.into());
+        self.state().pause_until(until);
         Ok(wait)
     }
 
@@ -462,6 +464,12 @@ impl Obey {
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.state().in_flight()
+    }
+
+    /// Whether the limiter pauses because the server asked for it.
+    pub(super) fn is_paused(&self) -> bool {
+        let now = self.now();
+        self.state().is_paused(now)
     }
 
     /// Forgets what the server told, and ends a pause of the limiter.

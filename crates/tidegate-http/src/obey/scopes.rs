@@ -12,8 +12,9 @@ use super::handle::Obey;
 /// Limiters that obey, one for each scope: a host, a route, or what else a server limits by itself.
 /// Clones share them.
 ///
-/// A scope is made when it is first asked for. If there are too many, scopes without calls in
-/// flight that were not asked for longest are forgotten.
+/// A scope is made when it is first asked for. If there are too many, half of them are kept: the
+/// scopes with calls in flight before all others, then those that a server paused, then those that
+/// were asked for last.
 ///
 /// # Buckets
 ///
@@ -86,6 +87,7 @@ struct State {
     paused: Option<(Arc<dyn Clock>, Nanos)>,
 }
 
+#[derive(Clone)]
 struct Scope {
     obey: Obey,
     asked: u64,
@@ -170,13 +172,12 @@ impl Shared {
         }
         let (obey, asked) = (new.clone(), state.asked);
         state.scopes.insert(scope.to_owned(), Scope { obey: new, asked });
-        let forgotten = forget_idle(&mut state.scopes, self.most);
         let paused = state.paused.clone();
         drop(state);
-        drop(forgotten);
         if let Some((clock, until)) = paused {
             obey.pause_until(Some(until), clock.now());
         }
+        self.forget_idle(|state| &mut state.scopes);
         obey
     }
 
@@ -189,10 +190,40 @@ impl Shared {
         known.asked = asked;
         let to = known.obey.clone();
         let left = state.scopes.get_mut(route).map(|scope| std::mem::replace(&mut scope.obey, to.clone()));
-        let forgotten = forget_idle(&mut state.buckets, self.most);
         drop(state);
-        drop((left, forgotten));
+        drop(left);
+        self.forget_idle(|state| &mut state.buckets);
         to
+    }
+
+    /// Forgets half of these scopes if there are more than `most`. So it is rare, and a scope costs
+    /// little when it is spread over all that come in.
+    fn forget_idle(&self, of: impl Fn(&mut State) -> &mut HashMap<String, Scope>) {
+        let mut ranked: Vec<_> = {
+            let mut state = self.state();
+            let scopes = of(&mut state);
+            if scopes.len() <= self.most {
+                return;
+            }
+            scopes.iter().map(|(name, scope)| (Rank::default(), name.clone(), scope.clone())).collect()
+        };
+        // Without the lock: a clock is foreign code.
+        for (rank, _, scope) in &mut ranked {
+            *rank = scope.rank();
+        }
+        let kept = self.most.div_ceil(2);
+        ranked.select_nth_unstable_by_key(kept, |(rank, ..)| std::cmp::Reverse(*rank));
+        let mut state = self.state();
+        let scopes = of(&mut state);
+        let forgotten = ranked[kept..].iter().filter_map(|(_, name, ranked)| {
+            let found = scopes.get(name)?;
+            let is_as_ranked = found.asked == ranked.asked && found.obey.is_same(&ranked.obey);
+            is_as_ranked.then(|| scopes.remove(name))
+        });
+        let forgotten: Vec<_> = forgotten.collect();
+        drop(state);
+        // Without the lock: a limiter may run foreign code when it is dropped.
+        drop((forgotten, ranked));
     }
 
     fn pause_all(&self, clock: &Arc<dyn Clock>, now: Nanos, until: Nanos) {
@@ -235,19 +266,14 @@ impl Home {
     }
 }
 
-/// Forgets half of the scopes if there are more than `most`: scopes without calls in flight first,
-/// and of these the ones that were not asked for longest. So it is rare, and a scope costs little
-/// when it is spread over all that come in.
-fn forget_idle(scopes: &mut HashMap<String, Scope>, most: usize) -> Vec<Scope> {
-    if scopes.len() <= most {
-        return Vec::new();
+/// How much a scope is worth keeping: whether it has calls in flight, whether it pauses, and when it
+/// was asked for.
+type Rank = (bool, bool, u64);
+
+impl Scope {
+    fn rank(&self) -> Rank {
+        (self.obey.in_flight() > 0, self.obey.is_paused(), self.asked)
     }
-    let rank = |scope: &Scope| (scope.obey.in_flight() == 0, u64::MAX - scope.asked);
-    let mut ranks: Vec<_> = scopes.iter().map(|(name, scope)| (rank(scope), name.clone())).collect();
-    ranks.sort_unstable();
-    let forgotten = ranks.split_off(most.div_ceil(2));
-    // Dropped without the lock: a limiter may run foreign code.
-    forgotten.iter().filter_map(|(_, name)| scopes.remove(name)).collect()
 }
 
 impl fmt::Debug for Scopes {

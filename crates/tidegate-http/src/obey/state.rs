@@ -7,6 +7,7 @@
 //! | `windows` | how much the server allows, of each limit, until when | begin, answer |
 //! | `pauses` | how often the server said stop | an answer that refuses |
 //! | `refusals` | refusals in a row | an answer that refuses or succeeds |
+//! | `paused_until` | when the last pause of the limiter ends | a pause |
 //!
 //! Calls in flight get one refusal together: only a call that began after the last pause was told
 //! counts as a further refusal, and only its success ends a row of refusals.
@@ -32,6 +33,7 @@ pub(super) struct State {
     windows: Windows,
     pauses: u64,
     refusals: u32,
+    paused_until: Nanos,
 }
 
 /// A call, which is in flight until its first answer.
@@ -76,6 +78,7 @@ impl State {
             windows: Windows::default(),
             pauses: 0,
             refusals: 0,
+            paused_until: Nanos::ZERO,
         }
     }
 
@@ -123,6 +126,17 @@ impl State {
     pub(super) fn forget(&mut self) {
         self.windows = Windows::default();
         self.refusals = 0;
+        self.paused_until = Nanos::ZERO;
+    }
+
+    /// The limiter pauses until this time.
+    pub(super) fn pause_until(&mut self, until: Nanos) {
+        self.paused_until = self.paused_until.max(until);
+    }
+
+    /// Whether the limiter pauses.
+    pub(super) fn is_paused(&self, now: Nanos) -> bool {
+        self.paused_until > now
     }
 
     /// The time until which the server allows nothing.
