@@ -1,9 +1,12 @@
 //! Structured field values (RFC 9651): reads a List, writes Strings and Byte Sequences.
 //!
 //! The fields `RateLimit` and `RateLimit-Policy` are Lists of Items. This module reads the whole
-//! grammar of a List, so that a field is ignored exactly when RFC 9651 calls it malformed. The
-//! crate `sfv` reads this grammar too, but needs a newer compiler than this crate does. A test
-//! compares the two parsers.
+//! grammar of a List, and refuses exactly what RFC 9651 calls malformed. The crate `sfv` reads this
+//! grammar too, but needs a newer compiler than this crate does. A test compares the two parsers.
+//!
+//! The reader of answers is more lenient than RFC 9651 in two ways. It parses each line of a field
+//! by itself, so a malformed line leaves the other lines alone. And it reads a line that is no List
+//! of names in the forms of older drafts and of vendors.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;

@@ -16,8 +16,8 @@ pub(super) struct NumberedPolicy {
     pub(super) window: Option<Duration>,
 }
 
-/// Reads the items of `RateLimit` since -08. Returns nothing if the field is malformed, as the
-/// draft asks, or of another form.
+/// Reads the items of `RateLimit` since -08. Returns nothing if the line is malformed, as the draft
+/// asks, or of another form.
 pub(super) fn states(field: &str) -> Vec<ServerLimit> {
     let read = |(name, params): (String, Params)| {
         // A proposed change of the draft calls `r` and `t` by other names.
