@@ -12,7 +12,8 @@ use crate::hold::Hold;
 pin_project! {
     /// The body of an answer: the body of the service, or of a refusal.
     ///
-    /// It keeps the permits of its call until it ends, fails or is dropped.
+    /// It keeps the permits of its call until it ends, fails or is dropped. The default is a body
+    /// without data that keeps nothing, for layers that answer by themselves.
     #[derive(Debug)]
     pub struct Body<B> {
         #[pin]
@@ -41,6 +42,12 @@ impl<B: HttpBody> Body<B> {
 impl<B> Body<B> {
     pub(crate) fn of_refusal(bytes: Bytes) -> Body<B> {
         Body { inner: Inner::Refusal { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) } }
+    }
+}
+
+impl<B> Default for Body<B> {
+    fn default() -> Body<B> {
+        Body::of_refusal(Bytes::new())
     }
 }
 

@@ -1,6 +1,7 @@
 //! [`Hold`]: what a call keeps until it is over.
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 use tidegate::{AllPermits, AllRequest, AnyReservation};
 use tidegate_http::obey::Call;
@@ -17,7 +18,8 @@ enum Held {
     /// Kept for its drop.
     Permits(#[expect(dead_code)] AllPermits),
     /// An estimate, and what was really used if that is known. Without it the estimate was used.
-    Estimate(Box<(AnyReservation, Option<AllRequest<'static>>)>),
+    /// The lock is never taken: it lets threads share the body that keeps the estimate.
+    Estimate(Box<(Mutex<AnyReservation>, Option<AllRequest<'static>>)>),
     /// Kept for its drop.
     Call(#[expect(dead_code)] Box<Call>),
 }
@@ -28,7 +30,7 @@ impl Hold {
     }
 
     pub(crate) fn estimate(place: AnyReservation) -> Hold {
-        Hold(Held::Estimate(Box::new((place, None))))
+        Hold(Held::Estimate(Box::new((Mutex::new(place), None))))
     }
 
     /// A call to a server that is obeyed, which had its answer.
@@ -54,7 +56,7 @@ impl Hold {
             && let (place, Some(used)) = *estimate
         {
             // A name that no limit has charges the estimate.
-            let _ = place.settle(used);
+            let _ = place.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used);
         }
     }
 }

@@ -12,7 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Empty, Full, channel::Channel};
+use http_body::Body as _;
+use http_body_util::{BodyExt, Empty, Full, channel::Channel, combinators::BoxBody};
 use tidegate::{
     AllOf, AnyLimiter, CountingLimit, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter,
     TokenBucket, TokioClock, Unlimited,
@@ -519,6 +520,18 @@ async fn refunded_requests_were_not_counted() {
     }
     send(&layer, get("/")).await;
     assert_eq!(limit.status().available, 1);
+}
+
+/// Layers of tower-http make bodies from nothing, and boxed bodies are shared by threads.
+#[tokio::test]
+async fn a_body_can_be_made_from_nothing_and_boxed() {
+    let layer = RateLimitLayer::new(limiter(2)).refund_if(|_| true);
+    let (_, body) = layer.layer(hello()).oneshot(get("/")).await.unwrap().into_parts();
+    let boxed: BoxBody<Bytes, Infallible> = body.boxed();
+    drop(boxed);
+    let none = tidegate_tower::Body::<Empty<Bytes>>::default();
+    assert!(none.is_end_stream());
+    assert!(none.collect().await.unwrap().to_bytes().is_empty());
 }
 
 /// A limit of calls in flight: of a hundred that come at once, two begin.
