@@ -42,23 +42,24 @@ pub(crate) fn refuse(refused: &Refused, content_type: HeaderValue) -> Response<B
     }
     if let Some(wait) = refused.retry_after() {
         headers.insert(PUSHBACK, milliseconds_up(wait).into());
-    } else if !refused.refusal().is_some_and(tidegate::AllRefusal::may_retry) {
+    } else if refused.refusal().is_some_and(|refusal| !refusal.may_retry()) {
         headers.insert(PUSHBACK, HeaderValue::from_static("-1"));
     }
     response
 }
 
-/// The code of gRPC for a status of HTTP, as the mapping of `http-grpc-status-mapping.md`, but 429
-/// is what a limit means.
+/// The code of gRPC for a status of HTTP, as `http-grpc-status-mapping.md` maps it, with two
+/// exceptions. There 429 is UNAVAILABLE and 500 is UNKNOWN, since a proxy may have answered. Here
+/// 429 says that a limit refused, and 500 that the server made a mistake.
 fn code(status: StatusCode) -> u16 {
-    match status {
-        StatusCode::TOO_MANY_REQUESTS => 8,    // RESOURCE_EXHAUSTED
-        StatusCode::SERVICE_UNAVAILABLE => 14, // UNAVAILABLE
-        StatusCode::BAD_REQUEST | StatusCode::INTERNAL_SERVER_ERROR => 13, // INTERNAL
-        StatusCode::UNAUTHORIZED => 16,        // UNAUTHENTICATED
-        StatusCode::FORBIDDEN => 7,            // PERMISSION_DENIED
-        StatusCode::NOT_FOUND => 12,           // UNIMPLEMENTED
-        _ => 2,                                // UNKNOWN
+    match status.as_u16() {
+        429 => 8,        // RESOURCE_EXHAUSTED
+        502..=504 => 14, // UNAVAILABLE
+        400 | 500 => 13, // INTERNAL
+        401 => 16,       // UNAUTHENTICATED
+        403 => 7,        // PERMISSION_DENIED
+        404 => 12,       // UNIMPLEMENTED
+        _ => 2,          // UNKNOWN
     }
 }
 

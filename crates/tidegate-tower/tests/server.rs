@@ -670,6 +670,26 @@ async fn a_call_of_grpc_that_can_never_pass_is_not_retried() {
     assert_eq!(text(refused.headers(), "grpc-retry-pushback-ms"), "-1");
 }
 
+/// A call whose key could not be looked up now was told that it must not be retried.
+#[tokio::test]
+async fn a_call_of_grpc_without_a_key_is_told_the_status_alone() {
+    for (status, code) in [
+        (StatusCode::SERVICE_UNAVAILABLE, "14"),
+        (StatusCode::BAD_GATEWAY, "14"),
+        (StatusCode::GATEWAY_TIMEOUT, "14"),
+        (StatusCode::TOO_MANY_REQUESTS, "8"),
+        (StatusCode::UNAUTHORIZED, "16"),
+        (StatusCode::INTERNAL_SERVER_ERROR, "13"),
+        (StatusCode::IM_A_TEAPOT, "2"),
+    ] {
+        let layer = RateLimitLayer::keyed_async(keyed::<u8>(1), move |_| async move { Err(status) });
+        let call = Request::post("/").header("content-type", "application/grpc").body(String::new()).unwrap();
+        let refused = send(&layer, call).await;
+        assert_eq!(text(refused.headers(), "grpc-status"), code, "{status}");
+        assert!(refused.headers().get("grpc-retry-pushback-ms").is_none(), "{status}");
+    }
+}
+
 #[tokio::test]
 async fn all_services_of_a_layer_share_its_permits() {
     let layer = RateLimitLayer::new(limiter(5));
