@@ -86,7 +86,7 @@ fn within<'a>(limit: Limit<'a>, refused: &Refused, wait: Duration) -> Limit<'a> 
 /// | headers | become |
 /// |---|---|
 /// | the fields of the draft, and `RateLimit-Policy` of older ones | both lists |
-/// | the state in another format | that of the tighter limit; of equal ones that which lasts longer |
+/// | the state in another format | that of the tighter limit alone; of equal ones that which lasts longer |
 /// | `RateLimit-Limit` of [`Format::Draft03`] | the tighter limit, and the policies of both |
 /// | `Retry-After`, and a state that cannot be compared | as they were |
 fn beside(format: Option<Format>, headers: &mut HeaderMap, tell: impl FnOnce(&mut HeaderMap)) {
@@ -108,16 +108,34 @@ fn beside(format: Option<Format>, headers: &mut HeaderMap, tell: impl FnOnce(&mu
         headers.insert(LIMIT, both.clone());
         told.insert(LIMIT, both);
     }
+    let names = names_of_state(format);
+    if replaces {
+        // Also those that the new state does not tell.
+        for name in names {
+            headers.remove(*name);
+        }
+    }
+    let keeps = names.iter().any(|name| headers.contains_key(*name));
     for (name, value) in told {
         let Some(name) = name else { continue };
         let is_list = name == POLICY || (name == STATE && format == Some(Format::Draft));
         if is_list {
             headers.append(name, value);
-        } else if replaces && name != RETRY_AFTER {
-            headers.insert(name, value);
-        } else {
+        } else if !(keeps && names.contains(&name.as_str())) {
             headers.entry(name).or_insert(value);
         }
+    }
+}
+
+/// The headers of the one state that a format has room for: the quota, what remains, and the reset.
+fn names_of_state(format: Option<Format>) -> &'static [&'static str] {
+    match format {
+        Some(Format::Draft07) => &[STATE],
+        Some(Format::Draft06 | Format::Draft03) => &[LIMIT, "ratelimit-remaining", "ratelimit-reset"],
+        Some(Format::XRateLimit | Format::XRateLimitUnix(_)) => {
+            &["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"]
+        }
+        _ => &[],
     }
 }
 
@@ -145,7 +163,7 @@ struct Tightness {
 impl Tightness {
     /// `None` if the headers tell no state in this format.
     fn of(format: Format, headers: &HeaderMap) -> Option<Tightness> {
-        let text = |name| headers.get(name)?.to_str().ok();
+        let text = |name: &str| headers.get(name)?.to_str().ok();
         // The first item of a list.
         let number = |text: &str| text.split(',').next()?.trim().parse().ok();
         if format == Format::Draft07 {
@@ -157,14 +175,8 @@ impl Tightness {
                 reset: member("reset"),
             });
         }
-        let [quota, remaining, reset] = match format {
-            Format::Draft06 | Format::Draft03 => [LIMIT, "ratelimit-remaining", "ratelimit-reset"],
-            Format::XRateLimit | Format::XRateLimitUnix(_) => {
-                ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"]
-            }
-            _ => return None,
-        };
-        let told = |name| text(name).and_then(number);
+        let [quota, remaining, reset] = names_of_state(Some(format)) else { return None };
+        let told = |name: &str| text(name).and_then(number);
         Some(Tightness { quota: told(quota)?, remaining: told(remaining)?, reset: told(reset) })
     }
 

@@ -164,6 +164,30 @@ async fn nested_layers_of_the_draft_tell_each_limit() {
     assert_eq!(lines, [r#""one";r=2;t=1"#, r#""all";r=4;t=1"#]);
 }
 
+/// A limit of calls in flight has no reset, and was told with that of the other limit.
+#[tokio::test]
+async fn a_state_is_told_of_one_limit_alone() {
+    let in_flight = CountingLimit::new(20);
+    let _permits: Vec<_> = (0..16).map(|_| in_flight.try_acquire().unwrap()).collect();
+    for format in [Format::XRateLimit, Format::Draft06, Format::Draft03] {
+        for (burst, is_tighter) in [(100, false), (5, false), (1, true)] {
+            let calls = RateLimitLayer::new(in_flight.clone()).format(format);
+            let rate = || RateLimitLayer::new(limiter(burst)).format(format);
+            let send = async |response: Response<_>| response.into_parts().0.headers;
+            for headers in [
+                send(rate().layer(calls.layer(hello())).oneshot(get("/")).await.unwrap()).await,
+                send(calls.layer(rate().layer(hello())).oneshot(get("/")).await.unwrap()).await,
+            ] {
+                let prefix = if format == Format::XRateLimit { "x-" } else { "" };
+                let told =
+                    ["remaining", "reset"].map(|name| text(&headers, &format!("{prefix}ratelimit-{name}")));
+                let expected = if is_tighter { ["0", "1"] } else { ["3", ""] };
+                assert_eq!(told, expected, "{format:?} {burst} {headers:?}");
+            }
+        }
+    }
+}
+
 /// Of several layers in one format, a format with room for one limit tells the tightest.
 #[tokio::test]
 async fn nested_layers_of_other_formats_tell_the_tightest_limit() {
