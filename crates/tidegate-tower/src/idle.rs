@@ -113,6 +113,8 @@ impl Slot {
 
 impl Idle {
     pub(crate) fn new(after: Duration, clock: impl Timer) -> Idle {
+        // After no time a service that waits would look for idle ones without end.
+        let after = after.max(Duration::from_millis(1));
         Idle { after, clock: Box::new(clock), list: Mutex::default() }
     }
 

@@ -165,7 +165,8 @@ impl<L: Limit<Key = ()>, M> ReadyRateLimitLayer<L, M> {
         self
     }
 
-    /// Gives the permits of a service back that was not called for this long. Known to this layer
+    /// Gives the permits of a service back that was not called for this long, which is a millisecond
+    /// or more: a shorter time counts as a millisecond. Known to this layer
     /// and its clones from now on; layers that were cloned before do not look at these services.
     #[must_use]
     pub fn idle_after(self, after: Duration) -> Self {

@@ -4,6 +4,8 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, pending, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -11,7 +13,8 @@ use bytes::Bytes;
 use http::Response;
 use http_body_util::{BodyExt, Full};
 use tidegate::{
-    AllOf, CountingLimit, ManualClock, Rate, RateLimiter, Request, TokenBucket, TokioClock, Unlimited,
+    AllOf, Clock, CountingLimit, ManualClock, Nanos, Rate, RateLimiter, Request, Timer, TokenBucket,
+    TokioClock, Unlimited,
 };
 use tidegate_tower::{Error, ReadyRateLimit, ReadyRateLimitLayer, UntilAnswer};
 use tokio::time::{Instant, advance, sleep, timeout};
@@ -245,6 +248,52 @@ async fn a_service_that_is_called_in_time_keeps_its_permit() {
         assert_eq!(other.call(n).await.unwrap(), n);
     }
     assert_eq!(calls.available(), 1);
+}
+
+/// A clock that does not make sleeps without end.
+#[derive(Clone, Debug)]
+struct FewSleeps(ManualClock, Arc<AtomicU32>);
+
+impl Clock for FewSleeps {
+    fn now(&self) -> Nanos {
+        self.0.now()
+    }
+}
+
+impl Timer for FewSleeps {
+    type Sleep = <ManualClock as Timer>::Sleep;
+    type RuntimeId = ();
+
+    fn runtime(&self) -> Option<()> {
+        self.0.runtime()
+    }
+
+    fn sleep_until(&self, at: Nanos) -> Self::Sleep {
+        assert!(self.1.fetch_add(1, Ordering::Relaxed) < 100, "it spins");
+        self.0.sleep_until(at)
+    }
+
+    fn park_until(&self, at: Nanos) {
+        self.0.park_until(at);
+    }
+}
+
+/// A time of zero was over at once, so a service that waited looked for idle ones without end.
+#[tokio::test]
+async fn permits_go_back_after_no_time_without_a_spin() {
+    for is_called in [true, false] {
+        let clock = FewSleeps(ManualClock::new(), Arc::default());
+        let layer = ReadyRateLimitLayer::plain(limiter(1)).idle_after_on(Duration::ZERO, clock.clone());
+        let (mut first, mut second) = (layer.layer(echo()), layer.layer(echo()));
+        assert_eq!(poll_ready(&mut first), Poll::Ready(true));
+        if is_called {
+            assert_eq!(first.call(1).await.unwrap(), 1);
+        }
+        assert_eq!(poll_ready(&mut second), Poll::Pending);
+        clock.0.advance(Duration::from_millis(1));
+        let expected = if is_called { Poll::Pending } else { Poll::Ready(true) };
+        assert_eq!(poll_ready(&mut second), expected);
+    }
 }
 
 #[test]
