@@ -25,7 +25,7 @@ use crate::refused::Refused;
 /// | [`for_client`](RateLimitLayer::for_client), [`plain`](RateLimitLayer::plain), [`plain_keyed`](RateLimitLayer::plain_keyed) | that a refusal is an error, and not an answer |
 /// | [`cost`](RateLimitLayer::cost), [`exempt`](RateLimitLayer::exempt) | what a request asks for |
 /// | [`refuse`](RateLimitLayer::refuse), [`wait`](RateLimitLayer::wait), [`wait_at_most`](RateLimitLayer::wait_at_most), [`shadow`](RateLimitLayer::shadow) | what happens to a request whose permits are not there |
-/// | [`settle`](RateLimitLayer::settle), [`refund_if`](RateLimitLayer::refund_if) | what a request really cost, by its response |
+/// | [`settle`](RateLimitLayer::settle), [`refund_if`](RateLimitLayer::refund_if), [`refund_errors`](RateLimitLayer::refund_errors) | what a request really cost, by its response |
 /// | [`refuse_with`](RateLimitLayer::refuse_with), [`named`](RateLimitLayer::named), [`format`](RateLimitLayer::format), [`no_headers`](RateLimitLayer::no_headers) | what a server tells |
 ///
 /// # When permits are taken
@@ -40,8 +40,9 @@ use crate::refused::Refused;
 ///
 /// A call ends with the body of its answer: when the body is read to its end, fails or is dropped.
 /// Then permits that are [counted while in use](tidegate::CountingLimit) go back, and estimates are
-/// settled. A call without an answer ends when its future is dropped, and its cost stays as it was
-/// estimated.
+/// settled. A call without an answer ends when its service fails or its future is dropped, and its
+/// cost stays as it was estimated. [`refund_errors`](RateLimitLayer::refund_errors) gives back the
+/// permits of a call whose service fails.
 ///
 /// # Cost
 ///
@@ -78,6 +79,7 @@ use crate::refused::Refused;
 pub struct RateLimitLayer<L: Limit, M: Kind = Server> {
     pub(crate) gate: Gate<L, M::Request>,
     settle: Option<Function<M::Response, Option<AllRequest<'static>>>>,
+    refunds_errors: bool,
     pub(crate) kind: M,
 }
 
@@ -185,7 +187,8 @@ impl<L: Limit> RateLimitLayer<L> {
     /// ```
     #[must_use]
     pub fn for_client(self) -> RateLimitLayer<L, Client> {
-        RateLimitLayer { gate: self.gate, settle: self.settle, kind: Client::default() }
+        let RateLimitLayer { gate, settle, refunds_errors, .. } = self;
+        RateLimitLayer { gate, settle, refunds_errors, kind: Client::default() }
     }
 
     /// Sets the answer to a refused request. The layer adds the `RateLimit` headers and
@@ -294,7 +297,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         M: Default,
     {
         let gate = Gate { limit, key, ask: None, exempt: None, mode: None, name: None };
-        RateLimitLayer { gate, settle: None, kind: M::default() }
+        RateLimitLayer { gate, settle: None, refunds_errors: false, kind: M::default() }
     }
 
     /// Sets what a request asks for. Without this it asks for one permit of each limit.
@@ -439,9 +442,11 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Gives the permits of a call back if its response is one of these: a call that failed, or
-    /// that was answered from a cache. It comes before [`settle`](RateLimitLayer::settle), in
-    /// whatever order the two are called.
+    /// Gives the permits of a call back if its response is one of these: a response of status 500,
+    /// or one from a cache. It comes before [`settle`](RateLimitLayer::settle), in whatever order
+    /// the two are called.
+    ///
+    /// A service that fails has no response: see [`refund_errors`](RateLimitLayer::refund_errors).
     ///
     /// # Examples
     ///
@@ -465,10 +470,25 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
+    /// Gives the permits of a call back if the service fails, and so has no response. Without this,
+    /// such a call costs what it was estimated to cost.
+    #[must_use]
+    pub fn refund_errors(mut self) -> Self {
+        self.refunds_errors = true;
+        self
+    }
+
     pub(crate) fn needs(&self) -> Needs {
         let mode = self.gate.mode.unwrap_or(if M::WAITS { Mode::Wait } else { Mode::Refuse });
         let state = self.kind.tells() && mode != Mode::Shadow;
-        Needs { state, settles: self.settle.is_some(), mode }
+        Needs { state, settles: self.settle.is_some() || self.refunds_errors, mode }
+    }
+
+    /// Ends what a call holds whose service failed.
+    pub(crate) fn failed(&self, mut hold: Hold) {
+        if self.refunds_errors {
+            hold.settle(0.into());
+        }
     }
 
     /// What a call holds, and what it settles when it is over.
@@ -484,7 +504,12 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
 
 impl<L: Limit, M: Kind> Clone for RateLimitLayer<L, M> {
     fn clone(&self) -> Self {
-        RateLimitLayer { gate: self.gate.clone(), settle: self.settle.clone(), kind: self.kind.clone() }
+        RateLimitLayer {
+            gate: self.gate.clone(),
+            settle: self.settle.clone(),
+            refunds_errors: self.refunds_errors,
+            kind: self.kind.clone(),
+        }
     }
 }
 
@@ -493,7 +518,7 @@ impl<L: Limit, M: Kind> fmt::Debug for RateLimitLayer<L, M> {
         f.debug_struct("RateLimitLayer")
             .field("name", &self.gate.name)
             .field("mode", &self.needs().mode)
-            .field("settles", &self.settle.is_some())
+            .field("settles", &self.needs().settles)
             .field("kind", &self.kind)
             .finish_non_exhaustive()
     }

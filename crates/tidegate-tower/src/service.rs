@@ -216,7 +216,10 @@ where
                     let pass = std::mem::take(pass);
                     return Poll::Ready(match answer {
                         Ok(answer) => Ok(M::answer(this.layer, answer, pass)),
-                        Err(error) => Err(M::fail(error)),
+                        Err(error) => {
+                            this.layer.failed(pass.hold);
+                            Err(M::fail(error))
+                        }
                     });
                 }
             }

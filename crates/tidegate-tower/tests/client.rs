@@ -124,7 +124,23 @@ async fn a_failed_call_has_used_its_permits() {
     let rate = limiter(2);
     let limit = AllOf::new("rate", &rate).with_counting("calls", &in_flight);
     let inner = service_fn(|(): ()| ready(Err::<(), _>(std::fmt::Error)));
-    let mut service = RateLimitLayer::plain(limit).settle(|(): &()| Some(0)).layer(inner);
-    assert!(service.ready().await.unwrap().call(()).await.is_err());
+    let layer = RateLimitLayer::plain(limit).settle(|(): &()| Some(0));
+    assert!(layer.layer(inner).oneshot(()).await.is_err());
     assert_eq!((rate.status().available, in_flight.available()), (1, 1));
+    assert!(layer.refund_errors().layer(inner).oneshot(()).await.is_err());
+    assert_eq!((rate.status().available, in_flight.available()), (1, 1));
+}
+
+#[tokio::test]
+async fn the_permits_of_a_failed_call_can_go_back() {
+    let rate = limiter(2);
+    let inner = service_fn(|is_ok: bool| ready(is_ok.then_some(()).ok_or(std::fmt::Error)));
+    let mut service = RateLimitLayer::plain(rate.clone()).refund_errors().layer(inner);
+    let mut call = async |is_ok| service.ready().await.unwrap().call(is_ok).await;
+    for _ in 0..5 {
+        assert!(matches!(call(false).await, Err(Error::Service(_))));
+        assert_eq!(rate.status().available, 2);
+    }
+    call(true).await.unwrap();
+    assert_eq!(rate.status().available, 1);
 }
