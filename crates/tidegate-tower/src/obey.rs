@@ -86,6 +86,33 @@ use crate::refused::{Error, Refused};
 /// # Ok(())
 /// # }
 /// ```
+///
+/// A call whose cost is known only from its response reserves an estimate and settles it, without
+/// the layer:
+///
+/// ```
+/// use std::error::Error;
+/// use bytes::Bytes;
+/// use http::Request;
+/// use http_body_util::BodyExt;
+/// use hyper_util::client::legacy::{Client, connect::HttpConnector};
+/// use tidegate_http::obey::Obey;
+///
+/// /// `api` is an `Obey` of an `AllOf` with the members "requests" and "tokens".
+/// async fn complete(
+///     api: &Obey,
+///     client: &Client<HttpConnector, String>,
+///     request: Request<String>,
+/// ) -> Result<Bytes, Box<dyn Error>> {
+///     let mut call = api.reserve([("tokens", 4000)])?.await?;
+///     let response = client.request(request).await?;
+///     call.obey(response.status(), response.headers());
+///     let text = response.into_body().collect().await?.to_bytes();
+///     call.settle([("tokens", tokens_in(&text))])?;
+///     Ok(text)
+/// }
+/// # fn tokens_in(text: &[u8]) -> u32 { text.len() as u32 / 4 }
+/// ```
 #[derive(Clone)]
 pub struct ObeyLayer {
     limit: Limit,
@@ -111,15 +138,18 @@ impl ObeyLayer {
 
     /// A limit for each host, by the authority of the request's address: for `https://api.example/`
     /// it is named `api.example`, for `http://localhost:3000/` it is named `localhost:3000`. A dot
-    /// at the end and the case of letters do not count. A request without a host is not limited. A
-    /// client of tonic that is told no origin sends such requests.
+    /// at the end, the port of the scheme and the case of letters do not count. A request without a
+    /// host is not limited. A client of tonic that is told no origin sends such requests.
     #[must_use]
     pub fn per_host(scopes: Scopes) -> ObeyLayer {
         ObeyLayer::per(scopes, |request| {
             let host = request.uri.host()?;
-            // One host, in any case, and with the dot of the root.
+            // One host, in any case, with the dot of the root, and with the port of its scheme.
             let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
-            Some(request.uri.port().map_or_else(|| host.clone(), |port| format!("{host}:{port}")))
+            Some(match (request.uri.port_u16(), request.uri.scheme_str()) {
+                (None, _) | (Some(80), Some("http")) | (Some(443), Some("https")) => host,
+                (Some(port), _) => format!("{host}:{port}"),
+            })
         })
     }
 

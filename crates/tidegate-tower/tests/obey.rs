@@ -17,7 +17,7 @@ use tidegate::{AllOf, CountingLimit, ManualClock, Rate, RateLimiter, Refusal, To
 use tidegate_http::obey::{Obey, Options, Scopes};
 use tidegate_tower::{Error, ObeyLayer, RateLimitLayer};
 use tokio::net::TcpListener;
-use tokio_test::assert_pending;
+use tokio_test::{assert_pending, assert_ready};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Status};
@@ -108,9 +108,22 @@ async fn a_host_is_one_in_any_case_and_with_the_dot_of_the_root() {
     let clock = ManualClock::new();
     let hosts = Scopes::new(10, move |_host| obey(bucket(9, &clock), &clock));
     let client = ObeyLayer::per_host(hosts.clone()).layer(local());
-    for uri in ["http://api.example/", "http://API.Example/", "http://api.example./"] {
+    let send = async |uri| {
         client.clone().oneshot(Request::get(uri).body(String::new()).unwrap()).await.unwrap();
-        assert_eq!(hosts.len(), 1, "{uri}");
+        hosts.len()
+    };
+    for uri in ["http://api.example/", "http://API.Example/", "http://api.example./"] {
+        assert_eq!(send(uri).await, 1, "{uri}");
+    }
+    // The port of the scheme made a second limiter.
+    for uri in ["http://api.example:80/", "https://api.example/", "https://api.example.:443/"] {
+        assert_eq!(send(uri).await, 1, "{uri}");
+    }
+    for (n, uri) in ["http://api.example:443/", "https://api.example:80/", "http://api.example:8080/"]
+        .into_iter()
+        .enumerate()
+    {
+        assert_eq!(send(uri).await, 2 + n, "{uri}");
     }
 }
 
