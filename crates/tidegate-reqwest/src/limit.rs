@@ -158,8 +158,8 @@ impl RateLimit {
         self
     }
 
-    /// Refuses a request at once if its permits are due later than this. Without it a request waits
-    /// as long as it takes.
+    /// Refuses a request at once if its permits are due later than this. A shorter time that its
+    /// [cost](RateLimit::cost) tells holds. Without both a request waits as long as it takes.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> RateLimit {
         self.within = Some(within);
@@ -219,7 +219,8 @@ impl RateLimit {
         };
         let mut costs = self.costs.as_ref().map(|costs| costs(request)).unwrap_or_default();
         let timeout = request.timeout().copied().filter(|_| self.timeout_counts_wait);
-        if let Some(within) = self.within.into_iter().chain(timeout).min() {
+        let own = costs.to_request().within;
+        if let Some(within) = self.within.into_iter().chain(timeout).chain(own).min() {
             costs = costs.within(within);
         }
         let call = obey.acquire_many(costs).await?;

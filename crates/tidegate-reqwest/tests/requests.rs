@@ -5,6 +5,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use axum::Router;
@@ -70,6 +71,24 @@ async fn a_request_that_would_wait_too_long_is_not_sent() {
     assert_eq!(retry_after(&refused), Some(Duration::from_millis(50)));
     assert_eq!(refused.to_string(), "a rate limit refused the request: limited, retry after 50ms");
     assert_eq!(requests.load(Ordering::Relaxed), 2);
+}
+
+/// The longest wait of the limit replaced that of the request.
+#[tokio::test]
+async fn of_two_longest_waits_the_shorter_one_holds() {
+    for (own, of_limit) in [(50, 30_000), (30_000, 50)] {
+        let limiter = limiter(1);
+        limiter.drain();
+        let limit = RateLimit::new(limiter)
+            .cost(move |_| tidegate::Request::permits(1).within(Duration::from_millis(own)))
+            .wait_at_most(Duration::from_millis(of_limit));
+        let request = Client::new().get("http://127.0.0.1/");
+        let mut sent = std::pin::pin!(limit.send(request));
+        let Poll::Ready(refused) = sent.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+            panic!("it waits")
+        };
+        assert_eq!(retry_after(&refused.unwrap_err()), Some(Duration::from_millis(150)));
+    }
 }
 
 #[tokio::test]

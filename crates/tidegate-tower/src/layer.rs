@@ -365,8 +365,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Lets a request wait if its permits are due within this time. Otherwise it is refused at
-    /// once.
+    /// Lets a request wait if its permits are due within this time, or within the shorter one that
+    /// its [cost](RateLimitLayer::cost) tells. Otherwise it is refused at once.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> Self {
         self.gate.mode = Some(Mode::WaitAtMost(within));

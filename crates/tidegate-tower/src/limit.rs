@@ -86,7 +86,7 @@ pub trait Limit: Clone + Send + Sync + 'static {
 
 /// What a request asks a [`Limit`] for: [`Request`] or [`AllRequest`].
 pub trait Ask: Clone + Default + Send + Sync + 'static {
-    /// Sets the longest wait.
+    /// Sets the longest wait, unless the request has a shorter one.
     #[must_use]
     fn within(self, within: Duration) -> Self;
 
@@ -97,7 +97,7 @@ pub trait Ask: Clone + Default + Send + Sync + 'static {
 
 impl Ask for Request {
     fn within(self, within: Duration) -> Self {
-        Request::within(self, within)
+        Request::within(self, self.within.map_or(within, |own| own.min(within)))
     }
 
     fn with_left(self) -> Self {
@@ -107,7 +107,8 @@ impl Ask for Request {
 
 impl Ask for AllRequest<'static> {
     fn within(self, within: Duration) -> Self {
-        AllRequest::within(self, within)
+        let own = self.to_request().within;
+        AllRequest::within(self, own.map_or(within, |own| own.min(within)))
     }
 
     fn with_left(self) -> Self {

@@ -179,8 +179,8 @@ impl ObeyLayer {
         self
     }
 
-    /// Refuses a request at once if its permits are due later than this. Without it a request waits
-    /// as long as it takes.
+    /// Refuses a request at once if its permits are due later than this. A shorter time that its
+    /// [cost](ObeyLayer::cost) tells holds. Without both a request waits as long as it takes.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> ObeyLayer {
         self.within = Some(within);
@@ -194,7 +194,7 @@ impl ObeyLayer {
             Limit::Scopes(scopes, scope) => scopes.of(&scope(request)?),
         };
         let mut costs = self.costs.as_ref().map(|costs| costs(request)).unwrap_or_default();
-        if let Some(within) = self.within {
+        if let Some(within) = self.within.into_iter().chain(costs.to_request().within).min() {
             costs = costs.within(within);
         }
         Some(Box::pin(async move { obey.acquire_many(costs).await }))

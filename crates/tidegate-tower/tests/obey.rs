@@ -127,6 +127,22 @@ async fn a_host_is_one_in_any_case_and_with_the_dot_of_the_root() {
     }
 }
 
+/// The longest wait of the layer replaced that of the request.
+#[tokio::test]
+async fn of_two_longest_waits_the_shorter_one_holds() {
+    for (own, of_layer) in [(50, 30_000), (30_000, 50)] {
+        let clock = ManualClock::new();
+        let rate = bucket(1, &clock);
+        rate.drain();
+        let layer = ObeyLayer::new(obey(rate.clone(), &clock))
+            .cost(move |_| tidegate::Request::permits(1).within(Duration::from_millis(own)))
+            .wait_at_most(Duration::from_millis(of_layer));
+        let mut call = tokio_test::task::spawn(layer.layer(local()).oneshot(Request::default()));
+        let error = assert_ready!(call.poll()).unwrap_err();
+        assert!(matches!(refusal(&error), Some(Refusal::Limited { .. })));
+    }
+}
+
 #[tokio::test]
 async fn a_request_costs_what_it_is_said_to_and_nothing_without_a_scope() {
     let clock = ManualClock::new();

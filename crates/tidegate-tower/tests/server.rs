@@ -382,6 +382,24 @@ async fn a_request_waits_if_it_may() {
     assert_eq!(begin.elapsed(), Duration::from_millis(800));
 }
 
+/// The longest wait of the layer replaced that of the request.
+#[tokio::test]
+async fn of_two_longest_waits_the_shorter_one_holds() {
+    for (own, of_layer) in [(50, 30_000), (30_000, 50)] {
+        let limit = limiter(1);
+        limit.drain();
+        let own = Duration::from_millis(own);
+        let layer = RateLimitLayer::new(limit.clone())
+            .cost(move |_| tidegate::Request::permits(1).within(own))
+            .wait_at_most(Duration::from_millis(of_layer));
+        for layer in [layer.clone(), layer.refund_if(|_| false)] {
+            let mut call = std::pin::pin!(send(&layer, get("/")));
+            let Poll::Ready(refused) = futures_poll(call.as_mut()) else { panic!("it waits") };
+            assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn keys_wait_in_queues_of_their_own() {
     let policy = TokenBucket::new(Rate::per_second(5), 1);
