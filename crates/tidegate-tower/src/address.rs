@@ -106,13 +106,20 @@ impl ClientAddress {
     /// # Errors
     ///
     /// [`InvalidNetwork`] with the first text that is no network.
-    pub fn trust<'a>(
-        mut self,
-        networks: impl IntoIterator<Item = &'a str>,
+    pub fn trust(
+        self,
+        networks: impl IntoIterator<Item: AsRef<str>>,
     ) -> Result<ClientAddress, InvalidNetwork> {
-        let networks = networks.into_iter().map(str::parse).collect::<Result<_, _>>()?;
-        self.trust = Trust::Networks(networks);
-        Ok(self)
+        let networks = networks.into_iter().map(|network| network.as_ref().parse());
+        let networks: Vec<_> = networks.collect::<Result<_, _>>()?;
+        Ok(self.trust_networks(networks))
+    }
+
+    /// As [`trust`](ClientAddress::trust), for networks that are parsed already.
+    #[must_use]
+    pub fn trust_networks(mut self, networks: impl IntoIterator<Item = Network>) -> ClientAddress {
+        self.trust = Trust::Networks(networks.into_iter().collect());
+        self
     }
 
     /// Trusts the last `proxies` hops, whatever their addresses are: 1 if each request comes

@@ -232,6 +232,16 @@ impl<S> Obeying<S> {
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
+
+    /// The inner client.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The inner client.
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
 }
 
 impl<S, B, Out> Service<Request<B>> for Obeying<S>

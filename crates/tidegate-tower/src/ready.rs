@@ -225,6 +225,16 @@ enum State {
 }
 
 impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
+    /// The inner service.
+    pub fn get_ref(&self) -> &S {
+        &self.inner
+    }
+
+    /// The inner service.
+    pub fn get_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
     /// Polls for permits.
     fn poll_permits(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refused>> {
         let idle = self.layer.idle.as_deref();

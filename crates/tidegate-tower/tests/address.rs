@@ -49,6 +49,16 @@ fn without_trusted_proxies_no_header_is_read() {
 }
 
 #[test]
+fn networks_are_given_as_texts_of_a_file_or_parsed() {
+    let texts = vec!["10.0.0.0/8".to_owned()];
+    let networks: Vec<Network> = texts.iter().map(|text| text.parse().unwrap()).collect();
+    for trusting in [address().trust(&texts).unwrap(), address().trust_networks(networks)] {
+        assert_eq!(client(&trusting, "10.0.0.1", &[(XFF, "203.0.113.7")]), "203.0.113.7");
+    }
+    assert_eq!(address().trust(["10.0.0.0/33".to_owned()]).unwrap_err().text, "10.0.0.0/33");
+}
+
+#[test]
 fn a_client_past_the_proxies_is_not_believed() {
     assert_eq!(client(&trusting(), "203.0.113.9", &[(XFF, "1.1.1.1")]), "203.0.113.9");
 }
