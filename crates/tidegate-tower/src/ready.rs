@@ -165,9 +165,9 @@ impl<L: Limit<Key = ()>, M> ReadyRateLimitLayer<L, M> {
         self
     }
 
-    /// Gives the permits of a service back that was not called for this long, which is a millisecond
-    /// or more: a shorter time counts as a millisecond. Known to this layer
-    /// and its clones from now on; layers that were cloned before do not look at these services.
+    /// Gives the permits of a service back that was not called for this long. A time below a
+    /// millisecond counts as one. Known to this layer and its clones from now on; layers that were
+    /// cloned before do not look at these services.
     #[must_use]
     pub fn idle_after(self, after: Duration) -> Self {
         self.idle_after_on(after, DefaultClock::new())

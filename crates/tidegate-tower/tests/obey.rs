@@ -104,7 +104,7 @@ fn local() -> impl Service<
 }
 
 #[tokio::test]
-async fn a_host_is_one_in_any_case_and_with_the_dot_of_the_root() {
+async fn a_host_is_one_in_any_case_with_the_dot_of_the_root_and_with_the_port_of_its_scheme() {
     let clock = ManualClock::new();
     let hosts = Scopes::new(10, move |_host| obey(bucket(9, &clock), &clock));
     let client = ObeyLayer::per_host(hosts.clone()).layer(local());

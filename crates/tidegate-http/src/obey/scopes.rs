@@ -266,8 +266,8 @@ impl Home {
     }
 }
 
-/// How much a scope is worth keeping: whether it has calls in flight, whether it pauses, and when it
-/// was asked for.
+/// How much a scope is worth keeping: whether it has calls in flight, whether it pauses, and when
+/// it was asked for last.
 type Rank = (bool, bool, u64);
 
 impl Scope {
