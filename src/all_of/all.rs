@@ -15,11 +15,12 @@ use crate::clock::Timer;
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::grant::Left;
+use crate::limiter::change::{TIMES_CHANGED, WEIGHTS_CHANGED};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
 use crate::line::pause::Stop;
 use crate::line::recheck::Recheck;
-use crate::line::rule::{LeftByLine, Rule};
+use crate::line::rule::{Changes, LeftByLine, Rule};
 use crate::line::seats::CLOCK_SKEW;
 use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, limited};
@@ -44,8 +45,8 @@ pub(crate) struct All<C: Timer> {
     /// earlier, so it is not charged as of a time before, however long its own rates were due.
     /// Changed under the composite's lock.
     last: AtomicU64,
-    /// How often members had moved their waiters when the sums of this composite's waiters were
-    /// made. Changed under the composite's lock.
+    /// The changes of the members, summed, when this composite last looked at them. Changed under
+    /// the composite's lock.
     changes: AtomicU64,
     pub(super) shared: Weak<Shared<All<C>, C>>,
     /// The last field: it tells the tables of keys that the members are dropped.
@@ -583,15 +584,19 @@ impl<C: Timer> Rule<C> for All<C> {
     }
 
     /// The terms of the members give the weight of a request.
-    fn has_changed(&self) -> bool {
+    fn changes(&self) -> Changes {
         let changes = self.members.iter().map(|entry| match &entry.kind {
             Kind::Rate(member) => member.changes(),
-            // A lower limit may be less than a request weighs.
-            Kind::Counting(limit) => limit.pool.lowered(),
+            // A request may ask for more than a lower limit.
+            Kind::Counting(limit) => limit.pool.lowered().wrapping_mul(TIMES_CHANGED),
         });
         let changes = changes.fold(0, u64::wrapping_add);
         // Relaxed: the composite's lock orders it.
-        changes != self.changes.swap(changes, Ordering::Relaxed)
+        match self.changes.swap(changes, Ordering::Relaxed) {
+            before if before == changes => Changes::Nothing,
+            before if before / WEIGHTS_CHANGED == changes / WEIGHTS_CHANGED => Changes::Times,
+            _ => Changes::Weights,
+        }
     }
 
     /// Each member decides for itself.

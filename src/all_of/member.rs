@@ -94,7 +94,11 @@ pub(crate) trait Member<C: Timer>: Recheck {
     /// Whether `n` permits can ever be granted to a request of this priority.
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
 
-    /// How often the waiters in its line were moved.
+    /// What has changed for the requests of composites, counted as [`TIMES_CHANGED`] and
+    /// [`WEIGHTS_CHANGED`].
+    ///
+    /// [`TIMES_CHANGED`]: crate::limiter::change::TIMES_CHANGED
+    /// [`WEIGHTS_CHANGED`]: crate::limiter::change::WEIGHTS_CHANGED
     fn changes(&self) -> u64;
 
     /// Charges `n` permits, also if they are not available.
@@ -228,8 +232,8 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
     }
 
     fn changes(&self) -> u64 {
-        // Relaxed: a composite that reads an old number weighs its requests anew a look later.
-        self.0.changes.load(Ordering::Relaxed)
+        // Acquire: see `Shared::retime_composites`.
+        self.0.changes.load(Ordering::Acquire)
     }
 
     fn debit(&self, n: u32) {

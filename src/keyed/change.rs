@@ -158,7 +158,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
             }
             let changed = line.change(visit.rule, only, || change(state)).is_ok();
             if changed {
-                self.retime(line, visit);
+                self.weigh_anew(line, visit);
             }
             changed
         })

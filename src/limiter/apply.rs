@@ -72,7 +72,7 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
                 self.shared.lateness.clear();
             }
             line.change(&self.shared.rule, None, || policy.make_step(state, visit.now, step, keep))?;
-            self.shared.retime(line, visit);
+            self.shared.weigh_anew(line, visit);
             Ok(())
         })
     }

@@ -9,21 +9,35 @@ use crate::line::visit::Visit;
 use crate::policy::{Change, Policy};
 use crate::sync::Ordering;
 
+/// Added for a change of times alone: permits are due later, or a request can never be granted.
+pub(crate) const TIMES_CHANGED: u64 = 1;
+
+/// Added for a change of weights. After 2^32 changes of times the carry adds one too many, and the
+/// composites weigh their requests for nothing.
+pub(crate) const WEIGHTS_CHANGED: u64 = 1 << 32;
+
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Changes the rate or the burst, and with it the times of all waiters.
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
         self.serve_then(|line, visit| {
             line.change(&self.rule, change.only_part(), || policy.change(state, visit.now, change))?;
-            self.retime(line, visit);
+            self.weigh_anew(line, visit);
             Ok(())
         })
     }
 }
 
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
-    /// Computes the times of all waiters anew, composites included, after permits were made later
-    /// or their weights changed.
+    /// Computes the weights and times of all waiters anew, composites included, after a change of
+    /// the terms.
+    pub(crate) fn weigh_anew(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
+        // Release: see `retime_composites`.
+        self.changes.fetch_add(WEIGHTS_CHANGED, Ordering::Release);
+        self.retime(line, visit);
+    }
+
+    /// Computes the times of all waiters anew, composites included, after permits were made later.
     pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
         line.retime(visit);
         self.retime_composites(line, visit);
@@ -32,8 +46,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Has the composites that wait here compute their times anew. That is all if times move up: no
     /// waiter is too late by that.
     pub(crate) fn retime_composites(&self, line: &Line<R, C>, visit: &mut Visit<'_, R, C>) {
-        // Relaxed: a composite that reads an old number weighs its requests anew at its next look.
-        self.changes.fetch_add(1, Ordering::Relaxed);
+        // Release: a composite that reads the new number finds the state and the terms after the
+        // change. One that reads an old number computes its times anew at its next look.
+        self.changes.fetch_add(TIMES_CHANGED, Ordering::Release);
         line.seats.ring_first(visit.deferred);
     }
 }

@@ -4,7 +4,7 @@
 mod apply;
 mod batch;
 pub(crate) mod blocking;
-mod change;
+pub(crate) mod change;
 mod close;
 pub(crate) mod events;
 mod futures;

@@ -55,7 +55,9 @@ pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     /// change. A composite reads it before it takes without the lock, so that the log can tell,
     /// when the grant is undone, what happened since.
     pub(crate) undo_number: AtomicU64,
-    /// How often the waiters in line were moved. Composites weigh their requests anew by it.
+    /// What has changed for the requests of composites, counted as
+    /// [`TIMES_CHANGED`](crate::limiter::change::TIMES_CHANGED) and
+    /// [`WEIGHTS_CHANGED`](crate::limiter::change::WEIGHTS_CHANGED).
     pub(crate) changes: AtomicU64,
     /// By how much the last grants were late.
     pub(crate) lateness: Lateness,

@@ -8,17 +8,15 @@ use crate::line::{Entry, Line, State};
 use crate::time::Nanos;
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
-    /// Computes times and weights anew after a change. Of the first [`FORESEEN`] waiters, refuses
+    /// Computes times and weights anew after a change, but for the weights in the line of a
+    /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`FORESEEN`] waiters, refuses
     /// at once each that will miss its deadline or can never be served. A waiter further back is
     /// refused at its deadline, or when it is the first.
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
-        if !self.priorities.weigh(|sizes| rule.weigh(sizes)) {
-            return self.retime_all(visit);
-        }
-        if !self.seats.is_empty() {
-            return self.retime_among_seats(visit);
+        if !self.priorities.weigh(|sizes| rule.weigh(sizes)) || !self.seats.is_empty() {
+            return self.retime_by_sums(visit);
         }
         let opens = self.settings.opens_for(now);
         let (mut key, mut forecast) = (self.head, self.forecast(rule, now));
@@ -49,9 +47,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// As [`retime`](Self::retime), where composites have seats. The first [`FORESEEN`] are counted
-    /// with the seats that are here.
-    fn retime_among_seats(&mut self, visit: &mut Visit<'_, R, C>) {
+    /// As [`retime`](Self::retime), where composites have seats, and in the line of a composite. The
+    /// first [`FORESEEN`] are counted with the seats that are here.
+    fn retime_by_sums(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         let (mut ahead, mut passed, mut key, mut left) = (R::Ahead::default(), 0, self.head, FORESEEN);
         while left > 0
@@ -80,30 +78,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Weighs each request anew, where sizes do not tell its weight: in the line of a composite.
-    fn retime_all(&mut self, visit: &mut Visit<'_, R, C>) {
-        let Visit { rule, now, .. } = *visit;
-        // The sums are counted anew: those so far are at the old rate.
+    pub(super) fn weigh_all(&mut self, rule: &R) {
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.priorities.all().len());
-        let mut ahead = R::Ahead::default();
         let mut key = self.head;
-        while let Some(entry) = self.entries.get(key as usize) {
-            let &Entry { place, priority, next, deadline, .. } = entry;
-            let ask = entry.ask.clone();
-            let due = self.due(rule, now, place, &ahead, &ask);
-            if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
-                // The policy can no longer give so many at once, as in `retime`.
-                self.answer(visit, key, State::Refused(never));
-            } else if due > deadline {
-                let refusal = self.too_early(due, deadline);
-                self.answer(visit, key, State::Refused(refusal));
-            } else {
-                rule.add(&mut ahead, &ask);
-                if sums.last().is_none_or(|(class, _)| *class != priority) {
-                    sums.push((priority, R::Ahead::default()));
-                }
-                if let Some((_, sum)) = sums.last_mut() {
-                    rule.add(sum, &ask);
-                }
+        while let Some(&Entry { ref ask, priority, next, .. }) = self.entries.get(key as usize) {
+            if sums.last().is_none_or(|(class, _)| *class != priority) {
+                sums.push((priority, R::Ahead::default()));
+            }
+            if let Some((_, sum)) = sums.last_mut() {
+                rule.add(sum, ask);
             }
             key = next;
         }

@@ -229,11 +229,10 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         let _ = (priority, deferred);
     }
 
-    /// Whether the weights in sums of requests are outdated: they have changed since the last call
-    /// of this method, and the change did not weigh the line anew itself. Only a composite's can:
-    /// its members change without its lock.
-    fn has_changed(&self) -> bool {
-        false
+    /// What has changed since the last call of this method without the lock of the line. Only the
+    /// members of a composite do.
+    fn changes(&self) -> Changes {
+        Changes::Nothing
     }
 
     /// Whether a late grant may be charged as of the time it was due.
@@ -241,6 +240,16 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
 
     /// The longest time that a request may wait.
     fn max_wait(&self) -> Duration;
+}
+
+/// What the members of a composite have changed for the requests in its line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Changes {
+    Nothing,
+    /// When requests are due, or whether they can be granted.
+    Times,
+    /// The weights of requests, so that the sums of the line are outdated; and the times.
+    Weights,
 }
 
 /// What a line leaves to a request that takes as many permits as there are.

@@ -4,7 +4,7 @@
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::due::Schedule;
-use crate::line::rule::Rule;
+use crate::line::rule::{Changes, Rule};
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State, WokenBy};
 use crate::policy::limited;
@@ -27,8 +27,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// not later than `now` if more waiters are due. Rings the composites that this concerns.
     pub(crate) fn serve(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
         let now = visit.now;
-        if self.len() > 0 && visit.rule.has_changed() {
-            self.retime(visit);
+        if self.len() > 0 {
+            match visit.rule.changes() {
+                Changes::Nothing => {}
+                Changes::Times => self.retime(visit),
+                Changes::Weights => {
+                    self.weigh_all(visit.rule);
+                    self.retime(visit);
+                }
+            }
         }
         let mut due = match self.settings.closed {
             true => self.refuse_all(visit),

@@ -7,6 +7,7 @@ mod any_counting;
 mod any_limiter;
 mod cases;
 mod control;
+mod costs;
 mod counting;
 mod default_cost;
 #[cfg(feature = "config")]

@@ -10,13 +10,16 @@ use tidegate::{Change, Nanos, Policy, PolicyError, Rate, Refusal, SmoothBursty};
 pub(crate) struct Asked {
     policy: SmoothBursty,
     pub(crate) times: AtomicUsize,
+    /// How often it weighed a request.
+    pub(crate) weighed: AtomicUsize,
     /// At the question of this number it panics.
     pub(crate) panics_at: AtomicUsize,
 }
 
 impl Asked {
     pub(crate) fn new(policy: SmoothBursty) -> Asked {
-        Asked { policy, times: AtomicUsize::new(0), panics_at: AtomicUsize::new(usize::MAX) }
+        let (times, weighed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Asked { policy, times, weighed, panics_at: AtomicUsize::new(usize::MAX) }
     }
 }
 
@@ -37,6 +40,7 @@ impl Policy for Asked {
     }
 
     fn weight(&self, n: u32) -> u64 {
+        self.weighed.fetch_add(1, Ordering::Relaxed);
         self.policy.weight(n)
     }
 
