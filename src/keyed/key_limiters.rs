@@ -110,6 +110,22 @@ where
         }
     }
 
+    /// Returns a limiter for the reservation of an exempt request, which takes no permits: the
+    /// limiter of the key, or else one that is in no table, so a new key stays unknown.
+    #[cold]
+    pub(crate) fn limiter_for_exempt<Q>(&self, key: &Q) -> KeyLimiter<P, C>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        if let Found::Limiter(limiter) = self.find(key, |_, _, _| ()) {
+            return limiter;
+        }
+        let (policy, events) = (self.policy(), self.events.as_ref().map(|watch| watch.of(key)));
+        let state = policy.start(self.clock.now());
+        new_limiter(KeyPolicy::new(policy, None), state, self.clock.clone(), events, &self.all_waiters)
+    }
+
     /// Returns the limiter of a key, which has a key limiter from then on.
     pub(crate) fn own_limiter<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
     where

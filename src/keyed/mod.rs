@@ -552,6 +552,9 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let request = request.into();
+        if request.exempt {
+            return self.table.limiter_for_exempt(key).reserve(request);
+        }
         self.table.limiter_for(key, request.permits)?.reserve(request)
     }
 

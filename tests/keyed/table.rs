@@ -1,6 +1,7 @@
 //! The behaviour of the table of keys, on a manual clock.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use proptest::prelude::*;
 use tidegate::keyed::KeyPolicy;
 use tidegate::{
     AnyKeyed, AnyPolicy, Clock, Grant, KeyedRateLimiter, ManualClock, Nanos, Rate, RateLimiter, Refusal,
-    Request, SmoothBursty, TokenBucket, WhenKeysFull,
+    Request, SmoothBursty, Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -473,4 +474,35 @@ async fn a_handle_to_keys_has_calls_by_key() {
     for answer in [any.try_acquire(2u64), any.acquire_now(2u64, 1).await, any.acquire_many(2u64, 1).await] {
         assert_eq!(answer.expect_err("no room").refusal(), Some(Refusal::TooManyKeys { limit: 1 }));
     }
+}
+
+#[test]
+fn an_exempt_reservation_passes_and_adds_no_key() -> Result<(), Refusal> {
+    // The place of an exempt request was sought in a limiter of its key. So the request was refused
+    // for more permits than the burst, for none, for want of room and after the close.
+    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+        let (keys, _) = one_per_second(1, when_full);
+        let statistics = Arc::new(Statistics::new());
+        let keys = keys.observed_by(statistics.clone());
+        let pass = |key, n| {
+            let mut place = keys.reserve(&key, Request::permits(n).exempt())?;
+            assert_eq!(place.due_in(), Duration::ZERO);
+            assert_eq!(place.blocking_claim()?.permits(), 0);
+            place.settle(n);
+            Ok::<_, Refusal>(())
+        };
+        [0, 1, 1000].into_iter().try_for_each(|n| pass(1, n))?;
+        assert!(keys.is_empty());
+        keys.try_acquire(&1)?;
+        // A known key, a key without room, and a key with a limiter.
+        [0, 1, 1000].into_iter().try_for_each(|n| pass(1, n).and(pass(2, n)))?;
+        let limiter = keys.limiter(&1)?;
+        [0, 1, 1000].into_iter().try_for_each(|n| pass(1, n).and(pass(2, n)))?;
+        assert!(keys.close());
+        [0, 1, 1000].into_iter().try_for_each(|n| pass(1, n).and(pass(2, n)))?;
+        assert_eq!((keys.len(), limiter.try_acquire()), (1, Err(Refusal::Closed)), "{when_full:?}");
+        let counts = statistics.snapshot();
+        assert_eq!((counts.exempted, counts.granted, counts.refused()), (21, 1, 1), "{when_full:?}");
+    }
+    Ok(())
 }
