@@ -8,6 +8,7 @@ use crate::any_limiter::single::{Single, alone, charged, check_name, permits, re
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
 use crate::clock::{DefaultClock, Timer};
 use crate::keyed::KeyedRateLimiter;
+use crate::keyed::pause::Hold;
 use crate::keyed::table::Found;
 use crate::limiter::Pause;
 use crate::policy::{Policy, TokenBucket};
@@ -92,8 +93,17 @@ where
     }
 
     fn resume(&self) -> bool {
-        // A key without a limiter of its own is not paused.
-        self.keys.limiter(&self.key).is_ok_and(|limiter| limiter.resume())
+        let table = self.keys.table();
+        let now = table.clock.now();
+        let is_paused = |_: &P, _: &P::State, hold: Option<&Hold>| hold.is_some_and(|hold| now < hold.opens);
+        // Makes no room for a key that is not paused.
+        let paused_with_all = match table.find(&self.key, is_paused) {
+            Found::Limiter(limiter) => return limiter.resume(),
+            Found::Known(paused) => paused,
+            Found::Nowhere => table.unknown(&self.key, is_paused),
+        };
+        // The key goes on alone, in a limiter of its own.
+        paused_with_all && table.own_limiter(&self.key).is_ok_and(|limiter| limiter.resume())
     }
 
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {

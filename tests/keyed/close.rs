@@ -119,3 +119,36 @@ fn a_closed_key_stays_closed_until_it_is_removed() -> Result<(), Box<dyn std::er
     }
     Ok(())
 }
+
+#[test]
+fn the_end_of_a_pause_makes_no_room_and_ends_the_pause_of_no_other_key() -> Result<(), Refusal> {
+    // The end of a pause made a limiter for its key. So it added the key, made the table forget
+    // another one, or resumed the limiter that the keys without room share.
+    let handle = |keys: &Keys, key| AnyLimiter::new(OfKey::new(keys, key));
+    let empty = keys(1, WhenKeysFull::RefuseNew);
+    assert!(!handle(&empty, 1).resume());
+    assert!(empty.is_empty());
+
+    let full = keys(1, WhenKeysFull::ForgetFreshest);
+    full.try_acquire(&1)?;
+    assert!(!handle(&full, 2).resume());
+    assert!(full.try_acquire(&1).is_err(), "it is not forgotten");
+
+    let shared = keys(1, WhenKeysFull::ShareOne);
+    shared.try_acquire(&1)?;
+    shared.limiter(&2)?.pause_for(Duration::from_secs(1));
+    assert!(!handle(&shared, 3).resume());
+    assert!(matches!(shared.try_acquire(&2), Err(Refusal::Paused { .. })));
+
+    // A pause of all keys ends for one key: one with a limiter, a known one and a new one.
+    let paused = keys(4, WhenKeysFull::RefuseNew);
+    let _limiter = paused.limiter(&1)?;
+    [2, 3].iter().try_for_each(|key| paused.try_acquire(key).map(drop))?;
+    paused.pause_all_for(Duration::from_secs(1));
+    for key in [1, 2, 4] {
+        assert!(handle(&paused, key).resume() && !handle(&paused, key).resume());
+        assert_eq!(paused.status(&key).paused_for, Duration::ZERO);
+    }
+    assert_eq!(paused.status(&3).paused_for, Duration::from_secs(1));
+    Ok(())
+}
