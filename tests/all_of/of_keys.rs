@@ -171,6 +171,59 @@ fn without_room_for_a_key_the_limiter_of_keys_says_so() {
 }
 
 #[test]
+fn each_call_tells_a_refusal_and_the_permits_left() {
+    // Only `try_acquire` told the permits left with a refusal for good and for want of room, and
+    // `reserve` did not tell the observer of want of room.
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(2), 2);
+    let all = bucket(&clock, 10, 10);
+    let users: Users = KeyedRateLimiter::with_clock(policy, 1, clock);
+    let statistics = Arc::new(Statistics::new());
+    let api = KeyedAllOf::new("user", &users).with("all", &all).observed_by(statistics.clone());
+    assert!(api.try_acquire("alice").is_ok());
+    let never = Refusal::ExceedsLimit { requested: 3, limit: 2 };
+    for (key, n, refusal) in [("alice", 3, never), ("bob", 1, Refusal::TooManyKeys { limit: 1 })] {
+        let request = || AllRequest::new().cost("user", n).with_left();
+        let expected = AllRefusal::by("user", refusal).with_left(api.status(key));
+        let told = statistics.snapshot().refused();
+        assert_eq!(api.try_acquire_many(key, request()).err().as_ref(), Some(&expected));
+        assert_eq!(api.reserve(key, request()).err().as_ref(), Some(&expected));
+        assert_eq!(assert_ready_err!(spawn(api.acquire_many(key, request())).poll()), expected);
+        assert_eq!(statistics.snapshot().refused(), told + 3, "{key}");
+    }
+}
+
+#[test]
+fn an_exempt_reservation_needs_no_room_for_its_key() {
+    // An exempt reservation was refused where the limiter of keys had no room for a new key.
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(2), 2);
+    let all = bucket(&clock, 10, 10);
+    let users: Users = KeyedRateLimiter::with_clock(policy, 1, clock);
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 1);
+    let statistics = Arc::new(Statistics::new());
+    let api = KeyedAllOf::new("user", &users).with("all", &all).with_keyed_counting("calls", &calls);
+    let api = api.observed_by(statistics.clone());
+    let pass = |key| {
+        let mut place = api.reserve(key, AllRequest::from(9).exempt()).expect("exempt");
+        assert_eq!(place.costs().collect::<Vec<_>>(), [("all", 9), ("user", 9), ("calls", 1)]);
+        assert!(place.blocking_claim().is_ok());
+        place.settle([("user", 5), ("all", 3), ("calls", 1)]).expect("members");
+    };
+    pass("alice");
+    assert!(users.is_empty() && calls.is_empty());
+    let held = api.try_acquire("alice").expect("there");
+    pass("alice");
+    pass("bob");
+    assert!(api.close());
+    pass("alice");
+    pass("bob");
+    assert_eq!((users.len(), calls.len(), all.status().available), (1, 1, 9));
+    assert_eq!(statistics.snapshot().exempted, 5);
+    drop(held);
+}
+
+#[test]
 fn several_limiters_of_a_key_and_permits_in_use() -> Result<(), AllRefusal> {
     let clock = ManualClock::new();
     let requests: Users =

@@ -502,12 +502,12 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         let all = match self.in_use(key) {
             Some(all) => all,
             None => match self.take_now(key, &ask) {
-                Some(Err(refusal)) if !refusal.may_retry() => return self.tell(&ask, Err(refusal)),
+                Some(Err(refusal)) if !refusal.may_retry() => return self.refuse(key, &ask, refusal),
                 Some(Ok(permits)) => return self.tell(&ask, Ok(permits)),
                 // Not told: it waits now.
                 Some(Err(_)) | None => match self.for_key(key) {
                     Ok(all) => all,
-                    Err(refusal) => return self.tell(&ask, Err(refusal)),
+                    Err(refusal) => return self.refuse(key, &ask, refusal),
                 },
             },
         };
@@ -560,7 +560,11 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     ) -> Result<AllReservation<C>, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
-        self.for_key(key)?.reserve_ask(ask, &request.request)
+        let all = match request.request.exempt {
+            true => self.for_exempt(key),
+            false => self.for_key(key).or_else(|refusal| self.refuse(key, &ask, refusal))?,
+        };
+        all.reserve_ask(ask, &request.request)
     }
 
     /// Returns the composite of one key, with every method of an [`AllOf`]. All calls for this key
@@ -598,6 +602,23 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             all.shared.set_bounds(self.bounds);
         }
         Ok(of(self.composites.add(numbers, all.shared)))
+    }
+
+    /// The composite for an exempt reservation, which takes no permits: that of the key if it is in
+    /// use, or else one with other limits in the places of the limits of the key. So no key is
+    /// added.
+    fn for_exempt(&self, key: &Q) -> AllOf<C> {
+        self.in_use(key).unwrap_or_else(|| {
+            let common = &self.common.shared;
+            let instead = |KeyedEntry { name, cost, .. }: &KeyedEntry<Q, C>| Entry {
+                name: name.clone(),
+                kind: Kind::Counting(CountingLimit::new(0)),
+                cost: *cost,
+            };
+            let members = common.rule.members.iter().cloned().chain(self.keyed.iter().map(instead)).collect();
+            let all = AllOf::observed_by(self.events.clone(), members, None, common.clock.clone());
+            AllOf { ones: self.ones.clone(), ..all }
+        })
     }
 
     /// Closes the composite of each key, also of those to come: all requests that wait, and all
@@ -660,9 +681,15 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             Some(answer) => self.tell(ask, answer.map_err(|refusal| self.tell_left(key, ask, refusal))),
             None => match self.for_key(key) {
                 Ok(all) => all.attempt(ask),
-                Err(refusal) => self.tell(ask, Err(self.tell_left(key, ask, refusal))),
+                Err(refusal) => self.refuse(key, ask, refusal),
             },
         }
+    }
+
+    /// Refuses a request without a composite: tells the observer, and the permits left if the
+    /// request asks for them.
+    fn refuse<T>(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> Result<T, AllRefusal> {
+        self.tell(ask, Err(self.tell_left(key, ask, refusal)))
     }
 
     /// Tells the permits left to a request that was refused at once, if it asks for them.
@@ -757,7 +784,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     /// Tells the observer of a call that was decided without a composite.
-    fn tell(&self, ask: &Weights, answer: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefusal> {
+    fn tell<T>(&self, ask: &Weights, answer: Result<T, AllRefusal>) -> Result<T, AllRefusal> {
         if self.events.is_some() {
             self.common.shared.report(|events| {
                 let permits = ask.iter().map(|n| u64::from(*n)).sum();
