@@ -205,6 +205,11 @@ impl<C: Timer> AllReservation<C> {
         Some(left(&self.pending.shared, charge))
     }
 
+    /// Whether it passes and takes nothing.
+    pub(crate) fn is_exempt(&self) -> bool {
+        self.exempt
+    }
+
     /// How many permits of each member were reserved, in the order in which the members were added.
     pub fn costs(&self) -> impl Iterator<Item = (&str, u32)> {
         let members = &self.pending.shared.rule.members;

@@ -82,6 +82,7 @@ impl Limiter for InUse {
         let request = asked(request)?;
         let permits = request.to_request().permits;
         let place = self.all.reserve(request).map_err(of_alone)?;
+        let permits = if place.is_exempt() { 0 } else { permits };
         Ok(AnyReservation::new(PlaceInUse { place, permits }))
     }
 

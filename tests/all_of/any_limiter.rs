@@ -396,3 +396,19 @@ fn a_thread_is_told_what_its_claim_left() -> Result<(), AllRefusal> {
     assert_eq!(nothing.permits(), 0);
     Ok(())
 }
+
+#[test]
+fn a_place_that_passed_without_permits_tells_none() -> Result<(), AllRefusal> {
+    // The places of several limits and of permits in use told the number that was asked for.
+    let clock = ManualClock::new();
+    let alone = bucket(&clock, 1, 1);
+    let both = AllOf::new("rate", &bucket(&clock, 1, 1)).with("other", &bucket(&clock, 1, 1));
+    for limiter in [AnyLimiter::from(alone), both.into(), CountingLimit::new(1).into()] {
+        let mut claimed = limiter.reserve(AllRequest::from(1).exempt())?;
+        assert_eq!(claimed.blocking_claim()?.permits(), 0);
+        let mut polled = limiter.reserve(AllRequest::from(1).exempt())?;
+        assert_eq!(tokio_test::assert_ready_ok!(poll(&mut polled)).permits(), 0);
+        assert_eq!(tokio_test::assert_ready_ok!(poll(&mut polled)).permits(), 0);
+    }
+    Ok(())
+}
