@@ -408,8 +408,8 @@ pub enum AllRefusal {
         /// [`is_degraded`](AllRefusal::is_degraded).
         told: Option<Box<Told>>,
     },
-    /// The composite itself refused: its queue is full, it is paused, or the call was cancelled. Or
-    /// there is no limiter to ask, when it is made from the refusal of
+    /// The composite itself refused: its queue is full, it is paused or closed, or the call was
+    /// cancelled. Or there is no limiter to ask, when it is made from the refusal of
     /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
     /// by `?`.
     Queue {
@@ -1031,9 +1031,12 @@ impl<C: Timer> All<C> {
                 .find(|(entry, n)| matches!(&entry.kind, Kind::Counting(limit) if limit.available() < **n))
                 .or_else(|| asked().find(|(entry, _)| matches!(entry.kind, Kind::Counting(_))))
                 .map(|(entry, _)| entry),
+            Refusal::Closed => asked()
+                .find(|(entry, n)| entry.check(**n, ask.priority) == Err(Refusal::Closed))
+                .map(|(entry, _)| entry),
             _ => asked().find(|(entry, n)| entry.check(**n, ask.priority).is_err()).map(|(entry, _)| entry),
         };
-        if named.is_none() && !paused_for.is_zero() {
+        if named.is_none() && (refusal == Refusal::Closed || !paused_for.is_zero()) {
             return refusal.into();
         }
         // All costs are zero, or it can be had after all by now.

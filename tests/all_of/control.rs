@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Bucket, MS, bucket};
+use crate::support::{Bucket, MS, bucket, waiting_for_all};
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, Grant, ManualClock, Pause, QueueBounds,
     Rate, RateLimiter, Refusal, TokenBucket, WhenFull,
@@ -649,4 +649,26 @@ async fn waiters_of_a_paused_composite_come_one_interval_apart() {
     for (k, task) in (1..).zip(tasks) {
         assert_eq!(task.await.expect("no panic"), Ok(1000 + k * 50));
     }
+}
+
+#[test]
+fn a_composite_that_is_closed_blames_no_open_member() {
+    // The refusal named a member: the one that could never grant so many permits, or the first.
+    let (a, b, both, _clock) = two();
+    assert!(both.try_acquire().is_ok());
+    let mut wait = waiting_for_all(both.acquire());
+    let mut place = both.reserve(1).expect("a place");
+    assert!(both.close());
+    let itself = Some(AllRefusal::from(Refusal::Closed));
+    assert_eq!(assert_ready!(wait.poll()).err(), itself);
+    assert_eq!(place.blocking_claim().err(), itself);
+    for n in [1, 1000] {
+        assert_eq!(both.try_acquire_many(n).err(), itself);
+        assert_eq!(both.reserve(n).err(), itself);
+        assert_eq!(assert_ready!(spawn(both.acquire_many(n)).poll()).err(), itself);
+    }
+    // A member that is closed is named.
+    let other = AllOf::new("a", &a).with("b", &b);
+    assert!(b.close());
+    assert_eq!(other.try_acquire().err(), Some(AllRefusal::by("b", Refusal::Closed)));
 }
