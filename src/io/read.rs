@@ -36,13 +36,11 @@ impl Direction {
     /// this one has bytes to hand over.
     fn read(&mut self, bytes: usize) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        if let Some((before, _)) = &self.place {
-            // Consumed in two parts, without a look at the buffer in between: all is charged now.
-            let all = before.saturating_add(bytes);
-            return self.settle(all);
-        }
         self.owed = self.owed.saturating_add(bytes);
+        // A buffer that is consumed in parts, without a look at it in between, has the place of its
+        // first part. The next read takes a place for the others.
         if self.owed > 0
+            && self.place.is_none()
             && let Ok(joined) = self.join(self.owed as usize)
         {
             self.owed -= joined;

@@ -218,6 +218,26 @@ fn lines_are_charged_as_they_are_consumed() {
 }
 
 #[test]
+fn a_buffer_that_is_consumed_in_parts_waits_as_one_that_is_consumed_at_once() {
+    // The second part gave up the place of the first one and charged both, so the next look at the
+    // buffer did not wait, and the debt grew without bound.
+    for parts in [[100, 0], [1, 99], [0, 100]] {
+        let (limiter, clock) = bucket(1000, 100);
+        let text = vec![1; 1000];
+        let mut reader = Throttled::new(&text[..]).limit_reads(limiter.clone());
+        limiter.drain();
+        for _ in 0..3 {
+            assert_eq!(assert_ready_ok!(spawn(reader.fill_buf()).poll()).len(), 100);
+            parts.into_iter().for_each(|part| reader.consume(part));
+            assert_pending!(spawn(reader.fill_buf()).poll(), "{parts:?}");
+            clock.advance(Duration::from_millis(99));
+            assert_pending!(spawn(reader.fill_buf()).poll(), "{parts:?}");
+            clock.advance(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
 fn no_more_of_a_buffer_is_shown_than_a_chunk() {
     let (limiter, clock) = bucket(1000, 100);
     let text = vec![1; 300];
