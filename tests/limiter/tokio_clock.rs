@@ -2,13 +2,16 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use tidegate::{Clock, Grant, Rate, RateLimiter, SmoothBursty, SystemClock, TokioClock};
+use tidegate::{
+    AcquireOwned, Clock, CountingLimit, Grant, Rate, RateLimiter, SmoothBursty, SystemClock, TokenBucket,
+    TokioClock,
+};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -367,4 +370,46 @@ fn a_blocked_thread_goes_on_in_real_time_when_its_paused_runtime_ends() {
     drop(runtime);
     assert_eq!(told.blocking_recv().map(|waits| waits.len()), Ok(10));
     assert_eq!(limiter.status().waiting, 0);
+}
+
+/// A waker that owns a wait, as a task owns all that it waits for.
+struct Owns(#[expect(dead_code, reason = "it is dropped")] Mutex<AcquireOwned<TokenBucket, TokioClock>>);
+
+impl Wake for Owns {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[cfg(feature = "test-util")]
+#[test]
+fn a_waker_that_is_replaced_may_end_a_wait_of_the_same_runtime() {
+    // A longest wait polled its sleep with the waker of the task, under the lock that tells whether
+    // the runtime runs. tokio drops the old waker there. The wait that ended with it set the alarm
+    // of its limiter, which took the lock again: the thread waited for itself.
+    let (done, is_done) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        runtime().block_on(async {
+            let policy = TokenBucket::new(Rate::per_hour(1), 10);
+            let limiter = RateLimiter::with_clock(policy, TokioClock::new());
+            limiter.drain();
+            // Without the first one, the second one is due earlier than the first one was.
+            let [first, _second] = [10, 1].map(|n| {
+                let mut wait = limiter.acquire_owned(n);
+                assert!(Pin::new(&mut wait).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                wait
+            });
+
+            let calls = CountingLimit::new(1);
+            let _permit = calls.try_acquire().expect("there");
+            let mut wait = pin!(calls.acquire_within(HOUR));
+            let owner = Waker::from(Arc::new(Owns(Mutex::new(first))));
+            assert!(wait.as_mut().poll(&mut Context::from_waker(&owner)).is_pending());
+            drop(owner);
+            assert_eq!(limiter.status().waiting, 2);
+            assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            assert_eq!(limiter.status().waiting, 1);
+        });
+        done.send(()).expect("the test listens");
+    });
+    // Real time, since a thread that waits for itself tells nothing. It passes in a failure alone.
+    assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(()));
 }
