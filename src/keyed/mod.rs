@@ -529,8 +529,8 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        Cancellable::begin()?;
         let request = request.into();
+        Cancellable::begin().inspect_err(|_| self.table.tell_cancelled(key, request.permits))?;
         match self.table.take_or_limiter(key, &request)? {
             Taken::Granted(grant) => Ok(grant),
             Taken::Limiter(limiter) => limiter.blocking_acquire_many(request),

@@ -413,6 +413,20 @@ where
         answer
     }
 
+    /// Reports a call for `n` permits that a token has cancelled before it began.
+    #[cold]
+    pub(crate) fn tell_cancelled<Q>(&self, key: &Q, n: u32)
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let tell = |events: &dyn Events| events.cancelled(n.into(), Duration::ZERO);
+        match self.find(key, |_, _, _| ()) {
+            Found::Limiter(limiter) => limiter.shared().report(tell),
+            Found::Known(()) | Found::Nowhere => self.report(key, tell),
+        }
+    }
+
     /// Reports an event to the observer, if there is one. The caller holds no lock of a shard.
     fn report<Q>(&self, key: &Q, event: impl FnOnce(&dyn Events))
     where

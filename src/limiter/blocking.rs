@@ -2,7 +2,8 @@
 
 use std::borrow::Borrow;
 use std::sync::Arc;
-use std::task::{Poll, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 use crate::cancel::Cancellable;
 use crate::clock::Timer;
@@ -10,6 +11,7 @@ use crate::error::Refusal;
 use crate::limiter::pending::{Pending, Poller};
 use crate::limiter::shared::Shared;
 use crate::line::answer::Receipt;
+use crate::line::grants::GrantKind;
 use crate::line::rule::Rule;
 use crate::sync::{Thread, current_thread};
 
@@ -40,7 +42,15 @@ impl Wake for Unpark {
 pub(crate) fn acquire<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
     pending: &mut Pending<R, C, G>,
 ) -> Result<Receipt<R::Charge>, Refusal> {
-    let mut cancellable = Cancellable::begin()?;
+    let mut cancellable = Cancellable::begin().inspect_err(|_| {
+        // A reservation keeps its place, and is told of when it has its answer.
+        if pending.wait.kind == GrantKind::Final {
+            let shared = pending.shared.borrow();
+            shared.report(|events| {
+                events.cancelled(shared.rule.permits(pending.ask()), Duration::ZERO);
+            });
+        }
+    })?;
     let waker = Unpark::waker();
     loop {
         match pending.poll(Poller::Thread(&waker)) {

@@ -141,7 +141,8 @@ pub trait Events: Send + Sync + 'static {
         let _ = (permits, refusal);
     }
 
-    /// The caller dropped its wait, after so long. It took nothing.
+    /// The caller dropped its wait, after so long, or a [`CancelToken`](crate::CancelToken) ended
+    /// the call. It took nothing.
     fn cancelled(&self, permits: u64, waited: Duration) {
         let _ = (permits, waited);
     }

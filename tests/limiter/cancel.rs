@@ -68,6 +68,51 @@ fn a_cancelled_token_refuses_before_anything_is_taken() {
     assert_eq!(Refusal::Cancelled.to_string(), "cancelled by another thread");
 }
 
+#[test]
+fn an_observer_is_told_of_a_call_under_a_cancelled_token() {
+    // The observer was told of a call that a token ended while it waited, and not of one that began
+    // under a token that was cancelled already.
+    let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3), ManualClock::new());
+    let both = AllOf::new("one", &limiter);
+    let (of_one, of_both) = (Arc::new(Statistics::new()), Arc::new(Statistics::new()));
+    assert!(limiter.observe(of_one.clone()) && both.observe(of_both.clone()));
+    let token = CancelToken::new();
+    token.cancel();
+    assert_eq!(token.run(|| limiter.blocking_acquire()), Err(Refusal::Cancelled));
+    assert!(token.run(|| both.blocking_acquire()).is_err());
+    let told = |statistics: &Statistics| {
+        let told = statistics.snapshot();
+        (told.cancelled, told.granted, told.refused())
+    };
+    assert_eq!((told(&of_one), told(&of_both)), ((1, 0, 0), (1, 0, 0)));
+    // A reservation keeps its place, and is told of when it is claimed.
+    let mut place = limiter.reserve(1).expect("a place");
+    assert_eq!(token.run(|| place.blocking_claim()), Err(Refusal::Cancelled));
+    assert_eq!(told(&of_one), (1, 0, 0));
+    assert!(place.claim());
+    assert_eq!(told(&of_one), (1, 1, 0));
+}
+
+#[cfg(feature = "keyed")]
+#[test]
+fn an_observer_of_keys_is_told_of_a_call_under_a_cancelled_token() -> Result<(), Refusal> {
+    // As above, for a key that is not known, and for a key with a limiter.
+    use tidegate::KeyedRateLimiter;
+
+    let policy = TokenBucket::new(Rate::per_second(1), 1);
+    let users: KeyedRateLimiter<u32, _, _> = KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
+    let (of_all, of_one) = (Arc::new(Statistics::new()), Arc::new(Statistics::new()));
+    let users = users.observed_by(of_all.clone());
+    let token = CancelToken::new();
+    token.cancel();
+    assert_eq!(token.run(|| users.blocking_acquire(&1)), Err(Refusal::Cancelled));
+    assert_eq!((of_all.snapshot().cancelled, users.len()), (1, 0));
+    users.limiter(&1)?.observe(of_one.clone());
+    assert_eq!(token.run(|| users.blocking_acquire(&1)), Err(Refusal::Cancelled));
+    assert_eq!((of_all.snapshot().cancelled, of_one.snapshot().cancelled), (2, 1));
+    Ok(())
+}
+
 /// A grant that came before is kept: the thread was granted, and only had not run yet.
 #[test]
 fn a_grant_is_taken_or_goes_to_the_next() {
