@@ -23,12 +23,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
-use crate::cancel::Cancellable;
-use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::Pause;
-use crate::limiter::blocking::Unpark;
-use crate::sync::park;
+use crate::limiter::blocking::block_on;
 use crate::time::Nanos;
 
 /// A handle to a limiter of any kind: any policy, clock and key, several limits at once, or a
@@ -205,15 +202,7 @@ pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'st
     /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
     /// is cancelled. Then the place is kept.
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
-        let mut cancellable = Cancellable::begin()?;
-        let waker = Unpark::waker();
-        loop {
-            match Pin::new(&mut *self).poll(&mut Context::from_waker(&waker)) {
-                Poll::Ready(answer) => return answer,
-                Poll::Pending if cancellable.ends() => return Err(Refusal::Cancelled.into()),
-                Poll::Pending => park(),
-            }
-        }
+        block_on(Pin::new(self))?
     }
 
     /// What the grant left in each limit, once the place is claimed, if the request

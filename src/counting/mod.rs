@@ -3,21 +3,19 @@
 pub(crate) mod line;
 
 use std::fmt;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::cancel::Cancellable;
 use crate::clock::{DefaultClock, Timer, timeout};
 use crate::counting::line::{Later, Pool};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
-use crate::limiter::blocking::Unpark;
+use crate::limiter::blocking::block_on;
 use crate::policy::Policy;
 use crate::rate::Rate;
 use crate::status::Status;
-use crate::sync::park;
 
 /// Limits how many permits are out at one time: connections, calls in flight, jobs. Dropping a
 /// permit gives it back.
@@ -171,18 +169,8 @@ impl CountingLimit {
     /// [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check(n)?;
-        let mut cancellable = Cancellable::begin()?;
-        let mut turn = std::pin::pin!(self.wait(n));
-        let waker = Unpark::waker();
-        loop {
-            match turn.as_mut().poll(&mut Context::from_waker(&waker)) {
-                Poll::Ready(answer) => return answer,
-                // Dropping the turn leaves the line, or gives back the permits.
-                Poll::Pending if cancellable.ends() => return Err(Refusal::Cancelled),
-                // A wake-up between the poll and the parking is kept as the thread's unpark token.
-                Poll::Pending => park(),
-            }
-        }
+        // Dropping the turn leaves the line, or gives back the permits.
+        block_on(pin!(self.wait(n)))?
     }
 
     /// Takes one permit now, or refuses.

@@ -1,6 +1,7 @@
 //! Waiting in a plain thread: poll, park, poll again.
 
 use std::borrow::Borrow;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::limiter::shared::Shared;
 use crate::line::answer::Receipt;
 use crate::line::grants::GrantKind;
 use crate::line::rule::Rule;
-use crate::sync::{Thread, current_thread};
+use crate::sync::{Thread, current_thread, park};
 
 /// Wakes a parked thread.
 pub(crate) struct Unpark(Thread);
@@ -28,6 +29,21 @@ impl Unpark {
 impl Wake for Unpark {
     fn wake(self: Arc<Self>) {
         self.0.unpark();
+    }
+}
+
+/// Blocks the calling thread until a future is ready, or until a token ends the wait. Its wakers
+/// unpark the thread.
+pub(crate) fn block_on<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Result<F::Output, Refusal> {
+    let mut cancellable = Cancellable::begin()?;
+    let waker = Unpark::waker();
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return Ok(output),
+            Poll::Pending if cancellable.ends() => return Err(Refusal::Cancelled),
+            // A wake-up between the poll and the parking is kept as the thread's unpark token.
+            Poll::Pending => park(),
+        }
     }
 }
 
