@@ -16,7 +16,7 @@ use crate::line::undo_log::{Measure, PerPart};
 use crate::line::visit::Visit;
 
 /// A grant that the undo log keeps track of, until it is [released](crate::line::Line::release) or
-/// [undone](crate::line::Line::undo).
+/// [undone](crate::line::Line::take_back).
 #[derive(Debug)]
 #[must_use = "the undo log keeps it until it is released or undone"]
 pub(crate) struct Tracked<Charge> {
@@ -140,53 +140,39 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// Undoes a grant that its caller does not have yet.
-    pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
-        match grant {
-            Undoable::Tracked(grant) => self.undo(visit, grant),
-            Undoable::Since(charge, undo_number) => self.undo_since(visit, charge, undo_number),
-        }
-    }
-
     /// Undoes a grant, or the part of it that the charge says.
-    pub(crate) fn undo(&mut self, visit: &mut Visit<'_, R, C>, grant: Tracked<R::Charge>) {
-        let (Visit { rule, deferred, .. }, Tracked { mut charge, id }) = (visit, grant);
-        let measures = self.measures(rule, &charge);
-        self.uncount(*rule, &charge, id.0);
-        let at = self.latest;
-        self.undo_log.undo(id, &measures, |part, most| rule.undo(at, &mut charge, part, most, deferred));
+    pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
+        let (Visit { rule, deferred, .. }, at) = (visit, self.latest);
+        self.undo_by(rule, grant, |charge, part, most| rule.undo(at, charge, part, most, deferred));
     }
 
     /// Undoes the rest of a grant, after the parts that [count](part_counts) were undone without
     /// the lock.
     pub(crate) fn undo_rest(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
-        let Visit { rule, deferred, .. } = visit;
-        let measures = self.measures(rule, grant.charge());
-        self.uncount(*rule, grant.charge(), grant.number());
-        let at = self.latest;
-        let mut rest = |charge: &mut R::Charge, part, most| match part_counts(*rule, charge, part) {
+        let (Visit { rule, deferred, .. }, at) = (visit, self.latest);
+        self.undo_by(rule, grant, |charge, part, most| match part_counts(*rule, charge, part) {
             true => u64::MAX,
             false => rule.undo(at, charge, part, most, deferred),
-        };
-        match grant {
-            Undoable::Tracked(Tracked { mut charge, id }) => {
-                self.undo_log.undo(id, &measures, |part, most| rest(&mut charge, part, most));
-            }
-            Undoable::Since(mut charge, since) => {
-                self.undo_log.undo_since(since, &measures, |part, most| rest(&mut charge, part, most));
-            }
-        }
+        });
     }
 
-    /// Undoes a grant that the undo log does not track. `since` is the log's [next
-    /// number](Line::undo_number) when the grant was made.
-    pub(super) fn undo_since(&mut self, visit: &mut Visit<'_, R, C>, charge: R::Charge, since: u64) {
-        let (Visit { rule, deferred, .. }, mut charge) = (visit, charge);
-        let measures = self.measures(rule, &charge);
-        self.uncount(*rule, &charge, since);
-        let at = self.latest;
-        self.undo_log
-            .undo_since(since, &measures, |part, most| rule.undo(at, &mut charge, part, most, deferred));
+    /// Undoes each part of a grant by `undo`, at most as much of it as the undo log allows.
+    fn undo_by(
+        &mut self,
+        rule: &R,
+        grant: Undoable<R::Charge>,
+        mut undo: impl FnMut(&mut R::Charge, usize, u64) -> u64,
+    ) {
+        let measures = self.measures(rule, grant.charge());
+        self.uncount(rule, grant.charge(), grant.number());
+        match grant {
+            Undoable::Tracked(Tracked { mut charge, id }) => {
+                self.undo_log.undo(id, &measures, |part, most| undo(&mut charge, part, most));
+            }
+            Undoable::Since(mut charge, since) => {
+                self.undo_log.undo_since(since, &measures, |part, most| undo(&mut charge, part, most));
+            }
+        }
     }
 
     /// Where each part stands before a grant is undone.

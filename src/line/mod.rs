@@ -67,7 +67,7 @@ use crate::line::all_waiters::AllWaiters;
 use crate::line::answer::{Answer, Passed};
 use crate::line::due::{Memo, Schedule};
 use crate::line::entries::Entries;
-use crate::line::grants::{GrantKind, Granted, Tracked, counts};
+use crate::line::grants::{GrantKind, Granted, Tracked, Undoable, counts};
 use crate::line::index::{Index, LONG};
 use crate::line::place::place_of;
 use crate::line::priorities::{NONE, Priorities};
@@ -532,7 +532,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 if counts(visit.rule, &grant.charge) {
                     return Some(grant);
                 }
-                self.undo(visit, grant);
+                self.take_back(visit, Undoable::Tracked(grant));
             }
             State::Shadowed(_) | State::Refused(_) => {}
         }

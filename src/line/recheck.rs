@@ -6,12 +6,11 @@
 //! chain as long as there are limiters. So a thread that is at a recheck already puts further ones
 //! on its list and goes on in a loop, instead of calling deeper and deeper.
 
-use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use crate::line::deferred::{Payload, run};
 use crate::sync::thread_local;
 
 /// A limiter that can be asked to look at its line.
@@ -27,7 +26,7 @@ thread_local! {
 
 /// Rechecks all of them, and the limiters that they ask in turn. Returns the first panic of foreign
 /// code.
-pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any + Send>> {
+pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
     if rechecks.is_empty() {
         return None;
     }
@@ -46,16 +45,10 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Box<dyn Any
     // A recheck that panics must not take the others with it. The limiter may be gone with its last
     // reference, which is foreign code, too.
     let mut recheck = |shared: Arc<dyn Recheck>| {
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        run(&mut panic, || {
             shared.recheck();
             drop(shared);
-        }));
-        match (outcome, &panic) {
-            (Ok(()), _) => {}
-            (Err(first), None) => panic = Some(first),
-            // Dropping the payload of a panic is foreign code, too.
-            (Err(other), Some(_)) => std::mem::forget(other),
-        }
+        });
     };
     match outermost {
         Ok(false) => {}

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::Line;
+use crate::line::grants::Undoable;
 use crate::line::place::end_of;
 use crate::line::rule::{LeftByLine, Rule};
 use crate::line::visit::{Demand, Visit};
@@ -180,7 +181,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let number = || line.borrow().0.undo_number();
         rule.take_all(at, ask, number, |number, taken| {
             let (line, visit) = &mut *line.borrow_mut();
-            line.undo_since(visit, taken, number);
+            line.take_back(visit, Undoable::Since(taken, number));
         })
     }
 }
