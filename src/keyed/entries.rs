@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use super::plan::{Planned, Terms};
-use super::slots::Slots;
+use super::slots::{Slots, places_from};
 use crate::policy::Policy;
 
 /// The known keys of a shard, with the policy of the shard.
@@ -35,8 +35,7 @@ impl<'a, K, P: Policy> Entries<'a, K, P> {
 
     /// Returns `count` places from `first` on, each once.
     pub(super) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, P> {
-        let all = self.places();
-        (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)
+        places_from(self.places(), first, count)
     }
 
     /// Returns the policy and the state at a place.

@@ -744,7 +744,17 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.table.limiter_of_a_call(key)?.shared.debit_ahead(n, Nanos::from_duration(ahead));
+        let ahead = Nanos::from_duration(ahead);
+        // In a pause the key's limiter carries out the call, since it counts the permits taken.
+        let known = self.table.find(key, |policy, state, hold| {
+            let at = self.table.clock.now().saturating_add(ahead);
+            hold.is_none().then(|| policy.debit(state, at, n))
+        });
+        if let Found::Known(Some(())) = known {
+            return Ok(());
+        }
+        drop(known);
+        self.table.limiter_of_a_call(key)?.shared.debit_ahead(n, ahead);
         Ok(())
     }
 

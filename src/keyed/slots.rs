@@ -156,9 +156,13 @@ impl<K, T> Slots<K, T> {
 
     /// Returns `count` places from `first` on, each once.
     pub(crate) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
-        let all = self.places();
-        (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)
+        places_from(self.places(), first, count)
     }
+}
+
+/// Returns `count` of `all` places from `first` on, each once.
+pub(super) fn places_from(all: usize, first: usize, count: usize) -> impl Iterator<Item = usize> {
+    (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)
 }
 
 #[cfg(all(test, not(tidegate_loom)))]
