@@ -864,7 +864,12 @@ impl<C: Timer> AllOf<C> {
     ) -> Result<AllPermits, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
-        let mut pending = Pending { shared: &self.shared, wait: Progress::with(ask, &request.request) };
+        self.block(Progress::with(ask, &request.request))
+    }
+
+    /// Blocks the calling thread until a request has its answer.
+    fn block(&self, wait: Progress<Weights>) -> Result<AllPermits, AllRefusal> {
+        let mut pending = Pending { shared: &self.shared, wait };
         match blocking::acquire(&mut pending) {
             Ok(answer) => Ok(permits(&self.shared, pending.ask(), answer)),
             Err(refusal) => Err(blame(&self.shared, pending.ask(), refusal)),

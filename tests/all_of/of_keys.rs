@@ -9,9 +9,9 @@ use crate::support::{Bucket, MS, bucket};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyPolicy, CountingLimit, FixedWindow, KeyedAllOf, KeyedCountingLimit,
-    KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SlidingLog, Statistics,
-    TokenBucket, WhenKeysFull,
+    AllOf, AllRefusal, AllRequest, AnyPolicy, CancelToken, CountingLimit, FixedWindow, KeyedAllOf,
+    KeyedCountingLimit, KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SlidingLog,
+    Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -340,6 +340,50 @@ fn the_observer_is_told_once_of_each_call() {
     let counts = statistics.snapshot();
     assert_eq!((counts.granted, counts.limited, counts.queue_full, counts.exempted), (3, 2, 1, 1));
     assert_eq!(of_users.snapshot().granted, 0, "a member's observer is not told");
+}
+
+#[test]
+fn a_thread_waits_in_the_queue_of_its_key_until_it_is_served_or_cancelled() {
+    let (_users, _all, api, clock) = users_and_all();
+    let statistics = Arc::new(Statistics::new());
+    let api = api.observed_by(statistics.clone());
+    assert_eq!(
+        api.blocking_acquire_many("alice", [("user", 2)]).map(|permits| permits.waited()),
+        Ok(Duration::ZERO)
+    );
+    let mut ahead = spawn(api.acquire("alice"));
+    assert_pending!(ahead.poll());
+    let token = CancelToken::new();
+    thread::scope(|scope| {
+        let until = |waiting| {
+            while api.status("alice").waiting != waiting {
+                thread::yield_now();
+            }
+        };
+        let thread = scope.spawn(|| api.blocking_acquire("alice"));
+        until(2);
+        let cancelled = scope.spawn(|| token.run(|| api.blocking_acquire("alice")));
+        until(3);
+        token.cancel();
+        assert_eq!(cancelled.join().expect("no panic").err(), Some(Refusal::Cancelled.into()));
+        clock.advance(500 * MS);
+        assert!(ahead.is_woken());
+        assert_ready_ok!(ahead.poll());
+        clock.advance(500 * MS);
+        assert!(thread.join().expect("no panic").is_ok());
+    });
+    drop(ahead);
+    // For a key in use, and for one that is not.
+    let place = api.reserve("bob", AllRequest::new()).expect("a place");
+    for key in ["alice", "bob"] {
+        let exempt = AllRequest::new().exempt();
+        assert_eq!(token.run(|| api.blocking_acquire(key)).err(), Some(Refusal::Cancelled.into()));
+        assert!(token.run(|| api.blocking_acquire_many(key, exempt.clone())).is_err());
+        assert_eq!(api.blocking_acquire_many(key, exempt).map(|permits| permits.permits()), Ok(0));
+    }
+    drop(place);
+    let counts = statistics.snapshot();
+    assert_eq!((counts.granted, counts.cancelled, counts.exempted, counts.refused()), (3, 6, 2, 0));
 }
 
 #[test]

@@ -26,6 +26,7 @@ use std::borrow::Borrow;
 use std::fmt;
 use std::hash::Hash;
 use std::marker::PhantomData;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,7 @@ use crate::all_of::weights::Weights;
 use crate::all_of::{
     AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus, rate, rates,
 };
+use crate::cancel::Cancellable;
 use crate::clock::{DefaultClock, Timer};
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
@@ -46,6 +48,7 @@ use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
 use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::pending::Progress;
+use crate::line::rule::Rule;
 use crate::policy::Policy;
 use crate::request::QueueBounds;
 use crate::time::Nanos;
@@ -61,6 +64,7 @@ use crate::time::Nanos;
 /// |---|---|
 /// | [`try_acquire`](KeyedAllOf::try_acquire), [`try_acquire_many`](KeyedAllOf::try_acquire_many) | refuses at once |
 /// | [`acquire`](KeyedAllOf::acquire), [`acquire_many`](KeyedAllOf::acquire_many) | waits in a queue of this key |
+/// | [`blocking_acquire`](KeyedAllOf::blocking_acquire), [`blocking_acquire_many`](KeyedAllOf::blocking_acquire_many) | blocks the thread, in that queue |
 /// | [`acquire_within`](KeyedAllOf::acquire_within) | waits if that takes no longer than a time, else refuses at once |
 /// | [`reserve`](KeyedAllOf::reserve) | takes a place in the queue of this key, for a cost that is settled later |
 /// | [`for_key`](KeyedAllOf::for_key) | returns the [`AllOf`] of one key, with all of its calls |
@@ -496,22 +500,34 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             let request = request.into();
             (self.ask(&request)?, request.request)
         };
-        if request.exempt {
-            return self.common.exempt(&ask);
+        match self.take_or_wait(key, &ask, request.exempt)? {
+            ControlFlow::Break(permits) => Ok(permits),
+            ControlFlow::Continue(all) => AcquireAll::waiting(all, Progress::with(ask, &request)).await,
         }
-        let all = match self.in_use(key) {
-            Some(all) => all,
-            None => match self.take_now(key, &ask) {
-                Some(Err(refusal)) if !refusal.may_retry() => return self.refuse(key, &ask, refusal),
-                Some(Ok(permits)) => return self.tell(&ask, Ok(permits)),
-                // Not told: it waits now.
-                Some(Err(_)) | None => match self.for_key(key) {
-                    Ok(all) => all,
-                    Err(refusal) => return self.refuse(key, &ask, refusal),
-                },
+    }
+
+    /// Takes what a request asks for now, or returns the composite in which it waits.
+    fn take_or_wait(
+        &self,
+        key: &Q,
+        ask: &Weights,
+        exempt: bool,
+    ) -> Result<ControlFlow<AllPermits, AllOf<C>>, AllRefusal> {
+        if exempt {
+            return self.common.exempt(ask).map(ControlFlow::Break);
+        }
+        if let Some(all) = self.in_use(key) {
+            return Ok(ControlFlow::Continue(all));
+        }
+        match self.take_now(key, ask) {
+            Some(Err(refusal)) if !refusal.may_retry() => self.refuse(key, ask, refusal),
+            Some(Ok(permits)) => self.tell(ask, Ok(permits)).map(ControlFlow::Break),
+            // Not told: it waits now.
+            Some(Err(_)) | None => match self.for_key(key) {
+                Ok(all) => Ok(ControlFlow::Continue(all)),
+                Err(refusal) => self.refuse(key, ask, refusal),
             },
-        };
-        AcquireAll::waiting(all, Progress::with(ask, &request)).await
+        }
     }
 
     /// Waits for one permit of each member for a key if that takes no longer than `within`; else
@@ -522,6 +538,56 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// As [`acquire_many`](KeyedAllOf::acquire_many).
     pub async fn acquire_within(&self, key: &Q, within: Duration) -> Result<AllPermits, AllRefusal> {
         self.acquire_many(key, AllRequest::new().within(within)).await
+    }
+
+    /// Blocks the calling thread until it has one permit of each member for a key.
+    ///
+    /// Threads and tasks wait in one queue. Do not call it from a task: it blocks the executor's
+    /// thread. It needs no runtime.
+    ///
+    /// # Errors
+    ///
+    /// As [`blocking_acquire_many`](KeyedAllOf::blocking_acquire_many).
+    pub fn blocking_acquire(&self, key: &Q) -> Result<AllPermits, AllRefusal> {
+        self.blocking_acquire_many(key, AllRequest::new())
+    }
+
+    /// Blocks the calling thread until it has what an [`AllRequest`] asks for from a key.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_many`](KeyedAllOf::acquire_many); and [`AllRefusal::Queue`] with
+    /// [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that is cancelled.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllRefusal, KeyedAllOf, KeyedRateLimiter, Rate, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_second(1000), 1);
+    /// let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 1000);
+    /// let limits: KeyedAllOf<str> = KeyedAllOf::new("user", &users);
+    /// limits.blocking_acquire("alice")?;
+    /// limits.blocking_acquire_many("alice", [("user", 1)])?; // waits a millisecond
+    /// # Ok::<(), AllRefusal>(())
+    /// ```
+    pub fn blocking_acquire_many<'a>(
+        &self,
+        key: &Q,
+        request: impl Into<AllRequest<'a>>,
+    ) -> Result<AllPermits, AllRefusal> {
+        let request = request.into();
+        let ask = self.ask(&request)?;
+        if let Err(cancelled) = Cancellable::begin() {
+            let in_use = self.in_use(key);
+            let AllOf { shared, .. } = in_use.as_ref().unwrap_or(&self.common);
+            shared.report(|events| events.cancelled(shared.rule.permits(&ask), Duration::ZERO));
+            return Err(cancelled.into());
+        }
+        match self.take_or_wait(key, &ask, request.request.exempt)? {
+            ControlFlow::Break(permits) => Ok(permits),
+            ControlFlow::Continue(all) => all.block(Progress::with(ask, &request.request)),
+        }
     }
 
     /// Takes a place in the queue of a key now for what an [`AllRequest`] asks for; see
@@ -787,7 +853,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn tell<T>(&self, ask: &Weights, answer: Result<T, AllRefusal>) -> Result<T, AllRefusal> {
         if self.events.is_some() {
             self.common.shared.report(|events| {
-                let permits = ask.iter().map(|n| u64::from(*n)).sum();
+                let permits = self.common.shared.rule.permits(ask);
                 match &answer {
                     Ok(_) => events.granted(permits, Duration::ZERO),
                     Err(refusal) => {
