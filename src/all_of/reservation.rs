@@ -146,7 +146,8 @@ impl<C: Timer> AllReservation<C> {
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] if no member has such a name; then what was reserved is the cost.
+    /// [`AllRefusal::NoMember`] if no member has such a name. Then a claimed reservation has used
+    /// what was reserved. One that was not claimed gives up its place, and charges nothing.
     pub fn settle(
         mut self,
         used: impl IntoIterator<Item = (impl AsRef<str>, u32)>,

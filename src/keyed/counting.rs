@@ -28,7 +28,8 @@
 //! a `replan`.
 //!
 //! **Panics.** A key is counted just before it goes in, and uncounted as soon as it is out. `Hash`
-//! and `Eq` of keys run under the lock of a shard, `Clone` and `Drop` of keys and wakers do not.
+//! and `Eq` of keys run under the lock of a shard, and so does `Clone` of keys in a `replan`. `Clone`
+//! of a new key, `Drop` of keys, and wakers run without it.
 //!
 //! **Checked by** `loom-tests/keyed_counting.rs`, with a twin that looks in one section and forgets
 //! in another, and by `tests/keyed/counting.rs`.

@@ -113,8 +113,9 @@ use crate::time::Nanos;
 /// # Keys
 ///
 /// Each limiter hashes keys with a seed of its own. `Eq` of a key, `Hash` of the known keys, and
-/// `Clone` of the keys that are [listed](KeyedRateLimiter::iter) run while a part of the table is
-/// locked, and must not call the limiter. `Drop` of a key may. If one of them panics, the panic
+/// `Clone` of the keys that are [listed](KeyedRateLimiter::iter) or get
+/// [new plans](KeyedRateLimiter::replan) run while a part of the table is locked, and must not call
+/// the limiter. `Drop` of a key may. If one of them panics, the panic
 /// reaches the call that ran it, and no key is lost or counted twice.
 ///
 /// # Fairness

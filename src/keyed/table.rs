@@ -54,7 +54,7 @@
 //! |---|---|---|
 //! | `Hash` of a request's key, `Clone` of a new key, the function that gives plans | no | nothing has changed |
 //! | `Drop` of a key, a state, a limiter | no: `keyed/removed.rs` | the other entries are dropped, then the panic goes on |
-//! | `Eq` of keys; `Clone` of keys by `iter` | of a shard | nothing has changed |
+//! | `Eq` of keys; `Clone` of keys by `iter` and `replan` | of a shard | nothing has changed |
 //! | `Hash` of the known keys, when their table grows | of a shard, exclusive | nothing has changed: `keyed/slots.rs` |
 //! | policies, clocks | of a shard | a key that was not added is not counted |
 //! | wakers, timers, observers | no | the panic goes on |

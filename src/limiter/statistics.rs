@@ -22,9 +22,11 @@ const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 /// [`RateLimiter::observe`](crate::RateLimiter::observe), or to another kind of limiter that has
 /// [`Events`].
 ///
-/// A limiter without it counts nothing. One with it adds to three counters for each call, which all
-/// threads share; several limiters may share one, too. All counters wrap at 2^64, which a limiter
-/// of a billion permits per second reaches in 584 years.
+/// A limiter without it counts nothing. One with it adds to three counters for each granted call, to
+/// four if the call waited, and to one for a call that ends otherwise. All threads share the
+/// counters; several limiters may share them, too. The counters wrap at 2^64, which a limiter of a
+/// billion permits per second reaches in 584 years. The sum of the waits does not wrap: it stays at
+/// its maximum.
 ///
 /// Calls to a store, and leases, are told to the observer of the store, not to that of a limiter:
 /// give the statistics to `StoreBuilder::observed_by` of `tidegate-redis`, which counts the calls

@@ -8,7 +8,7 @@
 //!
 //! | state | in line | charged | leaves by |
 //! |---|---|---|---|
-//! | waiting | yes | no | `serve_due`: granted or refused; `expire`: refused at its deadline; `retime`: refused since a change made it too late; `make_room`: refused in favour of a newcomer; `pass_all`: passed in shadow mode; [`remove`](Line::remove): its future was dropped |
+//! | waiting | yes | no | `serve_due`: granted or refused; `expire`: refused at its deadline; `retime`: refused since a change made it too late; `make_room`: refused in favour of a newcomer; `pass_all`: passed in shadow mode; `refuse_all`: refused since the limiter is closed; [`remove`](Line::remove): its future was dropped |
 //! | granted | no | yes | [`collect`](Line::collect): its future sees the grant; `remove`: the charge is undone |
 //! | passed | no | no | `collect` or `remove`; the entry was in line when shadow mode began |
 //! | refused | no | no | `collect` or `remove` |
@@ -19,7 +19,9 @@
 //! |---|---|
 //! | `entries`, `place`, `priorities`, `index`, `sizes` | the entries in memory, and their order and sums |
 //! | `serve`, `take`, `bounds` | granting and refusing waiters, taking permits under the lock, making room in a full line |
-//! | `due`, `settings` | when a request is due, and the settings that decide it |
+//! | `all_waiters` | a bound on the waiters of several lines together |
+//! | `due`, `settings`, `pause` | when a request is due, and the settings and pauses that decide it |
+//! | `retime` | the due times after a change, and the waiters that it makes too late |
 //! | `watch`, `alarms` | what wakes the line when its head is due |
 //! | `seats` | places of composites |
 //! | `grants`, `undo_log`, `lateness` | grants that can be undone, how much of them, and late grants |
