@@ -747,9 +747,13 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::Member`] if a member has no permit, or other requests wait for it. Its
-    /// `retry_after` is the longest of all members, and exact if no other request comes and no
-    /// request waits at the members. It is `None` if a [`CountingLimit`] has no permit.
+    /// - [`AllRefusal::Member`] if a member has no permit, or other requests wait for it. Its
+    ///   `retry_after` is the longest of all members, and exact if no other request comes and no
+    ///   request waits at the members. It is `None` if a [`CountingLimit`] has no permit.
+    /// - [`AllRefusal::Member`] with [`Refusal::Paused`] or [`Refusal::Closed`] if a member is
+    ///   paused or closed, and [`AllRefusal::Queue`] with these if the composite itself is.
+    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] if a member can never give its
+    ///   [default cost](AllOf::default_cost).
     #[inline]
     pub fn try_acquire(&self) -> Result<AllPermits, AllRefusal> {
         self.attempt(&self.ones)
@@ -783,7 +787,14 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::Member`] from a [`LeakyBucket`](crate::LeakyBucket) without room.
+    /// - [`AllRefusal::Member`] with [`Refusal::Limited`] or [`Refusal::Paused`] from a
+    ///   [`LeakyBucket`](crate::LeakyBucket) without room.
+    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] if a member can never give its
+    ///   [default cost](AllOf::default_cost).
+    /// - [`AllRefusal::Member`] with [`Refusal::Closed`] if a member is closed, and
+    ///   [`AllRefusal::Queue`] with it if the composite itself is, before the call or while it waits.
+    /// - [`AllRefusal::Queue`] with [`Refusal::QueueFull`] or [`Refusal::Displaced`] if the queue is
+    ///   [bounded](AllOf::set_queue_bounds).
     ///
     /// # Panics
     ///
@@ -817,12 +828,14 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
+    /// As [`acquire`](AllOf::acquire), and:
+    ///
     /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] or [`Refusal::ZeroPermits`], which
     ///   waiting cannot cure.
-    /// - [`AllRefusal::Member`] with [`Refusal::Limited`] if the request cannot be served
-    ///   [within](AllRequest::within) its time; it names the member that is ready last.
+    /// - [`AllRefusal::Member`] with [`Refusal::Limited`] or [`Refusal::Paused`] if the request
+    ///   cannot be served [within](AllRequest::within) its time; it names the member that is ready
+    ///   last. [`AllRefusal::Queue`] with `Paused` if that is due to a pause of the composite.
     /// - [`AllRefusal::NoMember`] if no member has a name that the request gives.
-    /// - [`AllRefusal::Queue`] if the queue is [bounded](AllOf::set_queue_bounds).
     pub fn acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> AcquireAll<C> {
         AcquireAll::new(self, &request.into())
     }

@@ -177,7 +177,8 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if no permit is free, or other requests wait.
+    /// - [`Refusal::InUse`] if no permit is free, or other requests wait.
+    /// - [`Refusal::Closed`] if the limit is [closed](CountingLimit::close).
     pub fn try_acquire(&self) -> Result<CountingPermit, Refusal> {
         self.try_acquire_many(1)
     }
@@ -236,7 +237,8 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if no permit was free in time.
+    /// - [`Refusal::InUse`] if no permit was free in time.
+    /// - [`Refusal::Closed`] if the limit is [closed](CountingLimit::close).
     ///
     /// # Panics
     ///
@@ -269,7 +271,8 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// The refusal of the rate limiter: see [`RateLimiter::acquire`].
+    /// [`Refusal::Closed`] if the limit is [closed](CountingLimit::close), or the refusal of the
+    /// rate limiter: see [`RateLimiter::acquire`].
     ///
     /// # Examples
     ///
@@ -299,7 +302,8 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`], or the refusal of the rate limiter.
+    /// The refusal of [`try_acquire`](CountingLimit::try_acquire), or that of
+    /// [`RateLimiter::try_acquire`].
     pub fn try_acquire_with<P: Policy, C: Timer>(
         &self,
         rate: &RateLimiter<P, C>,

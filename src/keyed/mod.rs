@@ -373,6 +373,9 @@ where
     /// # Errors
     ///
     /// - [`Refusal::Limited`] if no permit of this key is due, or other requests wait for it.
+    /// - [`Refusal::Paused`] if the key is paused, alone or with
+    ///   [all keys](KeyedRateLimiter::pause_all_for).
+    /// - [`Refusal::Closed`] if the key is closed, alone or with [all keys](KeyedRateLimiter::close).
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
     #[inline]
     pub fn try_acquire<Q>(&self, key: &Q) -> Result<Grant, Refusal>
@@ -473,6 +476,9 @@ where
     /// # Errors
     ///
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] also where the waiters of all keys are
+    ///   [bounded](KeyedRateLimiter::set_max_waiting).
+    /// - [`Refusal::Closed`] also if [all keys](KeyedRateLimiter::close) are closed.
     /// - The rest as [`RateLimiter::acquire_many`].
     pub async fn acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
     where

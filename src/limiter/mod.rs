@@ -230,11 +230,14 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Errors
     ///
     /// One permit can always be had some day, so a limiter refuses this call only if it bounds its
-    /// waiters:
+    /// waiters or is closed:
     ///
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is
     ///   [bounded](RateLimiter::set_queue_bounds).
-    /// - [`Refusal::Limited`] if a [`LeakyBucket`](crate::LeakyBucket) has no room.
+    /// - [`Refusal::Limited`] if a [`LeakyBucket`](crate::LeakyBucket) has no room, or
+    ///   [`Refusal::Paused`] if that is so during a pause.
+    /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close), before the call or
+    ///   while it waits.
     ///
     /// # Panics
     ///
@@ -272,8 +275,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///   a lower rate, by requests of a higher priority, or if the program stood still for longer
     ///   than the [catch-up](RateLimiter::set_catch_up). A [`LeakyBucket`](crate::LeakyBucket)
     ///   without room refuses so, too.
+    /// - [`Refusal::Paused`] in place of `Limited` during a [pause](RateLimiter::pause_for).
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
     ///   [bounded](RateLimiter::set_queue_bounds).
+    /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close), before the call or
+    ///   while it waits.
     ///
     /// # Panics
     ///
@@ -313,8 +319,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limited`] if the permit is due later. Its `retry_after` is the time until such a
-    /// call would be accepted; the permit itself comes up to `within` after that.
+    /// - [`Refusal::Limited`], or [`Refusal::Paused`] during a pause, if the permit is due later.
+    ///   Its `retry_after` is the time until such a call would be accepted; the permit itself comes
+    ///   up to `within` after that.
+    /// - The rest as [`acquire`](RateLimiter::acquire).
     ///
     /// # Panics
     ///
@@ -364,8 +372,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Limited`] if no permit is due, or other requests wait for it. Its `retry_after`
-    /// is exact: without other calls, an equal call succeeds that much later and not before.
+    /// - [`Refusal::Limited`] if no permit is due, or other requests wait for it. Its `retry_after`
+    ///   is exact: without other calls, an equal call succeeds that much later and not before.
+    /// - [`Refusal::Paused`], likewise, if the limiter is [paused](RateLimiter::pause_for).
+    /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close).
     #[inline]
     pub fn try_acquire(&self) -> Result<Grant, Refusal> {
         self.shared.try_acquire(Demand { ask: &1, priority: 0 })
@@ -382,7 +392,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// - [`Refusal::Limited`] as for [`try_acquire`](RateLimiter::try_acquire).
+    /// - [`Refusal::Limited`], [`Refusal::Paused`] and [`Refusal::Closed`] as for
+    ///   [`try_acquire`](RateLimiter::try_acquire).
     /// - [`Refusal::ZeroPermits`] if the request asks for no permits.
     /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once.
     ///

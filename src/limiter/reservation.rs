@@ -205,8 +205,10 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
 ///
 /// # Errors
 ///
-/// [`Refusal::Limited`] if it can no longer be served [within](crate::Request::within) its time.
-/// [`Refusal::ExceedsLimit`] if the limit was lowered below it.
+/// - [`Refusal::Limited`], or [`Refusal::Paused`] during a pause, if it can no longer be served
+///   [within](crate::Request::within) its time.
+/// - [`Refusal::ExceedsLimit`] if the limit was lowered below it.
+/// - [`Refusal::Closed`] if the limiter was [closed](crate::RateLimiter::close).
 ///
 /// # Panics
 ///
