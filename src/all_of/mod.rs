@@ -791,10 +791,10 @@ impl<C: Timer> AllOf<C> {
     ///   [`LeakyBucket`](crate::LeakyBucket) without room.
     /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] if a member can never give its
     ///   [default cost](AllOf::default_cost).
-    /// - [`AllRefusal::Member`] with [`Refusal::Closed`] if a member is closed, and
-    ///   [`AllRefusal::Queue`] with it if the composite itself is, before the call or while it waits.
-    /// - [`AllRefusal::Queue`] with [`Refusal::QueueFull`] or [`Refusal::Displaced`] if the queue is
-    ///   [bounded](AllOf::set_queue_bounds).
+    /// - [`AllRefusal::Member`] with [`Refusal::Closed`] if a member is closed, before the call or
+    ///   while it waits, and [`AllRefusal::Queue`] with it if the composite itself is.
+    /// - [`AllRefusal::Queue`] with [`Refusal::QueueFull`] or [`Refusal::Displaced`] if the queue
+    ///   is [bounded](AllOf::set_queue_bounds).
     ///
     /// # Panics
     ///

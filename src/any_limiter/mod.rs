@@ -665,8 +665,9 @@ impl AnyReservation {
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a cost with a name that is not there. Then a claimed reservation
-    /// has used what was reserved. One that was not claimed gives up its place, and charges nothing.
+    /// [`AllRefusal::NoMember`] for a cost with a name that is not there. Then a claimed
+    /// reservation has used what was reserved. One that was not claimed gives up its place, and
+    /// charges nothing.
     pub fn settle<'a>(self, used: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         self.0.settle(&used.into())
     }

@@ -115,8 +115,8 @@ use crate::time::Nanos;
 /// Each limiter hashes keys with a seed of its own. `Eq` of a key, `Hash` of the known keys, and
 /// `Clone` of the keys that are [listed](KeyedRateLimiter::iter) or get
 /// [new plans](KeyedRateLimiter::replan) run while a part of the table is locked, and must not call
-/// the limiter. `Drop` of a key may. If one of them panics, the panic
-/// reaches the call that ran it, and no key is lost or counted twice.
+/// the limiter. `Drop` of a key may. If one of them panics, the panic reaches the call that ran it,
+/// and no key is lost or counted twice.
 ///
 /// # Fairness
 ///
@@ -375,7 +375,8 @@ where
     /// - [`Refusal::Limited`] if no permit of this key is due, or other requests wait for it.
     /// - [`Refusal::Paused`] if the key is paused, alone or with
     ///   [all keys](KeyedRateLimiter::pause_all_for).
-    /// - [`Refusal::Closed`] if the key is closed, alone or with [all keys](KeyedRateLimiter::close).
+    /// - [`Refusal::Closed`] if the key is closed, alone or with
+    ///   [all keys](KeyedRateLimiter::close).
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
     #[inline]
     pub fn try_acquire<Q>(&self, key: &Q) -> Result<Grant, Refusal>

@@ -22,8 +22,8 @@ const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 /// [`RateLimiter::observe`](crate::RateLimiter::observe), or to another kind of limiter that has
 /// [`Events`].
 ///
-/// A limiter without it counts nothing. One with it adds to three counters for each granted call, to
-/// four if the call waited, and to one for a call that ends otherwise. All threads share the
+/// A limiter without it counts nothing. One with it adds to three counters for each granted call,
+/// to four if the call waited, and to one for a call that ends otherwise. All threads share the
 /// counters; several limiters may share them, too. The counters wrap at 2^64, which a limiter of a
 /// billion permits per second reaches in 584 years. The sum of the waits does not wrap: it stays at
 /// its maximum.

@@ -9,9 +9,9 @@ use crate::time::Nanos;
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Computes times and weights anew after a change, but for the weights in the line of a
-    /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`FORESEEN`] waiters, refuses
-    /// at once each that will miss its deadline or can never be served. A waiter further back is
-    /// refused at its deadline, or when it is the first.
+    /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`FORESEEN`] waiters,
+    /// refuses at once each that will miss its deadline or can never be served. A waiter further
+    /// back is refused at its deadline, or when it is the first.
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
@@ -47,8 +47,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
-    /// As [`retime`](Self::retime), where composites have seats, and in the line of a composite. The
-    /// first [`FORESEEN`] are counted with the seats that are here.
+    /// As [`retime`](Self::retime), where composites have seats, and in the line of a composite.
+    /// The first [`FORESEEN`] are counted with the seats that are here.
     fn retime_by_sums(&mut self, visit: &mut Visit<'_, R, C>) {
         let Visit { rule, now, .. } = *visit;
         let (mut ahead, mut passed, mut key, mut left) = (R::Ahead::default(), 0, self.head, FORESEEN);
