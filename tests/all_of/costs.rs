@@ -20,29 +20,27 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
     };
     let (a, b) = (limiter(), limiter());
     let both = AllOf::new("a", &a).with("b", &b);
-    let place = estimate(&a, 1).expect("there");
+    let mut place = Some(estimate(&a, 1).expect("there"));
     let waits: Vec<_> = (0..MANY).map(|_| waiting_for_all(both.acquire())).collect();
-    let changes: [(&str, Box<dyn FnOnce()>); 6] = [
-        ("a debit", Box::new(|| a.debit(3))),
-        ("a settle above the estimate", Box::new(|| place.settle(5))),
-        ("a pause", Box::new(|| b.pause_for(Duration::from_secs(9)))),
-        ("the end of a pause", Box::new(|| assert!(b.resume()))),
-        ("a kept share", Box::new(|| b.keep_for_priority(1, 1))),
-        ("a pause of the composite", Box::new(|| both.pause_for(Duration::from_secs(9)))),
-    ];
-    for (name, change) in changes {
-        let count = || {
-            let counts = [&a, &b].map(|member| {
-                let Asked { times, weighed, .. } = member.policy();
-                (times.load(Ordering::Relaxed), weighed.load(Ordering::Relaxed))
-            });
-            (counts[0].0 + counts[1].0, counts[0].1 + counts[1].1)
-        };
+    let count = || {
+        let counts = [&a, &b].map(|member| {
+            let Asked { times, weighed, .. } = member.policy();
+            (times.load(Ordering::Relaxed), weighed.load(Ordering::Relaxed))
+        });
+        (counts[0].0 + counts[1].0, counts[0].1 + counts[1].1)
+    };
+    let check = |name: &str, change: &mut dyn FnMut()| {
         let (times, weighed) = count();
         change();
         let (times, weighed) = (count().0 - times, count().1 - weighed);
         assert!(times < 100, "{name} asks {times} times when permits are due");
         assert!(weighed < MANY, "{name} weighs {weighed} requests");
-    }
+    };
+    check("a debit", &mut || a.debit(3));
+    check("a settle above the estimate", &mut || place.take().into_iter().for_each(|place| place.settle(5)));
+    check("a pause", &mut || b.pause_for(Duration::from_secs(9)));
+    check("the end of a pause", &mut || assert!(b.resume()));
+    check("a kept share", &mut || b.keep_for_priority(1, 1));
+    check("a pause of the composite", &mut || both.pause_for(Duration::from_secs(9)));
     assert_eq!(both.status().waiting, waits.len());
 }
