@@ -28,8 +28,8 @@
 //! a `replan`.
 //!
 //! **Panics.** A key is counted just before it goes in, and uncounted as soon as it is out. `Hash`
-//! and `Eq` of keys run under the lock of a shard, and so does `Clone` of keys in a `replan`. `Clone`
-//! of a new key, `Drop` of keys, and wakers run without it.
+//! and `Eq` of keys run under the lock of a shard, and so does `Clone` of keys in a `replan`.
+//! `Clone` of a new key, `Drop` of keys, and wakers run without it.
 //!
 //! **Checked by** `loom-tests/keyed_counting.rs`, with a twin that looks in one section and forgets
 //! in another, and by `tests/keyed/counting.rs`.
@@ -46,6 +46,7 @@ use super::table::{Counted, SEARCH, SMALL};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
 use crate::line::deferred::{go_on, run, run_in_drop};
+use crate::status::Status;
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
 /// The most shards.
@@ -248,11 +249,29 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         Ok(lease.permit(permit))
     }
 
+    /// Takes as many permits of a key as are free now, at least one and at most `n`, or refuses.
+    /// See [`CountingLimit::try_acquire_up_to`].
+    ///
+    /// # Errors
+    ///
+    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are.
+    /// - The rest as [`CountingLimit::try_acquire_up_to`].
+    pub fn try_acquire_up_to<Q>(&self, key: &Q, n: u32) -> Result<KeyedCountingPermit<K>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let lease = self.lease(key)?;
+        let permit = lease.limit.try_acquire_up_to(n)?;
+        Ok(lease.permit(permit))
+    }
+
     /// Waits until one permit of a key is free.
     ///
     /// # Errors
     ///
-    /// [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are.
+    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are.
+    /// - [`Refusal::Closed`] if the limit is [closed](KeyedCountingLimit::close).
     ///
     /// # Examples
     ///
@@ -453,6 +472,19 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         let found = lock(self.limits.shard(hash)).keys.find(hash, key).map(CountingLimit::available);
         let found = found.or(self.is_closed().then_some(0));
         found.unwrap_or_else(|| (self.limits.of)(&key.to_owned()))
+    }
+
+    /// Returns the limit of a key, how many permits a request would find now, and how many requests
+    /// wait: see [`CountingLimit::status`]. A key that is not in use has the status of a new limit,
+    /// or of a limit of 0 once this limit is closed. This call does not add the key.
+    #[must_use]
+    pub fn status<Q>(&self, key: &Q) -> Status
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        let new = || CountingLimit::new(self.available(key));
+        self.find(key).unwrap_or_else(new).status()
     }
 
     /// Returns the limit of a key that is in use.

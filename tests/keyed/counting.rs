@@ -37,6 +37,30 @@ fn keys_do_not_know_of_each_other() -> Result<(), Refusal> {
 }
 
 #[test]
+fn a_key_gives_what_is_free_and_tells_its_status() -> Result<(), Refusal> {
+    let keys = Keys::new(3, 1);
+    let told = |key| {
+        let status = keys.status(&key);
+        (status.limit, status.available, status.waiting)
+    };
+    assert_eq!((told(1), keys.len()), ((3, 3, 0), 0));
+    let held = keys.try_acquire(&1)?;
+    let rest = keys.try_acquire_up_to(&1, 9)?;
+    assert_eq!((rest.permits(), told(1)), (2, (3, 0, 0)));
+    assert_eq!(keys.try_acquire_up_to(&1, 9).err(), Some(Refusal::InUse { limit: 3 }));
+    assert_eq!(keys.try_acquire_up_to(&1, 0).err(), Some(Refusal::ZeroPermits));
+    assert_eq!(keys.try_acquire_up_to(&2, 9).err(), Some(Refusal::TooManyKeys { limit: 1 }));
+    let mut wait = spawn(keys.acquire(&1));
+    assert_pending!(wait.poll());
+    assert_eq!((told(1), told(2)), ((3, 0, 1), (3, 3, 0)));
+    drop((wait, held, rest));
+    assert!(keys.is_empty());
+    assert!(keys.close());
+    assert_eq!(told(1), (0, 0, 0));
+    Ok(())
+}
+
+#[test]
 fn keys_are_bounded() -> Result<(), Refusal> {
     let keys = Keys::new(1, 3);
     let held: Vec<_> = (0..3).map(|key| keys.try_acquire(&key)).collect::<Result<_, _>>()?;

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use crate::all_of::all::Kind;
 use crate::all_of::member::{Handle, Member, Wait};
 use crate::clock::Timer;
-use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::keyed::pause::Hold;
@@ -238,9 +237,6 @@ where
     }
 
     fn status(&self, key: &Q) -> Status {
-        let key = (self.part)(key);
-        // A key that is not in use has the status of a new limit.
-        let new = || CountingLimit::new(self.limit.available(key));
-        self.limit.find(key).unwrap_or_else(new).status()
+        self.limit.status((self.part)(key))
     }
 }
