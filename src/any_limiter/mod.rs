@@ -103,7 +103,7 @@ pub struct AnyLimiter(Arc<dyn Limiter>);
 /// Its handle [for tasks](Limiter::in_task) answers the other calls without blocking a thread.
 /// Calls that change the limiter, such as [`pause`](Limiter::pause), may return before the store
 /// knows of the change. If the store does not answer, a request is refused as
-/// [`Refusal::Unavailable`].
+/// [`Refusal::Unavailable`](crate::Refusal::Unavailable).
 pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// Takes all permits of the request now, or none.
     ///
@@ -199,8 +199,8 @@ pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'st
     ///
     /// # Errors
     ///
-    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
-    /// is cancelled. Then the place is kept.
+    /// As awaiting it; and [`Refusal::Cancelled`](crate::Refusal::Cancelled) under a
+    /// [`CancelToken`](crate::CancelToken) that is cancelled. Then the place is kept.
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
         block_on(Pin::new(self))?
     }
@@ -479,7 +479,7 @@ impl AnyLimiter {
     /// | [`status`](AnyLimiter::status) | the names, limits and rates, and that nothing is available |
     /// | [`keep_at_most`](AnyLimiter::keep_at_most) | 0, and the store is told |
     /// | [`resume`](AnyLimiter::resume) | `false`, and the store is told |
-    /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`] where the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
+    /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`](crate::Refusal::Unavailable) where the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
     ///
     /// All other calls, and all calls of a limiter in this process, are the calls of this handle.
     ///
@@ -624,9 +624,10 @@ impl AnyReservation {
     ///
     /// # Errors
     ///
-    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
-    /// is cancelled. Then the reservation keeps its place. A reservation of a limiter
-    /// [in a task](AnyLimiter::in_task) blocks no thread for a store: it is refused.
+    /// As awaiting it; and [`Refusal::Cancelled`](crate::Refusal::Cancelled) under a
+    /// [`CancelToken`](crate::CancelToken) that is cancelled. Then the reservation keeps its place.
+    /// A reservation of a limiter [in a task](AnyLimiter::in_task) blocks no thread for a store: it
+    /// is refused.
     ///
     /// # Examples
     ///
