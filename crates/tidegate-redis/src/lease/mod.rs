@@ -135,7 +135,7 @@ impl Leases {
     ) -> Option<Result<AllPermits, AllRefusal>> {
         // Dropped behind the wait, which puts its permits back: the booking for requests in line ends
         // with the last of these.
-        let joined;
+        let mut joined = None;
         let mut wait = pin!(self.answer(wait));
         match poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await {
             Poll::Ready(Ok(permits)) => return Some(Ok(permits)),
@@ -160,7 +160,7 @@ impl Leases {
             }
             return None;
         }
-        joined = Joined::new(&self.ledger, costs, within.is_none());
+        let joined = joined.insert(Joined::new(&self.ledger, costs, within.is_none()));
         let mut failed = pin!(self.failed.notified());
         if !self.drive() {
             return None;

@@ -251,7 +251,7 @@ fn a_clock_set_back_in_a_pause_does_not_prolong_it() {
         let rest = store.call(Operation::Status, now, &part()).limits[0].paused_for;
         assert_eq!(rest, Duration::from_secs(3590), "{line}");
         now += 3590 * SECOND;
-        let told = store.call(Operation::Status, now, &part()).limits[0].clone();
+        let told = store.call(Operation::Status, now, &part()).limits[0];
         assert_eq!(told.paused_for, Duration::ZERO, "{line}");
         assert_eq!(told.next_in, Duration::ZERO, "{line}");
     }
