@@ -26,7 +26,7 @@ const TIDEGATE_REDIS: Layers = &[
     &["error", "jitter", "lock", "block_on", "calls"],
     &["terms", "breaker", "queue", "observe", "pending"],
     &["key", "script"],
-    &["clients", "share", "model"],
+    &["clients", "own_pause", "share", "model"],
     &["connection"],
     &["store"],
     &["set", "counting"],

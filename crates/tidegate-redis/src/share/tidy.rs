@@ -44,6 +44,14 @@ impl Shares {
     }
 }
 
+#[cfg(all(test, feature = "simulation"))]
+impl Shares {
+    /// How many tags of each limit have a share.
+    pub(crate) fn tags(&self) -> Vec<usize> {
+        lock(&self.limits).values().map(|current| current.share.tags.len()).collect()
+    }
+}
+
 impl Share {
     fn tidy(&self, outage: Outage) {
         self.tags.sweep();
@@ -54,48 +62,5 @@ impl Share {
 
     fn is_unused(&self) -> bool {
         self.tags.is_empty() && lock(&self.begun).is_empty()
-    }
-}
-
-#[cfg(all(test, feature = "simulation"))]
-mod tests {
-    use std::num::NonZeroU32;
-    use std::time::Duration;
-
-    use crate::connection::{Servers, Wire};
-    use crate::lock::lock;
-    use crate::model::{Model, Network, run};
-    use crate::{Store, WhileAway};
-
-    /// The shares of all keys of an outage stayed in memory until the next one.
-    #[test]
-    fn the_shares_of_an_outage_are_forgotten_after_it() {
-        for line in ["token_bucket 60/min burst 60", "fixed_window 60/min", "sliding_log 60/min"] {
-            run(async {
-                let model = Model::new(1, Network::steady(Duration::from_millis(1)));
-                let servers = Servers::one(Wire::Model(model.link()));
-                let two = NonZeroU32::new(2).expect("not zero");
-                let builder = Store::builder("redis://model").while_away(WhileAway::ShareOf(two));
-                let (store, work) = builder.parts(servers).expect("a store");
-                tokio::spawn(work);
-                let users = store.keyed("users").limit("calls", line).build().expect("a limiter");
-                drop(users.acquire_now("alice", 1).await.expect("a permit"));
-                for outages in 1..3 {
-                    model.stop(true);
-                    for user in 0..100 {
-                        let user = format!("{outages}-{user}");
-                        drop(users.acquire_now(&user, 1).await.expect("a permit of the share"));
-                    }
-                    let tags: Vec<usize> = lock(&store.shares().limits)
-                        .values()
-                        .map(|current| current.share.tags.len())
-                        .collect();
-                    assert_eq!(tags, [100]);
-                    model.stop(false);
-                    tokio::time::sleep(Duration::from_secs(300)).await;
-                    assert!(lock(&store.shares().limits).is_empty(), "{line}");
-                }
-            });
-        }
     }
 }

@@ -6,6 +6,7 @@ mod check;
 mod counts;
 mod flush;
 mod lease_counts;
+mod tidy;
 mod while_away;
 
 use std::fmt;
@@ -13,7 +14,7 @@ use std::num::NonZeroU32;
 #[cfg(test)]
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -28,7 +29,7 @@ use crate::lock::lock;
 use crate::pending::Telling;
 use crate::queue::Queue;
 use crate::script::Script;
-use crate::share::{self, Booked, Outage, Shares};
+use crate::share::{Booked, Outage, Shares};
 use calls::{Shared, Work};
 
 pub use builder::StoreBuilder;
@@ -165,7 +166,7 @@ impl Store {
     ) -> Option<Result<AllOf, AllRefusal>> {
         let share = self.0.shares.limiter(tag, limits, self.0.outage(self.processes()?), booked);
         if self.0.shares.begins_to_fill() {
-            self.spawn(Box::pin(tidy(Arc::downgrade(&self.0))));
+            self.spawn(Box::pin(tidy::tidy(Arc::downgrade(&self.0))));
         }
         Some(share)
     }
@@ -194,11 +195,6 @@ impl Store {
     #[cfg(test)]
     pub(crate) fn set_tasks(&self, runtime: tokio::runtime::Handle) {
         _ = self.0.test.tasks.set(runtime);
-    }
-
-    #[cfg(all(test, feature = "simulation"))]
-    pub(crate) fn shares(&self) -> &Shares {
-        &self.0.shares
     }
 
     /// How many calls are not answered yet.
@@ -413,17 +409,6 @@ impl Inner {
         let answered = *lock(&self.shared.answered);
         let time = self.shared.clients.server_time();
         Outage { processes, answered, silence: answered.elapsed(), time }
-    }
-}
-
-/// Forgets shares that no outage needs any more, until there are none.
-async fn tidy(store: Weak<Inner>) {
-    loop {
-        tokio::time::sleep(share::TIDIES).await;
-        let Some(inner) = store.upgrade() else { return };
-        if inner.shares.tidy(inner.outage(NonZeroU32::MIN)) {
-            return;
-        }
     }
 }
 
