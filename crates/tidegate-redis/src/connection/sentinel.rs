@@ -16,8 +16,8 @@ const ANSWER: Duration = Duration::from_millis(500);
 
 /// How long the sentinel that told last is asked alone. The other sentinels are asked side by side
 /// after this time, or when it fails: a fifth of the default timeout of a call, so that a silent
-/// sentinel costs no such call its deadline. Asking all of them at once would have each process of a
-/// fleet open several connections to a primary that has just been promoted.
+/// sentinel costs no such call its deadline. Asking all of them at once would have each process of
+/// a fleet open several connections to a primary that has just been promoted.
 const ALONE: Duration = Duration::from_millis(10);
 
 /// The sentinels of a primary.

@@ -133,8 +133,8 @@ impl Leases {
         are_held: impl Fn() -> bool,
         arrive: impl FnOnce(),
     ) -> Option<Result<AllPermits, AllRefusal>> {
-        // Dropped behind the wait, which puts its permits back: the booking for requests in line ends
-        // with the last of these.
+        // Dropped behind the wait, which puts its permits back: bookings for requests in line end
+        // with the last of these requests.
         let mut joined = None;
         let mut wait = pin!(self.answer(wait));
         match poll_fn(|context| Poll::Ready(wait.as_mut().poll(context))).await {

@@ -440,8 +440,8 @@ mod tests {
         assert_eq!(permits(&stock.remove(Nanos::new(20), 0)), 4);
     }
 
-    /// Grants that are dropped in the order of their arrival were a piece each, and each of them was
-    /// copied for the next one. With 64 pieces no more permits are booked.
+    /// Grants that are dropped in the order of their arrival were a piece each, and each of them
+    /// was copied for the next one. With 64 pieces no more permits are booked.
     #[test]
     fn permits_of_one_booking_that_are_put_back_are_one_piece() {
         let stock = Stock::new();

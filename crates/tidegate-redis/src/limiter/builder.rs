@@ -161,8 +161,8 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a line is no policy, if
-    /// a policy cannot be had over a store, or if there is no limit.
+    /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a line is no policy,
+    /// if a policy cannot be had over a store, or if there is no limit.
     pub fn build(self) -> Result<StoreLimiter, BuildError> {
         if !key::is_tag(&self.tag) {
             return Err(BuildError::Name { name: self.tag });

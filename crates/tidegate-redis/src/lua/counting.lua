@@ -176,6 +176,6 @@ end
 redis.call('HSET', hash, unpack(values))
 in_parts('HDEL', lost)
 in_parts('HSET', moved)
-local ttl = string.format('%.0f', math.max(1, math.ceil((math.max(kept, paused) - now) / 1000)) + (is_real and 0 or 86400000))
-redis.call('PEXPIRE', hash, ttl)
+local millis = math.max(1, math.ceil((math.max(kept, paused) - now) / 1000))
+redis.call('PEXPIRE', hash, string.format('%.0f', millis + (is_real and 0 or 86400000)))
 return told

@@ -191,8 +191,8 @@ do
   if has_back then
     kinds[LOG].give = function(l, at, n, due)
       -- The oldest permits go, as in one process, where they are forgotten first. No window to come
-      -- has one of them without the grant. Permits that still count at the last booking make room for
-      -- the next booking.
+      -- has one of them without the grant. Permits that still count at the last booking make room
+      -- for the next booking.
       local counts = due + l.terms[2]
       if counts > l.now then cut(l, gone(l, counts > at and at or l.now) + 1, n) end
     end

@@ -1,7 +1,7 @@
 -- Decides requests.
 
--- A request that may not wait comes back when it was told, or later. Then a place that ends with its
--- instant is gone, so such a request is told of none. A status tells of all.
+-- A request that may not wait comes back when it was told, or later. Then a place that ends with
+-- its instant is gone, so such a request is told of none. A status tells of all.
 local may_wait = true
 local lend, is_open, free_at, take_places
 if has_back then
@@ -35,9 +35,9 @@ if has_back then
     return free
   end
 
-  -- Takes the permits of a request from the free places for an instant. Returns the value from before
-  -- the booking if the request makes a booking of its size again, and none for parts of bookings;
-  -- and how many permits are not there.
+  -- Takes the permits of a request from the free places for an instant. Returns the value from
+  -- before the booking if the request makes a booking of its size again, and none for parts of
+  -- bookings; and how many permits are not there.
   function take_places(l, at)
     local places, rest = l.places, l.n
     for i, place in ipairs(places) do

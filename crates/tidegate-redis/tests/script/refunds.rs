@@ -155,8 +155,9 @@ fn a_request_that_may_not_wait_is_told_no_instant_of_a_place() {
     }
 }
 
-/// An earlier window was taken to begin a whole number of windows before the last one. Another limit
-/// may leave a gap between two windows, so permits of the earlier one were granted in the last one.
+/// An earlier window was taken to begin a whole number of windows before the last one. Another
+/// limit may leave a gap between two windows, so permits of the earlier one were granted in the
+/// last one.
 #[test]
 fn a_window_from_its_first_grant_lends_nothing_of_a_window_before_a_gap() {
     let Some(mut store) = Store::new() else { return };
