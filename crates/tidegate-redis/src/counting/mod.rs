@@ -89,9 +89,10 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 /// # While the store is away
 ///
 /// Permits that are out stay out. A process grants as its
-/// [`WhileAway`](crate::WhileAway) says; of its share, by all permits that it holds. When the store
-/// is back, also without its state, each process tells how many permits it holds. No permit is
-/// granted until fewer than the limit are in use.
+/// [`WhileAway`](crate::WhileAway) says; of its share, by all permits that it holds. A request that
+/// is larger than the share is refused as [`Refusal::Unavailable`]. In a pause that this process
+/// asked for, it grants nothing. When the store is back, also without its state, each process tells
+/// how many permits it holds. No permit is granted until fewer than the limit are in use.
 ///
 /// # Examples
 ///
@@ -228,8 +229,8 @@ impl StoreCountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. It may have paused the limit all the
-    /// same.
+    /// [`Refusal::Unavailable`] if the store did not answer. The store may have paused the limit all
+    /// the same, and this process pauses what it decides while the store is away.
     pub async fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         let operation = self.begin_pause(pause);
         self.ask(operation).await.map(drop)
