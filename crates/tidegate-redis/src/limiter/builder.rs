@@ -90,7 +90,7 @@ impl LimiterBuilder {
     ///     .build()?;
     ///
     /// let error = store.limiter("tenant-8").limit("calls", "100/s").build().unwrap_err();
-    /// assert_eq!(error.to_string(), "\"100/s\" is to be written as token_bucket 100/s burst 20");
+    /// assert_eq!(error.to_string(), "100/s: write token_bucket 100/s burst 20");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn limit<P>(mut self, name: impl Into<String>, policy: P) -> LimiterBuilder

@@ -180,8 +180,8 @@ impl StoreLimiter {
     /// use tidegate_redis::Store;
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let limit = "token_bucket 100/s burst 20".parse()?;
-    /// let limiter = store.limiter("all").limit("calls", limit).build()?;
+    /// let policy = "token_bucket 100/s burst 20";
+    /// let limiter = store.limiter("all").limit("calls", policy).build()?;
     /// assert!(limiter.observe(Arc::new(Statistics::new())));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -248,8 +248,8 @@ impl StoreLimiter {
     ///
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// let store = Store::open("redis://127.0.0.1")?;
-    /// let limit = "token_bucket 100/s burst 20".parse()?;
-    /// let limiter = store.limiter("checkout").limit("calls", limit).build()?;
+    /// let policy = "token_bucket 100/s burst 20";
+    /// let limiter = store.limiter("checkout").limit("calls", policy).build()?;
     /// limiter.pause(Pause::lasting(Duration::from_secs(60))).await?;
     /// # Ok(())
     /// # }
