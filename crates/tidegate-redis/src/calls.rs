@@ -11,7 +11,7 @@ pub(crate) fn reserve(limiter: &impl Limiter, request: AllRequest<'_>) -> Result
     }
 }
 
-/// Gives these calls to a type that is a [`Limiter`](tidegate::Limiter).
+/// Gives these calls to a type that is a [`Limiter`].
 macro_rules! calls {
     ($limiter:ty) => {
         impl $limiter {

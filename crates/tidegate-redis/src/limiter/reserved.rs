@@ -36,9 +36,13 @@ pub(super) struct Reserved {
 
 enum Stage {
     Waits(Ticket),
-    Shared(AnyReservation),
+    /// In the share of this process, until the limiter is closed.
+    Shared(AnyReservation, Closed),
     Decided(Result<(Grant, Option<Used>), AllRefusal>, Option<State>),
 }
+
+/// The end of the limiter.
+type Closed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The state of the limits, which is asked for.
 type State = Pin<Box<dyn Future<Output = Option<AllStatus>> + Send>>;
@@ -99,7 +103,7 @@ impl Reserved {
                     Outcome::Refused(refusal) => self.refuse(refusal),
                     Outcome::Undecided(undecided) => self.decide_alone(undecided),
                 },
-                Stage::Shared(_) => return Poll::Ready(Ok(())),
+                Stage::Shared(..) => return Poll::Ready(Ok(())),
                 Stage::Decided(..) => return self.poll_answer(context).map_ok(drop),
             }
         }
@@ -161,7 +165,9 @@ impl Reserved {
             Instead::Share(share) => match share.reserve(self.ask.request(self.longest())) {
                 Ok(place) => {
                     self.is_degraded = true;
-                    self.stage = Stage::Shared(place);
+                    let mut closed = set.closed.subscribe();
+                    let closed = async move { _ = closed.wait_for(|closed| *closed).await };
+                    self.stage = Stage::Shared(place, Box::pin(closed));
                 }
                 Err(refusal) => self.refuse(set.by_share(refusal, undecided.rest())),
             },
@@ -200,7 +206,12 @@ impl Future for Reserved {
                     Outcome::Refused(refusal) => this.refuse(refusal),
                     Outcome::Undecided(undecided) => this.decide_alone(undecided),
                 },
-                Stage::Shared(place) => {
+                Stage::Shared(place, closed) => {
+                    // A place that is looked at late may be due since the limiter was closed.
+                    if closed.as_mut().poll(context).is_ready() {
+                        this.refuse(Refusal::Closed.into());
+                        continue;
+                    }
                     let answer = ready!(Pin::new(place).poll(context)).map_err(AllRefusal::as_degraded);
                     match &answer {
                         Ok(grant) => {
@@ -220,7 +231,7 @@ impl Place for Reserved {
     fn due_in(&self) -> Duration {
         match &self.stage {
             Stage::Waits(ticket) => ticket.due_in(),
-            Stage::Shared(place) => place.due_in(),
+            Stage::Shared(place, _) => place.due_in(),
             Stage::Decided(..) => Duration::ZERO,
         }
     }
@@ -233,7 +244,7 @@ impl Place for Reserved {
 
     fn left(&self) -> Option<AllStatus> {
         match &self.stage {
-            Stage::Shared(place) => place.left(),
+            Stage::Shared(place, _) => place.left(),
             _ => self.left.clone(),
         }
     }
@@ -252,7 +263,7 @@ impl Place for Reserved {
         let set = &line.set;
         let none = || Used(vec![0; set.members.len()], 0);
         let reserved = match std::mem::replace(&mut self.stage, nothing) {
-            Stage::Shared(place) => return place.settle(used.clone()),
+            Stage::Shared(place, _) => return place.settle(used.clone()),
             Stage::Waits(ticket) => match ticket.take() {
                 Some(granted) => self.claim(&granted).1,
                 // The place takes nothing, and the permits that were used are charged.

@@ -277,6 +277,34 @@ fn permits_in_use_are_paused_and_shared_while_the_store_is_away() {
     }
 }
 
+/// Places that stood in the share of a process were granted seconds after the limiter was closed.
+#[test]
+fn a_close_ends_places_in_a_share() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let two = std::num::NonZeroU32::new(2).unwrap();
+        let builder = Store::builder("redis://model").while_away(WhileAway::ShareOf(two));
+        let store = model.open(builder).unwrap();
+        let limiter = self::builder(&store, "token_bucket 1/s burst 4").build().unwrap();
+        drop(limiter.acquire_now(1).await.unwrap());
+        model.stop(true);
+        while limiter.acquire_now(1).await.is_ok() {}
+        let mut places = [limiter.reserve(1).unwrap(), limiter.reserve(1).unwrap()];
+        for place in &mut places {
+            assert!(timeout(100 * MS, place).await.is_err());
+        }
+        let [waits, mut late] = places;
+        let waits = tokio::spawn(waits);
+        sleep(10 * MS).await;
+        let began = Instant::now();
+        assert!(limiter.close());
+        assert_eq!(waits.await.unwrap().unwrap_err().refusal(), Some(Refusal::Closed));
+        assert_eq!(began.elapsed(), Duration::ZERO);
+        sleep(10 * SECOND).await;
+        assert_eq!((&mut late).await.unwrap_err().refusal(), Some(Refusal::Closed));
+    });
+}
+
 /// A reset ended the pause of the store, and not that of this process.
 #[test]
 fn a_reset_ends_a_pause_also_while_the_store_is_away() {
