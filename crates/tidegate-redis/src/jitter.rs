@@ -20,8 +20,8 @@ fn random() -> u64 {
 }
 
 /// A random number that no other process has. The keys of a hasher are random, and differ from call
-/// to call. Processes that were forked from one have the same keys, and are told apart by their
-/// numbers.
+/// to call. Processes that are forked from one process have the same keys, so the number also
+/// depends on the process id and the time.
 pub(crate) fn own() -> u64 {
     RandomState::new().hash_one((process::id(), SystemTime::now()))
 }

@@ -484,7 +484,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         Needs { state, settles: self.settle.is_some() || self.refunds_errors, mode }
     }
 
-    /// Ends what a call holds whose service failed.
+    /// Ends the hold of a call after its service failed.
     pub(crate) fn failed(&self, mut hold: Hold) {
         if self.refunds_errors {
             hold.settle(0.into());

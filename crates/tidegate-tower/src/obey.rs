@@ -111,7 +111,7 @@ use crate::refused::{Error, Refused};
 ///     call.settle([("tokens", tokens_in(&text))])?;
 ///     Ok(text)
 /// }
-/// # fn tokens_in(text: &[u8]) -> u32 { text.len() as u32 / 4 }
+/// # fn tokens_in(text: &[u8]) -> u32 { u32::try_from(text.len() / 4).unwrap_or(u32::MAX) }
 /// ```
 #[derive(Clone)]
 pub struct ObeyLayer {

@@ -712,7 +712,7 @@ async fn a_call_of_grpc_that_can_never_pass_is_not_retried() {
     assert_eq!(text(refused.headers(), "grpc-retry-pushback-ms"), "-1");
 }
 
-/// A call whose key could not be looked up now was told that it must not be retried.
+/// A client was told never to retry a call, although only the look-up of its key had failed.
 #[tokio::test]
 async fn a_call_of_grpc_without_a_key_is_told_the_status_alone() {
     for (status, code) in [

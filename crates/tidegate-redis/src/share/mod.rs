@@ -54,8 +54,8 @@
 //!
 //! # Memory
 //!
-//! Once a minute the process forgets the tags whose shares are as good as new, and whose first
-//! period is over.
+//! Once a minute the process forgets each tag whose share is as good as new and in its second
+//! period or a later one.
 //!
 //! # Another number of processes
 //!
@@ -420,7 +420,7 @@ mod tests {
                 let processes = NonZeroU32::new(4).expect("not zero");
                 let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
                 let outage = Outage { processes, answered, silence: answered.elapsed(), time };
-                // What is forgotten changes nothing.
+                // Forgetting shares changes no decision.
                 _ = shares.tidy(outage);
                 let is_granted = || {
                     let limits = [("calls", &config)].into_iter();

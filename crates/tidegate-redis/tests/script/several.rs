@@ -233,8 +233,8 @@ fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
     }
 }
 
-/// The value without what is foreseen kept the end of the pause by the clock from before it was set
-/// back, so the pause lasted longer by as much.
+/// A limit keeps a second value while a request is foreseen. The end of the pause in that value did
+/// not move with the clock, so the pause lasted longer by as much as the clock was set back.
 #[test]
 fn a_clock_set_back_in_a_pause_does_not_prolong_it() {
     let Some(mut store) = Store::new() else { return };
