@@ -284,7 +284,7 @@ do
       if l.booked <= l.now or l.credit <= 0 or l.held > l.now then return 0 end
       local peaks, i = l.peaks, 1
       while peaks[i] and peaks[i] <= l.now do i = i + 2 end
-      if lowest(l) + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end
+      if not sets_apart and lowest(l) + l.terms[3] - (peaks[i + 1] or MOST) < price then return 0 end
       return max(0, min(l.credit, room))
     end
 

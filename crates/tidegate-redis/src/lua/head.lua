@@ -132,8 +132,12 @@ local YEARS = 315576000 * 1000000
 local MOST_YEARS = 10 * YEARS
 -- How much longer than a told wait a limit is kept.
 local LINGER = 10 * 1000000
+-- So much later than it was told a request may come again.
+local TRIP = 100 * 1000
 local BUCKET, FIXED, CELLS, ESTIMATE, LOG = 1, 2, 3, 4, 5
 local kinds = {}
+-- Whether a bucket leaves what came back to later requests, also what they cannot take yet.
+local sets_apart = false
 
 local pack, parse = struct.pack, struct.unpack
 local max, min, floor = math.max, math.min, math.floor

@@ -108,6 +108,32 @@ local function earliest(l, from)
   return due
 end
 
+-- The earliest instant at which all limits have a request's permits, none if a limit never has them;
+-- and the limit that has them last.
+local function earliest_of_all()
+  local due, tightest = now, 0
+  for i = 1, count do
+    local l = limits[i]
+    if l.n > 0 then
+      local one = earliest(l, l.now)
+      if not one then return nil, i end
+      -- A limit whose clock stands still grants now.
+      if one > l.now and one > due then due, tightest = one, i end
+    end
+  end
+  -- Places that were open at the instant of one limit may have ended at that of another one.
+  local last = count > 1 and now
+  while last and last < due do
+    last = due
+    for i = 1, count do
+      local l = limits[i]
+      local one = l.n > 0 and #l.places > 0 and earliest(l, max(due, l.now)) or due
+      if one > l.now and one > due then due, tightest = one, i end
+    end
+  end
+  return due, tightest
+end
+
 -- How many permits a request gets now that comes behind the last booking, of what came back: of
 -- what may be lent, or of places.
 local function spare(l)
@@ -183,34 +209,16 @@ local function reserve(longest, is_shadow, is_behind, tells)
       if l.most > l.n then l.n = there end
     end
   end
-  local due, tightest, asks = now, 0, false
+  local asks = false
   for i = 1, count do
     local l = limits[i]
     if l.n > 0 then
       asks = true
-      if #l.places > 0 or #l.later > 0 then
-        pass(l, l.n)
-      end
-      local one = earliest(l, l.now)
-      if not one then
-        due, tightest = nil, i
-        break
-      end
-      -- A limit whose clock stands still grants now.
-      if one > l.now and one > due then due, tightest = one, i end
+      if #l.places > 0 or #l.later > 0 then pass(l, l.n) end
     end
   end
   if not asks then return reply(0, -1, 0, 0, true) end
-  -- Places that were open at the instant of one limit may have ended at that of another one.
-  local last = count > 1 and due and now
-  while last and last < due do
-    last = due
-    for i = 1, count do
-      local l = limits[i]
-      local one = l.n > 0 and #l.places > 0 and earliest(l, max(due, l.now)) or due
-      if one > l.now and one > due then due, tightest = one, i end
-    end
-  end
+  local due, tightest = earliest_of_all()
   if overtakes and due and due > now and overtakes() then due = now end
   local wait = due and due - now
   local is_granted = due ~= nil
@@ -221,6 +229,12 @@ local function reserve(longest, is_shadow, is_behind, tells)
     end
   end
   if not is_granted then
+    if has_back and due and longest > 0 then
+      -- When it comes again, bookings have passed, and more may be left to other requests.
+      may_wait, sets_apart = longest > TRIP, true
+      due, tightest = earliest_of_all()
+      wait, sets_apart = due - now, false
+    end
     -- Each limit that makes it wait is kept until it is due. Otherwise a limit that does not start
     -- full, or whose request pays for its own size, would begin anew meanwhile, and tell the same
     -- wait again.

@@ -25,4 +25,5 @@ mod pauses;
 mod settled;
 mod shares;
 mod simulation;
+mod told;
 mod waiting;
