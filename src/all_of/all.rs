@@ -92,6 +92,17 @@ pub(crate) struct Permits {
     more: Option<Box<Vec<CountingPermit>>>,
 }
 
+/// The requests that go first at one member.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Sum {
+    /// In the member's own unit.
+    weight: u128,
+    /// How many permits the last of them asks for; 0 if that is not known.
+    last: u32,
+    /// The priority of the last of them.
+    priority: i8,
+}
+
 /// The permits that one grant took.
 pub(crate) struct AllCharge<C: Timer> {
     /// Empty for a grant that was made without the lock, since its owner saw it at once.
@@ -205,6 +216,43 @@ impl<C: Timer> All<C> {
         })
     }
 
+    /// The members with a rate that this request waits for behind all that are `ahead`, in order:
+    /// with the weight of those ahead, and what is asked for behind them. A member of which the
+    /// request asks nothing has to be ready for the last request before it that does.
+    fn waited_for<'a>(
+        &'a self,
+        ask: &'a Weights,
+        ahead: &'a [Sum],
+    ) -> impl Iterator<Item = (usize, &'a Arc<dyn Member<C>>, u128, (u32, i8))> {
+        self.order.iter().filter_map(|&index| {
+            let Kind::Rate(member) = &self.members.get(index)?.kind else { return None };
+            let Sum { weight, last, priority } = ahead.get(index).copied().unwrap_or_default();
+            Some(match *ask.get(index)? {
+                0 if weight == 0 => return None,
+                0 => {
+                    let n = last.max(1);
+                    (index, member, weight.saturating_sub(member.weight(n)), (n, priority))
+                }
+                n => (index, member, weight, (n, ask.priority)),
+            })
+        })
+    }
+
+    /// The costs of a request, and a permit of each member of which it asks nothing, but requests
+    /// before it do. Called without any lock.
+    fn with_waited_for(&self, ask: &Weights) -> Weights {
+        let mut asked = ask.clone();
+        if ask.contains(&0)
+            && let Some(shared) = self.shared.upgrade()
+            && shared.gate_word.load().has_waiters()
+        {
+            let ahead = lock(&shared.line).ahead(self, ask.priority);
+            let waited_for = ahead.iter().zip(ask.iter()).map(|(sum, n)| *n == 0 && sum.weight > 0);
+            waited_for.enumerate().filter(|(_, is)| *is).for_each(|(index, _)| asked.set(index, 1));
+        }
+        asked
+    }
+
     /// The counting limits that this request asks, in order.
     pub(super) fn counting<'a>(
         &'a self,
@@ -229,8 +277,10 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// The member with a rate that has the permits of a request last, and how long that takes.
+    /// The member with a rate that is ready last for a request and those before it, and how long that
+    /// takes. Called without any lock.
     pub(super) fn last(&self, ask: &Weights) -> Option<(Wait, &Entry<C>)> {
+        let ask = self.with_waited_for(ask);
         let asked = self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
         let waits = asked.filter_map(|(entry, n)| match &entry.kind {
             Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
@@ -300,8 +350,8 @@ impl<C: Timer> Entry<C> {
 
 impl<C: Timer> Rule<C> for All<C> {
     type Ask = Weights;
-    /// The sum for each member, in its own unit; empty if there is no request.
-    type Ahead = Vec<u128>;
+    /// The sum for each member; empty if there is no request.
+    type Ahead = Vec<Sum>;
     type Charge = AllCharge<C>;
 
     fn check(&self, ask: &Weights) -> Result<(), Refusal> {
@@ -326,30 +376,42 @@ impl<C: Timer> Rule<C> for All<C> {
         ask.iter().map(|n| u64::from(*n)).sum()
     }
 
-    fn merge(&self, ahead: &mut Vec<u128>, more: &Vec<u128>) {
-        ahead.resize(self.members.len(), 0);
-        for (ahead, more) in ahead.iter_mut().zip(more) {
-            *ahead = ahead.saturating_add(*more);
+    fn merge(&self, ahead: &mut Vec<Sum>, more: &Vec<Sum>) {
+        ahead.resize(self.members.len(), Sum::default());
+        for (ahead, more) in ahead.iter_mut().zip(more).filter(|(_, more)| more.weight > 0) {
+            *ahead = Sum { weight: ahead.weight.saturating_add(more.weight), ..*more };
         }
     }
 
-    fn unmerge(&self, ahead: &mut Vec<u128>, less: &Vec<u128>) {
-        for (ahead, less) in ahead.iter_mut().zip(less) {
-            *ahead = ahead.saturating_sub(*less);
+    fn unmerge(&self, ahead: &mut Vec<Sum>, less: &Vec<Sum>) {
+        for (ahead, less) in ahead.iter_mut().zip(less).filter(|(_, less)| less.weight > 0) {
+            *ahead = Sum { weight: ahead.weight.saturating_sub(less.weight), last: 0, ..*ahead };
         }
     }
 
-    fn add(&self, ahead: &mut Vec<u128>, ask: &Weights) {
-        ahead.resize(self.members.len(), 0);
+    fn add(&self, ahead: &mut Vec<Sum>, ask: &Weights) {
+        ahead.resize(self.members.len(), Sum::default());
         for (index, member, n) in self.rates(ask) {
-            ahead[index] = ahead[index].saturating_add(member.weight(n));
+            let weight = ahead[index].weight.saturating_add(member.weight(n));
+            ahead[index] = Sum { weight, last: n, priority: ask.priority };
         }
     }
 
-    fn subtract(&self, ahead: &mut Vec<u128>, ask: &Weights) {
-        ahead.resize(self.members.len(), 0);
+    fn subtract(&self, ahead: &mut Vec<Sum>, ask: &Weights) {
+        ahead.resize(self.members.len(), Sum::default());
         for (index, member, n) in self.rates(ask) {
-            ahead[index] = ahead[index].saturating_sub(member.weight(n));
+            let weight = ahead[index].weight.saturating_sub(member.weight(n));
+            ahead[index] = Sum { weight, last: 0, ..ahead[index] };
+        }
+    }
+
+    fn looks_back(&self, ahead: &Vec<Sum>, ask: &Weights) -> bool {
+        ahead.iter().zip(ask.iter()).any(|(sum, n)| *n == 0 && sum.weight > 0 && sum.last == 0)
+    }
+
+    fn find_last(&self, ahead: &mut Vec<Sum>, before: &Weights) {
+        for (sum, n) in ahead.iter_mut().zip(before.iter()).filter(|(sum, _)| sum.last == 0) {
+            sum.last = *n;
         }
     }
 
@@ -416,7 +478,7 @@ impl<C: Timer> Rule<C> for All<C> {
         ask.with_others(n, &as_many.members)
     }
 
-    fn ready_at(&self, now: Nanos, ahead: &Vec<u128>, ask: &Weights) -> Nanos {
+    fn ready_at(&self, now: Nanos, ahead: &Vec<Sum>, ask: &Weights) -> Nanos {
         self.ready_if_emptied(now, None, ahead, ask)
     }
 
@@ -447,7 +509,7 @@ impl<C: Timer> Rule<C> for All<C> {
         &self,
         Stop { to, keeps_stock, .. }: Stop,
         at: Nanos,
-        ahead: &Vec<u128>,
+        ahead: &Vec<Sum>,
         ask: &Weights,
         _kept: u32,
     ) -> Nanos {
@@ -458,7 +520,7 @@ impl<C: Timer> Rule<C> for All<C> {
         None
     }
 
-    fn weigh(&self, _sizes: &Sizes) -> Option<Vec<u128>> {
+    fn weigh(&self, _sizes: &Sizes) -> Option<Vec<Sum>> {
         None
     }
 
@@ -475,7 +537,7 @@ impl<C: Timer> Rule<C> for All<C> {
         self.ready_at(forecast.at, &Vec::new(), ask).max(forecast.at)
     }
 
-    fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<u128>) {}
+    fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<Sum>) {}
 
     fn undo(
         &self,
@@ -616,7 +678,7 @@ impl<C: Timer> Rule<C> for All<C> {
 impl<C: Timer> All<C> {
     /// When a request is due behind all that are `ahead`, if the members are left at a time as if
     /// they were empty.
-    fn ready_if_emptied(&self, now: Nanos, emptied: Option<Nanos>, ahead: &[u128], ask: &Weights) -> Nanos {
+    fn ready_if_emptied(&self, now: Nanos, emptied: Option<Nanos>, ahead: &[Sum], ask: &Weights) -> Nanos {
         // The members tell how long it takes from now, and this may be asked for the end of a
         // pause.
         let told = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
@@ -625,13 +687,12 @@ impl<C: Timer> All<C> {
         for _ in 0..ROUNDS {
             // By then other seats may go first that do not go first now, or the other way round. If
             // this request is due by then anyway, that makes no difference.
-            let judged =
-                self.rates(ask).filter(|(index, ..)| from != Some(*index)).map(|(index, member, n)| {
-                    let ahead = ahead.get(index).copied().unwrap_or(0);
-                    let own = seats.place(index, seats.first);
-                    let place = if ahead == 0 { seats.place(index, ask.priority) } else { 0 };
-                    (member.due((begin, due, emptied), (place, own), ahead, (n, ask.priority)), index)
-                });
+            let judged = self.waited_for(ask, ahead).filter(|(index, ..)| from != Some(*index));
+            let judged = judged.map(|(index, member, ahead, (n, priority))| {
+                let own = seats.place(index, seats.first);
+                let place = if ahead == 0 { seats.place(index, priority) } else { 0 };
+                (member.due((begin, due, emptied), (place, own), ahead, (n, priority)), index)
+            });
             let Some((judged, index)) = judged.max() else { break };
             if judged <= due.max(0) {
                 due = due.max(judged);

@@ -177,9 +177,9 @@ use crate::time::Nanos;
 ///
 /// A request asks for one permit of each member, or for its [default cost](AllOf::default_cost),
 /// unless it names a member and says how many: one call and 850 tokens are `[("tokens", 850)]`. A
-/// member of which 0 are asked for is not asked. The
-/// calls that take such a list take an [`AllRequest`] as well, which says more: a priority, a
-/// longest wait, an exemption.
+/// member of which 0 are asked for is not asked, but the request waits behind others that wait for
+/// it. The calls that take such a list take an [`AllRequest`] as well, which says more: a priority,
+/// a longest wait, an exemption.
 ///
 /// Add each limiter once. All rate limiters of one composite have clocks of one type that run at
 /// one pace; they may have begun at different times. Alarms are set by the clock of the first.
@@ -196,7 +196,7 @@ use crate::time::Nanos;
 ///
 /// | set on a member | for requests through a composite |
 /// |---|---|
-/// | a rate, a burst, a debt, a refund, a pause | holds, also for waiters, unless they ask for 0 of it |
+/// | a rate, a burst, a debt, a refund, a pause | holds, also for waiters, unless they and those before them ask for 0 of it |
 /// | [a share that is kept](RateLimiter::keep_for_priority) | holds; the [priority](AllRequest::priority) of the request says whether it may use the share |
 /// | [shadow mode](RateLimiter::set_shadow) | the member refuses no request, and takes permits where it has enough |
 /// | [a bound on its queue](RateLimiter::set_queue_bounds), [an observer](RateLimiter::observe) | does not hold: set it on the composite |

@@ -160,6 +160,20 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         self.seats.due(&schedule, (now, now), (place, 0), ahead, ask)
     }
 
+    /// Looks among the last [`FORESEEN`] of the requests that go before a newcomer for those of
+    /// which its rule has to know. If it finds none, the newcomer is told a time that may be too
+    /// late.
+    fn look_back(&self, rule: &R, ahead: &mut R::Ahead, Demand { ask, priority }: Demand<'_, R::Ask>) {
+        let mut key = self.priorities.last_before(priority);
+        for _ in 0..FORESEEN {
+            let Some(entry) = self.entries.get(key as usize).filter(|_| rule.looks_back(ahead, ask)) else {
+                break;
+            };
+            rule.find_last(ahead, &entry.ask);
+            key = entry.previous;
+        }
+    }
+
     /// When a newcomer is due, behind the requests that go before it.
     pub(crate) fn due_behind(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> Nanos {
         let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
@@ -167,8 +181,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let steps = self.steps(rule, priorities);
         match priorities {
             [] => self.due(rule, now, place, &R::Ahead::default(), ask),
-            [only] if steps == 0 => self.due(rule, now, place, &only.ahead, ask),
-            _ if steps == 0 => self.due(rule, now, place, &self.ahead(rule, priority), ask),
+            [only] if steps == 0 && !rule.looks_back(&only.ahead, ask) => {
+                self.due(rule, now, place, &only.ahead, ask)
+            }
+            _ if steps == 0 => {
+                let mut ahead = self.ahead(rule, priority);
+                self.look_back(rule, &mut ahead, demand);
+                self.due(rule, now, place, &ahead, ask)
+            }
             _ => {
                 let sum =
                     |of: fn(&Class<R::Ahead>) -> u64| priorities.iter().map(of).fold(0, u64::saturating_add);
@@ -285,9 +305,17 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// All that stand in line before an entry.
     fn sums_before(&self, rule: &R, key: u32) -> Sums<R::Ahead> {
-        let place = self.entries[key as usize].place;
-        let (mut sizes, mut weight, mut at) = (Sizes::default(), R::Ahead::default(), key);
-        let mut last = None;
+        let &Entry { ref ask, place, .. } = &self.entries[key as usize];
+        let (mut sizes, mut weight, mut last) = (Sizes::default(), R::Ahead::default(), None);
+        if rule.size(ask).is_none() {
+            let mut at = self.head;
+            while let Some(entry) = self.entries.get(at as usize).filter(|_| at != key) {
+                rule.add(&mut weight, &entry.ask);
+                at = entry.next;
+            }
+            return Sums::new(rule, &sizes, weight);
+        }
+        let mut at = key;
         if let Some(index) = &self.index {
             index.before(place).for_each(|part| sizes.merge(part));
             last = Some(block_of(place));
@@ -297,10 +325,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             && let Some(entry) = self.entries.get(*previous as usize)
             && last.is_none_or(|block| block_of(entry.place) == block)
         {
-            match rule.size(&entry.ask) {
-                Some(n) => sizes.add(n),
-                None => rule.add(&mut weight, &entry.ask),
-            }
+            rule.size(&entry.ask).into_iter().for_each(|n| sizes.add(n));
             at = *previous;
         }
         Sums::new(rule, &sizes, weight)

@@ -39,15 +39,29 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// How many permits a request asks for, to count them.
     fn permits(&self, ask: &Self::Ask) -> u64;
 
-    /// One request more, or less, goes first.
+    /// One request more goes first, behind those that are `ahead`.
     fn add(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
+
+    /// One of the requests `ahead` goes first no more.
     fn subtract(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
 
-    /// All of `more` go first, too.
+    /// All of `more` go first, too, behind those that are `ahead`.
     fn merge(&self, ahead: &mut Self::Ahead, more: &Self::Ahead);
 
     /// The requests of `less` do not go first any more.
     fn unmerge(&self, ahead: &mut Self::Ahead, less: &Self::Ahead);
+
+    /// Whether the last request of `ahead` is to be [found](Rule::find_last) that asks for what this
+    /// one does not ask for, since this one waits for that, too. Only a composite asks.
+    fn looks_back(&self, ahead: &Self::Ahead, ask: &Self::Ask) -> bool {
+        let _ = (ahead, ask);
+        false
+    }
+
+    /// This is a request of `ahead`, with none behind it but those that were told before.
+    fn find_last(&self, ahead: &mut Self::Ahead, before: &Self::Ask) {
+        let _ = (ahead, before);
+    }
 
     /// Takes all permits of the request as of `now`, or none. Called without any lock.
     fn try_take(&self, now: Nanos, ask: &Self::Ask) -> Result<Self::Charge, Refusal>;

@@ -21,3 +21,4 @@ mod same_word;
 mod stress;
 mod ticking;
 mod up_to;
+mod zero_costs;

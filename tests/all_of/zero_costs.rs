@@ -1,0 +1,161 @@
+//! Requests that ask nothing of a member for which requests before them wait.
+
+use std::time::Duration;
+
+use crate::support::{Bucket, bucket, waiting_for_all};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use tidegate::{
+    AllOf, AllRefusal, AllRequest, AllReservation, AnyPolicy, ManualClock, Rate, RateLimiter, Refusal,
+    SmoothBursty, SmoothWarmingUp, TokenBucket,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
+
+const SECOND: Duration = Duration::from_secs(1);
+const NANOSECOND: Duration = Duration::from_nanos(1);
+
+/// Two members of a permit per second and ten at most; the first one is empty.
+fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
+    let clock = ManualClock::new();
+    let (a, b) = (bucket(&clock, 1, 10), bucket(&clock, 1, 10));
+    assert!(a.try_acquire_many(10).is_ok());
+    let both = AllOf::new("a", &a).with("b", &b);
+    (a, b, both, clock)
+}
+
+fn limited(retry_after: Duration) -> AllRefusal {
+    AllRefusal::by("a", Refusal::Limited { retry_after: retry_after.into() })
+}
+
+/// The request was told that it is due at once, and an `acquire_within` waited to be refused.
+#[test]
+fn a_request_is_due_behind_the_requests_before_it_also_where_it_asks_nothing() {
+    let (_a, _b, both, clock) = two();
+    let mut first = waiting_for_all(both.acquire_many([("a", 10)]));
+    let request = || AllRequest::new().cost("a", 0);
+    let refusal = assert_ready!(spawn(both.acquire_many(request().within(2 * SECOND))).poll()).err();
+    assert_eq!(refusal, Some(limited(8 * SECOND)));
+    assert_eq!(both.try_acquire_many(request()).err(), Some(limited(10 * SECOND)));
+    let mut place = both.reserve(request()).expect("a place");
+    assert_eq!(place.due_in(), 10 * SECOND);
+    let mut within = waiting_for_all(both.acquire_many(request().within(10 * SECOND)));
+    clock.advance(10 * SECOND - NANOSECOND);
+    assert!(!place.claim());
+    assert_pending!(first.poll());
+    clock.advance(NANOSECOND);
+    assert!(assert_ready!(first.poll()).is_ok());
+    assert!(place.claim());
+    assert!(assert_ready!(within.poll()).is_ok());
+}
+
+#[test]
+fn the_pause_of_a_member_is_told_to_a_request_that_waits_behind_others_for_it() {
+    let (a, _b, both, _clock) = two();
+    let _first = waiting_for_all(both.acquire());
+    let request = || AllRequest::new().cost("a", 0);
+    let mut waits = waiting_for_all(both.acquire_many(request().within(5 * SECOND)));
+    a.pause_for(9 * SECOND);
+    let paused = |retry_after: Duration| {
+        Some(AllRefusal::by("a", Refusal::Paused { retry_after: retry_after.into() }))
+    };
+    // It was too late at once.
+    assert_eq!(assert_ready!(waits.poll()).err(), paused(5 * SECOND));
+    assert_eq!(both.try_acquire_many(request()).err(), paused(10 * SECOND));
+}
+
+#[test]
+fn a_request_waits_behind_many() {
+    let (_a, b, both, _clock) = two();
+    let _waits: Vec<_> = (0..40).map(|_| waiting_for_all(both.acquire_many([("a", 10)]))).collect();
+    assert_eq!(both.try_acquire_many([("a", 0)]).err(), Some(limited(400 * SECOND)));
+    // By itself the other member is free long before.
+    assert_eq!(b.status().next_in, Duration::ZERO);
+}
+
+fn some_policy() -> impl Strategy<Value = AnyPolicy> {
+    (1u64..5, 0..3u8).prop_map(|(rate, kind)| match kind {
+        0 => SmoothBursty::new(Rate::per_second(rate)).into(),
+        1 => TokenBucket::new(Rate::per_second(rate), 9).into(),
+        _ => SmoothWarmingUp::new(Rate::per_second(rate), SECOND).into(),
+    })
+}
+
+/// The costs of a request, and its priority.
+type Asked = ([u32; 3], i8);
+
+fn some_request(scarce: usize) -> impl Strategy<Value = Asked> {
+    let cost = || prop_oneof![2 => Just(0), 1 => 1..4u32, 1 => Just(9)];
+    let costs = (cost(), cost(), cost(), -1..1i8);
+    costs.prop_map(move |(a, b, c, priority)| {
+        let mut costs = [a, b, c];
+        // It asks for something.
+        costs[scarce..].iter_mut().take(1).for_each(|n| *n = (*n).max(1));
+        (costs, priority)
+    })
+}
+
+/// The places of some requests, and how long until each is due, in the order of the line.
+fn line(
+    all: &AllOf<ManualClock>,
+    asked: &[Asked],
+    leaves: usize,
+) -> Vec<(Duration, AllReservation<ManualClock>)> {
+    let (last, others) = asked.split_last().expect("some");
+    let request =
+        |(costs, priority): &Asked| AllRequest::from_iter(all.names().zip(*costs)).priority(*priority);
+    let place = |asked: &Asked| (asked.1, all.reserve(request(asked)).expect("a place"));
+    let mut places: Vec<_> = others.iter().map(place).collect();
+    places.retain_mut(|(_, place)| !place.claim());
+    if !places.is_empty() {
+        drop(places.remove(leaves % places.len()));
+        places.retain_mut(|(_, place)| !place.claim());
+    }
+    // A newcomer is told what its place would be told.
+    let refused = all.try_acquire_many(request(last)).err();
+    if let Some(told) = refused.and_then(|refusal| refusal.retry_after()) {
+        places.push(place(last));
+        assert_eq!(places.last().map(|(_, place)| place.due_in()), Some(told));
+    }
+    places.sort_by_key(|(priority, _)| -*priority);
+    places.into_iter().map(|(_, place)| (place.due_in(), place)).collect()
+}
+
+proptest! {
+    /// Of one member there are too few permits.
+    #[test]
+    fn told_times_are_true_behind_requests_of_a_member_that_is_not_asked(
+        policy in some_policy(),
+        asked in vec(some_request(1), 1..12),
+        leaves in any::<usize>(),
+    ) {
+        let clock = ManualClock::new();
+        let ample = || TokenBucket::new(Rate::per_second(1_000_000), 1_000_000).into();
+        let [a, b, c] =
+            [policy, ample(), ample()].map(|policy| RateLimiter::with_clock(policy, clock.clone()));
+        let all = AllOf::new("a", &a).with("b", &b).with("c", &c);
+        let mut now = Duration::ZERO;
+        for (due, mut place) in line(&all, &asked, leaves) {
+            if due > now {
+                clock.advance(due - now - NANOSECOND);
+                prop_assert!(!place.claim(), "it was told {due:?}");
+                clock.advance(NANOSECOND);
+                now = due;
+            }
+            prop_assert!(place.claim(), "it was told {due:?}");
+        }
+    }
+
+    #[test]
+    fn no_request_is_told_an_earlier_time_than_the_request_before_it(
+        policies in [some_policy(), some_policy(), some_policy()],
+        asked in vec((0..3usize).prop_flat_map(some_request), 1..12),
+        leaves in any::<usize>(),
+    ) {
+        let clock = ManualClock::new();
+        let [a, b, c] = policies.map(|policy| RateLimiter::with_clock(policy, clock.clone()));
+        let all = AllOf::new("a", &a).with("b", &b).with("c", &c);
+        let times: Vec<_> = line(&all, &asked, leaves).into_iter().map(|(due, _)| due).collect();
+        prop_assert!(times.is_sorted(), "{times:?}");
+    }
+}
