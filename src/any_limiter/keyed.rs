@@ -15,6 +15,18 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
     ///
     /// [`Refusal::TooManyKeys`](crate::Refusal) if the key has no room.
     fn limiter(&self, key: K) -> Result<AnyLimiter, AllRefusal>;
+
+    /// The limiter of this key that is to answer this request. Unless written, that is
+    /// [`limiter`](KeyedLimiter::limiter).
+    ///
+    /// # Errors
+    ///
+    /// The answer, if the key has no limiter: an observer was told of it. An
+    /// [exempt](crate::Request::exempt) request needs none of its key.
+    fn limiter_for(&self, key: K, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
+        let _ = request;
+        self.limiter(key)
+    }
 }
 
 /// A handle to a limiter of keys of any kind: one limit or several for each key, in this process or
@@ -75,7 +87,7 @@ impl<K: 'static> AnyKeyed<K> {
     ///
     /// An [`AllRefusal`]; then the request took nothing.
     pub fn try_acquire(&self, key: impl Into<K>) -> Result<AllPermits, AllRefusal> {
-        self.limiter(key)?.try_acquire()
+        self.try_acquire_many(key, AllRequest::new())
     }
 
     /// Takes the permits of a request from a key now, or refuses, as
@@ -89,7 +101,8 @@ impl<K: 'static> AnyKeyed<K> {
         key: impl Into<K>,
         request: impl Into<AllRequest<'a>>,
     ) -> Result<AllPermits, AllRefusal> {
-        self.limiter(key)?.try_acquire_many(request)
+        let request = request.into();
+        self.0.limiter_for(key.into(), &request)?.try_acquire_many(request)
     }
 
     /// Takes the permits of a request from a key now, or refuses, as [`AnyLimiter::acquire_now`]:
@@ -99,7 +112,8 @@ impl<K: 'static> AnyKeyed<K> {
     ///
     /// An [`AllRefusal`]; then the request took nothing.
     pub fn acquire_now<'a>(&self, key: impl Into<K>, request: impl Into<AllRequest<'a>>) -> AcquireAny {
-        match self.limiter(key) {
+        let request = request.into();
+        match self.0.limiter_for(key.into(), &request) {
             Ok(limiter) => limiter.acquire_now(request),
             Err(refusal) => AcquireAny::ready(Err(refusal)),
         }
@@ -120,7 +134,8 @@ impl<K: 'static> AnyKeyed<K> {
     ///
     /// As [`AnyLimiter::acquire_many`].
     pub fn acquire_many<'a>(&self, key: impl Into<K>, request: impl Into<AllRequest<'a>>) -> AcquireAny {
-        match self.limiter(key) {
+        let request = request.into();
+        match self.0.limiter_for(key.into(), &request) {
             Ok(limiter) => limiter.acquire_many(request),
             Err(refusal) => AcquireAny::ready(Err(refusal)),
         }
@@ -169,7 +184,8 @@ impl<K: 'static> AnyKeyed<K> {
         key: impl Into<K>,
         request: impl Into<AllRequest<'a>>,
     ) -> Result<AnyReservation, AllRefusal> {
-        self.limiter(key)?.in_task().reserve(request)
+        let request = request.into();
+        self.0.limiter_for(key.into(), &request)?.in_task().reserve(request)
     }
 }
 
@@ -190,10 +206,11 @@ mod of_this_process {
     use std::borrow::Borrow;
     use std::hash::Hash;
 
-    use super::{AllRefusal, AnyKeyed, AnyLimiter, KeyedLimiter, fmt};
+    use super::{AllRefusal, AllRequest, AnyKeyed, AnyLimiter, KeyedLimiter, fmt};
     use crate::all_of::KeyedAllOf;
     use crate::any_limiter::OfKey;
     use crate::clock::Timer;
+    use crate::counting::CountingLimit;
     use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
     use crate::policy::Policy;
 
@@ -216,6 +233,10 @@ mod of_this_process {
         fn limiter(&self, key: Q::Owned) -> Result<AnyLimiter, AllRefusal> {
             Ok(self.for_key(key.borrow())?.into())
         }
+
+        fn limiter_for(&self, key: Q::Owned, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
+            Ok(self.for_request(key.borrow(), request)?.into())
+        }
     }
 
     impl<K> KeyedLimiter<K> for KeyedCountingLimit<K>
@@ -224,6 +245,14 @@ mod of_this_process {
     {
         fn limiter(&self, key: K) -> Result<AnyLimiter, AllRefusal> {
             Ok(self.limit(&key)?.into())
+        }
+
+        fn limiter_for(&self, key: K, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
+            // A request that takes nothing adds no key.
+            if request.to_request().exempt {
+                return Ok(CountingLimit::new(0).into());
+            }
+            self.limiter(key)
         }
     }
 

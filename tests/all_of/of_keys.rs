@@ -9,7 +9,7 @@ use crate::support::{Bucket, MS, bucket};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyPolicy, CancelToken, CountingLimit, FixedWindow, KeyedAllOf,
+    AllOf, AllRefusal, AllRequest, AnyKeyed, AnyPolicy, CancelToken, CountingLimit, FixedWindow, KeyedAllOf,
     KeyedCountingLimit, KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SlidingLog,
     Statistics, TokenBucket, WhenKeysFull,
 };
@@ -191,6 +191,47 @@ fn each_call_tells_a_refusal_and_the_permits_left() {
         assert_eq!(assert_ready_err!(spawn(api.acquire_many(key, request())).poll()), expected);
         assert_eq!(statistics.snapshot().refused(), told + 3, "{key}");
     }
+}
+
+#[tokio::test]
+async fn a_handle_lets_an_exempt_request_pass_without_room_for_its_key() {
+    // It refused each such request, and told no observer.
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(2), 2);
+    let users: Users = KeyedRateLimiter::with_clock(policy, 1, clock.clone());
+    let all = bucket(&clock, 10, 10);
+    let statistics = Arc::new(Statistics::new());
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users).with("all", &all);
+    let any = AnyKeyed::<String>::from(api.observed_by(statistics.clone()));
+    assert!(any.try_acquire("alice").is_ok());
+    for refusal in [Refusal::TooManyKeys { limit: 1 }, Refusal::Closed] {
+        let before = statistics.snapshot();
+        let exempt = || AllRequest::new().exempt();
+        assert_eq!(any.try_acquire_many("bob", exempt()).expect("exempt").permits(), 0);
+        assert!(any.acquire_now("bob", exempt()).await.is_ok());
+        assert!(any.acquire_many("bob", exempt()).await.is_ok());
+        assert!(any.reserve("bob", exempt()).expect("exempt").await.is_ok());
+        // Others are refused, and told of as well.
+        let expected = AllRefusal::by("user", refusal);
+        assert_eq!(any.try_acquire("bob").err().as_ref(), Some(&expected));
+        assert_eq!(any.acquire_now("bob", 1).await.err().as_ref(), Some(&expected));
+        assert_eq!(any.acquire("bob").await.err().as_ref(), Some(&expected));
+        assert_eq!(any.acquire_within("bob", SECOND).await.err().as_ref(), Some(&expected));
+        assert_eq!(any.reserve("bob", 1).err().as_ref(), Some(&expected));
+        let told = statistics.snapshot();
+        assert_eq!((told.exempted - before.exempted, told.refused() - before.refused()), (4, 5));
+        // A limiter of the key asks for no permits.
+        assert_eq!(any.limiter("bob").err(), Some(expected));
+        assert_eq!(statistics.snapshot(), told);
+        assert_eq!(users.len(), usize::from(!users.is_closed()));
+        users.close();
+    }
+
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 1);
+    let any = AnyKeyed::<String>::from(calls.clone());
+    let _held = any.try_acquire("alice").expect("there");
+    assert_eq!(any.try_acquire_many("bob", AllRequest::new().exempt()).expect("exempt").permits(), 0);
+    assert_eq!((any.try_acquire("bob").is_err(), calls.len()), (true, 1));
 }
 
 #[test]

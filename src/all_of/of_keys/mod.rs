@@ -626,11 +626,20 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     ) -> Result<AllReservation<C>, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
-        let all = match request.request.exempt {
-            true => self.for_exempt(key),
-            false => self.for_key(key).or_else(|refusal| self.refuse(key, &ask, refusal))?,
-        };
+        let all = self.for_ask(key, &ask, request.request.exempt)?;
         all.reserve_ask(ask, &request.request)
+    }
+
+    /// The composite that is to answer a request; or the answer, of which the observer was told.
+    pub(crate) fn for_request(&self, key: &Q, request: &AllRequest<'_>) -> Result<AllOf<C>, AllRefusal> {
+        self.for_ask(key, &self.ask(request)?, request.request.exempt)
+    }
+
+    fn for_ask(&self, key: &Q, ask: &Weights, exempt: bool) -> Result<AllOf<C>, AllRefusal> {
+        match exempt {
+            true => Ok(self.for_exempt(key)),
+            false => self.for_key(key).or_else(|refusal| self.refuse(key, ask, refusal)),
+        }
     }
 
     /// Returns the composite of one key, with every method of an [`AllOf`]. All calls for this key
@@ -670,7 +679,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         Ok(of(self.composites.add(numbers, all.shared)))
     }
 
-    /// The composite for an exempt reservation, which takes no permits: that of the key if it is in
+    /// The composite for an exempt request, which takes no permits: that of the key if it is in
     /// use, or else one with other limits in the places of the limits of the key. So no key is
     /// added.
     fn for_exempt(&self, key: &Q) -> AllOf<C> {
