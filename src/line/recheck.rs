@@ -5,12 +5,16 @@
 //! [`Deferred`](crate::line::deferred::Deferred). And one recheck often leads to the next, along a
 //! chain as long as there are limiters. So a thread that is at a recheck already puts further ones
 //! on its list and goes on in a loop, instead of calling deeper and deeper.
+//!
+//! A change of a member rings many composites, and each looks at the first waiters of its line. So
+//! that the call costs as much beside any number of them, they share the looks of one.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::line::deferred::{Payload, run};
+use crate::line::due::FORESEEN;
 use crate::sync::thread_local;
 
 /// A limiter that can be asked to look at its line.
@@ -19,9 +23,30 @@ pub(crate) trait Recheck: Send + Sync {
     fn recheck(&self);
 }
 
+struct List {
+    /// The limiters that this thread has still to recheck, behind the one that it is at.
+    rechecks: VecDeque<Arc<dyn Recheck>>,
+    /// How many waiters they may look at after a change, all together.
+    looks: usize,
+}
+
 thread_local! {
-    /// The limiters that this thread has still to recheck; `None` if it is at none.
-    static LIST: RefCell<Option<VecDeque<Arc<dyn Recheck>>>> = RefCell::new(None);
+    /// `None` if this thread is at no recheck.
+    static LIST: RefCell<Option<List>> = RefCell::default();
+}
+
+/// Looks at waiters in line after a change, at most as many as this tells, and tells how many. That
+/// is an equal share of all that this thread has still to recheck.
+pub(super) fn look_at_most(look: impl FnOnce(usize) -> usize) {
+    let share = |list: &List| list.looks.div_ceil(list.rechecks.len() + 1).max(1);
+    let most = LIST.try_with(|list| list.borrow().as_ref().map(share)).unwrap_or(None);
+    let looked = look(most.unwrap_or(FORESEEN));
+    // A thread that is ending has no list.
+    let _ = LIST.try_with(|list| {
+        if let Some(list) = &mut *list.borrow_mut() {
+            list.looks = list.looks.saturating_sub(looked);
+        }
+    });
 }
 
 /// Rechecks all of them, and the limiters that they ask in turn. Returns the first panic of foreign
@@ -33,11 +58,11 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
     let mut rechecks = Some(rechecks);
     let outermost = LIST.try_with(|list| match &mut *list.borrow_mut() {
         Some(list) => {
-            list.extend(rechecks.take().into_iter().flatten());
+            list.rechecks.extend(rechecks.take().into_iter().flatten());
             false
         }
         none => {
-            *none = rechecks.take().map(VecDeque::from);
+            *none = rechecks.take().map(|rechecks| List { rechecks: rechecks.into(), looks: FORESEEN });
             true
         }
     });
@@ -62,7 +87,7 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
 fn next() -> Option<Arc<dyn Recheck>> {
     LIST.try_with(|list| {
         let mut list = list.borrow_mut();
-        let next = list.as_mut().and_then(VecDeque::pop_front);
+        let next = list.as_mut().and_then(|list| list.rechecks.pop_front());
         if next.is_none() {
             *list = None;
         }

@@ -2,6 +2,7 @@
 
 use crate::clock::Timer;
 use crate::line::due::FORESEEN;
+use crate::line::recheck::look_at_most;
 use crate::line::rule::Rule;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State};
@@ -48,10 +49,16 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// As [`retime`](Self::retime), where composites have seats, and in the line of a composite.
-    /// The first [`FORESEEN`] are counted with the seats that are here.
+    /// The first [`FORESEEN`] are counted with the seats that are here, and fewer of each composite
+    /// where a change has rung several.
     fn retime_by_sums(&mut self, visit: &mut Visit<'_, R, C>) {
+        look_at_most(|most| most - self.retime_first(visit, most));
+    }
+
+    /// Looks at so many waiters and seats at most. Returns how many more it might have looked at.
+    fn retime_first(&mut self, visit: &mut Visit<'_, R, C>, mut left: usize) -> usize {
         let Visit { rule, now, .. } = *visit;
-        let (mut ahead, mut passed, mut key, mut left) = (R::Ahead::default(), 0, self.head, FORESEEN);
+        let (mut ahead, mut passed, mut key) = (R::Ahead::default(), 0, self.head);
         while left > 0
             && let Some(&Entry { ref ask, place, priority, next, deadline, .. }) =
                 self.entries.get(key as usize)
@@ -75,6 +82,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             }
             key = next;
         }
+        left
     }
 
     /// Weighs each request anew, where sizes do not tell its weight: in the line of a composite.

@@ -1,11 +1,17 @@
 //! What a change at a member costs while many requests wait for a composite.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::support::asked::Asked;
 use crate::support::{estimate, waiting_for_all};
-use tidegate::{AllOf, ManualClock, Rate, RateLimiter, SmoothBursty};
+use tidegate::clock::ManualSleep;
+use tidegate::{
+    AllOf, AllRequest, Clock, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, Timer, TokenBucket,
+};
+use tokio_test::task::spawn;
+use tokio_test::{assert_pending, assert_ready};
 
 const MANY: usize = 10_000;
 
@@ -43,4 +49,76 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
     check("a kept share", &mut || b.keep_for_priority(1, 1));
     check("a pause of the composite", &mut || both.pause_for(Duration::from_secs(9)));
     assert_eq!(both.status().waiting, waits.len());
+}
+
+/// A manual clock that counts its readings.
+#[derive(Clone, Debug, Default)]
+struct Read {
+    clock: ManualClock,
+    readings: Arc<AtomicUsize>,
+}
+
+impl Clock for Read {
+    fn now(&self) -> Nanos {
+        self.readings.fetch_add(1, Ordering::Relaxed);
+        self.clock.now()
+    }
+}
+
+impl Timer for Read {
+    type Sleep = ManualSleep;
+    type RuntimeId = ();
+
+    fn runtime(&self) -> Option<()> {
+        Some(())
+    }
+
+    fn sleep_until(&self, at: Nanos) -> ManualSleep {
+        self.clock.sleep_until(at)
+    }
+
+    fn park_until(&self, at: Nanos) {
+        self.clock.park_until(at);
+    }
+}
+
+#[test]
+fn a_change_of_a_member_looks_at_as_many_waiters_beside_any_number_of_composites() {
+    // It looked at the first 4,096 waiters of each of 64 composites, and read the clock for each.
+    const COMPOSITES: usize = 64;
+    const WAITERS: usize = 500;
+    let clock = Read::default();
+    let bucket = || RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 1), clock.clone());
+    let (shared, second) = (bucket(), Duration::from_secs(1));
+    assert!(shared.try_acquire().is_ok());
+    let composites = (0..COMPOSITES).map(|_| AllOf::new("own", &bucket()).with("shared", &shared));
+    let composites: Vec<_> = composites.collect();
+    let mut lines: Vec<Vec<_>> = Vec::new();
+    for all in &composites {
+        let request = |n: usize| match n % 2 {
+            0 => AllRequest::new(),
+            _ => AllRequest::new().within(1_000 * second),
+        };
+        let mut line: Vec<_> = (0..WAITERS).map(|n| spawn(all.acquire_many(request(n)))).collect();
+        line.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+        lines.push(line);
+    }
+    let count = |change: &mut dyn FnMut()| {
+        let before = clock.readings.load(Ordering::Relaxed);
+        change();
+        clock.readings.load(Ordering::Relaxed) - before
+    };
+    // At most a hundred for the line of each composite, and eight for each waiter that is looked at.
+    let most = COMPOSITES * 100 + 4_096 * 8;
+    let paused = count(&mut || shared.pause_for(500 * second));
+    assert!(paused < most, "a pause reads the clock {paused} times");
+    let owed = count(&mut || shared.debit(1));
+    assert!(owed < most, "a debit reads the clock {owed} times");
+    // The first waiters of each composite are refused at once where a change makes them too late.
+    shared.pause_for(2_000 * second);
+    for (line, all) in lines.iter_mut().zip(&composites) {
+        assert_pending!(line[0].poll());
+        assert!(assert_ready!(line[1].poll()).is_err());
+        assert!(all.status().waiting < WAITERS);
+    }
 }
