@@ -8,6 +8,10 @@ use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State};
 use crate::time::Nanos;
 
+/// To tell when a request is due among seats, or in the line of a composite, is as much work as so
+/// many looks: a composite asks each member more than once. It takes about a microsecond.
+const LOOKS_FOR_TIME: usize = 8;
+
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Computes times and weights anew after a change, but for the weights in the line of a
     /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`FORESEEN`] waiters,
@@ -49,8 +53,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// As [`retime`](Self::retime), where composites have seats, and in the line of a composite.
-    /// The first [`FORESEEN`] are counted with the seats that are here, and fewer of each composite
-    /// where a change has rung several.
+    /// The first [`FORESEEN`] are counted with the seats that are here, and a waiter with a deadline as
+    /// [`LOOKS_FOR_TIME`]. They are fewer of each composite where a change has rung several.
     fn retime_by_sums(&mut self, visit: &mut Visit<'_, R, C>) {
         look_at_most(|most| most - self.retime_first(visit, most));
     }
@@ -67,7 +71,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 rule.add(&mut ahead, ask);
                 left -= 1;
             }
-            (passed, left) = (place, left.saturating_sub(1));
+            let looks = if deadline < Nanos::MAX { LOOKS_FOR_TIME } else { 1 };
+            (passed, left) = (place, left.saturating_sub(looks));
             let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
                 Some(never)
             } else if deadline < Nanos::MAX {
