@@ -75,6 +75,8 @@ pub(super) struct Seats {
     first: i8,
     /// The state of the first waiter at the counting limits.
     pub(super) counting: Counting,
+    /// When a pause leaves each member empty, by the member's clock.
+    emptied: Vec<Option<Nanos>>,
 }
 
 impl Seats {
@@ -182,7 +184,8 @@ impl<C: Timer> All<C> {
         let mut order: Vec<_> = (0..members.len()).collect();
         order.sort_by_key(|&index| members[index].rank());
         let counting = Counting::new(members.len());
-        let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0, counting });
+        let emptied = vec![None; members.len()];
+        let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0, counting, emptied });
         All {
             members,
             order,
@@ -479,22 +482,41 @@ impl<C: Timer> Rule<C> for All<C> {
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<Sum>, ask: &Weights) -> Nanos {
-        self.ready_if_emptied(now, None, ahead, ask)
+        // The members tell how long it takes from now, and this may be asked for the end of a
+        // pause.
+        let told = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
+        let begin = span(now, told);
+        let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
+        for _ in 0..ROUNDS {
+            // By then other seats may go first that do not go first now, or the other way round. If
+            // this request is due by then anyway, that makes no difference.
+            let judged = self.waited_for(ask, ahead).filter(|(index, ..)| from != Some(*index));
+            let judged = judged.map(|(index, member, ahead, (n, priority))| {
+                let own = seats.place(index, seats.first);
+                let place = if ahead == 0 { seats.place(index, priority) } else { 0 };
+                (member.due((begin, due), (place, own), ahead, (n, priority)), index)
+            });
+            let Some((judged, index)) = judged.max() else { break };
+            if judged <= due.max(0) {
+                due = due.max(judged);
+                break;
+            }
+            (due, from) = (judged, Some(index));
+        }
+        time(told, due)
     }
 
-    /// The members are not paused: they go on for other requests. At the end of the composite's
-    /// pause they are left as if they were empty.
-    fn pause(&self, _part: usize, stop: Stop, deferred: &mut Deferred<C>) -> Option<u64> {
-        let Stop { to, keeps_stock, .. } = stop;
-        if !keeps_stock {
-            let now = self.shared.upgrade().map_or(to, |shared| shared.clock.now());
-            for entry in &self.members {
-                if let Kind::Rate(member) = &entry.kind {
-                    member.leave_empty(span(to, now), deferred);
-                }
-            }
-        }
+    /// The members are not paused: they go on for other requests.
+    fn pause(&self, _part: usize, _stop: Stop) -> Option<u64> {
         Some(u64::MAX)
+    }
+
+    /// The members are left as if they were empty at the end of the composite's pause, whether it
+    /// is asked then or not.
+    fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred<C>) {
+        let Some(shared) = self.shared.upgrade() else { return };
+        let span = at.map(|at| move || span(at, shared.clock.now()));
+        self.empty_in(span.as_ref().map(|span| span as &dyn Fn() -> Span), deferred);
     }
 
     fn stands_still(&self, _part: usize) -> bool {
@@ -507,13 +529,13 @@ impl<C: Timer> Rule<C> for All<C> {
 
     fn ready_after_pause(
         &self,
-        Stop { to, keeps_stock, .. }: Stop,
+        _stop: Stop,
         at: Nanos,
         ahead: &Vec<Sum>,
         ask: &Weights,
         _kept: u32,
     ) -> Nanos {
-        self.ready_if_emptied(at, (!keeps_stock).then_some(to), ahead, ask)
+        self.ready_at(at, ahead, ask)
     }
 
     fn size(&self, _ask: &Weights) -> Option<u32> {
@@ -676,31 +698,15 @@ impl<C: Timer> Rule<C> for All<C> {
 }
 
 impl<C: Timer> All<C> {
-    /// When a request is due behind all that are `ahead`, if the members are left at a time as if
-    /// they were empty.
-    fn ready_if_emptied(&self, now: Nanos, emptied: Option<Nanos>, ahead: &[Sum], ask: &Weights) -> Nanos {
-        // The members tell how long it takes from now, and this may be asked for the end of a
-        // pause.
-        let told = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
-        let (begin, emptied) = (span(now, told), emptied.map(|at| span(at, told)));
-        let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
-        for _ in 0..ROUNDS {
-            // By then other seats may go first that do not go first now, or the other way round. If
-            // this request is due by then anyway, that makes no difference.
-            let judged = self.waited_for(ask, ahead).filter(|(index, ..)| from != Some(*index));
-            let judged = judged.map(|(index, member, ahead, (n, priority))| {
-                let own = seats.place(index, seats.first);
-                let place = if ahead == 0 { seats.place(index, priority) } else { 0 };
-                (member.due((begin, due, emptied), (place, own), ahead, (n, priority)), index)
-            });
-            let Some((judged, index)) = judged.max() else { break };
-            if judged <= due.max(0) {
-                due = due.max(judged);
-                break;
+    /// Tells all members with a rate that they are to be left empty so long from now, or not.
+    fn empty_in(&self, span: Option<&dyn Fn() -> Span>, deferred: &mut Deferred<C>) {
+        for (entry, emptied) in self.members.iter().zip(&mut lock(&self.seats).emptied) {
+            if let Kind::Rate(member) = &entry.kind
+                && (span.is_some() || emptied.is_some())
+            {
+                *emptied = member.empty_in(*emptied, span, deferred);
             }
-            (due, from) = (judged, Some(index));
         }
-        time(told, due)
     }
 
     /// How long the composite itself is still paused.
@@ -720,6 +726,8 @@ impl<C: Timer> Drop for All<C> {
         let mut deferred = Deferred::new();
         let places = std::mem::take(&mut lock(&self.seats).places);
         self.rise(places.into_values(), &mut deferred);
+        // A pause that is not over ends.
+        self.empty_in(None, &mut deferred);
         drop(deferred);
     }
 }

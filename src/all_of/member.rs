@@ -42,7 +42,6 @@ use crate::limiter::settle::Share;
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
-use crate::line::due::Schedule;
 use crate::line::grants::{Tracked, Undoable};
 use crate::line::place::end_of;
 use crate::line::recheck::Recheck;
@@ -137,17 +136,20 @@ pub(crate) trait Member<C: Timer>: Recheck {
 
     /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that
     /// weigh `ahead`, if nothing happens before `begin`; not before `at`. Leaves out the seat
-    /// `own`. At the time `emptied`, if any, the limiter will be as if it were empty.
-    fn due(
-        &self,
-        times: (Span, Span, Option<Span>),
-        seat_own: (u64, u64),
-        ahead: u128,
-        asked: (u32, i8),
-    ) -> Span;
+    /// `own`.
+    fn due(&self, times: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
 
-    /// Leaves the limiter as if it were empty at a time that has passed.
-    fn leave_empty(&self, at: Span, deferred: &mut Deferred<C>);
+    /// The limiter will be left as if it were empty, so long from now: at the end of a pause of the
+    /// composite. And no longer at the time that this returned `before`.
+    ///
+    /// The span is asked for after the limiter has read its clock, so that it is empty by that end,
+    /// and not a moment later.
+    fn empty_in(
+        &self,
+        before: Option<Nanos>,
+        span: Option<&dyn Fn() -> Span>,
+        deferred: &mut Deferred<C>,
+    ) -> Option<Nanos>;
 
     /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to
     /// be granted `at`. Returns the place, and when the request is due here.
@@ -197,8 +199,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     fn reach(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        // The pause of a single limiter defers nothing.
-        line.begin_visit(&self.rule, now, &mut Deferred::new());
+        line.begin_visit(&self.rule, now);
         (line, now)
     }
 
@@ -332,7 +333,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
 
     fn due(
         &self,
-        (begin, at, emptied): (Span, Span, Option<Span>),
+        (begin, at): (Span, Span),
         (seat, own): (u64, u64),
         ahead: u128,
         (n, priority): (u32, i8),
@@ -343,8 +344,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
             return Span::MIN;
         }
         let times = (time(now, begin), time(now, at.max(0)));
-        let emptied = emptied.map(|at| time(now, at));
-        let schedule = Schedule { emptied, ..line.schedule(&shared.rule) };
+        let schedule = line.schedule(&shared.rule);
         let due = match line.seats.due_in_seat(&schedule, times, seat, &n) {
             Some(due) => due,
             None => {
@@ -356,14 +356,18 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         if due <= now && !shared.rule.policy.catches_up() { Span::MIN } else { span(due, now) }
     }
 
-    fn leave_empty(&self, at: Span, deferred: &mut Deferred<C>) {
-        let shared = &self.0;
-        let (mut line, now) = shared.reach();
-        let visit = &mut shared.visit_at(now, deferred);
-        line.serve(visit);
-        line.leave_empty(visit, time(now, at));
-        shared.retime(&mut line, visit);
-        shared.let_go(line, true, 0, deferred);
+    fn empty_in(
+        &self,
+        before: Option<Nanos>,
+        span: Option<&dyn Fn() -> Span>,
+        deferred: &mut Deferred<C>,
+    ) -> Option<Nanos> {
+        let (mut line, now) = self.0.reach();
+        let at = span.map(|span| time(now, span()));
+        line.empty_at(before, at);
+        // A pause that was over by now has made times later.
+        self.0.let_go(line, true, 0, deferred);
+        at
     }
 
     fn sit(

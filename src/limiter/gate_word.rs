@@ -6,7 +6,7 @@
 //!
 //! | bits | meaning | raised and lowered by | a request that sees it |
 //! |---|---|---|---|
-//! | 0, [`PAUSED`] | no request passes before a time, or ever | a pause and its end; the first lock holder after that time; `close`, which nothing ends | takes the lock |
+//! | 0, [`PAUSED`] | no request passes before a time, or ever; or the limiter is left empty at a time, when a pause of a composite ends | a pause and its end; the first lock holder after that time; `close`, which nothing ends | takes the lock |
 //! | 1, [`SHARE_KEPT`] | a share of the permits is kept for a priority | `keep_for_priority` | takes the lock, since counting the remaining permits and taking some are two steps |
 //! | 2, [`OBSERVED`] | the limiter has an observer | raised by `observe`, never lowered | asks the policy without the lock, then tells the observer how the call ended |
 //! | 3, [`SHADOW`] | no request is refused, and none waits | `set_shadow` | asks the policy without the lock, and passes anyway |

@@ -121,6 +121,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 // A lateness from before the pause would charge a request as of a time in the
                 // pause.
                 self.lateness.clear();
+                visit.rule.empty_at(line.settings.leaves_empty(), visit.deferred);
                 self.retime(line, visit);
             }
             later.then(|| until.saturating_since(visit.now))
@@ -135,6 +136,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let paused = self.serve_then(|line, visit| {
             let paused = line.resume(visit.rule);
             if paused {
+                visit.rule.empty_at(None, visit.deferred);
                 self.retime_composites(line, visit);
             }
             paused

@@ -297,10 +297,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn is_plain(&self) -> bool {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        // A pause may have ended with no call since. Nothing is deferred that would run under this
-        // lock: the pause of a single limiter has no foreign code. The gate word is not stored, so
-        // the next request may take the lock for nothing.
-        line.begin_visit(&self.rule, now, &mut Deferred::new());
+        // A pause may have ended with no call since. The gate word is not stored, so the next request
+        // may take the lock for nothing.
+        line.begin_visit(&self.rule, now);
         // Shadow mode of all keys is no setting of this limiter.
         let unset = if line.settings.shadow { OBSERVED } else { OBSERVED | SHADOW };
         word_of(&line).has_only(unset)
@@ -376,7 +375,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// counts.
     fn read_time(&self, line: &mut Line<R, C>, deferred: &mut Deferred<C>) -> Nanos {
         let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
-        deferred.run_with(|deferred| line.begin_visit(&self.rule, now, deferred));
+        deferred.run(|| line.begin_visit(&self.rule, now));
         now
     }
 

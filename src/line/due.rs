@@ -33,8 +33,6 @@ pub(super) const FORESEEN: usize = 4096;
 pub(crate) struct Schedule<'a, R> {
     pub(crate) rule: &'a R,
     pub(crate) settings: &'a Settings,
-    /// When the limiter will be emptied, at the end of a composite's pause.
-    pub(crate) emptied: Option<Nanos>,
 }
 
 impl<R> Schedule<'_, R> {
@@ -64,12 +62,13 @@ impl<R> Schedule<'_, R> {
             None if kept > 0 => rule.ready_at(now, ahead, ask).max(rule.ready_leaving(now, ahead, ask, kept)),
             None => rule.ready_at(now, ahead, ask),
         };
-        if !settings.is_restrained() && self.emptied.is_none() {
+        if !settings.is_restrained() {
             return due;
         }
         let paced = |pace: Pace| pace.due(rule, rule.permits_in(ahead), ask, kept);
         let due = settings.paces_to_come(rule).map(paced).fold(due, Nanos::max);
-        let Some(at) = self.emptied else { return due };
+        // The last pause of a composite that is over by then leaves the limiter empty.
+        let Some((&at, _)) = settings.emptied.range(..=now).next_back() else { return due };
         let due = due.max(rule.ready_after_pause(Stop::end(at), now, ahead, ask, kept));
         let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
         counting.map(|part| paced(Pace::new(part, at))).fold(due, Nanos::max)

@@ -261,7 +261,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// What decides when a request is due.
     pub(crate) fn schedule<'a>(&'a self, rule: &'a R) -> Schedule<'a, R> {
-        Schedule { rule, settings: &self.settings, emptied: None }
+        Schedule { rule, settings: &self.settings }
     }
 
     /// A new place behind all others of a priority.
@@ -290,7 +290,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         at: Nanos,
     ) -> (bool, Nanos) {
         // `schedule` is not called here, since it borrows the seats as well.
-        self.seats.tell(&Schedule { rule, settings: &self.settings, emptied: None }, now, place, ask, at)
+        self.seats.tell(&Schedule { rule, settings: &self.settings }, now, place, ask, at)
     }
 
     /// Whether a pause lasts.

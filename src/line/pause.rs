@@ -12,7 +12,8 @@
 //! | none | some | before the pace is over | open, and spaces its grants | takes the lock |
 //! | none | some | later | the next lock holder forgets the pace | takes the lock |
 //!
-//! The flag `PAUSED` of the gate word is up in every row but the first.
+//! The flag `PAUSED` of the gate word is up in every row but the first, and while a composite that
+//! has this member is paused.
 //!
 //! **Nothing comes in.** Where stock and debt are times, as in a bucket, each lock holder moves the
 //! state on by the time since the last one ([`Policy::pause`](crate::Policy::pause)). So at any
@@ -28,6 +29,10 @@
 //! **Each part** of a policy is paused by itself. So in a [`Both`](crate::policy::Both) of a bucket
 //! and a window, the bucket stands still and the window has a pace.
 //!
+//! **The pause of a composite** leaves its members empty at its end. Each member has the end in
+//! `emptied` from the beginning of the pause on, and the flag `PAUSED` is up until then. So the
+//! first lock holder after the end leaves the limiter empty as of the end, and then does its work.
+//!
 //! **A request without the lock** may have read the gate word before the pause began, and ask the
 //! policy later. It overlaps with the call that pauses, and may pass. The permits that it takes are
 //! missing from the state like any other: moving the state on keeps the debt. After the end its
@@ -40,10 +45,8 @@
 
 use crate::clock::Timer;
 use crate::line::Line;
-use crate::line::deferred::Deferred;
 use crate::line::rule::Rule;
 use crate::line::undo_log::PerPart;
-use crate::line::visit::Visit;
 use crate::policy::Forecast;
 use crate::time::Nanos;
 
@@ -115,16 +118,28 @@ impl Pace {
 
 impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Notes the time, and does what a pause has to do by then. Each lock holder calls it first.
-    pub(crate) fn begin_visit(&mut self, rule: &R, now: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn begin_visit(&mut self, rule: &R, now: Nanos) {
         self.note_time(now);
         if self.settings.is_restrained() {
-            self.pause_goes_on(rule, deferred);
+            self.pause_goes_on(rule);
         }
     }
 
     #[cold]
-    fn pause_goes_on(&mut self, rule: &R, deferred: &mut Deferred<C>) {
-        let (now, opens) = (self.latest, self.settings.opens);
+    fn pause_goes_on(&mut self, rule: &R) {
+        let now = self.latest;
+        // The last one leaves what all of them leave. A panic of the policy must not repeat it.
+        let later = self.settings.emptied.split_off(&now.saturating_add(Nanos::new(1)));
+        let emptied = std::mem::replace(&mut self.settings.emptied, later);
+        if let Some((&at, _)) = emptied.last_key_value() {
+            self.pause_goes_on_until(rule, at);
+            self.leave_empty(rule, at);
+        }
+        self.pause_goes_on_until(rule, now);
+    }
+
+    fn pause_goes_on_until(&mut self, rule: &R, now: Nanos) {
+        let opens = self.settings.opens;
         if let Some(pause) = self.settings.pause.take() {
             let over = opens <= now;
             let (from, to) = (pause.since, now.min(opens).max(pause.since));
@@ -137,10 +152,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                 }
                 // The room of a part in which nothing comes in does not shrink.
                 let stop = Stop { from, to, keeps_stock: true };
-                self.pause_parts(rule, stop, |part| rule.full_level(from, part), deferred);
+                self.pause_parts(rule, stop, |part| rule.full_level(from, part));
             }
             if ends {
-                self.spend_stock(rule, to, deferred);
+                self.spend_stock(rule, to);
                 self.settings.paces.clear();
                 self.begin_paces(rule, to, |_| true);
             }
@@ -153,14 +168,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Leaves each part empty that can stand still. The permits that earlier grants took are spent
     /// as well: these grants give back no more than the debt beyond that.
-    fn spend_stock(&mut self, rule: &R, at: Nanos, deferred: &mut Deferred<C>) {
-        self.pause_parts(rule, Stop::end(at), |part| rule.empty_level(at, part), deferred);
+    fn spend_stock(&mut self, rule: &R, at: Nanos) {
+        self.pause_parts(rule, Stop::end(at), |part| rule.empty_level(at, part));
     }
 
     /// Pauses each part, and notes the levels that it leaves and the room above `full`.
-    fn pause_parts(&mut self, rule: &R, stop: Stop, full: impl Fn(usize) -> u64, deferred: &mut Deferred<C>) {
+    fn pause_parts(&mut self, rule: &R, stop: Stop, full: impl Fn(usize) -> u64) {
         self.memo.set(None);
-        let levels = PerPart::new(R::PARTS, |part| rule.pause(part, stop, deferred));
+        let levels = PerPart::new(R::PARTS, |part| rule.pause(part, stop));
         // A part that goes on in real time loses nothing by being full.
         let level = |part| levels.iter().nth(part).copied().flatten().unwrap_or(u64::MAX);
         self.undo_log.refund(full, level);
@@ -240,13 +255,27 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Leaves the limiter as if it were empty at a time, for a composite with a pause that ended
     /// then.
-    pub(crate) fn leave_empty(&mut self, visit: &mut Visit<'_, R, C>, at: Nanos) {
-        let rule = visit.rule;
-        self.spend_stock(rule, at, visit.deferred);
+    fn leave_empty(&mut self, rule: &R, at: Nanos) {
+        self.spend_stock(rule, at);
         // A pace that began later allows less.
         let later = |pace: &&Pace| pace.from >= at;
         let spaced: Vec<usize> = self.settings.paces.iter().filter(later).map(|pace| pace.part).collect();
         self.begin_paces(rule, at, |part| !spaced.contains(&part));
+    }
+
+    /// The limiter is left as if it were empty at the time `at`, for a composite with a pause that
+    /// ends then; and no longer at the time `before`, when it was to end until now.
+    pub(crate) fn empty_at(&mut self, before: Option<Nanos>, at: Option<Nanos>) {
+        let emptied = &mut self.settings.emptied;
+        at.into_iter().for_each(|at| *emptied.entry(at).or_default() += 1);
+        if let Some(before) = before
+            && let Some(count) = emptied.get_mut(&before)
+        {
+            *count -= 1;
+            if *count == 0 {
+                emptied.remove(&before);
+            }
+        }
     }
 
     /// Permits were granted.
@@ -358,7 +387,13 @@ impl Pace {
 impl super::settings::Settings {
     /// Whether a pause or its consequences hold for requests.
     pub(crate) fn is_restrained(&self) -> bool {
-        self.pause.is_some() || !self.paces.is_empty()
+        self.pause.is_some() || !self.paces.is_empty() || !self.emptied.is_empty()
+    }
+
+    /// When a pause will leave the limiter empty.
+    pub(crate) fn leaves_empty(&self) -> Option<Nanos> {
+        let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_stock) && self.opens < Nanos::MAX;
+        ends.then_some(self.opens)
     }
 
     /// The paces that hold, or that will hold after the pause.

@@ -118,7 +118,13 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
 
     /// Pauses one part; see [`Policy::pause`].
-    fn pause(&self, part: usize, stop: Stop, deferred: &mut Deferred<C>) -> Option<u64>;
+    fn pause(&self, part: usize, stop: Stop) -> Option<u64>;
+
+    /// A pause of this line is to leave the rule empty at this time, or none is any more. Only the
+    /// members of a composite have to be told.
+    fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred<C>) {
+        let _ = (at, deferred);
+    }
 
     /// Whether a part can stand still in a pause. A part that counts in real time cannot.
     fn stands_still(&self, part: usize) -> bool;
@@ -470,7 +476,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
     }
 
-    fn pause(&self, part: usize, stop: Stop, _deferred: &mut Deferred<C>) -> Option<u64> {
+    fn pause(&self, part: usize, stop: Stop) -> Option<u64> {
         let Stop { from, to, keeps_stock } = stop;
         self.of_part(None, part, |part| part.pause(from, to, keeps_stock))
     }

@@ -54,7 +54,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             due = (self.len() > 0).then_some(now);
         }
         if !self.seats.is_empty() {
-            let schedule = Schedule { rule: visit.rule, settings: &self.settings, emptied: None };
+            let schedule = Schedule { rule: visit.rule, settings: &self.settings };
             self.seats.ring(&schedule, now, visit.deferred);
         }
         // Only a composite looks at its first request, since it has to wait for its members.

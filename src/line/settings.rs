@@ -1,5 +1,7 @@
 //! The settings of a limiter that can change at run time: plain data under the line's lock.
 
+use std::collections::BTreeMap;
+
 use crate::line::pause::{Pace, Pausing};
 use crate::request::QueueBounds;
 use crate::time::Nanos;
@@ -15,6 +17,9 @@ pub(crate) struct Settings {
     pub(crate) pause: Option<Pausing>,
     /// After a pause, one for each part of the policy that counts in real time.
     pub(crate) paces: Vec<Pace>,
+    /// The ends of pauses of composites, each of which leaves the limiter empty, and how many end at
+    /// that time.
+    pub(crate) emptied: BTreeMap<Nanos, usize>,
     /// An observer is told of each call.
     pub(crate) observed: bool,
     /// No request is refused, and none waits.
@@ -40,6 +45,7 @@ impl Settings {
             closed: false,
             pause: None,
             paces: Vec::new(),
+            emptied: BTreeMap::new(),
             observed: false,
             shadow: false,
             shadow_with_all: false,

@@ -672,3 +672,108 @@ fn a_composite_that_is_closed_blames_no_open_member() {
     assert!(b.close());
     assert_eq!(other.try_acquire().err(), Some(AllRefusal::by("b", Refusal::Closed)));
 }
+
+/// A composite with a pause of a second, and its two members of 20 permits per second.
+fn paused_pair(
+    policies: [&str; 2],
+) -> (AllOf<ManualClock>, [RateLimiter<AnyPolicy, ManualClock>; 2], ManualClock) {
+    let (both, members, clock) = full_pair(policies);
+    both.pause_for(SECOND);
+    (both, members, clock)
+}
+
+#[test]
+fn the_members_of_a_paused_composite_are_empty_at_the_end_whether_it_is_asked_or_not() {
+    // They were emptied when the composite was next asked.
+    for policies in PAIRS {
+        for is_dropped in [false, true] {
+            let (both, [requests, _], clock) = paused_pair(policies);
+            clock.advance(SECOND - Duration::from_nanos(1));
+            assert_eq!(requests.status().available, 20, "{policies:?}");
+            clock.advance(Duration::from_nanos(1));
+            if is_dropped {
+                drop(both);
+            }
+            assert_eq!(requests.status().available, 0, "{policies:?}");
+            assert_eq!(requests.try_acquire().err().and_then(|of| of.retry_after()), Some(50 * MS));
+            clock.advance(50 * MS);
+            assert!(requests.try_acquire().is_ok() && requests.try_acquire().is_err(), "{policies:?}");
+        }
+    }
+}
+
+#[test]
+fn changes_of_a_member_after_the_pause_of_a_composite_stand() {
+    // They were wiped when the composite was next asked.
+    for policies in PAIRS {
+        let (both, members, clock) = paused_pair(policies);
+        clock.advance(10 * SECOND);
+        members.iter().for_each(RateLimiter::reset);
+        assert!(both.try_acquire().is_ok());
+        assert_eq!(members[0].status().available, 19, "{policies:?}");
+    }
+    let (both, members, clock) = paused_pair(PAIRS[0]);
+    clock.advance(SECOND);
+    members[0].refund(5);
+    members[1].refund(5);
+    assert_eq!(both.try_acquire_many(5).map(drop), Ok(()));
+    assert!(both.try_acquire().is_err());
+}
+
+#[test]
+fn a_pause_that_ends_early_or_keeps_the_stock_leaves_the_members_alone() {
+    let ends: [fn(AllOf<ManualClock>); 3] = [
+        |both| assert!(both.resume()),
+        drop,
+        |both| {
+            assert!(both.resume());
+            both.pause(Pause::lasting(SECOND / 2).keep_stock());
+        },
+    ];
+    for policies in PAIRS {
+        for end in ends {
+            let (both, [requests, _], clock) = paused_pair(policies);
+            clock.advance(SECOND / 2);
+            end(both);
+            clock.advance(SECOND);
+            assert_eq!(requests.status().available, 20, "{policies:?}");
+        }
+        // It lasts longer than before.
+        let (both, [requests, _], clock) = paused_pair(policies);
+        both.pause_for(2 * SECOND);
+        clock.advance(SECOND);
+        assert_eq!(requests.status().available, 20, "{policies:?}");
+        clock.advance(SECOND);
+        assert_eq!(requests.status().available, 0, "{policies:?}");
+    }
+}
+
+#[test]
+fn a_waiter_at_a_member_is_behind_an_empty_limiter_after_the_pause_of_a_composite() {
+    for policies in PAIRS {
+        let (both, [requests, _], clock) = full_pair(policies);
+        assert!(requests.try_acquire_many(20).is_ok());
+        both.pause_for(SECOND);
+        let mut wait = spawn(requests.acquire_many(20));
+        assert_pending!(wait.poll());
+        clock.advance(2 * SECOND - Duration::from_nanos(1));
+        assert_pending!(wait.poll(), "{policies:?}");
+        clock.advance(Duration::from_nanos(1));
+        assert!(assert_ready!(wait.poll()).is_ok(), "{policies:?}");
+    }
+}
+
+#[test]
+fn two_composites_of_one_member_leave_it_empty_at_two_times() {
+    let (both, [requests, tokens], clock) = paused_pair(PAIRS[0]);
+    let other = AllOf::new("tokens", &tokens).with("requests", &requests);
+    other.pause_for(3 * SECOND / 2);
+    clock.advance(SECOND);
+    assert_eq!(requests.status().available, 0);
+    clock.advance(SECOND / 2 - MS);
+    assert_eq!(requests.status().available, 9);
+    clock.advance(MS);
+    assert_eq!(requests.status().available, 0);
+    let told = both.try_acquire().err().and_then(|refusal| refusal.retry_after());
+    assert_eq!(told, Some(50 * MS));
+}
