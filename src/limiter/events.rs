@@ -141,8 +141,9 @@ pub trait Events: Send + Sync + 'static {
         let _ = (permits, refusal);
     }
 
-    /// The caller dropped its wait, after so long, or a [`CancelToken`](crate::CancelToken) ended
-    /// the call. It took nothing.
+    /// The caller dropped its wait, after so long, or the call was ended by a
+    /// [`CancelToken`](crate::CancelToken), or by a panic of the waker of another request, which it
+    /// called. It took nothing.
     fn cancelled(&self, permits: u64, waited: Duration) {
         let _ = (permits, waited);
     }

@@ -42,9 +42,10 @@ pub(crate) enum Stage {
     UpTo(u32),
     /// Not polled yet, and exempt: it passes without a permit.
     Exempt,
-    /// The next poll joins the line. The policy refused the request for now, or could not be asked
-    /// without the lock; it is asked again under the lock.
-    Joining,
+    /// The request joins the line, or takes up to so many permits if this is not zero. The policy
+    /// refused it for now, or could not be asked without the lock; it is asked again under the lock.
+    /// If a poll left this stage, foreign code has panicked: the next poll joins.
+    Joining(u32),
     /// In the line, under this key.
     Queued(u32),
     /// It has its answer.
@@ -166,14 +167,6 @@ impl<Ask> Progress<Ask> {
     /// Whether it passes without a permit, and was not polled yet.
     pub(crate) fn is_exempt(&self) -> bool {
         matches!(self.stage, Stage::Exempt)
-    }
-
-    /// Takes the key of its entry, if it has one: from then on the entry is the caller's to remove.
-    pub(crate) fn take_key(&mut self) -> Option<u32> {
-        match std::mem::replace(&mut self.stage, Stage::Done) {
-            Stage::Queued(key) => Some(key),
-            Stage::New | Stage::UpTo(_) | Stage::Exempt | Stage::Joining | Stage::Done => None,
-        }
     }
 
     /// This request, for a grant that can be undone in part later.

@@ -10,6 +10,7 @@
 //! | policy state | as in `policy/atomic_word.rs` | |
 //! | everything else | under the lock | |
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -123,12 +124,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         kind: GrantKind,
     ) -> Result<Option<Granted<R::Charge>>, Refusal> {
         let word = self.gate_word.load();
-        let answer = match kind {
+        let answer = self.or_tell(demand.ask, || match kind {
             GrantKind::Final if word.needs_no_lock() => {
                 self.take_without_lock(word, self.clock.now(), demand.ask).map(Granted::Final)
             }
             _ => self.try_in_line(demand, 0, kind).map(|(_, granted)| granted),
-        };
+        });
         self.tell(demand.ask, Nanos::ZERO, answer.map(Passed::Granted))
     }
 
@@ -141,12 +142,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         kind: GrantKind,
     ) -> Result<Took<R, C>, Refusal> {
         let word = self.gate_word.load();
-        let taken = match kind {
+        let taken = self.or_tell(demand.ask, || match kind {
             GrantKind::Final if word.needs_no_lock() => self
                 .take_as_many(word, self.clock.now(), demand.ask, most)
                 .map(|(ask, charge)| (ask, Granted::Final(charge))),
             _ => self.try_in_line(demand, most, kind),
-        };
+        });
         let (ask, answer) = match taken {
             Ok((ask, granted)) => (ask, Ok(Passed::Granted(granted))),
             Err(refusal) => (demand.ask.clone(), Err(refusal)),
@@ -256,7 +257,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         waited: Nanos,
         answer: Answer<Granted<R::Charge>>,
     ) -> Result<Option<Granted<R::Charge>>, Refusal> {
-        let told = |refusal| self.rule.told(ask, refusal);
+        let told = |refusal| self.or_tell(ask, || self.rule.told(ask, refusal));
         let answer = match answer {
             Ok(Passed::Shadow(refusal)) => Ok(Passed::Shadow(told(refusal))),
             // Also in shadow a closed limiter refuses: what it guards has ended.
@@ -275,6 +276,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             }
         });
         answer.map(Passed::granted)
+    }
+
+    /// Does a part of a call. If foreign code panics meanwhile, such as the waker of another request,
+    /// tells the observers that the call is over: it took nothing.
+    #[inline]
+    pub(crate) fn or_tell<T>(&self, ask: &R::Ask, work: impl FnOnce() -> T) -> T {
+        let untold = Untold::new(self, ask);
+        let done = work();
+        std::mem::forget(untold);
+        done
     }
 
     /// Tells the observers, if there are any. Not under the lock.
@@ -424,6 +435,26 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 impl<R: Rule<C>, C: Timer> Recheck for Shared<R, C> {
     fn recheck(&self) {
         self.serve_then(|_, _| ());
+    }
+}
+
+/// A call that no observer is told of yet. Dropping it tells that the call took nothing.
+pub(crate) struct Untold<'a, R: Rule<C>, C: Timer> {
+    shared: &'a Shared<R, C>,
+    ask: &'a R::Ask,
+    pub(crate) waited: Cell<Nanos>,
+}
+
+impl<'a, R: Rule<C>, C: Timer> Untold<'a, R, C> {
+    pub(crate) fn new(shared: &'a Shared<R, C>, ask: &'a R::Ask) -> Self {
+        Untold { shared, ask, waited: Cell::new(Nanos::ZERO) }
+    }
+}
+
+impl<R: Rule<C>, C: Timer> Drop for Untold<'_, R, C> {
+    fn drop(&mut self) {
+        let (permits, waited) = (self.shared.rule.permits(self.ask), self.waited.get().as_duration());
+        self.shared.report(|events| events.cancelled(permits, waited));
     }
 }
 

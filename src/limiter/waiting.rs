@@ -17,6 +17,7 @@
 //! | 11. without the lock, the task is woken | `Deferred::drop` | `line/deferred.rs` |
 //! | 12. the second poll takes the grant out of the entry and returns `Ready` | `look`, `collect`, `answer` | here |
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
@@ -24,7 +25,7 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::pending::{Pending, Poller, Progress, Stage};
-use crate::limiter::shared::{Held, Shared};
+use crate::limiter::shared::{Held, Shared, Untold};
 use crate::line::all_waiters::Entered;
 use crate::line::answer::{Answer, Passed, Receipt};
 use crate::line::deferred::run_in_drop;
@@ -55,7 +56,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             let word = self.gate_word.load();
             if word.is_clear() && wait.kind == GrantKind::Final {
                 match self.take_without_lock(word, wait.since, &wait.ask) {
-                    Err(refusal) if refusal.may_retry() => wait.stage = Stage::Joining,
+                    Err(refusal) if refusal.may_retry() => wait.stage = Stage::Joining(0),
                     answer => {
                         wait.stage = Stage::Done;
                         return Poll::Ready(answer.map(|charge| Receipt {
@@ -76,7 +77,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         poller: Poller<'_>,
     ) -> Poll<Result<Receipt<R::Charge>, Refusal>> {
         if let Stage::New = wait.stage {
-            wait.stage = Stage::Joining;
+            wait.stage = Stage::Joining(0);
             let word = self.gate_word.load();
             if word.needs_no_lock() && wait.kind == GrantKind::Final {
                 match self.take_without_lock(word, wait.since, &wait.ask) {
@@ -95,7 +96,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                 (ready!(self.join_for(wait, most, poller)), Nanos::ZERO)
             }
             // `New` became `Joining` above.
-            Stage::New | Stage::Joining => (ready!(self.join(wait, 0, poller)), Nanos::ZERO),
+            Stage::New => (ready!(self.join(wait, 0, poller)), Nanos::ZERO),
+            Stage::Joining(most) => (ready!(self.join(wait, most, poller)), Nanos::ZERO),
             Stage::Queued(key) => {
                 let (answer, now) = ready!(self.look(wait, key, poller));
                 (answer, now.saturating_since(wait.since))
@@ -127,6 +129,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         most: u32,
         poller: Poller<'_>,
     ) -> Poll<Answer<Granted<R::Charge>>> {
+        wait.stage = Stage::Joining(most);
         let word = self.gate_word.load();
         if word.needs_no_lock() && wait.kind == GrantKind::Final {
             match self.take_as_many(word, wait.since, &wait.ask, most) {
@@ -229,6 +232,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             return Ok(this.release());
         }
         let most = request.more().unwrap_or(0);
+        wait.stage = Stage::Joining(most);
         let answer = self.serve_then(|line, visit| {
             let (demand, now) = (wait.demand(), visit.now);
             line.check(&self.rule, now, demand)?;
@@ -389,8 +393,15 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         else {
             return refusal;
         };
-        self.serve_then(|line, visit| {
-            line.too_early(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
+        // The refusal that it has is told if a waker panics.
+        let look = || {
+            self.serve_then(|line, visit| {
+                line.too_early(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
+            })
+        };
+        catch_unwind(AssertUnwindSafe(look)).unwrap_or_else(|panic| {
+            let _ = self.tell(&wait.ask, Nanos::ZERO, Err(refusal));
+            resume_unwind(panic)
         })
     }
 
@@ -425,7 +436,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Takes the answer of a reservation, if it has one.
     pub(crate) fn claim(&self, wait: &mut Progress<R::Ask>) -> Option<Result<Receipt<R::Charge>, Refusal>> {
         let (decision, waited) = match wait.stage {
-            Stage::New | Stage::UpTo(_) | Stage::Joining | Stage::Done => return None,
+            Stage::New | Stage::UpTo(_) | Stage::Joining(_) | Stage::Done => return None,
             Stage::Exempt => {
                 wait.stage = Stage::Done;
                 (Ok(Passed::Exempt), Nanos::ZERO)
@@ -444,19 +455,25 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 
     /// Removes a request at any stage; a grant that it did not see is undone.
     pub(crate) fn leave(&self, wait: &mut Progress<R::Ask>) {
-        let Some(key) = wait.take_key() else { return };
+        let key = match std::mem::replace(&mut wait.stage, Stage::Done) {
+            Stage::Queued(key) => Some(key),
+            Stage::Joining(_) => None,
+            Stage::New | Stage::UpTo(_) | Stage::Exempt | Stage::Done => return,
+        };
         run_in_drop(|| {
+            // Told at the end, also if another waiter's waker panics.
+            let untold = Untold::new(self, &wait.ask);
+            let Some(key) = key else { return };
             // Not `serve_then`: the request leaves before it could be granted only to be undone.
-            let (now, held) = self.with_line(|line, visit| {
+            let held = self.with_line(|line, visit| {
+                untold.waited.set(visit.now.saturating_since(wait.since));
                 let grant = line.remove(visit, key).map(Undoable::Tracked);
                 // Undone under the lock if another waiter's waker panics now.
-                (visit.now, grant.map(|grant| Held::new(self, grant)))
+                grant.map(|grant| Held::new(self, grant))
             });
             if let Some(grant) = held.and_then(|held| held.keep().tracked()) {
                 self.undo(Undoable::Tracked(grant));
             }
-            let waited = now.saturating_since(wait.since).as_duration();
-            self.report(|events| events.cancelled(self.rule.permits(&wait.ask), waited));
         });
     }
 }

@@ -4,8 +4,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
@@ -15,9 +15,11 @@ use crate::support::loops::Loops;
 use tidegate::AcquireOwned;
 use tidegate::QueueBounds;
 use tidegate::{
-    Clock, Grant, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SlidingLog, SmoothBursty,
-    TokenBucket, WhenFull,
+    AllOf, Clock, Events, Grant, ManualClock, Nanos, Rate, RateLimiter, Refusal, Request, SlidingLog,
+    SmoothBursty, TokenBucket, WhenFull,
 };
+#[cfg(feature = "keyed")]
+use tidegate::{KeyedAllOf, KeyedRateLimiter};
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
 
@@ -402,4 +404,141 @@ fn a_policy_that_panics_once_lets_no_request_overtake() {
     clock.advance(SECOND);
     assert!(limiter.try_acquire().is_err(), "the permit is the waiter's");
     assert_eq!(waiter.as_mut().poll(&mut context).map_ok(Grant::waited), Poll::Ready(Ok(SECOND)));
+}
+
+/// What was told of calls, in order.
+#[derive(Default)]
+struct Told(Mutex<Vec<&'static str>>);
+
+impl Told {
+    /// What was told of this call.
+    fn of<T>(&self, call: impl FnOnce() -> T) -> Vec<&'static str> {
+        self.0.lock().expect("no panic").clear();
+        call();
+        self.0.lock().expect("no panic").clone()
+    }
+
+    fn add(&self, event: &'static str) {
+        self.0.lock().expect("no panic").push(event);
+    }
+}
+
+impl Events for Told {
+    fn granted(&self, _permits: u64, _waited: Duration) {
+        self.add("granted");
+    }
+
+    fn refused(&self, _permits: u64, _refusal: &Refusal) {
+        self.add("refused");
+    }
+
+    fn cancelled(&self, _permits: u64, _waited: Duration) {
+        self.add("cancelled");
+    }
+}
+
+fn observed(burst: u32) -> (Limiter, Arc<Told>, ManualClock) {
+    let ((limiter, clock), told) = (limiter(burst), Arc::new(Told::default()));
+    assert!(limiter.observe(told.clone()));
+    (limiter, told, clock)
+}
+
+/// A call that a panic unwound was told of by no event.
+#[test]
+fn each_call_that_panics_is_told_of_once() {
+    type Call = fn(&Limiter);
+    let calls: [(&str, Call); 6] = [
+        ("try", |limiter| panics(|| limiter.try_acquire())),
+        ("try of many", |limiter| panics(|| limiter.try_acquire_many(100))),
+        ("try of as many", |limiter| panics(|| limiter.try_acquire_many(Request::up_to(9)))),
+        ("reserve", |limiter| panics(|| limiter.reserve(1))),
+        ("acquire", |limiter| panics(|| spawn(limiter.acquire()).poll())),
+        ("acquire as many", |limiter| panics(|| spawn(limiter.acquire_many(Request::up_to(9))).poll())),
+    ];
+    for (name, call) in calls {
+        let (limiter, told, clock) = observed(3);
+        let bad = bad(&limiter);
+        clock.jump(3 * SECOND);
+        assert_eq!(told.of(|| call(&limiter)), ["cancelled"], "{name}");
+        assert_eq!(told.of(|| drop(bad)), ["cancelled"]);
+        assert_eq!(take_all(&limiter), 3, "{name}");
+    }
+}
+
+#[test]
+fn a_wait_whose_first_poll_panicked_is_told_of_when_it_ends() {
+    for request in [Request::permits(1), Request::up_to(9)] {
+        let (limiter, told, clock) = observed(3);
+        let _bad = bad(&limiter);
+        clock.jump(3 * SECOND);
+        let mut wait = spawn(limiter.acquire_many(request));
+        assert_eq!(told.of(|| panics(|| wait.poll())), Vec::<&str>::new());
+        assert_eq!(told.of(|| assert_ready_ok!(wait.poll())), ["granted"]);
+        assert_eq!(told.of(|| drop(wait)), Vec::<&str>::new());
+    }
+}
+
+#[test]
+fn a_wait_that_is_dropped_or_refused_is_told_of_although_a_waker_panics() {
+    let (limiter, told, clock) = observed(1);
+    let waker_panics = bad(&limiter);
+    let wait = waiting(&limiter);
+    clock.jump(SECOND);
+    assert_eq!(told.of(|| panics(|| drop(wait))), ["cancelled"]);
+    drop(waker_panics);
+
+    let (limiter, told, clock) = observed(1);
+    limiter.set_catch_up(Duration::ZERO);
+    let _first = waiting(&limiter);
+    let mut refused = spawn(limiter.acquire_within(2 * SECOND));
+    assert_pending!(refused.poll());
+    clock.jump(2 * SECOND);
+    assert_eq!(limiter.status().waiting, 0);
+    let _bad = bad(&limiter);
+    clock.jump(SECOND);
+    assert_eq!(told.of(|| panics(|| refused.poll())), ["refused"]);
+    assert_eq!(told.of(|| drop(refused)), Vec::<&str>::new());
+}
+
+#[test]
+fn a_call_of_a_composite_that_panics_is_told_of_once() {
+    type Call = fn(&AllOf<Loops>);
+    let calls: [Call; 4] = [
+        |all| panics(|| all.try_acquire()),
+        |all| panics(|| all.try_acquire_many(Request::permits(1).with_left())),
+        |all| panics(|| all.reserve(1)),
+        |all| panics(|| spawn(all.acquire()).poll()),
+    ];
+    for (number, call) in calls.into_iter().enumerate() {
+        let ((limiter, clock), told) = (limiter(3), Arc::new(Told::default()));
+        let other =
+            RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3), limiter.clock().clone());
+        let all = AllOf::new("other", &other).with("limiter", &limiter);
+        assert!(all.observe(told.clone()));
+        let _bad = bad(&limiter);
+        clock.jump(3 * SECOND);
+        assert_eq!(told.of(|| call(&all)), ["cancelled"], "{number}");
+        assert_eq!((take_all(&other), take_all(&limiter)), (3, 2), "{number}");
+    }
+}
+
+#[cfg(feature = "keyed")]
+#[test]
+fn a_call_of_a_key_that_panics_is_told_of_once() {
+    type Calls = KeyedAllOf<str, Loops>;
+    let calls: [fn(&Calls); 2] = [
+        |calls| panics(|| calls.try_acquire("alice")),
+        |calls| panics(|| spawn(calls.acquire("alice")).poll()),
+    ];
+    for call in calls {
+        let ((limiter, clock), told) = (limiter(3), Arc::new(Told::default()));
+        let policy = TokenBucket::new(Rate::per_second(1), 3);
+        let users: KeyedRateLimiter<String, _, _> =
+            KeyedRateLimiter::with_clock(policy, 9, limiter.clock().clone());
+        let all: Calls = KeyedAllOf::new("user", &users).with("all", &limiter).observed_by(told.clone());
+        let _bad = bad(&limiter);
+        clock.jump(3 * SECOND);
+        assert_eq!(told.of(|| call(&all)), ["cancelled"]);
+        assert_eq!(users.status("alice").available, 3);
+    }
 }

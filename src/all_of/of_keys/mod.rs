@@ -519,7 +519,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if let Some(all) = self.in_use(key) {
             return Ok(ControlFlow::Continue(all));
         }
-        match self.take_now(key, ask) {
+        match self.common.shared.or_tell(ask, || self.take_now(key, ask)) {
             Some(Err(refusal)) if !refusal.may_retry() => self.refuse(key, ask, refusal),
             Some(Ok(permits)) => self.tell(ask, Ok(permits)).map(ControlFlow::Break),
             // Not told: it waits now.
@@ -752,7 +752,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if let Some(all) = self.in_use(key) {
             return all.attempt(ask);
         }
-        match self.take_now(key, ask) {
+        match self.common.shared.or_tell(ask, || self.take_now(key, ask)) {
             Some(answer) => self.tell(ask, answer.map_err(|refusal| self.tell_left(key, ask, refusal))),
             None => match self.for_key(key) {
                 Ok(all) => all.attempt(ask),
