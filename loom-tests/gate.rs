@@ -250,7 +250,7 @@ fn a_dropped_waiter_passes_its_permit_on() {
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_a_dropped_waiter_passes_its_permit_on() {
     drop_against_grant(|limiter, wait| {
-        let Some(key) = wait.take_key() else { return };
+        let Stage::Queued(key) = std::mem::replace(&mut wait.stage, Stage::Done) else { return };
         let mut deferred = Deferred::new();
         let mut line = lock(&limiter.line);
         line.remove(&mut limiter.visit_at(Nanos::ZERO, &mut deferred), key);
