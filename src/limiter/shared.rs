@@ -386,7 +386,12 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// counts.
     fn read_time(&self, line: &mut Line<R, C>, deferred: &mut Deferred<C>) -> Nanos {
         let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
-        deferred.run(|| line.begin_visit(&self.rule, now));
+        deferred.run_with(|deferred| {
+            if let Some(at) = line.serves_before(now, self.lateness.catch_up()) {
+                line.serve(&mut self.visit_at(at, deferred));
+            }
+            line.begin_visit(&self.rule, now);
+        });
         now
     }
 

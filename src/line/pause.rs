@@ -44,9 +44,9 @@
 //! **Checked by** `loom-tests/control.rs` and `tests/limiter/pause.rs`.
 
 use crate::clock::Timer;
-use crate::line::Line;
 use crate::line::rule::Rule;
 use crate::line::undo_log::PerPart;
+use crate::line::{Line, WokenBy};
 use crate::policy::Forecast;
 use crate::time::Nanos;
 
@@ -128,14 +128,27 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     #[cold]
     fn pause_goes_on(&mut self, rule: &R) {
         let now = self.latest;
-        // The last one leaves what all of them leave. A panic of the policy must not repeat it.
-        let later = self.settings.emptied.split_off(&now.saturating_add(Nanos::new(1)));
-        let emptied = std::mem::replace(&mut self.settings.emptied, later);
-        if let Some((&at, _)) = emptied.last_key_value() {
+        // The last one leaves what all of them leave.
+        let mut last = None;
+        while let Some(first) = self.settings.emptied.first_entry().filter(|first| *first.key() <= now) {
+            last = Some(first.remove_entry().0);
+        }
+        if let Some(at) = last {
             self.pause_goes_on_until(rule, at);
             self.leave_empty(rule, at);
         }
         self.pause_goes_on_until(rule, now);
+    }
+
+    /// The time before which waiters are still to be served, if a pause of a composite has ended by
+    /// `now` and has not left the limiter empty yet: a timer may be a moment late, and nothing wakes
+    /// a reservation that no task awaits.
+    pub(crate) fn serves_before(&self, now: Nanos, catch_up: Nanos) -> Option<Nanos> {
+        let (&at, _) = self.settings.emptied.first_key_value().filter(|(at, _)| **at <= now)?;
+        let head = self.entries.get(self.head as usize).filter(|_| self.settings.pause.is_none())?;
+        let unattended = matches!(head.woken_by, WokenBy::Nobody);
+        (unattended || now.saturating_since(at) <= catch_up)
+            .then_some(Nanos::new(at.as_u64().saturating_sub(1)))
     }
 
     fn pause_goes_on_until(&mut self, rule: &R, now: Nanos) {

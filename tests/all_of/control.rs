@@ -764,6 +764,20 @@ fn a_waiter_at_a_member_is_behind_an_empty_limiter_after_the_pause_of_a_composit
 }
 
 #[test]
+fn a_place_at_a_member_is_charged_at_its_time_before_the_end_of_a_pause() {
+    let (both, [requests, _], clock) = full_pair(PAIRS[0]);
+    assert!(requests.try_acquire_many(20).is_ok());
+    both.pause_for(SECOND);
+    let mut place = requests.reserve(5).expect("a place");
+    assert_eq!(place.due_in(), SECOND / 4);
+    clock.jump(10 * SECOND);
+    assert!(place.claim());
+    let mut waits = spawn(requests.acquire());
+    assert!(assert_ready!(waits.poll()).is_ok());
+    assert_eq!(requests.status().available, 19);
+}
+
+#[test]
 fn two_composites_of_one_member_leave_it_empty_at_two_times() {
     let (both, [requests, tokens], clock) = paused_pair(PAIRS[0]);
     let other = AllOf::new("tokens", &tokens).with("requests", &requests);
