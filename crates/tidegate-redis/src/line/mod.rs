@@ -112,8 +112,8 @@ pub(crate) use ticket::Ticket;
 /// for a fifth of a millisecond for as many.
 const MOST_DECISIONS: usize = 64;
 
-/// So many requests are served or ended while the lock is held. The next request that is due is
-/// woken, and serves as many.
+/// So many requests are served or ended while the lock is held, or ask again. The next request that
+/// is due is woken, and serves as many.
 const MOST_STEPS: usize = 256;
 
 /// How long a line rests at least after a call that failed, unless the store is back before.
@@ -260,6 +260,8 @@ struct After {
     pause: Option<Nanos>,
     /// Until when no call leaves, since requests return.
     gathers_till: Option<Nanos>,
+    /// Whether more requests behind a pause that has ended are to ask again.
+    goes_on: bool,
     /// A sender that is dropped wakes the task that was to look.
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
@@ -328,6 +330,9 @@ impl Line {
         drop(state);
         after.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
         after.pause.take().into_iter().for_each(|at| self.visit_at(at, State::look_at_pause));
+        if after.goes_on {
+            self.visit_at(now, State::go_on_asking);
+        }
         // The line goes on then without the requests that have not returned.
         after.gathers_till.take().into_iter().for_each(|till| self.visit_at(till, |_, _, _| ()));
         if after.has_booked {

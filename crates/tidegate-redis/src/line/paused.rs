@@ -15,7 +15,7 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 
 use crate::line::class::Instant;
-use crate::line::{After, Entry, Outcome, Stage, State, bounds};
+use crate::line::{After, Entry, MOST_STEPS, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Undecided};
 
@@ -113,19 +113,31 @@ impl State {
         }
     }
 
-    /// Has all requests ask again, but refuses those whose tasks did not look for long.
+    /// The pause has ended: has all requests ask again, by steps, but refuses those whose tasks did
+    /// not look for long. A request that comes between two steps still is one behind a pause, so
+    /// those before it go first.
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
-        for number in std::mem::take(&mut self.paused) {
+        self.pause_ends = self.pause_ends.min(now);
+        for _ in 0..MOST_STEPS {
+            let Some(number) = self.paused.first().copied() else { return };
             if self.leave_pause(number).is_none() {
                 continue;
             }
             let is_leaked = |entry: &Entry| entry.last().saturating_add(LOOK) < now;
             if self.entries.get(&number).is_some_and(is_leaked) {
-                let refusal = Refusal::Paused { retry_after: self.pause_ends.saturating_since(now) };
+                let refusal = Refusal::Paused { retry_after: Nanos::ZERO };
                 self.answer(after, number, Outcome::Refused(refusal.into()));
             } else {
                 self.rejoin(after, number, now);
             }
+        }
+        after.goes_on = !self.paused.is_empty();
+    }
+
+    /// On the store's thread: the next step, unless there is another pause.
+    pub(super) fn go_on_asking(&mut self, after: &mut After, now: Nanos) {
+        if self.pause_ends <= now {
+            self.ask_again(after, now);
         }
     }
 
@@ -169,4 +181,25 @@ impl State {
 /// Whether a request asks for permits of each limit of which another one asks for some.
 pub(super) fn asks_as_well(costs: &Costs, other: &Costs) -> bool {
     costs.iter().zip(other).all(|((n, _), (of_other, _))| *of_other == 0 || *n > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lock was held for as long as a million requests ask again.
+    #[test]
+    fn requests_ask_again_by_steps() {
+        let (mut state, mut after) = (State::default(), After::default());
+        state.paused = (0..1000).collect();
+        state.pause_ends = Nanos::new(7);
+        let mut steps = 0;
+        state.ask_again(&mut after, Nanos::new(1));
+        while std::mem::take(&mut after.goes_on) {
+            steps += 1;
+            assert_eq!(state.paused.len(), 1000 - steps * MOST_STEPS);
+            state.go_on_asking(&mut after, Nanos::new(1));
+        }
+        assert_eq!((steps, state.paused.len()), (3, 0));
+    }
 }

@@ -283,6 +283,41 @@ fn newcomers_stand_behind_requests_that_wait_for_the_end_of_a_pause() {
     }
 }
 
+/// They ask again by steps, and newcomers come between these.
+#[test]
+fn a_long_line_behind_a_pause_keeps_its_order() {
+    for ends_early in [true, false] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let [limiter] = &fleet(&model, "token_bucket 1000/s burst 10", 1, false)[..] else {
+                panic!("one")
+            };
+            limiter.pause(Pause::lasting(SECOND)).await.unwrap();
+            let mut tasks = Vec::new();
+            for i in 0..1500 {
+                tasks.push(wait(limiter, 1));
+                if i % 100 == 0 {
+                    sleep(MS).await;
+                }
+            }
+            sleep(if ends_early { 300 * MS } else { 900 * MS }).await;
+            let resumed = limiter.clone();
+            let resumed = tokio::spawn(async move { ends_early && resumed.resume().await.unwrap() });
+            for _ in 0..300 {
+                tasks.push(wait(limiter, 1));
+                sleep(MS).await;
+            }
+            assert_eq!(resumed.await.unwrap(), ends_early);
+            let mut granted = Vec::new();
+            for task in tasks {
+                granted.push(task.await.unwrap().unwrap());
+            }
+            let first = granted.iter().zip(&granted[1..]).position(|(one, next)| next < one);
+            assert_eq!(first, None, "ends early {ends_early}");
+        });
+    }
+}
+
 /// The only request that waits asks whether the pause has ended, while newcomers come.
 #[test]
 fn newcomers_stand_behind_a_request_that_asks_whether_a_pause_has_ended() {
