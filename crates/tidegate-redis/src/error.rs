@@ -77,7 +77,7 @@ impl fmt::Display for BuildError {
             BuildError::NoLimit => write!(f, "no limit is given"),
             BuildError::Field { field, allowed, value: None } => write!(f, "{field} must be {allowed}"),
             BuildError::Field { field, allowed, value: Some(value) } => {
-                write!(f, "{field} must be {allowed}, and is {value}")
+                write!(f, "{field} is {value:?}, and must be {allowed}")
             }
             BuildError::Unknown { field } => write!(f, "{field}: there is no such field; {OTHER_FIELDS}"),
             BuildError::Store(error) => error.fmt(f),

@@ -203,26 +203,25 @@ fn errors_say_what_to_write() {
     let line = "fixed_window 5/s store redis://h";
     let tag = "tag must be set for a limit over a store, to a name that no other limit has, such as uploads";
     assert_eq!(error(line), tag);
-    let away =
-        "while_away must be closed, wait, open, share, or share_of with a number from 1, such as share_of 8";
+    let away = "must be closed, wait, open, share, or share_of with a number from 1, such as share_of 8";
     for (tail, message) in [
         (
             " timeout 20",
-            "timeout must be a whole number above zero and a unit, such as 50ms or 1s, and is 20",
+            r#"timeout is "20", and must be a whole number above zero and a unit, such as 50ms or 1s"#,
         ),
         (" tag a leased true", "leased must be named without a value, or left out"),
         (" tag a leased false", "leased must be named without a value, or left out"),
         (
             " timeout 0ms",
-            "timeout must be a whole number above zero and a unit, such as 50ms or 1s, and is 0ms",
+            r#"timeout is "0ms", and must be a whole number above zero and a unit, such as 50ms or 1s"#,
         ),
         (
             " timeout 1.5s",
-            "timeout must be a whole number above zero and a unit, such as 50ms or 1s, and is 1.5s",
+            r#"timeout is "1.5s", and must be a whole number above zero and a unit, such as 50ms or 1s"#,
         ),
-        (" while_away never", &format!("{away}, and is never")),
-        (" while_away share_of 0", &format!("{away}, and is share_of 0")),
-        (" while_away redis://:hunter2@h", away),
+        (" while_away never", &format!(r#"while_away is "never", and {away}"#)),
+        (" while_away share_of 0", &format!(r#"while_away is "share_of 0", and {away}"#)),
+        (" while_away redis://:hunter2@h", &format!("while_away {away}")),
         (" prefix a prefix b", "prefix must be set once"),
         (" tag", "tag must be a text"),
         (" tag a prefix a:b", r#""a:b": a prefix has 1 to 200 bytes, and no brace, colon, space or control"#),
@@ -269,17 +268,17 @@ fn errors_say_what_to_write() {
         ("in_use 2 fixed_window 5/s", "fixed_window: there is no such field; beside the limits there are"),
         ("fixed_window 5/s in_use 2", alone),
         ("in_use 2 store redis://h tag a leased", alone),
-        ("in_use -1", "in_use must be a whole number from 1 to 4294967295"),
+        ("in_use -1", r#"in_use is "-1", and must be a whole number from 1 to 4294967295"#),
         (
             "in_use 0",
-            "in_use must be a whole number from 1 to 4294967295; a limit that grants nothing is deny_all, and is 0",
+            r#"in_use is "0", and must be a whole number from 1 to 4294967295; a limit that grants nothing is deny_all"#,
         ),
         ("in_use", "in_use must be a whole number from 1 to 4294967295"),
         ("in_use 2 store redis://h", tag),
         ("in_use 2 time_to_live 5s", "time_to_live must be left out where no store is set"),
         (
             "in_use 2 time_to_live 0s store redis://h tag a",
-            "time_to_live must be a whole number and a unit, at least 1s, such as 10s, and is 0s",
+            r#"time_to_live is "0s", and must be a whole number and a unit, at least 1s, such as 10s"#,
         ),
         (
             "fixed_window 5/s store redis://h tag a time_to_live 5s",
