@@ -66,6 +66,34 @@ use crate::store::Store;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Plans: the limiter of each plan is prepared, and a limiter of your own chooses one of them. Both
+/// have one tag, so a user whose plan changes goes on with the permits that there are.
+///
+/// ```
+/// use tidegate::{AllRefusal, AnyKeyed, AnyLimiter, KeyedLimiter};
+/// use tidegate_redis::{Store, StoreKeyedLimiter};
+///
+/// #[derive(Debug)]
+/// struct Plans {
+///     free: StoreKeyedLimiter,
+///     paid: StoreKeyedLimiter,
+/// }
+///
+/// impl KeyedLimiter<String> for Plans {
+///     fn limiter(&self, key: String) -> Result<AnyLimiter, AllRefusal> {
+///         let plan = if key.starts_with("paid-") { &self.paid } else { &self.free };
+///         Ok(plan.limiter(&key).into())
+///     }
+/// }
+///
+/// let store = Store::open("redis://127.0.0.1")?;
+/// let plan = |policy: &str| store.keyed("users").limit("calls", policy).build();
+/// let (free, paid) = (plan("token_bucket 5/s burst 10")?, plan("token_bucket 50/s burst 100")?);
+/// let users: AnyKeyed<String> = AnyKeyed::new(Plans { free, paid }); // for a layer, for example
+/// # let _ = users;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct StoreKeyedLimiter(Arc<Keyed>);
 

@@ -223,10 +223,10 @@ impl StoreLimiter {
     /// the pause.
     ///
     /// A pause concerns the limits with the tag and the names of this limiter, and with policies of
-    /// the same kinds, and with windows of the same length; rates and bursts may differ. A limit
-    /// of another kind or length is another limit: the call succeeds, and pauses nothing that the processes ask. A bucket
-    /// fills by the rate of the call up to the pause, as in each [call of a process with another
-    /// rate](crate#whom-a-call-concerns).
+    /// the same kinds, and with windows of the same length; rates and bursts may differ. A limit of
+    /// another kind or length is another limit: the call succeeds, and pauses nothing that the
+    /// processes ask. A bucket fills by the rate of the call up to the pause, as in each [call of a
+    /// process with another rate](crate#whom-a-call-concerns).
     ///
     /// # Cancel safety
     ///
