@@ -96,9 +96,15 @@ fn a_bad_configuration_is_told_with_what_to_write() {
             "tolerence: token_bucket has only burst, start_with, interval_refill, at_wall_clock and tolerance; write \
              tolerance",
         ),
-        ("token_bucket 5/s", "token_bucket needs burst"),
-        ("token_bucket 5/s burst five", "burst \"five\" is not a whole number from 0 to 4294967295"),
-        ("token_bucket 5/s burst -1", "burst \"-1\" is not a whole number from 0 to 4294967295"),
+        ("token_bucket 5/s", "token_bucket needs burst, such as token_bucket 10/s burst 20"),
+        ("token_bucket 10 /s burst 20", "10 /s: write 10/s, without a space"),
+        ("token_bucket 10/ s burst 20", "10/ s: write 10/s, without a space"),
+        ("token_bucket 5/s burst five", "burst \"five\" is not a whole number from 1 to 4294967295"),
+        ("token_bucket 5/s burst -1", "burst \"-1\" is not a whole number from 1 to 4294967295"),
+        (
+            "token_bucket 5/s burst 5 start_with -1",
+            "start_with \"-1\" is not a whole number from 0 to 4294967295",
+        ),
         ("token_bucket 5/s burst 0", "burst \"0\" is not above 0; a policy that grants nothing is deny_all"),
         ("token_bucket 5/s burst", "burst needs a value"),
         ("token_bucket 5/s burst 5 burst 6", "burst is set twice"),
@@ -133,7 +139,7 @@ fn a_bad_configuration_is_told_with_what_to_write() {
             "smooth_bursty 5/s burst 5",
             "burst: smooth_bursty has only max_burst and start_full; write max_burst",
         ),
-        ("sliding_window 100/min", "sliding_window needs cells"),
+        ("sliding_window 100/min", "sliding_window needs cells, such as sliding_window 10/s cells 10"),
         (
             "sliding_window 100/min segments 6",
             "segments: sliding_window has only cells and at_wall_clock; write cells",
@@ -146,7 +152,10 @@ fn a_bad_configuration_is_told_with_what_to_write() {
             "rate 0.3333333333333/s is not a whole number of permits in a whole number of nanoseconds: write 1/3s",
         ),
         ("smooth_bursty 5/s color red", "color: smooth_bursty has only max_burst and start_full"),
-        ("smooth_warming_up 5/s", "smooth_warming_up needs warm_up"),
+        (
+            "smooth_warming_up 5/s",
+            "smooth_warming_up needs warm_up, such as smooth_warming_up 10/s warm_up 5s",
+        ),
         ("unlimited 5/s", "5/s: unlimited has no fields"),
     ] {
         assert_eq!(told(text), error, "{text}");
@@ -156,7 +165,8 @@ fn a_bad_configuration_is_told_with_what_to_write() {
 #[test]
 fn a_bad_pair_is_told_with_what_to_write() {
     let one = "token_bucket 5/s burst 5 and fixed_window 9/s";
-    assert_eq!(told(one), "and: write one policy here, or read two as Both<AnyPolicy, AnyPolicy>");
+    assert_eq!(told(one), "and: write one policy, since two are not read here");
+    assert_eq!(told("fixed_window 10/s and"), "and: write one policy, since two are not read here");
     let form = "write two policies, such as token_bucket 5/s burst 10 and fixed_window 100/min";
     for (text, error) in [
         ("unlimited", format!("unlimited: {form}")),
@@ -165,7 +175,7 @@ fn a_bad_pair_is_told_with_what_to_write() {
         ("", format!(": {form}")),
         (
             "unlimited and unlimited and unlimited",
-            "and: write one policy here, or read two as Both<AnyPolicy, AnyPolicy>".into(),
+            "and: write one policy, since two are not read here".into(),
         ),
         ("gcra 5/s and unlimited", "\"gcra\" is not a policy: write token_bucket".into()),
         ("unlimited and fixed_window 5 minutes", told("fixed_window 5 minutes")),

@@ -52,7 +52,7 @@ impl<P: fmt::Display, Q: fmt::Display> fmt::Display for Both<P, Q> {
 
 /// The error of an `and` where one policy is read.
 pub(super) fn one_policy(word: &str) -> Option<ConfigError> {
-    let write = "one policy here, or read two as Both<AnyPolicy, AnyPolicy>";
+    let write = "one policy, since two are not read here";
     (word == AND).then(|| ConfigError::Form { given: word.into(), write: write.into() })
 }
 

@@ -77,6 +77,9 @@ impl From<PolicyError> for ConfigError {
     }
 }
 
+/// A value of each field that a policy needs, beside its rate.
+const EXAMPLES: [(&str, &str); 3] = [("burst", "20"), ("cells", "10"), ("warm_up", "5s")];
+
 /// "only a, b and c".
 fn list(words: impl Iterator<Item = &'static str>) -> String {
     let words: Vec<_> = words.collect();
@@ -100,7 +103,11 @@ impl fmt::Display for ConfigError {
             ConfigError::Missing { field: "rate", policy } => {
                 write!(f, "{policy} needs a rate, such as 100/s")
             }
-            ConfigError::Missing { field, policy } => write!(f, "{policy} needs {field}"),
+            ConfigError::Missing { field, policy } => {
+                write!(f, "{policy} needs {field}")?;
+                let example = EXAMPLES.iter().find(|(name, _)| name == field);
+                example.map_or(Ok(()), |(_, value)| write!(f, ", such as {policy} 10/s {field} {value}"))
+            }
             ConfigError::Surplus { field, policy, write } => {
                 let fields = KINDS.iter().filter(|kind| kind.name == *policy).flat_map(|kind| kind.fields);
                 let names = fields.map(|(name, _)| *name).filter(|name| *name != "rate");

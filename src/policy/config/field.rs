@@ -73,7 +73,11 @@ impl Field for bool {
 
 impl Field for u32 {
     fn read(field: &'static str, value: &str) -> Result<u32, ConfigError> {
-        value.parse().map_err(|_| bad(field, value, "a whole number from 0 to 4294967295"))
+        let allowed = match field {
+            "burst" => "a whole number from 1 to 4294967295",
+            _ => "a whole number from 0 to 4294967295",
+        };
+        value.parse().map_err(|_| bad(field, value, allowed))
     }
 
     fn value(&self) -> Option<Value> {

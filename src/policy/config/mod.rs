@@ -263,6 +263,8 @@ impl FromStr for PolicyConfig {
             if let Some(word @ ("per" | "/")) = words.clone().next() {
                 words.next();
                 rate = format!("{rate} {word} {}", words.next().unwrap_or_default());
+            } else if let Some(word) = words.clone().next() {
+                parted(&rate, word)?;
             }
             given.set("rate", Some(&rate))?;
         }
@@ -298,6 +300,16 @@ impl TryFrom<String> for PolicyConfig {
     fn try_from(text: String) -> Result<PolicyConfig, ConfigError> {
         text.parse()
     }
+}
+
+/// Refuses a rate that is parted by a space, such as `10 /s`.
+fn parted(rate: &str, word: &str) -> Result<(), ConfigError> {
+    let whole = format!("{rate}{word}");
+    if rate.parse::<Rate>().is_ok() || whole.parse::<Rate>().is_err() {
+        return Ok(());
+    }
+    let write = format!("{whole}, without a space").into();
+    Err(ConfigError::Form { given: format!("{rate} {word}").into(), write })
 }
 
 /// The error of a line that begins with a rate.
