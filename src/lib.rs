@@ -350,26 +350,33 @@ mod time;
 mod loom_tests;
 
 #[cfg(feature = "keyed")]
+#[doc(inline)]
 pub use all_of::KeyedAllOf;
+#[doc(inline)]
 pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;
 pub use any_limiter::{AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, KeyedLimiter, Limiter, Place};
 pub use cancel::{CancelToken, Cancellable};
 #[cfg(feature = "tokio")]
+#[doc(inline)]
 pub use clock::TokioClock;
+#[doc(inline)]
 pub use clock::{Clock, DefaultClock, ManualClock, PreciseClock, SystemClock, Timer};
 pub use counting::{CountingLimit, CountingPermit};
 pub use error::{PolicyError, Refusal};
 pub use grant::{Grant, Left};
 #[cfg(feature = "keyed")]
+#[doc(inline)]
 pub use keyed::{KeyedCountingLimit, KeyedCountingPermit, KeyedRateLimiter, Plan, WhenKeysFull};
 pub use limiter::{
     Acquire, AcquireOwned, Batch, Events, Pause, RateLimiter, Reservation, Statistics, StatisticsSnapshot,
     StoreEvent, StoreStatistics, WaitHistogram,
 };
 #[cfg(feature = "config")]
+#[doc(inline)]
 pub use policy::{AnyPolicy, ConfigError, PolicyConfig};
+#[doc(inline)]
 pub use policy::{
     Both, Change, DenyAll, FixedWindow, Keep, LeakyBucket, Policy, SlidingEstimate, SlidingLog,
     SlidingWindow, SmoothBursty, SmoothWarmingUp, TokenBucket, Unlimited,
