@@ -34,7 +34,9 @@ pub enum Refusal {
     /// The permits are not due now, or other requests wait for them. The request may succeed later.
     Limited {
         /// The time after which this call succeeds, and not a nanosecond earlier, if no other
-        /// request comes. [`Nanos::MAX`] means never within the clock's time, which is 34 years.
+        /// request comes; of a request with a [longest wait](crate::Request::within), the time
+        /// after which such a call is accepted, to wait that long at most. [`Nanos::MAX`] means
+        /// never within the clock's time, which is 34 years.
         ///
         /// The time is exact if at most 4,096 requests wait, or if the due time depends only on the
         /// sum of their permits. It may be too late, but never too early, behind more requests of
@@ -51,7 +53,8 @@ pub enum Refusal {
     },
     /// The limiter is [paused](crate::RateLimiter::pause_for). The request may succeed later.
     Paused {
-        /// The time after which this call succeeds, as that of [`Limited`](Refusal::Limited).
+        /// The time after which this call succeeds, or with a [longest
+        /// wait](crate::Request::within) is accepted, as that of [`Limited`](Refusal::Limited).
         /// [`Nanos::MAX`] means that the pause lasts until it is ended.
         retry_after: Nanos,
     },

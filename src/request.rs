@@ -252,9 +252,10 @@ pub struct QueueBounds {
 /// requests behind it move up. At most 4,096 waiting requests are searched for requests to drop. If
 /// dropping all that may be dropped does not make room, the newcomer is refused.
 ///
-/// A [reservation](crate::Reservation) is never dropped, since its place is promised. A request
-/// that may be dropped, and whose cost is known later, acquires an estimate. Once the cost is known,
-/// its caller [refunds](crate::RateLimiter::refund) the permits that were not used, or
+/// A [reservation](crate::Reservation) is never dropped, since its place is promised: a queue that
+/// is full of reservations refuses the newcomer, whatever its priority. A request that may be
+/// dropped, and whose cost is known later, acquires an estimate. Once the cost is known, its caller
+/// [refunds](crate::RateLimiter::refund) the permits that were not used, or
 /// [debits](crate::RateLimiter::debit) those that were missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {
@@ -264,8 +265,8 @@ pub enum WhenFull {
     /// The request of lowest priority that has waited longest is dropped, unless the newcomer has a
     /// lower priority. Choose this for work that loses its value while it waits.
     DropOldest,
-    /// The newest request of lowest priority is dropped, if its priority is lower than the
-    /// newcomer's. Otherwise the newcomer is refused.
+    /// The newest request of lowest priority that is no reservation is dropped, if its priority is
+    /// lower than the newcomer's. Otherwise the newcomer is refused.
     DropLeastImportant,
 }
 

@@ -198,7 +198,7 @@ use crate::time::Nanos;
 /// |---|---|
 /// | a rate, a burst, a debt, a refund, a pause | holds, also for waiters, unless they and those before them ask for 0 of it |
 /// | [a share that is kept](RateLimiter::keep_for_priority) | holds; the [priority](AllRequest::priority) of the request says whether it may use the share |
-/// | [shadow mode](RateLimiter::set_shadow) | the member refuses no request, and takes permits where it has enough |
+/// | [shadow mode](RateLimiter::set_shadow) | the member refuses no request, and takes permits where it has enough; no observer is told of the requests that the member would have refused |
 /// | [a bound on its queue](RateLimiter::set_queue_bounds), [an observer](RateLimiter::observe) | does not hold: set it on the composite |
 ///
 /// # Cost
@@ -894,6 +894,10 @@ impl<C: Timer> AllOf<C> {
     ///
     /// When its time comes it is charged, whether it is awaited or not, and holds its permits of a
     /// [`CountingLimit`] until it is dropped or settled.
+    ///
+    /// Await `&mut` the reservation, and keep it until the work is done. `reserve(..)?.await?`
+    /// yields a [`Duration`] and drops the reservation: its permits of a [`CountingLimit`] go back
+    /// before the work begins, and its cost cannot be settled any more.
     ///
     /// # Errors
     ///

@@ -27,6 +27,10 @@ use crate::sync::lock;
 /// [`CountingLimit`](crate::CountingLimit) are in use from the grant until the reservation is
 /// settled or dropped.
 ///
+/// Await `&mut` the reservation, and keep it until the work is done. A reservation that is awaited
+/// by value yields a [`Duration`] and is dropped: its permits of a `CountingLimit` go back before
+/// the work begins.
+///
 /// # Cancel safety
 ///
 /// Dropping a reservation that was not claimed leaves no trace. A claimed one that is dropped
@@ -221,7 +225,8 @@ impl<C: Timer> AllReservation<C> {
 /// Waits until the reservation is due and claims it. Returns the time since it was made, or zero if
 /// it was claimed before.
 ///
-/// Await `&mut reservation` to keep it, for example to settle it.
+/// Await `&mut reservation` to keep the reservation. Awaited by value it is dropped: its permits of
+/// a [`CountingLimit`](crate::CountingLimit) go back, and its cost cannot be settled.
 ///
 /// # Errors
 ///

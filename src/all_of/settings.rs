@@ -156,7 +156,8 @@ impl<C: Timer> AllOf<C> {
     }
 
     /// Bounds the queue of this composite, by requests and by their costs summed. As
-    /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
+    /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds). A
+    /// [reservation](AllOf::reserve) is never dropped from a full queue.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.shared.set_bounds(bounds);
     }

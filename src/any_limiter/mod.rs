@@ -340,6 +340,10 @@ impl AnyLimiter {
     /// `limiter.in_task().reserve(..)`. A place may be in the next window: a request that is to
     /// have its permits now or none says [`within(Duration::ZERO)`](crate::Request::within).
     ///
+    /// Await `&mut` the reservation, and keep it until the work is done. `reserve(..)?.await?`
+    /// drops the reservation: permits that are counted while in use go back before the work begins,
+    /// and the cost cannot be settled any more.
+    ///
     /// # Errors
     ///
     /// As [`acquire_many`](AnyLimiter::acquire_many).

@@ -151,6 +151,9 @@ pub trait Events: Send + Sync + 'static {
     /// A call passed without a permit because the limiter is [in
     /// shadow](crate::RateLimiter::set_shadow): it would have been refused like this, or would have
     /// waited so long.
+    ///
+    /// A layer of `tidegate-tower` in shadow does not lead here: the limiter of such a layer
+    /// refuses, and tells [`refused`](Events::refused), and the layer lets the request pass.
     fn shadowed(&self, permits: u64, refusal: &Refusal) {
         let _ = (permits, refusal);
     }

@@ -71,7 +71,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// The bounds hold for requests that come from now on; requests that already wait stay, even
     /// if they exceed the bounds. [`QueueBounds`] says which requests are refused;
-    /// [`acquire`](RateLimiter::acquire) never is.
+    /// [`acquire`](RateLimiter::acquire) never is. A [reservation](RateLimiter::reserve) keeps its
+    /// place in a full queue, whatever [`WhenFull`](crate::WhenFull) says.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.shared.set_bounds(bounds);
     }
@@ -117,6 +118,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// refused, or would have waited, and how long. Such a call then passes at once and takes no
     /// permits. This holds for every kind of refusal, and for pauses. Requests that wait when
     /// shadow mode begins pass at once.
+    ///
+    /// The shadow mode of a layer of `tidegate-tower` is another thing: there the limiter refuses,
+    /// and tells its observer so, and the layer lets the request pass.
     ///
     /// # Examples
     ///

@@ -140,7 +140,9 @@ pub struct StatisticsSnapshot {
     pub unavailable: u64,
     /// Waits that were dropped, by a timeout for instance.
     pub cancelled: u64,
-    /// Passed only because the limiter is in shadow.
+    /// Passed only because the limiter is in shadow. A layer of `tidegate-tower` in shadow is
+    /// another thing: there the limiter refuses, which counts as `limited`, and the layer lets the
+    /// request pass.
     pub shadowed: u64,
     /// Passed because they are exempt.
     pub exempted: u64,

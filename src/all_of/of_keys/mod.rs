@@ -371,7 +371,8 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     /// Bounds the queue of each key, by requests and by their costs summed; see
-    /// [`AllOf::set_queue_bounds`].
+    /// [`AllOf::set_queue_bounds`]. A [reservation](KeyedAllOf::reserve) is never dropped from a
+    /// full queue.
     ///
     /// The result has queues of its own: build a composite before it is used.
     #[must_use]
@@ -591,7 +592,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     /// Takes a place in the queue of a key now for what an [`AllRequest`] asks for; see
-    /// [`AllOf::reserve`].
+    /// [`AllOf::reserve`]. Await `&mut` the reservation, and keep it until the work is done:
+    /// awaited by value it is dropped, and its permits of a counting limit go back before the work
+    /// begins.
     ///
     /// # Errors
     ///
