@@ -7,11 +7,11 @@ use std::fmt;
 use std::hash::Hash;
 
 use tidegate::{
-    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, CountingLimit,
-    CountingPermit, Grant, KeyedCountingLimit, KeyedCountingPermit, Refusal, Request,
+    AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyKeyed, AnyLimiter, AnyReservation,
+    CountingLimit, CountingPermit, Grant, KeyedCountingLimit, KeyedCountingPermit, Refusal, Request,
 };
 
-use crate::limit::{Limit, or_free};
+use crate::limit::{Limit, or_free, reserve_of_key};
 use crate::refused::NAME;
 
 /// `n` permits that `held` gives back when it is dropped.
@@ -82,8 +82,7 @@ where
     }
 
     fn reserve(&self, key: &K, ask: &Request) -> Result<AnyReservation, AllRefusal> {
-        let limit = AnyLimiter::from(self.limit(key)?);
-        or_free(limit.reserve(AllRequest::from(*ask)), || limit)
+        reserve_of_key(&AnyKeyed::from(self.clone()), key, AllRequest::from(*ask))
     }
 
     fn status(&self, key: &K) -> Option<AllStatus> {

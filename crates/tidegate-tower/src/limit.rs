@@ -207,9 +207,7 @@ where
     }
 
     fn reserve(&self, key: &Q::Owned, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
-        // The composite of the key, without its types.
-        let limit = self.for_key(key.borrow())?;
-        or_free(Limiter::reserve(&limit, ask), || limit)
+        reserve_of_key(&AnyKeyed::from(self.clone()), key, ask.clone())
     }
 
     fn status(&self, key: &Q::Owned) -> Option<AllStatus> {
@@ -251,25 +249,19 @@ impl<K: Clone + Send + Sync + 'static> Limit for AnyKeyed<K> {
     type Ask = AllRequest<'static>;
 
     fn try_acquire(&self, key: &K, ask: &Self::Ask) -> Result<AllPermits, AllRefusal> {
-        self.limiter(key.clone())?.try_acquire_many(ask.clone())
+        self.try_acquire_many(key.clone(), ask.clone())
     }
 
     fn acquire_now(&self, key: &K, ask: &Self::Ask) -> AcquireAny {
-        match self.limiter(key.clone()) {
-            Ok(limiter) => limiter.acquire_now(ask.clone()),
-            Err(refusal) => AcquireAny::ready(Err(refusal)),
-        }
+        AnyKeyed::acquire_now(self, key.clone(), ask.clone())
     }
 
     fn acquire(&self, key: &K, ask: &Self::Ask) -> AcquireAny {
-        match self.limiter(key.clone()) {
-            Ok(limiter) => limiter.acquire_many(ask.clone()),
-            Err(refusal) => AcquireAny::ready(Err(refusal)),
-        }
+        self.acquire_many(key.clone(), ask.clone())
     }
 
     fn reserve(&self, key: &K, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
-        Limit::reserve(&self.limiter(key.clone())?, &(), ask)
+        reserve_of_key(self, key, ask.clone())
     }
 
     fn status(&self, key: &K) -> Option<AllStatus> {
@@ -294,6 +286,21 @@ pub(crate) fn or_free<L: Into<AnyLimiter>>(
 ) -> Result<AnyReservation, AllRefusal> {
     match reserved {
         Err(refusal) if asked_for_none(&refusal) => Ok(AnyReservation::of_no_permits(limiter().into())),
+        reserved => reserved,
+    }
+}
+
+/// As [`or_free`], for a limiter of keys. An exempt request needs no room for its key, and an
+/// observer is told of a request whose key has none: so the limiter of the key is not asked for.
+pub(crate) fn reserve_of_key<K: Clone + 'static>(
+    keys: &AnyKeyed<K>,
+    key: &K,
+    ask: AllRequest<'static>,
+) -> Result<AnyReservation, AllRefusal> {
+    match keys.reserve(key.clone(), ask) {
+        Err(refusal) if asked_for_none(&refusal) => {
+            Ok(AnyReservation::of_no_permits(keys.limiter(key.clone())?))
+        }
         reserved => reserved,
     }
 }

@@ -1,0 +1,106 @@
+//! Requests that are exempt by their cost, at limiters of keys without room or without an end.
+
+#![allow(clippy::unwrap_used)]
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{Request, Response, StatusCode};
+use tidegate::{
+    AnyKeyed, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter, ManualClock, Rate, Request as Ask,
+    Statistics, TokenBucket,
+};
+use tidegate_tower::{Limit, RateLimitLayer};
+use tower::{Layer, ServiceExt, service_fn};
+
+type Users = KeyedRateLimiter<String, TokenBucket, ManualClock>;
+
+fn user(request: &Parts) -> String {
+    request.uri.path().to_owned()
+}
+
+/// A request is exempt if it has a header that says so.
+fn ask(request: &Parts) -> Ask {
+    if request.headers.contains_key("exempt") { Ask::permits(1).exempt() } else { Ask::permits(1) }
+}
+
+/// A table with room for one key, and all limits of keys of it.
+fn table() -> (Users, Arc<Statistics>, KeyedAllOf<str, ManualClock>) {
+    let statistics = Arc::new(Statistics::new());
+    let policy = TokenBucket::new(Rate::per_second(5), 1);
+    let users = Users::with_clock(policy, 1, ManualClock::new());
+    let all = KeyedAllOf::new("user", &users).observed_by(statistics.clone());
+    (users, statistics, all)
+}
+
+/// The layers of each kind of call: one that refuses, one that waits, and one that settles.
+fn layers<L>(limit: &L) -> [RateLimitLayer<L>; 3]
+where
+    L: Limit<Key = String>,
+    Ask: Into<L::Ask>,
+{
+    let layer = RateLimitLayer::keyed(limit.clone(), user).cost(ask);
+    [layer.clone(), layer.clone().wait(), layer.refund_errors()]
+}
+
+async fn status<L: Limit>(layer: &RateLimitLayer<L>, user: &str, exempt: bool) -> StatusCode {
+    let inner = service_fn(|_: Request<String>| ready(Ok::<_, Infallible>(Response::new(String::new()))));
+    let mut request = Request::get(user).body(String::new()).unwrap();
+    if exempt {
+        request.headers_mut().insert("exempt", "1".parse().unwrap());
+    }
+    layer.layer(inner).oneshot(request).await.unwrap().status()
+}
+
+/// The layer asked an `AnyKeyed` for the limiter of the key, which a full table does not have.
+#[tokio::test]
+async fn an_exempt_request_needs_no_room_for_its_key() {
+    for kind in 0..3 {
+        let (_, statistics, all) = table();
+        let any = AnyKeyed::from(all.clone());
+        for (layer, any) in layers(&all).iter().zip(&layers(&any)).skip(kind).take(1) {
+            assert_eq!(status(layer, "/alice", false).await, StatusCode::OK);
+            assert_eq!(status(layer, "/bob", true).await, StatusCode::OK);
+            assert_eq!(status(any, "/bob", true).await, StatusCode::OK);
+            // The observer is told of each, and of a refusal.
+            assert_eq!(statistics.snapshot().exempted, 2);
+            assert_eq!(statistics.snapshot().granted, 1);
+            assert_eq!(status(layer, "/bob", false).await, StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(status(any, "/bob", false).await, StatusCode::SERVICE_UNAVAILABLE);
+            assert_eq!(statistics.snapshot().too_many_keys, 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_exempt_request_passes_closed_limiters_of_keys() {
+    let (users, _, all) = table();
+    users.close();
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 1);
+    calls.close();
+    for kind in 0..3 {
+        assert_eq!(status(&layers(&users)[kind], "/bob", true).await, StatusCode::OK, "one, {kind}");
+        assert_eq!(status(&layers(&all)[kind], "/bob", true).await, StatusCode::OK, "several, {kind}");
+        assert_eq!(status(&layers(&calls)[kind], "/bob", true).await, StatusCode::OK, "calls, {kind}");
+        for any in [AnyKeyed::from(users.clone()), all.clone().into(), calls.clone().into()] {
+            let layer = &layers(&any)[kind];
+            assert_eq!(status(layer, "/bob", true).await, StatusCode::OK, "{any:?}, {kind}");
+            assert_eq!(status(layer, "/bob", false).await, StatusCode::SERVICE_UNAVAILABLE);
+        }
+    }
+}
+
+/// A layer that settles asked a limit of calls for the limit of the key, which had no room.
+#[tokio::test]
+async fn an_exempt_call_needs_no_room_for_its_key() {
+    for kind in 0..3 {
+        let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 1);
+        let _alice = calls.try_acquire("alice").unwrap();
+        let (any, bob) = (AnyKeyed::from(calls.clone()), "/bob");
+        assert_eq!(status(&layers(&calls)[kind], bob, true).await, StatusCode::OK, "{kind}");
+        assert_eq!(status(&layers(&any)[kind], bob, true).await, StatusCode::OK, "{kind}");
+        assert_eq!(status(&layers(&any)[kind], bob, false).await, StatusCode::SERVICE_UNAVAILABLE);
+    }
+}
