@@ -15,6 +15,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Response, StatusCode};
+use tidegate::Nanos;
 
 use crate::refused::Refused;
 
@@ -36,8 +37,9 @@ pub(crate) fn refuse(refused: &Refused, content_type: HeaderValue) -> Response<B
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, content_type);
     headers.insert(STATUS, code(refused.status()).into());
+    let detail = refused.detail(Nanos::new(1_000_000));
     // Percent-encoded, so printable ASCII.
-    if let Ok(message) = HeaderValue::from_str(&percent_encoded(&refused.to_string())) {
+    if let Ok(message) = HeaderValue::from_str(&percent_encoded(&detail)) {
         headers.insert(MESSAGE, message);
     }
     if let Some(wait) = refused.retry_after() {
@@ -84,7 +86,36 @@ fn percent_encoded(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tidegate::{AllRefusal, Refusal};
+
     use super::*;
+
+    /// The message had nanoseconds, and named the store of the limiter.
+    #[test]
+    fn a_message_is_for_the_client() {
+        let message = |refusal: Refusal| {
+            let refused = Refused::by_limit(AllRefusal::from(refusal));
+            let response = refuse(&refused, HeaderValue::from_static("application/grpc"));
+            let [message, pushback] = [MESSAGE, PUSHBACK].map(|name| {
+                response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("-").to_owned()
+            });
+            (message, pushback)
+        };
+        let retry_after = Nanos::new(194_888_130);
+        for (refusal, told) in [
+            (Refusal::Limited { retry_after }, "limit: limited, retry after 195ms"),
+            (Refusal::Paused { retry_after }, "limit: paused, retry after 195ms"),
+            (Refusal::QueueFull { retry_after }, "limit: queue is full, retry after 195ms"),
+            (
+                Refusal::Unavailable { retry_after },
+                "the service cannot decide about the request now, retry after 195ms",
+            ),
+        ] {
+            assert_eq!(message(refusal), (told.to_owned(), "195".to_owned()));
+        }
+        let never = Refusal::Paused { retry_after: Nanos::MAX };
+        assert_eq!(message(never).0, "limit: paused until the pause is ended");
+    }
 
     #[test]
     fn a_wait_is_rounded_up_to_milliseconds() {

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{Response, StatusCode};
+use tidegate::Nanos;
 use tidegate_http::Problem;
 
 use crate::grpc;
@@ -17,6 +18,10 @@ impl Refused {
     /// [`status`](Refused::status) and a body of type `application/problem+json`, or no body if it
     /// has no key, or if its cost names a member that is not there: that is an error of the server.
     /// The layer adds the `RateLimit` headers and `Retry-After`.
+    ///
+    /// The text of the answer tells the time to wait as its header does: in whole seconds, or for
+    /// gRPC in milliseconds. The text of this value itself is for the logs of the service: it tells
+    /// the time exactly, and that a store is away.
     #[must_use]
     pub fn to_response(&self, request: &Parts) -> Response<Bytes> {
         match grpc::content_type(request) {
@@ -38,7 +43,8 @@ fn refuse(refused: &Refused) -> Response<Bytes> {
     if refused.refusal().is_none() {
         return of_status(refused.status(), Bytes::new());
     }
-    problem.detail = Some(refused.to_string());
+    // As `Retry-After` has the time.
+    problem.detail = Some(refused.detail(Nanos::new(1_000_000_000)));
     let mut response = of_status(problem.status, problem.to_json().into());
     response.headers_mut().insert(CONTENT_TYPE, Problem::CONTENT_TYPE);
     response
@@ -52,7 +58,7 @@ fn of_status(status: StatusCode, body: Bytes) -> Response<Bytes> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate::{AllRefusal, Nanos, Refusal};
+    use tidegate::{AllRefusal, Refusal};
 
     use super::*;
 
@@ -61,14 +67,17 @@ mod tests {
         Problem::from_json(response.body()).expect("a problem")
     }
 
-    /// The name of a limit that there is not was told, as one that was violated.
+    /// The name of a limit that there is not was told, as one that was violated; and that a limiter
+    /// keeps its permits in a store, which is no matter of the client.
     #[test]
     fn a_store_that_is_away_names_no_limit() {
         let retry_after = Nanos::new(1_000_000_000);
         let away = problem(Refusal::Unavailable { retry_after });
         assert_eq!((away.status, away.violated_policies.len()), (StatusCode::SERVICE_UNAVAILABLE, 0));
-        let told = "the store of the limiter did not answer, retry after 1s";
+        let told = "the service cannot decide about the request now, retry after 1s";
         assert_eq!(away.detail.as_deref(), Some(told));
+        let never = problem(Refusal::Unavailable { retry_after: Nanos::MAX });
+        assert_eq!(never.detail.as_deref(), Some("the service cannot decide about the request now"));
         assert_eq!(problem(Refusal::Paused { retry_after }).violated_policies, ["limit"]);
         assert_eq!(problem(Refusal::Limited { retry_after }).violated_policies, ["limit"]);
     }

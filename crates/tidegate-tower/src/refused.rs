@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
-use tidegate::{AllRefusal, Refusal};
+use tidegate::{AllRefusal, Nanos, Refusal};
 
 /// The name of a limit without a name.
 pub(crate) const NAME: &str = "limit";
@@ -68,6 +68,36 @@ impl Refused {
     pub(crate) fn is_undecided(&self) -> bool {
         let refusal = self.refusal().and_then(AllRefusal::refusal);
         matches!(refusal, Some(Refusal::Unavailable { .. }))
+    }
+
+    /// The reason as a client of the service reads it: with the time to wait in whole units of this
+    /// time, at least one, as the header of the time has it. A client is not told where the limiter
+    /// keeps its permits.
+    pub(crate) fn detail(&self, unit: Nanos) -> String {
+        let rounded = |wait: Nanos| match wait {
+            Nanos::MAX => wait,
+            wait => {
+                let units = wait.as_u64().div_ceil(unit.as_u64()).max(1);
+                Nanos::new(units.saturating_mul(unit.as_u64()))
+            }
+        };
+        let reason = match self.refusal().and_then(AllRefusal::refusal) {
+            Some(Refusal::Unavailable { retry_after }) => {
+                let undecided = "the service cannot decide about the request now";
+                return match rounded(retry_after) {
+                    Nanos::MAX => undecided.to_owned(),
+                    wait => format!("{undecided}, retry after {wait}"),
+                };
+            }
+            Some(Refusal::Limited { retry_after }) => Refusal::Limited { retry_after: rounded(retry_after) },
+            Some(Refusal::Paused { retry_after }) => Refusal::Paused { retry_after: rounded(retry_after) },
+            Some(Refusal::QueueFull { retry_after }) => {
+                Refusal::QueueFull { retry_after: rounded(retry_after) }
+            }
+            Some(reason) => reason,
+            None => return self.to_string(),
+        };
+        format!("{}: {reason}", self.limit())
     }
 
     /// How long to wait before the request can succeed. `None` if the time is unknown, or if the

@@ -96,7 +96,7 @@ async fn a_refusal_has_all_headers_and_problem_details() {
     assert_eq!(text(refused.headers(), "content-type"), "application/problem+json");
     let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
     assert_eq!(problem.violated_policies, ["api"]);
-    assert_eq!(problem.detail.as_deref(), Some("api: limited, retry after 200ms"));
+    assert_eq!(problem.detail.as_deref(), Some("api: limited, retry after 1s"));
 }
 
 /// Headers had the name of the layer, and refusals that of the member.
@@ -115,7 +115,7 @@ async fn an_only_member_has_the_name_of_the_layer_in_headers_and_refusals() {
             assert_eq!(text(refused.headers(), "ratelimit"), state);
             let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
             assert_eq!(problem.violated_policies, [name]);
-            assert_eq!(problem.detail, Some(format!("{name}: limited, retry after 200ms")));
+            assert_eq!(problem.detail, Some(format!("{name}: limited, retry after 1s")));
         }
     }
 }
@@ -361,6 +361,22 @@ async fn shadow_mode_marks_what_it_would_refuse() {
     }
     let refused = Some(StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(*marks.lock().unwrap(), [None, refused, refused]);
+}
+
+/// The client of an API read nanoseconds.
+#[tokio::test(start_paused = true)]
+async fn problem_details_tell_the_time_of_retry_after() {
+    let policy = TokenBucket::new(Rate::new(1, Duration::from_millis(1300)).unwrap(), 1);
+    let layer = RateLimitLayer::new(RateLimiter::with_clock(policy, TokioClock::new()));
+    send(&layer, get("/")).await;
+    tokio::time::advance(Duration::from_millis(123)).await;
+    for (advance, seconds) in [(0, 2), (400, 1)] {
+        tokio::time::advance(Duration::from_millis(advance)).await;
+        let refused = send(&layer, get("/")).await;
+        assert_eq!(text(refused.headers(), "retry-after"), seconds.to_string());
+        let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
+        assert_eq!(problem.detail, Some(format!("limit: limited, retry after {seconds}s")));
+    }
 }
 
 #[tokio::test(start_paused = true)]
