@@ -160,6 +160,9 @@ impl<L: Limit> Admission<L> {
             Key::Unlimited => return Some(Ok(Pass::default())),
             Key::Refused(status) => {
                 let refused = Refused::no_key(status).named(gate.name.clone(), false);
+                if needs.mode == Mode::Shadow {
+                    return Some(Ok(Pass { shadowed: Some(refused), ..Pass::default() }));
+                }
                 return Some(Err(Denial { refused, state: None }));
             }
         };

@@ -10,6 +10,9 @@ use http::StatusCode;
 /// | `Some(key)`, `None` | `None`: the request is not limited |
 /// | `Ok(key)`, `Err(status)` | `Err`: the request is refused with this status |
 ///
+/// In [shadow mode](crate::RateLimitLayer::shadow) a refused request passes without permits. A
+/// request that is [exempt](crate::RateLimitLayer::exempt) is not asked for its key.
+///
 /// # Examples
 ///
 /// ```
@@ -46,7 +49,8 @@ pub enum Key<K> {
     Of(K),
     /// The request is not limited.
     Unlimited,
-    /// The request has no key, and is refused with this status.
+    /// The request has no key, and is refused with this status, unless the layer is in
+    /// [shadow mode](crate::RateLimitLayer::shadow).
     Refused(StatusCode),
 }
 

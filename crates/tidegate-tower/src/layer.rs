@@ -339,7 +339,11 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Sets which requests pass without asking the limiter.
+    /// Sets which requests pass without asking the limiter. This function runs before the key
+    /// function: an exempt request needs no key, and is not refused for want of one.
+    ///
+    /// The observer of the limiter is not told of such a request. It is told of one whose
+    /// [cost](RateLimitLayer::cost) is [exempt](tidegate::Request::exempt).
     #[must_use]
     pub fn exempt(mut self, exempt: impl Fn(&M::Request) -> bool + Send + Sync + 'static) -> Self {
         self.gate.exempt = Some(Arc::new(exempt));
@@ -367,6 +371,10 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
 
     /// Lets a request wait if its permits are due within this time, or within the shorter one that
     /// its [cost](RateLimitLayer::cost) tells. Otherwise it is refused at once.
+    ///
+    /// The [`retry_after`](Refused::retry_after) of such a refusal is the time until the layer
+    /// would accept the request: until its wait would be no longer than the longest wait. It is not
+    /// the time until its permits are due.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> Self {
         self.gate.mode = Some(Mode::WaitAtMost(within));
@@ -375,6 +383,32 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
 
     /// Lets all requests pass, and takes permits where they are there. A request of HTTP that would
     /// have been refused has a [`Refused`] as an extension. Answers do not tell the limits.
+    ///
+    /// A request that the key function [refuses](crate::Key::Refused) passes without permits, with
+    /// the status in its extension.
+    ///
+    /// # The shadow mode of a limiter
+    ///
+    /// A limiter of a rate has a shadow mode of its own: [`RateLimiter::set_shadow`] and
+    /// [`KeyedRateLimiter::set_shadow_all`]. Of several limits, each member has its own.
+    ///
+    /// | | shadow mode of the layer | shadow mode of the limiter |
+    /// |---|---|---|
+    /// | an observer counts a request that passes without permits as | [`limited`], as any refusal | [`shadowed`] |
+    /// | it holds for | the requests of this layer | all calls of the limiter, until it is turned off |
+    /// | the request has a [`Refused`] as an extension | yes | no |
+    /// | a request that the key function refuses | passes | is refused |
+    /// | answers have the `RateLimit` headers | no | yes, of a limit that is not enforced |
+    ///
+    /// To count what a new limit would refuse, choose the shadow mode of the limiter, with
+    /// [`no_headers`](RateLimitLayer::no_headers) unless clients are to read the limit already. To
+    /// let the service see which requests would be refused, choose that of the layer: the counts of
+    /// its observer look as if requests were refused.
+    ///
+    /// [`RateLimiter::set_shadow`]: tidegate::RateLimiter::set_shadow
+    /// [`KeyedRateLimiter::set_shadow_all`]: tidegate::KeyedRateLimiter::set_shadow_all
+    /// [`limited`]: tidegate::StatisticsSnapshot::limited
+    /// [`shadowed`]: tidegate::StatisticsSnapshot::shadowed
     #[must_use]
     pub fn shadow(mut self) -> Self {
         self.gate.mode = Some(Mode::Shadow);

@@ -16,7 +16,7 @@ use http_body::Body as _;
 use http_body_util::{BodyExt, Empty, Full, channel::Channel, combinators::BoxBody};
 use tidegate::{
     AllOf, AnyLimiter, CountingLimit, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter,
-    TokenBucket, TokioClock, Unlimited,
+    Statistics, TokenBucket, TokioClock, Unlimited,
 };
 use tidegate_http::tell::Format;
 use tidegate_tower::{Key, Limit, RateLimitLayer, Refused};
@@ -361,6 +361,50 @@ async fn shadow_mode_marks_what_it_would_refuse() {
     }
     let refused = Some(StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(*marks.lock().unwrap(), [None, refused, refused]);
+}
+
+/// The key function refused a request in shadow mode, too: a limit on trial turned clients away.
+#[tokio::test]
+async fn shadow_mode_lets_a_request_without_a_key_pass() {
+    let unauthorized = |request: &Parts| from_header(request).ok_or(StatusCode::UNAUTHORIZED);
+    let now = RateLimitLayer::keyed(keyed::<String>(1), unauthorized);
+    let later = move |request: &Parts| ready(unauthorized(request));
+    let later = RateLimitLayer::keyed_async(keyed::<String>(1), later);
+    for layer in [now, later] {
+        assert_eq!(send(&layer, get("/")).await.status(), StatusCode::UNAUTHORIZED);
+        let marked = service_fn(|request: Request<String>| {
+            let status = request.extensions().get::<Refused>().map(|refused| refused.status().to_string());
+            ready(Ok::<_, Infallible>(Response::new(status.unwrap_or_default())))
+        });
+        for layer in [layer.clone().shadow(), layer.shadow().refund_errors()] {
+            let response = layer.layer(marked).oneshot(get("/")).await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK);
+            assert!(response.headers().is_empty());
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "401 Unauthorized");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_shadow_modes_of_layer_and_limiter_are_counted_and_told_apart() {
+    let (mut counts, mut told) = (Vec::new(), Vec::new());
+    for is_of_layer in [true, false] {
+        let (limit, statistics) = (limiter(1), Arc::new(Statistics::new()));
+        limit.observe(statistics.clone());
+        limit.set_shadow(!is_of_layer);
+        let layer = RateLimitLayer::new(limit);
+        let layer = if is_of_layer { layer.shadow() } else { layer };
+        for _ in 0..3 {
+            let passed = send(&layer, get("/")).await;
+            assert_eq!(passed.status(), StatusCode::OK);
+            told.push(text(passed.headers(), "ratelimit").to_owned());
+        }
+        let snapshot = statistics.snapshot();
+        counts.push((snapshot.granted, snapshot.limited, snapshot.shadowed));
+    }
+    assert_eq!(counts, [(1, 2, 0), (1, 0, 2)]);
+    let empty = r#""limit";r=0;t=1"#;
+    assert_eq!(told, ["", "", "", empty, empty, empty]);
 }
 
 /// The client of an API read nanoseconds.
