@@ -14,6 +14,10 @@ use futures_sink::Sink;
 use pin_project_lite::pin_project;
 use tidegate::{AllRefusal, AnyLimiter, AnyReservation};
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 /// Adds [`rate_limited`](LimitSink::rate_limited) to all sinks.
 pub trait LimitSink<Item>: Sink<Item> + Sized {
     /// Accepts each item when the limiter grants a permit: one for each item, or its
