@@ -1,4 +1,5 @@
-#![doc = include_str!("../README.md")]
+// The examples of the README need the feature `middleware`.
+#![cfg_attr(any(feature = "middleware", not(doctest)), doc = include_str!("../README.md"))]
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -68,6 +68,21 @@ enum Limit {
 
 impl RateLimit {
     /// One limit for all requests.
+    ///
+    /// # Examples
+    ///
+    /// 50 requests per second, and at most 20 in flight. A request takes from both limits at one
+    /// moment, or from none, and is in flight until the body of its response has ended.
+    ///
+    /// ```
+    /// use tidegate::{AllOf, CountingLimit, Rate, RateLimiter};
+    /// use tidegate_reqwest::RateLimit;
+    ///
+    /// let rate = RateLimiter::paced(Rate::per_second(50));
+    /// let in_flight = CountingLimit::new(20);
+    /// let both = AllOf::new("rate", &rate).with_counting("in flight", &in_flight);
+    /// let limit = RateLimit::new(both);
+    /// ```
     #[must_use]
     pub fn new(limiter: impl Into<AnyLimiter>) -> RateLimit {
         RateLimit::obeying(Obey::new(limiter))
@@ -160,6 +175,10 @@ impl RateLimit {
 
     /// Refuses a request at once if its permits are due later than this. A shorter time that its
     /// [cost](RateLimit::cost) tells holds. Without both a request waits as long as it takes.
+    ///
+    /// The [`retry_after`](AllRefusal::retry_after) of such a refusal is the time until a request
+    /// like it would be accepted: until its wait would be no longer than the longest wait. It is
+    /// not the time until its permits are due.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> RateLimit {
         self.within = Some(within);

@@ -221,6 +221,20 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
 }
 
 #[tokio::test]
+async fn a_request_that_finds_no_place_in_flight_takes_nothing_of_the_rate() {
+    let (address, sender) = server_of_one_body().await;
+    let (rate, calls) = (limiter(2), CountingLimit::new(1));
+    let both = AllOf::new("rate", &rate).with_counting("in flight", &calls);
+    let limit = RateLimit::new(both).wait_at_most(AT_ONCE);
+    let response = limit.send(Client::new().get(format!("http://{address}/"))).await.unwrap();
+    let refused = limit.send(Client::new().get(format!("http://{address}/"))).await.unwrap_err();
+    assert_eq!(refused.refusal().and_then(|refusal| refusal.member()), Some("in flight"));
+    assert_eq!((rate.status().available, calls.available()), (1, 0));
+    drop((sender, response));
+    assert_eq!((rate.status().available, calls.available()), (1, 1));
+}
+
+#[tokio::test]
 async fn a_request_that_fails_is_over() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
