@@ -394,8 +394,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     ///
     /// | | shadow mode of the layer | shadow mode of the limiter |
     /// |---|---|---|
-    /// | an observer counts a request that passes without permits as | [`limited`], as any refusal | [`shadowed`] |
-    /// | it holds for | the requests of this layer | all calls of the limiter, until it is turned off |
+    /// | a request without permits is counted as | [`limited`], as any refusal | [`shadowed`] |
+    /// | holds for | the requests of the layer | all calls of the limiter |
     /// | the request has a [`Refused`] as an extension | yes | no |
     /// | a request that the key function refuses | passes | is refused |
     /// | answers have the `RateLimit` headers | no | yes, of a limit that is not enforced |
