@@ -93,14 +93,15 @@ mod tests {
     /// The message had nanoseconds, and named the store of the limiter.
     #[test]
     fn a_message_is_for_the_client() {
-        let message = |refusal: Refusal| {
-            let refused = Refused::by_limit(AllRefusal::from(refusal));
+        let message_of = |refusal: AllRefusal| {
+            let refused = Refused::by_limit(refusal);
             let response = refuse(&refused, HeaderValue::from_static("application/grpc"));
             let [message, pushback] = [MESSAGE, PUSHBACK].map(|name| {
                 response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("-").to_owned()
             });
             (message, pushback)
         };
+        let message = |refusal: Refusal| message_of(refusal.into());
         let retry_after = Nanos::new(194_888_130);
         for (refusal, told) in [
             (Refusal::Limited { retry_after }, "limit: limited, retry after 195ms"),
@@ -115,6 +116,11 @@ mod tests {
         }
         let never = Refusal::Paused { retry_after: Nanos::MAX };
         assert_eq!(message(never).0, "limit: paused until the pause is ended");
+        // It told how many keys the limiter keeps, and the names of its limits.
+        let full = Refusal::TooManyKeys { limit: 100_000 };
+        assert_eq!(message(full).0, "limit: no room for a new key now");
+        let mistake = AllRefusal::NoMember { name: "tonkes".into(), members: Box::new(["tokens".into()]) };
+        assert_eq!(message_of(mistake).0, "the service made an error");
     }
 
     #[test]

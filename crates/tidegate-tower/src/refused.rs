@@ -72,7 +72,7 @@ impl Refused {
 
     /// The reason as a client of the service reads it: with the time to wait in whole units of this
     /// time, at least one, as the header of the time has it. A client is not told where the limiter
-    /// keeps its permits.
+    /// keeps its permits, for how many keys, and what members it has.
     pub(crate) fn detail(&self, unit: Nanos) -> String {
         let rounded = |wait: Nanos| match wait {
             Nanos::MAX => wait,
@@ -94,7 +94,11 @@ impl Refused {
             Some(Refusal::QueueFull { retry_after }) => {
                 Refusal::QueueFull { retry_after: rounded(retry_after) }
             }
+            Some(Refusal::TooManyKeys { .. }) => {
+                return format!("{}: no room for a new key now", self.limit());
+            }
             Some(reason) => reason,
+            None if self.refusal().is_some() => return "the service made an error".to_owned(),
             None => return self.to_string(),
         };
         format!("{}: {reason}", self.limit())
