@@ -105,6 +105,9 @@ pub(crate) struct Shares {
     clock: OnceLock<DefaultClock>,
     /// The last instant that the store booked for a line that is gone.
     booked_till: Mutex<Option<Instant>>,
+    /// When the store had answered last before an outage, and when the first request was decided in
+    /// that outage.
+    decides_since: Mutex<Option<(Instant, Instant)>>,
     tidied: Tidied,
 }
 
@@ -137,11 +140,17 @@ impl Booked {
         Booked { ahead: Duration::ZERO, ago: Duration::MAX, wait: Duration::ZERO };
 
     /// How far ahead the store may have booked for all processes, or how long ago that was, if it
-    /// answered last so long ago. While requests of this line waited, other processes booked behind
-    /// them, and this process was not told until when.
-    fn of_all(self, answered_ago: Duration) -> (Duration, Duration) {
+    /// answered last so long ago, and this process has decided without it for so long. While
+    /// requests of this line waited, other processes booked behind them, and this process was not
+    /// told until when.
+    fn of_all(self, answered_ago: Duration, decides_for: Duration) -> (Duration, Duration) {
         match self.ago < answered_ago {
-            true => (self.ahead.max(self.wait), Duration::ZERO),
+            true => {
+                let ahead = self.ahead.max(self.wait.saturating_sub(decides_for));
+                let ago =
+                    if ahead.is_zero() { decides_for.saturating_sub(self.wait) } else { Duration::ZERO };
+                (ahead, ago.min(self.ago))
+            }
             false => (self.ahead, self.ago),
         }
     }
@@ -208,12 +217,14 @@ impl Shares {
         let since_booked = lock(&self.booked_till).map_or(Duration::MAX, |till| till.elapsed());
         let silence = outage.silence.min(since_booked);
         let outage = Outage { time: Some(outage.time.unwrap_or(wall)), silence, ..outage };
+        let since = self.decides_since(outage.answered);
+        let booked = || booked().of_all(outage.answered.elapsed(), since.elapsed());
         let unavailable = || AllRefusal::from(Refusal::Unavailable { retry_after: Nanos::MAX });
         let mut all: Option<KeyedAllOf<str>> = None;
         for (name, config) in limits {
             let current = self.share(name, config, outage, (clock, wall)).ok_or_else(unavailable)?;
             let Current { share, earlier } = current;
-            share.begin(tag, outage, booked, &earlier);
+            share.begin(tag, outage, &booked, &earlier);
             all = Some(match all {
                 None => KeyedAllOf::new(name, &share.tags),
                 Some(all) => all.with_keyed(name, &share.tags),
@@ -226,6 +237,17 @@ impl Shares {
     fn clock(&self) -> (&DefaultClock, Duration) {
         let clock = self.clock.get_or_init(DefaultClock::new);
         (clock, clock.unix_time_at_zero() + clock.now().as_duration())
+    }
+
+    /// When the first request was decided in the outage in which the store answered last at that
+    /// time. The shares of some tags begin later, or were forgotten, and what the store had booked
+    /// does not lie ahead of them for longer.
+    fn decides_since(&self, answered: Instant) -> Instant {
+        let mut since = lock(&self.decides_since);
+        match *since {
+            Some((of, first)) if of == answered => first,
+            _ => since.insert((answered, Instant::now())).1,
+        }
     }
 
     fn share(
@@ -273,8 +295,15 @@ impl Share {
     }
 
     /// Takes what a share of this tag has less in the first period of an outage, and what was
-    /// granted of earlier shares, once in each outage.
-    fn begin(&self, tag: &str, outage: Outage, booked: &dyn Fn() -> Booked, earlier: &[Arc<Share>]) {
+    /// granted of earlier shares, once in each outage. The store had booked permits so far ahead, or
+    /// up to so long ago.
+    fn begin(
+        &self,
+        tag: &str,
+        outage: Outage,
+        booked: &dyn Fn() -> (Duration, Duration),
+        earlier: &[Arc<Share>],
+    ) {
         let at = Instant::now();
         let began = lock(&self.begun).get(tag).copied();
         let of_this_outage = began.filter(|began| began.at >= outage.answered);
@@ -283,7 +312,7 @@ impl Share {
             Some(Begun { after, .. }) => {
                 (after.saturating_duration_since(at), at.saturating_duration_since(after))
             }
-            None => booked().of_all(outage.answered.elapsed()),
+            None => booked(),
         };
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
         let less = if self.lacks.lasts(outage) { self.less } else { 0 };
@@ -476,6 +505,46 @@ mod tests {
                 };
                 let granted = (0..100).filter(|_| is_granted()).count();
                 assert_eq!(granted, *expected, "{line}, after {after} s");
+            }
+        }
+    }
+
+    /// A share that had been forgotten began once more, as far behind the booked instants of this
+    /// process as in the beginning of the outage: it was small for a while in each minute, and a
+    /// window granted it beside what it had granted before.
+    #[tokio::test(start_paused = true)]
+    async fn a_share_that_was_forgotten_does_not_begin_once_more() {
+        for line in [
+            "token_bucket 60/min burst 60",
+            "token_bucket 60/min burst 60 interval_refill",
+            "sliding_log 60/20s",
+            "sliding_window 60/20s cells 4",
+            "sliding_estimate 60/20s",
+            "fixed_window 60/20s from_first_grant",
+            "fixed_window 60/20s at_wall_clock 0s",
+        ] {
+            let config: PolicyConfig = line.parse().expect("a configuration");
+            let (shares, start) = (Shares::default(), Instant::now());
+            for after in [0, 150, 220, 221] {
+                tokio::time::sleep_until(start + Duration::from_secs(after)).await;
+                let processes = NonZeroU32::new(4).expect("not zero");
+                let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
+                let outage = Outage { processes, answered: start, silence: start.elapsed(), time };
+                _ = shares.tidy(outage);
+                let wait = Duration::from_secs(5);
+                let elapsed = start.elapsed();
+                let (ahead, ago) = (wait.saturating_sub(elapsed), elapsed.saturating_sub(wait));
+                let is_granted = || {
+                    let limits = [("calls", &config)].into_iter();
+                    let limiter = shares.limiter("all", limits, outage, &|| Booked { ahead, ago, wait });
+                    limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
+                };
+                let granted = (0..100).filter(|_| is_granted()).count();
+                match after {
+                    0 => assert!(granted <= 3, "{line}: {granted}"),
+                    221 => assert!(granted <= 1, "{line}: {granted} beyond the share"),
+                    _ => assert_eq!(granted, 15, "{line}, after {after} s"),
+                }
             }
         }
     }
