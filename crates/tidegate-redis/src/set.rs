@@ -318,6 +318,9 @@ impl Set {
         if undecided == Undecided::Misconfigured {
             return Instead::Nobody(self.unavailable(undecided));
         }
+        if self.shadow.load(Ordering::Relaxed) {
+            return Instead::Everyone;
+        }
         if let Some(refusal) = self.own_pause.refusal() {
             return Instead::Nobody(refusal);
         }

@@ -136,7 +136,8 @@ impl StoreLimiter {
     }
 
     /// Sets whether requests that would be refused pass without permits, for trying out a limit.
-    /// It holds for this process, and for requests that come later.
+    /// It holds for this process, and for requests that come later. While the store is away, each
+    /// request passes, as with [`WhileAway::Open`](crate::WhileAway::Open).
     ///
     /// # Examples
     ///

@@ -40,14 +40,16 @@ impl Ask {
 
     /// As it joins the line. It came at this time.
     pub(super) fn asked(&self, set: &Set, longest: Duration, came: Nanos, droppable: bool) -> Asked {
+        let shadow = set.shadow.load(Ordering::Relaxed);
+        let waits = longest > Duration::ZERO && set.store.while_away() == WhileAway::Wait;
         Asked {
             costs: self.costs.clone(),
             longest,
             came,
-            shadow: set.shadow.load(Ordering::Relaxed),
+            shadow,
             priority: self.all_else.priority,
             droppable,
-            outlasts: longest > Duration::ZERO && set.store.while_away() == WhileAway::Wait,
+            outlasts: waits && !shadow,
             with_left: self.with_left,
         }
     }
@@ -117,7 +119,10 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
 
 /// What a grant left in each limit, if the request asks for it.
 pub(super) fn left(line: &Arc<Line>, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
-    ask.with_left.then(|| line.status_of(&granted.reply, granted.reply.wait))
+    let reply = &granted.reply;
+    // A request in shadow mode did not wait.
+    let passed = if reply.answer == Answer::Shadow { Duration::ZERO } else { reply.wait };
+    ask.with_left.then(|| line.status_of(reply, passed))
 }
 
 /// Tells the observers what the store decided.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use tidegate::{AllRefusal, AnyLimiter, QueueBounds, Refusal};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, QueueBounds, Refusal};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreKeyedLimiter, WhileAway};
 use tokio::time::Instant;
@@ -715,6 +715,62 @@ fn ten_thousand_attempts_at_permits_in_use_are_answered_in_time() {
             drop(granted);
             tokio::time::sleep(300 * MS).await;
             assert_eq!(model.keys(), 0);
+        });
+    }
+}
+
+/// A limit that is tried out refused requests and held them up while its store was away.
+#[test]
+fn requests_in_shadow_mode_pass_while_the_store_is_away() {
+    let two = std::num::NonZeroU32::new(2).unwrap();
+    let choices = || [WhileAway::Closed, WhileAway::Wait, WhileAway::Share, WhileAway::ShareOf(two)];
+    for (away, leased) in choices().into_iter().zip([false; 4]).chain(choices().into_iter().zip([true; 4])) {
+        run(async move {
+            let text = format!("{away}, leased {leased}");
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model").while_away(away)).unwrap();
+            let builder = store.limiter("tried").limit("calls", "token_bucket 4/min burst 4");
+            let limiter = if leased { builder.leased() } else { builder }.build().unwrap();
+            limiter.set_shadow(true);
+            limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
+            for _ in 0..6 {
+                let _ = limiter.acquire_now(1).await.unwrap();
+            }
+            model.stop(true);
+            let began = Instant::now();
+            for i in 0..8 {
+                let permits = limiter.acquire_now(1).await;
+                assert!(permits.unwrap_or_else(|refusal| panic!("{text}, {i}: {refusal}")).is_degraded());
+                assert!(limiter.acquire().await.unwrap().is_degraded(), "{text}");
+                let mut place = limiter.reserve(1).unwrap();
+                assert_eq!((&mut place).await.unwrap().permits(), 0, "{text}");
+            }
+            // Five calls that are not answered in time, and those that ask whether the store is back.
+            assert!(began.elapsed() <= 600 * MS, "{text}: {:?}", began.elapsed());
+            limiter.set_shadow(false);
+            model.stop(false);
+        });
+    }
+}
+
+/// The state was told as of the instant at which the request would have been due.
+#[test]
+fn a_request_that_passes_in_shadow_mode_is_told_what_is_left_now() {
+    for line in ["token_bucket 4/min burst 4", "fixed_window 4/min", "sliding_log 4/min"] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = store.limiter("tried").limit("calls", line).build().unwrap();
+            limiter.set_shadow(true);
+            let _ = limiter.acquire_now(4).await.unwrap();
+            let told = limiter.acquire_now(AllRequest::new().with_left()).await.unwrap();
+            let (told, state) = (told.left().unwrap().clone(), limiter.status().await.unwrap());
+            let (told, state) = (&told.members[0].1, &state.members[0].1);
+            assert_eq!(told.available, 0, "{line}");
+            // The state is told a round trip later, and the server works for ten microseconds.
+            let later = 2 * MS + Duration::from_micros(10);
+            assert_eq!(told.next_in, state.next_in + later, "{line}");
+            assert_eq!(told.full_in, state.full_in + later, "{line}");
         });
     }
 }
