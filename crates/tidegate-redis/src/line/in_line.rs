@@ -59,6 +59,12 @@ impl InLine {
         numbers
     }
 
+    /// A request of a held line is dropped that has left with a call, and waits no longer.
+    pub(super) fn drop_left(&mut self, permits: u64) {
+        let (requests, all) = self.left;
+        self.left = (requests.saturating_sub(1), all.saturating_sub(permits));
+    }
+
     /// A call was answered.
     pub(super) fn answered(&mut self) {
         self.left = (0, 0);

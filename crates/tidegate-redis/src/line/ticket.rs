@@ -212,6 +212,9 @@ impl Drop for Ticket {
             state.unbook(after, number, now);
             let mut entry = state.entries.remove(&number)?;
             state.in_line.remove(entry.place(number));
+            if matches!(entry.stage, Stage::Sent) && entry.was_held {
+                state.in_line.drop_left(bounds::sum(&entry.asked.costs));
+            }
             if let Stage::Answered(Outcome::Granted(granted)) =
                 std::mem::replace(&mut entry.stage, Stage::Sent)
                 && granted.reply.answer == Answer::Done

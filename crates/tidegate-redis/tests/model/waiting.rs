@@ -730,6 +730,61 @@ fn bounds_hold_in_an_outage() {
     });
 }
 
+/// A wait that was dropped while its call asked whether the store is back was counted until that
+/// call had ended: newcomers were refused although nobody waited.
+#[test]
+fn a_wait_that_is_dropped_in_an_outage_leaves_room() {
+    run(async {
+        let model = Model::new(6, Network::steady(MS));
+        let store = open(&model);
+        for bounds in [QueueBounds::UNBOUNDED.max_waiters(1), QueueBounds::UNBOUNDED.max_permits(2)] {
+            let limiter = builder(&store, "token_bucket 1/s burst 5").queue_bounds(bounds).build().unwrap();
+            model.stop(true);
+            for i in 0..1000 {
+                let answer = timeout(30 * MS, limiter.acquire_many(2)).await;
+                assert!(answer.is_err(), "{i}: {answer:?}");
+                sleep(MS).await;
+            }
+            model.stop(false);
+            sleep(10 * SECOND).await;
+        }
+    });
+}
+
+/// The refusal told the instant that the store had booked for the newcomer: one that a displaced
+/// request had given back, and that nobody had any more when the newcomer came again.
+#[test]
+fn a_full_queue_tells_a_newcomer_when_there_is_room() {
+    for (line, sizes) in [
+        ("token_bucket 10/s burst 10", [10, 10, 6, 10]),
+        ("leaky_bucket 10/s nodelay 10 capacity 1000", [7, 7, 9, 7]),
+        ("sliding_log 10/s", [10, 10, 7, 2]),
+    ] {
+        run(async move {
+            let model = Model::new(2, Network::steady(MS));
+            let store = open(&model);
+            let limiter = builder(&store, line).build().unwrap();
+            let _ = limiter.acquire_now(10).await.unwrap();
+            let bounds = QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest);
+            limiter.set_queue_bounds(bounds);
+            let [first, second, place, newcomer] = sizes;
+            for n in [first, second] {
+                let limiter = limiter.clone();
+                tokio::spawn(async move { limiter.acquire_many(n).await.map(drop) });
+                sleep(10 * MS).await;
+            }
+            let mut place = limiter.reserve(place).unwrap();
+            // It is in line, and displaces the second one.
+            assert!(timeout(10 * MS, &mut place).await.is_err());
+            let refusal = limiter.acquire_many(newcomer).await.unwrap_err();
+            assert!(matches!(refusal.refusal(), Some(Refusal::QueueFull { .. })), "{line}: {refusal}");
+            sleep(refusal.retry_after().unwrap()).await;
+            let again = timeout(5 * MS, limiter.acquire_many(newcomer)).await;
+            assert!(!matches!(again, Ok(Err(_))), "{line}: {refusal}, and then {again:?}");
+        });
+    }
+}
+
 /// Requests were in a call, or in line behind it, when the store went away. They were refused only
 /// when it was back.
 #[test]
