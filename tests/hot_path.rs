@@ -1,56 +1,27 @@
 //! The cost of a decision while no request waits: one reading of the clock and no allocation.
 
+#[path = "support/counted.rs"]
+mod counted;
+
 use std::alloc::System;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use counted::Counted;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use tidegate::clock::ManualSleep;
 use tidegate::policy::AnyPolicy;
-use tidegate::{AllOf, Clock, CountingLimit, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, Timer};
+use tidegate::{AllOf, CountingLimit, Rate, RateLimiter, SmoothBursty};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// A clock that counts how often it is read.
-#[derive(Clone, Debug)]
-struct Counted {
-    clock: ManualClock,
-    readings: Arc<AtomicU32>,
-}
-
-impl Clock for Counted {
-    fn now(&self) -> Nanos {
-        self.readings.fetch_add(1, Ordering::Relaxed);
-        self.clock.now()
-    }
-}
-
-impl Timer for Counted {
-    type Sleep = ManualSleep;
-    type RuntimeId = ();
-
-    fn runtime(&self) -> Option<()> {
-        Some(())
-    }
-
-    fn sleep_until(&self, at: Nanos) -> ManualSleep {
-        self.clock.sleep_until(at)
-    }
-
-    fn park_until(&self, at: Nanos) {
-        self.clock.park_until(at);
-    }
-}
-
 // One test, since the allocator counts for the whole process.
 #[test]
 fn a_decision_reads_the_clock_once_and_allocates_nothing() {
-    let clock = Counted { clock: ManualClock::new(), readings: Arc::default() };
+    let clock = Counted::default();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::from_secs(3)).start_full();
     let limiter = RateLimiter::with_clock(policy, clock.clone());
     let mut context = Context::from_waker(Waker::noop());

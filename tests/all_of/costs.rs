@@ -1,15 +1,12 @@
 //! What a change at a member costs while many requests wait for a composite.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::support::asked::Asked;
+use crate::support::counted::Counted;
 use crate::support::{estimate, waiting_for_all};
-use tidegate::clock::ManualSleep;
-use tidegate::{
-    AllOf, AllRequest, Clock, ManualClock, Nanos, Rate, RateLimiter, SmoothBursty, Timer, TokenBucket,
-};
+use tidegate::{AllOf, AllRequest, ManualClock, Rate, RateLimiter, SmoothBursty, TokenBucket};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
@@ -51,37 +48,6 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
     assert_eq!(both.status().waiting, waits.len());
 }
 
-/// A manual clock that counts its readings.
-#[derive(Clone, Debug, Default)]
-struct Read {
-    clock: ManualClock,
-    readings: Arc<AtomicUsize>,
-}
-
-impl Clock for Read {
-    fn now(&self) -> Nanos {
-        self.readings.fetch_add(1, Ordering::Relaxed);
-        self.clock.now()
-    }
-}
-
-impl Timer for Read {
-    type Sleep = ManualSleep;
-    type RuntimeId = ();
-
-    fn runtime(&self) -> Option<()> {
-        Some(())
-    }
-
-    fn sleep_until(&self, at: Nanos) -> ManualSleep {
-        self.clock.sleep_until(at)
-    }
-
-    fn park_until(&self, at: Nanos) {
-        self.clock.park_until(at);
-    }
-}
-
 #[test]
 fn a_change_of_a_member_looks_at_as_many_waiters_beside_any_number_of_composites() {
     // It looked at the first 4,096 waiters of each of 64 composites, and read the clock for each.
@@ -92,7 +58,7 @@ fn a_change_of_a_member_looks_at_as_many_waiters_beside_any_number_of_composites
 
 /// Changes a member while so many composites have so many waiters each.
 fn few_looks_at(composites: usize, waiters: usize) {
-    let clock = Read::default();
+    let clock = Counted::default();
     let bucket = || RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 1), clock.clone());
     let (shared, second) = (bucket(), Duration::from_secs(1));
     assert!(shared.try_acquire().is_ok());

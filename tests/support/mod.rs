@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 pub(crate) mod asked;
+pub(crate) mod counted;
 pub(crate) mod late;
 pub(crate) mod loops;
 pub(crate) mod pairs;
