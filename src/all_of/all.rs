@@ -280,8 +280,8 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// The member with a rate that is ready last for a request and those before it, and how long that
-    /// takes. Called without any lock.
+    /// The member with a rate that is ready last for a request and those before it, and how long
+    /// that takes. Called without any lock.
     pub(super) fn last(&self, ask: &Weights) -> Option<(Wait, &Entry<C>)> {
         let ask = self.with_waited_for(ask);
         let asked = self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);

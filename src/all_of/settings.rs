@@ -18,15 +18,15 @@ impl<C: Timer> AllOf<C> {
     /// [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
     ///
     /// The members are not paused: other callers go on with them. At the end each member with a
-    /// rate is left as if it were empty, also for other callers, and whether or not the composite is
-    /// asked again, since the service that said stop has no permits left either. So no burst
+    /// rate is left as if it were empty, also for other callers, and whether or not the composite
+    /// is asked again, since the service that said stop has no permits left either. So no burst
     /// follows. A refund or a reset of a member after the end stands. [`Pause::keep_stock`] leaves
     /// the members alone; use it where they belong to more services than the one that said stop. So
     /// does a pause that is [ended](AllOf::resume) before its time, also by dropping the composite.
     ///
-    /// A time after the end that a member tells its own callers, or those of another composite, does
-    /// not allow for the end: like a debit, it makes them wait longer. Until the end each call of the
-    /// member takes a lock.
+    /// A time after the end that a member tells its own callers, or those of another composite,
+    /// does not allow for the end: like a debit, it makes them wait longer. Until the end each call
+    /// of the member takes a lock.
     ///
     /// A refusal names the member that is ready last, or the first one if all are ready.
     ///

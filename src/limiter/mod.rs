@@ -549,11 +549,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// before are still paid at the old rate: after a permit at one per hour, the next one is due
     /// in an hour, whatever the rate is set to. To forget such a debt,
     /// [`refund`](RateLimiter::refund) it before the change. A request
-    /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused at
-    /// once, and so is a request for more permits than the policy can now give at once. Behind
-    /// 4,096 others such a request is refused later: at its deadline, or when it is the first in
-    /// line. A waiter of an [`AllOf`](crate::AllOf) behind 64 other composites, or behind the first of
-    /// its own, is refused later, too: at the time at which it expected its permits, or at its
+    /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused at once,
+    /// and so is a request for more permits than the policy can now give at once. Behind 4,096
+    /// others such a request is refused later: at its deadline, or when it is the first in line. A
+    /// waiter of an [`AllOf`](crate::AllOf) behind 64 other composites, or behind the first of its
+    /// own, is refused later, too: at the time at which it expected its permits, or at its
     /// deadline.
     ///
     /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room;

@@ -188,9 +188,9 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// | other [`Policy`] | what [`Policy::pause`] says, or as a window |
     ///
     /// A call that begins after this method has returned obeys the pause; a call that overlaps with
-    /// it may pass. The pause checks the deadlines of the first 4,096 waiters at once, or of the first
-    /// 512 where an [`AllOf`](crate::AllOf) waits for the limiter; a waiter behind them that is too
-    /// late now is refused at its deadline.
+    /// it may pass. The pause checks the deadlines of the first 4,096 waiters at once, or of the
+    /// first 512 where an [`AllOf`](crate::AllOf) waits for the limiter; a waiter behind them that
+    /// is too late now is refused at its deadline.
     pub fn pause_until(&self, until: Nanos) {
         self.shared.pause(Pause::until(until));
     }

@@ -43,8 +43,8 @@ pub(crate) enum Stage {
     /// Not polled yet, and exempt: it passes without a permit.
     Exempt,
     /// The request joins the line, or takes up to so many permits if this is not zero. The policy
-    /// refused it for now, or could not be asked without the lock; it is asked again under the lock.
-    /// If a poll left this stage, foreign code has panicked: the next poll joins.
+    /// refused it for now, or could not be asked without the lock; it is asked again under the
+    /// lock. If a poll left this stage, foreign code has panicked: the next poll joins.
     Joining(u32),
     /// In the line, under this key.
     Queued(u32),

@@ -278,8 +278,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         answer.map(Passed::granted)
     }
 
-    /// Does a part of a call. If foreign code panics meanwhile, such as the waker of another request,
-    /// tells the observers that the call is over: it took nothing.
+    /// Does a part of a call. If foreign code panics meanwhile, such as the waker of another
+    /// request, tells the observers that the call is over: it took nothing.
     #[inline]
     pub(crate) fn or_tell<T>(&self, ask: &R::Ask, work: impl FnOnce() -> T) -> T {
         let untold = Untold::new(self, ask);
@@ -308,8 +308,8 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn is_plain(&self) -> bool {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        // A pause may have ended with no call since. The gate word is not stored, so the next request
-        // may take the lock for nothing.
+        // A pause may have ended with no call since. The gate word is not stored, so the next
+        // request may take the lock for nothing.
         line.begin_visit(&self.rule, now);
         // Shadow mode of all keys is no setting of this limiter.
         let unset = if line.settings.shadow { OBSERVED } else { OBSERVED | SHADOW };

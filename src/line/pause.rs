@@ -141,8 +141,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// The time before which waiters are still to be served, if a pause of a composite has ended by
-    /// `now` and has not left the limiter empty yet: a timer may be a moment late, and nothing wakes
-    /// a reservation that no task awaits.
+    /// `now` and has not left the limiter empty yet: a timer may be a moment late, and nothing
+    /// wakes a reservation that no task awaits.
     pub(crate) fn serves_before(&self, now: Nanos, catch_up: Nanos) -> Option<Nanos> {
         let (&at, _) = self.settings.emptied.first_key_value().filter(|(at, _)| **at <= now)?;
         let head = self.entries.get(self.head as usize).filter(|_| self.settings.pause.is_none())?;

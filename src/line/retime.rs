@@ -53,8 +53,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// As [`retime`](Self::retime), where composites have seats, and in the line of a composite.
-    /// The first [`FORESEEN`] are counted with the seats that are here, and a waiter with a deadline as
-    /// [`LOOKS_FOR_TIME`]. They are fewer of each composite where a change has rung several.
+    /// The first [`FORESEEN`] are counted with the seats that are here, and a waiter with a
+    /// deadline as [`LOOKS_FOR_TIME`]. They are fewer of each composite where a change has rung
+    /// several.
     fn retime_by_sums(&mut self, visit: &mut Visit<'_, R, C>) {
         look_at_most(|most| most - self.retime_first(visit, most));
     }

@@ -51,8 +51,8 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     /// The requests of `less` do not go first any more.
     fn unmerge(&self, ahead: &mut Self::Ahead, less: &Self::Ahead);
 
-    /// Whether the last request of `ahead` is to be [found](Rule::find_last) that asks for what this
-    /// one does not ask for, since this one waits for that, too. Only a composite asks.
+    /// Whether the last request of `ahead` is to be [found](Rule::find_last) that asks for what
+    /// this one does not ask for, since this one waits for that, too. Only a composite asks.
     fn looks_back(&self, ahead: &Self::Ahead, ask: &Self::Ask) -> bool {
         let _ = (ahead, ask);
         false

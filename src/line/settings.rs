@@ -17,8 +17,8 @@ pub(crate) struct Settings {
     pub(crate) pause: Option<Pausing>,
     /// After a pause, one for each part of the policy that counts in real time.
     pub(crate) paces: Vec<Pace>,
-    /// The ends of pauses of composites, each of which leaves the limiter empty, and how many end at
-    /// that time.
+    /// The ends of pauses of composites, each of which leaves the limiter empty, and how many end
+    /// at that time.
     pub(crate) emptied: BTreeMap<Nanos, usize>,
     /// An observer is told of each call.
     pub(crate) observed: bool,

@@ -85,7 +85,7 @@ impl State {
         let Some(Entry { asked, .. }) = self.entries.get(&number) else { return };
         let (costs, priority, class) = (asked.costs.clone(), asked.priority, reply.permits.clone());
         let Some(victims) = self.make_room(&costs, priority) else {
-            // When it comes again at the instant that it gives back, nobody has that any more.
+            // When the request comes again at the instant that it gives back, that is gone.
             let at = Some(self.room_at(&costs)).filter(|at| *at < Nanos::MAX).unwrap_or(due);
             let refusal = Refusal::QueueFull { retry_after: at.saturating_since(now) };
             self.answer(after, number, Outcome::Refused(refusal.into()));

@@ -113,8 +113,8 @@ impl State {
         }
     }
 
-    /// The pause has ended: has all requests ask again, by steps, but refuses those whose tasks did
-    /// not look for long. A request that comes between two steps still is one behind a pause, so
+    /// The pause has ended: all requests ask again, by steps, but those whose tasks did not look for
+    /// long, which are refused. A request that comes between two steps still is one behind a pause, so
     /// those before it go first.
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
         self.pause_ends = self.pause_ends.min(now);

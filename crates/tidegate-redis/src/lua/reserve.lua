@@ -108,8 +108,8 @@ local function earliest(l, from)
   return due
 end
 
--- The earliest instant at which all limits have a request's permits, none if a limit never has them;
--- and the limit that has them last.
+-- The earliest instant at which all limits have a request's permits, none if a limit never has
+-- them; and the limit that has them last.
 local function earliest_of_all()
   local due, tightest = now, 0
   for i = 1, count do
@@ -230,7 +230,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
   end
   if not is_granted then
     if has_back and due and longest > 0 then
-      -- When it comes again, bookings have passed, and more may be left to other requests.
+      -- When the request comes again, bookings have passed, and more may be left to others.
       may_wait, sets_apart = longest > TRIP, true
       due, tightest = earliest_of_all()
       wait, sets_apart = due - now, false

@@ -295,8 +295,8 @@ impl Share {
     }
 
     /// Takes what a share of this tag has less in the first period of an outage, and what was
-    /// granted of earlier shares, once in each outage. The store had booked permits so far ahead, or
-    /// up to so long ago.
+    /// granted of earlier shares, once in each outage. The store had booked permits so far ahead,
+    /// or up to so long ago.
     fn begin(
         &self,
         tag: &str,

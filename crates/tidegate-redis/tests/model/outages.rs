@@ -745,7 +745,8 @@ fn requests_in_shadow_mode_pass_while_the_store_is_away() {
                 let mut place = limiter.reserve(1).unwrap();
                 assert_eq!((&mut place).await.unwrap().permits(), 0, "{text}");
             }
-            // Five calls that are not answered in time, and those that ask whether the store is back.
+            // Five calls that are not answered in time, and those that ask whether the store is
+            // back.
             assert!(began.elapsed() <= 600 * MS, "{text}: {:?}", began.elapsed());
             limiter.set_shadow(false);
             model.stop(false);

@@ -731,7 +731,7 @@ fn bounds_hold_in_an_outage() {
 }
 
 /// A wait that was dropped while its call asked whether the store is back was counted until that
-/// call had ended: newcomers were refused although nobody waited.
+/// call had ended: newcomers were refused although no request waited.
 #[test]
 fn a_wait_that_is_dropped_in_an_outage_leaves_room() {
     run(async {
@@ -752,7 +752,7 @@ fn a_wait_that_is_dropped_in_an_outage_leaves_room() {
 }
 
 /// The refusal told the instant that the store had booked for the newcomer: one that a displaced
-/// request had given back, and that nobody had any more when the newcomer came again.
+/// request had given back, and that was gone when the newcomer came again.
 #[test]
 fn a_full_queue_tells_a_newcomer_when_there_is_room() {
     for (line, sizes) in [
