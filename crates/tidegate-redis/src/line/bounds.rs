@@ -48,8 +48,13 @@ impl State {
             WhenFull::DropLeastImportant => false,
         };
         let may_go = |(_, entry): &(&u64, &Entry)| {
-            let is_waiting = matches!(entry.stage, Stage::Booked { .. } | Stage::Paused(_));
-            (is_waiting || is_held && matches!(entry.stage, Stage::InLine))
+            let waits = match entry.stage {
+                Stage::Booked { .. } | Stage::Paused(_) => true,
+                Stage::InLine => is_held,
+                Stage::Sent => is_held && entry.was_held,
+                Stage::Answered(_) => false,
+            };
+            waits
                 && entry.asked.droppable
                 && (entry.asked.priority < priority || (oldest && entry.asked.priority == priority))
         };

@@ -21,6 +21,11 @@ pub(super) type Place = (Reverse<i8>, u64);
 /// call at a time leaves it, since a later call might be answered where an earlier one is not. None
 /// leaves before the time until which the line is held, unless the breaker closes before, by any
 /// call to the store.
+///
+/// The first call after one that failed decides no request: it asks whether the store is back. A
+/// store that answers too late carries out each call, so the requests of a call would be booked,
+/// and booked again with the next one, up to 64 of them every few seconds. If another call of the
+/// store was answered meanwhile, the line need not ask.
 #[derive(Debug, Default)]
 pub(super) struct InLine {
     /// The places of the requests, with the permits that each of them asks for.
@@ -30,6 +35,9 @@ pub(super) struct InLine {
     /// a held line keep their places.
     left: (usize, u64),
     held_till: Option<Nanos>,
+    /// Whether a call failed, and the store has answered none since: the next call of a held line
+    /// asks whether the store is back.
+    asks: bool,
     /// Whether a task has the line go on at that time, or when the store is back.
     is_timed: bool,
 }
@@ -68,6 +76,7 @@ impl InLine {
     /// A call was answered.
     pub(super) fn answered(&mut self) {
         self.left = (0, 0);
+        self.asks = false;
         self.held_till = self.held_till.filter(|_| !self.is_empty());
     }
 
@@ -79,6 +88,11 @@ impl InLine {
         self.order.is_empty()
     }
 
+    /// Whether a call has to ask whether the store is back before requests leave.
+    pub(super) fn asks(&self) -> bool {
+        self.asks && self.held_till.is_some() && !self.is_empty()
+    }
+
     /// Until when no request leaves; `None` if the line is not held.
     pub(super) fn held_till(&self) -> Option<Nanos> {
         self.held_till
@@ -87,6 +101,7 @@ impl InLine {
     /// Holds the line until a time, unless it is empty. Returns whether a task is to have it go on.
     pub(super) fn hold(&mut self, till: Nanos, now: Nanos) -> bool {
         self.left = (0, 0);
+        self.asks = true;
         if self.is_empty() {
             self.held_till = None;
             return false;
@@ -99,10 +114,11 @@ impl InLine {
         !std::mem::replace(&mut self.is_timed, true)
     }
 
-    /// Lets requests leave, one call at a time.
-    pub(super) fn go_on(&mut self) {
+    /// Lets requests leave, one call at a time. The store may have answered another call.
+    pub(super) fn go_on(&mut self, is_back: bool) {
         self.is_timed = false;
-        // The requests of a call that asks whether the store is back still wait for it.
+        self.asks &= !is_back;
+        // The requests of a call in flight may have to wait for the store again.
         let waits = !self.is_empty() || self.left.0 > 0;
         self.held_till = self.held_till.filter(|_| waits).map(|_| Nanos::ZERO);
     }

@@ -175,7 +175,8 @@ struct State {
 
 /// What leaves for the store.
 enum Step {
-    /// A call that gives instants back, and then decides requests.
+    /// A call that gives instants back, and then decides requests. Without both it asks whether the
+    /// store is back.
     Call(Vec<Instant>, Vec<u64>),
     /// Permits of a grant at this instant go back.
     Refund(i64, Costs),
@@ -373,7 +374,8 @@ impl Line {
         self.visit(|state, _, now| state.prolong_pause(span, now));
     }
 
-    /// Sends a call that gives these instants back, and decides these requests.
+    /// Sends a call that gives these instants back, and decides these requests. A call without both
+    /// asks whether the store is back.
     fn call(
         self: &Arc<Line>,
         state: &mut State,
@@ -388,8 +390,12 @@ impl Line {
             self.forget();
         }
         let timeout = self.set.store.timeout();
-        // Permits that no request waits for are given back at any time.
-        let mut deadline = Deadline { is_kept: !given_back.is_empty(), ..Deadline::NONE };
+        let asks = given_back.is_empty() && numbers.is_empty();
+        let mut deadline = match asks {
+            true => Deadline::of(timeout),
+            // Permits that no request waits for are given back at any time.
+            false => Deadline { is_kept: !given_back.is_empty(), ..Deadline::NONE },
+        };
         let first = state.first_behind_pause();
         let bounds = (state.waiting, state.permits, state.bounds);
         // Leases and observers are told what each grant left.
@@ -418,7 +424,7 @@ impl Line {
             Some(Wanted { longest, mode, tells: tells || *with_left, costs: costs.clone() })
         };
         let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
-        if numbers.is_empty() {
+        if numbers.is_empty() && !asks {
             state.gives_back_alone(after);
         }
         let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
@@ -450,7 +456,7 @@ impl Line {
         let timeout = self.set.store.timeout();
         let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
-            state.giving_back -= usize::from(numbers.is_empty());
+            state.giving_back -= usize::from(numbers.is_empty() && !given_back.is_empty());
             let took = replies.as_ref().ok().map(|_| now.saturating_since(left).as_duration());
             state.took(took, timeout);
             state.behind -= behind;
@@ -469,9 +475,10 @@ impl Line {
             }
         });
         if is_to_go_on {
-            let (held, mut back) = (Held(Arc::downgrade(self)), self.set.store.back());
+            let mut held = Held { line: Arc::downgrade(self), is_back: false };
+            let mut back = self.set.store.back();
             self.set.store.spawn(Box::pin(async move {
-                _ = tokio::time::timeout(rest, back.changed()).await;
+                held.is_back = tokio::time::timeout(rest, back.changed()).await.is_ok();
                 drop(held);
             }));
         }
@@ -618,12 +625,16 @@ impl Books for Line {
 
 /// Has a held line go on when it is dropped: at its time, when the store is back, or when it ends.
 /// Then the next call tells the requests in line.
-struct Held(Weak<Line>);
+struct Held {
+    line: Weak<Line>,
+    /// Whether the store answered another call meanwhile.
+    is_back: bool,
+}
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(line) = self.0.upgrade() {
-            line.visit(|state, _, _| state.in_line.go_on());
+        if let Some(line) = self.line.upgrade() {
+            line.visit(|state, _, _| state.in_line.go_on(self.is_back));
         }
     }
 }

@@ -34,6 +34,13 @@ impl State {
         if is_behind_pause || held_till.is_some_and(|till| now < till) {
             return steps;
         }
+        if self.in_line.asks() {
+            if self.calls == 0 {
+                self.calls = 1;
+                steps.push(Step::Call(Vec::new(), Vec::new()));
+            }
+            return steps;
+        }
         if self.calls == 0 {
             let before_requests = if self.to_refund.is_empty() { most } else { 0 };
             while self.to_give_back.len() > before_requests {
@@ -193,6 +200,9 @@ impl State {
             self.unbook(after, victim, now);
             if let Some(entry) = self.entries.get(&victim) {
                 self.in_line.remove(entry.place(victim));
+                if matches!(entry.stage, Stage::Sent) {
+                    self.in_line.drop_left(bounds::sum(&entry.asked.costs));
+                }
             }
             self.answer(after, victim, Outcome::Refused(Refusal::Displaced.into()));
         }

@@ -617,7 +617,8 @@ fn held_lines_wait_for_the_answer_to_one_of_them() {
         sleep(2 * MS).await;
         let after = store.counts();
         assert_eq!(log.numbers().len(), lines);
-        assert_eq!(after.answered - before.answered, lines as u64, "{after:?}");
+        // The line that asked whether the store is back has one answer more.
+        assert_eq!(after.answered - before.answered, 1 + lines as u64, "{after:?}");
     });
 }
 
@@ -749,6 +750,70 @@ fn a_wait_that_is_dropped_in_an_outage_leaves_room() {
             sleep(10 * SECOND).await;
         }
     });
+}
+
+/// While a call was on its way that asked whether the store is back, a newcomer was refused, and told
+/// to come again at once: the requests of that call could not go.
+#[test]
+fn a_newcomer_takes_the_place_of_a_request_whose_call_is_on_its_way() {
+    for rule in [WhenFull::DropOldest, WhenFull::DropLeastImportant] {
+        run(async move {
+            let model = Model::new(6, Network::steady(20 * MS));
+            let store = open(&model);
+            let bounds = QueueBounds::UNBOUNDED.max_waiters(1).when_full(rule);
+            let limiter = builder(&store, "token_bucket 100/s burst 5").queue_bounds(bounds).build().unwrap();
+            let limiter = AnyLimiter::from(limiter);
+            let join = |number| {
+                let priority = if rule == WhenFull::DropOldest { 0 } else { number };
+                tokio::spawn(limiter.acquire_many(AllRequest::from(1).priority(priority)))
+            };
+            for outage in 0..10 {
+                model.stop(true);
+                let mut last = join(0);
+                // A request is counted when it waits for the store, and not for a call before that.
+                sleep(100 * MS).await;
+                for number in 1..100 {
+                    sleep(7 * MS).await;
+                    assert!(!last.is_finished(), "{rule:?}, {outage}: {number}");
+                    let newcomer = join(number);
+                    sleep(MS).await;
+                    assert!(last.is_finished(), "{rule:?}, {outage}: {number}");
+                    let refusal = last.await.unwrap().unwrap_err().refusal();
+                    assert_eq!(refusal, Some(Refusal::Displaced), "{rule:?}, {outage}: {number}");
+                    last = newcomer;
+                }
+                model.stop(false);
+                drop(last.await.unwrap().unwrap());
+            }
+        });
+    }
+}
+
+/// A call that is answered too late was carried out, and the requests of the line were sent again,
+/// up to 64 with each call: a process with a timeout below the round trip booked the limit hours
+/// ahead, for all processes.
+#[test]
+fn a_store_that_answers_too_late_is_not_booked_without_end() {
+    for line in ["token_bucket 1/s burst 10", "sliding_window 10/10s cells 10", "sliding_log 10/10s"] {
+        run(async move {
+            let model = Model::new(7, Network::steady(40 * MS));
+            let open = |timeout| {
+                let builder = Store::builder("redis://model").while_away(WhileAway::Wait).timeout(timeout);
+                model.open(builder).unwrap()
+            };
+            let (too_short, enough) = (limiter(&open(50 * MS), line), limiter(&open(SECOND), line));
+            // The server then knows the script.
+            drop(enough.acquire().await.unwrap());
+            let log = Log::default();
+            for number in 0..1000 {
+                log.spawn(&too_short, number, 10);
+            }
+            sleep(60 * SECOND).await;
+            assert!(log.numbers().is_empty());
+            let permits = enough.acquire().await.unwrap();
+            assert!(permits.waited() <= SECOND, "{line}: {:?}", permits.waited());
+        });
+    }
 }
 
 /// The refusal told the instant that the store had booked for the newcomer: one that a displaced
