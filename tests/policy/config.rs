@@ -97,8 +97,17 @@ fn a_bad_configuration_is_told_with_what_to_write() {
              tolerance",
         ),
         ("token_bucket 5/s", "token_bucket needs burst, such as token_bucket 10/s burst 20"),
-        ("token_bucket 10 /s burst 20", "10 /s: write 10/s, without a space"),
-        ("token_bucket 10/ s burst 20", "10/ s: write 10/s, without a space"),
+        ("token_bucket 1 0/s burst 20", "1 0/s: write 10/s, without a space"),
+        ("token_bucket 10 /sec burst 20", "\"10 /sec\" is not a rate: write 10/s"),
+        (
+            "token_bucket 10/ burst 20",
+            "\"10/\" is not a rate: write permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or \
+             1000/100ms, or unlimited or zero",
+        ),
+        (
+            "token_bucket 10/s /s burst 20",
+            "/s: token_bucket has only burst, start_with, interval_refill, at_wall_clock and tolerance",
+        ),
         ("token_bucket 5/s burst five", "burst \"five\" is not a whole number from 1 to 4294967295"),
         ("token_bucket 5/s burst -1", "burst \"-1\" is not a whole number from 1 to 4294967295"),
         (
@@ -214,6 +223,10 @@ fn a_pair_is_read_from_a_line_or_a_list() -> Result<(), serde_json::Error> {
 fn other_spellings_are_read() {
     for (text, line) in [
         ("token_bucket 10 / s burst 5", "token_bucket 10/s burst 5"),
+        ("token_bucket 10 /s burst 5", "token_bucket 10/s burst 5"),
+        ("token_bucket 10/ s burst 5", "token_bucket 10/s burst 5"),
+        ("fixed_window 10\t/ 5min from_first_grant", "fixed_window 10/5min from_first_grant"),
+        ("sliding_log 10/ s", "sliding_log 10/s"),
         ("token_bucket 5/m burst 5", "token_bucket 5/min burst 5"),
         ("fixed_window 5/s at_wall_clock 0", "fixed_window 5/s at_wall_clock 0s"),
         ("fixed_window 5/h at_wall_clock 1m", "fixed_window 5/h at_wall_clock 1min"),

@@ -43,11 +43,11 @@ macro_rules! define {
         ///
         /// # Text
         ///
-        /// The name of the kind in lower case, the rate without spaces, and then each field with
-        /// its value, in any order: `token_bucket 100/s burst 20`. A field that is a `bool`, such
-        /// as `from_first_grant`, is true where it is named, and has no value. Spans are whole
-        /// numbers with a unit: `500ms`, `8h`. `unlimited` and `deny_all` have no rate and no
-        /// fields.
+        /// The name of the kind in lower case, the rate, and then each field with its value, in any
+        /// order: `token_bucket 100/s burst 20`. White space may stand on either side of the slash
+        /// of a rate. A field that is a `bool`, such as `from_first_grant`, is true where it is
+        /// named, and has no value. Spans are whole numbers with a unit: `500ms`, `8h`. `unlimited`
+        /// and `deny_all` have no rate and no fields.
         ///
         /// Two lines with `and` between them are read as a [`Both`](crate::Both) of two
         /// [`AnyPolicy`]: `token_bucket 5/s burst 10 and fixed_window 100/min`.
@@ -259,11 +259,14 @@ impl FromStr for PolicyConfig {
                 return Err(ConfigError::Form { given: rate.into(), write: write.into() });
             }
             let mut rate = rate.to_owned();
-            // `10 per second` is no rate, and the error of all its words tells what to write.
-            if let Some(word @ ("per" | "/")) = words.clone().next() {
+            while let Some(word) = words.clone().next()
+                && goes_on(&rate, word)
+                && !kind.has(word)
+            {
                 words.next();
-                rate = format!("{rate} {word} {}", words.next().unwrap_or_default());
-            } else if let Some(word) = words.clone().next() {
+                rate = format!("{rate} {word}");
+            }
+            if let Some(word) = words.clone().next() {
                 parted(&rate, word)?;
             }
             given.set("rate", Some(&rate))?;
@@ -302,7 +305,16 @@ impl TryFrom<String> for PolicyConfig {
     }
 }
 
-/// Refuses a rate that is parted by a space, such as `10 /s`.
+/// Whether a word belongs to the rate that has begun: white space may stand on either side of the
+/// slash. `10 per second` is no rate, and the error of all its words tells what to write.
+fn goes_on(rate: &str, word: &str) -> bool {
+    if rate.contains('/') {
+        return rate.ends_with('/');
+    }
+    word.starts_with('/') || word == "per" || rate.ends_with(" per")
+}
+
+/// Refuses a rate that is parted by a space elsewhere than at its slash, such as `1 0/s`.
 fn parted(rate: &str, word: &str) -> Result<(), ConfigError> {
     let whole = format!("{rate}{word}");
     if rate.parse::<Rate>().is_ok() || whole.parse::<Rate>().is_err() {
