@@ -1,15 +1,16 @@
 //! [`CountingLimit`]: limits how many permits are out at one time, however long each is held.
 
 pub(crate) mod line;
+mod wait;
 
 use std::fmt;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::clock::{DefaultClock, Timer, timeout};
-use crate::counting::line::{Later, Pool};
+use crate::counting::line::Pool;
+use crate::counting::wait::Turn;
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking::block_on;
@@ -432,7 +433,7 @@ impl CountingLimit {
     }
 
     fn wait(&self, n: u32) -> Turn<'_> {
-        Turn { limit: self, n, number: None }
+        Turn::new(self, n)
     }
 
     fn permit(&self, n: u32) -> CountingPermit {
@@ -445,53 +446,6 @@ impl CountingLimit {
     /// Takes permits at the turn of a seat, or of a newcomer without one: seat number 0.
     pub(crate) fn take_turn(&self, seat: u64, n: u32) -> Option<CountingPermit> {
         self.pool.take_turn(seat, n).then(|| self.permit(n))
-    }
-}
-
-/// A future that waits for permits.
-struct Turn<'a> {
-    limit: &'a CountingLimit,
-    n: u32,
-    /// The request's number in the line, from its first poll until its answer.
-    number: Option<u64>,
-}
-
-impl Future for Turn<'_> {
-    type Output = Result<CountingPermit, Refusal>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Turn { limit, n, number } = self.get_mut();
-        let pool = &limit.pool;
-        if number.is_none() && pool.try_take(*n) {
-            return Poll::Ready(Ok(limit.permit(*n)));
-        }
-        // Cloned before the lock is taken, because a waker is foreign code.
-        let (waker, mut deferred) = (context.waker().clone(), Later::new());
-        let answer = match *number {
-            Some(number) => ready!(pool.look(number, waker, &mut deferred)),
-            None => match pool.join(*n, waker, &mut deferred) {
-                Ok(()) => Ok(()),
-                Err(joined) => {
-                    *number = Some(joined);
-                    return Poll::Pending;
-                }
-            },
-        };
-        *number = None;
-        // The permit exists from here on, so a panic below gives it back.
-        let answer = answer.map(|()| limit.permit(*n));
-        // The wakers of other waiters run here. If one panics, the number is cleared and the permit
-        // is dropped.
-        drop(deferred);
-        Poll::Ready(answer)
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        if let Some(number) = self.number {
-            self.limit.pool.leave(number, self.n);
-        }
     }
 }
 
