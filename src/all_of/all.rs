@@ -325,7 +325,7 @@ impl<C: Timer> All<C> {
                 member.take_then((n, ask.priority), None, &mut || self.take_more(ask, more, charge, rest))
             }
             (Kind::Counting(limit), n) => {
-                charge.permits.add(limit.try_acquire_many(n)?);
+                charge.permits.add(limit.take(n)?);
                 self.take_more(ask, more, charge, rest)
             }
         }

@@ -1,6 +1,7 @@
 //! A [`CountingLimit`] alone, without type parameters.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -9,8 +10,9 @@ use crate::any_limiter::single::{NAME, alone, charged, check_name};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
 use crate::clock::DefaultClock;
 use crate::counting::CountingLimit;
-use crate::grant::Grant;
-use crate::limiter::{Pause, RateLimiter};
+use crate::error::Refusal;
+use crate::grant::{Grant, Left};
+use crate::limiter::{Events, Pause, RateLimiter, StoreEvent};
 use crate::policy::Unlimited;
 use crate::time::Nanos;
 
@@ -28,8 +30,60 @@ const UNLIMITED: &str = "unlimited";
 impl InUse {
     fn new(limit: CountingLimit) -> InUse {
         let unlimited = RateLimiter::new(Unlimited);
-        InUse { all: AllOf::new(UNLIMITED, &unlimited).with_counting(NAME, &limit), limit }
+        let all = AllOf::new(UNLIMITED, &unlimited).with_counting(NAME, &limit);
+        all.observe(Arc::new(ToLimit(limit.clone())));
+        InUse { all, limit }
     }
+}
+
+/// Tells the observer of the limit what happens to the composite. The limit itself tells nothing of
+/// permits that a composite takes.
+struct ToLimit(CountingLimit);
+
+/// How many permits of the limit a request asks for: half of the sum of its costs, since it costs
+/// as many permits of the rate.
+const fn of_limit(permits: u64) -> u64 {
+    permits / 2
+}
+
+// An event with no method here would be lost without a word, so clippy wants a method for each.
+#[deny(clippy::missing_trait_methods)]
+impl Events for ToLimit {
+    fn granted(&self, permits: u64, waited: Duration) {
+        self.0.report(|events| events.granted(of_limit(permits), waited));
+    }
+
+    fn refused(&self, permits: u64, refusal: &Refusal) {
+        self.0.report(|events| events.refused(of_limit(permits), refusal));
+    }
+
+    fn cancelled(&self, permits: u64, waited: Duration) {
+        self.0.report(|events| events.cancelled(of_limit(permits), waited));
+    }
+
+    fn shadowed(&self, permits: u64, refusal: &Refusal) {
+        self.0.report(|events| events.shadowed(of_limit(permits), refusal));
+    }
+
+    fn exempted(&self, permits: u64) {
+        self.0.report(|events| events.exempted(of_limit(permits)));
+    }
+
+    fn paused(&self, remaining: Duration) {
+        self.0.report(|events| events.paused(remaining));
+    }
+
+    fn resumed(&self) {
+        self.0.report(|events| events.resumed());
+    }
+
+    // A composite in one process has no store, and tells none of these.
+
+    fn degraded(&self, _permits: u64) {}
+
+    fn near_limit(&self, _name: &str, _left: &Left) {}
+
+    fn store(&self, _event: &StoreEvent) {}
 }
 
 /// What the composite is asked for. A part of the permits would come back alone, so a request for
@@ -160,7 +214,8 @@ impl Place for PlaceInUse {
 /// Its requests have priorities among each other, and pauses of this handle are pauses of its
 /// clones alone. Closing closes the counting limit. Longest waits are measured by the default
 /// clock. Nothing can be charged to it, and a request for up to a number of permits gets the
-/// fewest.
+/// fewest. The [observer](CountingLimit::observe) of the counting limit is told of the requests and
+/// the pauses of this handle as well.
 ///
 /// # Examples
 ///

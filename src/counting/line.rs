@@ -61,6 +61,7 @@ use std::task::{Poll, Waker};
 
 use crate::clock::Timer;
 use crate::error::Refusal;
+use crate::limiter::events::Observers;
 use crate::line::deferred::Deferred;
 use crate::line::recheck::Recheck;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
@@ -93,6 +94,7 @@ pub(crate) struct Pool {
     /// too large.
     lowered: AtomicU64,
     line: Mutex<Waiters>,
+    pub(super) events: Observers,
 }
 
 /// The line. Entries and seats are numbered in order of arrival, from 1 on.
@@ -142,7 +144,7 @@ impl Waiters {
 }
 
 impl Pool {
-    pub(super) fn new(limit: u32) -> Pool {
+    pub(super) fn new(limit: u32, events: Observers) -> Pool {
         let line = Waiters {
             entries: BTreeMap::new(),
             large: BTreeSet::new(),
@@ -156,6 +158,7 @@ impl Pool {
             limit: AtomicU32::new(limit),
             lowered: AtomicU64::new(0),
             line: Mutex::new(line),
+            events,
         }
     }
 

@@ -1,22 +1,25 @@
 //! [`CountingLimit`]: limits how many permits are out at one time, however long each is held.
 
+mod events;
 pub(crate) mod line;
 mod wait;
 
 use std::fmt;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{DefaultClock, Timer, timeout};
+use crate::clock::{Clock, DefaultClock, Timer, timeout};
 use crate::counting::line::Pool;
 use crate::counting::wait::Turn;
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking::block_on;
+use crate::limiter::events::Observers;
 use crate::policy::Policy;
 use crate::rate::Rate;
 use crate::status::Status;
+use crate::time::Nanos;
 
 /// Limits how many permits are out at one time: connections, calls in flight, jobs. Dropping a
 /// permit gives it back.
@@ -28,7 +31,7 @@ use crate::status::Status;
 /// While no request waits, taking and giving back are one atomic operation each. A holder's actions
 /// before it gives a permit back happen before all actions of that permit's next holder.
 ///
-/// Clones share one limit.
+/// Clones share one limit. [`observe`](CountingLimit::observe) gives it an observer.
 ///
 /// # Fairness
 ///
@@ -64,8 +67,8 @@ use crate::status::Status;
 #[derive(Clone)]
 pub struct CountingLimit {
     pub(crate) pool: Arc<Pool>,
-    /// The clock of longest waits, if one was given.
-    clock: Option<Arc<dyn LongestWait>>,
+    /// The clock of waits, if one was given.
+    clock: Option<Arc<dyn WaitClock>>,
 }
 
 type Answer = Result<CountingPermit, Refusal>;
@@ -74,12 +77,18 @@ type Answer = Result<CountingPermit, Refusal>;
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A clock without its type, since no type of a counting limit names its clock.
-trait LongestWait: Send + Sync {
+trait WaitClock: Send + Sync {
+    fn now(&self) -> Nanos;
+
     /// What `wait` answers within that time.
     fn bound<'a>(&'a self, within: Duration, wait: Boxed<'a, Answer>) -> Boxed<'a, Option<Answer>>;
 }
 
-impl<C: Timer> LongestWait for C {
+impl<C: Timer> WaitClock for C {
+    fn now(&self) -> Nanos {
+        Clock::now(self)
+    }
+
     fn bound<'a>(&'a self, within: Duration, wait: Boxed<'a, Answer>) -> Boxed<'a, Option<Answer>> {
         Box::pin(timeout(self, within, wait))
     }
@@ -100,11 +109,12 @@ impl CountingLimit {
     /// limit is changed.
     #[must_use]
     pub fn new(limit: u32) -> CountingLimit {
-        CountingLimit { pool: Arc::new(Pool::new(limit)), clock: None }
+        CountingLimit { pool: Arc::new(Pool::new(limit, Observers::new(None))), clock: None }
     }
 
-    /// Creates a limit that measures [longest waits](CountingLimit::acquire_within) by this clock,
-    /// for tests. Without one it is the default clock.
+    /// Creates a limit that measures [longest waits](CountingLimit::acquire_within), and the waits
+    /// that an [observer](CountingLimit::observe) is told, by this clock, for tests. Without one it
+    /// is the default clock.
     ///
     /// # Examples
     ///
@@ -148,8 +158,8 @@ impl CountingLimit {
     ///   meanwhile.
     /// - [`Refusal::Closed`] if the limit is [closed](CountingLimit::close).
     pub async fn acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
-        self.check(n)?;
-        self.wait(n).await
+        self.check_and_tell(n)?;
+        Turn::new(self, n).await
     }
 
     /// Blocks the calling thread until one permit is free. Threads and tasks wait in one line. Do
@@ -169,9 +179,10 @@ impl CountingLimit {
     /// As [`acquire_many`](CountingLimit::acquire_many); and [`Refusal::Cancelled`] under a
     /// [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
-        self.check(n)?;
+        self.check_and_tell(n)?;
+        let mut turn = Turn::new(self, n);
         // Dropping the turn leaves the line, or gives back the permits.
-        block_on(pin!(self.wait(n)))?
+        block_on(Pin::new(&mut turn)).unwrap_or_else(|refusal| turn.cancel(refusal))
     }
 
     /// Takes one permit now, or refuses.
@@ -191,11 +202,7 @@ impl CountingLimit {
     /// [`Refusal::InUse`] if they are not free, or other requests wait; and the errors of
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub fn try_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
-        self.check(n)?;
-        match self.pool.try_take(n) {
-            true => Ok(self.permit(n)),
-            false => Err(Refusal::InUse { limit: self.limit() }),
-        }
+        self.tell(n, Duration::ZERO, self.take(n))
     }
 
     /// Takes as many permits as are free now, at least one and at most `n`, or refuses.
@@ -224,11 +231,12 @@ impl CountingLimit {
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     pub fn try_acquire_up_to(&self, n: u32) -> Result<CountingPermit, Refusal> {
-        self.check(n.min(1))?;
-        match self.pool.try_take_up_to(n) {
-            0 => Err(Refusal::InUse { limit: self.limit() }),
+        let least = n.min(1);
+        let answer = self.check(least).and_then(|()| match self.pool.try_take_up_to(n) {
+            0 => Err(self.in_use()),
             n => Ok(self.permit(n)),
-        }
+        });
+        self.tell(least, Duration::ZERO, answer)
     }
 
     /// Waits for one permit, but no longer than `within`.
@@ -255,12 +263,13 @@ impl CountingLimit {
     /// The errors of [`acquire_within`](CountingLimit::acquire_within) and
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub async fn acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
-        self.check(n)?;
+        self.check_and_tell(n)?;
+        let mut turn = Turn::new(self, n);
         let in_time = match &self.clock {
-            None => timeout(&DefaultClock::new(), within, self.wait(n)).await,
-            Some(clock) => clock.bound(within, Box::pin(self.wait(n))).await,
+            None => timeout(&DefaultClock::new(), within, &mut turn).await,
+            Some(clock) => clock.bound(within, Box::pin(&mut turn)).await,
         };
-        in_time.unwrap_or_else(|| Err(Refusal::InUse { limit: self.limit() }))
+        in_time.unwrap_or_else(|| turn.refuse())
     }
 
     /// Waits for one permit of this limit, and then for one permit of a rate limiter. This bounds
@@ -268,7 +277,7 @@ impl CountingLimit {
     ///
     /// The rate comes second, so that a call that cannot begin spends no permit of the rate. A
     /// request that waits for the rate holds a permit of this limit meanwhile. Dropping the future
-    /// takes nothing from either limiter.
+    /// takes nothing from either limiter. The observer of each is told of its part of the call.
     ///
     /// # Errors
     ///
@@ -432,8 +441,8 @@ impl CountingLimit {
         }
     }
 
-    fn wait(&self, n: u32) -> Turn<'_> {
-        Turn::new(self, n)
+    fn in_use(&self) -> Refusal {
+        Refusal::InUse { limit: self.limit() }
     }
 
     fn permit(&self, n: u32) -> CountingPermit {
@@ -441,8 +450,18 @@ impl CountingLimit {
     }
 }
 
-/// For composites, which hold a seat in the line of the pool; see `counting/line.rs`.
+/// For composites, which hold a seat in the line of the pool; see `counting/line.rs`. No observer
+/// is told.
 impl CountingLimit {
+    /// Takes `n` permits now, or refuses.
+    pub(crate) fn take(&self, n: u32) -> Result<CountingPermit, Refusal> {
+        self.check(n)?;
+        match self.pool.try_take(n) {
+            true => Ok(self.permit(n)),
+            false => Err(self.in_use()),
+        }
+    }
+
     /// Takes permits at the turn of a seat, or of a newcomer without one: seat number 0.
     pub(crate) fn take_turn(&self, seat: u64, n: u32) -> Option<CountingPermit> {
         self.pool.take_turn(seat, n).then(|| self.permit(n))

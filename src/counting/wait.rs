@@ -2,60 +2,103 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use crate::counting::events::Wait;
 use crate::counting::line::Later;
-use crate::counting::{CountingLimit, CountingPermit};
+use crate::counting::{Answer, CountingLimit};
 use crate::error::Refusal;
 
-/// A future that waits for permits.
+/// A future that waits for permits. The observers are told how the request ends.
 pub(super) struct Turn<'a> {
     limit: &'a CountingLimit,
     n: u32,
     /// The request's number in the line, from its first poll until its answer.
     number: Option<u64>,
+    wait: Wait,
 }
 
 impl Turn<'_> {
     pub(super) fn new(limit: &CountingLimit, n: u32) -> Turn<'_> {
-        Turn { limit, n, number: None }
+        Turn { limit, n, number: None, wait: Wait::New }
+    }
+
+    /// Ends the request, which a token has cancelled, perhaps before its first poll.
+    pub(super) fn cancel(self, refusal: Refusal) -> Answer {
+        if let Wait::New = self.wait {
+            self.limit.report(|events| events.cancelled(self.n.into(), Duration::ZERO));
+        }
+        Err(refusal)
+    }
+
+    /// Refuses the request, which has waited too long.
+    pub(super) fn refuse(mut self) -> Answer {
+        // If the waker of another request panics here, the drop tells that this one is cancelled.
+        self.leave();
+        let (limit, refusal) = (self.limit, self.limit.in_use());
+        match std::mem::replace(&mut self.wait, Wait::Untold) {
+            Wait::Untold => Err(refusal),
+            _ => limit.tell(self.n, Duration::ZERO, Err(refusal)),
+        }
+    }
+
+    fn leave(&mut self) {
+        if let Some(number) = self.number.take() {
+            self.limit.pool.leave(number, self.n);
+        }
     }
 }
 
 impl Future for Turn<'_> {
-    type Output = Result<CountingPermit, Refusal>;
+    type Output = Answer;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Turn { limit, n, number } = self.get_mut();
-        let pool = &limit.pool;
-        if number.is_none() && pool.try_take(*n) {
-            return Poll::Ready(Ok(limit.permit(*n)));
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+        let turn = self.get_mut();
+        let (limit, n, pool) = (turn.limit, turn.n, &turn.limit.pool);
+        if let Wait::New = turn.wait
+            && pool.try_take(n)
+        {
+            turn.wait = Wait::Untold;
+            return Poll::Ready(limit.tell(n, Duration::ZERO, Ok(limit.permit(n))));
         }
+        turn.wait.begin(limit);
         // Cloned before the lock is taken, because a waker is foreign code.
         let (waker, mut deferred) = (context.waker().clone(), Later::new());
-        let answer = match *number {
-            Some(number) => ready!(pool.look(number, waker, &mut deferred)),
-            None => match pool.join(*n, waker, &mut deferred) {
-                Ok(()) => Ok(()),
+        let (answer, waited) = match turn.number {
+            Some(number) => (ready!(pool.look(number, waker, &mut deferred)), true),
+            None => match pool.join(n, waker, &mut deferred) {
+                Ok(()) => (Ok(()), false),
                 Err(joined) => {
-                    *number = Some(joined);
+                    turn.number = Some(joined);
                     return Poll::Pending;
                 }
             },
         };
-        *number = None;
+        turn.number = None;
         // The permit exists from here on, so a panic below gives it back.
-        let answer = answer.map(|()| limit.permit(*n));
+        let answer = answer.map(|()| limit.permit(n));
         // The wakers of other waiters run here. If one panics, the number is cleared and the permit
         // is dropped.
         drop(deferred);
-        Poll::Ready(answer)
+        Poll::Ready(match turn.wait.end(limit) {
+            Some(span) => limit.tell(n, if waited { span } else { Duration::ZERO }, answer),
+            None => answer,
+        })
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
-            self.limit.pool.leave(number, self.n);
+        /// Tells at the end, also if the waker of another request panics.
+        struct Tell<'a, 'b>(&'a mut Turn<'b>);
+
+        impl Drop for Tell<'_, '_> {
+            fn drop(&mut self) {
+                self.0.wait.cancel(self.0.limit, self.0.n);
+            }
         }
+
+        let tell = Tell(self);
+        tell.0.leave();
     }
 }

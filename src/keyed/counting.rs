@@ -69,7 +69,7 @@ const TRIES: usize = 8;
 ///
 /// # Cost
 ///
-/// A key in use costs some 350 bytes. A request locks a part of the table for a moment to find its
+/// A key in use costs some 400 bytes. A request locks a part of the table for a moment to find its
 /// key, and again when its permit is given back.
 ///
 /// # Fairness

@@ -8,11 +8,13 @@ use crate::grant::Left;
 use crate::line::deferred::run_in_drop;
 
 /// Told of every call, when it ends: give it to
-/// [`RateLimiter::observe`](crate::RateLimiter::observe) or
+/// [`RateLimiter::observe`](crate::RateLimiter::observe),
+/// [`CountingLimit::observe`](crate::CountingLimit::observe) or
 /// [`AllOf::observe`](crate::AllOf::observe).
 #[cfg_attr(
     feature = "keyed",
-    doc = "All keys at once are watched by [`KeyedRateLimiter::observed_by`](crate::KeyedRateLimiter::observed_by)."
+    doc = "All keys at once are watched by [`KeyedRateLimiter::observed_by`](crate::KeyedRateLimiter::observed_by)
+and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by)."
 )]
 ///
 /// The observer of a limiter is not told of permits that an [`AllOf`](crate::AllOf) takes from it:
@@ -23,7 +25,7 @@ use crate::line::deferred::run_in_drop;
 /// the way of every call: be quick. [`Statistics`](crate::Statistics) counts.
 ///
 /// A panic of an observer unwinds the call that it is told of, and the permits of that call are
-/// spent. The limiter and its waiters are not affected.
+/// spent; permits in use are given back. The limiter and its waiters are not affected.
 ///
 /// # Examples
 ///
@@ -242,6 +244,12 @@ impl Observers {
     /// Sets the limiter's own observer. Returns `false`, and changes nothing, if it has one.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.own.set(events).is_ok()
+    }
+
+    /// Whether there is an observer to tell.
+    #[inline]
+    pub(crate) fn is_some(&self) -> bool {
+        self.all.is_some() || self.own.get().is_some()
     }
 
     /// Whether the limiter has an observer of its own.

@@ -1,8 +1,9 @@
 //! A counting limit alone, as a limiter of any kind.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::{AllRefusal, AllRequest, AnyLimiter, CountingLimit, Refusal, Request};
+use tidegate::{AllRefusal, AllRequest, AnyLimiter, CancelToken, CountingLimit, Events, Refusal, Request};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 
@@ -112,5 +113,90 @@ fn a_request_of_any_kind_is_answered() -> Result<(), AllRefusal> {
     let status = any.status();
     assert_eq!(status.member("limit").map(|limit| (limit.limit, limit.available)), Some((3, 2)));
     assert_eq!(status.members.len(), 1);
+    Ok(())
+}
+
+/// Writes down what it is told, without times.
+#[derive(Default)]
+struct Log(Mutex<Vec<String>>);
+
+impl Log {
+    fn note(&self, text: String) {
+        self.0.lock().expect("no panic").push(text);
+    }
+
+    /// What was told since the last time.
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().expect("no panic"))
+    }
+}
+
+impl Events for Log {
+    fn granted(&self, permits: u64, _waited: Duration) {
+        self.note(format!("granted {permits}"));
+    }
+
+    fn refused(&self, permits: u64, refusal: &Refusal) {
+        self.note(format!("refused {permits}: {refusal}"));
+    }
+
+    fn cancelled(&self, permits: u64, _waited: Duration) {
+        self.note(format!("cancelled {permits}"));
+    }
+
+    fn exempted(&self, permits: u64) {
+        self.note(format!("exempted {permits}"));
+    }
+
+    fn paused(&self, remaining: Duration) {
+        self.note(format!("paused for {remaining:?}"));
+    }
+
+    fn resumed(&self) {
+        self.note("resumed".to_owned());
+    }
+}
+
+#[test]
+fn the_observer_of_the_limit_is_told_of_each_call_once() -> Result<(), AllRefusal> {
+    let (any, calls) = limited(3);
+    let log = Arc::new(Log::default());
+    // After the handle was made, and by another clone.
+    assert!(calls.observe(log.clone()));
+    let held = (any.try_acquire_many(2)?, any.try_acquire_many(Request::up_to(10))?);
+    assert!(any.try_acquire_many(2).is_err() && any.try_acquire_many(4).is_err());
+    drop(any.try_acquire_many(Request::permits(5).exempt())?);
+    assert_eq!(
+        log.take(),
+        [
+            "granted 2",
+            "granted 1",
+            "refused 2: all 3 permits are in use",
+            "refused 4: 4 permits requested, the limit is 3",
+            "exempted 5",
+        ]
+    );
+    let (mut wait, dropped) = (spawn(any.acquire_many(2)), any.reserve([("limit", 1)])?);
+    assert_pending!(wait.poll());
+    drop(dropped);
+    drop(held);
+    drop(assert_ready_ok!(wait.poll()));
+    assert_eq!(log.take(), ["cancelled 1", "granted 2"]);
+    let token = CancelToken::new();
+    token.cancel();
+    assert!(token.run(|| any.blocking_acquire_many(2)).is_err());
+    any.pause_for(Duration::MAX)?;
+    assert!(any.resume());
+    any.close()?;
+    assert!(any.try_acquire().is_err());
+    assert_eq!(
+        log.take(),
+        [
+            "cancelled 2",
+            &format!("paused for {:?}", Duration::MAX),
+            "resumed",
+            "refused 1: closed, no request is granted any more",
+        ]
+    );
     Ok(())
 }

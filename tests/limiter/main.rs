@@ -15,6 +15,7 @@ mod control;
 mod control_properties;
 mod costs;
 mod counting;
+mod counting_events;
 mod estimates;
 mod executors;
 mod faults;

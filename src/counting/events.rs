@@ -1,0 +1,122 @@
+//! What a counting limit tells its observers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::{Clock, DefaultClock};
+use crate::counting::{Answer, CountingLimit};
+use crate::error::Refusal;
+use crate::limiter::events::Events;
+use crate::line::deferred::run_in_drop;
+use crate::time::Nanos;
+
+impl CountingLimit {
+    /// Sets the observer, which is told of every call that begins from now on. Returns `false`, and
+    /// changes nothing, if the limit has an observer already.
+    ///
+    /// The observer gets the events of a [`RateLimiter`](crate::RateLimiter::observe): each call is
+    /// told of once, when it ends, as granted, refused or cancelled. Permits that are given back
+    /// are not told of. All clones share the observer, and the
+    /// [`AnyLimiter`](crate::AnyLimiter) of the limit tells it of its calls and pauses.
+    ///
+    /// A limit without an observer pays one comparison for each call. With one, the clock is read
+    /// for a call that waits.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::{CountingLimit, Statistics};
+    ///
+    /// let limit = CountingLimit::new(2);
+    /// let statistics = Arc::new(Statistics::new());
+    /// limit.observe(statistics.clone());
+    /// let both = limit.try_acquire_many(2)?;
+    /// assert!(limit.try_acquire().is_err());
+    /// let told = statistics.snapshot();
+    /// assert_eq!((told.granted, told.permits, told.in_use), (1, 2, 1));
+    /// # drop(both);
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    pub fn observe(&self, events: Arc<dyn Events>) -> bool {
+        self.pool.events.observe(events)
+    }
+
+    /// Tells the observers how a call ended.
+    #[inline]
+    pub(super) fn tell(&self, n: u32, waited: Duration, answer: Answer) -> Answer {
+        if self.is_observed() {
+            self.report_answer(n, waited, &answer);
+        }
+        answer
+    }
+
+    #[cold]
+    fn report_answer(&self, n: u32, waited: Duration, answer: &Answer) {
+        self.report(|events| match answer {
+            // As many as it got, of a call for up to a number.
+            Ok(permit) => events.granted(permit.n.into(), waited),
+            Err(refusal) => events.refused(n.into(), refusal),
+        });
+    }
+
+    /// Whether this request may wait for its permits. If not, tells the observers.
+    pub(super) fn check_and_tell(&self, n: u32) -> Result<(), Refusal> {
+        self.check(n).inspect_err(|refusal| self.report(|events| events.refused(n.into(), refusal)))
+    }
+
+    #[inline]
+    fn is_observed(&self) -> bool {
+        self.pool.events.is_some()
+    }
+
+    /// Tells the observers, if there are any. Not under a lock.
+    pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
+        self.pool.events.report(event);
+    }
+}
+
+/// Since when a request waits, for the observers.
+#[derive(Debug)]
+pub(super) enum Wait {
+    /// It does not wait yet.
+    New,
+    /// No observer is told of it: there was none when it began to wait, or it was told of.
+    Untold,
+    /// Since this time, by the clock of the limit.
+    Since(Nanos),
+    /// Since the beginning of this clock. In a box, since few requests have one.
+    Clock(Box<DefaultClock>),
+}
+
+impl Wait {
+    /// A wait that begins now, unless this one has begun.
+    pub(super) fn begin(&mut self, limit: &CountingLimit) {
+        if let Wait::New = self {
+            *self = match &limit.clock {
+                _ if !limit.is_observed() => Wait::Untold,
+                Some(clock) => Wait::Since(clock.now()),
+                None => Wait::Clock(Box::default()),
+            };
+        }
+    }
+
+    /// How long the request has waited; `None` if no observer is told of it. Asked once.
+    pub(super) fn end(&mut self, limit: &CountingLimit) -> Option<Duration> {
+        let waited = match std::mem::replace(self, Wait::Untold) {
+            Wait::New | Wait::Untold => return None,
+            Wait::Since(since) => limit.clock.as_ref()?.now().saturating_since(since),
+            Wait::Clock(clock) => clock.now(),
+        };
+        Some(waited.as_duration())
+    }
+
+    /// Tells the observers that the request was cancelled, unless they are told already.
+    pub(super) fn cancel(&mut self, limit: &CountingLimit, n: u32) {
+        run_in_drop(|| {
+            if let Some(waited) = self.end(limit) {
+                limit.report(|events| events.cancelled(n.into(), waited));
+            }
+        });
+    }
+}
