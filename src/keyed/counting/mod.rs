@@ -9,54 +9,21 @@
 //!
 //! A key in use has one user for each permit, each waiting request and each handle. A user is a
 //! reference to the key's limit, beside the reference of the table.
-//!
-//! # Locks
-//!
-//! The table is divided into shards by the hash of the key, each behind a mutex. Each request locks
-//! its shard twice: to find or add its key, and to forget it.
-//!
-//! **No permit too many.** A request gets its reference under the lock. A user that ends first
-//! gives up its reference, and then looks under the lock: if only the table's reference is left, no
-//! request is on its way to this limit, and the key is forgotten in this section. A request that
-//! comes later makes a new limit, from which no permit is out. **No key stays.** The references of
-//! a limit share one count, so of two users that end together the last one to give up its reference
-//! finds that only the table's is left. The exception are handles, which end without a look: new
-//! keys look at a few places each.
-//!
-//! **Limits.** The function that gives limits to keys is foreign code. It runs without a lock, as
-//! the function of [plans](super::plan) does, and by that argument no key keeps a limit from before
-//! a `replan`.
-//!
-//! **Panics.** A key is counted just before it goes in, and uncounted as soon as it is out. `Hash`
-//! and `Eq` of keys run under the lock of a shard, and so does `Clone` of keys in a `replan`.
-//! `Clone` of a new key, `Drop` of keys, and wakers run without it.
-//!
-//! **Checked by** `loom-tests/keyed_counting.rs`, with a twin that looks in one section and forgets
-//! in another, and by `tests/keyed/counting.rs`.
+
+pub(crate) mod table;
 
 use std::borrow::Borrow;
 use std::fmt;
-use std::hash::{BuildHasher, Hash};
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::hashes::Hashes;
-use super::slots::Slots;
-use super::table::{Counted, SEARCH, SMALL};
+use self::table::{LimitOf, Limits};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
-use crate::line::deferred::{go_on, run, run_in_drop};
+use crate::line::deferred::run_in_drop;
 use crate::status::Status;
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
-
-/// The most shards.
-const MOST_SHARDS: usize = 64;
-
-/// How many places each new key examines for keys that are no longer in use.
-const SWEEP: usize = 4;
-
-/// How often a request makes room before it gives up, if other requests take that room each time.
-const TRIES: usize = 8;
+use crate::sync::{Ordering, lock};
 
 /// Limits how many permits of each key are out at one time: calls in flight for each user,
 /// connections to each host, jobs of each tenant. Dropping a permit gives it back.
@@ -112,28 +79,6 @@ pub struct KeyedCountingPermit<K: Hash + Eq> {
     _leave: Leave<K>,
 }
 
-type LimitOf<K> = dyn Fn(&K) -> u32 + Send + Sync;
-
-/// The keys in use.
-pub(crate) struct Limits<K> {
-    hasher: Hashes,
-    pub(crate) shards: Box<[Mutex<Shard<K>>]>,
-    /// The number of keys, including keys that are being added.
-    count: AtomicUsize,
-    max_keys: usize,
-    /// Raised before the locks of all shards are taken, and read under the lock of one.
-    closed: AtomicBool,
-    /// The number of searches for room so far. Each search starts at another place.
-    hand: AtomicUsize,
-    of: Arc<LimitOf<K>>,
-}
-
-pub(crate) struct Shard<K> {
-    pub(crate) keys: Slots<K, CountingLimit>,
-    /// How often the limits of these keys were asked for anew.
-    version: u64,
-}
-
 /// A limit that a request uses. When the request ends, its key may be forgotten.
 struct Lease<K: Hash + Eq> {
     /// Dropped first: `leave` must not find this reference.
@@ -154,11 +99,6 @@ impl<K: Hash + Eq> Drop for Leave<K> {
     fn drop(&mut self) {
         run_in_drop(|| self.limits.leave(self.hash, self.address));
     }
-}
-
-/// Returns whether only the table refers to a limit.
-fn is_unused(limit: &CountingLimit) -> bool {
-    Arc::strong_count(&limit.pool) == 1
 }
 
 impl<K: Hash + Eq> Lease<K> {
@@ -191,8 +131,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     }
 
     fn anew(max_keys: usize, of: Arc<LimitOf<K>>) -> Self {
-        let shards = (max_keys / SEARCH).clamp(1, MOST_SHARDS);
-        KeyedCountingLimit { limits: Arc::new(Limits::with_shards(shards, max_keys, of)) }
+        KeyedCountingLimit { limits: Arc::new(Limits::new(max_keys, of)) }
     }
 
     /// Returns a new, empty table. Its keys get their limits from a function. Keys in use are not
@@ -526,250 +465,6 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         let leave = Leave { limits: self.limits.clone(), hash, address: limit.address() };
         Ok(Lease { limit, leave })
     }
-}
-
-/// A key that is about to be added, with its limit.
-struct NewKey<K> {
-    key: K,
-    limit: CountingLimit,
-    /// The version of the shard before the function was called.
-    version: u64,
-}
-
-/// How far a request for a place got under the lock.
-enum Step {
-    Done(CountingLimit),
-    /// It needs a key to keep, or its limit may be outdated.
-    Key(u64),
-    /// The table is full.
-    Room,
-    Closed,
-}
-
-impl<K: Hash + Eq> Limits<K> {
-    pub(crate) fn with_shards(shards: usize, max_keys: usize, of: Arc<LimitOf<K>>) -> Self {
-        let shard = || Mutex::new(Shard { keys: Slots::new(), version: 0 });
-        Limits {
-            hasher: Hashes::default(),
-            shards: (0..shards).map(|_| shard()).collect(),
-            count: AtomicUsize::new(0),
-            max_keys,
-            closed: AtomicBool::new(false),
-            hand: AtomicUsize::new(0),
-            of,
-        }
-    }
-
-    pub(crate) fn hash_of<Q: Hash + ?Sized>(&self, key: &Q) -> u64 {
-        self.hasher.hash_one(key)
-    }
-
-    /// Returns the shard of a hash, by bits that hashbrown does not use.
-    fn shard(&self, hash: u64) -> &Mutex<Shard<K>> {
-        // Truncation is harmless: the index is below the number of shards.
-        #[allow(clippy::cast_possible_truncation)]
-        let index = (hash >> 20) as usize % self.shards.len();
-        &self.shards[index]
-    }
-
-    /// Returns the limit of a key, which is in use from then on.
-    fn find_or_add<Q>(&self, hash: u64, key: &Q) -> Result<CountingLimit, Refusal>
-    where
-        K: Borrow<Q>,
-        Q: Eq + ToOwned<Owned = K> + ?Sized,
-    {
-        // These are declared before the guards, so that they are dropped when the lock is gone.
-        let (mut removed, mut new, mut tries) = (Vec::new(), None, 0);
-        let found = loop {
-            match self.step(hash, key, &mut new, &mut removed) {
-                Step::Done(limit) => break Ok(limit),
-                Step::Key(version) => {
-                    let key = key.to_owned();
-                    let limit = CountingLimit::new((self.of)(&key));
-                    new = Some(NewKey { key, limit, version });
-                }
-                Step::Closed => break Err(Refusal::Closed),
-                Step::Room => {
-                    tries += 1;
-                    if tries > TRIES || !self.make_room(&mut removed) {
-                        break Err(Refusal::TooManyKeys { limit: self.max_keys });
-                    }
-                }
-            }
-        };
-        drop_all(removed);
-        found
-    }
-
-    fn step<Q>(
-        &self,
-        hash: u64,
-        key: &Q,
-        new: &mut Option<NewKey<K>>,
-        removed: &mut Vec<(K, CountingLimit)>,
-    ) -> Step
-    where
-        K: Borrow<Q>,
-        Q: Eq + ?Sized,
-    {
-        let mut shard = lock(self.shard(hash));
-        if let Some(limit) = shard.keys.find(hash, key) {
-            return Step::Done(limit.clone());
-        }
-        // A call that closes looks at this shard later, or the flag is seen here.
-        if self.is_closed() {
-            return Step::Closed;
-        }
-        // Truncation is harmless: any place will do.
-        #[allow(clippy::cast_possible_truncation)]
-        self.forget(&mut shard, hash as usize, SWEEP, removed);
-        let Some(counted) = Counted::one(&self.count, self.max_keys) else { return Step::Room };
-        shard.keys.reserve(|known| self.hash_of(known));
-        let version = shard.version;
-        let Some(NewKey { key, limit, .. }) = new.take_if(|new| new.version == version) else {
-            return Step::Key(version);
-        };
-        // From here on nothing can panic, so the key is counted exactly if it is inserted.
-        shard.keys.insert(hash, key, limit.clone());
-        counted.keep();
-        Step::Done(limit)
-    }
-
-    /// Forgets the keys that are no longer in use at some places. Returns whether it forgot one.
-    fn forget(
-        &self,
-        shard: &mut Shard<K>,
-        first: usize,
-        count: usize,
-        removed: &mut Vec<(K, CountingLimit)>,
-    ) -> bool {
-        let before = removed.len();
-        for place in shard.keys.places_from(first, count) {
-            if shard.keys.at(place).is_some_and(|(_, limit)| is_unused(limit)) {
-                removed.extend(shard.keys.remove_at(place));
-                // Relaxed: the next request to count a key reads the latest count.
-                self.count.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-        removed.len() > before
-    }
-
-    /// Searches for keys that are no longer in use. Only handles leave such keys behind.
-    fn make_room(&self, removed: &mut Vec<(K, CountingLimit)>) -> bool {
-        // Relaxed: each search gets its own turn at any ordering.
-        let turn = self.hand.fetch_add(1, Ordering::Relaxed);
-        let most = if self.max_keys <= SMALL { usize::MAX } else { SEARCH };
-        let (all, mut searched) = (self.shards.len(), 0);
-        for i in 0..all {
-            if searched >= most {
-                break;
-            }
-            let mut shard = lock(&self.shards[turn.wrapping_add(i) % all]);
-            if self.forget(&mut shard, (turn / all).wrapping_mul(SEARCH), most, removed) {
-                return true;
-            }
-            searched += shard.keys.places().clamp(1, SEARCH);
-        }
-        false
-    }
-
-    /// Forgets a key if it is no longer in use. A user calls this after it gave up its reference.
-    pub(crate) fn leave(&self, hash: u64, address: usize) {
-        // `_removed` is declared before the guard, so that it is dropped when the lock is gone.
-        let _removed;
-        let mut shard = lock(self.shard(hash));
-        let unused = |limit: &CountingLimit| limit.address() == address && is_unused(limit);
-        if let Some(place) = shard.keys.place_of(hash, unused) {
-            _removed = shard.keys.remove_at(place);
-            // Relaxed: as in `forget`.
-            self.count.fetch_sub(1, Ordering::Relaxed);
-            shard.keys.shrink(|key| self.hash_of(key));
-        }
-    }
-
-    fn is_closed(&self) -> bool {
-        // Relaxed: where it decides, the lock of a shard orders it.
-        self.closed.load(Ordering::Relaxed)
-    }
-
-    /// Lets no new key in. Returns whether one could come in before.
-    pub(crate) fn raise_closed(&self) -> bool {
-        // Relaxed: `close` takes the lock of each shard afterwards, and a request that adds a key
-        // reads the flag under that lock.
-        !self.closed.swap(true, Ordering::Relaxed)
-    }
-
-    /// Refuses all keys from now on. Returns whether the limit was open.
-    fn close(&self) -> bool {
-        let was_open = self.raise_closed();
-        let mut panic = None;
-        for shard in &self.shards {
-            // The limits are closed without the lock, since that wakes tasks.
-            let limits: Vec<_> = lock(shard).keys.iter().map(|(_, limit)| limit.clone()).collect();
-            for limit in limits {
-                run(&mut panic, || limit.close());
-            }
-            // A last user that left meanwhile has found a reference of this call.
-            let mut removed = Vec::new();
-            self.forget(&mut lock(shard), 0, usize::MAX, &mut removed);
-            run(&mut panic, || drop_all(removed));
-        }
-        go_on(panic);
-        was_open
-    }
-
-    /// See [`KeyedCountingLimit::replan`].
-    fn replan(&self)
-    where
-        K: Clone,
-    {
-        let mut panic = None;
-        for shard in &self.shards {
-            let keys: Vec<_> = {
-                let mut shard = lock(shard);
-                shard.version += 1;
-                shard.keys.iter().map(|(key, limit)| (key.clone(), limit.clone())).collect()
-            };
-            for (key, limit) in keys {
-                run(&mut panic, || self.replan_key(shard, &key, &limit));
-                let address = limit.address();
-                // The reference is dropped before the look at the references, which would count
-                // this one.
-                drop(limit);
-                if let Some(hash) = run(&mut panic, || self.hash_of(&key)) {
-                    run(&mut panic, || self.leave(hash, address));
-                }
-                run(&mut panic, || drop(key));
-            }
-        }
-        go_on(panic);
-    }
-}
-
-impl<K: Hash + Eq> Limits<K> {
-    /// Gives a key in use its limit. A `replan` that begins meanwhile may have set a newer limit,
-    /// so the function is called again until none has begun.
-    fn replan_key(&self, shard: &Mutex<Shard<K>>, key: &K, limit: &CountingLimit) {
-        loop {
-            let version = lock(shard).version;
-            let new = (self.of)(key);
-            if limit.limit() != new {
-                limit.set_limit(new);
-            }
-            if lock(shard).version == version {
-                return;
-            }
-        }
-    }
-}
-
-/// Drops entries one by one, so that a panic does not leak the others.
-fn drop_all<K>(removed: Vec<(K, CountingLimit)>) {
-    let mut panic = None;
-    for entry in removed {
-        run(&mut panic, || drop(entry));
-    }
-    go_on(panic);
 }
 
 impl<K: Hash + Eq> KeyedCountingPermit<K> {
