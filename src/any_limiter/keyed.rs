@@ -209,6 +209,7 @@ mod of_this_process {
     use super::{AllRefusal, AllRequest, AnyKeyed, AnyLimiter, KeyedLimiter, fmt};
     use crate::all_of::KeyedAllOf;
     use crate::any_limiter::OfKey;
+    use crate::any_limiter::single::alone;
     use crate::clock::Timer;
     use crate::counting::CountingLimit;
     use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
@@ -248,11 +249,17 @@ mod of_this_process {
         }
 
         fn limiter_for(&self, key: K, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
+            let asked = request.to_request();
             // A request that takes nothing adds no key.
-            if request.to_request().exempt {
-                return Ok(CountingLimit::new(0).into());
+            if asked.exempt {
+                return Ok(CountingLimit::observed_by(0, self.table().events_of(&key)).into());
             }
-            self.limiter(key)
+            self.limiter(key.clone()).inspect_err(|refusal| {
+                let permits = alone(request).map_or(asked.permits, |asked| asked.permits);
+                if let Some(refusal) = refusal.refusal() {
+                    self.tell_refused(&key, permits.into(), &refusal);
+                }
+            })
         }
     }
 

@@ -15,7 +15,7 @@ use crate::counting::wait::Turn;
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking::block_on;
-use crate::limiter::events::Observers;
+use crate::limiter::events::{Events, Observers};
 use crate::policy::Policy;
 use crate::rate::Rate;
 use crate::status::Status;
@@ -109,7 +109,7 @@ impl CountingLimit {
     /// limit is changed.
     #[must_use]
     pub fn new(limit: u32) -> CountingLimit {
-        CountingLimit { pool: Arc::new(Pool::new(limit, Observers::new(None))), clock: None }
+        CountingLimit::observed_by(limit, None)
     }
 
     /// Creates a limit that measures [longest waits](CountingLimit::acquire_within), and the waits
@@ -422,6 +422,11 @@ impl CountingLimit {
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.pool.is_closed()
+    }
+
+    /// Creates the limit of a key, with the observer of all keys if there is one.
+    pub(crate) fn observed_by(limit: u32, all: Option<Arc<dyn Events>>) -> CountingLimit {
+        CountingLimit { pool: Arc::new(Pool::new(limit, Observers::new(all))), clock: None }
     }
 
     /// Returns its address, which all clones share. Composites sort their members by it.

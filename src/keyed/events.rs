@@ -8,11 +8,13 @@ use crate::grant::Left;
 use crate::limiter::events::{Events, StoreEvent};
 
 /// As [`Events`], and also told the key: give it to
-/// [`KeyedRateLimiter::observed_by_key`](crate::KeyedRateLimiter::observed_by_key).
+/// [`KeyedRateLimiter::observed_by_key`](crate::KeyedRateLimiter::observed_by_key) or
+/// [`KeyedCountingLimit::observed_by_key`](crate::KeyedCountingLimit::observed_by_key).
 ///
 /// Each method does nothing unless written. The methods are called in the thread of the call that
 /// they are about, after it was decided and without any lock, so they may call the limiter. A panic
-/// of an observer unwinds the call that it is told of, and the permits of that call are spent.
+/// of an observer unwinds the call that it is told of, and the permits of that call are spent;
+/// permits in use are given back.
 ///
 /// # Examples
 ///

@@ -11,6 +11,7 @@ mod bounds;
 mod change;
 mod close;
 mod counting;
+mod counting_events;
 mod debit_ahead;
 mod events;
 mod foreign;

@@ -21,6 +21,8 @@ use std::time::Duration;
 use self::table::{LimitOf, Limits};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
+use crate::keyed::events::{KeyEvents, Watch};
+use crate::limiter::events::{Events, report};
 use crate::line::deferred::run_in_drop;
 use crate::status::Status;
 use crate::sync::{Ordering, lock};
@@ -32,7 +34,8 @@ use crate::sync::{Ordering, lock};
 /// longer in use: no permit is out and no request waits. So memory is bounded by the keys in use,
 /// and by `max_keys`. No method has to be called.
 ///
-/// Clones share one table.
+/// Clones share one table. An observer can [watch](KeyedCountingLimit::observed_by) the calls for
+/// all keys, and be [told the key](KeyedCountingLimit::observed_by_key).
 ///
 /// # Cost
 ///
@@ -115,7 +118,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// keys in use at one time. Memory is allocated as keys come.
     #[must_use]
     pub fn new(limit: u32, max_keys: usize) -> Self {
-        Self::anew(max_keys, Arc::new(move |_: &K| limit))
+        KeyedCountingLimit { limits: Arc::new(Limits::new(max_keys, Arc::new(move |_: &K| limit))) }
     }
 
     /// Creates a limit with one shard, for models.
@@ -130,8 +133,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         &self.limits
     }
 
-    fn anew(max_keys: usize, of: Arc<LimitOf<K>>) -> Self {
-        KeyedCountingLimit { limits: Arc::new(Limits::new(max_keys, of)) }
+    fn anew(&self, of: Arc<LimitOf<K>>, events: Option<Watch<K>>) -> Self {
+        KeyedCountingLimit { limits: Arc::new(self.limits.anew(of, events)) }
     }
 
     /// Returns a new, empty table. Its keys get their limits from a function. Keys in use are not
@@ -155,7 +158,55 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// ```
     #[must_use]
     pub fn with_limits(self, limits: impl Fn(&K) -> u32 + Send + Sync + 'static) -> Self {
-        Self::anew(self.limits.max_keys, Arc::new(limits))
+        self.anew(Arc::new(limits), self.limits.events())
+    }
+
+    /// Returns a new, empty table that reports its calls for all keys to `events`. Keys in use are
+    /// not carried over, so call this before the first request.
+    ///
+    /// The observer gets the events of a [`CountingLimit`](CountingLimit::observe), once for each
+    /// call: grants with the time waited, refusals, including
+    /// [`TooManyKeys`](Refusal::TooManyKeys), and waits that were dropped. An event does not name
+    /// its key, except with [`observed_by_key`](KeyedCountingLimit::observed_by_key). If the
+    /// [limit](KeyedCountingLimit::limit) of a key has an observer of its own, that observer is
+    /// told after this one.
+    ///
+    /// A second observer replaces the first. A limit without an observer pays one comparison for
+    /// each call.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tidegate::{KeyedCountingLimit, Statistics};
+    ///
+    /// let statistics = Arc::new(Statistics::new());
+    /// let calls: KeyedCountingLimit<String> =
+    ///     KeyedCountingLimit::new(1, 1000).observed_by(statistics.clone());
+    /// let held = calls.try_acquire("alice")?;
+    /// assert!(calls.try_acquire("alice").is_err());
+    /// let told = statistics.snapshot();
+    /// assert_eq!((told.granted, told.in_use), (1, 1));
+    /// # drop(held);
+    /// # Ok::<(), tidegate::Refusal>(())
+    /// ```
+    #[must_use]
+    pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
+        self.anew(self.limits.of.clone(), Some(Watch::All(events)))
+    }
+
+    /// As [`observed_by`](KeyedCountingLimit::observed_by), for an observer that is told the key of
+    /// each call. Each key that comes into use is cloned for it, and each call for a key without
+    /// room.
+    ///
+    /// A second observer replaces the first, whichever of the two methods sets it. [`KeyEvents`]
+    /// has an example.
+    #[must_use]
+    pub fn observed_by_key(self, events: Arc<dyn KeyEvents<K>>) -> Self
+    where
+        K: Send + Sync + 'static,
+    {
+        self.anew(self.limits.of.clone(), Some(Watch::with_key(events)))
     }
 
     /// Takes one permit of a key now, or refuses.
@@ -183,7 +234,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let lease = self.lease(key)?;
+        let lease = self.lease_for(key, n)?;
         let permit = lease.limit.try_acquire_many(n)?;
         Ok(lease.permit(permit))
     }
@@ -200,7 +251,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let lease = self.lease(key)?;
+        let lease = self.lease_for(key, n.min(1))?;
         let permit = lease.limit.try_acquire_up_to(n)?;
         Ok(lease.permit(permit))
     }
@@ -245,7 +296,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let lease = self.lease(key)?;
+        let lease = self.lease_for(key, n)?;
         let permit = lease.limit.acquire_many(n).await?;
         Ok(lease.permit(permit))
     }
@@ -292,7 +343,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let lease = self.lease(key)?;
+        let lease = self.lease_for(key, n)?;
         let permit = lease.limit.acquire_many_within(n, within).await?;
         Ok(lease.permit(permit))
     }
@@ -322,7 +373,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let lease = self.lease(key)?;
+        let lease = self.lease_for(key, n)?;
         let permit = lease.limit.blocking_acquire_many(n)?;
         Ok(lease.permit(permit))
     }
@@ -332,7 +383,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// The key stays in use while this limit, a clone or a permit of it exists. It is forgotten
     /// when later keys need its place, or when a request for it ends. A limit that is
-    /// [set](CountingLimit::set_limit) here is forgotten with the key.
+    /// [set](CountingLimit::set_limit) here is forgotten with the key, and so is an
+    /// [observer](CountingLimit::observe).
     ///
     /// # Errors
     ///
@@ -453,6 +505,25 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     #[must_use]
     pub fn max_keys(&self) -> usize {
         self.limits.max_keys
+    }
+
+    /// The limit of a key, for a request for `n` permits. Tells the observer if there is none.
+    fn lease_for<Q>(&self, key: &Q, n: u32) -> Result<Lease<K>, Refusal>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.lease(key).inspect_err(|refusal| self.tell_refused(key, n.into(), refusal))
+    }
+
+    /// Tells the observer of a request that was refused since its key has no limit.
+    pub(crate) fn tell_refused<Q>(&self, key: &Q, n: u64, refusal: &Refusal)
+    where
+        Q: ToOwned<Owned = K> + ?Sized,
+    {
+        if let Some(events) = self.limits.events_of(key) {
+            report(&*events, |events| events.refused(n, refusal));
+        }
     }
 
     fn lease<Q>(&self, key: &Q) -> Result<Lease<K>, Refusal>

@@ -19,7 +19,7 @@
 //!
 //! **Panics.** A key is counted just before it goes in, and uncounted as soon as it is out. `Hash`
 //! and `Eq` of keys run under the lock of a shard, and so does `Clone` of keys in a `replan`.
-//! `Clone` of a new key, `Drop` of keys, and wakers run without it.
+//! `Clone` of a new key, `Drop` of keys, observers and wakers run without it.
 //!
 //! **Checked by** `loom-tests/keyed_counting.rs`, with a twin that looks in one section and forgets
 //! in another, and by `tests/keyed/counting.rs`.
@@ -30,9 +30,11 @@ use std::sync::Arc;
 
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
+use crate::keyed::events::Watch;
 use crate::keyed::hashes::Hashes;
 use crate::keyed::slots::Slots;
 use crate::keyed::table::{Counted, SEARCH, SMALL};
+use crate::limiter::events::Events;
 use crate::line::deferred::{go_on, run};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
@@ -59,6 +61,8 @@ pub(crate) struct Limits<K> {
     /// The number of searches for room so far. Each search starts at another place.
     hand: AtomicUsize,
     pub(super) of: Arc<LimitOf<K>>,
+    /// The observer of all calls, if there is one.
+    events: Option<Watch<K>>,
 }
 
 pub(crate) struct Shard<K> {
@@ -95,6 +99,24 @@ impl<K: Hash + Eq> Limits<K> {
         Limits::with_shards((max_keys / SEARCH).clamp(1, MOST_SHARDS), max_keys, of)
     }
 
+    /// A new, empty table with these limits and this observer.
+    pub(super) fn anew(&self, of: Arc<LimitOf<K>>, events: Option<Watch<K>>) -> Self {
+        Limits { events, ..Limits::new(self.max_keys, of) }
+    }
+
+    pub(super) fn events(&self) -> Option<Watch<K>> {
+        self.events.clone()
+    }
+
+    /// The observer of a key, if there is one. The caller holds no lock, since this may clone the
+    /// key.
+    pub(crate) fn events_of<Q>(&self, key: &Q) -> Option<Arc<dyn Events>>
+    where
+        Q: ToOwned<Owned = K> + ?Sized,
+    {
+        self.events.as_ref().map(|watch| watch.of(key))
+    }
+
     pub(crate) fn with_shards(shards: usize, max_keys: usize, of: Arc<LimitOf<K>>) -> Self {
         let shard = || Mutex::new(Shard { keys: Slots::new(), version: 0 });
         Limits {
@@ -105,6 +127,7 @@ impl<K: Hash + Eq> Limits<K> {
             closed: AtomicBool::new(false),
             hand: AtomicUsize::new(0),
             of,
+            events: None,
         }
     }
 
@@ -132,8 +155,8 @@ impl<K: Hash + Eq> Limits<K> {
             match self.step(hash, key, &mut new, &mut removed) {
                 Step::Done(limit) => break Ok(limit),
                 Step::Key(version) => {
-                    let key = key.to_owned();
-                    let limit = CountingLimit::new((self.of)(&key));
+                    let (events, key) = (self.events_of(key), key.to_owned());
+                    let limit = CountingLimit::observed_by((self.of)(&key), events);
                     new = Some(NewKey { key, limit, version });
                 }
                 Step::Closed => break Err(Refusal::Closed),
