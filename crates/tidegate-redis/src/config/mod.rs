@@ -237,8 +237,7 @@ impl LimiterConfig {
     /// The observer of a store is told of the calls to the store as well, and of every limiter over
     /// it: configurations with one observer share a store, and configurations with different
     /// observers have stores of their own. The calls that end with `over` take a store that has its
-    /// own observer, or none. Permits in use of this process alone (`in_use` without a store) have
-    /// no observer.
+    /// own observer, or none.
     ///
     /// The observer is not written with the configuration, and `==` does not compare it.
     ///
@@ -432,7 +431,11 @@ impl LimiterConfig {
 
     fn alone(&self) -> Result<AnyLimiter, BuildError> {
         if let Some(limit) = self.in_use {
-            return Ok(CountingLimit::new(limit).into());
+            let limit = CountingLimit::new(limit);
+            if let Observer(Some(events)) = &self.observer {
+                limit.observe(events.clone());
+            }
+            return Ok(limit.into());
         }
         let mut all: Option<AllOf> = None;
         for (name, limit) in &self.limits {
@@ -466,7 +469,11 @@ impl LimiterConfig {
             return Err(bad("max_keys", "above zero, and more than the keys that are in use at a time"));
         }
         if let Some(limit) = self.in_use {
-            return Ok(KeyedCountingLimit::new(limit, max_keys).into());
+            let limit: KeyedCountingLimit<String> = KeyedCountingLimit::new(limit, max_keys);
+            return Ok(match &self.observer {
+                Observer(Some(events)) => limit.observed_by(events.clone()).into(),
+                Observer(None) => limit.into(),
+            });
         }
         let mut all: Option<KeyedAllOf<str>> = None;
         for (name, limit) in &self.limits {

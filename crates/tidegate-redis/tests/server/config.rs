@@ -506,3 +506,18 @@ fn a_choice_for_outages_is_a_text() {
         assert!(error.to_string().starts_with(told), "{error}");
     }
 }
+
+#[test]
+fn an_observer_is_told_of_permits_in_use_of_one_process() {
+    let statistics = Arc::new(Statistics::new());
+    let config = config("in_use 2").observed_by(statistics.clone());
+    let limiter = config.build().unwrap();
+    let both = limiter.try_acquire_many(2).unwrap();
+    assert!(limiter.try_acquire().is_err());
+    let keys = config.build_keyed(1).unwrap();
+    let alice = keys.try_acquire("alice").unwrap();
+    assert!(keys.try_acquire("bob").is_err());
+    let counts = statistics.snapshot();
+    assert_eq!((counts.granted, counts.permits, counts.in_use, counts.too_many_keys), (2, 3, 1, 1));
+    drop((both, alice));
+}
