@@ -321,6 +321,13 @@
 ///
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/links.md"))]
 #[doc = include_str!("../docs/ALGORITHMS.md")]
+///
+#[cfg_attr(feature = "config", doc = "[`AnyPolicy`]: crate::AnyPolicy")]
+#[cfg_attr(feature = "config", doc = "[`AnyPolicy::config`]: crate::AnyPolicy::config")]
+#[cfg_attr(feature = "config", doc = "[`PolicyConfig`]: crate::PolicyConfig")]
+#[cfg_attr(not(feature = "config"), doc = "[`AnyPolicy`]: https://docs.rs/tidegate")]
+#[cfg_attr(not(feature = "config"), doc = "[`AnyPolicy::config`]: https://docs.rs/tidegate")]
+#[cfg_attr(not(feature = "config"), doc = "[`PolicyConfig`]: https://docs.rs/tidegate")]
 pub mod algorithms {}
 
 pub mod all_of;

@@ -34,6 +34,8 @@
 //! assert_eq!(policy.ready_at(&state, Nanos::ZERO, 0, 1), Nanos::new(500_000_000));
 //! # Ok::<(), tidegate::Refusal>(())
 //! ```
+//!
+#![cfg_attr(not(feature = "config"), doc = "[`AnyPolicy`]: https://docs.rs/tidegate")]
 
 #[cfg(feature = "config")]
 mod any;
