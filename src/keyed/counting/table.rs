@@ -14,8 +14,8 @@
 //! keys look at a few places each.
 //!
 //! **Limits.** The function that gives limits to keys is foreign code. It runs without a lock, as
-//! the function of [plans](crate::keyed::plan) does, and by that argument no key keeps a limit from before
-//! a `replan`.
+//! the function of [plans](crate::keyed::plan) does, and by that argument no key keeps a limit from
+//! before a `replan`.
 //!
 //! **Panics.** A key is counted just before it goes in, and uncounted as soon as it is out. `Hash`
 //! and `Eq` of keys run under the lock of a shard, and so does `Clone` of keys in a `replan`.
