@@ -231,7 +231,7 @@ impl State {
         if !self.has_room(&entry.asked.costs) {
             self.serve_due(after, now);
         }
-        let has_timer = number.is_some() || self.giving_back > 0;
+        let has_timer = number.is_some() || self.untimed > 0;
         let number = number.unwrap_or(self.next);
         self.next = self.next.max(number + 1);
         entry.was_held = self.in_line.held_till().is_some();
@@ -325,10 +325,11 @@ impl State {
         is_to_go_on
     }
 
-    /// A call leaves that gives instants back, and decides no request. The tasks of requests that
-    /// stand behind it set timers.
-    pub(super) fn gives_back_alone(&mut self, after: &mut After) {
-        self.giving_back += 1;
+    /// A call leaves that gives instants back, and decides no request, or that decides requests which
+    /// waited behind a pause. It has no deadline, or a late one, so the tasks of requests that stand
+    /// behind it set timers.
+    pub(super) fn leaves_untimed(&mut self, after: &mut After) {
+        self.untimed += 1;
         for number in self.in_line.numbers() {
             if let Some(entry) = self.entries.get_mut(&number)
                 && entry.asked.longest < Duration::MAX

@@ -100,7 +100,7 @@ use crate::lock::lock;
 use crate::script::{GivenBack, Mode, Operation, Reply, Wanted};
 use crate::set::{Costs, Instead, Prepared, Set, Undecided};
 use crate::share;
-use crate::store::{Deadline, Unsent};
+use crate::store::{Deadline, Unsent, WhileAway};
 use class::{Class, Instant, Turn};
 use in_line::InLine;
 use paused::asks_as_well;
@@ -148,8 +148,8 @@ struct State {
     to_refund: Vec<(i64, Costs)>,
     /// How many calls are in flight.
     calls: usize,
-    /// How many of them decide no request, and have no deadline.
-    giving_back: usize,
+    /// How many of them have no deadline, or one behind the timeout.
+    untimed: usize,
     /// How many others may be in flight where another call leaves to make the line shorter.
     ahead: usize,
     /// How many of these requests stand behind others that wait for the end of a pause.
@@ -211,7 +211,7 @@ struct Entry {
     /// The request waited for a store that was away, or behind a pause.
     was_held: bool,
     /// No call before the request ends in time: the request waited for a lease before it joined the
-    /// line, or was in line before, or stands behind a call that decides no request.
+    /// line, or was in line before, or stands behind a call that has no deadline.
     has_timer: bool,
     /// When it is due behind a pause, if the store foresaw a time later than its longest wait.
     foreseen: Nanos,
@@ -390,8 +390,7 @@ impl Line {
             self.forget();
         }
         let timeout = self.set.store.timeout();
-        let asks = given_back.is_empty() && numbers.is_empty();
-        let mut deadline = match asks {
+        let mut deadline = match given_back.is_empty() && numbers.is_empty() {
             true => Deadline::of(timeout),
             // Permits that no request waits for are given back at any time.
             false => Deadline { is_kept: !given_back.is_empty(), ..Deadline::NONE },
@@ -424,14 +423,21 @@ impl Line {
             Some(Wanted { longest, mode, tells: tells || *with_left, costs: costs.clone() })
         };
         let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
-        if numbers.is_empty() && !asks {
-            state.gives_back_alone(after);
+        // Each request that waits for a store that is away has a timer.
+        let is_untimed = deadline.to_answer > timeout && self.set.store.while_away() != WhileAway::Wait;
+        if is_untimed {
+            state.leaves_untimed(after);
         }
         let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
         state.behind += behind;
         let line = self.clone();
         let cmd = self.set.reserve(&given_back, &requests);
-        let replied = move |replies| line.replied(&numbers, now, behind, instants, replies);
+        let replied = move |replies| {
+            if is_untimed {
+                lock(&line.state).untimed -= 1;
+            }
+            line.replied(&numbers, now, behind, instants, replies);
+        };
         after.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
 
@@ -456,7 +462,6 @@ impl Line {
         let timeout = self.set.store.timeout();
         let is_to_go_on = self.visit(|state, after, now| {
             state.calls -= 1;
-            state.giving_back -= usize::from(numbers.is_empty() && !given_back.is_empty());
             let took = replies.as_ref().ok().map(|_| now.saturating_since(left).as_duration());
             state.took(took, timeout);
             state.behind -= behind;

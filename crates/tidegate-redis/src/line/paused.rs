@@ -148,12 +148,14 @@ impl State {
         let entry = self.entries.get_mut(&number)?;
         let Stage::Paused(_) = entry.stage else { return None };
         let Stage::Paused(foreseen) = std::mem::replace(&mut entry.stage, Stage::Sent) else { return None };
+        entry.was_held = true;
         self.waiting -= 1;
         self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
         Some(foreseen)
     }
 
-    /// Has a request stand in line again.
+    /// Has a request stand in line again: one that waited behind a pause, or a newcomer that is not
+    /// to be decided before these.
     pub(super) fn rejoin(&mut self, after: &mut After, number: u64, now: Nanos) {
         let rest = self.in_line.held_till().map(|till| till.saturating_since(now).as_duration());
         let Some(entry) = self.entries.get_mut(&number) else { return };
@@ -169,9 +171,12 @@ impl State {
         {
             return self.answer(after, number, Outcome::Undecided(Undecided::Away(rest)));
         }
-        (entry.stage, entry.was_held) = (Stage::InLine, true);
+        entry.stage = Stage::InLine;
+        entry.was_held |= rest.is_some();
+        // The calls before a newcomer may have no deadline.
+        entry.has_timer |= !entry.was_held;
         self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
-        if rest.is_some() && entry.last() < Nanos::MAX {
+        if (rest.is_some() || entry.has_timer) && entry.last() < Nanos::MAX {
             // The task of the request sets the timer.
             after.wake(entry);
         }

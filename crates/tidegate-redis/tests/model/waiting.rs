@@ -403,6 +403,41 @@ fn requests_that_do_not_wait_have_answers_in_time_beside_dropped_waits() {
     }
 }
 
+/// Calls of requests that waited behind a pause have no deadline, and requests that do not wait stood
+/// behind them for up to a round trip more than the timeout.
+#[test]
+fn requests_that_do_not_wait_have_answers_in_time_behind_the_end_of_a_pause() {
+    for stops_after in (0..60).step_by(4) {
+        run(async move {
+            let model = Model::new(1, Network::steady(10 * MS));
+            let store = model.open(Store::builder("redis://model").timeout(100 * MS)).unwrap();
+            let limiter = limiter(&store, "token_bucket 100000/s burst 10");
+            let _ = limiter.acquire().await.unwrap();
+            limiter.pause(Pause::lasting(SECOND)).unwrap();
+            sleep(100 * MS).await;
+            let waits: Vec<_> = (0..3000).map(|_| tokio::spawn(limiter.acquire())).collect();
+            sleep(890 * MS).await;
+            let newcomers = (0..100).map(|after| {
+                let limiter = limiter.clone();
+                tokio::spawn(async move {
+                    sleep(after * MS).await;
+                    let asked = Instant::now();
+                    let _ = limiter.acquire_now([]).await;
+                    let took = asked.elapsed();
+                    assert!(took <= 101 * MS, "{stops_after}, {after}: {took:?}");
+                })
+            });
+            let newcomers: Vec<_> = newcomers.collect();
+            sleep(stops_after * MS).await;
+            model.stop(true);
+            for newcomer in newcomers {
+                newcomer.await.unwrap();
+            }
+            drop(waits);
+        });
+    }
+}
+
 /// A request that had waited for a lease had its answer up to a timeout of the store after the end
 /// of its longest wait: it was sent when the lease had failed, and its call had a timeout of its
 /// own. So had one that was sent again while others had made the line go on.
