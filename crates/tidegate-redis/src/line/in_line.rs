@@ -325,9 +325,9 @@ impl State {
         is_to_go_on
     }
 
-    /// A call leaves that gives instants back, and decides no request, or that decides requests which
-    /// waited behind a pause. It has no deadline, or a late one, so the tasks of requests that stand
-    /// behind it set timers.
+    /// A call leaves that gives instants back, and decides no request, or that decides requests
+    /// which waited behind a pause. It has no deadline, or a late one, so the tasks of requests
+    /// that stand behind it set timers.
     pub(super) fn leaves_untimed(&mut self, after: &mut After) {
         self.untimed += 1;
         for number in self.in_line.numbers() {

@@ -113,9 +113,9 @@ impl State {
         }
     }
 
-    /// The pause has ended: all requests ask again, by steps, but those whose tasks did not look for
-    /// long, which are refused. A request that comes between two steps still is one behind a pause, so
-    /// those before it go first.
+    /// The pause has ended: all requests behind it ask again, by steps, but those whose tasks did
+    /// not look for long are refused. A request that comes between two steps still is one behind a
+    /// pause, so those before it go first.
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
         self.pause_ends = self.pause_ends.min(now);
         for _ in 0..MOST_STEPS {

@@ -108,11 +108,11 @@ async fn random_drops(seed: u64, processes: usize, sizes: (u32, u32)) -> (i64, f
 }
 
 /// Requests of one size in one process are granted in the order in which they came. No permit is
-/// missing if the store gets all messages in time. Each that it does not get may keep it from undoing
-/// one more booking, but of all runs no more are missing than were lost. What is given back when its
-/// instant has passed, since the store was away until then, is a refund, of which a bucket keeps an
-/// eighth of its burst. Where requests of several sizes take parts of what others gave back, a
-/// hundredth may be missing.
+/// missing if the store gets all messages in time. Each message that the store does not get may
+/// keep it from undoing one more booking, but of all runs no more permits are missing than were
+/// lost. A booking that is given back when its instant has passed, since the store was away until
+/// then, is a refund, of which a bucket keeps an eighth of its burst. Where requests of several
+/// sizes take parts of what others gave back, a hundredth may be missing.
 #[test]
 fn waits_dropped_around_outages_lose_no_permits_and_no_permit_is_granted_twice() {
     let (mut all_missing, mut all_lost) = (0.0, 0.0);

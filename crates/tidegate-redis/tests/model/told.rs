@@ -22,8 +22,8 @@ async fn waits(limiter: StoreLimiter, n: u32, used: u32, patience: Duration, qui
     }
 }
 
-/// Requests with a longest wait come after waits were dropped, and again when they were told. No other
-/// request comes meanwhile. Returns how many requests were told a time.
+/// Requests with a longest wait come after waits were dropped, and again when they were told. No
+/// other request comes meanwhile. Returns how many requests were told a time.
 async fn random_course(seed: u64) -> u32 {
     let mut random = SmallRng::seed_from_u64(seed);
     let model = Model::new(seed, Network::steady(MS));
@@ -79,9 +79,9 @@ async fn random_course(seed: u64) -> u32 {
     told
 }
 
-/// A told time also holds for a request whose longest wait is a round trip, which comes too late for
-/// an instant that a dropped wait gave back. In course 304 more is left to later requests when the
-/// request comes again.
+/// A told time also holds for a request whose longest wait is a round trip. That request comes too
+/// late for an instant that a dropped wait gave back. In course 304 more is left to later requests
+/// when the request comes again.
 #[test]
 fn told_times_hold_beside_waits_that_were_dropped() {
     let told: u32 = (0..50).chain([304]).map(|seed| run(random_course(seed))).sum();

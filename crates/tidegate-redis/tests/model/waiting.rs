@@ -403,8 +403,8 @@ fn requests_that_do_not_wait_have_answers_in_time_beside_dropped_waits() {
     }
 }
 
-/// Calls of requests that waited behind a pause have no deadline, and requests that do not wait stood
-/// behind them for up to a round trip more than the timeout.
+/// Calls of requests that waited behind a pause have no deadline, and requests that do not wait
+/// stood behind them for up to a round trip more than the timeout.
 #[test]
 fn requests_that_do_not_wait_have_answers_in_time_behind_the_end_of_a_pause() {
     for stops_after in (0..60).step_by(4) {
@@ -787,8 +787,8 @@ fn a_wait_that_is_dropped_in_an_outage_leaves_room() {
     });
 }
 
-/// While a call was on its way that asked whether the store is back, a newcomer was refused, and told
-/// to come again at once: the requests of that call could not go.
+/// While a call was on its way that asked whether the store is back, a newcomer was refused, and
+/// told to come again at once: the requests of that call could not go.
 #[test]
 fn a_newcomer_takes_the_place_of_a_request_whose_call_is_on_its_way() {
     for rule in [WhenFull::DropOldest, WhenFull::DropLeastImportant] {
