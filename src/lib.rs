@@ -127,6 +127,16 @@
 //! # }
 //! ```
 //!
+//! # In your stack
+//!
+//! | you have | use |
+//! |---|---|
+//! | axum, tonic, hyper, any tower service | [`tidegate-tower`](https://docs.rs/tidegate-tower): a layer of servers and of clients |
+//! | reqwest, alone or with reqwest-middleware | [`tidegate-reqwest`](https://docs.rs/tidegate-reqwest): requests wait, and answers are obeyed |
+//! | another client or server of HTTP | [`tidegate-http`](https://docs.rs/tidegate-http): reads, tells and obeys limits; bodies of a bandwidth |
+//! | one limit over many processes | [`tidegate-redis`](https://docs.rs/tidegate-redis): over Redis or Valkey |
+//! | a sink | [`tidegate-futures`](https://docs.rs/tidegate-futures); streams, readers and writers are in this crate |
+//!
 //! # Which policy
 //!
 //! | you | policy | most permits in any span *d* |
