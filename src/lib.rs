@@ -27,9 +27,11 @@
 //! let refusal = limiter.try_acquire().unwrap_err();
 //! assert!(refusal.retry_after() <= Some(Duration::from_millis(600)));
 //!
-//! // Refused at once if the permit is due in more than 50 ms.
-//! let within = Duration::from_millis(50);
-//! assert!(limiter.acquire_within(within).await.is_err());
+//! // Waits at most 2 s for three permits. Refused at once if they are due later.
+//! let request = Request::permits(3).within(Duration::from_secs(2));
+//! limiter.acquire_many(request).await?;
+//! let soon = Duration::from_millis(50);
+//! assert!(limiter.acquire_within(soon).await.is_err()); // one permit
 //!
 //! // Before all requests of a lower priority.
 //! limiter.acquire_many(Request::permits(1).priority(1)).await?;
