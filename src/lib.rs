@@ -45,6 +45,21 @@
 //! queue. A wait can be dropped at any time, so `tokio::time::timeout` and `select!` around it are
 //! fine.
 //!
+//! # Where to begin
+//!
+//! Three limiters at 5 per second:
+//!
+//! | limiter | a new one grants at once | after idling | a request for 100 to a new one | choose it |
+//! |---|---|---|---|---|
+//! | [`RateLimiter::smooth_bursty`], as Guava's | 1 permit | 6: it saves the permits of 1 s | is granted at once, and the *next* request waits 20 s | to make calls wait, whatever their size |
+//! | [`RateLimiter::paced`] | 1 | 1: it saves none, and spaces calls evenly | as above | to call a service that counts your calls |
+//! | [`TokenBucket::new(rate, 10)`](TokenBucket::new) | 10, its burst | 10 | is refused: [`Refusal::ExceedsLimit`] | to refuse calls |
+//!
+//! With [`SmoothBursty`], the policy of the first two, and [`SmoothWarmingUp`], the next caller
+//! pays: a request is granted as soon as the one before it is paid for. So one large request can
+//! close the limiter for a long time: check sizes that come from outside. With all other policies,
+//! a request waits until all its permits are there. A request that can never have them is refused.
+//!
 //! # Recipes
 //!
 //! **A client of a strict server.** Space the calls evenly, a little below the server's 20 per
@@ -168,16 +183,6 @@
 //! - A late grant is charged as of its due time, at most the [catch-up](RateLimiter::set_catch_up)
 //!   earlier, 10 ms unless set. So add that much to *d*. This keeps the average exact although
 //!   timers are late.
-//!
-//! # What a large request costs
-//!
-//! With Guava's two policies, [`SmoothBursty`] and [`SmoothWarmingUp`], the next caller pays. A
-//! request is granted as soon as the one before it is paid for, whatever its size. At 5 per second,
-//! `acquire_many(100)` returns at once on an idle limiter, and the next caller waits 20 s. So one
-//! request can close the limiter for a long time: check sizes that come from outside.
-//!
-//! With all other policies, a request waits until all its permits are there. A request that can
-//! never fit is refused: [`Refusal::ExceedsLimit`].
 //!
 //! # Under control
 //!
