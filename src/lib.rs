@@ -174,7 +174,7 @@
 //! | store a limiter without its types | [`AnyLimiter`] | as the limiter behind it |
 //! | limit the items of a stream | [`LimitStream`] (feature `stream`) | as the limiter behind it |
 //! | limit the bytes of a socket or a file | [`Throttled`] (feature `io`) | as the limiter behind it, and a chunk for a reader |
-//! | read the policy from a configuration | [`AnyPolicy`] | |
+//! | read the policy from a configuration | [`AnyPolicy`]: `RateLimiter::new("token_bucket 100/s burst 20".parse::<AnyPolicy>()?)`, or a field of a struct with the feature `serde`. [All lines](algorithms#from-a-configuration) | |
 //!
 //! [`algorithms`] compares them, with pictures and prices. Two additions to the bounds:
 //!
