@@ -231,7 +231,7 @@
 //! | | promise |
 //! |---|---|
 //! | P1 bound | In any span a limiter grants no more permits than its policy states above. |
-//! | P2 a dropped wait leaves no trace | Dropping a waiting future, at any time, costs nothing: no permit is lost or invented, no debt remains, and the waiters behind it move up. |
+//! | P2 a dropped wait leaves no trace | Dropping a waiting future, at any time, costs nothing: no permit is lost or invented, no debt remains, and the waiters behind it move up. Only a future that was granted and not polled since may lose its permits, if the policy changes between the grant and the drop. |
 //! | P3 first come, first served | Waiters are served in order of arrival, whatever their size. Only a request of a higher [priority](Request::priority) may overtake. |
 //! | P4 no waiter holds up the rest | A future that is polled once and then forgotten delays the waiters behind it by its own turn and no more. |
 //! | P5 changes act now | A new rate, a refund, a debit or a pause moves all waiters. Permits granted before are paid at the old price. |
