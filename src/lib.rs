@@ -197,13 +197,22 @@
 //! | end one blocking wait from another thread | [`CancelToken`] |
 //! | tell a caller the permits left | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
 //! | match the limiter to a server's count | [`keep_at_most`](RateLimiter::keep_at_most), [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
-//! | change the rate, the burst or the window | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change) |
 //! | see what a limit would refuse | [`set_shadow`](RateLimiter::set_shadow) |
-//! | count or log calls | [`observe`](RateLimiter::observe) with [`Statistics`] or your own [`Events`] |
+//! | count or log calls | [`observe`](RateLimiter::observe) with [`Statistics`] or your own [`Events`]; for all keys `observed_by` of a [`KeyedRateLimiter`] |
 //! | hand a refused call to a second limiter | `first.try_acquire().or_else(\|_\| second.try_acquire())` |
 //!
-//! All of these work at run time and from any clone, and move waiters at once. Features you do not
-//! use cost nothing.
+//! All of these work at run time and from any clone of a [`RateLimiter`], and move waiters at once.
+//! Features you do not use cost nothing. Other limiters have some of these calls. A rate, a burst,
+//! a window or a limit is changed by:
+//!
+//! | limiter | call |
+//! |---|---|
+//! | [`RateLimiter`] | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change); with an [`AnyPolicy`] `apply`, which also changes the kind of policy |
+//! | [`KeyedRateLimiter`] | `set_rate_all`, `change_all`, `apply_all`; `set_rate` of one key; `replan` if the plans have changed |
+//! | [`CountingLimit`] | [`set_limit`](CountingLimit::set_limit); with a [`KeyedCountingLimit`] `replan` |
+//! | [`AllOf`], [`KeyedAllOf`] | those of its members |
+//! | [`AnyLimiter`] | none: keep a clone of the limiter that it is made from, also for an observer and the bounds of the queue |
+//! | a limit over a store | a new configuration of each process: see [`tidegate-redis`](https://docs.rs/tidegate-redis) |
 //!
 //! ```
 //! use std::sync::Arc;
