@@ -163,7 +163,7 @@
 //! | call a service that counts by the minute, and want its whole quota at once | [`FixedWindow`] | `limit * (d / window + 2)` |
 //! | may never have one more than the limit in any window | [`SlidingLog`] | `limit`, if *d* is the window |
 //! | want nearly that, in little memory | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window |
-//! | want about that, in least memory | [`SlidingEstimate`] | `2 * limit - 1`, if *d* is the window |
+//! | want an estimate, in least memory: almost twice the limit at worst | [`SlidingEstimate`] | `2 * limit - 1`, if *d* is the window |
 //! | delay requests to an even outflow, in a bounded queue | [`LeakyBucket`] | `1 + nodelay + rate * d` |
 //! | call a service that is slow when cold | [`SmoothWarmingUp`] | `1 + rate * d` |
 //! | limit calls in flight, and not calls per second | [`CountingLimit`] | |
