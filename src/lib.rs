@@ -258,7 +258,8 @@
 //!
 //! Make the limiter with a [`ManualClock`] and advance it, or with a [`TokioClock`] in a test with
 //! paused time. With the feature `test-util` in dev-dependencies, every limiter made without a
-//! clock follows tokio's time:
+//! clock follows tokio's time. Without the feature, such a limiter panics if it has to wait while
+//! tokio's time is paused.
 //!
 //! ```
 //! use std::time::Duration;
