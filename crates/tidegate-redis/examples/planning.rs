@@ -1,4 +1,4 @@
-//! What a decision costs a server, and a key: the figures of `docs/PLANNING.md`.
+//! What a decision costs a server, and a key: the figures of `docs/planning.md`.
 //!
 //! ```text
 //! cargo run --release -p tidegate-redis --example planning

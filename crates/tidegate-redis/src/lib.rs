@@ -38,6 +38,24 @@ pub use error::{BuildError, OpenError, StoreError};
 pub use limiter::{KeyedBuilder, LimiterBuilder, StoreKeyedLimiter, StoreLimiter};
 pub use store::{Counts, LeaseCounts, Store, StoreBuilder, WhileAway};
 
+#[doc = include_str!("../docs/leases.md")]
+pub mod leases {}
+
+#[doc = include_str!("../docs/limitations.md")]
+pub mod limitations {}
+
+#[doc = include_str!("../docs/one_process.md")]
+pub mod one_process {}
+
+#[doc = include_str!("../docs/operating.md")]
+pub mod operating {}
+
+#[doc = include_str!("../docs/outages.md")]
+pub mod outages {}
+
+#[doc = include_str!("../docs/permits_in_use.md")]
+pub mod permits_in_use {}
+
 /// How many servers a fleet needs, and what it gets: measured and simulated.
 ///
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet.md"))]
@@ -45,8 +63,11 @@ pub use store::{Counts, LeaseCounts, Store, StoreBuilder, WhileAway};
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet_leased.md"))]
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/simulation_loads.md"))]
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/simulation_faults.md"))]
-#[doc = include_str!("../docs/PLANNING.md")]
+#[doc = include_str!("../docs/planning.md")]
 pub mod planning {}
+
+#[doc = include_str!("../docs/recipes.md")]
+pub mod recipes {}
 
 #[doc = include_str!("../docs/token_servers.md")]
 pub mod token_servers {}

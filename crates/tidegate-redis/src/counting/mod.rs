@@ -76,8 +76,8 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 ///
 /// A [pause](AnyLimiter::pause) and its end hold for all processes; a [changed
 /// limit](StoreCountingLimit::set_limit), a [closed](AnyLimiter::close) one and
-/// [priorities](Request::priority) for this process. [A table](crate#whom-a-call-concerns) has the
-/// calls of all limiters over a store.
+/// [priorities](Request::priority) for this process. [A
+/// table](crate::operating#whom-a-call-concerns) has the calls of all limiters over a store.
 ///
 /// # Blocking
 ///

@@ -105,7 +105,7 @@ impl LimiterBuilder {
     /// Lets this process spend permits that it has leased, without asking the store. Unless this is
     /// set, each request is decided by the store.
     ///
-    /// See [Leases](crate#leases) for what that changes. A request with
+    /// See [`leases`](crate::leases) for what that changes. A request with
     /// [`with_left`](tidegate::AllRequest::with_left) is decided by the store all the same, since
     /// only the store knows how many permits of the limit are left. The layers of `tidegate-tower`
     /// make such requests for their headers: a layer with `no_headers()` uses the leases.

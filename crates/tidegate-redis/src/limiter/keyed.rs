@@ -37,7 +37,7 @@ use crate::store::Store;
 /// decided by the store.
 ///
 /// A refusal is not remembered: another process may give permits back at any time. A leased limiter
-/// believes one for a second, as [Leases](crate#leases) tells.
+/// believes one for a second, as [`leases`](crate::leases) tells.
 ///
 /// # Fairness
 ///

@@ -70,7 +70,7 @@ use reserved::Reserved;
 /// [`keep_at_most`](AnyLimiter::keep_at_most) and [`reset`](StoreLimiter::reset) change the limits
 /// of all processes. To hold up a job of one process, hold up the job itself. Closing, shadow mode
 /// and the bounds of the queue are of this limiter and its clones. [A
-/// table](crate#whom-a-call-concerns) has the calls of all limiters over a store.
+/// table](crate::operating#whom-a-call-concerns) has the calls of all limiters over a store.
 ///
 /// # While the store is away
 ///
@@ -227,7 +227,7 @@ impl StoreLimiter {
     /// the same kinds, and with windows of the same length; rates and bursts may differ. A limit of
     /// another kind or length is another limit: the call succeeds, and pauses nothing that the
     /// processes ask. A bucket fills by the rate of the call up to the pause, as in each [call of a
-    /// process with another rate](crate#whom-a-call-concerns).
+    /// process with another rate](crate::operating#whom-a-call-concerns).
     ///
     /// # Cancel safety
     ///

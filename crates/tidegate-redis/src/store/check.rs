@@ -27,7 +27,7 @@ impl Store {
     /// cluster, so it asks at most four servers of a cluster. A server of a cluster at an address
     /// of a single one is found unless the server has three quarters of all tags. A call makes each
     /// command of the scripts, at a key that no limiter has. The commands that only a limit of
-    /// permits in use [needs](crate#addresses) are made if such a limit was
+    /// permits in use [needs](crate::operating#keys-and-permissions) are made if such a limit was
     /// [built](crate::CountingBuilder::build) over this store before.
     ///
     /// Each call has the [timeout](crate::StoreBuilder::timeout) of the store. The first one
