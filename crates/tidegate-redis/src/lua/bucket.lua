@@ -186,7 +186,8 @@ do
       if t[7] == 2 then need = 0 end
       local level = level_at(l, at, cap)
       if level <= -MOST or price > MOST or level - price <= -MOST or need > cap then return nil end
-      if has_back then need = need + apart(l, cap - need, price) end
+      -- What is set apart comes in again, but not at a rate of zero.
+      if has_back and t[1] > 0 then need = need + apart(l, cap - need, price) end
       if level >= need then return at end
       if t[1] == 0 then return nil end
       return after(t, at, whole_up(need - level, t[1]))

@@ -23,7 +23,11 @@ if has_back then
 
   -- Whether a request may take permits of a place at an instant.
   function is_open(l, place, at)
-    return place.due == at and may_wait or place.due <= at and lasts(l, place.due) > at
+    if place.due == at then
+      -- A log has no place of its last booking when a request comes back that may not wait.
+      return may_wait or lasts(l, at) > at and not (l.kind.cut and at >= l.booked)
+    end
+    return place.due < at and lasts(l, place.due) > at
   end
 
   -- How many permits of places a request may take at an instant.

@@ -52,6 +52,60 @@ fn a_refusal_of_one_limit_changes_no_limit() {
     assert_eq!(store.call(TRY, due, &parts).answer, Answer::Done);
 }
 
+/// What came back to a bucket that never fills was left to requests that come sooner, for ever: the
+/// request was told that it is never due, and behind a pause the script failed.
+#[test]
+fn a_request_behind_what_came_back_to_a_limit_of_rate_zero_is_due() {
+    let Some(mut store) = Store::new() else { return };
+    for is_paused in [false, true] {
+        let (mut bucket, mut window) =
+            (Limit::new("token_bucket zero burst 10"), Limit::new("fixed_window 1/s"));
+        bucket.key.push_str(&is_paused.to_string());
+        window.key.push_str(&is_paused.to_string());
+        let parts = |tokens, calls| [bucket.part(tokens, &[]), window.part(calls, &[])];
+        let due = store.call(TRY, START, &parts(3, 1)).due;
+        let ahead = store.call(ANY_WAIT, START, &parts(1, 1));
+        assert_eq!((ahead.answer, ahead.wait), (Answer::Done, Duration::from_secs(1)));
+        if is_paused {
+            store.call(
+                Operation::Pause { span: Duration::from_secs(9), keep_stock: true },
+                START,
+                &parts(0, 0),
+            );
+            store.call(Operation::Resume, START, &parts(0, 0));
+        }
+        store.call(Operation::Refund { due }, START, &parts(3, 0));
+        let soon = Operation::Reserve { longest: Duration::from_millis(50), shadow: false };
+        let reply = store.call(soon, START, &parts(7, 1));
+        assert_eq!((reply.answer, reply.wait), (Answer::Refused, Duration::from_secs(2)), "{is_paused}");
+        assert_eq!(store.call(TRY, START + 2 * SECOND, &parts(7, 1)).answer, Answer::Done, "{is_paused}");
+    }
+}
+
+/// The place of the last booking of a log has ended at its instant, and a debit counts then.
+#[test]
+fn a_told_time_counts_a_debit_beside_the_place_of_the_last_booking() {
+    let Some(mut store) = Store::new() else { return };
+    let (log, window) = (Limit::new("sliding_log 1/s"), Limit::new("fixed_window 1/300ms from_first_grant"));
+    let parts = |of_log, of_window| [log.part(of_log, &[]), window.part(of_window, &[])];
+    assert_eq!(store.call(TRY, START, &parts(0, 1)).answer, Answer::Done);
+    let booked = store.call(ANY_WAIT, START, &parts(1, 1));
+    assert_eq!((booked.answer, booked.wait), (Answer::Done, Duration::from_millis(300)));
+    let mut now = START + 3;
+    store.call(Operation::Debit, now, &parts(1, 1));
+    let wanted = |costs: [u64; 2]| Wanted {
+        longest: Duration::ZERO,
+        mode: Mode::Alone,
+        tells: false,
+        costs: costs.map(|n| (n, n)).to_vec(),
+    };
+    let back = booked.given_back();
+    let told = store.reserve(now, &parts(0, 0), &[back], &[wanted([1, 0])]);
+    assert_eq!(told[0].answer, Answer::Refused);
+    now += u64::try_from(told[0].wait.as_micros()).expect("a wait");
+    assert_eq!(store.call(TRY, now, &parts(1, 0)).answer, Answer::Done);
+}
+
 #[test]
 fn costs_of_zero_touch_no_limit() {
     let Some(mut store) = Store::new() else { return };
