@@ -80,9 +80,8 @@ pub(super) struct Line {
     /// How many requests wait in the line of the store. The requests behind them are asked for when
     /// these are served, so that processes take turns.
     announced: usize,
-    /// How many requests of the line do not stay in it. They come only while `announced` is 0.
-    hurried: usize,
-    /// Until when each of them has an answer, by arrival. Also of requests that have one.
+    /// Until when each request of the line has an answer that does not stay in it, by arrival. They
+    /// come only while `announced` is 0. Also of requests that have an answer.
     deadlines: VecDeque<(Instant, Place)>,
     is_served: bool,
     is_closed: bool,
@@ -178,7 +177,6 @@ impl Shared {
             line.told = line.arrivals;
         }
         if !stays {
-            line.hurried += 1;
             line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
         }
         let is_served = std::mem::replace(&mut line.is_served, true);
@@ -203,7 +201,6 @@ impl Shared {
         if !std::mem::replace(&mut waiter.stays, false) {
             return true;
         }
-        line.hurried += 1;
         line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
         true
     }
@@ -211,7 +208,7 @@ impl Shared {
     /// Removes a request that is not answered yet.
     pub(super) fn leave(&self, place: Place) {
         let mut line = self.line();
-        let left = line.remove(place);
+        let left = line.waiters.remove(&place);
         // The place in the store goes to the next request of this process, if there is one.
         let is_news = line.waiters.len() < line.announced;
         line.announced = line.announced.min(line.waiters.len());
@@ -244,7 +241,6 @@ impl Shared {
         let mut line = self.line();
         let was_closed = std::mem::replace(&mut line.is_closed, true);
         let waiters = std::mem::take(&mut line.waiters);
-        line.hurried = 0;
         drop(line);
         send(waiters.into_values().map(|waiter| (waiter.answer, Err(Refusal::Closed.into()))).collect());
         self.changed.notify_one();
@@ -399,11 +395,9 @@ impl Shared {
         if line.announced > 0 {
             line.told = line.arrivals;
         }
-        if line.announced > 0 && line.hurried > 0 {
+        if line.announced > 0 {
             // Requests that do not wait came while the call was on its way, and do not overtake.
-            let hurried = line.waiters.iter().filter(|(_, waiter)| !waiter.stays);
-            let hurried: Vec<Place> = hurried.map(|(place, _)| *place).collect();
-            for place in hurried {
+            for place in line.take_hurried() {
                 line.refuse(place, Refusal::InUse { limit }, answers);
             }
         }
@@ -467,13 +461,22 @@ impl Shared {
     /// Decides all requests without the store.
     fn decide_alone(self: &Arc<Shared>, line: &mut Line, away: Away, answers: &mut Answers) -> Duration {
         line.announced = 0;
-        let places = line.waiters.keys().copied().collect();
+        let places = match self.may_come_back(away) {
+            // The others stay in line.
+            true => line.take_hurried(),
+            false => line.waiters.keys().copied().collect(),
+        };
         self.decide(line, places, away, answers);
         jittered(match away {
             Away::For(Duration::MAX) | Away::Misconfigured => LATEST,
             Away::For(rest) => rest.clamp(SOONEST, LATEST),
             Away::Late => SOONEST,
         })
+    }
+
+    /// Whether requests that stay in line wait for the store. One that has ended does not come back.
+    fn may_come_back(&self, away: Away) -> bool {
+        self.store.while_away() == WhileAway::Wait && away.retry_after() < Nanos::MAX
     }
 
     /// Decides without the store: by the permits that this process holds, those included that the
@@ -489,8 +492,7 @@ impl Shared {
                 self.store.processes().map(|processes| (limit / processes).max(limit.min(1)))
             }
         };
-        // A store that has ended does not come back.
-        let may_wait = self.store.while_away() == WhileAway::Wait && retry_after < Nanos::MAX;
+        let may_wait = self.may_come_back(away);
         let (paused, mut is_held_up) = (self.own_pause.refusal(), false);
         for place in places {
             let Some(Waiter { permits, stays, .. }) = line.waiters.get(&place) else { continue };
@@ -529,7 +531,7 @@ impl Shared {
         is_degraded: bool,
         answers: &mut Answers,
     ) {
-        if let Some(Waiter { permits, answer, .. }) = line.remove(place) {
+        if let Some(Waiter { permits, answer, .. }) = line.waiters.remove(&place) {
             line.held += u64::from(permits);
             let held = Held { shared: self.clone(), permits, is_degraded };
             answers.push((answer, Ok((held, left))));
@@ -571,7 +573,7 @@ impl Drop for Serving {
         let mut answers = Answers::new();
         let mut line = shared.line();
         shared.decide_alone(&mut line, Away::For(Duration::MAX), &mut answers);
-        (line.is_served, line.hurried) = (false, 0);
+        line.is_served = false;
         line.deadlines.clear();
         let waiters = std::mem::take(&mut line.waiters);
         let untold = line.telling.take();
@@ -597,14 +599,13 @@ impl Line {
         None
     }
 
-    fn remove(&mut self, place: Place) -> Option<Waiter> {
-        let waiter = self.waiters.remove(&place)?;
-        self.hurried -= usize::from(!waiter.stays);
-        Some(waiter)
+    /// The requests that do not stay in line. They have their answers then.
+    fn take_hurried(&mut self) -> Vec<Place> {
+        self.deadlines.drain(..).map(|(_, place)| place).collect()
     }
 
     fn refuse(&mut self, place: Place, refusal: impl Into<AllRefusal>, answers: &mut Answers) {
-        if let Some(Waiter { answer, .. }) = self.remove(place) {
+        if let Some(Waiter { answer, .. }) = self.waiters.remove(&place) {
             answers.push((answer, Err(refusal.into())));
         }
     }
