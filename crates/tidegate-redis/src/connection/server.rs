@@ -294,6 +294,11 @@ impl Sent {
         }
     }
 
+    /// The server of the last attempt.
+    pub(crate) fn server(&self) -> Option<Arc<Server>> {
+        lock(&self.0).as_ref().map(|leaving| leaving.server.clone())
+    }
+
     /// The attempt is over: the call did not run, or its outcome is known.
     fn withdraw(&self) {
         if let Some(leaving) = &mut *lock(&self.0) {

@@ -455,10 +455,13 @@ impl Shared {
         let asked = if begun.is_some() { came } else { Instant::now() };
         let (sent, mut answers) = (Sent::default(), server.answers());
         let mut call = pin!(self.servers.call(by_hash, script, begun, &sent));
+        // A server of a cluster may lead the call to another one.
+        let mut last = server.clone();
         let (outcome, before) = loop {
             let left = to_answer.saturating_sub(came.elapsed());
             let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
-            let before = std::mem::replace(&mut answers, server.answers());
+            last = sent.server().unwrap_or(last);
+            let before = std::mem::replace(&mut answers, last.answers());
             if outcome.is_ok() || answers == before || left <= self.timeout {
                 break (outcome, before);
             }
@@ -484,10 +487,11 @@ impl Shared {
             }
             Ok(Err(failure)) => failure,
             Err(_) if sent.give_up(was_long) => Failure::Unknown("did not answer in time".into()),
-            Err(_) => server.not_connected_in_time(),
+            Err(_) => last.not_connected_in_time(),
         };
         self.took(asked.elapsed());
-        Err(self.failed(&server, admission, began, failure, is_well))
+        let admission = if Arc::ptr_eq(&last, &server) { admission } else { Admission::Ask };
+        Err(self.failed(&last, admission, began, failure, is_well))
     }
 
     /// Counts and tells a failure, and returns when the store may be asked again. Beside other answers

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
 use tidegate::AnyLimiter;
-use tidegate_redis::{Counts, WhileAway};
+use tidegate_redis::{Counts, Store, WhileAway};
 
 use crate::load::{self, Load, limiter};
 use crate::support::{Server, free_port, wait_until};
@@ -214,6 +214,42 @@ async fn a_slot_is_moved_key_by_key() {
         charged += load::charged_to(&cluster.url(), &tag).await;
     }
     assert_eq!((used[0], charged), (used[1], tally.granted));
+}
+
+/// A call without a deadline had no end, since the server that led it to a silent one answered
+/// others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_is_led_to_a_silent_server_ends() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let store = Store::builder(cluster.url()).timeout(Duration::from_secs(1)).while_away(WhileAway::Wait);
+    let store = store.open().unwrap();
+    let key = |tag: &str| format!("tidegate:1:{{{tag}}}:limit:fixed-86400000000");
+    let slot = |tag: &str| -> u16 {
+        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key(tag)).query(&mut cluster.servers[0].connect()).unwrap()
+    };
+    // The slots of the first server, and of the second one.
+    let tags_of = |first, last| tags().into_iter().filter(move |tag| (first..last).contains(&slot(tag)));
+    let (from, to) = (&cluster.servers[0], &cluster.servers[1]);
+    let at_from: Vec<_> = tags_of(0, 5461).map(|tag| (limiter(&store, &tag), tag)).collect();
+    let at_to: Vec<_> = tags_of(5461, 10923).map(|tag| limiter(&store, &tag)).collect();
+    for limiter in at_from.iter().map(|(limiter, _)| limiter).chain(&at_to) {
+        let _ = limiter.acquire().await.unwrap();
+    }
+    let (moved, tag) = &at_from[0];
+    // A slot without keys may be given away.
+    from.tell("FLUSHALL");
+    for server in &cluster.servers {
+        server.tell(&format!("CLUSTER SETSLOT {} NODE {}", slot(tag), Cluster::id(to)));
+    }
+    to.signal("STOP");
+    let load = Load::start([at_from[1].0.clone()]);
+    load.granted(100).await;
+    let waits = tokio::spawn(moved.acquire());
+    wait_until("the call has ended", || store.counts().unknown > 0);
+    load.granted(100).await;
+    to.signal("CONT");
+    assert!(!waits.await.unwrap().unwrap().is_degraded());
+    assert_eq!(load.end().await.refused, 0, "{:?} of {}", store.trouble(), from.port());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
