@@ -83,6 +83,11 @@ impl Congestion {
         self.room.available_permits() == 0
     }
 
+    /// How many calls may be in flight.
+    pub(crate) fn window(&self) -> usize {
+        lock(&self.window).size
+    }
+
     /// How long a call takes at most that leaves while the window is full.
     pub(crate) fn longest(&self, timeout: Duration) -> Duration {
         let shortest = lock(&self.window).shortest;

@@ -94,7 +94,7 @@ impl Servers {
         self.any_server(|server| server.congestion.is_full())
     }
 
-    fn any_server(&self, is: impl Fn(&Server) -> bool) -> bool {
+    pub(crate) fn any_server(&self, is: impl Fn(&Server) -> bool) -> bool {
         match self {
             Servers::One(server) => is(server),
             Servers::Cluster(cluster) => cluster.servers().iter().any(|server| is(server)),

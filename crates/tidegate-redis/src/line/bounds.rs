@@ -1,15 +1,13 @@
 //! Bounds of the requests that wait, and making room when they are reached.
 
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use tidegate::{Nanos, QueueBounds, Refusal, WhenFull};
 
+use crate::line::class::{Class, FORESEEN};
 use crate::line::{After, Asked, Entry, Outcome, Stage, State};
 use crate::set::Costs;
-
-/// So many requests are looked at to find one to drop, and so many instants to tell when there is
-/// room.
-const FORESEEN: usize = 4096;
 
 /// The permits of a request: its costs summed.
 pub(super) fn sum(costs: &Costs) -> u64 {
@@ -125,16 +123,17 @@ impl State {
     /// When there is room for one more request, if no other one comes.
     pub(super) fn room_at(&self, costs: &Costs) -> Nanos {
         let (bounds, n) = (self.bounds, sum(costs));
-        let instants = self.classes.iter().flat_map(|(permits, class)| {
-            let permits = permits.iter().fold(0u64, |sum, n| sum.saturating_add(*n));
-            class.instants().map(move |due| (due, permits))
-        });
-        let mut instants: Vec<_> = instants.take(FORESEEN).collect();
-        instants.sort_unstable();
         let (mut waiting, mut permits) = (self.waiting, self.permits);
-        for (due, granted) in instants {
+        let mut classes: Vec<_> = self.classes.values().take(FORESEEN).map(Class::instants).collect();
+        let sizes = self.classes.keys().map(|n| n.iter().fold(0u64, |sum, n| sum.saturating_add(*n)));
+        let sizes: Vec<u64> = sizes.take(FORESEEN).collect();
+        let firsts = classes.iter_mut().enumerate().filter_map(|(i, instants)| Some((instants.next()?, i)));
+        let mut firsts: BinaryHeap<_> = firsts.map(Reverse).collect();
+        for _ in 0..FORESEEN {
+            let Some(Reverse((due, i))) = firsts.pop() else { break };
+            firsts.extend(classes[i].next().map(|next| Reverse((next, i))));
             waiting = waiting.saturating_sub(1);
-            permits = permits.saturating_sub(granted);
+            permits = permits.saturating_sub(sizes[i]);
             if fit(bounds, waiting, permits, n) {
                 return due;
             }

@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 
 use crate::script::Reply;
 
-/// So many places are counted to find the instant of a request.
+/// So many places are counted to find the instant of a request, requests looked at to find one to
+/// drop, and instants to tell when there is room.
 pub(super) const FORESEEN: usize = 4096;
 
 /// The place of a request among those of its size.

@@ -2,12 +2,12 @@
 //! away.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
 
-use crate::line::{After, Asked, Entry, Outcome, Stage, State, bounds};
+use crate::line::{After, Asked, Entry, MOST_STEPS, Outcome, Stage, State, bounds};
 use crate::set::Undecided;
 use crate::store::Deadline;
 
@@ -30,6 +30,8 @@ pub(super) type Place = (Reverse<i8>, u64);
 pub(super) struct InLine {
     /// The places of the requests, with the permits that each of them asks for.
     order: BTreeMap<Place, u64>,
+    /// Those of requests that have a timeout, and no timer for it.
+    without_timer: BTreeSet<Place>,
     permits: u64,
     /// The requests of the last call that left, and their permits, until a call has ended. Those of
     /// a held line keep their places.
@@ -43,14 +45,19 @@ pub(super) struct InLine {
 }
 
 impl InLine {
-    pub(super) fn add(&mut self, place: Place, permits: u64) {
+    pub(super) fn add(&mut self, place: Place, entry: &Entry) {
+        let permits = if entry.is_for_waiting { 0 } else { bounds::sum(&entry.asked.costs) };
         self.order.insert(place, permits);
+        if entry.has_timeout() && !entry.has_timer {
+            self.without_timer.insert(place);
+        }
         self.permits = self.permits.saturating_add(permits);
     }
 
     pub(super) fn remove(&mut self, place: Place) {
         if let Some(permits) = self.order.remove(&place) {
             self.permits = self.permits.saturating_sub(permits);
+            self.without_timer.remove(&place);
         }
     }
 
@@ -58,9 +65,10 @@ impl InLine {
     pub(super) fn leave(&mut self, most: usize) -> Vec<u64> {
         let before = self.permits;
         let first = std::iter::from_fn(|| {
-            let ((_, number), permits) = self.order.pop_first()?;
+            let (place, permits) = self.order.pop_first()?;
             self.permits = self.permits.saturating_sub(permits);
-            Some(number)
+            self.without_timer.remove(&place);
+            Some(place.1)
         });
         let numbers: Vec<u64> = first.take(most).collect();
         self.left = (numbers.len(), before - self.permits);
@@ -165,16 +173,21 @@ impl Entry {
     /// of a request that has a timer. In a crowd the task that makes calls may be late, and a call of
     /// requests that wait for the store has no deadline (`is_slow`).
     pub(super) fn ends_undecided(&self, is_held: bool, is_slow: bool, timeout: Duration) -> Nanos {
-        let Asked { came, longest, outlasts, .. } = self.asked;
-        let is_asked = self.lease.is_none() && !self.is_for_waiting && longest < Duration::MAX;
+        let Asked { came, outlasts, .. } = self.asked;
         match self.stage {
             Stage::InLine if is_held => self.last(),
             Stage::Sent if is_held && outlasts && self.was_held => self.last(),
-            Stage::InLine | Stage::Sent if is_asked && !self.was_held && (is_slow || self.has_timer) => {
+            Stage::InLine | Stage::Sent if self.has_timeout() && (is_slow || self.has_timer) => {
                 self.last().max(came.saturating_add(Nanos::from_duration(timeout)))
             }
             _ => Nanos::MAX,
         }
+    }
+
+    /// Whether the request ends at its timeout, or behind it with its longest wait.
+    fn has_timeout(&self) -> bool {
+        let is_asked = self.lease.is_none() && !self.is_for_waiting;
+        is_asked && !self.was_held && self.asked.longest < Duration::MAX
     }
 
     /// How long a call of the request may take that leaves now.
@@ -238,7 +251,7 @@ impl State {
         entry.has_timer = has_timer;
         let stage = self.stage_of(after, &entry.asked, now);
         if matches!(stage, Stage::InLine) {
-            self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
+            self.in_line.add(entry.place(number), &entry);
         }
         self.entries.insert(number, entry);
         if let Stage::Answered(outcome) = stage {
@@ -299,12 +312,13 @@ impl State {
             let goes_on = entry.asked.outlasts || is_late && !is_held && entry.may_wait();
             if comes_back && is_unanswered && goes_on && by < entry.last() {
                 entry.stage = Stage::InLine;
-                self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
                 if is_late {
-                    continue;
+                    entry.has_timer = true;
+                } else {
+                    has_come |= !entry.was_held;
+                    entry.was_held = true;
                 }
-                has_come |= !entry.was_held;
-                entry.was_held = true;
+                self.in_line.add(entry.place(number), entry);
                 if entry.last() < Nanos::MAX {
                     // The task of the request sets the timer.
                     after.wake(entry);
@@ -325,20 +339,18 @@ impl State {
         is_to_go_on
     }
 
-    /// A call leaves that gives instants back, and decides no request, or that decides requests
-    /// which waited behind a pause. It has no deadline, or a late one, so the tasks of requests
-    /// that stand behind it set timers.
-    pub(super) fn leaves_untimed(&mut self, after: &mut After) {
-        self.untimed += 1;
-        for number in self.in_line.numbers() {
-            if let Some(entry) = self.entries.get_mut(&number)
-                && entry.asked.longest < Duration::MAX
-                && !entry.has_timer
-            {
+    /// Has the tasks of requests in line set timers, by steps, while a call is in flight that may
+    /// have its answer only after their timeout: it gives instants back, and decides no request, or
+    /// decides requests which waited behind a pause, or may wait to leave.
+    pub(super) fn set_timers(&mut self, after: &mut After, _now: Nanos) {
+        for _ in 0..MOST_STEPS {
+            let Some((_, number)) = self.in_line.without_timer.pop_first() else { return };
+            if let Some(entry) = self.entries.get_mut(&number) {
                 entry.has_timer = true;
                 after.wake(entry);
             }
         }
+        after.sets_timers = true;
     }
 
     /// Ends this request if it has waited too long for the store. The request may be on its way.

@@ -148,7 +148,8 @@ struct State {
     to_refund: Vec<(i64, Costs)>,
     /// How many calls are in flight.
     calls: usize,
-    /// How many of them have no deadline, or one behind the timeout.
+    /// How many of them have no deadline, or one behind the timeout, or may wait to leave until
+    /// then.
     untimed: usize,
     /// How many others may be in flight where another call leaves to make the line shorter.
     ahead: usize,
@@ -211,7 +212,7 @@ struct Entry {
     /// The request waited for a store that was away, or behind a pause.
     was_held: bool,
     /// No call before the request ends in time: the request waited for a lease before it joined the
-    /// line, or was in line before, or stands behind a call that has no deadline.
+    /// line, or was in line before, or stands behind a call of `State::untimed`.
     has_timer: bool,
     /// When it is due behind a pause, if the store foresaw a time later than its longest wait.
     foreseen: Nanos,
@@ -250,6 +251,17 @@ pub(crate) struct Granted {
     due: Nanos,
 }
 
+/// A call that has left.
+struct InFlight {
+    numbers: Vec<u64>,
+    given_back: Vec<Instant>,
+    left: Nanos,
+    /// How many of its requests stand behind others that wait for the end of a pause.
+    behind: usize,
+    /// Whether it is one of `State::untimed`.
+    is_untimed: bool,
+}
+
 /// Work that is left until the lock is given back.
 #[derive(Default)]
 struct After {
@@ -263,6 +275,8 @@ struct After {
     gathers_till: Option<Nanos>,
     /// Whether more requests behind a pause that has ended are to ask again.
     goes_on: bool,
+    /// Whether the tasks of more requests in line are to set timers.
+    sets_timers: bool,
     /// A sender that is dropped wakes the task that was to look.
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
@@ -333,6 +347,9 @@ impl Line {
         after.pause.take().into_iter().for_each(|at| self.visit_at(at, State::look_at_pause));
         if after.goes_on {
             self.visit_at(now, State::go_on_asking);
+        }
+        if after.sets_timers {
+            self.visit_at(now, State::set_timers);
         }
         // The line goes on then without the requests that have not returned.
         after.gathers_till.take().into_iter().for_each(|till| self.visit_at(till, |_, _, _| ()));
@@ -424,32 +441,25 @@ impl Line {
         };
         let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
         // Each request that waits for a store that is away has a timer.
-        let is_untimed = deadline.to_answer > timeout && self.set.store.while_away() != WhileAway::Wait;
+        let store = &self.set.store;
+        let is_late = deadline.to_answer > timeout || deadline.at_most > timeout && store.may_hold_up();
+        let is_untimed = is_late && store.while_away() != WhileAway::Wait;
         if is_untimed {
-            state.leaves_untimed(after);
+            state.untimed += 1;
+            state.set_timers(after, now);
         }
         let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
         state.behind += behind;
         let line = self.clone();
         let cmd = self.set.reserve(&given_back, &requests);
-        let replied = move |replies| {
-            if is_untimed {
-                lock(&line.state).untimed -= 1;
-            }
-            line.replied(&numbers, now, behind, instants, replies);
-        };
+        let call = InFlight { numbers, given_back: instants, left: now, behind, is_untimed };
+        let replied = move |replies| line.replied(call, replies);
         after.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
 
-    /// On the thread of the store: the reply of a call that left at this time.
-    fn replied(
-        self: &Arc<Line>,
-        numbers: &[u64],
-        left: Nanos,
-        behind: usize,
-        given_back: Vec<Instant>,
-        replies: Result<Vec<Reply>, Undecided>,
-    ) {
+    /// On the thread of the store: the reply of a call.
+    fn replied(self: &Arc<Line>, call: InFlight, replies: Result<Vec<Reply>, Undecided>) {
+        let InFlight { numbers, given_back, left, behind, is_untimed } = call;
         let is_late = matches!(replies, Err(Undecided::Late));
         if replies.is_err() && !is_late && !given_back.is_empty() {
             self.set.store.note_lost(given_back.len());
@@ -465,6 +475,7 @@ impl Line {
             let took = replies.as_ref().ok().map(|_| now.saturating_since(left).as_duration());
             state.took(took, timeout);
             state.behind -= behind;
+            state.untimed -= usize::from(is_untimed);
             match replies {
                 Ok(replies) => {
                     state.in_line.answered();
@@ -475,7 +486,7 @@ impl Line {
                 }
                 Err(undecided) => {
                     given_back.into_iter().filter(|_| is_late).for_each(|instant| state.give_back(instant));
-                    state.failed(after, numbers, undecided, (rest, timeout), now)
+                    state.failed(after, &numbers, undecided, (rest, timeout), now)
                 }
             }
         });

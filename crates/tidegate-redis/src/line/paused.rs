@@ -118,6 +118,10 @@ impl State {
     /// pause, so those before it go first.
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
         self.pause_ends = self.pause_ends.min(now);
+        if after.goes_on {
+            // One step of this look is made.
+            return;
+        }
         for _ in 0..MOST_STEPS {
             let Some(number) = self.paused.first().copied() else { return };
             if self.leave_pause(number).is_none() {
@@ -175,7 +179,7 @@ impl State {
         entry.was_held |= rest.is_some();
         // The calls before a newcomer may have no deadline.
         entry.has_timer |= !entry.was_held;
-        self.in_line.add(entry.place(number), bounds::sum(&entry.asked.costs));
+        self.in_line.add(entry.place(number), entry);
         if (rest.is_some() || entry.has_timer) && entry.last() < Nanos::MAX {
             // The task of the request sets the timer.
             after.wake(entry);

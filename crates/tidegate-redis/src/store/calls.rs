@@ -539,6 +539,12 @@ impl Shared {
         self.in_flight.load(Ordering::Relaxed) >= CROWD
     }
 
+    /// Whether a call that is sent now may wait in this process for others to have their answers.
+    pub(super) fn may_hold_up(&self) -> bool {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        self.servers.any_server(|server| server.congestion.window() <= in_flight)
+    }
+
     /// A call that is not made: the store may be asked again after this time.
     fn skip(&self, rest: Duration) -> Away {
         self.counters.skipped.fetch_add(1, Ordering::Relaxed);

@@ -307,6 +307,11 @@ impl Store {
         self.0.shared.is_crowded()
     }
 
+    /// Whether a call that is sent now may wait in this process for others to have their answers.
+    pub(crate) fn may_hold_up(&self) -> bool {
+        self.0.shared.may_hold_up()
+    }
+
     /// How often a server answered of which the last call had failed.
     pub(crate) fn backs(&self) -> u64 {
         self.0.shared.backs.load(Ordering::Acquire)

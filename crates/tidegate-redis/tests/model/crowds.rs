@@ -100,6 +100,44 @@ fn requests_that_come_too_late_in_a_crowd_are_refused_in_time() {
     });
 }
 
+/// A request that does not wait stood behind the call of one that does, which waited to leave behind
+/// those of other keys, and was looked at only when that call had its answer.
+#[test]
+fn requests_that_do_not_wait_have_answers_in_time_behind_a_call_that_waits_to_leave() {
+    for requests in [1, 3] {
+        run(async move {
+            let model = model(4, 2 * MS);
+            let store = open(&model, WhileAway::Closed);
+            let users = keyed(&store, "token_bucket 1/s burst 2");
+            let join = |crowd: u32, users_of_it: u32| {
+                let waits = (0..users_of_it).map(|i| users.acquire(&format!("user{crowd}.{i}")));
+                waits.map(|wait| async { wait.await.map(drop) }).collect::<JoinSet<_>>()
+            };
+            // Crowds of which calls are late halve the window.
+            for crowd in 0..8 {
+                join(crowd, 200).join_all().await;
+                sleep(2 * SECOND).await;
+                let _ = users.acquire("the breaker is closed").await;
+            }
+            let others = join(8, 120);
+            sleep(MS).await;
+            let before = users.acquire("last");
+            let before = tokio::spawn(async move { before.await.map(drop) });
+            sleep(MS).await;
+            let asked = Instant::now();
+            let answers = (0..requests).map(|_| users.acquire_now("last", 1));
+            let answers = answers.map(|answer| async move {
+                let is_ok = answer.await.is_ok();
+                assert!(asked.elapsed() <= 51 * MS, "{is_ok} after {:?}", asked.elapsed());
+            });
+            answers.collect::<JoinSet<_>>().join_all().await;
+            assert!(!before.is_finished());
+            before.await.unwrap().unwrap();
+            others.join_all().await;
+        });
+    }
+}
+
 /// Waits that join one limiter at once, and are dropped at once. Their calls were late by each
 /// other: permits were lost, and other limiters of the store were refused.
 #[test]
