@@ -372,12 +372,11 @@ impl Line {
 
     /// Has the store's thread look at the line at a time.
     fn visit_at(self: &Arc<Line>, at: Nanos, look: fn(&mut State, &mut After, Nanos)) {
-        let (line, clock) = (Arc::downgrade(self), DefaultClock::clone(&self.set.clock));
+        let clock = DefaultClock::clone(&self.set.clock);
+        let looking = Looking { line: Arc::downgrade(self), has_looked: false };
         self.set.store.spawn(Box::pin(async move {
             clock.sleep_until(at).await;
-            if let Some(line) = line.upgrade() {
-                line.visit(look);
-            }
+            looking.look(look);
         }));
     }
 
@@ -663,6 +662,37 @@ impl Drop for Line {
         }
         if let Some(gone) = &self.gone {
             gone(&self.set.tag);
+        }
+    }
+}
+
+/// A look at the line to come. If the store ends before, no task looks for requests that wait behind
+/// a pause: they ask again, and are told.
+struct Looking {
+    line: Weak<Line>,
+    has_looked: bool,
+}
+
+impl Looking {
+    fn look(mut self, look: fn(&mut State, &mut After, Nanos)) {
+        self.has_looked = true;
+        if let Some(line) = self.line.upgrade() {
+            line.visit(look);
+        }
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        if self.has_looked {
+            return;
+        }
+        if let Some(line) = self.line.upgrade() {
+            let ask_again = |state: &mut State, after: &mut After, now| {
+                state.ask_again(after, now);
+                std::mem::take(&mut after.goes_on)
+            };
+            while line.visit(ask_again) {}
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::Server;
-use tidegate::{AllPermits, AllRefusal, AnyLimiter, Refusal};
+use tidegate::{AllPermits, AllRefusal, AnyLimiter, Pause, Refusal};
 use tidegate_redis::{OpenError, Store, StoreBuilder, WhileAway};
 use tokio::runtime::{Builder, Runtime};
 use tokio_test::task::spawn;
@@ -108,6 +108,26 @@ fn what_waits_is_answered(while_away: WhileAway) {
     let counts = store.counts();
     assert!(counts.unknown + counts.skipped >= 2 && counts.failed == 0, "{counts:?}");
     assert!(store.trouble().unwrap().is_away());
+}
+
+/// The tasks that look whether the pause has ended were dropped with the runtime, and the requests
+/// waited for ever.
+#[test]
+fn what_waits_behind_a_pause_is_answered_when_the_runtime_ends() {
+    let Some(server) = Server::start() else { return };
+    let runtime = runtime();
+    let store = runtime.block_on(async { builder(&server).open() }).unwrap();
+    let exact = store.limiter("all").limit("limit", "token_bucket 100/s burst 1").build().unwrap();
+    let limiter = AnyLimiter::from(exact.clone());
+    limiter.pause(Pause::lasting(Duration::from_secs(3600))).unwrap();
+    let mut waits: Vec<_> = (0..1000).map(|_| spawn(limiter.acquire())).collect();
+    waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
+    runtime.block_on(async { while exact.status().await.unwrap().waiting < 1000 {} });
+    drop(runtime);
+    for wait in &mut waits {
+        // This process knows of its pause.
+        assert!(assert_ready!(wait.poll()).unwrap_err().is_degraded());
+    }
 }
 
 #[test]
