@@ -178,7 +178,10 @@ impl Entry {
             Stage::InLine if is_held => self.last(),
             Stage::Sent if is_held && outlasts && self.was_held => self.last(),
             Stage::InLine | Stage::Sent if self.has_timeout() && (is_slow || self.has_timer) => {
-                self.last().max(came.saturating_add(Nanos::from_duration(timeout)))
+                // A request that waited behind a pause, or for the store, asks once more at the end
+                // of its longest wait.
+                let from = if self.was_held { self.last() } else { came };
+                self.last().max(from.saturating_add(Nanos::from_duration(timeout)))
             }
             _ => Nanos::MAX,
         }
@@ -186,8 +189,7 @@ impl Entry {
 
     /// Whether the request ends at its timeout, or behind it with its longest wait.
     fn has_timeout(&self) -> bool {
-        let is_asked = self.lease.is_none() && !self.is_for_waiting;
-        is_asked && !self.was_held && self.asked.longest < Duration::MAX
+        self.lease.is_none() && !self.is_for_waiting && self.asked.longest < Duration::MAX
     }
 
     /// How long a call of the request may take that leaves now.
