@@ -103,6 +103,9 @@ pub(crate) trait Member<C: Timer>: Recheck {
     /// Charges `n` permits, also if they are not available.
     fn debit(&self, n: u32);
 
+    /// Gives back `n` permits that were not used.
+    fn refund(&self, n: u32);
+
     /// Takes the permits that are available beyond so many. Returns how many it took.
     fn keep_at_most(&self, permits: u64) -> u64;
 
@@ -239,6 +242,10 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
 
     fn debit(&self, n: u32) {
         self.0.debit(n);
+    }
+
+    fn refund(&self, n: u32) {
+        self.0.refund(n);
     }
 
     fn keep_at_most(&self, permits: u64) -> u64 {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::all_of::all::Kind;
+use crate::all_of::member::Member;
 use crate::all_of::{AllOf, AllRefusal, AllRequest};
 use crate::clock::Timer;
 use crate::limiter::events::Events;
@@ -111,12 +112,54 @@ impl<C: Timer> AllOf<C> {
     /// # Ok::<(), tidegate::AllRefusal>(())
     /// ```
     pub fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
-        let costs = self.ask(&costs.into())?;
+        self.for_each_rate(&costs.into(), |member, n| member.debit(n))
+    }
+
+    /// Gives back permits of the members that were acquired and not used. See
+    /// [`RateLimiter::refund`](crate::RateLimiter::refund).
+    ///
+    /// Costs are told as in [`debit`](AllOf::debit): tell those that the call got. Permits of a
+    /// [`CountingLimit`](crate::CountingLimit) go back when the [`AllPermits`](crate::AllPermits)
+    /// are dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] if no member has such a name; then nothing is given back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AllOf, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let clock = ManualClock::new();
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let requests = RateLimiter::with_clock(policy, clock.clone());
+    /// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
+    /// let tokens = RateLimiter::with_clock(policy, clock);
+    /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
+    /// let permits = api.try_acquire_many([("tokens", 850)])?;
+    /// // The call is not made.
+    /// drop(permits);
+    /// api.refund([("tokens", 850)])?;
+    /// assert_eq!((requests.status().available, tokens.status().available), (60, 1000));
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn refund<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        self.for_each_rate(&costs.into(), |member, n| member.refund(n))
+    }
+
+    /// Calls this for each member with a rate that costs something, with its cost.
+    fn for_each_rate(
+        &self,
+        costs: &AllRequest<'_>,
+        change: impl Fn(&dyn Member<C>, u32),
+    ) -> Result<(), AllRefusal> {
+        let costs = self.ask(costs)?;
         for (entry, n) in self.shared.rule.members.iter().zip(costs.iter()) {
             if let Kind::Rate(member) = &entry.kind
                 && *n > 0
             {
-                member.debit(*n);
+                change(&**member, *n);
             }
         }
         Ok(())

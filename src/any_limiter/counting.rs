@@ -158,6 +158,11 @@ impl Limiter for InUse {
         charged(costs).map(|_| ())
     }
 
+    /// Gives nothing back: the permits go back when they are dropped.
+    fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        charged(costs).map(|_| ())
+    }
+
     /// Takes nothing: no call would give the permits back.
     fn keep_at_most(&self, name: &str, _: u64) -> Result<u64, AllRefusal> {
         check_name(name).map(|()| 0)

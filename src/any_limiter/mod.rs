@@ -158,6 +158,18 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room. Then nothing is charged.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal>;
 
+    /// Gives back permits that were acquired and not used, as
+    /// [`AllOf::refund`](crate::AllOf::refund). A single limiter has the name `limit`. By default
+    /// nothing goes back: the permits are used.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a cost with a name that is not there. Then nothing is given
+    /// back.
+    fn refund(&self, _costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        Ok(())
+    }
+
     /// Takes the permits that are available beyond `permits` of the limit with this name, and
     /// returns how many it took, as [`AllOf::keep_at_most`](crate::AllOf::keep_at_most). A single
     /// limiter has the name `limit`.
@@ -428,6 +440,33 @@ impl AnyLimiter {
     /// limiter is a key for which there is no room. Then nothing is charged.
     pub fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         self.0.debit(&costs.into())
+    }
+
+    /// Gives back permits that were acquired and not used: tell the costs that the call got. See
+    /// [`AllOf::refund`](crate::AllOf::refund). A single limiter is its own only member, with the
+    /// name `limit`. A limiter over a store gives nothing back: a call that may not use its permits
+    /// [reserves](AnyLimiter::reserve) them.
+    ///
+    /// # Errors
+    ///
+    /// [`AllRefusal::NoMember`] for a cost with a name that is not there. Then nothing is given
+    /// back.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate::{AnyLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
+    ///
+    /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
+    /// let limiter =
+    ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
+    /// let _permits = limiter.try_acquire_many(7)?;
+    /// limiter.refund(7)?;
+    /// assert_eq!(limiter.status().members[0].1.available, 60);
+    /// # Ok::<(), tidegate::AllRefusal>(())
+    /// ```
+    pub fn refund<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
+        self.0.refund(&costs.into())
     }
 
     /// Takes the permits that are available beyond `permits` of the limit with this name, and

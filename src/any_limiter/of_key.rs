@@ -110,6 +110,11 @@ where
         Ok(self.keys.debit(&self.key, charged(costs)?)?)
     }
 
+    fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        self.keys.refund(&self.key, charged(costs)?);
+        Ok(())
+    }
+
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         check_name(name)?;
         Ok(self.keys.keep_at_most(&self.key, permits)?)

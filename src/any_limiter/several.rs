@@ -45,6 +45,10 @@ impl<C: Timer> Limiter for AllOf<C> {
         AllOf::debit(self, costs.clone())
     }
 
+    fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        AllOf::refund(self, costs.clone())
+    }
+
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         AllOf::keep_at_most(self, name, permits)
     }

@@ -75,7 +75,7 @@ pub(super) fn check_name(name: &str) -> Result<(), AllRefusal> {
     Err(AllRefusal::NoMember { name: name.into(), members: Box::new([NAME.into()]) })
 }
 
-/// How many permits are charged to a limiter that has no members.
+/// How many permits are charged to a limiter that has no members, or given back to it.
 pub(super) fn charged(costs: &AllRequest<'_>) -> Result<u32, AllRefusal> {
     cost(costs, 1)
 }
@@ -132,6 +132,11 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
 
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
         RateLimiter::debit(self, charged(costs)?);
+        Ok(())
+    }
+
+    fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
+        RateLimiter::refund(self, charged(costs)?);
         Ok(())
     }
 

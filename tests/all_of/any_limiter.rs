@@ -24,6 +24,7 @@ enum Act {
     Pause(u64),
     Resume,
     Debit(u32),
+    Refund(u32),
     KeepAtMost(u64),
     Close,
     Advance(u64),
@@ -38,6 +39,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         (0_u64..500).prop_map(Act::Pause),
         Just(Act::Resume),
         (0_u32..8).prop_map(Act::Debit),
+        (0_u32..8).prop_map(Act::Refund),
         (0_u64..6).prop_map(Act::KeepAtMost),
         prop_oneof![19 => (0_u64..400).prop_map(Act::Advance), 1 => Just(Act::Close)],
         (0_u64..400).prop_map(Act::Advance),
@@ -78,6 +80,7 @@ fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<Stri
         Act::Pause(span) => format!("{:?}", limiter.pause_for(Duration::from_millis(span))),
         Act::Resume => limiter.resume().to_string(),
         Act::Debit(n) => format!("{:?}", limiter.debit([("limit", 3), ("limit", n)])),
+        Act::Refund(n) => format!("{:?}", limiter.refund([("limit", 3), ("limit", n)])),
         Act::KeepAtMost(n) => format!("{:?}", limiter.keep_at_most("limit", n)),
         Act::Close => format!("{:?} {}", limiter.close(), limiter.is_closed()),
         Act::Advance(span) => {
@@ -127,6 +130,10 @@ fn play(limiter: &RateLimiter<TokenBucket, ManualClock>, clock: &ManualClock, ac
         Act::Resume => limiter.resume().to_string(),
         Act::Debit(n) => {
             limiter.debit(n);
+            format!("{:?}", Ok::<(), AllRefusal>(()))
+        }
+        Act::Refund(n) => {
+            limiter.refund(n);
             format!("{:?}", Ok::<(), AllRefusal>(()))
         }
         Act::KeepAtMost(n) => format!("{:?}", Ok::<u64, AllRefusal>(limiter.keep_at_most(n))),
@@ -218,16 +225,24 @@ fn a_single_limiter_is_named_limit() {
     assert_eq!(any.debit([("limit", 1), ("tokens", 1)]).expect_err("no member").to_string(), unknown);
     any.debit(AllRequest::new()).expect("one permit");
     assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(4));
+    assert_eq!(any.refund([("limit", 1), ("tokens", 1)]).expect_err("no member").to_string(), unknown);
+    any.refund(AllRequest::new()).expect("one permit");
+    assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(5));
 
     let in_use = AnyLimiter::from(CountingLimit::new(2));
     assert!(in_use.try_acquire_many([("limit", 3)]).is_err());
     let both = in_use.try_acquire_many([("limit", 2)]).expect("there");
     assert_eq!((both.permits(), in_use.try_acquire().is_err()), (2, true));
     assert_eq!(in_use.try_acquire_many([("tokens", 1)]).expect_err("no member").to_string(), unknown);
+    assert_eq!(in_use.refund([("tokens", 1)]).expect_err("no member").to_string(), unknown);
+    in_use.refund(2).expect("it gives nothing back");
+    assert!(in_use.try_acquire().is_err());
+    drop(both);
+    assert!(in_use.try_acquire_many(2).is_ok());
 }
 
 #[test]
-fn a_composite_is_charged_and_lowered_by_name() {
+fn a_composite_is_charged_refunded_and_lowered_by_name() {
     let clock = ManualClock::new();
     let (calls, tokens, in_flight) =
         (bucket(&clock, 10, 10), bucket(&clock, 1000, 1000), CountingLimit::new(2));
@@ -242,6 +257,12 @@ fn a_composite_is_charged_and_lowered_by_name() {
     assert!(matches!(refusal, AllRefusal::NoMember { .. }));
     assert!(matches!(any.keep_at_most("tonkes", 1), Err(AllRefusal::NoMember { .. })));
     assert_eq!(left(), (4, 895, 2));
+    any.refund([("tokens", 50)]).expect("a member");
+    assert_eq!(left(), (5, 945, 2));
+    any.refund(AllRequest::from(0).cost("calls", 9).cost("in flight", 2)).expect("a member");
+    assert_eq!(left(), (10, 945, 2), "no fuller than full");
+    assert!(matches!(any.refund([("calls", 1), ("tonkes", 1)]), Err(AllRefusal::NoMember { .. })));
+    any.debit(AllRequest::from(6).cost("tokens", 50)).expect("a member");
     assert_eq!(any.keep_at_most("tokens", 95), Ok(800));
     assert_eq!(any.keep_at_most("in flight", 1), Ok(0));
     assert_eq!(left(), (4, 95, 2));
