@@ -550,6 +550,42 @@ fn calls_that_lose_a_race_in_each_window_still_obey() {
     assert!(acquired.is_empty() && reserved.is_empty());
 }
 
+/// A limiter granted such a call, and the server did not allow it: it was refused, or waited again,
+/// and had paid.
+#[test]
+fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
+    type Ask = fn(&Obey, AllRequest<'static>) -> Poll<Result<Call, AllRefusal>>;
+    let at_once: Ask = |api, request| Poll::Ready(api.try_acquire_many(request));
+    let later: Ask = |api, request| poll(&mut Box::pin(api.acquire_many(request)));
+    let blocking: Ask = |api, request| Poll::Ready(api.blocking_acquire_many(request.within(Duration::ZERO)));
+    let reserved: Ask = |api, request| poll(&mut api.reserve(request).unwrap());
+    let five = AllRequest::new().cost("tokens", 5);
+    let up_to = AllRequest::from(Request::up_to(99)).cost("day", 1).cost("calls", 1);
+    for ask in [at_once, later, blocking, reserved] {
+        for request in [five.clone(), five.clone().priority(1), up_to.clone()] {
+            let clock = ManualClock::new();
+            let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 100), clock.clone());
+            let day = RateLimiter::with_clock(FixedWindow::new(Rate::per_day(1000)), clock.clone());
+            let calls = CountingLimit::new(1);
+            let all = AllOf::new("tokens", &tokens).with("day", &day).with_counting("calls", &calls);
+            let api = Obey::with_options(all, options(&clock));
+            let told = [("x-ratelimit-remaining-tokens", "3"), ("x-ratelimit-reset-tokens", "60s")];
+            obey(&mut api.try_acquire().unwrap(), 200, &told);
+            clock.advance(Duration::from_millis(100));
+            let left = || (tokens.status().available, day.status().available, calls.available());
+            assert_eq!(left(), (13, 999, 1));
+            match ask(&api, request) {
+                Poll::Ready(Err(refusal)) => {
+                    assert!(matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal:?}");
+                }
+                Poll::Ready(Ok(call)) => panic!("it began: {call:?}"),
+                Poll::Pending => {}
+            }
+            assert_eq!((left(), api.in_flight()), ((13, 999, 1), 0));
+        }
+    }
+}
+
 /// Each try could wait for the whole time that the call may wait, and the call told the wait of its
 /// last try.
 #[test]
@@ -1100,6 +1136,9 @@ fn calls_that_wait_while_their_route_moves_obey_the_bucket() {
         assert!(poll(&mut waiting).is_pending() && poll(&mut reserved).is_pending(), "{second} s");
         // A handle of before the move.
         assert!(left.try_acquire().is_err(), "{second} s");
+        // Its calls take nothing of the limiter that the route left.
+        let available = left.limiter().status().members[0].1.available;
+        assert_eq!(available, if second == 0 { 0 } else { 10 }, "{second} s");
         clock.advance(secs(1));
     }
     // One interval apart, as after each pause.

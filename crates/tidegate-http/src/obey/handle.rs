@@ -26,8 +26,10 @@ use crate::read::Answer;
 /// # Fairness and cancel safety
 ///
 /// As the limiter. In two cases a call waits twice, at the end of the queue: it was granted while
-/// another call took the last unit that the server allows, or while its route moved to the limiter
-/// of its [bucket](super::Scopes#buckets).
+/// another call took the last units that the server allows, or while its route moved to the limiter
+/// of its [bucket](super::Scopes#buckets). Then its permits go back: it pays once, and nothing if
+/// it is refused. A limiter over a store takes back the permits of a [reserved](Obey::reserve) call
+/// only. Observers of the limiter are told of each grant.
 #[derive(Clone)]
 pub struct Obey {
     shared: Arc<Shared>,
@@ -74,6 +76,19 @@ impl Tries {
         match request.to_request().within {
             Some(within) => request.within(within.saturating_sub(self.waited)),
             None => request,
+        }
+    }
+}
+
+impl Shared {
+    /// Gives back what a request got that makes no call.
+    fn refund(&self, request: &AllRequest<'_>, permits: AllPermits) {
+        let got = permits.permits();
+        drop(permits);
+        // A request that passed without permits has none to give back.
+        if got > 0 {
+            // The names are those of a request that was granted, so none of them can be wrong.
+            let _ = self.in_task.refund(request.clone().cost_of_others(got));
         }
     }
 }
@@ -234,7 +249,7 @@ impl Obey {
     }
 
     /// Begins a call, unless the server does not allow it, or the limiter of its route is another
-    /// by now.
+    /// by now. Then the permits go back to the limiter that granted them.
     fn begin_allowed(
         &mut self,
         request: &AllRequest<'_>,
@@ -243,8 +258,14 @@ impl Obey {
     ) -> Option<Call> {
         // The server counts a call that its limiter lets pass without permits.
         let got = permits.permits().max(request.to_request().permits);
-        let ticket = self.begin_try(request, got, permits.waited(), tries)?;
-        Some(Call::new(self.clone(), ticket, tries.waited, Held::Permits(permits)))
+        let granted_by = self.shared.clone();
+        match self.begin_try(request, got, permits.waited(), tries) {
+            Some(ticket) => Some(Call::new(self.clone(), ticket, tries.waited, Held::Permits(permits))),
+            None => {
+                granted_by.refund(request, permits);
+                None
+            }
+        }
     }
 
     /// Begins a call with the permits of this place, unless the server does not allow it, or the
