@@ -1163,6 +1163,43 @@ fn a_global_refusal_pauses_all_scopes_and_later_ones() {
     }
 }
 
+/// The default clock of each limiter counts from its making. The ends of two pauses were compared as
+/// they were, so that one that was over kept a later scope from one that went on.
+#[test]
+fn a_global_refusal_pauses_later_scopes_whatever_their_clocks_count_from() {
+    let clocks = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let made = clocks.clone();
+    let hosts = Scopes::new(100, move |_| {
+        let clock = ManualClock::new();
+        made.lock().unwrap().push(clock.clone());
+        let policy = TokenBucket::new(Rate::per_second(10), 10);
+        Obey::with_options(RateLimiter::with_clock(policy, clock.clone()), options(&clock))
+    });
+    let advance = |span| {
+        clocks.lock().unwrap().iter().for_each(|clock: &ManualClock| clock.advance(span));
+    };
+    let refuse = |host, wait| {
+        let mut call = hosts.of(host).begin(1);
+        obey(&mut call, 429, &[("x-ratelimit-scope", "global"), ("retry-after", wait)]);
+    };
+    drop(hosts.of("old"));
+    advance(secs(1000));
+    refuse("old", "60");
+    advance(secs(1000));
+    refuse("young", "60");
+    advance(secs(1));
+    assert_eq!(paused_for(&hosts.of("a")), secs(59));
+    // A shorter pause of the older clock.
+    refuse("old", "5");
+    assert_eq!(paused_for(&hosts.of("b")), secs(59));
+    // A longer one.
+    refuse("old", "90");
+    assert_eq!(paused_for(&hosts.of("c")), secs(90));
+    advance(secs(90));
+    assert_eq!(paused_for(&hosts.of("d")), Duration::ZERO);
+    assert_eq!(hosts.of("d").limiter().status().members[0].1.available, 10);
+}
+
 #[test]
 fn a_shared_or_user_scope_pauses_its_own_scope_only() {
     let routes = by_bucket(&ManualClock::new());

@@ -343,7 +343,7 @@ impl Obey {
     }
 
     pub(super) fn pause_until(&self, until: Option<Nanos>, now: Nanos) {
-        if let Some(until) = until {
+        if let Some(until) = until.filter(|until| *until > now) {
             // A key without room for a pause has no permits either.
             let _ = self.pause_for(until.saturating_since(now).into());
         }
@@ -392,8 +392,7 @@ impl Obey {
         if let (Some(home), Some(wait)) = (&self.home, obeyed.paused_for)
             && obeyed.answer.is_global()
         {
-            let now = self.now();
-            home.pause_all(&self.shared.options.clock, now, now.saturating_add(wait.into()));
+            home.pause_all(&self.shared.options.clock, wait);
         }
         obeyed
     }

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use http::HeaderMap;
 use tidegate::{Clock, Nanos};
@@ -71,6 +72,9 @@ struct Shared {
     most: usize,
     make: Arc<dyn Fn(&str) -> Obey + Send + Sync>,
     bucket: Option<Arc<Buckets>>,
+    /// The clock of the scope that was first refused for all. The clocks of scopes count from
+    /// different times, so the pauses of all scopes are measured by this one.
+    clock: OnceLock<Arc<dyn Clock>>,
     state: Mutex<State>,
 }
 
@@ -84,7 +88,7 @@ struct State {
     /// How often a scope was asked for.
     asked: u64,
     /// Until when the server wants no calls at all.
-    paused: Option<(Arc<dyn Clock>, Nanos)>,
+    paused: Nanos,
 }
 
 #[derive(Clone)]
@@ -122,7 +126,8 @@ impl Scopes {
         make: Arc<dyn Fn(&str) -> Obey + Send + Sync>,
         bucket: Option<Arc<Buckets>>,
     ) -> Self {
-        Self { shared: Arc::new(Shared { most: most.max(1), make, bucket, state: Mutex::default() }) }
+        let (most, clock, state) = (most.max(1), OnceLock::new(), Mutex::default());
+        Self { shared: Arc::new(Shared { most, make, bucket, clock, state }) }
     }
 
     /// The limiter of this scope.
@@ -172,9 +177,9 @@ impl Shared {
         }
         let (obey, asked) = (new.clone(), state.asked);
         state.scopes.insert(scope.to_owned(), Scope { obey: new, asked });
-        let paused = state.paused.clone();
+        let until = state.paused;
         drop(state);
-        if let Some((clock, until)) = paused {
+        if let Some(clock) = self.clock.get() {
             obey.pause_until(Some(until), clock.now());
         }
         self.forget_idle(|state| &mut state.scopes);
@@ -226,12 +231,11 @@ impl Shared {
         drop((forgotten, ranked));
     }
 
-    fn pause_all(&self, clock: &Arc<dyn Clock>, now: Nanos, until: Nanos) {
+    fn pause_all(&self, clock: &Arc<dyn Clock>, wait: Duration) {
+        let now = self.clock.get_or_init(|| clock.clone()).now();
+        let until = now.saturating_add(wait.into());
         let mut state = self.state();
-        let longer = state.paused.as_ref().is_none_or(|(_, before)| *before < until);
-        if longer {
-            state.paused = Some((clock.clone(), until));
-        }
+        state.paused = state.paused.max(until);
         let all: Vec<_> = state.scopes.values().map(|scope| scope.obey.clone()).collect();
         drop(state);
         for obey in all {
@@ -259,9 +263,9 @@ impl Home {
     }
 
     /// Pauses all scopes.
-    pub(super) fn pause_all(&self, clock: &Arc<dyn Clock>, now: Nanos, until: Nanos) {
+    pub(super) fn pause_all(&self, clock: &Arc<dyn Clock>, wait: Duration) {
         if let Some(scopes) = self.scopes.upgrade() {
-            scopes.pause_all(clock, now, until);
+            scopes.pause_all(clock, wait);
         }
     }
 }
