@@ -12,7 +12,7 @@ use tidegate::{
     ManualClock, OfKey, Rate, RateLimiter, Refusal, Request, TokenBucket, Unlimited,
 };
 use tidegate_http::obey::{Call, CallReservation, Obey, Obeyed, Options, Pace, Scopes};
-use tidegate_http::read::{Reader, Vendor};
+use tidegate_http::read::{Answer, Reader, Vendor};
 
 const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
 
@@ -322,6 +322,21 @@ fn an_older_remaining_that_was_long_on_its_way_does_not_raise() {
     let calls: Vec<_> = (0..4).map_while(|_| world.api.try_acquire().ok()).collect();
     assert_eq!(calls.len(), 2);
     assert_eq!(world.paused_for(), secs(42));
+}
+
+/// Each answer of a call without a word on the limit added its cost to that of calls which the server
+/// may not have counted, also after the answer that ended the call.
+#[test]
+fn a_second_answer_of_a_call_does_not_count_it_again() {
+    let world = world();
+    let (mut first, mut second) = (world.call(), world.call());
+    obey(&mut first, 200, &[("ratelimit", "\"a\";r=2;t=60")]);
+    // Its body told nothing.
+    first.obey_answer(Answer::default());
+    obey(&mut second, 200, &[("ratelimit", "\"a\";r=1;t=60")]);
+    assert_eq!(world.paused_for(), Duration::ZERO);
+    assert!(world.api.try_acquire().is_ok());
+    assert!(world.api.try_acquire().is_err());
 }
 
 #[test]

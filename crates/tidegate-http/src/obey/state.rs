@@ -153,8 +153,8 @@ impl State {
     pub(super) fn lose(&mut self, ticket: &mut Ticket, is_lost: impl Fn(Count) -> bool) {
         if std::mem::take(&mut ticket.is_open) {
             self.open.subtract(&ticket.costs);
+            self.lost.add(&ticket.costs.only(is_lost));
         }
-        self.lost.add(&ticket.costs.only(is_lost));
     }
 
     /// Learns from an answer, of which the first ends the call. `counts` tells in which unit calls
