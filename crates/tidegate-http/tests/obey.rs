@@ -1133,6 +1133,21 @@ fn a_route_moves_to_its_bucket_when_it_is_learnt() {
     assert_eq!(paused_for(&routes.of(c)), Duration::ZERO);
 }
 
+/// Each answer of a call that began at another limiter took a unit of the bucket.
+#[test]
+fn a_call_takes_one_unit_of_a_bucket_however_many_answers_it_has() {
+    let routes = by_bucket(&ManualClock::new());
+    let (a, b) = ("GET /channels/7/messages", "GET /channels/7/pins");
+    let (mut first, mut second) = (routes.of(a).try_acquire().unwrap(), routes.of(b).try_acquire().unwrap());
+    let bucket = ("x-ratelimit-bucket", "x");
+    obey(&mut first, 200, &[bucket, ("x-ratelimit-remaining", "5"), ("x-ratelimit-reset-after", "60")]);
+    for _ in 0..3 {
+        obey(&mut second, 200, &[bucket]);
+    }
+    let calls: Vec<_> = (0..9).map_while(|_| routes.of(a).try_acquire().ok()).collect();
+    assert_eq!(calls.len(), 4);
+}
+
 /// The bucket is known, and calls of the second route wait at the limiter that the route leaves.
 #[test]
 fn calls_that_wait_while_their_route_moves_obey_the_bucket() {

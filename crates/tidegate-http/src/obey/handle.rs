@@ -365,9 +365,10 @@ impl Obey {
         Ok(wait)
     }
 
-    /// Obeys the answer of a call.
+    /// Obeys the answer of a call. If it tells that the route has another limiter, this handle
+    /// follows, and the call with it.
     pub(super) fn obey(
-        &self,
+        &mut self,
         ticket: &mut Ticket,
         status: StatusCode,
         headers: &HeaderMap,
@@ -380,15 +381,13 @@ impl Obey {
         };
         answer.refused |= options.is_refusal(status, headers);
         let is_success = !status.is_server_error();
-        let obeyed = match self.home.as_ref().and_then(|home| home.bucket(headers, self)) {
+        if let Some(bucket) = self.home.as_ref().and_then(|home| home.bucket(headers, self)) {
             // The call began at the limiter that its route leaves.
-            Some(bucket) => {
-                self.lose(ticket);
-                let mut ticket = bucket.begin_in_any_case(ticket.costs().clone());
-                bucket.obey_answer(&mut ticket, answer, is_success)
-            }
-            None => self.obey_answer(ticket, answer, is_success),
-        };
+            self.lose(ticket);
+            *ticket = bucket.begin_in_any_case(ticket.costs().clone());
+            *self = bucket;
+        }
+        let obeyed = self.obey_answer(ticket, answer, is_success);
         if let (Some(home), Some(wait)) = (&self.home, obeyed.paused_for)
             && obeyed.answer.is_global()
         {

@@ -250,7 +250,7 @@ impl Home {
         let scopes = self.scopes.upgrade()?;
         let bucket = scopes.bucket.as_ref()?(&self.route, headers)?;
         let to = scopes.move_to(&self.route, bucket, from);
-        (!to.is_same(from)).then_some(to)
+        (!to.is_same(from)).then(|| to.at_home(self.clone()))
     }
 
     /// The limiter of the route, if that is another than this by now.
