@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tidegate::{AcquireAny, AllPermits, AllRefusal, AllStatus, AnyReservation};
+use tidegate::{AcquireAny, AllPermits, AllRefusal, AllStatus, AnyReservation, Refusal};
 
 use crate::hold::Hold;
 use crate::key::Key;
@@ -226,6 +226,8 @@ impl<L: Limit, V> Gate<L, V> {
             Err(refusal) if asked_for_none(&refusal) => Ok(Pass::default()),
             Err(refusal) => {
                 let (left, is_degraded) = (refusal.left().cloned(), refusal.is_degraded());
+                // A key without room has no limit to tell.
+                let has_limit = !matches!(refusal.refusal(), Some(Refusal::TooManyKeys { .. }));
                 let members = || match &left {
                     Some(left) => Some(left.members.len()),
                     None => self.limit.members(key),
@@ -235,7 +237,7 @@ impl<L: Limit, V> Gate<L, V> {
                 if needs.mode == Mode::Shadow {
                     return Ok(Pass { shadowed: Some(refused), ..Pass::default() });
                 }
-                Err(Denial { refused, state: state(left, is_degraded) })
+                Err(Denial { refused, state: has_limit.then(|| state(left, is_degraded)).flatten() })
             }
         }
     }

@@ -15,7 +15,7 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Empty, Full, channel::Channel, combinators::BoxBody};
 use tidegate::{
-    AllOf, AnyLimiter, CountingLimit, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter,
+    AllOf, AnyKeyed, AnyLimiter, CountingLimit, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter,
     Statistics, TokenBucket, TokioClock, Unlimited,
 };
 use tidegate_http::tell::Format;
@@ -343,6 +343,27 @@ async fn a_full_table_of_keys_has_no_capacity() {
     let refused = send(&layer, of("bob")).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(refused.headers().get("retry-after").is_none());
+}
+
+/// The headers told a full limit, beside the refusal.
+#[tokio::test]
+async fn a_key_without_room_is_told_no_limit() {
+    async fn check<L: Limit<Key = String>>(limit: L) {
+        let layer = RateLimitLayer::keyed(limit, from_header);
+        let granted = send(&layer, of("alice")).await;
+        assert!(granted.headers().get("ratelimit").is_some());
+        let refused = send(&layer, of("bob")).await;
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let told = ["ratelimit", "ratelimit-policy", "retry-after"].map(|name| refused.headers().get(name));
+        assert_eq!(told, [None; 3]);
+    }
+    let keys = || {
+        let policy = TokenBucket::new(Rate::per_second(5), 10);
+        KeyedRateLimiter::<String, _, _>::with_clock(policy, 1, ManualClock::new())
+    };
+    check(keys()).await;
+    check(AnyKeyed::from(keys())).await;
+    check(KeyedAllOf::<str, _>::new("user", &keys())).await;
 }
 
 #[tokio::test]
