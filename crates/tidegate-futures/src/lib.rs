@@ -71,7 +71,8 @@ pin_project! {
     /// # Cancel safety
     ///
     /// Dropping the future of a send before the item was accepted keeps the place in the queue, in
-    /// the sink. Dropping, flushing or closing the sink gives back what no item has used.
+    /// the sink. Dropping, flushing or closing the sink gives back what no item has used. An item
+    /// that a ready sink accepts after it was flushed owes its whole cost.
     ///
     /// # Fairness
     ///
@@ -119,19 +120,19 @@ impl Place {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the place with so many permits used.
-    fn settle(&mut self, used: u32) {
+    /// Ends the place, and returns it if its permit is there.
+    fn take_due(&mut self) -> Option<AnyReservation> {
         let due = std::mem::replace(&mut self.due, false);
-        if let Some(place) = self.reservation.take().filter(|_| due) {
-            // One number for all limits: no name in it can be wrong.
-            let _ = place.settle(used);
-        }
+        self.reservation.take().filter(|_| due)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.settle(0);
+        if let Some(place) = self.take_due() {
+            // One number for all limits: no name in it can be wrong.
+            let _ = place.settle(0);
+        }
     }
 }
 
@@ -206,7 +207,12 @@ impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, 
         let this = self.project();
         let cost = (this.cost)(&item);
         this.inner.start_send(item).map_err(SinkError::Inner)?;
-        this.place.settle(cost);
+        // Again one number for all limits.
+        let _ = match this.place.take_due() {
+            Some(place) => place.settle(cost),
+            // The sink was flushed since it was ready, so the permit went back.
+            None => this.limiter.debit(cost),
+        };
         Ok(())
     }
 

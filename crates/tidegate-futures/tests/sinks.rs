@@ -65,6 +65,23 @@ fn a_permit_that_no_item_used_is_given_back() {
     assert_eq!(limiter.status().available, 1);
 }
 
+/// A sink that was ready accepts an item also after it was flushed. The flush gave the permit back, and
+/// the item was free.
+#[test]
+fn an_item_after_a_flush_costs_as_any_other() {
+    for cost in [0, 1, 8] {
+        let (limiter, _) = bucket(10, 5);
+        let mut items = sink::drain().rate_limited(limiter.clone()).cost(|cost: &u32| *cost);
+        assert_ready_ok!(spawn(std::future::poll_fn(|context| items.poll_ready_unpin(context))).poll());
+        assert_ready_ok!(spawn(items.flush()).poll());
+        assert_eq!(limiter.status().available, 5);
+        items.start_send_unpin(cost).expect("it was ready");
+        assert_eq!(limiter.status().available, u64::from(5_u32.saturating_sub(cost)));
+        let owed = Duration::from_millis(100) * cost;
+        assert_eq!(limiter.status().full_in, owed);
+    }
+}
+
 #[test]
 fn flushing_and_dropping_leave_the_queue() {
     let (limiter, _) = bucket(10, 1);
