@@ -25,6 +25,26 @@ fn github_tells_points_and_a_date() {
 }
 
 #[test]
+fn a_part_of_another_form_tells_nothing_and_leaves_the_others() {
+    let limit = r#""data":{"rateLimit":{"limit":"many","remaining":7,"resetAt":12}}"#;
+    for errors in
+        ["[0,null,[],{\"type\":{}}]", "{}", "null", "\"RATE_LIMITED\"", "[[{\"type\":\"RATE_LIMITED\"}]]"]
+    {
+        let answer = read(200, &format!(r#"{{"errors":{errors},"x":[{{"errors":1}}],{limit}}}"#));
+        assert!(!answer.refused, "{errors}");
+        let told = &answer.limits[0];
+        assert_eq!((told.limit, told.remaining, told.reset), (None, Some(7.0), None), "{errors}");
+    }
+    for data in ["[1]", "7", "\"rateLimit\"", "{\"rateLimit\":[5]}"] {
+        let error = r#"[0,{"x":[],"\u0074ype":"RATE_\u004cIMITED"}]"#;
+        let answer = read(200, &format!(r#" {{ "data" : {data} , "errors" : {error} }} "#));
+        assert!(answer.refused && answer.limits.is_empty(), "{data}");
+    }
+    // One bracket is missing.
+    assert!(!read(200, r#"{"errors":[{"type":"RATE_LIMITED"}]"#).refused);
+}
+
+#[test]
 fn errors_of_limits_are_refusals() {
     let refusals = [
         (200, r#"{"errors":[{"type":"RATE_LIMITED","message":"API rate limit exceeded"}]}"#),

@@ -1,8 +1,10 @@
 //! Limits that the bodies of GraphQL APIs tell.
 
+use std::fmt;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::answer::Answer;
 use super::limit::ServerLimit;
@@ -17,29 +19,86 @@ pub(super) fn add(body: &[u8], clock: Clock, answer: &mut Answer) {
     if body.len() > LONGEST_BODY {
         return;
     }
-    let Ok(body) = serde_json::from_slice::<Value>(body) else { return };
-    answer.refused |= body["errors"].as_array().is_some_and(|errors| errors.iter().any(is_refusal));
-    answer.limits.extend(github(&body["data"]["rateLimit"], clock));
-    shopify(&body["extensions"]["cost"], answer);
+    let Ok(body) = serde_json::from_slice::<&RawValue>(body) else { return };
+    let [errors, data, extensions] = members(Some(body), ["errors", "data", "extensions"]);
+    answer.refused |= errors.is_some_and(tell_refusal);
+    let [rate_limit] = members(data, ["rateLimit"]);
+    answer.limits.extend(github(rate_limit, clock));
+    let [cost] = members(extensions, ["cost"]);
+    shopify(cost, answer);
     answer.limits.truncate(super::MOST_LIMITS);
 }
 
+/// Reads the members of an object that have these names, each as it is written. All others are
+/// skipped, so that a body takes no memory for what is not read. What is no object has no members.
+fn members<'a, const N: usize>(json: Option<&'a RawValue>, names: [&str; N]) -> [Option<&'a RawValue>; N] {
+    struct Named<'n, const N: usize>([&'n str; N]);
+
+    impl<'a, const N: usize> Visitor<'a> for Named<'_, N> {
+        type Value = [Option<&'a RawValue>; N];
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+
+        fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut found = [None; N];
+            while let Some(key) = map.next_key::<String>()? {
+                match self.0.iter().position(|name| *name == key) {
+                    Some(at) => found[at] = Some(map.next_value()?),
+                    None => _ = map.next_value::<IgnoredAny>()?,
+                }
+            }
+            Ok(found)
+        }
+    }
+
+    let object = json.map(RawValue::get).filter(|json| json.starts_with('{'));
+    let found = object.map(|json| serde_json::Deserializer::from_str(json).deserialize_map(Named(names)));
+    found.and_then(Result::ok).unwrap_or([None; N])
+}
+
+/// Whether one of these errors says that a limit refused the query.
+fn tell_refusal(errors: &RawValue) -> bool {
+    struct Errors;
+
+    impl<'a> Visitor<'a> for Errors {
+        type Value = bool;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("errors")
+        }
+
+        fn visit_seq<A: SeqAccess<'a>>(self, mut errors: A) -> Result<bool, A::Error> {
+            let mut told = false;
+            while let Some(error) = errors.next_element()? {
+                told = told || is_refusal(error);
+            }
+            Ok(told)
+        }
+    }
+
+    serde_json::Deserializer::from_str(errors.get()).deserialize_seq(Errors).unwrap_or(false)
+}
+
 /// The errors of GitHub, Shopify and Linear that say that a limit refused the query.
-fn is_refusal(error: &Value) -> bool {
-    let codes = [&error["type"], &error["extensions"]["code"], &error["extensions"]["type"]];
-    let code = |value: &&Value| matches!(value.as_str(), Some("RATE_LIMITED" | "THROTTLED" | "RATELIMITED"));
-    codes.iter().any(code)
+fn is_refusal(error: &RawValue) -> bool {
+    let [kind, extensions] = members(Some(error), ["type", "extensions"]);
+    let [code, extended] = members(extensions, ["code", "type"]);
+    let names_limit = |code: String| matches!(&*code, "RATE_LIMITED" | "THROTTLED" | "RATELIMITED");
+    [kind, code, extended].into_iter().filter_map(text).any(names_limit)
 }
 
 /// `{"limit":5000,"cost":1,"remaining":4999,"resetAt":"2026-10-21T08:28:00Z"}`, for a query that
 /// asks for it.
-fn github(told: &Value, clock: Clock) -> Option<ServerLimit> {
-    let reset = told["resetAt"].as_str().and_then(|at| clock.reset(at, Numbers::UnixSeconds, None));
+fn github(told: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
+    let [limit, remaining, reset] = members(told, ["limit", "remaining", "resetAt"]);
+    let reset = text(reset).and_then(|at| clock.reset(&at, Numbers::UnixSeconds, None));
     let limit = ServerLimit {
         name: Some("graphql".to_owned()),
         unit: Some(Unit::Points),
-        limit: count(&told["limit"]),
-        remaining: count(&told["remaining"]),
+        limit: count(limit),
+        remaining: count(remaining),
         reset,
         ..ServerLimit::default()
     };
@@ -49,16 +108,17 @@ fn github(told: &Value, clock: Clock) -> Option<ServerLimit> {
 /// `{"requestedQueryCost":101,"actualQueryCost":46,"throttleStatus":{"maximumAvailable":1000,
 /// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, so no reset. A query that was
 /// refused may come again when its cost is restored.
-fn shopify(cost: &Value, answer: &mut Answer) {
-    let status = &cost["throttleStatus"];
+fn shopify(cost: Option<&RawValue>, answer: &mut Answer) {
+    let [asked, status] = members(cost, ["requestedQueryCost", "throttleStatus"]);
+    let [limit, remaining, rate] = members(status, ["maximumAvailable", "currentlyAvailable", "restoreRate"]);
     let limit = ServerLimit {
         unit: Some(Unit::Points),
-        limit: count(&status["maximumAvailable"]),
-        remaining: count(&status["currentlyAvailable"]),
+        limit: count(limit),
+        remaining: count(remaining),
         ..ServerLimit::default()
     };
     if let (true, Some(available), Some(asked), Some(rate)) =
-        (answer.refused, limit.remaining, count(&cost["requestedQueryCost"]), count(&status["restoreRate"]))
+        (answer.refused, limit.remaining, count(asked), count(rate))
     {
         let wait = Duration::try_from_secs_f64((asked - available).max(0.0) / rate);
         let wait = wait.ok().filter(|wait| *wait < super::time::FURTHEST).map(When::In);
@@ -68,6 +128,10 @@ fn shopify(cost: &Value, answer: &mut Answer) {
 }
 
 /// A count of a body, as those of headers: not negative, below 10^15.
-fn count(value: &Value) -> Option<f64> {
-    value.as_f64().filter(|count| (0.0..1e15).contains(count))
+fn count(json: Option<&RawValue>) -> Option<f64> {
+    serde_json::from_str(json?.get()).ok().filter(|count| (0.0..1e15).contains(count))
+}
+
+fn text(json: Option<&RawValue>) -> Option<String> {
+    serde_json::from_str(json?.get()).ok()
 }
