@@ -468,6 +468,13 @@ const VENDORS: &[(&str, &str, &str)] = &[
          X-RateLimit-Reset: 1, 1419704",
         "requests 1 1 1 1, requests 15000 1000 1419704 2592000",
     ),
+    (
+        "X",
+        "x-rate-limit-limit: 1200000 | x-rate-limit-remaining: 1199998 | x-rate-limit-reset: 1792568580 | \
+         x-user-limit-24hour-limit: 25 | x-user-limit-24hour-remaining: 0 | x-user-limit-24hour-reset: 1792654080 | \
+         x-app-limit-24hour-limit: 100 | x-app-limit-24hour-remaining: 7 | x-app-limit-24hour-reset: 1792654081",
+        "requests 1200000 1199998 900 -, requests 25 0 86400 86400, requests 100 7 86401 86400",
+    ),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];
 

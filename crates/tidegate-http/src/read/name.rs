@@ -119,6 +119,9 @@ const PREFIXES: &[(&str, &str)] = &[
     ("ratelimitbysize-", "ratelimit-tokens-"),
     ("x-ratelimitbysize-", "x-ratelimit-tokens-"),
     ("x-tokenlimit-", "x-ratelimit-tokens-"),
+    // X
+    ("x-app-limit-24hour-", "x-app-ratelimit-24hour-"),
+    ("x-user-limit-24hour-", "x-user-ratelimit-24hour-"),
 ];
 
 impl Name {
