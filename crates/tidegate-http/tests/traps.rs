@@ -370,6 +370,36 @@ fn refusals_are_known_by_status_and_headers() {
     }
 }
 
+/// Beside a grant, Anthropic tells that it allows no use beyond the subscription. A plain error with
+/// these headers was read as a refusal.
+#[test]
+fn a_status_of_one_window_of_anthropic_refuses_nothing() {
+    let told = |status: &'static str| {
+        [
+            ("anthropic-ratelimit-unified-5h-reset", "1792571280"),
+            ("anthropic-ratelimit-unified-5h-status", "allowed"),
+            ("anthropic-ratelimit-unified-5h-utilization", "0.25"),
+            ("anthropic-ratelimit-unified-7d_oi-status", "rejected"),
+            ("anthropic-ratelimit-unified-fallback-percentage", "0.5"),
+            ("anthropic-ratelimit-unified-overage-disabled-reason", "org_level_disabled"),
+            ("anthropic-ratelimit-unified-overage-status", "rejected"),
+            ("anthropic-ratelimit-unified-representative-claim", "five_hour"),
+            ("anthropic-ratelimit-unified-reset", "1792571280"),
+            ("anthropic-ratelimit-unified-status", status),
+            DATE,
+        ]
+    };
+    for status in [400, 403, 503, 200] {
+        for verdict in ["allowed", "allowed_warning"] {
+            let answer = read(status, &told(verdict));
+            assert_eq!((pause(&answer), answer.reason), (Advice::Go, None), "{status} {verdict}");
+        }
+    }
+    assert_eq!(pause(&read(400, &told("rejected"))), BACK_OFF);
+    let refused = read(429, &told("rejected"));
+    assert_eq!((pause(&refused), refused.reason.as_deref()), (BACK_OFF, Some("rejected")));
+}
+
 /// Each plain error of a server that limits calls in flight was read as a refusal, and each success
 /// as a reason to back off.
 #[test]

@@ -331,6 +331,11 @@ fn field_of(word: &str) -> Field {
 
 /// `ratelimit-daily: 250000` is a limit, `zendesk-ratelimit-tickets: total=100; ...` is whole.
 fn without_field(words: &[&str]) -> Option<Name> {
+    // Anthropic tells by `unified-status` whether it refused the request. Of a window, or of use
+    // beyond the subscription, a `unified-overage-status` says so also beside a grant.
+    if words.first() == Some(&"unified") && words != ["unified", "status"] {
+        return None;
+    }
     let mark = words.iter().any(|w| field_of(w) == Field::Mark);
     // `ratelimit-daily`, `rate-limit-24-hour`
     let is_number = |w: &str| w.bytes().all(|b| b.is_ascii_digit());
