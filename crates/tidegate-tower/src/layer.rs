@@ -46,7 +46,9 @@ use crate::refused::Refused;
 ///
 /// # Cost
 ///
-/// Without waiting, headers and settling, a layer allocates nothing. See the README for figures.
+/// Without waiting, headers and settling, a layer of a rate allocates nothing, unless its key
+/// function is async. A layer of permits in use allocates what gives them back. See the README for
+/// figures.
 ///
 /// # Examples
 ///

@@ -37,8 +37,9 @@ pub struct Answer {
     /// header says it as well, and so do `RESOURCE_EXHAUSTED` and `UNAVAILABLE` of gRPC. A limit of
     /// calls in flight with nothing left does not say so.
     pub refused: bool,
-    /// Which limit refused the request, as a header of the vendor says: `jira-burst-based`,
-    /// `endpoint-rate`, ...
+    /// What the first header says by which a vendor marks a refusal: the limit that refused the
+    /// request, as in `jira-burst-based` or `endpoint-rate`, or only that one did, as in
+    /// `rejected`.
     pub reason: Option<String>,
     /// The scope of the limit that refused the request, where a header tells it: `user`,
     /// `global`, `shared`, ...

@@ -75,7 +75,8 @@ impl Reader {
     /// Reads an answer and its body, of an API that tells limits in GraphQL: those of GitHub,
     /// Shopify and Linear. An error in the body is a refusal if it says that a limit was exceeded.
     ///
-    /// A body that is longer than 16 MiB or no JSON tells nothing.
+    /// A body that is longer than 16 MiB or no JSON tells nothing. All is skipped but what
+    /// tells of limits, so that a large body is read without a tree of it.
     ///
     /// # Examples
     ///
