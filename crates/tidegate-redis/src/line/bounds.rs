@@ -113,9 +113,6 @@ impl State {
                 true => Refusal::Displaced,
                 false => Refusal::QueueFull { retry_after: rest },
             };
-            if let Some(entry) = self.entries.get(&number) {
-                self.in_line.remove(entry.place(number));
-            }
             self.answer(after, number, Outcome::Refused(refusal.into()));
         }
     }

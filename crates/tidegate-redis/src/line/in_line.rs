@@ -364,6 +364,7 @@ impl State {
             let rest = till.unwrap_or_default().saturating_since(now).as_duration();
             entry.stage = Stage::Answered(Outcome::Undecided(Undecided::Away(rest)));
             self.in_line.remove(entry.place(number));
+            self.paused.remove(&number);
         }
     }
 

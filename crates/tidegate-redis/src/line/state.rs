@@ -6,7 +6,7 @@ use tidegate::{Nanos, Refusal};
 use tokio::sync::oneshot;
 
 use crate::line::class::{Class, FORESEEN, Instant};
-use crate::line::{After, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
+use crate::line::{After, Entry, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Undecided};
 
@@ -198,11 +198,8 @@ impl State {
     pub(super) fn displace(&mut self, after: &mut After, victims: Vec<u64>, now: Nanos) {
         for victim in victims {
             self.unbook(after, victim, now);
-            if let Some(entry) = self.entries.get(&victim) {
-                self.in_line.remove(entry.place(victim));
-                if matches!(entry.stage, Stage::Sent) {
-                    self.in_line.drop_left(bounds::sum(&entry.asked.costs));
-                }
+            if let Some(Entry { asked, stage: Stage::Sent, .. }) = self.entries.get(&victim) {
+                self.in_line.drop_left(bounds::sum(&asked.costs));
             }
             self.answer(after, victim, Outcome::Refused(Refusal::Displaced.into()));
         }
@@ -231,6 +228,7 @@ impl State {
         if let Some(entry) = self.entries.get_mut(&number)
             && !matches!(entry.stage, Stage::Answered(_))
         {
+            self.in_line.remove(entry.place(number));
             self.paused.remove(&number);
             entry.stage = Stage::Answered(outcome);
             after.wake(entry);
