@@ -243,7 +243,8 @@ impl Pool {
 
     /// Changes the limit. Permits that are out stay out.
     pub(super) fn set_limit(&self, limit: u32) {
-        self.with_line(&mut Later::new(), |line, deferred| {
+        let mut deferred = Later::new();
+        let is_lowered = self.with_line(&mut deferred, |_, _| {
             // Relaxed: the lock orders the changes of the limit.
             let before = self.limit.swap(limit, Ordering::Relaxed);
             let more = i64::from(limit) - i64::from(before);
@@ -252,14 +253,18 @@ impl Pool {
             if more < 0 {
                 // Counted before the composites are notified, because they compare the count.
                 self.lowered.fetch_add(1, Ordering::Relaxed);
-                deferred.rechecks.extend(line.seats.values().filter_map(|seat| seat.composite.upgrade()));
             }
+            more < 0
         });
+        if is_lowered {
+            self.ring_seats(&mut deferred);
+        }
     }
 
     /// Takes all permits for good, and refuses all waiters. Returns whether the limit was open.
     pub(super) fn close(&self) -> bool {
-        self.with_line(&mut Later::new(), |line, deferred| {
+        let mut deferred = Later::new();
+        let was_open = self.with_line(&mut deferred, |_, _| {
             // Under the lock, so that only one call closes.
             let was_open = !self.is_closed();
             if was_open {
@@ -267,10 +272,28 @@ impl Pool {
                 self.word.fetch_sub(CLOSED, Ordering::Relaxed);
                 // Counted, so that the composites check their requests.
                 self.lowered.fetch_add(1, Ordering::Relaxed);
-                deferred.rechecks.extend(line.seats.values().filter_map(|seat| seat.composite.upgrade()));
             }
             was_open
-        })
+        });
+        if was_open {
+            self.ring_seats(&mut deferred);
+        }
+        was_open
+    }
+
+    /// Has all composites check their requests. The lock is released after each slice of them.
+    fn ring_seats(&self, deferred: &mut Later) {
+        let mut next = Some(0);
+        while let Some(number) = next {
+            {
+                let line = lock(&self.line);
+                let mut seats = line.seats.range(number..);
+                let slice = seats.by_ref().take(SLICE).filter_map(|(_, seat)| seat.composite.upgrade());
+                deferred.rechecks.extend(slice);
+                next = seats.next().map(|(number, _)| *number);
+            }
+            std::thread::yield_now();
+        }
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -297,25 +320,16 @@ impl Pool {
         result
     }
 
-    /// Refuses waiters above the limit, and grants the others in order while permits are free.
-    /// Returns `false` if it stopped after a slice.
+    /// Refuses waiters above the limit, and grants the others in order while permits are free. A
+    /// closed limit refuses all waiters, and needs no seat in its line: none of them has a turn any
+    /// more. Returns `false` if it stopped after a slice.
     fn serve<C: Timer>(&self, line: &mut MutexGuard<'_, Waiters>, deferred: &mut Deferred<C>) -> bool {
         self.raise_flag(line);
-        let limit = self.limit();
-        if self.is_closed() {
-            let is_waiter = |entry: &Entry| matches!(entry, Entry::Waiter { .. });
-            let waiters = line.entries.iter().filter(|(_, entry)| is_waiter(entry));
-            let waiters: Vec<_> = waiters.map(|(number, _)| *number).take(SLICE).collect();
-            for number in &waiters {
-                line.answer(*number, Err(Refusal::Closed), deferred);
-            }
-            if waiters.len() == SLICE {
-                return false;
-            }
-        }
+        let (limit, closed) = (self.limit(), self.is_closed());
         for _ in 0..SLICE {
             if let Some(&(requested, number)) = line.large.last()
                 && requested > limit
+                && !closed
             {
                 let refusal = Refusal::ExceedsLimit { requested, limit };
                 line.answer(number, Err(refusal), deferred);
@@ -328,6 +342,12 @@ impl Pool {
                         self.word.fetch_and(!LINE, Ordering::Relaxed);
                     }
                     return true;
+                }
+                Some((&number, Entry::Waiter { .. })) if closed => {
+                    line.answer(number, Err(Refusal::Closed), deferred);
+                }
+                Some((&number, Entry::Seat { .. })) if closed => {
+                    line.entries.remove(&number);
                 }
                 Some((&number, &Entry::Waiter { n, .. })) => {
                     if !self.take_if(n, |_| true) {
