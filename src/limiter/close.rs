@@ -11,14 +11,18 @@ use crate::sync::lock;
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Grants no request any more, and refuses all that wait. Returns whether the limiter was open.
     pub(crate) fn close(&self) -> bool {
-        self.serve_then(|line, visit| {
+        let (was_open, has_seats) = self.serve_then(|line, visit| {
             let was_open = line.settings.close();
             self.lateness.clear();
-            // Rings the composites. The waiters in line are refused when the line is served, at the
-            // end of the visit.
+            // The waiters in line are refused when the line is served, at the end of the visit.
             self.retime(line, visit);
-            was_open
-        })
+            (was_open, !line.seats.is_empty())
+        });
+        if was_open && has_seats {
+            // `retime` rings the first composites alone.
+            self.ring_seats();
+        }
+        was_open
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -7,6 +7,7 @@ use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::gate_word::SHADOW;
 use crate::limiter::shared::Shared;
+use crate::line::deferred::{go_on, run};
 use crate::line::rule::Rule;
 use crate::line::settings::KeptShare;
 use crate::policy::Policy;
@@ -35,13 +36,16 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Lets the composites that wait here look for a time without this limiter, when shadow mode
-    /// begins. Few at a time, so that other calls can have the lock.
+    /// Rings all composites that wait here, when shadow mode begins or the limiter is closed: each
+    /// looks for a time without this limiter, or refuses its waiters. Few at a time, so that other
+    /// calls can have the lock.
     pub(crate) fn ring_seats(&self) {
-        let mut next = Some(0);
-        while let Some(place) = next {
-            next = self.serve_then(|line, visit| line.seats.ring_from(place, visit.deferred));
+        let (mut next, mut panic) = (Some(0), None);
+        while let Some(place) = next.take() {
+            let ring = || self.serve_then(|line, visit| next = line.seats.ring_from(place, visit.deferred));
+            run(&mut panic, ring);
         }
+        go_on(panic);
     }
 
     /// Whether the limiter is in shadow mode.

@@ -42,8 +42,9 @@
 //! anew. The next one is rung when that one has left or waits for another limiter. If permits come
 //! later, a composite finds its later time at its former one. A change also rings the first
 //! [`MOST_RINGS`] seats at once, so that their composites refuse the waiters that it makes too late. Only
-//! shadow mode rings all seats, once when it begins, so many at a time: each composite finds a time
-//! without this limiter. Later seats are told that it is due at once.
+//! shadow mode and the end ring all seats, so many at a time. When shadow mode begins, each
+//! composite finds a time without this limiter, and later seats are told that it is due at once.
+//! When the limiter is closed, each composite refuses its waiters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
