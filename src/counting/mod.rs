@@ -375,7 +375,9 @@ impl CountingLimit {
 
     /// Changes the limit, with immediate effect on waiting requests. A request for more than one
     /// permit and for more than the new limit is refused with [`Refusal::ExceedsLimit`]. The other
-    /// requests go on.
+    /// requests go on. A waiter of an [`AllOf`](crate::AllOf) behind 4,096 others is refused later:
+    /// when it is the first in line. So is a waiter behind the first of its `AllOf`, where
+    /// thousands of them wait for permits of this limit.
     ///
     /// Permits that are out stay out. After the limit was lowered, more permits than the limit may
     /// be out for a while.
@@ -401,6 +403,10 @@ impl CountingLimit {
     /// Closes the limit for good. From then on no request gets a permit, and all waiters are
     /// refused at once with [`Refusal::Closed`]. Permits that are out stay out. Returns whether the
     /// limit was open.
+    ///
+    /// A waiter of an [`AllOf`](crate::AllOf) is refused later only behind a request that asks for
+    /// no permit of this limit, and goes on waiting: if 4,096 others come first, or the waiters of
+    /// thousands of composites. Then it is refused when it is the first in line.
     ///
     /// # Examples
     ///

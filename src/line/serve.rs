@@ -115,13 +115,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
             true => begins.min(now),
             false => now,
         };
-        let due = self.due(rule, as_of, place, &none, &ask);
-        if due == Nanos::MAX
-            && let Err(never) = self.check(rule, now, Demand { ask: &ask, priority })
-        {
-            // A member of a composite was changed.
+        if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
+            // A change came while the waiter was too far back to be refused by it, or a member of a
+            // composite changed.
             return Some(self.answer_head(visit, State::Refused(never)));
         }
+        let due = self.due(rule, as_of, place, &none, &ask);
         if due > deadline && !self.may_be_late(visit, due, deadline) {
             let refusal = self.too_early(due, deadline);
             return Some(self.answer_head(visit, State::Refused(refusal)));

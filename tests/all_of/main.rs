@@ -6,6 +6,7 @@ mod support;
 mod any_counting;
 mod any_limiter;
 mod cases;
+mod closing;
 mod control;
 mod costs;
 mod counting;

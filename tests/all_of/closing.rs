@@ -1,0 +1,113 @@
+//! Composites with a member that is closed, or with a counting limit that is lowered below their
+//! requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+
+use crate::support::{Bucket, bucket, bucket_at, waiting_for_all};
+use tidegate::{AllOf, AllRefusal, CountingLimit, ManualClock, Rate, Refusal};
+use tokio_test::assert_ready_err;
+use tokio_test::task::spawn;
+
+fn refused(refusal: Refusal) -> AllRefusal {
+    AllRefusal::by("calls", refusal)
+}
+
+/// A rate whose next permit comes in an hour, two calls at a time, and both.
+fn an_hour_and_two(clock: &ManualClock) -> (Bucket, CountingLimit, AllOf<ManualClock>) {
+    let (rate, calls) = (bucket_at(clock, Rate::per_hour(1), 1), CountingLimit::new(2));
+    assert!(rate.try_acquire().is_ok());
+    let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
+    (rate, calls, both)
+}
+
+/// A change looks at the first 4,096 waiters. The waiters behind them used to wait until their rate
+/// was due.
+#[test]
+fn a_limit_that_is_closed_or_lowered_refuses_thousands_of_waiters_at_once() {
+    for refusal in [Refusal::Closed, Refusal::ExceedsLimit { requested: 2, limit: 1 }] {
+        let clock = ManualClock::new();
+        let (_rate, calls, both) = an_hour_and_two(&clock);
+        let request = || both.acquire_many([("calls", 2)]);
+        let mut waits: Vec<_> = (0..5000).map(|_| waiting_for_all(request())).collect();
+        match refusal {
+            Refusal::Closed => assert!(calls.close()),
+            _ => calls.set_limit(1),
+        }
+        for wait in &mut waits {
+            assert!(wait.is_woken());
+            assert_eq!(assert_ready_err!(wait.poll()), refused(refusal));
+        }
+    }
+}
+
+/// The composites share the looks of a change, and each of them refused its first waiters alone.
+#[test]
+fn a_closed_limit_refuses_all_waiters_of_many_composites_at_once() {
+    let clock = ManualClock::new();
+    let (rate, calls, _) = an_hour_and_two(&clock);
+    let of_one = || AllOf::new("rate", &rate).with_counting("calls", &calls);
+    let composites: Vec<_> = (0..1500).map(|_| of_one()).collect();
+    let mut waits: Vec<_> =
+        composites.iter().flat_map(|both| (0..4).map(|_| waiting_for_all(both.acquire()))).collect();
+    assert!(calls.close());
+    for wait in &mut waits {
+        assert!(wait.is_woken());
+        assert_eq!(assert_ready_err!(wait.poll()), refused(Refusal::Closed));
+    }
+}
+
+/// Closing a rate notified the first 64 composites alone. The others waited for their own rates.
+#[test]
+fn a_closed_rate_refuses_all_composites_that_wait_for_another_limiter() {
+    let clock = ManualClock::new();
+    let all = bucket(&clock, 10, 10);
+    let owns: Vec<_> = (0..200).map(|_| bucket_at(&clock, Rate::per_hour(1), 1)).collect();
+    assert!(owns.iter().all(|own| own.try_acquire().is_ok()));
+    let of_one = |own| AllOf::new("own", own).with("all", &all);
+    let mut waits: Vec<_> = owns.iter().map(|own| waiting_for_all(of_one(own).acquire())).collect();
+    assert!(all.close());
+    for wait in &mut waits {
+        assert!(wait.is_woken());
+        assert_eq!(assert_ready_err!(wait.poll()), AllRefusal::by("all", Refusal::Closed));
+    }
+}
+
+/// Counts the places in the line of a limit at each of its wake-ups.
+struct Counter {
+    calls: CountingLimit,
+    places: AtomicUsize,
+}
+
+impl Wake for Counter {
+    fn wake(self: Arc<Self>) {
+        self.places.fetch_add(self.calls.status().waiting, Ordering::Relaxed);
+    }
+}
+
+/// Each composite that left used to pass all places that stood yet: half a million steps for a
+/// thousand composites.
+#[test]
+fn composites_that_leave_a_closed_limit_pass_no_place_of_others() {
+    let clock = ManualClock::new();
+    let (rate, calls) = (bucket(&clock, 10_000, 10_000), CountingLimit::new(1));
+    let _held = calls.try_acquire().expect("the only one");
+    let counter = Arc::new(Counter { calls: calls.clone(), places: AtomicUsize::new(0) });
+    let waker = Waker::from(counter.clone());
+    let mut waits: Vec<_> = (0..1000)
+        .map(|_| Box::pin(AllOf::new("rate", &rate).with_counting("calls", &calls).acquire()))
+        .collect();
+    let context = &mut Context::from_waker(&waker);
+    assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_pending()));
+    let mut plain = spawn(calls.acquire());
+    assert!(plain.poll().is_pending());
+    assert_eq!(calls.status().waiting, 1001);
+    assert!(calls.close());
+    assert_eq!(counter.places.load(Ordering::Relaxed), 0);
+    for wait in &mut waits {
+        assert_eq!(assert_ready_err!(wait.as_mut().poll(context)), refused(Refusal::Closed));
+    }
+    assert_eq!(assert_ready_err!(plain.poll()), Refusal::Closed);
+    assert_eq!(calls.status().waiting, 0);
+}
