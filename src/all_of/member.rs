@@ -197,12 +197,24 @@ pub(crate) trait Taken<C: Timer>: Send + Debug {
 }
 
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// The line, for a short look on behalf of a waiter of a composite. Call
-    /// [`let_go`](Shared::let_go) if anything has changed.
-    fn reach(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
+    /// The line, on behalf of a waiter of a composite. Call [`let_go`](Shared::let_go) if anything
+    /// has changed.
+    fn reach(self: &Arc<Self>, deferred: &mut Deferred<C>) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        line.begin_visit(&self.rule, now);
+        if line.serves_before(now, self.lateness.catch_up()).is_some() {
+            // Waiters are served first. The waiter behind them needs an alarm, or is one of more.
+            deferred.rechecks.push(self.clone());
+        }
+        self.begin_visit(&mut line, now, deferred);
+        (line, now)
+    }
+
+    /// The line, for a short look.
+    fn look_at_line(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
+        let mut line = lock(&self.line);
+        let now = self.clock.now();
+        line.begin_look(&self.rule, now, self.lateness.catch_up());
         (line, now)
     }
 
@@ -231,7 +243,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         if !word.has(SHARE_KEPT) && !word.has(PAUSED) {
             return shared.rule.policy.check(n);
         }
-        let (line, now) = shared.reach();
+        let (line, now) = shared.look_at_line();
         line.check(&shared.rule, now, Demand { ask: &n, priority })
     }
 
@@ -257,7 +269,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         if shared.gate_word.load().has_only(OBSERVED | LATE) {
             return shared.rule.status(shared.clock.now()).available;
         }
-        let (line, now) = shared.reach();
+        let (line, now) = shared.look_at_line();
         if line.settings.is_shadow() {
             return u64::MAX;
         }
@@ -346,7 +358,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         (n, priority): (u32, i8),
     ) -> Span {
         let shared = &self.0;
-        let (line, now) = shared.reach();
+        let (line, now) = shared.look_at_line();
         if line.settings.is_shadow() {
             return Span::MIN;
         }
@@ -369,7 +381,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         span: Option<&dyn Fn() -> Span>,
         deferred: &mut Deferred<C>,
     ) -> Option<Nanos> {
-        let (mut line, now) = self.0.reach();
+        let (mut line, now) = self.0.reach(deferred);
         let at = span.map(|span| time(now, span()));
         line.empty_at(before, at);
         // A pause that was over by now has made times later.
@@ -386,7 +398,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         deferred: &mut Deferred<C>,
     ) -> (u64, Span) {
         let shared = &self.0;
-        let (mut line, now) = shared.reach();
+        let (mut line, now) = shared.reach(deferred);
         let is_new = seat == 0;
         let seat = match is_new {
             true => line.sit(&shared.rule, Demand { ask: &n, priority }, waiter.clone()),
@@ -405,14 +417,14 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
 
     fn stand_by(&self, seat: u64, deferred: &mut Deferred<C>) {
         let shared = &self.0;
-        let (mut line, _) = shared.reach();
+        let (mut line, _) = shared.reach(deferred);
         let news = line.seats.stand_by(&shared.rule, seat);
         shared.let_go(line, news, 1, deferred);
     }
 
     fn rise(&self, seat: u64, deferred: &mut Deferred<C>) {
         let shared = &self.0;
-        let (mut line, _) = shared.reach();
+        let (mut line, _) = shared.reach(deferred);
         let news = line.seats.rise(&shared.rule, seat);
         shared.let_go(line, news, 0, deferred);
     }
@@ -425,7 +437,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         deferred: &mut Deferred<C>,
     ) -> Result<Box<dyn Taken<C>>, Refusal> {
         let shared = &self.0;
-        let (mut line, now) = shared.reach();
+        let (mut line, now) = shared.reach(deferred);
         let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand { ask: &n, priority });
         line.serve(visit);
         let due = match line.seats.due_in_seat(&line.schedule(&shared.rule), (now, now), seat, &n) {
@@ -475,13 +487,13 @@ impl<P: Policy, C: Timer> Taken<C> for Share<P, C> {
         let shared = &self.shared;
         // Without the member's lock, as `Shared::undo`.
         shared.undo_unlocked(&mut grant.charge, deferred);
-        let (mut line, now) = shared.reach();
+        let (mut line, now) = shared.reach(deferred);
         line.undo_rest(&mut shared.visit_at(now, deferred), Undoable::Tracked(grant));
         shared.let_go(line, true, 0, deferred);
     }
 
     fn seen(&self) {
-        let (line, now) = self.shared.reach();
+        let (line, now) = self.shared.look_at_line();
         self.shared.note_lateness(&line, now);
         self.shared.publish(&line);
     }

@@ -177,7 +177,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     ) -> T {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        line.begin_visit(&self.rule, now);
+        self.begin_visit(&mut line, now, deferred);
         let visit = &mut self.visit_at(now, deferred);
         line.serve(visit);
         let done = work(&mut line, visit);

@@ -310,7 +310,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         let now = self.clock.now();
         // A pause may have ended with no call since. The gate word is not stored, so the next
         // request may take the lock for nothing.
-        line.begin_visit(&self.rule, now);
+        line.begin_look(&self.rule, now, self.lateness.catch_up());
         // Shadow mode of all keys is no setting of this limiter.
         let unset = if line.settings.shadow { OBSERVED } else { OBSERVED | SHADOW };
         word_of(&line).has_only(unset)
@@ -371,8 +371,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// [`Held`].
     pub(crate) fn with_line<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
         let mut deferred = Deferred::new();
-        let mut line = lock(&self.line);
-        let now = self.read_time(&mut line, &mut deferred);
+        let (mut line, now) = self.enter(lock(&self.line), &mut deferred);
         let mut visit = self.visit_at(now, &mut deferred);
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut line, &mut visit)));
         let served = visit.is_unchanged.then_some(visit.due);
@@ -382,17 +381,47 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Reads the clock and notes the time in the line. If the clock panics, its latest reading
-    /// counts.
-    fn read_time(&self, line: &mut Line<R, C>, deferred: &mut Deferred<C>) -> Nanos {
-        let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
-        deferred.run_with(|deferred| {
-            if let Some(at) = line.serves_before(now, self.lateness.catch_up()) {
-                line.serve(&mut self.visit_at(at, deferred));
+    /// Reads the clock and begins a visit. If the clock panics, its latest reading counts.
+    fn enter<'a>(
+        &'a self,
+        mut line: MutexGuard<'a, Line<R, C>>,
+        deferred: &mut Deferred<C>,
+    ) -> (MutexGuard<'a, Line<R, C>>, Nanos) {
+        loop {
+            let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
+            let begun = deferred.run_with(|deferred| self.begin_visit(&mut line, now, deferred));
+            if begun.unwrap_or(true) {
+                return (line, now);
             }
-            line.begin_visit(&self.rule, now);
-        });
-        now
+            self.publish(&line);
+            line = self.let_others(line, deferred);
+        }
+    }
+
+    /// Releases the lock for a moment, where more waiters are due than are served in one go, so
+    /// that other threads can have it and the served waiters wake.
+    fn let_others<'a>(
+        &'a self,
+        line: MutexGuard<'a, Line<R, C>>,
+        deferred: &mut Deferred<C>,
+    ) -> MutexGuard<'a, Line<R, C>> {
+        drop(line);
+        deferred.wake_now();
+        std::thread::yield_now();
+        lock(&self.line)
+    }
+
+    /// Notes the time, and does what a pause has to do by then, but first serves the waiters that
+    /// were due [before](Line::serves_before): a slice of them. Returns `false` if there are more.
+    /// Then the pause has still to end.
+    pub(crate) fn begin_visit(&self, line: &mut Line<R, C>, now: Nanos, deferred: &mut Deferred<C>) -> bool {
+        if let Some(at) = line.serves_before(now, self.lateness.catch_up())
+            && line.serve(&mut self.visit_at(at, deferred)).is_some_and(|due| due <= at)
+        {
+            return false;
+        }
+        line.begin_visit(&self.rule, now);
+        true
     }
 
     /// Serves, stores the gate word, sees to the alarm for the next waiter that is due, and
@@ -413,13 +442,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             });
             self.publish(&line);
             if due.is_some_and(|due| due <= now) {
-                // More waiters are due than are served in one go. The lock is dropped in between,
-                // so that other threads can have it and the served waiters wake.
-                drop(line);
-                deferred.wake_now();
-                std::thread::yield_now();
-                line = lock(&self.line);
-                now = self.read_time(&mut line, deferred);
+                (line, now) = self.enter(self.let_others(line, deferred), deferred);
                 continue;
             }
             let watch = |due| deferred.run_with(|deferred| line.watch(due, &self.clock, deferred)).flatten();
@@ -432,7 +455,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
             line.put_back(arming, gone, deferred);
             // Without the lock the line may have changed, and other threads leave an alarm alone
             // while this one sets it. So the loop serves and checks again.
-            now = self.read_time(&mut line, deferred);
+            (line, now) = self.enter(line, deferred);
         }
     }
 }

@@ -125,6 +125,15 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         }
     }
 
+    /// As [`begin_visit`](Line::begin_visit), for a lock holder that cannot serve waiters. While
+    /// some are still to be served [before](Line::serves_before) the end of a pause, that end is
+    /// left to a lock holder that can.
+    pub(crate) fn begin_look(&mut self, rule: &R, now: Nanos, catch_up: Nanos) {
+        if self.serves_before(now, catch_up).is_none() {
+            self.begin_visit(rule, now);
+        }
+    }
+
     #[cold]
     fn pause_goes_on(&mut self, rule: &R) {
         let now = self.latest;

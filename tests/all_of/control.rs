@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::support::{Bucket, MS, bucket, waiting_for_all};
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyPolicy, Change, CountingLimit, Grant, ManualClock, Pause, QueueBounds,
-    Rate, RateLimiter, Refusal, TokenBucket, WhenFull,
+    Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready, assert_ready_ok};
@@ -775,6 +775,46 @@ fn a_place_at_a_member_is_charged_at_its_time_before_the_end_of_a_pause() {
     let mut waits = spawn(requests.acquire());
     assert!(assert_ready!(waits.poll()).is_ok());
     assert_eq!(requests.status().available, 19);
+}
+
+/// Calls of the composite looked at the member, and so left it empty before the place was served.
+#[test]
+fn no_call_of_a_paused_composite_takes_the_turn_of_a_place_at_a_member() {
+    let calls: [fn(AllOf<ManualClock>); 7] = [
+        |both| assert!(both.try_acquire().is_err()),
+        |both| assert!(both.try_acquire_many(Request::up_to(5)).is_err()),
+        |both| drop(both.reserve(1)),
+        |both| assert_pending!(spawn(both.acquire()).poll()),
+        |both| assert_eq!(both.status().member("requests").map(|member| member.available), Some(0)),
+        |both| both.pause_for(SECOND),
+        drop,
+    ];
+    for (call, waits) in calls.into_iter().flat_map(|call| [(call, false), (call, true)]) {
+        let (both, [requests, _], clock) = full_pair(PAIRS[0]);
+        assert!(requests.try_acquire_many(20).is_ok());
+        both.pause_for(SECOND);
+        let mut place = requests.reserve(5).expect("a place");
+        assert_eq!(place.due_in(), SECOND / 4);
+        let _wait = waits.then(|| waiting_for_all(both.acquire()));
+        clock.advance(SECOND);
+        call(both);
+        assert!(place.claim());
+    }
+}
+
+#[test]
+fn thousands_of_places_are_served_before_a_pause_of_a_composite_leaves_the_member_empty() {
+    const PLACES: u32 = 2000;
+    let clock = ManualClock::new();
+    let requests = bucket(&clock, 2 * u64::from(PLACES), PLACES);
+    let both = AllOf::new("requests", &requests);
+    requests.drain();
+    both.pause_for(SECOND);
+    let places: Vec<_> = (0..PLACES).map(|_| requests.reserve(1).expect("a place")).collect();
+    clock.jump(SECOND);
+    assert!(requests.try_acquire().is_err());
+    assert!(places.into_iter().all(|mut place| place.claim()));
+    assert!(both.try_acquire().is_err(), "empty now");
 }
 
 #[test]

@@ -169,6 +169,23 @@ fn without_room_for_a_key_the_limiter_of_keys_says_so() {
     let limited = api.try_acquire("dave").expect_err("they share one limiter");
     assert_eq!((limited.member(), limited.retry_after()), (Some("user"), Some(1500 * MS)));
 }
+/// A change of all keys left the limiter of the key empty before its place was served.
+#[test]
+fn no_change_of_all_keys_takes_the_turn_of_a_place_at_a_key() {
+    let changes: [fn(&Users); 2] =
+        [|users| users.set_rate_all(Rate::per_second(2)), |users| users.pause_all_for(SECOND)];
+    for change in changes {
+        let (users, _all, api, clock) = users_and_all();
+        assert!(users.try_acquire_many("alice", 2).is_ok());
+        let alice = api.for_key("alice").expect("room");
+        alice.pause_for(SECOND);
+        let mut place = users.reserve("alice", 1).expect("a place");
+        clock.advance(SECOND);
+        change(&users);
+        assert!(place.claim());
+    }
+}
+
 
 #[test]
 fn each_call_tells_a_refusal_and_the_permits_left() {
