@@ -627,6 +627,10 @@ impl<C: Timer> AllOf<C> {
         match self.shared.reserve(ask.clone(), request) {
             Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait, request.exempt)),
             Err(refusal) => Err(blame(&self.shared, &ask, refusal)),
+        if request.without_defaults {
+            let members = self.shared.rule.members.iter().enumerate();
+            members.filter(|(_, member)| member.cost.is_some()).for_each(|(index, _)| ask.set(index, 0));
+        }
         }
     }
 

@@ -51,6 +51,8 @@ pub struct AllRequest<'a> {
     more: Vec<(&'a str, u32)>,
     /// The cost of members that are not named, if one was given.
     others: Option<u32>,
+    /// Whether a member with a default cost costs nothing if it is not named.
+    pub(crate) without_defaults: bool,
     /// All else that it says.
     pub(crate) request: Request,
 }
@@ -63,6 +65,7 @@ impl<'a> AllRequest<'a> {
             len: 0,
             more: Vec::new(),
             others: None,
+            without_defaults: false,
             request: Request::permits(1),
         }
     }

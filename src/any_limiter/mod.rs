@@ -748,7 +748,9 @@ impl Place for NoPermits {
 
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         // Of a limit that is not named, nothing was reserved.
-        self.0.debit(used.clone().cost_of_others(used.others().unwrap_or(0)))
+        let mut costs = used.clone().cost_of_others(used.others().unwrap_or(0));
+        costs.without_defaults = true;
+        self.0.debit(costs)
     }
 }
 

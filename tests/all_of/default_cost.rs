@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use tidegate::{
-    AllOf, AllRequest, AllStatus, AnyLimiter, CountingLimit, ManualClock, Rate, RateLimiter, Refusal,
-    Request, TokenBucket,
+    AllOf, AllRequest, AllStatus, AnyLimiter, AnyReservation, CountingLimit, ManualClock, Rate, RateLimiter,
+    Refusal, Request, TokenBucket,
 };
 
 fn bucket(burst: u32, clock: &ManualClock) -> RateLimiter<TokenBucket, ManualClock> {
@@ -57,6 +57,25 @@ fn the_number_of_a_request_is_not_for_a_member_with_a_default() {
     // Of a member with a default, what was reserved was used.
     place.settle(0).unwrap();
     assert_eq!(api.status().member("tokens").unwrap().available, 1000 - 3 * 20);
+}
+
+/// What was used was charged together with the default costs, of which nothing was reserved.
+#[test]
+fn a_reservation_of_no_permits_charges_what_was_used_alone() {
+    let clock = ManualClock::new();
+    let api = api(&clock);
+    let settled = |used: AllRequest<'_>| {
+        let place = AnyReservation::of_no_permits(api.clone().into());
+        let left = || api.status().members.into_iter().map(|(_, member)| member.available).collect();
+        let before: Vec<_> = left();
+        place.settle(used).unwrap();
+        before.into_iter().zip(left()).map(|(before, after)| before - after).collect::<Vec<_>>()
+    };
+    assert_eq!(settled([("calls", 1)].into()), [1, 0, 0, 0]);
+    assert_eq!(settled([("tokens", 7), ("uploads", 2)].into()), [0, 7, 2, 0]);
+    assert_eq!(settled(3.into()), [3, 0, 0, 0]);
+    assert_eq!(settled(AllRequest::from(3).cost("tokens", 9)), [3, 9, 0, 0]);
+    assert_eq!(settled(AllRequest::new()), [0, 0, 0, 0]);
 }
 
 #[test]
