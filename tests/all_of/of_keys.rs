@@ -10,8 +10,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::{
     AllOf, AllRefusal, AllRequest, AnyKeyed, AnyPolicy, CancelToken, CountingLimit, FixedWindow, KeyedAllOf,
-    KeyedCountingLimit, KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, SlidingLog,
-    Statistics, TokenBucket, WhenKeysFull,
+    KeyedCountingLimit, KeyedRateLimiter, ManualClock, QueueBounds, Rate, RateLimiter, Refusal, Request,
+    SlidingLog, Statistics, TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -51,6 +51,29 @@ fn once_closed_it_refuses_all_keys() {
     clock.advance(10 * SECOND);
     assert!(users.try_acquire("alice").is_ok() && all.try_acquire().is_ok(), "members stay open");
     assert!(closed(api.try_acquire("alice").expect_err("closed")));
+}
+
+/// A request for a new key made room for its key first, and was refused where there was none.
+#[test]
+fn once_closed_it_needs_no_room_for_a_key() {
+    let clock = ManualClock::new();
+    let policy = TokenBucket::new(Rate::per_second(2), 2);
+    let users: Users = KeyedRateLimiter::with_clock(policy, 1, clock);
+    let api: KeyedAllOf<str, _> = KeyedAllOf::new("user", &users);
+    let statistics = Arc::new(Statistics::new());
+    let api = api.observed_by(statistics.clone());
+    assert!(users.try_acquire("alice").is_ok());
+    assert!(api.close());
+    let closed = Some(AllRefusal::from(Refusal::Closed));
+    assert_eq!(api.try_acquire("bob").err(), closed);
+    assert_eq!(api.try_acquire_many("bob", Request::up_to(2)).err(), closed);
+    assert_eq!(api.reserve("bob", 1).err(), closed);
+    assert_eq!(Some(assert_ready_err!(spawn(api.acquire("bob")).poll())), closed);
+    assert_eq!(api.blocking_acquire("bob").err(), closed);
+    let any = AnyKeyed::from(api);
+    assert_eq!(any.try_acquire("bob").err(), closed);
+    assert_eq!(statistics.snapshot().refused(), 6);
+    assert_eq!(users.status("alice").available, 1);
 }
 
 #[test]

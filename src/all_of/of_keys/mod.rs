@@ -641,6 +641,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn for_ask(&self, key: &Q, ask: &Weights, exempt: bool) -> Result<AllOf<C>, AllRefusal> {
         match exempt {
             true => Ok(self.for_exempt(key)),
+            // It needs no room for its key.
+            false if self.is_closed() => self.refuse(key, ask, Refusal::Closed.into()),
             false => self.for_key(key).or_else(|refusal| self.refuse(key, ask, refusal)),
         }
     }
@@ -781,8 +783,10 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     /// Takes without a composite, now or not at all. `None` if that is not possible.
     fn take_now(&self, key: &Q, ask: &Weights) -> Option<Result<AllPermits, AllRefusal>> {
-        // Once all are closed, the composite of the key refuses.
-        if ask.as_many.is_some() || self.is_closed() {
+        if self.is_closed() {
+            return Some(Err(Refusal::Closed.into()));
+        }
+        if ask.as_many.is_some() {
             return None;
         }
         let rule = &self.common.shared.rule;
