@@ -53,6 +53,34 @@ fn broken_a_key_is_not_forgotten_under_a_permit() {
     });
 }
 
+/// The last permit of a key is given back while another thread asks for the status of the key. The
+/// key is forgotten.
+fn giving_back_against_a_look(look: fn(&Keys)) {
+    model(move || {
+        let keys = keys();
+        let held = keys.try_acquire(&1).expect("the only one");
+        let other = thread::spawn(move || drop(held));
+        look(&keys);
+        other.join().expect("no panic");
+        assert!(lock(&keys.table().shards[0]).keys.is_empty(), "no key stays");
+    });
+}
+
+#[test]
+fn a_key_is_forgotten_while_its_status_is_told() {
+    giving_back_against_a_look(|keys| assert_eq!(keys.status(&1).limit, 1));
+}
+
+/// The broken twin: asks a reference to the limit, without the lock.
+#[test]
+#[should_panic = "no key stays"]
+fn broken_a_key_is_forgotten_while_its_status_is_told() {
+    giving_back_against_a_look(|keys| {
+        let limit = keys.ask_known(&1, crate::CountingLimit::clone);
+        assert!(limit.is_none_or(|limit| limit.status().limit == 1));
+    });
+}
+
 /// A new key comes while the limit is closed: it is not added, or its limit is closed, too.
 fn closing_against_a_new_key(close: fn(&Keys)) {
     model(move || {

@@ -1,9 +1,11 @@
 //! A limit of permits in use for each key.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
@@ -34,6 +36,48 @@ fn keys_do_not_know_of_each_other() -> Result<(), Refusal> {
     drop(held);
     assert!(keys.is_empty());
     Ok(())
+}
+
+/// How many hashes come before, and what runs then.
+type Hook = (usize, Box<dyn FnOnce()>);
+
+thread_local! {
+    static AT_HASH: RefCell<Option<Hook>> = const { RefCell::new(None) };
+}
+
+/// A key whose hash runs code, as another thread may at that moment.
+#[derive(Clone, PartialEq, Eq)]
+struct Watched(u64);
+
+impl Hash for Watched {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let run = AT_HASH.with_borrow_mut(|hook| match hook {
+            Some((0, _)) => hook.take(),
+            Some((hashes, _)) => {
+                *hashes -= 1;
+                None
+            }
+            None => None,
+        });
+        if let Some((_, run)) = run {
+            run();
+        }
+        self.0.hash(state);
+    }
+}
+
+/// The status was that of a new limit of as many permits as the key that came meanwhile had left.
+#[test]
+fn a_status_has_the_limit_of_a_key_that_comes_meanwhile() {
+    for hashes in 0..4 {
+        let keys = KeyedCountingLimit::new(2, 10);
+        let (others, held) = (keys.clone(), Rc::new(RefCell::new(None)));
+        let taken = held.clone();
+        let take = move || *taken.borrow_mut() = others.try_acquire(&Watched(1)).ok();
+        AT_HASH.set(Some((hashes, Box::new(take))));
+        assert_eq!(keys.status(&Watched(1)).limit, 2);
+        AT_HASH.set(None);
+    }
 }
 
 #[test]

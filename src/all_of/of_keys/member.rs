@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::all_of::all::Kind;
 use crate::all_of::member::{Handle, Member, Wait};
 use crate::clock::Timer;
+use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::keyed::pause::Hold;
@@ -233,7 +234,7 @@ where
     }
 
     fn number(&self, key: &Q) -> Option<u64> {
-        Some(self.limit.find((self.part)(key))?.address() as u64)
+        Some(self.limit.ask_known((self.part)(key), CountingLimit::address)? as u64)
     }
 
     fn status(&self, key: &Q) -> Status {

@@ -459,10 +459,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let hash = self.limits.hash_of(key);
-        let found = lock(self.limits.shard(hash)).keys.find(hash, key).map(CountingLimit::available);
-        let found = found.or(self.is_closed().then_some(0));
-        found.unwrap_or_else(|| (self.limits.of)(&key.to_owned()))
+        self.look(key, CountingLimit::available)
     }
 
     /// Returns the limit of a key, how many permits a request would find now, and how many requests
@@ -474,18 +471,30 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let new = || CountingLimit::new(self.available(key));
-        self.find(key).unwrap_or_else(new).status()
+        self.look(key, CountingLimit::status)
     }
 
-    /// Returns the limit of a key that is in use.
-    pub(crate) fn find<Q>(&self, key: &Q) -> Option<CountingLimit>
+    /// Asks the limit of a key, or the limit that a new key would have.
+    fn look<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> T
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
+    {
+        self.ask_known(key, ask).unwrap_or_else(|| {
+            let limit = if self.is_closed() { 0 } else { (self.limits.of)(&key.to_owned()) };
+            ask(&CountingLimit::new(limit))
+        })
+    }
+
+    /// Asks the limit of a key that is in use. It is asked under the lock of its shard: a user that
+    /// leaves meanwhile would find a reference of this call, and leave the key in the table.
+    pub(crate) fn ask_known<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> Option<T>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.limits.hash_of(key);
-        lock(self.limits.shard(hash)).keys.find(hash, key).cloned()
+        lock(self.limits.shard(hash)).keys.find(hash, key).map(ask)
     }
 
     /// Returns the number of keys in use.
