@@ -31,9 +31,9 @@ use crate::time::Nanos;
 /// The state of the first waiter at the counting limits. Used under the composite's lock.
 #[derive(Debug)]
 pub(crate) struct Counting {
-    /// The priority of the request that found permits missing in this look, with all rates due.
-    short: Option<i8>,
-    /// The priority of the first waiter, if the look before found so.
+    /// The request that found permits missing in this look, with all rates due.
+    short: Option<Weights>,
+    /// The priority of the first waiter, if it found so in the look before.
     was_short: Option<i8>,
     /// The request of the first waiter. Another request has a state of its own.
     ask: Option<Weights>,
@@ -99,7 +99,7 @@ impl<C: Timer> All<C> {
             })
         });
         taken.map(|()| std::mem::take(&mut permits)).inspect_err(|_| {
-            seats.counting.short = Some(ask.priority);
+            seats.counting.short = Some(ask.clone());
             deferred.drops.push(Box::new(permits));
         })
     }
@@ -129,7 +129,8 @@ impl<C: Timer> All<C> {
             counting.begin();
             counting.ask = Some(ask.clone());
         }
-        counting.was_short = counting.short.take().filter(|short| *short == ask.priority);
+        // The waiter that found so may have been refused since.
+        counting.was_short = counting.short.take().filter(|short| short == ask).map(|short| short.priority);
         let places: &[u64] = places;
         let asked = || self.counting(ask).map(|(index, limit, n)| (index, limit, places[index], n));
         if counting.was_short.is_none() {
