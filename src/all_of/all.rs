@@ -425,8 +425,12 @@ impl<C: Timer> Rule<C> for All<C> {
         match self.take_then(ask, &mut charge, &mut || Ok(())) {
             Ok(()) => Ok(charge),
             // Another request took the permits just now. An equal call would get this refusal now;
-            // if it would be granted, the first refusal counts.
-            Err(refusal) => Err(self.look(ask).err().unwrap_or(refusal)),
+            // if it would be granted, the first refusal counts. It would find the permits of the
+            // limits that this one took.
+            Err(refusal) => {
+                drop(charge);
+                Err(self.look(ask).err().unwrap_or(refusal))
+            }
         }
     }
 

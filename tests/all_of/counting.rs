@@ -2,19 +2,20 @@
 //! composite withholds from other callers.
 
 use std::pin::Pin;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, Mutex};
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use crate::support::hooked::Hooked;
 use crate::support::{Bucket, MS, bucket, bucket_at, costs, waiting_for_all};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use tidegate::all_of::AcquireAll;
 use tidegate::{
-    AllOf, AllPermits, AllRefusal, CountingLimit, CountingPermit, ManualClock, Pause, Rate, RateLimiter,
-    Refusal, SystemClock, TokenBucket,
+    AllOf, AllPermits, AllRefusal, AllRequest, CountingLimit, CountingPermit, ManualClock, Pause, Rate,
+    RateLimiter, Refusal, SystemClock, TokenBucket,
 };
 use tokio_test::task::{Spawn, spawn};
 use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok};
@@ -504,6 +505,59 @@ fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     drop(held);
     assert!(second.is_woken());
     drop(assert_ready_ok!(second.poll()));
+}
+
+/// The second request took over that the first one had missed permits in use, and kept the permit
+/// for four seconds until its rate was due.
+#[test]
+fn a_waiter_keeps_no_permit_for_the_wait_of_another_that_left() {
+    let clock = ManualClock::new();
+    let rate = bucket_at(&clock, Rate::new(1, 10 * SECOND).expect("a rate"), 1);
+    let calls = CountingLimit::new(1);
+    let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
+    let held = both.try_acquire().expect("both");
+    let request = AllRequest::from([("rate", 0), ("calls", 1)]).within(SECOND);
+    // No alarm is set for places that are not awaited. So the line is served once, by the call that
+    // gives up a place.
+    let mut first = both.reserve(request).expect("a place");
+    let [mut second, third] = [(); 2].map(|()| both.reserve(1).expect("a place"));
+    clock.advance(SECOND);
+    drop(third);
+    clock.advance(5 * SECOND);
+    drop(held);
+    assert_eq!(calls.available(), 1);
+    assert!(!first.claim());
+    clock.advance(4 * SECOND);
+    assert!(second.claim());
+}
+
+/// The look for the reason found the other limit empty by the permit of this call, and told that
+/// limit.
+#[test]
+fn a_refusal_for_a_permit_that_another_request_took_just_now_tells_its_limit() {
+    for lost in [0, 1] {
+        for readings in 0.. {
+            let clock = Hooked::default();
+            let rate = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 10), clock.clone());
+            let limits = [CountingLimit::new(1), CountingLimit::new(2)];
+            let _held = limits[1].try_acquire().expect("one of two");
+            let [x, y] = &limits;
+            let all = AllOf::new("rate", &rate).with_counting("x", x).with_counting("y", y);
+            let (limit, taken) = (limits[lost].clone(), Arc::new(Mutex::new(None)));
+            let other = taken.clone();
+            clock.after_readings(readings, move || {
+                *other.lock().expect("no panic") = limit.try_acquire().ok();
+            });
+            let answer = all.try_acquire();
+            if taken.lock().expect("no panic").is_none() {
+                assert!(readings > 2 && answer.is_ok(), "the call was the first");
+                break;
+            }
+            let refusal = Refusal::InUse { limit: limits[lost].limit() };
+            assert_eq!(answer.err(), Some(AllRefusal::by(["x", "y"][lost], refusal)));
+            assert_eq!((limits[1 - lost].available(), rate.status().available), (1, 10));
+        }
+    }
 }
 
 /// Threads take through two composites that share limits, in different orders, wait, leave, and
