@@ -61,18 +61,6 @@ pub(crate) struct Lease<C: Timer> {
     pub(crate) leave: Box<dyn Send + Sync>,
 }
 
-struct LeaveLimit<K: Hash + Eq> {
-    limit: KeyedCountingLimit<K>,
-    hash: u64,
-    address: usize,
-}
-
-impl<K: Hash + Eq> Drop for LeaveLimit<K> {
-    fn drop(&mut self) {
-        run_in_drop(|| self.limit.table().leave(self.hash, self.address));
-    }
-}
-
 struct Leave<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     table: Arc<Table<K, P, C>>,
     hash: u64,
@@ -226,11 +214,9 @@ where
     }
 
     fn lease(&self, key: &Q) -> Result<Lease<C>, Refusal> {
-        let key = (self.part)(key);
-        let limit = self.limit.limit(key)?;
-        let (hash, address) = (self.limit.table().hash_of(key), limit.address());
-        let leave = Box::new(LeaveLimit { limit: self.limit.clone(), hash, address });
-        Ok(Lease { kind: Kind::Counting(limit), number: address as u64, leave })
+        let lease = self.limit.lease((self.part)(key))?;
+        let number = lease.limit.address() as u64;
+        Ok(Lease { kind: Kind::Counting(lease.limit), number, leave: Box::new(lease.leave) })
     }
 
     fn number(&self, key: &Q) -> Option<u64> {

@@ -83,14 +83,14 @@ pub struct KeyedCountingPermit<K: Hash + Eq> {
 }
 
 /// A limit that a request uses. When the request ends, its key may be forgotten.
-struct Lease<K: Hash + Eq> {
+pub(crate) struct Lease<K: Hash + Eq> {
     /// Dropped first: `leave` must not find this reference.
-    limit: CountingLimit,
-    leave: Leave<K>,
+    pub(crate) limit: CountingLimit,
+    pub(crate) leave: Leave<K>,
 }
 
 /// Forgets the key if no user is left.
-struct Leave<K: Hash + Eq> {
+pub(crate) struct Leave<K: Hash + Eq> {
     limits: Arc<Limits<K>>,
     hash: u64,
     /// The address of the limit. If a later limit of this key has the address of an earlier one, it
@@ -535,7 +535,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         }
     }
 
-    fn lease<Q>(&self, key: &Q) -> Result<Lease<K>, Refusal>
+    /// The limit of a key, which is in use until the lease is dropped.
+    pub(crate) fn lease<Q>(&self, key: &Q) -> Result<Lease<K>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
