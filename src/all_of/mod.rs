@@ -381,6 +381,14 @@ impl<C: Timer + Clone> AllOf<C> {
         AllOf { shared, ones }
     }
 
+    /// A composite of the same members, one of which is the limiter of a key. When the composite
+    /// ends, `leave` is dropped after the members.
+    #[cfg(feature = "keyed")]
+    pub(crate) fn of_key(self, leave: Box<dyn Send + Sync>) -> Self {
+        let (members, clock) = (self.shared.rule.members.clone(), self.shared.clock.clone());
+        AllOf::observed_by(None, members, Some(of_keys::Home::apart(leave)), clock)
+    }
+
     /// A composite with an observer, if there is one, from the start.
     #[cfg(feature = "keyed")]
     fn observed_by(
@@ -619,6 +627,10 @@ impl<C: Timer> AllOf<C> {
 
     fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
         let mut ask = self.ones.clone().of_request(&request.request);
+        if request.without_defaults {
+            let members = self.shared.rule.members.iter().enumerate();
+            members.filter(|(_, member)| member.cost.is_some()).for_each(|(index, _)| ask.set(index, 0));
+        }
         self.shared.rule.set_costs(&mut ask, request)?;
         Ok(ask)
     }
@@ -627,10 +639,6 @@ impl<C: Timer> AllOf<C> {
         match self.shared.reserve(ask.clone(), request) {
             Ok(wait) => Ok(AllReservation::new(self.shared.clone(), wait, request.exempt)),
             Err(refusal) => Err(blame(&self.shared, &ask, refusal)),
-        if request.without_defaults {
-            let members = self.shared.rule.members.iter().enumerate();
-            members.filter(|(_, member)| member.cost.is_some()).for_each(|(index, _)| ask.set(index, 0));
-        }
         }
     }
 

@@ -1,7 +1,7 @@
 //! A [`CountingLimit`] alone, without type parameters.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use crate::any_limiter::single::{NAME, alone, charged, check_name};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
 use crate::clock::DefaultClock;
 use crate::counting::CountingLimit;
+use crate::counting::line::Pool;
 use crate::error::Refusal;
 use crate::grant::{Grant, Left};
 use crate::limiter::{Events, Pause, RateLimiter, StoreEvent};
@@ -20,6 +21,7 @@ use crate::time::Nanos;
 /// the longest waits, the priorities and the pauses that a counting limit lacks.
 #[derive(Debug)]
 struct InUse {
+    /// Dropped first: the composite tells a table of keys that the limit is no longer in use.
     limit: CountingLimit,
     all: AllOf<DefaultClock>,
 }
@@ -29,16 +31,40 @@ const UNLIMITED: &str = "unlimited";
 
 impl InUse {
     fn new(limit: CountingLimit) -> InUse {
-        let unlimited = RateLimiter::new(Unlimited);
-        let all = AllOf::new(UNLIMITED, &unlimited).with_counting(NAME, &limit);
-        all.observe(Arc::new(ToLimit(limit.clone())));
-        InUse { all, limit }
+        let all = composite(&limit);
+        InUse::of(limit, all)
+    }
+
+    fn of(limit: CountingLimit, all: AllOf<DefaultClock>) -> InUse {
+        all.observe(Arc::new(ToLimit(Arc::downgrade(&limit.pool))));
+        InUse { limit, all }
     }
 }
 
+fn composite(limit: &CountingLimit) -> AllOf<DefaultClock> {
+    AllOf::new(UNLIMITED, &RateLimiter::new(Unlimited)).with_counting(NAME, limit)
+}
+
+/// The limit of a key, which is in use until the handle and its requests have ended: then `leave`
+/// is dropped.
+#[cfg(feature = "keyed")]
+pub(super) fn of_key(limit: CountingLimit, leave: impl Send + Sync + 'static) -> AnyLimiter {
+    let all = composite(&limit).of_key(Box::new(leave));
+    AnyLimiter::new(InUse::of(limit, all))
+}
+
 /// Tells the observer of the limit what happens to the composite. The limit itself tells nothing of
-/// permits that a composite takes.
-struct ToLimit(CountingLimit);
+/// permits that a composite takes. The composite keeps the limit, and this does not, since it ends
+/// after the composite has told a table of keys that the limit is no longer in use.
+struct ToLimit(Weak<Pool>);
+
+impl ToLimit {
+    fn report(&self, event: impl Fn(&dyn Events)) {
+        if let Some(pool) = self.0.upgrade() {
+            pool.events.report(event);
+        }
+    }
+}
 
 /// How many permits of the limit a request asks for: half of the sum of its costs, since it costs
 /// as many permits of the rate.
@@ -50,31 +76,31 @@ const fn of_limit(permits: u64) -> u64 {
 #[deny(clippy::missing_trait_methods)]
 impl Events for ToLimit {
     fn granted(&self, permits: u64, waited: Duration) {
-        self.0.report(|events| events.granted(of_limit(permits), waited));
+        self.report(|events| events.granted(of_limit(permits), waited));
     }
 
     fn refused(&self, permits: u64, refusal: &Refusal) {
-        self.0.report(|events| events.refused(of_limit(permits), refusal));
+        self.report(|events| events.refused(of_limit(permits), refusal));
     }
 
     fn cancelled(&self, permits: u64, waited: Duration) {
-        self.0.report(|events| events.cancelled(of_limit(permits), waited));
+        self.report(|events| events.cancelled(of_limit(permits), waited));
     }
 
     fn shadowed(&self, permits: u64, refusal: &Refusal) {
-        self.0.report(|events| events.shadowed(of_limit(permits), refusal));
+        self.report(|events| events.shadowed(of_limit(permits), refusal));
     }
 
     fn exempted(&self, permits: u64) {
-        self.0.report(|events| events.exempted(of_limit(permits)));
+        self.report(|events| events.exempted(of_limit(permits)));
     }
 
     fn paused(&self, remaining: Duration) {
-        self.0.report(|events| events.paused(remaining));
+        self.report(|events| events.paused(remaining));
     }
 
     fn resumed(&self) {
-        self.0.report(|events| events.resumed());
+        self.report(|events| events.resumed());
     }
 
     // A composite in one process has no store, and tells none of these.

@@ -209,6 +209,7 @@ mod of_this_process {
     use super::{AllRefusal, AllRequest, AnyKeyed, AnyLimiter, KeyedLimiter, fmt};
     use crate::all_of::KeyedAllOf;
     use crate::any_limiter::OfKey;
+    use crate::any_limiter::counting::of_key;
     use crate::any_limiter::single::alone;
     use crate::clock::Timer;
     use crate::counting::CountingLimit;
@@ -245,7 +246,8 @@ mod of_this_process {
         K: Hash + Eq + Clone + fmt::Debug + Send + Sync + 'static,
     {
         fn limiter(&self, key: K) -> Result<AnyLimiter, AllRefusal> {
-            Ok(self.limit(&key)?.into())
+            let lease = self.lease(&key)?;
+            Ok(of_key(lease.limit, lease.leave))
         }
 
         fn limiter_for(&self, key: K, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {

@@ -94,7 +94,7 @@ pub(crate) struct Pool {
     /// too large.
     lowered: AtomicU64,
     line: Mutex<Waiters>,
-    pub(super) events: Observers,
+    pub(crate) events: Observers,
 }
 
 /// The line. Entries and seats are numbered in order of arrival, from 1 on.

@@ -169,6 +169,23 @@ fn a_key_that_is_removed_starts_anew_beside_its_waiters() {
     assert_eq!(assert_ready_ok!(other.poll()).waited(), 500 * MS);
 }
 
+/// A change of all keys left the limiter of the key empty before its place was served.
+#[test]
+fn no_change_of_all_keys_takes_the_turn_of_a_place_at_a_key() {
+    let changes: [fn(&Users); 2] =
+        [|users| users.set_rate_all(Rate::per_second(2)), |users| users.pause_all_for(SECOND)];
+    for change in changes {
+        let (users, _all, api, clock) = users_and_all();
+        assert!(users.try_acquire_many("alice", 2).is_ok());
+        let alice = api.for_key("alice").expect("room");
+        alice.pause_for(SECOND);
+        let mut place = users.reserve("alice", 1).expect("a place");
+        clock.advance(SECOND);
+        change(&users);
+        assert!(place.claim());
+    }
+}
+
 #[test]
 fn without_room_for_a_key_the_limiter_of_keys_says_so() {
     let clock = ManualClock::new();
@@ -192,23 +209,6 @@ fn without_room_for_a_key_the_limiter_of_keys_says_so() {
     let limited = api.try_acquire("dave").expect_err("they share one limiter");
     assert_eq!((limited.member(), limited.retry_after()), (Some("user"), Some(1500 * MS)));
 }
-/// A change of all keys left the limiter of the key empty before its place was served.
-#[test]
-fn no_change_of_all_keys_takes_the_turn_of_a_place_at_a_key() {
-    let changes: [fn(&Users); 2] =
-        [|users| users.set_rate_all(Rate::per_second(2)), |users| users.pause_all_for(SECOND)];
-    for change in changes {
-        let (users, _all, api, clock) = users_and_all();
-        assert!(users.try_acquire_many("alice", 2).is_ok());
-        let alice = api.for_key("alice").expect("room");
-        alice.pause_for(SECOND);
-        let mut place = users.reserve("alice", 1).expect("a place");
-        clock.advance(SECOND);
-        change(&users);
-        assert!(place.claim());
-    }
-}
-
 
 #[test]
 fn each_call_tells_a_refusal_and_the_permits_left() {
@@ -374,6 +374,36 @@ fn permits_of_a_key_in_use_are_given_back_and_the_key_is_forgotten() -> Result<(
     clock.advance(10 * SECOND);
     users.sweep();
     assert!(users.is_empty());
+    Ok(())
+}
+
+/// The key stayed until other keys needed its place.
+#[test]
+fn a_key_of_a_handle_is_forgotten_when_its_calls_end() -> Result<(), AllRefusal> {
+    let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 100);
+    let any = AnyKeyed::from(calls.clone());
+    drop(any.try_acquire("alice")?);
+    assert!(calls.is_empty());
+    let held = any.try_acquire("alice")?;
+    assert!(any.try_acquire("alice").is_err());
+    let mut wait = spawn(any.acquire("alice"));
+    assert_pending!(wait.poll());
+    drop(held);
+    let held = assert_ready_ok!(wait.poll());
+    drop(wait);
+    assert_eq!(calls.len(), 1);
+    drop(held);
+    assert!(calls.is_empty());
+    let mut place = any.reserve("alice", 1)?;
+    assert_ready_ok!(spawn(&mut place).poll());
+    assert_eq!((calls.len(), calls.available("alice")), (1, 0));
+    drop(place);
+    assert!(calls.is_empty());
+    let alice = any.limiter("alice")?;
+    drop(alice.try_acquire()?);
+    assert_eq!(calls.len(), 1);
+    drop(alice);
+    assert!(calls.is_empty());
     Ok(())
 }
 

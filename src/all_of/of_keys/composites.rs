@@ -120,6 +120,14 @@ pub(crate) struct Home<C: Timer> {
     pub(crate) _leave: Vec<Box<dyn Send + Sync>>,
 }
 
+impl<C: Timer> Home<C> {
+    /// That of a composite that no other call finds, with permits in use that keep it.
+    pub(crate) fn apart(leave: Box<dyn Send + Sync>) -> Home<C> {
+        let (composites, numbers) = (Arc::new(Composites::new()), Numbers::default());
+        Home { composites, numbers, is_kept: true, _leave: vec![leave] }
+    }
+}
+
 impl<C: Timer> Drop for Home<C> {
     fn drop(&mut self) {
         self.composites.forget(&self.numbers);
