@@ -223,3 +223,60 @@ fn broken_a_waiter_that_joins_while_the_limit_closes_is_refused() {
         limit.pool.word.fetch_sub(crate::counting::line::CLOSED, crate::sync::Ordering::Relaxed);
     });
 }
+
+/// A composite compares the count of changes while the limit is lowered to one, and then closed. If
+/// it reads a new count, it finds the limit after that change.
+fn comparing_against_changes(lower: fn(&CountingLimit), close: fn(&CountingLimit)) {
+    model(move || {
+        let limit = CountingLimit::new(2);
+        let other = {
+            let limit = limit.clone();
+            thread::spawn(move || {
+                lower(&limit);
+                close(&limit);
+            })
+        };
+        match limit.pool.lowered() {
+            0 => {}
+            1 => assert!(limit.check(2).is_err(), "the change is missed"),
+            _ => assert!(limit.check(1).is_err(), "the change is missed"),
+        }
+        other.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_composite_that_reads_a_new_count_finds_the_change() {
+    comparing_against_changes(
+        |limit| limit.set_limit(1),
+        |limit| {
+            limit.close();
+        },
+    );
+}
+
+fn count_by_relaxed(limit: &CountingLimit) {
+    limit.pool.lowered.fetch_add(1, crate::sync::Ordering::Relaxed);
+}
+
+/// The broken twin: the count of a lowered limit publishes nothing.
+#[test]
+#[should_panic(expected = "the change is missed")]
+fn broken_a_composite_that_reads_a_new_count_finds_the_lowered_limit() {
+    let lower = |limit: &CountingLimit| {
+        limit.pool.limit.store(1, crate::sync::Ordering::Relaxed);
+        count_by_relaxed(limit);
+    };
+    comparing_against_changes(lower, |_| ());
+}
+
+/// The broken twin: the count of a closed limit publishes nothing.
+#[test]
+#[should_panic(expected = "the change is missed")]
+fn broken_a_composite_that_reads_a_new_count_finds_the_closed_limit() {
+    let close = |limit: &CountingLimit| {
+        limit.pool.word.fetch_sub(crate::counting::line::CLOSED, crate::sync::Ordering::Relaxed);
+        count_by_relaxed(limit);
+    };
+    comparing_against_changes(|limit| limit.set_limit(1), close);
+}

@@ -27,7 +27,9 @@
 //! | take permits: an exchange of `word` | Acquire | give back | the last holder's actions happen before the next holder's |
 //! | give permits back: an addition to `word` | Release | take | as above |
 //! | raise and lower the flag, under the lock | Relaxed | | see below |
-//! | `limit` and `lowered`, written under the lock | Relaxed | | `limit` gives refusals their reason; `word` alone decides |
+//! | `limit`, written under the lock | Relaxed | | it gives refusals their reason; `word` alone decides |
+//! | a lowered or closed limit is counted in `lowered`, under the lock | Release | a composite compares | a composite that reads the new count finds the limit and the word after the change |
+//! | a composite compares `lowered` | Acquire | counted | as above |
 //! | the line | the lock | | |
 //!
 //! **No wake-up is lost.** The bad execution: a waiter finds no permit and joins the line, a permit
@@ -43,6 +45,11 @@
 //! stale. But the free permits never exceed the limit that `word` was last changed to, so a request
 //! above that limit fails at the exchange.
 //!
+//! **No change is missed.** The bad execution: a composite reads the new count and an old limit. So
+//! it refuses no waiter, and its next look finds no change. Then a waiter that is not its first one
+//! waits for what it never gets. The Release and the Acquire forbid it. A composite with a seat that
+//! reads the old count is notified.
+//!
 //! **An end.** Closing takes more permits than there can ever be, in one operation on `word`. So it
 //! is ordered with all takes and all looks as a taken permit is: a request that joins before it is
 //! in line and is refused under the lock, and a request that joins after it finds no permit and is
@@ -53,7 +60,8 @@
 //!
 //! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back;
 //! leaving against a grant; lowering against joining; with a twin that looks at the flag before it
-//! gives back. Closing against joining, with a twin that does not serve the line.
+//! gives back. Closing against joining, with a twin that does not serve the line. Lowering and
+//! closing against a composite that compares, with a twin that counts by Relaxed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -89,10 +97,10 @@ pub(crate) const CLOSED: u64 = weight(u32::MAX) * 4;
 
 pub(crate) struct Pool {
     pub(crate) word: AtomicU64,
-    limit: AtomicU32,
-    /// How often the limit was lowered. A composite compares it to learn that its request may be
-    /// too large.
-    lowered: AtomicU64,
+    pub(crate) limit: AtomicU32,
+    /// How often the limit was lowered or closed. A composite compares it to learn that its
+    /// requests may be too large.
+    pub(crate) lowered: AtomicU64,
     line: Mutex<Waiters>,
     pub(crate) events: Observers,
 }
@@ -167,10 +175,10 @@ impl Pool {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Returns how often the limit was lowered.
+    /// Returns how often the limit was lowered or closed.
     pub(crate) fn lowered(&self) -> u64 {
-        // Relaxed: the thread that lowers the limit runs the rechecks of the composites afterwards.
-        self.lowered.load(Ordering::Relaxed)
+        // Acquire: see "No change is missed".
+        self.lowered.load(Ordering::Acquire)
     }
 
     /// Returns how many permits a request would find now: none while other requests wait.
@@ -248,11 +256,12 @@ impl Pool {
             // Relaxed: the lock orders the changes of the limit.
             let before = self.limit.swap(limit, Ordering::Relaxed);
             let more = i64::from(limit) - i64::from(before);
-            // Relaxed: a change of the limit publishes nothing; `word` alone decides.
+            // Relaxed: a change of `word` publishes nothing.
             self.word.fetch_add(more.cast_unsigned() << 1, Ordering::Relaxed);
             if more < 0 {
                 // Counted before the composites are notified, because they compare the count.
-                self.lowered.fetch_add(1, Ordering::Relaxed);
+                // Release: see "No change is missed".
+                self.lowered.fetch_add(1, Ordering::Release);
             }
             more < 0
         });
@@ -270,8 +279,8 @@ impl Pool {
             if was_open {
                 // Relaxed: `word` alone decides.
                 self.word.fetch_sub(CLOSED, Ordering::Relaxed);
-                // Counted, so that the composites check their requests.
-                self.lowered.fetch_add(1, Ordering::Relaxed);
+                // Counted, so that the composites check their requests. Release: as above.
+                self.lowered.fetch_add(1, Ordering::Release);
             }
             was_open
         });
