@@ -209,7 +209,8 @@ impl<C: Timer> AllOf<C> {
     /// the permits. Returns `false`, and changes nothing, if the composite has an observer already.
     /// See [`RateLimiter::observe`](crate::RateLimiter::observe).
     ///
-    /// The observer of a member is not told of permits that composites take from it.
+    /// The observer of a member is not told of permits that composites take from it. No observer is
+    /// told of a call with the name of a member that there is not, which asks no limiter.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.shared.observe(events)
     }

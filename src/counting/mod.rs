@@ -339,8 +339,8 @@ impl CountingLimit {
     /// permits in use. A request that waits in an [`AllOf`](crate::AllOf) counts while nothing else
     /// holds it up.
     ///
-    /// The time at which permits are given back is not known: `full_in` is zero if no permit is in
-    /// use, and otherwise [`Duration::MAX`].
+    /// The time at which permits are given back is not known: `full_in` is zero if as many permits
+    /// are available as the limit has, and otherwise [`Duration::MAX`].
     ///
     /// # Examples
     ///

@@ -18,7 +18,8 @@ and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by).
 )]
 ///
 /// The observer of a limiter is not told of permits that an [`AllOf`](crate::AllOf) takes from it:
-/// the `AllOf` tells its own observer.
+/// the `AllOf` tells its own observer. No observer is told of a call with the name of a member that
+/// there is not.
 ///
 /// Each method does nothing unless written. They are called in the thread of the call that they
 /// tell of, after it was decided and without any lock, so they may call the limiter. They are on
