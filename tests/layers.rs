@@ -26,7 +26,7 @@ const TIDEGATE_REDIS: Layers = &[
     &["error", "jitter", "lock", "block_on", "calls"],
     &["terms", "breaker", "queue", "observe", "pending"],
     &["key", "script"],
-    &["clients", "own_pause", "share", "model"],
+    &["clients", "known_pause", "share", "model"],
     &["connection"],
     &["store"],
     &["set", "counting"],

@@ -11,6 +11,7 @@ mod counting;
 mod error;
 mod jitter;
 mod key;
+mod known_pause;
 mod lease;
 mod limiter;
 mod line;
@@ -18,7 +19,6 @@ mod lock;
 #[cfg(feature = "simulation")]
 mod model;
 mod observe;
-mod own_pause;
 mod pending;
 mod queue;
 mod script;

@@ -14,8 +14,8 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
 use crate::key;
+use crate::known_pause::KnownPause;
 use crate::observe::Observers;
-use crate::own_pause::OwnPause;
 use crate::script::{
     Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, Script, Told, Wanted, command, reserve,
 };
@@ -53,7 +53,7 @@ impl Prepared {
             observers: observers.clone(),
             members: members.clone(),
             giving_way: Arc::default(),
-            own_pause: OwnPause::default(),
+            known_pause: KnownPause::default(),
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             clock: DefaultClock::new(),
@@ -74,7 +74,7 @@ pub(crate) struct Set {
     /// How many calls have no answer that give way to those of others.
     giving_way: Arc<AtomicUsize>,
     /// The end of the last pause that this process asked for, for the time that the store is away.
-    pub(crate) own_pause: OwnPause,
+    pub(crate) known_pause: KnownPause,
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) clock: DefaultClock,
@@ -321,7 +321,7 @@ impl Set {
         if self.shadow.load(Ordering::Relaxed) {
             return Instead::Everyone;
         }
-        if let Some(refusal) = self.own_pause.refusal() {
+        if let Some(refusal) = self.known_pause.refusal() {
             return Instead::Nobody(refusal);
         }
         if self.store.while_away() == WhileAway::Open {

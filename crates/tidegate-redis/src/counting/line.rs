@@ -25,9 +25,9 @@ use tokio::time::Instant;
 
 use crate::counting::call::{Call, Operation, Told};
 use crate::jitter::jittered;
+use crate::known_pause::KnownPause;
 use crate::lock::lock;
 use crate::observe::Observers;
-use crate::own_pause::OwnPause;
 use crate::pending::Telling;
 use crate::script::Script;
 use crate::store::{Away, Deadline, Store, WhileAway};
@@ -63,7 +63,7 @@ pub(super) struct Shared {
     pub(super) span: Duration,
     pub(super) limit: AtomicU32,
     pub(super) line: Mutex<Line>,
-    pub(super) own_pause: OwnPause,
+    pub(super) known_pause: KnownPause,
     /// Told when there is something to call for.
     pub(super) changed: Notify,
 }
@@ -356,6 +356,7 @@ impl Shared {
         since: &mut Option<Instant>,
         answers: &mut Answers,
     ) -> Duration {
+        self.known_pause.told(told.paused_for);
         let limit = self.limit();
         let left = left(limit, told.in_use);
         line.announced = 0;
@@ -493,7 +494,7 @@ impl Shared {
             }
         };
         let may_wait = self.may_come_back(away);
-        let (paused, mut is_held_up) = (self.own_pause.refusal(), false);
+        let (paused, mut is_held_up) = (self.known_pause.refusal(), false);
         for place in places {
             let Some(Waiter { permits, stays, .. }) = line.waiters.get(&place) else { continue };
             let (permits, stays) = (u64::from(*permits), *stays);

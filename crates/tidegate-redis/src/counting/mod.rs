@@ -25,8 +25,8 @@ use crate::counting::wait::Wait;
 use crate::error::{BuildError, with_left};
 use crate::jitter;
 use crate::key;
+use crate::known_pause::KnownPause;
 use crate::observe::{Observers, Watch};
-use crate::own_pause::OwnPause;
 use crate::store::{Away, Store};
 
 /// The name of a limiter that has no members, where one is told or asked for.
@@ -180,7 +180,7 @@ impl CountingBuilder {
             span,
             limit: AtomicU32::new(limit),
             line: Mutex::new(Line::default()),
-            own_pause: OwnPause::default(),
+            known_pause: KnownPause::default(),
             changed: Notify::new(),
         };
         Ok(StoreCountingLimit(Arc::new(shared), Blocks::Yes))
@@ -246,7 +246,7 @@ impl StoreCountingLimit {
     ///
     /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
-        self.0.own_pause.end();
+        self.0.known_pause.end();
         let was_paused = self.ask(Operation::Resume).await?.granted == [true];
         if was_paused {
             self.0.observers.report(|events| events.resumed());
@@ -257,7 +257,7 @@ impl StoreCountingLimit {
     fn begin_pause(&self, pause: Pause) -> Operation {
         let now = DefaultClock::new().now();
         let span = pause.end(now).saturating_since(now).as_duration();
-        self.0.own_pause.begin(span);
+        self.0.known_pause.begin(span);
         self.0.observers.report(|events| events.paused(span));
         Operation::Pause(span)
     }
@@ -416,7 +416,7 @@ impl Limiter for StoreCountingLimit {
 
     fn resume(&self) -> bool {
         let Some(was_paused) = self.0.store.block_on(self.1, StoreCountingLimit::resume(self)) else {
-            self.0.own_pause.end();
+            self.0.known_pause.end();
             self.0.tell(Operation::Resume);
             return false;
         };

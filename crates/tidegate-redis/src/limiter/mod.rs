@@ -273,7 +273,7 @@ impl StoreLimiter {
     ///
     /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
-        self.0.set.own_pause.end();
+        self.0.set.known_pause.end();
         let reply = self.ask_all(Operation::Resume).await?;
         self.0.resumed();
         let was_paused = reply.limits.iter().any(|told| told.other > 0);
@@ -325,7 +325,7 @@ impl StoreLimiter {
         if let Some(leases) = &self.0.leases {
             leases.end();
         }
-        self.0.set.own_pause.begin(span);
+        self.0.set.known_pause.begin(span);
         self.0.prolong_pause(span);
         self.0.set.observers.report(|events| events.paused(span));
         Operation::Pause { span, keep_stock: pause.keeps_stock() }
@@ -333,7 +333,7 @@ impl StoreLimiter {
 
     fn resume_here(&self) {
         self.0.leases.iter().for_each(|leases| leases.resume());
-        self.0.set.own_pause.end();
+        self.0.set.known_pause.end();
     }
 
     fn debited(&self, costs: &AllRequest<'_>) -> Result<Costs, AllRefusal> {
@@ -457,12 +457,15 @@ impl StoreLimiter {
         let (set, mut returning) = (&self.0.set, None);
         loop {
             let backs = set.store.backs();
+            // It waited for a lease, or for a share, before it joins the line.
+            let before = number.map_or(Nanos::ZERO, |_| set.now().saturating_since(came)).as_duration();
             let asked = ask.asked(set, self.rest(longest, came), came, true);
             let ticket = Ticket::new(&self.0, asked, number);
             drop(returning.take());
             number = Some(ticket.number());
             let undecided = match ticket.await {
-                Outcome::Granted(granted) => {
+                Outcome::Granted(mut granted) => {
+                    granted.waited = granted.waited.saturating_add(before);
                     set.log_grant(&granted.reply);
                     return Ok(Won::Booked(granted));
                 }

@@ -467,6 +467,11 @@ impl Line {
             let now = self.set.now();
             replies.iter().for_each(|reply| leases.told(now, reply));
         }
+        if let Ok(replies) = &replies
+            && let Some(rest) = replies.iter().map(Reply::paused_for).max()
+        {
+            self.set.known_pause.told(rest);
+        }
         let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
         let timeout = self.set.store.timeout();
         let is_to_go_on = self.visit(|state, after, now| {

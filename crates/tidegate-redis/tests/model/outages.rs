@@ -348,7 +348,8 @@ fn dropped_waits_shut_no_share() {
     });
 }
 
-/// Requests that go back to the line of the store from a share keep their order.
+/// Requests that go back to the line of the store from a share keep their order, and tell how long
+/// they waited since they came.
 #[test]
 fn requests_that_return_from_a_share_stand_before_newcomers() {
     run(async {
@@ -362,8 +363,12 @@ fn requests_that_return_from_a_share_stand_before_newcomers() {
         let granted = Arc::new(Mutex::new(Vec::new()));
         let ask = |number: usize| {
             let (wait, granted) = (limiter.acquire(), granted.clone());
+            let asked = Instant::now();
             tokio::spawn(async move {
                 let permits = wait.await.unwrap();
+                let (took, waited) = (asked.elapsed(), permits.waited());
+                // The trips of its call are no wait.
+                assert!(permits.is_degraded() || took - waited <= 5 * MS, "{number}: {waited:?} of {took:?}");
                 granted.lock().unwrap().push((number, permits.is_degraded()));
             });
         };

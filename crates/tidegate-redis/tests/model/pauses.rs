@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tidegate::{AnyLimiter, Pause, QueueBounds, Refusal, Request, WhenFull};
+use tidegate::{AllPermits, AllRefusal, AnyLimiter, Pause, QueueBounds, Refusal, Request, WhenFull};
 use tidegate_redis::simulation::{Model, Network, run};
-use tidegate_redis::{Store, StoreLimiter};
+use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -41,6 +41,51 @@ fn wait(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<Resul
         let answer = limiter.acquire_many(request).await;
         answer.map(|_| Instant::now()).map_err(|refusal| refusal.refusal().unwrap())
     })
+}
+
+/// A process that the store had told of a pause granted its share in it when the store went away.
+#[test]
+fn a_pause_that_the_store_told_holds_while_the_store_is_away() {
+    for (is_counting, is_resumed) in [(false, false), (false, true), (true, false), (true, true)] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let open = || {
+                let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+                model.open(Store::builder("redis://model").while_away(two)).unwrap()
+            };
+            let limiter = |store: &Store| -> AnyLimiter {
+                match is_counting {
+                    true => store.counting("all", 8).build().unwrap().into(),
+                    false => store.limiter("all").limit("limit", "fixed_window 8/s").build().unwrap().into(),
+                }
+            };
+            let (first, second) = (limiter(&open()), limiter(&open()));
+            drop(second.acquire_now(1).await.unwrap());
+            first.pause(Pause::lasting(MINUTE)).unwrap();
+            sleep(MS * 5).await;
+            let is_paused = |answer: Result<AllPermits, AllRefusal>| {
+                matches!(answer.unwrap_err().refusal(), Some(Refusal::Paused { .. }))
+            };
+            assert!(is_paused(second.acquire_now(1).await));
+            if is_resumed {
+                first.in_task().resume();
+                sleep(MS * 5).await;
+                drop(second.acquire_now(1).await.unwrap());
+            }
+            model.stop(true);
+            sleep(SECOND * 2).await;
+            let answer = second.acquire_now(1).await;
+            if is_resumed {
+                assert!(answer.unwrap().is_degraded());
+                return;
+            }
+            let refusal = answer.as_ref().unwrap_err();
+            assert!(refusal.is_degraded() && refusal.retry_after().unwrap() <= MINUTE, "{refusal:?}");
+            assert!(is_paused(answer));
+            sleep(MINUTE).await;
+            assert!(second.acquire_now(1).await.unwrap().is_degraded());
+        });
+    }
 }
 
 /// Requests that waited behind a pause kept their instants behind its foreseen end, and all later
