@@ -119,7 +119,7 @@ fn what_waits_behind_a_pause_is_answered_when_the_runtime_ends() {
     let store = runtime.block_on(async { builder(&server).open() }).unwrap();
     let exact = store.limiter("all").limit("limit", "token_bucket 100/s burst 1").build().unwrap();
     let limiter = AnyLimiter::from(exact.clone());
-    limiter.pause(Pause::lasting(Duration::from_secs(3600))).unwrap();
+    runtime.block_on(exact.pause(Pause::lasting(Duration::from_secs(3600)))).unwrap();
     let mut waits: Vec<_> = (0..1000).map(|_| spawn(limiter.acquire())).collect();
     waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
     runtime.block_on(async { while exact.status().await.unwrap().waiting < 1000 {} });
