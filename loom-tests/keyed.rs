@@ -124,9 +124,11 @@ fn broken_two_first_takes_find_one_key() {
         let policy = Arc::new(keys.policy());
         let state = policy.start(Nanos::ZERO);
         let taken = take(&policy, &state);
+        let hash = keys.hash_of(&1);
         let mut shard = write(&keys.shards[0]);
-        shard.known.reserve(|_| 1);
-        shard.known.insert(1, 1, state);
+        shard.known.reserve(|_| hash);
+        shard.known.insert(hash, 1, state);
+        keys.count.fetch_add(1, Ordering::Relaxed);
         taken
     });
 }
