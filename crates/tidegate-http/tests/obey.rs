@@ -324,8 +324,8 @@ fn an_older_remaining_that_was_long_on_its_way_does_not_raise() {
     assert_eq!(world.paused_for(), secs(42));
 }
 
-/// Each answer of a call without a word on the limit added its cost to that of calls which the server
-/// may not have counted, also after the answer that ended the call.
+/// Each answer of a call without a word on the limit added its cost to that of calls which the
+/// server may not have counted, also after the answer that ended the call.
 #[test]
 fn a_second_answer_of_a_call_does_not_count_it_again() {
     let world = world();
