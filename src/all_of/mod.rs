@@ -7,7 +7,8 @@
 //! # Usage
 //!
 //! Try, and refuse at once if a member has too few permits. Keep the permits until the work is
-//! done: when they are dropped, those of a [`CountingLimit`] go back. Permits of a rate are used up.
+//! done: when they are dropped, those of a [`CountingLimit`] go back. Permits of a rate are used
+//! up.
 //!
 //! ```
 //! use tidegate::{AllOf, Rate, RateLimiter, TokenBucket};

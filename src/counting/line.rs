@@ -47,8 +47,8 @@
 //!
 //! **No change is missed.** The bad execution: a composite reads the new count and an old limit. So
 //! it refuses no waiter, and its next look finds no change. Then a waiter that is not its first one
-//! waits for what it never gets. The Release and the Acquire forbid it. A composite with a seat that
-//! reads the old count is notified.
+//! waits for what it never gets. The Release and the Acquire forbid it. A composite with a seat
+//! that reads the old count is notified.
 //!
 //! **An end.** Closing takes more permits than there can ever be, in one operation on `word`. So it
 //! is ordered with all takes and all looks as a taken permit is: a request that joins before it is

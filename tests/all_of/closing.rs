@@ -14,7 +14,8 @@ fn refused(refusal: Refusal) -> AllRefusal {
     AllRefusal::by("calls", refusal)
 }
 
-/// A rate whose next permit comes in an hour, two calls at a time, and both.
+/// Makes a bucket whose next permit comes in an hour, a limit of two calls at a time, and a
+/// composite of both.
 fn an_hour_and_two(clock: &ManualClock) -> (Bucket, CountingLimit, AllOf<ManualClock>) {
     let (rate, calls) = (bucket_at(clock, Rate::per_hour(1), 1), CountingLimit::new(2));
     assert!(rate.try_acquire().is_ok());

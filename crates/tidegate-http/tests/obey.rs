@@ -1193,8 +1193,8 @@ fn a_global_refusal_pauses_all_scopes_and_later_ones() {
     }
 }
 
-/// The default clock of each limiter counts from its making. The ends of two pauses were compared as
-/// they were, so that one that was over kept a later scope from one that went on.
+/// The default clock of each limiter counts from its making. The ends of two pauses were compared
+/// as they were, so that one that was over kept a later scope from one that went on.
 #[test]
 fn a_global_refusal_pauses_later_scopes_whatever_their_clocks_count_from() {
     let clocks = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));

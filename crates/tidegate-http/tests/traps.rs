@@ -370,8 +370,8 @@ fn refusals_are_known_by_status_and_headers() {
     }
 }
 
-/// Beside a grant, Anthropic tells that it allows no use beyond the subscription. A plain error with
-/// these headers was read as a refusal.
+/// Beside a grant, Anthropic tells that it allows no use beyond the subscription. A plain error
+/// with these headers was read as a refusal.
 #[test]
 fn a_status_of_one_window_of_anthropic_refuses_nothing() {
     let told = |status: &'static str| {

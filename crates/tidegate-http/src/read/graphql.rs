@@ -30,7 +30,8 @@ pub(super) fn add(body: &[u8], clock: Clock, answer: &mut Answer) {
 }
 
 /// Reads the members of an object that have these names, each as it is written. All others are
-/// skipped, so that a body takes no memory for what is not read. What is no object has no members.
+/// skipped, so that a body takes no memory for what is not read. Another value than an object has
+/// no members.
 fn members<'a, const N: usize>(json: Option<&'a RawValue>, names: [&str; N]) -> [Option<&'a RawValue>; N] {
     struct Named<'n, const N: usize>([&'n str; N]);
 

@@ -475,7 +475,8 @@ impl Shared {
         })
     }
 
-    /// Whether requests that stay in line wait for the store. One that has ended does not come back.
+    /// Whether requests that stay in line wait for the store. One that has ended does not come
+    /// back.
     fn may_come_back(&self, away: Away) -> bool {
         self.store.while_away() == WhileAway::Wait && away.retry_after() < Nanos::MAX
     }

@@ -671,8 +671,8 @@ impl Drop for Line {
     }
 }
 
-/// A look at the line to come. If the store ends before, no task looks for requests that wait behind
-/// a pause: they ask again, and are told.
+/// A look at the line to come. If the store ends before, no task looks for requests that wait
+/// behind a pause: they ask again, and are told.
 struct Looking {
     line: Weak<Line>,
     has_looked: bool,

@@ -100,8 +100,8 @@ fn requests_that_come_too_late_in_a_crowd_are_refused_in_time() {
     });
 }
 
-/// A request that does not wait stood behind the call of one that does, which waited to leave behind
-/// those of other keys, and was looked at only when that call had its answer.
+/// A request that does not wait stood behind the call of one that does, which waited to leave
+/// behind those of other keys, and was looked at only when that call had its answer.
 #[test]
 fn requests_that_do_not_wait_have_answers_in_time_behind_a_call_that_waits_to_leave() {
     for requests in [1, 3] {
