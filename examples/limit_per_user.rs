@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use axum::http::{HeaderMap, StatusCode};
 use axum::{Router, extract::State, routing::get};
 use tidegate::{AnyPolicy, KeyedRateLimiter, Plan, Request};
-use tidegate_http::tell::{self, Format, Limit};
+use tidegate_http::write::{self, Format, Limit};
 
 type Users = KeyedRateLimiter<String, AnyPolicy>;
 #[derive(serde::Deserialize)]
@@ -28,14 +28,14 @@ async fn answer(State(users): State<Users>, headers: HeaderMap) -> (StatusCode, 
         Ok(grant) => {
             if let Some(left) = grant.left() {
                 let reset = if left.available > 0 { left.full_in } else { left.next_in };
-                tell::granted(&[plan(left.limit).remaining(left.available).reset(reset)], draft, &mut told);
+                write::granted(&[plan(left.limit).remaining(left.available).reset(reset)], draft, &mut told);
             }
             StatusCode::OK
         }
         Err(refusal) => {
             // Without a time there is no room for another user.
             let Some(wait) = refusal.retry_after() else { return (StatusCode::SERVICE_UNAVAILABLE, told) };
-            tell::refused(&[plan(users.status(user).limit).remaining(0)], wait, draft, &mut told);
+            write::refused(&[plan(users.status(user).limit).remaining(0)], wait, draft, &mut told);
             StatusCode::TOO_MANY_REQUESTS
         }
     };

@@ -120,7 +120,7 @@ fn broken_a_cancelled_wait_keeps_no_permit() {
         match turn.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(answer) => answer.map(std::mem::forget),
             Poll::Pending => {
-                while !cancellable.ends() {
+                while !cancellable.should_stop() {
                     thread::yield_now();
                 }
                 std::mem::forget(turn);

@@ -152,7 +152,7 @@ fn pausing_against_a_take(pause: fn(&Keys)) {
 
 /// A pause of a second, after which the keys go on with their permits.
 fn pause(keys: &Keys) {
-    keys.pause(Pause::lasting(Duration::from_secs(1)).keep_stock());
+    keys.pause(Pause::lasting(Duration::from_secs(1)).keep_permits());
 }
 
 #[test]

@@ -189,7 +189,7 @@ impl Drop for Within {
 /// fn wait_for(mut is_there: impl FnMut() -> bool) -> Result<(), Refusal> {
 ///     let mut wait = Cancellable::begin()?;
 ///     while !is_there() {
-///         if wait.ends() {
+///         if wait.should_stop() {
 ///             return Err(Refusal::Cancelled);
 ///         }
 ///         thread::park();
@@ -233,7 +233,7 @@ impl Cancellable {
     /// Ask this before each parking, with no foreign code in between, which could use up the
     /// thread's unpark token.
     #[must_use]
-    pub fn ends(&mut self) -> bool {
+    pub fn should_stop(&mut self) -> bool {
         if self.numbers.is_empty() {
             // Before the look, so that a token that is cancelled after the look unparks the thread.
             self.numbers.extend(self.tokens.iter().map(CancelToken::add));

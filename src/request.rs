@@ -47,13 +47,13 @@ pub struct Request {
     /// Whether the request passes without taking permits.
     pub exempt: bool,
     /// Whether the answer tells the permits left.
-    pub tells_left: bool,
+    pub wants_left: bool,
 }
 
 impl Request {
     /// Asks for `n` permits at once, at priority 0, without a maximum wait.
     pub const fn permits(n: u32) -> Request {
-        Request { permits: n, most: n, priority: 0, within: None, exempt: false, tells_left: false }
+        Request { permits: n, most: n, priority: 0, within: None, exempt: false, wants_left: false }
     }
 
     /// Asks for as many permits as are available, at least one and at most `n`, at priority 0,
@@ -193,12 +193,12 @@ impl Request {
     /// numbers belong to this grant, whatever other threads do meanwhile.
     ///
     /// A [`Refusal`](crate::Refusal) has no room for them. Where a refusal is to tell them, too,
-    /// make the call by [`try_telling`](crate::RateLimiter::try_telling), or through an
+    /// make the call by [`try_acquire_with_status`](crate::RateLimiter::try_acquire_with_status), or through an
     /// [`AnyLimiter`](crate::AnyLimiter), where [refusals](crate::AllRefusal::left) tell them.
     ///
     /// Requests that do not ask for this pay nothing for it.
     pub const fn with_left(self) -> Request {
-        Request { tells_left: true, ..self }
+        Request { wants_left: true, ..self }
     }
 }
 

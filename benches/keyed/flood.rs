@@ -35,7 +35,7 @@ fn known(limiter: &KeyedRateLimiter<u64>, seed: u64, done: &AtomicBool) -> f64 {
 
 pub(crate) fn flood(case: &str, options: &Options) {
     let floods: u32 = if options.quick { 500_000 / PART } else { 10_000_000 };
-    for choice in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+    for choice in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::EvictLeastUsed] {
         let policy = TokenBucket::new(Rate::per_second(1_000_000), 4_000_000_000);
         let limiter = KeyedRateLimiter::<u64>::new(policy, KEYS as usize).when_full(choice);
         for key in 0..KEYS {

@@ -46,10 +46,10 @@ pub(crate) fn draw() -> Drawn {
     let mut panels = Vec::new();
     for (subject, After { first, soon, kept }) in subjects()?.into_iter().zip(AFTER) {
         let run = |pause| subject.run(&demand.clone().pause(BEGIN, pause), Patience::Endless, RIGHT);
-        let (emptied, keeping) = (run(pause)?, run(pause.keep_stock())?);
+        let (emptied, keeping) = (run(pause)?, run(pause.keep_permits())?);
         let name = subject.title;
         facts.claim(0, format!("{name}: in the pause"), emptied.after(BEGIN, END));
-        facts.claim(0, format!("{name}, keep_stock: in the pause"), keeping.after(BEGIN, END));
+        facts.claim(0, format!("{name}, keep_permits: in the pause"), keeping.after(BEGIN, END));
         let wait = emptied.granted.iter().find_map(|grant| grant.at.checked_sub(seconds(END)));
         facts.claim(first, format!("{name}: ms to the first permit"), milliseconds(wait.unwrap_or_default()));
         facts.claim(
@@ -57,14 +57,14 @@ pub(crate) fn draw() -> Drawn {
             format!("{name}: in 1 s after the pause"),
             emptied.after(END, END + 1.0) + emptied.at(END + 1.0),
         );
-        facts.claim(kept, format!("{name}, keep_stock: at the end"), keeping.at(END));
-        panels.push((format!("{name}: keep_stock keeps {kept}"), panel(&emptied, &keeping)));
+        facts.claim(kept, format!("{name}, keep_permits: at the end"), keeping.at(END));
+        panels.push((format!("{name}: keep_permits keeps {kept}"), panel(&emptied, &keeping)));
     }
     let caption = "All are set to 10/s, those with a window to 20 per 2 s. 8 requests come at 1 s, 40 come in the \
                    pause and wait, and then 10 come per second. In the pause nothing passes, and nothing comes in. \
                    Afterwards the limiter is empty: permits come one interval apart, from a bucket in steps at its \
                    next step, from a cold SmoothWarmingUp 0.275 s apart and then faster. A window spaces its grants \
-                   for as long as it is, 2 s. With keep_stock the permits in stock pass at the end. The permits of a \
+                   for as long as it is, 2 s. With keep_permits the permits in stock pass at the end. The permits of a \
                    window come back also during the pause.";
     let title = "Every policy in a pause from 1.5 s to 3.5 s, callers wait";
     let grid = Grid { title, panels, caption: caption.into() };
@@ -74,7 +74,7 @@ pub(crate) fn draw() -> Drawn {
 fn panel(emptied: &Course, keeping: &Course) -> Panel {
     let curves = vec![
         Curve::filled(Role::Demand, "asked for", emptied.sum(&emptied.asked)),
-        Curve::line(Role::Second, "let through, with keep_stock", keeping.sum(&keeping.granted)),
+        Curve::line(Role::Second, "let through, with keep_permits", keeping.sum(&keeping.granted)),
         Curve::line(Role::Granted, "let through", emptied.sum(&emptied.granted)),
     ];
     Panel {

@@ -314,7 +314,7 @@ impl<C: Timer> All<C> {
         let Some((&index, more)) = more.split_first() else { return rest() };
         match (&self.members[index].kind, ask[index]) {
             (_, 0) => self.take_more(ask, more, charge, rest),
-            (Kind::Rate(member), n) if ask.tells_left => {
+            (Kind::Rate(member), n) if ask.wants_left => {
                 let (asked, mut left) = ((n, ask.priority), None);
                 let mut more = || self.take_more(ask, more, charge, rest);
                 member.take_then(asked, Some(&mut left), &mut more)?;

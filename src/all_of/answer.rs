@@ -37,7 +37,7 @@ pub(super) struct More {
 impl AllPermits {
     /// Permits that a limiter of another kind gave. Dropping `held` gives back the permits that are
     /// counted while in use. For an own [`Limiter`](crate::Limiter).
-    pub fn holding(grant: Grant, held: impl Send + Sync + 'static) -> AllPermits {
+    pub fn with_guard(grant: Grant, held: impl Send + Sync + 'static) -> AllPermits {
         let more = More { held: Some(Box::new(held)), ..More::default() };
         AllPermits { more: Some(Box::new(more)), ..AllPermits::from(grant) }
     }
@@ -149,7 +149,7 @@ pub enum AllRefusal {
         refusal: Refusal,
         /// What else is told: see [`left`](AllRefusal::left) and
         /// [`is_degraded`](AllRefusal::is_degraded).
-        told: Option<Box<Told>>,
+        details: Option<Box<RefusalDetails>>,
     },
     /// The composite itself refused: its queue is full, it is paused or closed, or the call was
     /// cancelled. Or there is no limiter to ask, when it is made from the refusal of
@@ -160,7 +160,7 @@ pub enum AllRefusal {
         refusal: Refusal,
         /// What else is told: see [`left`](AllRefusal::left) and
         /// [`is_degraded`](AllRefusal::is_degraded).
-        told: Option<Box<Told>>,
+        details: Option<Box<RefusalDetails>>,
     },
     /// The request names a member that there is not. Waiting does not help.
     NoMember {
@@ -173,7 +173,7 @@ pub enum AllRefusal {
 
 /// What some refusals tell beside the reason. In a box, so that all others stay small.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Told {
+pub struct RefusalDetails {
     left: Option<AllStatus>,
     /// Whether the request was decided without the store of the limiter.
     degraded: bool,
@@ -182,14 +182,14 @@ pub struct Told {
 impl AllRefusal {
     /// The refusal by the limit with this name. For an own [`Limiter`](crate::Limiter); a refusal
     /// by all limits together is made from a [`Refusal`].
-    pub fn by(name: impl Into<Name>, refusal: Refusal) -> AllRefusal {
-        AllRefusal::Member { name: name.into(), refusal, told: None }
+    pub fn from_member(name: impl Into<Name>, refusal: Refusal) -> AllRefusal {
+        AllRefusal::Member { name: name.into(), refusal, details: None }
     }
 
     /// Sets the state of each limit. A refusal for a name that there is not tells none.
     #[must_use]
     pub fn with_left(mut self, status: AllStatus) -> AllRefusal {
-        self.tell(|told| told.left = Some(status));
+        self.change_details(|details| details.left = Some(status));
         self
     }
 
@@ -201,7 +201,7 @@ impl AllRefusal {
     /// member that refused it tells fewer permits than the request asked for.
     #[must_use]
     pub fn left(&self) -> Option<&AllStatus> {
-        self.told()?.left.as_ref()
+        self.details()?.left.as_ref()
     }
 
     /// Marks the refusal as made without the store that was to decide. For an own
@@ -209,7 +209,7 @@ impl AllRefusal {
     /// store.
     #[must_use]
     pub fn as_degraded(mut self) -> AllRefusal {
-        self.tell(|told| told.degraded = true);
+        self.change_details(|details| details.degraded = true);
         self
     }
 
@@ -224,26 +224,26 @@ impl AllRefusal {
     /// use tidegate::{AllRefusal, Refusal};
     ///
     /// let retry_after = Duration::from_millis(100).into();
-    /// let refusal = AllRefusal::by("minute", Refusal::Limited { retry_after });
+    /// let refusal = AllRefusal::from_member("minute", Refusal::Limited { retry_after });
     /// assert!(!refusal.is_degraded() && refusal.as_degraded().is_degraded());
     /// assert!(AllRefusal::from(Refusal::Unavailable { retry_after }).is_degraded());
     /// ```
     #[must_use]
     pub fn is_degraded(&self) -> bool {
         let unavailable = matches!(self.refusal(), Some(Refusal::Unavailable { .. }));
-        unavailable || self.told().is_some_and(|told| told.degraded)
+        unavailable || self.details().is_some_and(|details| details.degraded)
     }
 
-    fn told(&self) -> Option<&Told> {
+    fn details(&self) -> Option<&RefusalDetails> {
         match self {
-            AllRefusal::Member { told, .. } | AllRefusal::Queue { told, .. } => told.as_deref(),
+            AllRefusal::Member { details, .. } | AllRefusal::Queue { details, .. } => details.as_deref(),
             AllRefusal::NoMember { .. } => None,
         }
     }
 
-    fn tell(&mut self, change: impl FnOnce(&mut Told)) {
-        if let AllRefusal::Member { told, .. } | AllRefusal::Queue { told, .. } = self {
-            change(told.get_or_insert_default());
+    fn change_details(&mut self, change: impl FnOnce(&mut RefusalDetails)) {
+        if let AllRefusal::Member { details, .. } | AllRefusal::Queue { details, .. } = self {
+            change(details.get_or_insert_default());
         }
     }
 
@@ -253,9 +253,9 @@ impl AllRefusal {
         if let AllRefusal::Member {
             name,
             refusal: Refusal::Limited { retry_after } | Refusal::Paused { retry_after },
-            told: Some(told),
+            details: Some(details),
         } = &mut self
-            && let Some(left) = &mut told.left
+            && let Some(left) = &mut details.left
         {
             left.met(name, asked(name), retry_after.as_duration());
         }
@@ -279,7 +279,7 @@ impl AllRefusal {
     /// use tidegate::{AllRefusal, Refusal};
     ///
     /// let retry_after = Duration::from_millis(1100).into();
-    /// let refusal = AllRefusal::by("a day", Refusal::Limited { retry_after });
+    /// let refusal = AllRefusal::from_member("a day", Refusal::Limited { retry_after });
     /// assert_eq!(refusal.retry_after_secs(), Some(2));
     /// ```
     #[must_use]
@@ -339,6 +339,6 @@ impl std::error::Error for AllRefusal {}
 
 impl From<Refusal> for AllRefusal {
     fn from(refusal: Refusal) -> AllRefusal {
-        AllRefusal::Queue { refusal, told: None }
+        AllRefusal::Queue { refusal, details: None }
     }
 }

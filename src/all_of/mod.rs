@@ -133,7 +133,7 @@ mod settings;
 mod status;
 pub(crate) mod weights;
 
-pub use answer::{AllPermits, AllRefusal, Told};
+pub use answer::{AllPermits, AllRefusal, RefusalDetails};
 pub use name::Name;
 #[cfg(feature = "keyed")]
 pub use of_keys::KeyedAllOf;
@@ -663,7 +663,7 @@ impl<C: Timer> AllOf<C> {
     /// The refusal of a request that does not wait.
     fn refused(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
         let refusal = blame(&self.shared, ask, refusal);
-        if ask.tells_left { self.at_once(ask, refusal) } else { refusal }
+        if ask.wants_left { self.at_once(ask, refusal) } else { refusal }
     }
 
     #[cold]
@@ -690,7 +690,7 @@ fn permits<C: Timer>(
     let Receipt { waited, granted } = receipt;
     let (n, took) = if granted.is_some() { (ask.others, true) } else { (0, false) };
     let charge = granted.map(Granted::into_charge).unwrap_or_default();
-    let left = (ask.tells_left && took).then(|| left(of, &charge));
+    let left = (ask.wants_left && took).then(|| left(of, &charge));
     let AllCharge { taken, permits, .. } = charge;
     // From here on the grant cannot be undone.
     drop(taken);
@@ -719,7 +719,7 @@ fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge<C>) -> AllStatus {
 /// Names the member that refused, and tells the permits left if the request asks for them.
 fn blame<C: Timer>(of: &Shared<All<C>, C>, ask: &Weights, refusal: Refusal) -> AllRefusal {
     let refusal = of.rule.blame(ask, refusal);
-    if ask.tells_left { refusal.with_left(status(of)) } else { refusal }
+    if ask.wants_left { refusal.with_left(status(of)) } else { refusal }
 }
 
 impl<C: Timer> All<C> {
@@ -749,7 +749,7 @@ impl<C: Timer> All<C> {
         }
         // All costs are zero, or it can be had after all by now.
         let name = named.or(self.members.first()).map_or_else(|| "".into(), |entry| entry.name.clone());
-        AllRefusal::by(name, refusal)
+        AllRefusal::from_member(name, refusal)
     }
 
     /// Sets the costs to the costs of a request.

@@ -206,7 +206,7 @@ impl<C: Timer> AllReservation<C> {
     /// then do not count, and time that has passed does.
     #[must_use]
     pub fn left(&self) -> Option<AllStatus> {
-        let charge = self.claimed.as_ref().filter(|_| self.pending.ask().tells_left && !self.exempt)?;
+        let charge = self.claimed.as_ref().filter(|_| self.pending.ask().wants_left && !self.exempt)?;
         Some(left(&self.pending.shared, charge))
     }
 

@@ -21,7 +21,7 @@ impl<C: Timer> AllOf<C> {
     /// The members are not paused: other callers go on with them. At the end each member with a
     /// rate is left as if it were empty, also for other callers, and whether or not the composite
     /// is asked again, since the service that said stop has no permits left either. So no burst
-    /// follows. A refund or a reset of a member after the end stands. [`Pause::keep_stock`] leaves
+    /// follows. A refund or a reset of a member after the end stands. [`Pause::keep_permits`] leaves
     /// the members alone; use it where they belong to more services than the one that said stop. So
     /// does a pause that is [ended](AllOf::resume) before its time, also by dropping the composite.
     ///

@@ -21,7 +21,7 @@ pub(crate) struct Weights {
     /// The number of each member with a rate that the request does not name.
     pub(crate) others: u32,
     /// Whether the answer tells the permits left.
-    pub(crate) tells_left: bool,
+    pub(crate) wants_left: bool,
     /// Where the request takes as many of these members as there are.
     pub(crate) as_many: Option<Arc<AsMany>>,
 }
@@ -45,7 +45,7 @@ impl Weights {
             }
             None => Some(weights.into()),
         };
-        Weights { priority: 0, few, len: weights.len(), more, others: 1, tells_left: false, as_many: None }
+        Weights { priority: 0, few, len: weights.len(), more, others: 1, wants_left: false, as_many: None }
     }
 
     /// One of each member, at priority 0.
@@ -68,8 +68,8 @@ impl Weights {
 
     /// These numbers, for a request.
     pub(crate) fn of_request(self, request: &Request) -> Weights {
-        let Request { priority, tells_left, .. } = *request;
-        Weights { priority, tells_left, ..self }
+        let Request { priority, wants_left, .. } = *request;
+        Weights { priority, wants_left, ..self }
     }
 
     /// Sets the numbers to the costs of a request. `rates` are the members that its number is for.

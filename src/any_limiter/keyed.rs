@@ -153,7 +153,7 @@ impl<K: 'static> AnyKeyed<K> {
 
     /// Takes a place in the queue of a key, for a cost that is known only later, as
     /// [`AnyLimiter::reserve`]. It blocks no thread: it is the call of the handle
-    /// [for tasks](AnyLimiter::in_task).
+    /// [for tasks](AnyLimiter::non_blocking).
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ impl<K: 'static> AnyKeyed<K> {
         request: impl Into<AllRequest<'a>>,
     ) -> Result<AnyReservation, AllRefusal> {
         let request = request.into();
-        self.0.limiter_for(key.into(), &request)?.in_task().reserve(request)
+        self.0.limiter_for(key.into(), &request)?.non_blocking().reserve(request)
     }
 }
 

@@ -90,17 +90,17 @@ pub struct AnyLimiter(Arc<dyn Limiter>);
 /// | type | read or made by |
 /// |---|---|
 /// | [`AllRequest`] | [`costs`](AllRequest::costs), [`cost_of`](AllRequest::cost_of) and [`others`](AllRequest::others) tell the costs, [`to_request`](AllRequest::to_request) all else |
-/// | [`Pause`] | [`end`](Pause::end) and [`keeps_stock`](Pause::keeps_stock) |
-/// | [`AllPermits`] | `From<Grant>`, or [`AllPermits::holding`] if dropping them gives something back |
+/// | [`Pause`] | [`end`](Pause::end) and [`keeps_permits`](Pause::keeps_permits) |
+/// | [`AllPermits`] | `From<Grant>`, or [`AllPermits::with_guard`] if dropping them gives something back |
 /// | [`Grant`] | [`Grant::new`] |
-/// | [`AllStatus`] | [`AllStatus::new`], of a [`Status`](crate::Status) for each member, which is made from a [`Left`](crate::Left). A request that [asks](crate::Request::tells_left) is told it with the answer: [`AllPermits::with_left`], [`AllRefusal::with_left`], [`Place::left`] |
-/// | [`AllRefusal`] | [`AllRefusal::by`], or `From<Refusal>` |
+/// | [`AllStatus`] | [`AllStatus::new`], of a [`Status`](crate::Status) for each member, which is made from a [`Left`](crate::Left). A request that [asks](crate::Request::wants_left) is told it with the answer: [`AllPermits::with_left`], [`AllRefusal::with_left`], [`Place::left`] |
+/// | [`AllRefusal`] | [`AllRefusal::from_member`], or `From<Refusal>` |
 /// | answers without the store | [`AllPermits::as_degraded`], [`AllRefusal::as_degraded`], [`Place::is_degraded`] |
 /// | [`AcquireAny`], [`AnyReservation`] | [`AcquireAny::new`], [`AcquireAny::ready`], [`AnyReservation::new`] |
 ///
 /// A limiter over a network answers [`acquire_now`](Limiter::acquire_now) by a future, since
 /// [`try_acquire`](Limiter::try_acquire) can only block the thread until the store has answered.
-/// Its handle [for tasks](Limiter::in_task) answers the other calls without blocking a thread.
+/// Its handle [for tasks](Limiter::non_blocking) answers the other calls without blocking a thread.
 /// Calls that change the limiter, such as [`pause`](Limiter::pause), may return before the store
 /// knows of the change. If the store does not answer, a request is refused as
 /// [`Refusal::Unavailable`](crate::Refusal::Unavailable).
@@ -191,8 +191,8 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     fn is_closed(&self) -> bool;
 
     /// This limiter for code that must not block its thread, as
-    /// [`AnyLimiter::in_task`] tells. `None`, the default, if no call of it waits for a store.
-    fn in_task(&self) -> Option<AnyLimiter> {
+    /// [`AnyLimiter::non_blocking`] tells. `None`, the default, if no call of it waits for a store.
+    fn non_blocking(&self) -> Option<AnyLimiter> {
         None
     }
 }
@@ -349,7 +349,7 @@ impl AnyLimiter {
     /// kept between polls.
     ///
     /// Over a store this blocks the thread until the store answers; a task writes
-    /// `limiter.in_task().reserve(..)`. A place may be in the next window: a request that is to
+    /// `limiter.non_blocking().reserve(..)`. A place may be in the next window: a request that is to
     /// have its permits now or none says [`within(Duration::ZERO)`](crate::Request::within).
     ///
     /// Await `&mut` the reservation, and keep it until the work is done. `reserve(..)?.await?`
@@ -415,7 +415,7 @@ impl AnyLimiter {
     /// let clock = ManualClock::new();
     /// let policy = TokenBucket::new(Rate::per_second(5), 10);
     /// let any = AnyLimiter::from(RateLimiter::with_clock(policy, clock.clone()));
-    /// any.pause(Pause::lasting(Duration::from_secs(1)).keep_stock())?;
+    /// any.pause(Pause::lasting(Duration::from_secs(1)).keep_permits())?;
     /// assert!(any.try_acquire().is_err());
     /// clock.advance(Duration::from_secs(1));
     /// assert!(any.try_acquire_many(10).is_ok());
@@ -534,22 +534,22 @@ impl AnyLimiter {
     /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
     /// let limiter =
     ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
-    /// let place = limiter.in_task().reserve(20)?;
+    /// let place = limiter.non_blocking().reserve(20)?;
     /// assert!(place.due_in().is_zero());
     /// place.settle(5)?;
     /// assert_eq!(limiter.status().members[0].1.available, 55);
     /// # Ok::<(), tidegate::AllRefusal>(())
     /// ```
     #[must_use]
-    pub fn in_task(&self) -> AnyLimiter {
-        self.0.in_task().unwrap_or_else(|| self.clone())
+    pub fn non_blocking(&self) -> AnyLimiter {
+        self.0.non_blocking().unwrap_or_else(|| self.clone())
     }
 
     /// Whether calls of this handle may block the thread for an answer over a network, so that
-    /// tasks had better use another one: [`in_task`](AnyLimiter::in_task).
+    /// tasks had better use another one: [`non_blocking`](AnyLimiter::non_blocking).
     #[must_use]
     pub fn may_block(&self) -> bool {
-        self.0.in_task().is_some()
+        self.0.non_blocking().is_some()
     }
 }
 
@@ -643,13 +643,13 @@ impl AnyReservation {
     /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
     /// let limiter =
     ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
-    /// let place = AnyReservation::of_no_permits(limiter.clone());
+    /// let place = AnyReservation::empty(limiter.clone());
     /// assert!(place.due_in().is_zero());
     /// place.settle(7)?;
     /// assert_eq!(limiter.status().members[0].1.available, 53);
     /// # Ok::<(), tidegate::AllRefusal>(())
     /// ```
-    pub fn of_no_permits(limiter: AnyLimiter) -> AnyReservation {
+    pub fn empty(limiter: AnyLimiter) -> AnyReservation {
         AnyReservation::new(NoPermits(limiter))
     }
 
@@ -669,7 +669,7 @@ impl AnyReservation {
     ///
     /// As awaiting it; and [`Refusal::Cancelled`](crate::Refusal::Cancelled) under a
     /// [`CancelToken`](crate::CancelToken) that is cancelled. Then the reservation keeps its place.
-    /// A reservation of a limiter [in a task](AnyLimiter::in_task) blocks no thread for a store: it
+    /// A reservation of a limiter [in a task](AnyLimiter::non_blocking) blocks no thread for a store: it
     /// is refused.
     ///
     /// # Examples

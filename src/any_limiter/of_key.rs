@@ -50,8 +50,8 @@ where
 {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let request = alone(request)?;
-        if request.tells_left {
-            return told(self.keys.try_telling(&self.key, request));
+        if request.wants_left {
+            return told(self.keys.try_acquire_with_status(&self.key, request));
         }
         Ok(self.keys.try_acquire_many(&self.key, request)?.into())
     }

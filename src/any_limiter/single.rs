@@ -55,7 +55,7 @@ pub(super) fn permits(grant: Grant, status: impl FnOnce() -> Status) -> AllPermi
 /// A refusal of this request, which could wait, by a limiter without members, and the permits left
 /// if it asks for them.
 pub(super) fn refused(request: &Request, refusal: Refusal, status: impl FnOnce() -> Status) -> AllRefusal {
-    match request.tells_left {
+    match request.wants_left {
         true => AllRefusal::from(refusal).with_left(status_of(status())),
         false => refusal.into(),
     }
@@ -83,8 +83,8 @@ pub(super) fn charged(costs: &AllRequest<'_>) -> Result<u32, AllRefusal> {
 impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let request = alone(request)?;
-        if request.tells_left {
-            return told(self.try_telling(request));
+        if request.wants_left {
+            return told(self.try_acquire_with_status(request));
         }
         Ok(RateLimiter::try_acquire_many(self, request)?.into())
     }

@@ -182,7 +182,7 @@ struct Direction {
 
 impl Direction {
     fn new(limiter: AnyLimiter, max_chunk: u32) -> Direction {
-        let limiter = limiter.in_task();
+        let limiter = limiter.non_blocking();
         let mut direction = Direction { limiter, chunk: 0, max_chunk, place: None, owed: 0 };
         direction.set_chunk();
         direction
@@ -279,7 +279,7 @@ impl fmt::Debug for Direction {
 /// ```
 #[must_use]
 pub fn chunk_size(limiter: &AnyLimiter) -> u32 {
-    chunk(&limiter.in_task().status(), MOST)
+    chunk(&limiter.non_blocking().status(), MOST)
 }
 
 fn chunk(status: &AllStatus, most: u32) -> u32 {

@@ -260,7 +260,7 @@ where
                 return true;
             }
         }
-        matches!(self.when_full, WhenKeysFull::ForgetFreshest) && self.forget_freshest(hash, now, removed)
+        matches!(self.when_full, WhenKeysFull::EvictLeastUsed) && self.evict_least_used(hash, now, removed)
     }
 
     /// Forgets the key that is closest to fresh among [`SEARCH`] neighbouring places. Returns
@@ -268,7 +268,7 @@ where
     ///
     /// The places are in the shard of the new key, so that the shards stay equally full. If that
     /// shard has no known key, other shards are tried.
-    fn forget_freshest(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
+    fn evict_least_used(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         for lock in std::iter::once(self.shard(hash)).chain(self.all_from(0)) {
             let mut shard = write(lock);
             let entries = shard.entries();

@@ -167,8 +167,8 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.refund(state, at, n)
     }
 
-    fn pause(&self, state: &P::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
-        self.policy.pause(state, from, to, keeps_stock)
+    fn pause(&self, state: &P::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+        self.policy.pause(state, from, to, keeps_permits)
     }
 
     fn forecast_pause(
@@ -176,13 +176,19 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         state: &P::State,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Forecast> {
-        self.policy.forecast_pause(state, from, to, keeps_stock)
+        self.policy.forecast_pause(state, from, to, keeps_permits)
     }
 
-    fn full_after_pause(&self, state: &P::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Nanos> {
-        self.policy.full_after_pause(state, from, to, keeps_stock)
+    fn full_after_pause(
+        &self,
+        state: &P::State,
+        from: Nanos,
+        to: Nanos,
+        keeps_permits: bool,
+    ) -> Option<Nanos> {
+        self.policy.full_after_pause(state, from, to, keeps_permits)
     }
 
     fn permits(&self, charge: P::Charge) -> u32 {
@@ -231,8 +237,8 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.is_fresh(state, at)
     }
 
-    fn start_again(&self, now: Nanos) -> P::State {
-        self.policy.start_again(now)
+    fn restart(&self, now: Nanos) -> P::State {
+        self.policy.restart(now)
     }
 
     fn catches_up(&self) -> bool {

@@ -52,7 +52,7 @@ use crate::time::Nanos;
 /// A key is known from its first request on, and starts as a new limiter does. A key is *as good as
 /// new* when it is full, owes nothing and has nothing counted. Such a key may be forgotten: when a
 /// new key needs its place, or when it has been as good as new for a minute and new keys come. A
-/// limited key is never forgotten, unless you [ask for it](WhenKeysFull::ForgetFreshest). The calls
+/// limited key is never forgotten, unless you [ask for it](WhenKeysFull::EvictLeastUsed). The calls
 /// themselves forget keys, a few places of the table at each new key: there is no thread, no timer,
 /// and no method that you have to call.
 ///
@@ -165,7 +165,7 @@ pub enum WhenKeysFull {
     /// can free any key from its limit. Choose this where a wrong count is better than a refusal. A
     /// key with waiting requests or with settings of its own is not replaced. If there are no other
     /// keys, the new key is refused.
-    ForgetFreshest,
+    EvictLeastUsed,
 }
 
 impl<K, P> KeyedRateLimiter<K, P>
@@ -406,7 +406,7 @@ where
     }
 
     /// Takes the permits of a [`Request`] from a key now, or refuses, and tells the state of the
-    /// key either way. See [`RateLimiter::try_telling`].
+    /// key either way. See [`RateLimiter::try_acquire_with_status`].
     ///
     /// # Errors
     ///
@@ -419,11 +419,15 @@ where
     ///
     /// let policy = TokenBucket::new(Rate::per_hour(5), 10);
     /// let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(policy, 1000);
-    /// let (answer, status) = users.try_telling("alice", 8);
+    /// let (answer, status) = users.try_acquire_with_status("alice", 8);
     /// assert!(answer.is_ok());
     /// assert_eq!((status.limit, status.available), (10, 2));
     /// ```
-    pub fn try_telling<Q>(&self, key: &Q, request: impl Into<Request>) -> (Result<Grant, Refusal>, Status)
+    pub fn try_acquire_with_status<Q>(
+        &self,
+        key: &Q,
+        request: impl Into<Request>,
+    ) -> (Result<Grant, Refusal>, Status)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -885,7 +889,7 @@ where
     /// [`Refusal::Paused`]. A second pause never shortens the first.
     ///
     /// Afterwards each key goes on as if it were empty, unless the pause is to
-    /// [keep the stock](Pause::keep_stock). That is so for keys that were unknown, too: a key that
+    /// [keep the stock](Pause::keep_permits). That is so for keys that were unknown, too: a key that
     /// comes after the pause has the permits that came in since.
     ///
     /// An observer of all keys is told once. An observer that is told the keys, and an observer of

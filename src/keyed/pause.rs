@@ -58,7 +58,7 @@ pub(crate) struct Hold {
     /// The states are as of this time, where they can stand still.
     pub(crate) since: Nanos,
     pub(crate) opens: Nanos,
-    pub(crate) keeps_stock: bool,
+    pub(crate) keeps_permits: bool,
     /// The pause was ended. The hold goes on for policies that count.
     ended: bool,
     /// The end of an earlier pause, after which grants may have been spaced when this one began.
@@ -70,12 +70,12 @@ pub(crate) struct Hold {
 impl Hold {
     fn new(begin: Nanos) -> Hold {
         let (since, opens, over) = (begin, begin, begin);
-        Hold { begin, since, opens, keeps_stock: true, ended: false, spaced_from: None, over }
+        Hold { begin, since, opens, keeps_permits: true, ended: false, spaced_from: None, over }
     }
 
     /// A pause that left all keys empty at a time.
     fn emptied_at(at: Nanos) -> Hold {
-        Hold { keeps_stock: false, ended: true, ..Hold::new(at) }
+        Hold { keeps_permits: false, ended: true, ..Hold::new(at) }
     }
 
     /// From when on grants are spaced after the pause, if it ends at `end` and leaves no key empty.
@@ -88,7 +88,7 @@ impl Hold {
         if part.stands_still() {
             return None;
         }
-        if !self.keeps_stock {
+        if !self.keeps_permits {
             return Some(end);
         }
         let from = self.spaced_from.filter(|from| part.come_in(*from, u64::MAX) > self.begin);
@@ -108,13 +108,13 @@ impl Hold {
 
     /// When a request for `n` permits is due.
     pub(crate) fn due<P: Policy>(&self, policy: &P, state: &P::State, n: u32) -> Nanos {
-        let Hold { since, opens, keeps_stock, ended, .. } = *self;
+        let Hold { since, opens, keeps_permits, ended, .. } = *self;
         let at = self.paced(policy, state, n.into());
         let due = policy.ready_at(state, at, 0, n).max(at);
         if ended {
             return due;
         }
-        match policy.forecast_pause(state, since, opens, keeps_stock) {
+        match policy.forecast_pause(state, since, opens, keeps_permits) {
             Some(mut forecast) => due.max(policy.foresee(state, &mut forecast, n)),
             None => due,
         }
@@ -139,9 +139,9 @@ impl Hold {
 
     /// The status of a state.
     pub(super) fn status<P: Policy>(&self, policy: &P, state: &P::State, now: Nanos) -> Status {
-        let &Hold { since, opens, keeps_stock, ended, .. } = self;
+        let &Hold { since, opens, keeps_permits, ended, .. } = self;
         let status = policy.status(state, now);
-        let stands_still = policy.full_after_pause(state, since, opens, keeps_stock).filter(|_| !ended);
+        let stands_still = policy.full_after_pause(state, since, opens, keeps_permits).filter(|_| !ended);
         let full_at = stands_still.unwrap_or(status.full_at).max(self.paced(policy, state, u64::MAX));
         let mut most = if ended { status.available } else { 0 };
         policy.each_part(state, None, &mut |part| {
@@ -164,7 +164,7 @@ fn spaced_until<P: Policy>(policy: &P, state: &P::State, from: Nanos) -> Nanos {
 
 /// The state at `at` of a key that was empty at `empty`, if it has less than a new key.
 fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::State> {
-    let (emptied, new) = (policy.start_again(empty), policy.start_again(at));
+    let (emptied, new) = (policy.restart(empty), policy.restart(at));
     let available = |state| {
         let mut available = Vec::with_capacity(P::PARTS);
         policy.each_part(state, None, &mut |part| available.push(part.status(at).available));
@@ -205,23 +205,23 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// Moves the states of a hold on to `now`, and ends the hold if it is over.
     pub(super) fn advance(&self, shard: &mut Shard<K, P, C>, now: Nanos, deferred: &mut Deferred<C>) {
         let Some(&hold) = shard.hold() else { return };
-        let Hold { begin, since, opens, keeps_stock, .. } = hold;
+        let Hold { begin, since, opens, keeps_permits, .. } = hold;
         let (to, ends) = (now.min(opens).max(since), opens <= now && !hold.ended);
         if to > since || ends {
             for (_, policy, state) in shard.entries().iter() {
-                deferred.run(|| policy.pause(state, since, to, keeps_stock || !ends));
+                deferred.run(|| policy.pause(state, since, to, keeps_permits || !ends));
             }
         }
         let mut next = Some(Hold { since: to, ..hold });
         if ends {
-            shard.resumes_at(begin, opens, !keeps_stock);
-            let from = if keeps_stock { hold.spaced_from(opens) } else { Some(opens) };
+            shard.resumes_at(begin, opens, !keeps_permits);
+            let from = if keeps_permits { hold.spaced_from(opens) } else { Some(opens) };
             next = from.map(Hold::emptied_at);
         }
         if let Some(spaced) = next.as_mut().filter(|hold| hold.ended && hold.over <= now) {
             let from = spaced.opens;
             let over = deferred.run(|| {
-                let unknown = spaced_until(&*shard.policy, &shard.policy.start_again(from), from);
+                let unknown = spaced_until(&*shard.policy, &shard.policy.restart(from), from);
                 let known =
                     shard.entries().iter().map(|(_, policy, state)| spaced_until(policy, state, from));
                 known.fold(unknown, Nanos::max)
@@ -262,16 +262,16 @@ where
                 let mut hold = shard.hold().copied().filter(|hold| !hold.ended).unwrap_or(new);
                 later |= hold.opens < until;
                 hold.opens = hold.opens.max(until);
-                hold.keeps_stock &= pause.keeps_stock;
+                hold.keeps_permits &= pause.keeps_permits;
                 hold.over = hold.opens;
                 shard.set_hold(Some(hold));
                 for (_, limiter) in shard.all_limiters() {
                     deferred.run_with(|deferred| {
-                        limiter.shared().pause_with_all(until, pause.keeps_stock, deferred)
+                        limiter.shared().pause_with_all(until, pause.keeps_permits, deferred)
                     });
                 }
             }
-            self.overflow.shared().pause_with_all(until, pause.keeps_stock, &mut deferred);
+            self.overflow.shared().pause_with_all(until, pause.keeps_permits, &mut deferred);
             later.then(|| until.saturating_since(now).as_duration())
         };
         // No lock of a shard is held here, since this wakes tasks.
@@ -294,13 +294,13 @@ where
                 if let Some(&hold) = shard.hold().filter(|hold| !hold.ended) {
                     paused = true;
                     // Permits that came back in real time did not come in.
-                    for (_, policy, state) in shard.entries().iter().filter(|_| !hold.keeps_stock) {
-                        let keep_stock = |part: &dyn Part| {
+                    for (_, policy, state) in shard.entries().iter().filter(|_| !hold.keeps_permits) {
+                        let keep_permits = |part: &dyn Part| {
                             if !part.stands_still() {
                                 part.keep_at_most(now, part.status(hold.begin).available);
                             }
                         };
-                        deferred.run(|| policy.each_part(state, None, &mut |part| keep_stock(part)));
+                        deferred.run(|| policy.each_part(state, None, &mut |part| keep_permits(part)));
                     }
                     shard.resumes_at(hold.begin, now, false);
                     shard.set_hold(hold.spaced_from(now).map(Hold::emptied_at));
@@ -341,20 +341,20 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
             return Some(Hold { since: hold.begin, ..hold });
         }
         let at = self.emptied()?;
-        let until = spaced_until(policy, &policy.start_again(at), at);
+        let until = spaced_until(policy, &policy.restart(at), at);
         (now < until).then_some(Hold::emptied_at(at))
     }
 
     /// The state of a key that is added at a time at which no pause holds.
     pub(super) fn start(&self, policy: &P, at: Nanos) -> P::State {
-        self.emptied().and_then(|empty| less_than_new(policy, empty, at)).unwrap_or(policy.start_again(at))
+        self.emptied().and_then(|empty| less_than_new(policy, empty, at)).unwrap_or(policy.restart(at))
     }
 
     /// Forgets when a pause left all keys empty, if a new key is full by now. Called before the
     /// rate changes, at which it would be full later. Keys with plans may not be full yet.
     pub(super) fn forget_emptied(&mut self, at: Nanos) {
         let is_full = |empty| {
-            let state = self.policy.start_again(empty);
+            let state = self.policy.restart(empty);
             less_than_new(&*self.policy, empty, at).is_none()
                 && spaced_until(&*self.policy, &state, empty) <= at
         };
@@ -379,10 +379,10 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// Begins with the pause of all keys, as if the limiter had been there before. Runs no waker,
     /// since no request waits yet.
     pub(crate) fn begin_in_hold(&self, hold: Hold) {
-        let Hold { begin, since: from, opens: to, keeps_stock, ended, spaced_from, .. } = hold;
+        let Hold { begin, since: from, opens: to, keeps_permits, ended, spaced_from, .. } = hold;
         let Single { policy, state } = &self.rule;
         // During the pause, grants are spaced as they were before it.
-        let before = Hold { keeps_stock: !ended, spaced_from, ..hold };
+        let before = Hold { keeps_permits: !ended, spaced_from, ..hold };
         let mut paces = Vec::new();
         let mut part_index = 0;
         policy.each_part(state, None, &mut |part| {
@@ -392,7 +392,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         let mut line = lock(&self.line);
         line.begin_spaced(paces);
         if !ended {
-            line.begin_paused(&self.rule, begin, Stop { from, to, keeps_stock });
+            line.begin_paused(&self.rule, begin, Stop { from, to, keeps_permits });
         }
         self.store_gate_word(&line);
     }
@@ -401,9 +401,9 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Pauses with all keys. The caller holds the lock of a shard: foreign code is left in
     /// `deferred`.
-    fn pause_with_all(self: &Arc<Self>, until: Nanos, keeps_stock: bool, deferred: &mut Deferred<C>) {
+    fn pause_with_all(self: &Arc<Self>, until: Nanos, keeps_permits: bool, deferred: &mut Deferred<C>) {
         self.with_all(deferred, |line, visit| {
-            let (changed, _) = line.pause(visit.rule, until, keeps_stock);
+            let (changed, _) = line.pause(visit.rule, until, keeps_permits);
             if changed {
                 self.lateness.clear();
                 self.retime(line, visit);

@@ -330,7 +330,7 @@ impl<P: Policy + Clone> Planned<P> {
         }
         // The policy cannot become the other one: the key starts anew, with no more permits than it
         // has.
-        let state = policy.start_again(at);
+        let state = policy.restart(at);
         if !old.is_fresh(&self.state, at) {
             let mut had = Vec::with_capacity(P::PARTS);
             old.each_part(&self.state, None, &mut |part| had.push(part.status(at).available));

@@ -607,7 +607,7 @@ where
     ) -> Result<T, Refusal> {
         found.or_else(|refusal| match self.when_full {
             WhenKeysFull::ShareOne => Ok(shared(self.overflow.clone())),
-            WhenKeysFull::RefuseNew | WhenKeysFull::ForgetFreshest => Err(refusal),
+            WhenKeysFull::RefuseNew | WhenKeysFull::EvictLeastUsed => Err(refusal),
         })
     }
 
@@ -777,7 +777,7 @@ fn take_all_of<P: Policy, C: Clock>(
         take_all((policy, state), now, request.permits, || (), put_back)?
     };
     let grant = Grant::at_once(request.permits);
-    Ok(match request.tells_left {
+    Ok(match request.wants_left {
         true => grant.with_left(policy.left(state, charge, now).as_left(now)),
         false => grant,
     })

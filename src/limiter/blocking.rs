@@ -40,7 +40,7 @@ pub(crate) fn block_on<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Result<F:
     loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(output) => return Ok(output),
-            Poll::Pending if cancellable.ends() => return Err(Refusal::Cancelled),
+            Poll::Pending if cancellable.should_stop() => return Err(Refusal::Cancelled),
             // A wake-up between the poll and the parking is kept as the thread's unpark token.
             Poll::Pending => park(),
         }
@@ -73,7 +73,7 @@ pub(crate) fn acquire<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
             Poll::Ready(answer) => return answer,
             Poll::Pending => {
                 let shared = pending.shared.borrow();
-                if cancellable.ends() {
+                if cancellable.should_stop() {
                     if shared.stop_waiting(&pending.wait) {
                         return Err(Refusal::Cancelled);
                     }

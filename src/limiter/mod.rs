@@ -417,15 +417,15 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     #[inline]
     pub fn try_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let request = request.into();
-        let Request { ref permits, priority, exempt, tells_left, .. } = request;
+        let Request { ref permits, priority, exempt, wants_left, .. } = request;
         if exempt {
             return self.shared.tell(permits, Nanos::ZERO, Ok(Passed::Exempt)).map(|_| Grant::at_once(0));
         }
         let demand = Demand { ask: permits, priority };
         if let Some(most) = request.more() {
-            return self.shared.try_up_to(demand, most, tells_left);
+            return self.shared.try_up_to(demand, most, wants_left);
         }
-        if tells_left { self.shared.try_telling(demand) } else { self.shared.try_acquire(demand) }
+        if wants_left { self.shared.try_telling(demand) } else { self.shared.try_acquire(demand) }
     }
 
     /// Takes what a [`Request`] asks for now, or refuses, and tells the state of the limiter either
@@ -447,10 +447,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// let policy = TokenBucket::new(Rate::per_second(5), 10);
     /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
-    /// let (answer, status) = limiter.try_telling(8);
+    /// let (answer, status) = limiter.try_acquire_with_status(8);
     /// assert!(answer.is_ok());
     /// assert_eq!((status.limit, status.available), (10, 2));
-    /// let (answer, status) = limiter.try_telling(8);
+    /// let (answer, status) = limiter.try_acquire_with_status(8);
     /// assert_eq!(
     ///     answer.unwrap_err().retry_after(),
     ///     Some(Duration::from_millis(1200))
@@ -460,7 +460,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///     (2, Duration::from_millis(1600))
     /// );
     /// ```
-    pub fn try_telling(&self, request: impl Into<Request>) -> (Result<Grant, Refusal>, Status) {
+    pub fn try_acquire_with_status(&self, request: impl Into<Request>) -> (Result<Grant, Refusal>, Status) {
         let request = request.into().with_left();
         let answer = self.try_acquire_many(request);
         (answer, self.status().told(&request, &answer))

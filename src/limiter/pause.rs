@@ -45,7 +45,7 @@ use crate::time::Nanos;
 pub struct Pause {
     end: End,
     jitter: Duration,
-    pub(crate) keeps_stock: bool,
+    pub(crate) keeps_permits: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ enum End {
 
 impl Pause {
     fn new(end: End) -> Pause {
-        Pause { end, jitter: Duration::ZERO, keeps_stock: false }
+        Pause { end, jitter: Duration::ZERO, keeps_permits: false }
     }
 
     /// A pause of the time `span` from the call on, as a server's `Retry-After` asks for.
@@ -79,14 +79,14 @@ impl Pause {
     /// Keeps the permits in stock: after the pause the limiter goes on with the permits that it had
     /// before. The permits of a window come back in real time, also during this pause. If another
     /// pause that overlaps does not keep the stock, it is not kept.
-    pub fn keep_stock(self) -> Pause {
-        Pause { keeps_stock: true, ..self }
+    pub fn keep_permits(self) -> Pause {
+        Pause { keeps_permits: true, ..self }
     }
 
-    /// Tells whether the pause [keeps the stock](Pause::keep_stock).
+    /// Tells whether the pause [keeps the stock](Pause::keep_permits).
     #[must_use]
-    pub fn keeps_stock(&self) -> bool {
-        self.keeps_stock
+    pub fn keeps_permits(&self) -> bool {
+        self.keeps_permits
     }
 
     /// Tells the end, by a clock that shows `now`, for a [`Limiter`](crate::Limiter) of another
@@ -116,7 +116,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     pub(crate) fn pause(&self, pause: Pause) {
         let until = pause.end(self.clock.now());
         let remaining = self.serve_then(|line, visit| {
-            let (changed, later) = line.pause(visit.rule, until, pause.keeps_stock);
+            let (changed, later) = line.pause(visit.rule, until, pause.keeps_permits);
             if changed {
                 // A lateness from before the pause would charge a request as of a time in the
                 // pause.
@@ -173,7 +173,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// No permits come in during a pause. When it ends the limiter goes on as if it were empty:
     /// permits come in one interval apart, the first one an interval after the end. So no burst
-    /// follows, and a pause that is told twice is one pause. [`Pause::keep_stock`] goes on with the
+    /// follows, and a pause that is told twice is one pause. [`Pause::keep_permits`] goes on with the
     /// permits that there were, and so does a [`resume`](RateLimiter::resume) before the end. A
     /// debt stays. A grant after the pause is never charged as of a time in the pause, even where
     /// the timer is late.

@@ -31,7 +31,7 @@ pub(crate) struct Progress<Ask> {
     pub(crate) since: Nanos,
     pub(crate) kind: GrantKind,
     /// Whether the caller is told what its grant left.
-    pub(crate) tells_left: bool,
+    pub(crate) wants_left: bool,
 }
 
 #[derive(Debug)]
@@ -86,8 +86,8 @@ impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
 
     /// Takes the request out, so that dropping this does not leave the line.
     pub(crate) fn release(&mut self) -> Progress<R::Ask> {
-        let Progress { ref ask, tells_left, .. } = self.wait;
-        let done = Progress { stage: Stage::Done, tells_left, ..Progress::new(ask.clone()) };
+        let Progress { ref ask, wants_left, .. } = self.wait;
+        let done = Progress { stage: Stage::Done, wants_left, ..Progress::new(ask.clone()) };
         std::mem::replace(&mut self.wait, done)
     }
 }
@@ -96,7 +96,7 @@ impl<P: Policy, C: Timer, G: Borrow<Arc<Shared<Single<P>, C>>>> Pending<Single<P
     /// The receipt as the caller gets it.
     #[inline]
     pub(crate) fn grant(&self, receipt: &Receipt<P::Charge>) -> Grant {
-        self.shared.borrow().grant(receipt, self.wait.ask, self.wait.tells_left)
+        self.shared.borrow().grant(receipt, self.wait.ask, self.wait.wants_left)
     }
 }
 
@@ -125,7 +125,7 @@ impl<Ask> Progress<Ask> {
             within: Nanos::MAX,
             since,
             kind: GrantKind::Final,
-            tells_left: false,
+            wants_left: false,
         }
     }
 
@@ -140,8 +140,8 @@ impl<Ask> Progress<Ask> {
             Some(most) => Stage::UpTo(most),
             None => Stage::New,
         };
-        let Request { priority, tells_left, .. } = *request;
-        Progress { within, priority, stage, tells_left, ..Progress::new(ask) }
+        let Request { priority, wants_left, .. } = *request;
+        Progress { within, priority, stage, wants_left, ..Progress::new(ask) }
     }
 
     /// The longest that the request waits, if there is a limit: its own, or the `max_wait` of the

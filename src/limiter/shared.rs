@@ -225,7 +225,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
                         && let Some(line) = try_lock(&self.line)
                     {
                         // Lowers the flag. If another thread holds the lock, the flag may stay up, and
-                        // the next request takes the lock for nothing: see `lateness.rs`.
+                        // the next request takes the lock for nothing: see `src/line/lateness.rs`.
                         self.store_gate_word(&line);
                     }
                     return Ok(charge);
@@ -639,10 +639,10 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         &self,
         demand: Demand<'_, u32>,
         most: u32,
-        tells_left: bool,
+        wants_left: bool,
     ) -> Result<Grant, Refusal> {
         let (n, granted) = self.try_as_many(demand, most, GrantKind::Final)?;
-        Ok(self.grant(&Receipt { waited: Nanos::ZERO, granted }, n, tells_left))
+        Ok(self.grant(&Receipt { waited: Nanos::ZERO, granted }, n, wants_left))
     }
 
     /// Takes permits now or not at all, and tells what that left.
@@ -654,10 +654,10 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// The receipt of a request for `n` permits, as its caller gets it. It tells what it left if
     /// the request asked for that.
     #[inline]
-    pub(crate) fn grant(&self, receipt: &Receipt<P::Charge>, n: u32, tells_left: bool) -> Grant {
+    pub(crate) fn grant(&self, receipt: &Receipt<P::Charge>, n: u32, wants_left: bool) -> Grant {
         match &receipt.granted {
             None => Grant::new(0, receipt.waited),
-            Some(_) if !tells_left => Grant::new(n, receipt.waited),
+            Some(_) if !wants_left => Grant::new(n, receipt.waited),
             Some(granted) => Grant::new(n, receipt.waited).with_left(self.left(granted.charge())),
         }
     }

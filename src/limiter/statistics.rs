@@ -515,11 +515,11 @@ impl WaitHistogram {
     /// }
     /// let waited = statistics.snapshot().waited;
     /// let bounds = [0.01, 0.1, 1.0, 10.0].map(Duration::from_secs_f64);
-    /// assert_eq!(bounds.map(|bound| waited.at_most(bound)), [2, 3, 3, 4]);
+    /// assert_eq!(bounds.map(|bound| waited.count_within(bound)), [2, 3, 3, 4]);
     /// assert_eq!(waited.sum(), Duration::from_millis(3025));
     /// ```
     #[must_use]
-    pub fn at_most(&self, wait: Duration) -> u64 {
+    pub fn count_within(&self, wait: Duration) -> u64 {
         let counted = self.buckets().take_while(|(end, _)| *end <= wait);
         counted.fold(0, |sum, (_, count)| sum.wrapping_add(count))
     }

@@ -433,8 +433,8 @@ impl<P: Policy, C: Timer> Line<Single<P>, C> {
     pub(crate) fn full_at(&self, visit: &Visit<'_, Single<P>, C>) -> Nanos {
         let (&Visit { rule, now, .. }, settings) = (visit, &self.settings);
         let stands_still = settings.pause.as_ref().and_then(|pause| {
-            let Stop { from, to, keeps_stock } = pause.until(settings.opens);
-            rule.policy.full_after_pause(&rule.state, from, to, keeps_stock)
+            let Stop { from, to, keeps_permits } = pause.until(settings.opens);
+            rule.policy.full_after_pause(&rule.state, from, to, keeps_permits)
         });
         let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
         let paced = settings.paces_to_come::<C, _>(rule);

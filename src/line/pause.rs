@@ -56,7 +56,7 @@ pub(crate) struct Pausing {
     /// The state is as of this time.
     pub(crate) since: Nanos,
     /// Whether the limiter goes on with the permits that it had, at the end.
-    pub(crate) keeps_stock: bool,
+    pub(crate) keeps_permits: bool,
     /// For each part that counts in real time: the permits that were available at the beginning,
     /// and the permits given back since.
     stocks: Vec<Stock>,
@@ -75,7 +75,7 @@ struct Stock {
 pub(crate) struct Stop {
     pub(crate) from: Nanos,
     pub(crate) to: Nanos,
-    pub(crate) keeps_stock: bool,
+    pub(crate) keeps_permits: bool,
 }
 
 /// How the first grants after a pause are spaced, where a part of the policy cannot.
@@ -91,22 +91,22 @@ pub(crate) struct Pace {
 }
 
 impl Pausing {
-    fn new<C: Timer, R: Rule<C>>(rule: &R, begin: Nanos, since: Nanos, keeps_stock: bool) -> Pausing {
+    fn new<C: Timer, R: Rule<C>>(rule: &R, begin: Nanos, since: Nanos, keeps_permits: bool) -> Pausing {
         let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
         let stocks = counting.map(|part| Stock { part, permits: rule.available(part, begin) }).collect();
-        Pausing { since, keeps_stock, stocks }
+        Pausing { since, keeps_permits, stocks }
     }
 
     /// The rest of the pause, which ends at `opens`.
     pub(super) fn until(&self, opens: Nanos) -> Stop {
-        Stop { from: self.since, to: opens, keeps_stock: self.keeps_stock }
+        Stop { from: self.since, to: opens, keeps_permits: self.keeps_permits }
     }
 }
 
 impl Stop {
     /// The end of a pause that leaves a limiter empty.
     pub(super) fn end(at: Nanos) -> Stop {
-        Stop { from: at, to: at, keeps_stock: false }
+        Stop { from: at, to: at, keeps_permits: false }
     }
 }
 
@@ -165,7 +165,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         if let Some(pause) = self.settings.pause.take() {
             let over = opens <= now;
             let (from, to) = (pause.since, now.min(opens).max(pause.since));
-            let ends = over && !pause.keeps_stock;
+            let ends = over && !pause.keeps_permits;
             // A panic of the policy must not end the pause twice.
             self.settings.pause = (!over).then_some(Pausing { since: to, ..pause });
             if to > from {
@@ -173,7 +173,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
                     pace.from = pace.from.saturating_add(to.saturating_since(from));
                 }
                 // The room of a part in which nothing comes in does not shrink.
-                let stop = Stop { from, to, keeps_stock: true };
+                let stop = Stop { from, to, keeps_permits: true };
                 self.pause_parts(rule, stop, |part| rule.full_level(from, part));
             }
             if ends {
@@ -216,7 +216,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Begins a pause, or prolongs it. Returns whether anything has changed, and whether it ends
     /// later than before.
-    pub(crate) fn pause(&mut self, rule: &R, until: Nanos, keeps_stock: bool) -> (bool, bool) {
+    pub(crate) fn pause(&mut self, rule: &R, until: Nanos, keeps_permits: bool) -> (bool, bool) {
         let (now, settings) = (self.latest, &mut self.settings);
         if until <= now {
             return (false, false);
@@ -225,8 +225,8 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         settings.opens = settings.opens.max(until);
         let is_new = settings.pause.is_none();
         let pause = settings.pause.get_or_insert_with(|| Pausing::new(rule, now, now, true));
-        let spends = pause.keeps_stock && !keeps_stock;
-        pause.keeps_stock &= keeps_stock;
+        let spends = pause.keeps_permits && !keeps_permits;
+        pause.keeps_permits &= keeps_permits;
         self.memo.set(None);
         (is_new || spends || later, later)
     }
@@ -234,9 +234,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Begins a new line with a pause that began earlier, and may be over.
     #[cfg(feature = "keyed")]
     pub(crate) fn begin_paused(&mut self, rule: &R, begin: Nanos, stop: Stop) {
-        let Stop { from, to, keeps_stock } = stop;
+        let Stop { from, to, keeps_permits } = stop;
         self.settings.opens = to;
-        self.settings.pause = Some(Pausing::new(rule, begin, from, keeps_stock));
+        self.settings.pause = Some(Pausing::new(rule, begin, from, keeps_permits));
     }
 
     /// Begins a new line in a time in which the grants of some parts are spaced.
@@ -254,9 +254,9 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         let paused = self.is_paused();
         self.settings.opens = self.settings.opens.min(self.latest);
         self.memo.set(None);
-        if let Some(pause) = self.settings.pause.take().filter(|pause| !pause.keeps_stock) {
+        if let Some(pause) = self.settings.pause.take().filter(|pause| !pause.keeps_permits) {
             for Stock { part, permits } in pause.stocks {
-                rule.keep_stock(part, self.latest, permits);
+                rule.keep_permits(part, self.latest, permits);
             }
         }
         paused
@@ -414,13 +414,13 @@ impl super::settings::Settings {
 
     /// When a pause will leave the limiter empty.
     pub(crate) fn leaves_empty(&self) -> Option<Nanos> {
-        let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_stock) && self.opens < Nanos::MAX;
+        let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_permits) && self.opens < Nanos::MAX;
         ends.then_some(self.opens)
     }
 
     /// The paces that hold, or that will hold after the pause.
     pub(super) fn paces_to_come<C: Timer, R: Rule<C>>(&self, rule: &R) -> impl Iterator<Item = Pace> {
-        let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_stock);
+        let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_permits);
         let held = self.pause.as_ref().map_or(Nanos::ZERO, |pause| self.opens.saturating_since(pause.since));
         let go_on = self.paces.iter().filter(move |_| !ends);
         let go_on = go_on.map(move |pace| Pace { from: pace.from.saturating_add(held), ..*pace });

@@ -169,7 +169,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
     }
 
     /// Takes the permits of a part that are available beyond so many.
-    fn keep_stock(&self, part: usize, now: Nanos, permits: u64) {
+    fn keep_permits(&self, part: usize, now: Nanos, permits: u64) {
         let _ = (part, now, permits);
     }
 
@@ -477,16 +477,16 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     }
 
     fn pause(&self, part: usize, stop: Stop) -> Option<u64> {
-        let Stop { from, to, keeps_stock } = stop;
-        self.of_part(None, part, |part| part.pause(from, to, keeps_stock))
+        let Stop { from, to, keeps_permits } = stop;
+        self.of_part(None, part, |part| part.pause(from, to, keeps_permits))
     }
 
     fn stands_still(&self, part: usize) -> bool {
         self.of_part(None, part, |part| part.stands_still())
     }
 
-    fn forecast_pause(&self, Stop { from, to, keeps_stock }: Stop) -> Option<Forecast> {
-        self.policy.forecast_pause(&self.state, from, to, keeps_stock)
+    fn forecast_pause(&self, Stop { from, to, keeps_permits }: Stop) -> Option<Forecast> {
+        self.policy.forecast_pause(&self.state, from, to, keeps_permits)
     }
 
     fn ready_after_pause(&self, stop: Stop, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
@@ -524,7 +524,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         self.of_part(None, part, |part| part.status(now).available)
     }
 
-    fn keep_stock(&self, part: usize, now: Nanos, permits: u64) {
+    fn keep_permits(&self, part: usize, now: Nanos, permits: u64) {
         self.of_part(None, part, |part| part.keep_at_most(now, permits));
     }
 

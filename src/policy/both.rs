@@ -366,9 +366,9 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
     }
 
     /// Pauses both. Returns no level.
-    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
-        let first = self.first.pause(&state.first, from, to, keeps_stock);
-        let second = self.second.pause(&state.second, from, to, keeps_stock);
+    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+        let first = self.first.pause(&state.first, from, to, keeps_permits);
+        let second = self.second.pause(&state.second, from, to, keeps_permits);
         first.or(second).map(|_| u64::MAX)
     }
 
@@ -378,10 +378,10 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         state: &Self::State,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Forecast> {
-        let first = self.first.forecast_pause(&state.first, from, to, keeps_stock);
-        let second = self.second.forecast_pause(&state.second, from, to, keeps_stock);
+        let first = self.first.forecast_pause(&state.first, from, to, keeps_permits);
+        let second = self.second.forecast_pause(&state.second, from, to, keeps_permits);
         if first.is_none() && second.is_none() {
             return None;
         }
@@ -396,10 +396,10 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         state: &Self::State,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Nanos> {
-        let first = self.first.full_after_pause(&state.first, from, to, keeps_stock);
-        let second = self.second.full_after_pause(&state.second, from, to, keeps_stock);
+        let first = self.first.full_after_pause(&state.first, from, to, keeps_permits);
+        let second = self.second.full_after_pause(&state.second, from, to, keeps_permits);
         if first.is_none() && second.is_none() {
             return None;
         }
@@ -489,8 +489,8 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         self.first.is_fresh(&state.first, at) && self.second.is_fresh(&state.second, at)
     }
 
-    fn start_again(&self, now: Nanos) -> Self::State {
-        BothState { first: self.first.start_again(now), second: self.second.start_again(now) }
+    fn restart(&self, now: Nanos) -> Self::State {
+        BothState { first: self.first.restart(now), second: self.second.restart(now) }
     }
 
     fn catches_up(&self) -> bool {

@@ -53,7 +53,7 @@ impl Forecast {
 
     /// Notes that so many permits come back at a time that is not earlier than any noted before, in
     /// a unit of the policy's choice.
-    pub fn comes_back(&mut self, at: u64, permits: u64) {
+    pub fn add_expiry(&mut self, at: u64, permits: u64) {
         match self.back[self.passed..].last_mut() {
             Some((last, more)) if *last >= at => *more = more.saturating_add(permits),
             _ => self.back.push((at, permits)),
@@ -62,12 +62,12 @@ impl Forecast {
 
     /// When permits come back next, and how many.
     #[must_use]
-    pub fn next_back(&self) -> Option<(u64, u64)> {
+    pub fn next_expiry(&self) -> Option<(u64, u64)> {
         self.back.get(self.passed).copied()
     }
 
     /// The permits that come back next are back.
-    pub fn pass(&mut self) {
+    pub fn pop_expiry(&mut self) {
         self.passed = (self.passed + 1).min(self.back.len());
     }
 

@@ -298,7 +298,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     }
 
     /// Carries out a part of a pause, from `from` to `to`: in this time no permit comes in, so the
-    /// stock and the debt stay as they are at `from`. Unless `keeps_stock`, the pause ends at `to`,
+    /// stock and the debt stay as they are at `from`. Unless `keeps_permits`, the pause ends at `to`,
     /// and the state is left as if it were empty then: permits come in one after the other, the
     /// first one an interval after `to`. A debt stays. Returns the level that the state is left at.
     ///
@@ -308,8 +308,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// permit is due no earlier than *k* intervals of the [`rate`](Policy::rate) after its end,
     /// until as much time has passed as the [limit](PolicyStatus::limit) takes to come in. A
     /// limiter asks each [part](Policy::each_part) of a policy.
-    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
-        let _ = (state, from, to, keeps_stock);
+    fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+        let _ = (state, from, to, keeps_permits);
         None
     }
 
@@ -320,9 +320,9 @@ pub trait Policy: Debug + Send + Sync + 'static {
         state: &Self::State,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Forecast> {
-        let _ = (state, from, to, keeps_stock);
+        let _ = (state, from, to, keeps_permits);
         None
     }
 
@@ -336,12 +336,12 @@ pub trait Policy: Debug + Send + Sync + 'static {
         state: &Self::State,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Nanos> {
-        self.forecast_pause(state, from, to, keeps_stock)?;
+        self.forecast_pause(state, from, to, keeps_permits)?;
         let PolicyStatus { limit, full_at, .. } = self.status(state, from);
         let held = to.saturating_add(full_at.saturating_since(from));
-        if keeps_stock || full_at == Nanos::MAX {
+        if keeps_permits || full_at == Nanos::MAX {
             return Some(held.max(full_at));
         }
         let price = Interval::new(self.rate()).price(u32::try_from(limit).unwrap_or(u32::MAX));
@@ -409,7 +409,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// Whether a state is as good as new at the time `at`: full, with nothing owed or counted. A
     /// `KeyedRateLimiter` may forget a key with such a state.
     ///
-    /// A policy must say no while [`start_again`](Policy::start_again) would grant one permit more
+    /// A policy must say no while [`restart`](Policy::restart) would grant one permit more
     /// than the state does. Unless a policy says otherwise, a state is fresh when its
     /// [`status`](Policy::status) says that the limiter is full.
     fn is_fresh(&self, state: &Self::State, at: Nanos) -> bool {
@@ -422,7 +422,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// It is the state of [`start`](Policy::start), unless that state grants more than a
     /// [fresh](Policy::is_fresh) one. Then a policy must return a fresh state here. Otherwise a key
     /// would gain permits each time it is forgotten.
-    fn start_again(&self, now: Nanos) -> Self::State {
+    fn restart(&self, now: Nanos) -> Self::State {
         self.start(now)
     }
 

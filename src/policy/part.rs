@@ -35,7 +35,7 @@ pub trait Part {
     fn keep_at_most(&self, at: Nanos, permits: u64) -> u64;
 
     /// See [`Policy::pause`].
-    fn pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64>;
+    fn pause(&self, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64>;
 
     /// The level of a state that a pause left empty at this time, or more. Zero where
     /// [`Policy::pause`] does nothing.
@@ -108,12 +108,12 @@ impl<P: Policy> Part for Whole<'_, P> {
         self.policy.keep_at_most(self.state, at, permits)
     }
 
-    fn pause(&self, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
-        self.policy.pause(self.state, from, to, keeps_stock)
+    fn pause(&self, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+        self.policy.pause(self.state, from, to, keeps_permits)
     }
 
     fn empty_level(&self, at: Nanos) -> u64 {
-        self.policy.pause(&self.policy.start_again(at), at, at, false).unwrap_or(0)
+        self.policy.pause(&self.policy.restart(at), at, at, false).unwrap_or(0)
     }
 
     fn stands_still(&self) -> bool {

@@ -67,11 +67,11 @@ impl Policy for Unlimited {
     /// Charges nothing.
     fn debit(&self, _state: &(), _at: Nanos, _n: u32) {}
 
-    fn pause(&self, _state: &(), _from: Nanos, _to: Nanos, _keeps_stock: bool) -> Option<u64> {
+    fn pause(&self, _state: &(), _from: Nanos, _to: Nanos, _keeps_permits: bool) -> Option<u64> {
         Some(u64::MAX)
     }
 
-    fn forecast_pause(&self, _state: &(), _from: Nanos, to: Nanos, _keeps_stock: bool) -> Option<Forecast> {
+    fn forecast_pause(&self, _state: &(), _from: Nanos, to: Nanos, _keeps_permits: bool) -> Option<Forecast> {
         Some(Forecast::new(to))
     }
 

@@ -306,7 +306,7 @@ impl Limiter for Foreign {
         let clock = ManualClock::new();
         let grant = bucket(&clock, 1, 1).try_acquire()?;
         self.0.fetch_add(1, Ordering::Relaxed);
-        Ok(AllPermits::holding(grant, GiveBack(self.0.clone())))
+        Ok(AllPermits::with_guard(grant, GiveBack(self.0.clone())))
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
@@ -413,7 +413,7 @@ fn a_thread_is_told_what_its_claim_left() -> Result<(), AllRefusal> {
     let mut place = limiter.reserve(AllRequest::from(2).with_left())?;
     place.blocking_claim()?;
     assert_eq!(place.left().map(|left| left.members[0].1.available), Some(3));
-    let nothing = AnyReservation::of_no_permits(limiter).blocking_claim()?;
+    let nothing = AnyReservation::empty(limiter).blocking_claim()?;
     assert_eq!(nothing.permits(), 0);
     Ok(())
 }

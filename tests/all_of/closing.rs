@@ -11,7 +11,7 @@ use tokio_test::assert_ready_err;
 use tokio_test::task::spawn;
 
 fn refused(refusal: Refusal) -> AllRefusal {
-    AllRefusal::by("calls", refusal)
+    AllRefusal::from_member("calls", refusal)
 }
 
 /// Makes a bucket whose next permit comes in an hour, a limit of two calls at a time, and a
@@ -71,7 +71,7 @@ fn a_closed_rate_refuses_all_composites_that_wait_for_another_limiter() {
     assert!(all.close());
     for wait in &mut waits {
         assert!(wait.is_woken());
-        assert_eq!(assert_ready_err!(wait.poll()), AllRefusal::by("all", Refusal::Closed));
+        assert_eq!(assert_ready_err!(wait.poll()), AllRefusal::from_member("all", Refusal::Closed));
     }
 }
 

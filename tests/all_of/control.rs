@@ -21,11 +21,11 @@ fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
 }
 
 fn limited(name: &'static str, retry_after: Duration) -> AllRefusal {
-    AllRefusal::by(name, Refusal::Limited { retry_after: retry_after.into() })
+    AllRefusal::from_member(name, Refusal::Limited { retry_after: retry_after.into() })
 }
 
 fn paused(name: &'static str, retry_after: Duration) -> AllRefusal {
-    AllRefusal::by(name, Refusal::Paused { retry_after: retry_after.into() })
+    AllRefusal::from_member(name, Refusal::Paused { retry_after: retry_after.into() })
 }
 
 #[test]
@@ -296,7 +296,7 @@ fn a_place_is_not_delayed_where_a_share_is_kept() {
     assert_eq!(a.change(Change::only_burst(4)), Ok(()));
     clock.advance(4 * SECOND);
     a.keep_for_priority(3, 1);
-    b.pause(Pause::lasting(SECOND / 2).keep_stock());
+    b.pause(Pause::lasting(SECOND / 2).keep_permits());
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     assert!(a.try_acquire().is_err(), "it would not be back in time");
@@ -437,7 +437,7 @@ fn a_request_for_more_than_a_member_can_give_any_more_is_refused() {
     assert_eq!(a.change(Change::only_burst(3)), Ok(()));
     clock.advance(5 * SECOND);
     let refusal = Refusal::ExceedsLimit { requested: 5, limit: 3 };
-    assert_eq!(assert_ready!(big.poll()).err(), Some(AllRefusal::by("a", refusal)));
+    assert_eq!(assert_ready!(big.poll()).err(), Some(AllRefusal::from_member("a", refusal)));
     clock.advance(SECOND);
     assert!(assert_ready!(small.poll()).is_ok());
 }
@@ -449,7 +449,7 @@ fn more_than_a_share_leaves_is_refused() {
     let all = AllOf::new("a", &a);
     a.keep_for_priority(5, 1);
     let refusal = Refusal::ExceedsLimit { requested: 6, limit: 5 };
-    let expected = Some(AllRefusal::by("a", refusal));
+    let expected = Some(AllRefusal::from_member("a", refusal));
     assert_eq!(all.try_acquire_many([("a", 6)]).err(), expected);
     assert_eq!(assert_ready!(spawn(all.acquire_many([("a", 6)])).poll()).err(), expected);
 }
@@ -621,7 +621,7 @@ fn the_members_of_a_paused_composite_go_on_until_the_end() {
         assert!(both.try_acquire_many([("requests", 0), ("tokens", 1)]).is_ok(), "{policies:?}");
         // At the end the members are empty for all, unless the stock is kept.
         clock.advance(10 * SECOND);
-        both.pause(Pause::lasting(SECOND).keep_stock());
+        both.pause(Pause::lasting(SECOND).keep_permits());
         clock.advance(SECOND);
         assert!(both.try_acquire_many([("requests", 5), ("tokens", 5)]).is_ok(), "{policies:?}");
         both.pause_for(SECOND);
@@ -670,7 +670,7 @@ fn a_composite_that_is_closed_blames_no_open_member() {
     // A member that is closed is named.
     let other = AllOf::new("a", &a).with("b", &b);
     assert!(b.close());
-    assert_eq!(other.try_acquire().err(), Some(AllRefusal::by("b", Refusal::Closed)));
+    assert_eq!(other.try_acquire().err(), Some(AllRefusal::from_member("b", Refusal::Closed)));
 }
 
 /// A composite with a pause of a second, and its two members of 20 permits per second.
@@ -727,7 +727,7 @@ fn a_pause_that_ends_early_or_keeps_the_stock_leaves_the_members_alone() {
         drop,
         |both| {
             assert!(both.resume());
-            both.pause(Pause::lasting(SECOND / 2).keep_stock());
+            both.pause(Pause::lasting(SECOND / 2).keep_permits());
         },
     ];
     for policies in PAIRS {

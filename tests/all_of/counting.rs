@@ -23,7 +23,7 @@ use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok
 const SECOND: Duration = Duration::from_secs(1);
 
 fn exceeds(requested: u32, burst: u32) -> AllRefusal {
-    AllRefusal::by("calls", Refusal::ExceedsLimit { requested, limit: burst })
+    AllRefusal::from_member("calls", Refusal::ExceedsLimit { requested, limit: burst })
 }
 
 /// A rate of ten per second with ten in stock, four calls at a time, and both.
@@ -77,7 +77,7 @@ fn a_lowered_limit_refuses_a_waiter_whose_rates_are_not_due() {
 fn a_lowered_limit_refuses_a_waiter_in_the_middle() {
     let clock = ManualClock::new();
     let (rate, calls, both) = ten_and_four(&clock);
-    rate.pause(Pause::lasting(SECOND).keep_stock());
+    rate.pause(Pause::lasting(SECOND).keep_permits());
     let mut first = waiting_for_all(both.acquire_many([("calls", 0)]));
     let mut large = waiting_for_all(both.acquire_many([("calls", 4)]));
     let mut small = waiting_for_all(both.acquire());
@@ -554,7 +554,7 @@ fn a_refusal_for_a_permit_that_another_request_took_just_now_tells_its_limit() {
                 break;
             }
             let refusal = Refusal::InUse { limit: limits[lost].limit() };
-            assert_eq!(answer.err(), Some(AllRefusal::by(["x", "y"][lost], refusal)));
+            assert_eq!(answer.err(), Some(AllRefusal::from_member(["x", "y"][lost], refusal)));
             assert_eq!((limits[1 - lost].available(), rate.status().available), (1, 10));
         }
     }

@@ -65,7 +65,7 @@ fn a_reservation_of_no_permits_charges_what_was_used_alone() {
     let clock = ManualClock::new();
     let api = api(&clock);
     let settled = |used: AllRequest<'_>| {
-        let place = AnyReservation::of_no_permits(api.clone().into());
+        let place = AnyReservation::empty(api.clone().into());
         let left = || api.status().members.into_iter().map(|(_, member)| member.available).collect();
         let before: Vec<_> = left();
         place.settle(used).unwrap();

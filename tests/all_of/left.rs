@@ -106,7 +106,7 @@ fn a_refusal_tells_the_state_that_the_request_met() {
     let any = AnyLimiter::from(tokens.clone());
     for ask in [1, 4] {
         tokens.drain();
-        let (answer, status) = tokens.try_telling(ask);
+        let (answer, status) = tokens.try_acquire_with_status(ask);
         assert!(matches!(answer, Err(Refusal::Limited { .. })));
         assert!(status.available < ask.into() && status.full_in >= SECOND);
         assert_eq!(tokens.status().available, 10);

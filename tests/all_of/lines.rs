@@ -273,7 +273,7 @@ fn a_composite_that_waits_here_alone_by_now_is_told_of_a_refund() {
     let clock = ManualClock::new();
     let all = bucket(&clock, 1, 2);
     let held = [0, 1].map(|_| bucket(&clock, 1000, 1000));
-    held.iter().for_each(|held| held.pause(Pause::lasting(SECOND).keep_stock()));
+    held.iter().for_each(|held| held.pause(Pause::lasting(SECOND).keep_permits()));
     let (mut one, mut two) = (user(&all, &held[0], 1), user(&all, &held[1], 2));
     clock.advance(SECOND);
     assert!(one.is_woken() && one.poll().is_ready());

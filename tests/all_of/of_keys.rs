@@ -81,7 +81,7 @@ fn the_pause_of_a_key_and_that_of_a_common_limiter_are_told() {
     let (users, all, api, clock) = users_and_all();
     let told = |name: &'static str, retry_after: Duration| {
         let refusal = Refusal::Paused { retry_after: retry_after.into() };
-        Some(AllRefusal::by(name, refusal))
+        Some(AllRefusal::from_member(name, refusal))
     };
     assert!(api.try_acquire("alice").is_ok());
     all.pause_for(2 * SECOND);
@@ -194,7 +194,7 @@ fn without_room_for_a_key_the_limiter_of_keys_says_so() {
     let users: Users = KeyedRateLimiter::with_clock(policy.clone(), 1, clock.clone());
     let api = KeyedAllOf::new("user", &users).with("all", &all);
     assert!(api.try_acquire("alice").is_ok());
-    let expected = AllRefusal::by("user", Refusal::TooManyKeys { limit: 1 });
+    let expected = AllRefusal::from_member("user", Refusal::TooManyKeys { limit: 1 });
     assert_eq!(api.try_acquire("bob").err(), Some(expected.clone()));
     assert_eq!(assert_ready_err!(spawn(api.acquire("bob")).poll()), expected);
     assert_eq!(api.reserve("bob", AllRequest::new()).err(), Some(expected));
@@ -224,7 +224,7 @@ fn each_call_tells_a_refusal_and_the_permits_left() {
     let never = Refusal::ExceedsLimit { requested: 3, limit: 2 };
     for (key, n, refusal) in [("alice", 3, never), ("bob", 1, Refusal::TooManyKeys { limit: 1 })] {
         let request = || AllRequest::new().cost("user", n).with_left();
-        let expected = AllRefusal::by("user", refusal).with_left(api.status(key));
+        let expected = AllRefusal::from_member("user", refusal).with_left(api.status(key));
         let told = statistics.snapshot().refused();
         assert_eq!(api.try_acquire_many(key, request()).err().as_ref(), Some(&expected));
         assert_eq!(api.reserve(key, request()).err().as_ref(), Some(&expected));
@@ -252,7 +252,7 @@ async fn a_handle_lets_an_exempt_request_pass_without_room_for_its_key() {
         assert!(any.acquire_many("bob", exempt()).await.is_ok());
         assert!(any.reserve("bob", exempt()).expect("exempt").await.is_ok());
         // Others are refused, and told of as well.
-        let expected = AllRefusal::by("user", refusal);
+        let expected = AllRefusal::from_member("user", refusal);
         assert_eq!(any.try_acquire("bob").err().as_ref(), Some(&expected));
         assert_eq!(any.acquire_now("bob", 1).await.err().as_ref(), Some(&expected));
         assert_eq!(any.acquire("bob").await.err().as_ref(), Some(&expected));
@@ -409,7 +409,7 @@ fn a_key_of_a_handle_is_forgotten_when_its_calls_end() -> Result<(), AllRefusal>
 
 #[test]
 fn a_member_that_is_closed_ends_the_waits_of_all_keys() {
-    let expected = |name: &str| AllRefusal::by(name, Refusal::Closed);
+    let expected = |name: &str| AllRefusal::from_member(name, Refusal::Closed);
     for closed in ["all", "user"] {
         let (users, all, api, _clock) = users_and_all();
         assert!(api.try_acquire_many("alice", [("user", 2)]).is_ok());

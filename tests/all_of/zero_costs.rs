@@ -25,7 +25,7 @@ fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
 }
 
 fn limited(retry_after: Duration) -> AllRefusal {
-    AllRefusal::by("a", Refusal::Limited { retry_after: retry_after.into() })
+    AllRefusal::from_member("a", Refusal::Limited { retry_after: retry_after.into() })
 }
 
 /// The request was told that it is due at once, and an `acquire_within` waited to be refused.
@@ -57,7 +57,7 @@ fn the_pause_of_a_member_is_told_to_a_request_that_waits_behind_others_for_it() 
     let mut waits = waiting_for_all(both.acquire_many(request().within(5 * SECOND)));
     a.pause_for(9 * SECOND);
     let paused = |retry_after: Duration| {
-        Some(AllRefusal::by("a", Refusal::Paused { retry_after: retry_after.into() }))
+        Some(AllRefusal::from_member("a", Refusal::Paused { retry_after: retry_after.into() }))
     };
     // It was too late at once.
     assert_eq!(assert_ready!(waits.poll()).err(), paused(5 * SECOND));

@@ -159,7 +159,7 @@ fn a_line_that_went_along_settles() -> Result<(), Refusal> {
     // At no rate a state is a time before that from which on nothing comes in.
     for (rate, rest) in [(Rate::per_second(10), 300 * MS), (Rate::ZERO, 500 * MS)] {
         let (keys, clock) = one_per_second(1);
-        let keys = keys.when_full(WhenKeysFull::ForgetFreshest);
+        let keys = keys.when_full(WhenKeysFull::EvictLeastUsed);
         keys.try_acquire(&1)?;
         let mut waiting = spawn(keys.acquire(&1));
         assert_pending!(waiting.poll());

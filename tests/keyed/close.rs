@@ -18,7 +18,7 @@ fn keys(max_keys: usize, when_full: WhenKeysFull) -> Keys {
 
 #[test]
 fn waiters_of_all_keys_are_refused_at_once() -> Result<(), Refusal> {
-    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::EvictLeastUsed] {
         let keys = keys(100, when_full);
         (0..100).try_for_each(|key| keys.try_acquire(&key).map(drop))?;
         let mut waits: Vec<_> = (0u32..50)
@@ -91,7 +91,7 @@ fn no_key_gets_a_permit_after_the_end() {
 /// The table forgets no closed key by itself. A call that removes the key opens it.
 #[test]
 fn a_closed_key_stays_closed_until_it_is_removed() -> Result<(), Box<dyn std::error::Error>> {
-    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::EvictLeastUsed] {
         let keys = keys(4, when_full);
         let handle = AnyLimiter::new(OfKey::new(&keys, 1));
         assert!(!handle.is_closed());
@@ -129,7 +129,7 @@ fn the_end_of_a_pause_makes_no_room_and_ends_the_pause_of_no_other_key() -> Resu
     assert!(!handle(&empty, 1).resume());
     assert!(empty.is_empty());
 
-    let full = keys(1, WhenKeysFull::ForgetFreshest);
+    let full = keys(1, WhenKeysFull::EvictLeastUsed);
     full.try_acquire(&1)?;
     assert!(!handle(&full, 2).resume());
     assert!(full.try_acquire(&1).is_err(), "it is not forgotten");

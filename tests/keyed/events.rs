@@ -223,7 +223,7 @@ fn the_observer_of_one_key_is_told_as_well() -> Result<(), Refusal> {
 
 #[test]
 fn an_observer_of_all_keys_keeps_no_key() -> Result<(), Refusal> {
-    let (keys, clock, log) = watched(1, WhenKeysFull::ForgetFreshest);
+    let (keys, clock, log) = watched(1, WhenKeysFull::EvictLeastUsed);
     keys.try_acquire(&1)?;
     let mut waiting = spawn(keys.acquire(&1));
     assert_pending!(waiting.poll());

@@ -221,7 +221,7 @@ proptest! {
         acts in acts(),
         max_keys in prop_oneof![1..8usize, 30..40usize],
         choice in prop_oneof![
-            Just(WhenKeysFull::RefuseNew), Just(WhenKeysFull::ShareOne), Just(WhenKeysFull::ForgetFreshest)
+            Just(WhenKeysFull::RefuseNew), Just(WhenKeysFull::ShareOne), Just(WhenKeysFull::EvictLeastUsed)
         ],
     ) {
         let (keys, clock) = keys(max_keys, choice);

@@ -82,7 +82,7 @@ fn agree<P: Policy + Clone>(
             Step::Refund(..) => {}
             Step::Pause(ms) => {
                 let pause = Pause::lasting(Duration::from_millis(ms));
-                let pause = if keeps { pause.keep_stock() } else { pause };
+                let pause = if keeps { pause.keep_permits() } else { pause };
                 keys.pause_all(pause);
                 limiters.values().for_each(|limiter| limiter.pause(pause));
             }
@@ -324,7 +324,7 @@ fn the_limiter_of_a_key_tells_when_it_is_full_after_a_pause() -> Result<(), Refu
         clock.advance(300 * MS);
         key.try_acquire_many(3)?;
         plain.try_acquire_many(3)?;
-        for pause in [Pause::lasting(SECOND).keep_stock(), Pause::lasting(2 * SECOND)] {
+        for pause in [Pause::lasting(SECOND).keep_permits(), Pause::lasting(2 * SECOND)] {
             key.pause(pause);
             plain.pause(pause);
             assert_eq!(key.status(), plain.status(), "{text}");

@@ -100,7 +100,7 @@ fn keys_without_room_share_one_limiter() {
 
 #[test]
 fn the_freshest_gives_up_its_place() {
-    let (keys, clock) = one_per_second(2, WhenKeysFull::ForgetFreshest);
+    let (keys, clock) = one_per_second(2, WhenKeysFull::EvictLeastUsed);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     clock.advance(500 * MS);
     assert_eq!([2, 3].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), Ok(())]);
@@ -124,7 +124,7 @@ fn a_request_that_can_never_be_granted_adds_no_key() {
 fn without_room_for_any_key_all_are_refused() {
     let (keys, _) = one_per_second(0, WhenKeysFull::RefuseNew);
     assert_eq!(keys.try_acquire(&1), Err(Refusal::TooManyKeys { limit: 0 }));
-    let (keys, _) = one_per_second(0, WhenKeysFull::ForgetFreshest);
+    let (keys, _) = one_per_second(0, WhenKeysFull::EvictLeastUsed);
     assert_eq!(keys.try_acquire(&1), Err(Refusal::TooManyKeys { limit: 0 }));
     let (keys, _) = one_per_second(0, WhenKeysFull::ShareOne);
     assert_eq!([1, 2].map(|key| keys.try_acquire(&key).is_ok()), [true, false]);
@@ -177,7 +177,7 @@ fn a_dropped_wait_leaves_no_trace() {
 
 #[test]
 fn a_key_with_a_waiter_is_not_forgotten() {
-    let (keys, clock) = one_per_second(1, WhenKeysFull::ForgetFreshest);
+    let (keys, clock) = one_per_second(1, WhenKeysFull::EvictLeastUsed);
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     let mut waiting = spawn(keys.acquire(&1));
     assert_pending!(waiting.poll());
@@ -480,7 +480,7 @@ async fn a_handle_to_keys_has_calls_by_key() {
 fn an_exempt_reservation_passes_and_adds_no_key() -> Result<(), Refusal> {
     // The place of an exempt request was sought in a limiter of its key. So the request was refused
     // for more permits than the burst, for none, for want of room and after the close.
-    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+    for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::EvictLeastUsed] {
         let (keys, _) = one_per_second(1, when_full);
         let statistics = Arc::new(Statistics::new());
         let keys = keys.observed_by(statistics.clone());

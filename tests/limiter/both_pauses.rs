@@ -45,7 +45,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
 
 fn pause(span: u64, keeps: bool) -> Pause {
     let pause = Pause::lasting(Duration::from_millis(span));
-    if keeps { pause.keep_stock() } else { pause }
+    if keeps { pause.keep_permits() } else { pause }
 }
 
 /// One of the two policies alone, with all that has happened to both.

@@ -108,9 +108,9 @@ impl Model {
     fn due(&self, before: &[Waiter], n: u32, priority: i8) -> i64 {
         let at = self.now.max(self.opens);
         let zero = match self.pause {
-            Some(keeps_stock) => {
+            Some(keeps_permits) => {
                 let held = self.zero.max(self.now - self.burst * PER_PERMIT) + at - self.now;
-                if keeps_stock { held } else { held.max(at) }
+                if keeps_permits { held } else { held.max(at) }
             }
             None => self.zero.max(at - self.burst * PER_PERMIT),
         };
@@ -164,11 +164,11 @@ impl Model {
 
     /// A quarter passes. In a pause nothing comes in.
     fn step(&mut self) {
-        if let Some(keeps_stock) = self.pause {
+        if let Some(keeps_permits) = self.pause {
             self.zero = self.zero.max(self.now - self.burst * PER_PERMIT) + 1;
             if self.now + 1 == self.opens {
                 self.pause = None;
-                self.zero = if keeps_stock { self.zero } else { self.zero.max(self.opens) };
+                self.zero = if keeps_permits { self.zero } else { self.zero.max(self.opens) };
             }
         }
         self.now += 1;
@@ -413,14 +413,14 @@ proptest! {
                     model.pass(0);
                 }
                 Act::Drop(_) => {}
-                Act::Pause(span, keeps_stock) => {
+                Act::Pause(span, keeps_permits) => {
                     if span > 0 {
                         model.opens = model.opens.max(model.now + span);
-                        model.pause = Some(keeps_stock && model.pause.unwrap_or(true));
+                        model.pause = Some(keeps_permits && model.pause.unwrap_or(true));
                         model.retime();
                     }
                     let pause = Pause::lasting(QUARTER * u32::try_from(span)?);
-                    real.limiter.pause(if keeps_stock { pause.keep_stock() } else { pause });
+                    real.limiter.pause(if keeps_permits { pause.keep_permits() } else { pause });
                 }
                 Act::Resume => {
                     model.opens = model.opens.min(model.now);

@@ -245,11 +245,11 @@ fn a_stock_that_is_kept_is_there_at_the_end() {
         limiter.drain();
         clock.advance(200 * MS);
         let stock = limiter.status().available;
-        limiter.pause(Pause::lasting(10 * SECOND).keep_stock());
+        limiter.pause(Pause::lasting(10 * SECOND).keep_permits());
         clock.advance(10 * SECOND);
         assert_eq!(limiter.status().available, stock, "{policy}");
         // A pause that does not keep it counts for both.
-        limiter.pause(Pause::lasting(10 * SECOND).keep_stock());
+        limiter.pause(Pause::lasting(10 * SECOND).keep_permits());
         limiter.pause_for(SECOND);
         clock.advance(10 * SECOND);
         assert_eq!(limiter.status().available, 0, "{policy}");
@@ -454,7 +454,7 @@ fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
         let limiter = RateLimiter::with_clock(text.parse::<AnyPolicy>().expect("a policy"), clock.clone());
         let pause = |millis| {
             let pause = Pause::lasting(Duration::from_millis(millis));
-            limiter.pause(if stock { pause.keep_stock() } else { pause });
+            limiter.pause(if stock { pause.keep_permits() } else { pause });
         };
         for _ in 0..taken {
             let _ = limiter.try_acquire();
@@ -541,7 +541,7 @@ fn a_reservation_that_nothing_looks_at_is_charged_as_of_the_end_of_a_pause() {
     for policy in ["sliding_window 20/s cells 5", "sliding_log 20/s"] {
         let (limiter, clock) = any(policy);
         clock.advance(10 * SECOND);
-        limiter.pause(Pause::lasting(SECOND).keep_stock());
+        limiter.pause(Pause::lasting(SECOND).keep_permits());
         let _due = limiter.reserve(5).expect("a place");
         clock.advance(SECOND + 500 * MS);
         assert_eq!(limiter.status().available, 15, "{policy}");

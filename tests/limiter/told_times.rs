@@ -160,7 +160,7 @@ impl Line {
             }
             Act::Pause(span) => self.limiter.pause_for(Duration::from_nanos(span)),
             Act::Rest(span) => {
-                self.limiter.pause(Pause::lasting(Duration::from_nanos(span)).keep_stock());
+                self.limiter.pause(Pause::lasting(Duration::from_nanos(span)).keep_permits());
             }
             Act::Resume => drop(self.limiter.resume()),
             Act::Debit(n) => self.limiter.debit(n),

@@ -79,7 +79,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
         1 => (1u32..5).prop_map(Act::Debit),
         1 => (0usize..2, 5u64..20).prop_map(|(part, rate)| Act::Rate(part, rate)),
         1 => Just(Act::Reset),
-        1 => (0..3 * SECOND, any::<bool>()).prop_map(|(span, keeps_stock)| Act::Pause(span, keeps_stock)),
+        1 => (0..3 * SECOND, any::<bool>()).prop_map(|(span, keeps_permits)| Act::Pause(span, keeps_permits)),
         3 => (0u32..3).prop_map(Act::Undo),
     ];
     vec(act, 1..60)
@@ -169,13 +169,13 @@ proptest! {
                     both.change(&state, now, Change::reset())?;
                     apart.each(|policy, state| policy.change(state, now, Change::reset()).is_ok());
                 }
-                Act::Pause(span, keeps_stock) => {
+                Act::Pause(span, keeps_permits) => {
                     let to = now.saturating_add(nanos(span));
-                    let forecast = both.forecast_pause(&state, now, to, keeps_stock);
-                    let full_at = both.full_after_pause(&state, now, to, keeps_stock);
-                    let done = both.pause(&state, now, to, keeps_stock);
+                    let forecast = both.forecast_pause(&state, now, to, keeps_permits);
+                    let full_at = both.full_after_pause(&state, now, to, keeps_permits);
+                    let done = both.pause(&state, now, to, keeps_permits);
                     let [first, second] =
-                        apart.each(|policy, state| policy.pause(state, now, to, keeps_stock));
+                        apart.each(|policy, state| policy.pause(state, now, to, keeps_permits));
                     prop_assert_eq!(done.is_some(), first.is_some() || second.is_some());
                     now = to;
                     let foreseen = forecast.map(|mut forecast| both.foresee(&state, &mut forecast, 3));

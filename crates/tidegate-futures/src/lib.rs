@@ -50,7 +50,7 @@ pub trait LimitSink<Item>: Sink<Item> + Sized {
     /// # }
     /// ```
     fn rate_limited(self, limiter: impl Into<AnyLimiter>) -> LimitedSink<Self, fn(&Item) -> u32> {
-        let limiter = limiter.into().in_task();
+        let limiter = limiter.into().non_blocking();
         LimitedSink { inner: self, place: Place::default(), limiter, cost: |_| 1 }
     }
 }

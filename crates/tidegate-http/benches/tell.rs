@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
 use tidegate_http::Problem;
-use tidegate_http::tell::{self, Format, Limit};
+use tidegate_http::write::{self, Format, Limit};
 
 const CALLS: u32 = 1000;
 
@@ -21,17 +21,17 @@ type Case = fn(&mut HeaderMap);
 
 const CASES: [(&str, Case); 7] = [
     ("headers of other kinds alone", |_| {}),
-    ("granted, one limit", |headers| tell::granted(&[minute()], Format::Draft, headers)),
+    ("granted, one limit", |headers| write::granted(&[minute()], Format::Draft, headers)),
     ("granted, three limits", |headers| {
         let day = limit("per-day", 5000, 86_400);
-        tell::granted(&[minute(), limit("per-hour", 1000, 3600), day], Format::Draft, headers);
+        write::granted(&[minute(), limit("per-hour", 1000, 3600), day], Format::Draft, headers);
     }),
     ("refused, one limit", |headers| {
-        tell::refused(&[minute()], Duration::from_millis(1200), Format::Draft, headers);
+        write::refused(&[minute()], Duration::from_millis(1200), Format::Draft, headers);
     }),
-    ("granted, X-RateLimit", |headers| tell::granted(&[minute()], Format::XRateLimit, headers)),
+    ("granted, X-RateLimit", |headers| write::granted(&[minute()], Format::XRateLimit, headers)),
     ("granted, X-RateLimit with a Unix time", |headers| {
-        tell::granted(&[minute()], Format::XRateLimitUnix(SystemTime::UNIX_EPOCH), headers);
+        write::granted(&[minute()], Format::XRateLimitUnix(SystemTime::UNIX_EPOCH), headers);
     }),
     ("problem details", |_| {
         let mut problem = Problem::quota_exceeded(["per-minute"]);
@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| instructions per call | |\n|---|---|");
     for (name, _) in CASES {
         let run = Command::new("valgrind")
-            .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*tell::calls*"])
+            .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*write::calls*"])
             .arg(std::env::current_exe()?)
             .arg(format!("--only={name}"))
             .output();

@@ -8,7 +8,7 @@ mod body;
 #[cfg_attr(docsrs, doc(cfg(feature = "obey")))]
 pub mod obey;
 pub mod read;
-pub mod tell;
+pub mod write;
 
 mod problem;
 mod structured;

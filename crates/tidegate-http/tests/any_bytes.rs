@@ -14,7 +14,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use tidegate_http::When;
-use tidegate_http::read::{Advice, CAP, Numbers, Reader};
+use tidegate_http::read::{Advice, DEFAULT_MAX_PAUSE, Numbers, Reader};
 
 #[test]
 fn no_answer_does_harm() {
@@ -41,11 +41,11 @@ fn no_answer_does_harm() {
             assert!(limit.window.is_none_or(|w| !w.is_zero()), "{}", say());
             assert!(limit.limit.is_some() || limit.remaining.is_some() || limit.reset.is_some(), "{}", say());
         }
-        let pauses = answer.advice(SystemTime::UNIX_EPOCH, CAP) != Advice::Go;
+        let pauses = answer.advice(SystemTime::UNIX_EPOCH, DEFAULT_MAX_PAUSE) != Advice::Go;
         assert!(pauses || !answer.refused, "{}", say());
         for now in [SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40)] {
-            if let Advice::Pause { wait, asked } = answer.advice(now, CAP) {
-                assert!(wait <= CAP && wait <= asked && !wait.is_zero(), "{}", say());
+            if let Advice::Pause { wait, asked } = answer.advice(now, DEFAULT_MAX_PAUSE) {
+                assert!(wait <= DEFAULT_MAX_PAUSE && wait <= asked && !wait.is_zero(), "{}", say());
             }
         }
         let times = answer.limits.iter().filter_map(|limit| limit.reset).chain(answer.retry_after);

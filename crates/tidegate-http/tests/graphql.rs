@@ -4,10 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use http::header::{DATE, HeaderMap, HeaderValue};
-use tidegate_http::read::{Advice, Answer, CAP, Reader};
+use tidegate_http::read::{Advice, DEFAULT_MAX_PAUSE, Reader, ResponseLimits};
 use tidegate_http::{Unit, When};
 
-fn read(status: u16, body: &str) -> Answer {
+fn read(status: u16, body: &str) -> ResponseLimits {
     let mut headers = HeaderMap::new();
     headers.insert(DATE, HeaderValue::from_static("Wed, 21 Oct 2026 07:28:00 GMT"));
     let status = StatusCode::from_u16(status).unwrap_or_default();
@@ -80,7 +80,7 @@ fn shopify_tells_a_bucket_and_when_a_query_is_restored() {
         ("1", "102", "50"),
     ] {
         let answer = read(200, &cost(requested, available, rate));
-        let advice = answer.advice(SystemTime::now(), CAP);
+        let advice = answer.advice(SystemTime::now(), DEFAULT_MAX_PAUSE);
         assert_eq!(advice, Advice::BackOff { at_least: Duration::ZERO }, "{requested} {available} {rate}");
     }
 }

@@ -12,7 +12,7 @@ use tidegate::{
     ManualClock, OfKey, Rate, RateLimiter, Refusal, Request, TokenBucket, Unlimited,
 };
 use tidegate_http::obey::{Call, CallReservation, Obey, Obeyed, Options, Pace, Scopes};
-use tidegate_http::read::{Answer, Reader, Vendor};
+use tidegate_http::read::{Reader, ResponseLimits, Vendor};
 
 const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
 
@@ -159,7 +159,7 @@ fn an_option_says_which_answers_are_refusals() {
 
 #[test]
 fn back_off_doubles_up_to_the_cap_and_ends_with_the_first_success() {
-    let world = world_with(|options| options.cap(secs(10)));
+    let world = world_with(|options| options.max_pause(secs(10)));
     for wait in [1, 2, 4, 8, 10, 10] {
         assert_eq!(world.answer(429, &[]).paused_for, Some(secs(wait)));
         world.come_back();
@@ -332,7 +332,7 @@ fn a_second_answer_of_a_call_does_not_count_it_again() {
     let (mut first, mut second) = (world.call(), world.call());
     obey(&mut first, 200, &[("ratelimit", "\"a\";r=2;t=60")]);
     // Its body told nothing.
-    first.obey_answer(Answer::default());
+    first.obey_limits(ResponseLimits::default());
     obey(&mut second, 200, &[("ratelimit", "\"a\";r=1;t=60")]);
     assert_eq!(world.paused_for(), Duration::ZERO);
     assert!(world.api.try_acquire().is_ok());

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, HeaderValue, StatusCode};
 use proptest::prelude::*;
 use tidegate_http::read::Reader;
-use tidegate_http::tell::{self, Format, Limit};
+use tidegate_http::write::{self, Format, Limit};
 use tidegate_http::{Problem, ProblemType, Unit, When};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ fn daily() -> Limit<'static> {
 
 fn told(limits: &[Limit<'_>], format: Format) -> Vec<(String, String)> {
     let mut headers = HeaderMap::new();
-    tell::granted(limits, format, &mut headers);
+    write::granted(limits, format, &mut headers);
     let text = |v: &HeaderValue| v.to_str().unwrap().to_owned();
     let mut pairs: Vec<_> = headers.iter().map(|(k, v)| (k.to_string(), text(v))).collect();
     pairs.sort();
@@ -93,8 +93,8 @@ fn a_limit_of_unknown_state_is_not_the_tightest() {
 #[test]
 fn headers_of_an_earlier_call_are_replaced() {
     let mut headers = HeaderMap::new();
-    tell::granted(&[burst(), daily()], Format::Draft, &mut headers);
-    tell::granted(&[Limit::new("burst", 5).unwrap()], Format::Draft, &mut headers);
+    write::granted(&[burst(), daily()], Format::Draft, &mut headers);
+    write::granted(&[Limit::new("burst", 5).unwrap()], Format::Draft, &mut headers);
     assert_eq!(headers["ratelimit-policy"], r#""burst";q=5"#);
     assert!(!headers.contains_key("ratelimit"));
 }
@@ -105,7 +105,7 @@ fn retry_after_is_not_before_the_reset_of_a_used_up_limit() {
     let second = Duration::from_secs(1);
     let limits =
         [burst().remaining(0).reset(Duration::from_millis(2500)), daily().remaining(0).reset(second / 2)];
-    tell::refused(&limits, Duration::from_millis(1100), Format::Draft, &mut headers);
+    write::refused(&limits, Duration::from_millis(1100), Format::Draft, &mut headers);
     assert_eq!(headers["retry-after"], "3");
     assert_eq!(headers["ratelimit"], r#""burst";r=0;t=3, "daily";r=0;t=2"#);
 }
@@ -187,7 +187,7 @@ proptest! {
         let limit = Limit::new(name.as_str(), quota).unwrap().window(Duration::from_secs(window));
         let limit = limit.remaining(remaining).reset(reset);
         let mut headers = HeaderMap::new();
-        tell::refused(&[limit], wait, format, &mut headers);
+        write::refused(&[limit], wait, format, &mut headers);
         let answer = Reader::auto().numbers(tidegate_http::read::Numbers::Seconds).read(StatusCode::TOO_MANY_REQUESTS, &headers);
         let up = |d: Duration| Duration::from_secs(u64::try_from(d.as_nanos().div_ceil(1_000_000_000)).unwrap());
         prop_assert_eq!(answer.retry_after, Some(When::In(up(wait))));
@@ -210,7 +210,7 @@ proptest! {
 #[test]
 fn no_refusal_asks_to_come_again_at_once() {
     let mut headers = HeaderMap::new();
-    tell::refused(&[], Duration::ZERO, Format::Draft, &mut headers);
+    write::refused(&[], Duration::ZERO, Format::Draft, &mut headers);
     assert_eq!(headers["retry-after"], "1");
-    assert_eq!(tell::retry_after(Duration::ZERO), "1");
+    assert_eq!(write::retry_after(Duration::ZERO), "1");
 }

@@ -10,7 +10,7 @@ use tidegate::{
     AllOf, AllRequest, CountingLimit, FixedWindow, ManualClock, Rate, RateLimiter, Refusal, Request,
     TokenBucket, Unlimited,
 };
-use tidegate_http::tell::{Format, Limit, decision, decision_of_all, granted};
+use tidegate_http::write::{Format, Limit, decision, decision_of_all, granted};
 
 fn told(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().unwrap().to_owned())

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use tidegate_http::read::{Advice, Answer, CAP, Numbers, Reader, ServerLimit, Vendor};
+use tidegate_http::read::{Advice, DEFAULT_MAX_PAUSE, Numbers, Reader, ResponseLimits, ServerLimit, Vendor};
 use tidegate_http::{Unit, When};
 
 /// Unix time 1792567680.
@@ -23,7 +23,7 @@ fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
     headers
 }
 
-fn read(status: u16, pairs: &[(&str, &str)]) -> Answer {
+fn read(status: u16, pairs: &[(&str, &str)]) -> ResponseLimits {
     Reader::auto().read(StatusCode::from_u16(status).unwrap(), &headers(pairs))
 }
 
@@ -37,8 +37,8 @@ fn only(pairs: &[(&str, &str)]) -> ServerLimit {
     limits[0].clone()
 }
 
-fn pause(answer: &Answer) -> Advice {
-    answer.advice(SystemTime::UNIX_EPOCH, CAP)
+fn pause(answer: &ResponseLimits) -> Advice {
+    answer.advice(SystemTime::UNIX_EPOCH, DEFAULT_MAX_PAUSE)
 }
 
 fn seconds(seconds: f64) -> Option<When> {
@@ -219,10 +219,10 @@ fn times_of_the_calendar_count_from_the_date_of_the_answer() {
     // A clock that is an hour late, and one that is an hour early.
     for now in [at + Duration::from_secs(3600), at - Duration::from_secs(3600)] {
         let answer = read(200, &[pairs[0], pairs[1], DATE]);
-        assert_eq!(answer.advice(now, CAP), for_seconds(30));
+        assert_eq!(answer.advice(now, DEFAULT_MAX_PAUSE), for_seconds(30));
     }
     let without = read(200, &pairs);
-    assert_eq!(without.advice(at - Duration::from_secs(7), CAP), for_seconds(7));
+    assert_eq!(without.advice(at - Duration::from_secs(7), DEFAULT_MAX_PAUSE), for_seconds(7));
 }
 
 #[test]
@@ -245,8 +245,8 @@ fn no_pause_is_longer_than_the_cap() {
         let Advice::Pause { wait, asked } = pause(&read(429, &[(name, value), DATE])) else {
             panic!("{value}")
         };
-        assert_eq!(wait, CAP);
-        assert!(asked > CAP);
+        assert_eq!(wait, DEFAULT_MAX_PAUSE);
+        assert!(asked > DEFAULT_MAX_PAUSE);
     }
 }
 

@@ -5,8 +5,8 @@ use tidegate::{AllRefusal, AllRequest, AnyReservation, Limiter};
 
 /// A place that the store may not have decided yet, without blocking the thread.
 pub(crate) fn reserve(limiter: &impl Limiter, request: AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-    match limiter.in_task() {
-        Some(in_task) => in_task.reserve(request),
+    match limiter.non_blocking() {
+        Some(non_blocking) => non_blocking.reserve(request),
         None => limiter.reserve(&request),
     }
 }
@@ -104,7 +104,7 @@ macro_rules! calls {
             }
 
             /// Takes a place in the queue now, for a cost that is known only later. It blocks no
-            /// thread, as that of the handle [for tasks](tidegate::AnyLimiter::in_task): the place
+            /// thread, as that of the handle [for tasks](tidegate::AnyLimiter::non_blocking): the place
             /// may not be decided yet, and waits for the store and for its instant when it is
             /// awaited.
             ///

@@ -128,7 +128,7 @@ pub(crate) enum Operation {
     Reset,
     Pause {
         span: Duration,
-        keep_stock: bool,
+        keep_permits: bool,
     },
     Resume,
 }
@@ -179,7 +179,7 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         Operation::Keep => ("keep", Duration::ZERO, false, 0),
         Operation::Status => ("status", Duration::ZERO, false, 0),
         Operation::Reset => ("reset", Duration::ZERO, false, 0),
-        Operation::Pause { span, keep_stock } => ("pause", span, keep_stock, 0),
+        Operation::Pause { span, keep_permits } => ("pause", span, keep_permits, 0),
         Operation::Resume => ("resume", Duration::ZERO, false, 0),
     };
     let now = now.map_or(-1.0, exact);
@@ -289,7 +289,7 @@ pub(crate) struct Reply {
     /// The permits of each limit.
     pub(crate) permits: Vec<u64>,
     /// The state of each limit; empty if the request is granted and did not ask for it.
-    pub(crate) limits: Vec<Told>,
+    pub(crate) limits: Vec<StateReport>,
     /// The value of each limit before a booking.
     pub(crate) before: Vec<Vec<u8>>,
 }
@@ -308,7 +308,7 @@ pub(crate) enum Answer {
 
 /// What a script tells about one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct StateReport {
     pub(crate) available: u64,
     pub(crate) full_in: Duration,
     pub(crate) next_in: Duration,
@@ -366,7 +366,7 @@ impl Reply {
         let first = 4 + limits;
         let told = |limit: usize| {
             let first = first + NUMBERS * limit;
-            Some(Told {
+            Some(StateReport {
                 available: natural(first)?,
                 full_in: span(number(first + 1)?),
                 next_in: span(number(first + 2)?),
@@ -375,7 +375,9 @@ impl Reply {
             })
         };
         let (told, end) = match number(first) {
-            Some(_) => ((0..limits).map(told).collect::<Option<Vec<Told>>>()?, first + NUMBERS * limits),
+            Some(_) => {
+                ((0..limits).map(told).collect::<Option<Vec<StateReport>>>()?, first + NUMBERS * limits)
+            }
             None => (Vec::new(), first),
         };
         let before = values.iter().skip(end);

@@ -17,7 +17,7 @@ use crate::key;
 use crate::known_pause::KnownPause;
 use crate::observe::Observers;
 use crate::script::{
-    Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, Script, Told, Wanted, command, reserve,
+    Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, Script, StateReport, Wanted, command, reserve,
 };
 use crate::share::Booked;
 use crate::store::{Away, Deadline, Store, Unsent, WhileAway};
@@ -172,7 +172,7 @@ impl Set {
             // In one process the first member is the one that refuses it.
             let refusal = Refusal::ZeroPermits;
             return Err(match self.members.first() {
-                Some(member) => AllRefusal::by(member.name.as_str(), refusal),
+                Some(member) => AllRefusal::from_member(member.name.as_str(), refusal),
                 None => refusal.into(),
             });
         }
@@ -183,7 +183,7 @@ impl Set {
             {
                 let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
                 let refusal = Refusal::ExceedsLimit { requested: small(*n), limit: small(largest) };
-                return Err(AllRefusal::by(member.name.as_str(), refusal));
+                return Err(AllRefusal::from_member(member.name.as_str(), refusal));
             }
         }
         Ok(())
@@ -301,7 +301,7 @@ impl Set {
         }
         let refusal = Refusal::Limited { retry_after };
         match self.members.get(limit) {
-            Some(member) => AllRefusal::by(member.name.as_str(), refusal),
+            Some(member) => AllRefusal::from_member(member.name.as_str(), refusal),
             None => refusal.into(),
         }
     }
@@ -380,7 +380,7 @@ impl Set {
 }
 
 /// What is left of a limit, after so much of the time that was told has passed.
-fn left(member: &Member, told: &Told, passed: Duration) -> Left {
+fn left(member: &Member, told: &StateReport, passed: Duration) -> Left {
     let (next_in, full_in) = (less(told.next_in, passed), less(told.full_in, passed));
     let available = match passed > Duration::ZERO && next_in == Duration::ZERO {
         // One permit at least.

@@ -16,7 +16,7 @@ use crate::refused::NAME;
 
 /// `n` permits that `held` gives back when it is dropped.
 fn granted(n: u32, held: impl Send + Sync + 'static) -> AllPermits {
-    AllPermits::holding(Grant::new(n, tidegate::Nanos::ZERO), held)
+    AllPermits::with_guard(Grant::new(n, tidegate::Nanos::ZERO), held)
 }
 
 /// A request that passes without permits.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use tidegate::AllRequest;
-use tidegate_http::tell::{Format, Limit as ToldLimit};
+use tidegate_http::write::{Format, Limit as ToldLimit};
 
 use crate::gate::{Function, Gate, KeyOf, Mode, Needs};
 use crate::hold::Hold;

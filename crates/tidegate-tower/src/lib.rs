@@ -29,6 +29,6 @@ pub use layer::RateLimitLayer;
 pub use limit::{Ask, Limit};
 pub use network::{InvalidNetwork, Network};
 pub use obey::{ObeyLayer, Obeying, ObeyingFuture};
-pub use ready::{Lasts, ReadyFuture, ReadyRateLimit, ReadyRateLimitLayer, UntilAnswer, UntilBodyEnds};
+pub use ready::{Lasts, ReadyFuture, ReadyRateLimit, ReadyRateLimitLayer, UntilBodyEnds, UntilResponse};
 pub use refused::{Error, Refused};
 pub use service::{RateLimit, ResponseFuture};

@@ -63,8 +63,8 @@ pub trait Limit: Clone + Send + Sync + 'static {
     fn acquire(&self, key: &Self::Key, ask: &Self::Ask) -> AcquireAny;
 
     /// Takes a place in the queue now, for permits that are settled later. For an estimate of 0 it
-    /// is an [`AnyReservation::of_no_permits`]. It must not block the thread: the place of a
-    /// limiter over a network is decided when it is [awaited](AnyLimiter::in_task).
+    /// is an [`AnyReservation::empty`]. It must not block the thread: the place of a
+    /// limiter over a network is decided when it is [awaited](AnyLimiter::non_blocking).
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ where
     type Ask = Request;
 
     fn try_acquire(&self, key: &K, ask: &Request) -> Result<AllPermits, AllRefusal> {
-        if ask.tells_left {
+        if ask.wants_left {
             return OfKey::new(self, key.clone()).try_acquire(&AllRequest::from(*ask));
         }
         Ok(self.try_acquire_many(key, *ask)?.into())
@@ -232,7 +232,7 @@ impl Limit for AnyLimiter {
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
-        or_free(self.in_task().reserve(ask.clone()), || self.clone())
+        or_free(self.non_blocking().reserve(ask.clone()), || self.clone())
     }
 
     fn status(&self, (): &()) -> Option<AllStatus> {
@@ -240,7 +240,7 @@ impl Limit for AnyLimiter {
     }
 
     fn members(&self, (): &()) -> Option<usize> {
-        Some(self.in_task().status().members.len())
+        Some(self.non_blocking().status().members.len())
     }
 }
 
@@ -285,7 +285,7 @@ pub(crate) fn or_free<L: Into<AnyLimiter>>(
     limiter: impl FnOnce() -> L,
 ) -> Result<AnyReservation, AllRefusal> {
     match reserved {
-        Err(refusal) if asked_for_none(&refusal) => Ok(AnyReservation::of_no_permits(limiter().into())),
+        Err(refusal) if asked_for_none(&refusal) => Ok(AnyReservation::empty(limiter().into())),
         reserved => reserved,
     }
 }
@@ -298,9 +298,7 @@ pub(crate) fn reserve_of_key<K: Clone + 'static>(
     ask: AllRequest<'static>,
 ) -> Result<AnyReservation, AllRefusal> {
     match keys.reserve(key.clone(), ask) {
-        Err(refusal) if asked_for_none(&refusal) => {
-            Ok(AnyReservation::of_no_permits(keys.limiter(key.clone())?))
-        }
+        Err(refusal) if asked_for_none(&refusal) => Ok(AnyReservation::empty(keys.limiter(key.clone())?)),
         reserved => reserved,
     }
 }

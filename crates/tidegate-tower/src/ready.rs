@@ -113,11 +113,11 @@ pub struct UntilBodyEnds(());
 
 /// A call of another service lasts until it has its answer.
 #[derive(Debug)]
-pub struct UntilAnswer(());
+pub struct UntilResponse(());
 
 impl sealed::Lasts for UntilBodyEnds {}
 
-impl sealed::Lasts for UntilAnswer {}
+impl sealed::Lasts for UntilResponse {}
 
 impl<B: HttpBody> Lasts<Response<B>> for UntilBodyEnds {
     type Answer = Response<Body<B>>;
@@ -127,7 +127,7 @@ impl<B: HttpBody> Lasts<Response<B>> for UntilBodyEnds {
     }
 }
 
-impl<A> Lasts<A> for UntilAnswer {
+impl<A> Lasts<A> for UntilResponse {
     type Answer = A;
 
     fn until_end(answer: A, _: InFlight) -> A {
@@ -144,7 +144,7 @@ impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L> {
     }
 }
 
-impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L, UntilAnswer> {
+impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L, UntilResponse> {
     /// As [`new`](ReadyRateLimitLayer::new), for services of any kind.
     #[must_use]
     pub fn plain(limiter: L) -> Self {

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use http::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use tidegate::AllStatus;
-use tidegate_http::tell::{self, Format, Limit};
+use tidegate_http::write::{self, Format, Limit};
 
 use crate::refused::Refused;
 
@@ -26,7 +26,7 @@ impl Tell {
     pub(crate) fn granted(&self, state: &AllStatus, name: Option<&str>, headers: &mut HeaderMap) {
         let Some(format) = self.format() else { return };
         let limits = Self::limits(state, name);
-        beside(self.format, headers, |headers| tell::granted(&limits, format, headers));
+        beside(self.format, headers, |headers| write::granted(&limits, format, headers));
     }
 
     /// Adds the headers of a request that was refused.
@@ -45,14 +45,14 @@ impl Tell {
                     Some(wait) => {
                         let limits: Vec<_> =
                             limits.into_iter().map(|limit| within(limit, refused, wait)).collect();
-                        tell::refused(&limits, wait, format, headers);
+                        write::refused(&limits, wait, format, headers);
                     }
-                    None => tell::granted(&limits, format, headers),
+                    None => write::granted(&limits, format, headers),
                 }
             }
             _ => {
                 if let Some(wait) = wait {
-                    headers.insert(RETRY_AFTER, tell::retry_after(wait));
+                    headers.insert(RETRY_AFTER, write::retry_after(wait));
                 }
             }
         });

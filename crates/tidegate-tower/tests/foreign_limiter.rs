@@ -140,7 +140,7 @@ impl Foreign {
         if exempt {
             return Ok(Booking { of: self.clone(), costs: [0; 2], n: 0, now, due: now });
         }
-        let refused = |at: usize, refusal| Err(AllRefusal::by(state.limits[at].name, refusal));
+        let refused = |at: usize, refusal| Err(AllRefusal::from_member(state.limits[at].name, refusal));
         let (mut n, unnamed) = (permits, [0, 1].map(|at| request.cost_of(state.limits[at].name).is_none()));
         if most > permits {
             // As many as both have.
@@ -207,7 +207,7 @@ impl Booking {
     fn permits(mut self, grant: Grant) -> AllPermits {
         self.used(self.costs);
         self.of.state().in_use += 1;
-        AllPermits::holding(grant, InUse(self.of.clone()))
+        AllPermits::with_guard(grant, InUse(self.of.clone()))
     }
 
     /// So many were used of those that were booked.
@@ -242,7 +242,7 @@ impl Drop for InUse {
 
 impl Limiter for Foreign {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        let tells = request.to_request().tells_left;
+        let tells = request.to_request().wants_left;
         match self.book(request, Some(Duration::ZERO)) {
             Ok(booking) => {
                 let grant = Grant::new(booking.n, Nanos::ZERO);
@@ -305,7 +305,7 @@ impl Limiter for Foreign {
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         let mut state = self.state();
         let opens = pause.end(Nanos::new(self.now()));
-        if !pause.keeps_stock() {
+        if !pause.keeps_permits() {
             state.limits.iter_mut().for_each(|limit| limit.empty_at = opens.as_u64());
         }
         state.paused_until = state.paused_until.max(opens);

@@ -16,7 +16,7 @@ use tidegate::{
     AllOf, Clock, CountingLimit, ManualClock, Nanos, Rate, RateLimiter, Request, Timer, TokenBucket,
     TokioClock, Unlimited,
 };
-use tidegate_tower::{Error, ReadyRateLimit, ReadyRateLimitLayer, UntilAnswer};
+use tidegate_tower::{Error, ReadyRateLimit, ReadyRateLimitLayer, UntilResponse};
 use tokio::time::{Instant, advance, sleep, timeout};
 use tower::load_shed::LoadShedLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -183,7 +183,7 @@ async fn a_counted_permit_is_in_use_until_the_body_ends() {
     }
 }
 
-fn idle_layer(limit: AllOf<TokioClock>) -> ReadyRateLimitLayer<AllOf<TokioClock>, UntilAnswer> {
+fn idle_layer(limit: AllOf<TokioClock>) -> ReadyRateLimitLayer<AllOf<TokioClock>, UntilResponse> {
     ReadyRateLimitLayer::plain(limit).idle_after_on(IDLE, TokioClock::new())
 }
 

@@ -18,7 +18,7 @@ use tidegate::{
     AllOf, AnyKeyed, AnyLimiter, CountingLimit, KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, RateLimiter,
     Statistics, TokenBucket, TokioClock, Unlimited,
 };
-use tidegate_http::tell::Format;
+use tidegate_http::write::Format;
 use tidegate_tower::{Key, Limit, RateLimitLayer, Refused};
 use tower::{Layer, Service, ServiceExt, service_fn};
 

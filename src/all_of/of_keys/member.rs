@@ -173,7 +173,7 @@ where
         left: Option<&mut Option<Left>>,
     ) -> Result<(), Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
-        let request = Request { tells_left: left.is_some(), ..Request::permits(n).priority(priority) };
+        let request = Request { wants_left: left.is_some(), ..Request::permits(n).priority(priority) };
         match table.ask(table.hash_of(key), key, &request) {
             Ok(Taken::Granted(grant)) => {
                 if let Some(left) = left {

@@ -161,13 +161,13 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         P: Policy + Clone,
         Q: Hash + Eq + ToOwned<Owned = K>,
     {
-        KeyedAllOf::by(name, limiter, |key: &Q| key)
+        KeyedAllOf::with_key_part(name, limiter, |key: &Q| key)
     }
 
     /// As [`new`](KeyedAllOf::new), for a limiter with a key that is a part of the key of the
     /// calls.
     #[must_use]
-    pub fn by<K, P, R>(
+    pub fn with_key_part<K, P, R>(
         name: impl Into<Name>,
         limiter: &KeyedRateLimiter<K, P, C>,
         part: impl Fn(&Q) -> &R + Send + Sync + 'static,
@@ -255,7 +255,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// let policy = TokenBucket::new(Rate::per_second(2), 2);
     /// let tenants: KeyedRateLimiter<String, _, _> =
     ///     KeyedRateLimiter::with_clock(policy, 100, clock);
-    /// let api = KeyedAllOf::by("user", &users, |caller: &Caller| &caller.user)
+    /// let api = KeyedAllOf::with_key_part("user", &users, |caller: &Caller| &caller.user)
     ///     .with_keyed_by("tenant", &tenants, |caller| caller.tenant.as_str());
     ///
     /// for (user, member) in [(1, None), (1, Some("user")), (2, None), (3, Some("tenant"))] {
@@ -774,7 +774,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     /// Tells the permits left to a request that was refused at once, if it asks for them.
     fn tell_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
-        if !ask.tells_left {
+        if !ask.wants_left {
             return refusal;
         }
         let asked = |name: &str| self.place(name).and_then(|index| ask.get(index).copied()).unwrap_or(0);
@@ -806,7 +806,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         let (mut charge, mut by_key, mut left) = (AllCharge::default(), None, None);
         let took = rule.take_then(ask, &mut charge, &mut || {
             let Some(OfKey { name, member, n }) = &of_key else { return Ok(()) };
-            let tell = ask.tells_left.then_some(&mut left);
+            let tell = ask.wants_left.then_some(&mut left);
             member.take(key, (*n, ask.priority), tell).inspect_err(|_| by_key = Some(*name))
         });
         let granted = |()| {
@@ -814,7 +814,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             let AllCharge { permits, left: others, .. } = charge;
             let status = || self.status(key).with_left(others.into_iter().flat_map(|left| *left).chain(left));
             let granted = AllPermits { permits, ..Grant::at_once(ask.others).into() };
-            if ask.tells_left { granted.with_left(status()) } else { granted }
+            if ask.wants_left { granted.with_left(status()) } else { granted }
         };
         Some(took.map(granted).map_err(|refusal| {
             // Another request took the permits just now, or there is no room for the key. If an
@@ -901,7 +901,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 }
 
 fn refused(name: &Name, refusal: Refusal) -> AllRefusal {
-    AllRefusal::by(name.clone(), refusal)
+    AllRefusal::from_member(name.clone(), refusal)
 }
 
 impl<Q: ?Sized, C: Timer> KeyedAllOf<Q, C> {

@@ -193,9 +193,9 @@ impl Policy for Kind {
         kinds!(each [self, policy, KindState(state) => policy.keep_at_most(state, at, permits), else 0])
     }
 
-    fn pause(&self, state: &KindState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
+    fn pause(&self, state: &KindState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
         kinds!(each [self, policy, KindState(state)
-            => policy.pause(state, from, to, keeps_stock), else None])
+            => policy.pause(state, from, to, keeps_permits), else None])
     }
 
     fn forecast_pause(
@@ -203,10 +203,10 @@ impl Policy for Kind {
         state: &KindState,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Forecast> {
         kinds!(each [self, policy, KindState(state)
-            => policy.forecast_pause(state, from, to, keeps_stock), else None])
+            => policy.forecast_pause(state, from, to, keeps_permits), else None])
     }
 
     fn full_after_pause(
@@ -214,10 +214,10 @@ impl Policy for Kind {
         state: &KindState,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Nanos> {
         kinds!(each [self, policy, KindState(state)
-            => policy.full_after_pause(state, from, to, keeps_stock), else None])
+            => policy.full_after_pause(state, from, to, keeps_permits), else None])
     }
 
     fn permits(&self, charge: KindCharge) -> u32 {
@@ -249,8 +249,8 @@ impl Policy for Kind {
         kinds!(each [self, policy, KindState(state) => policy.is_fresh(state, at), else false])
     }
 
-    fn start_again(&self, now: Nanos) -> KindState {
-        kinds!(each [self, policy, wrap: KindState => wrap(policy.start_again(now))])
+    fn restart(&self, now: Nanos) -> KindState {
+        kinds!(each [self, policy, wrap: KindState => wrap(policy.restart(now))])
     }
 
     fn catches_up(&self) -> bool {

@@ -356,8 +356,8 @@ impl Policy for AnyPolicy {
         self.era(state, |ruled, state| ruled.kind.keep_at_most(state, at, permits))
     }
 
-    fn pause(&self, state: &AnyState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
-        self.era(state, |ruled, state| ruled.kind.pause(state, from, to, keeps_stock))
+    fn pause(&self, state: &AnyState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+        self.era(state, |ruled, state| ruled.kind.pause(state, from, to, keeps_permits))
     }
 
     fn forecast_pause(
@@ -365,13 +365,19 @@ impl Policy for AnyPolicy {
         state: &AnyState,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Forecast> {
-        self.era(state, |ruled, state| ruled.kind.forecast_pause(state, from, to, keeps_stock))
+        self.era(state, |ruled, state| ruled.kind.forecast_pause(state, from, to, keeps_permits))
     }
 
-    fn full_after_pause(&self, state: &AnyState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<Nanos> {
-        self.era(state, |ruled, state| ruled.kind.full_after_pause(state, from, to, keeps_stock))
+    fn full_after_pause(
+        &self,
+        state: &AnyState,
+        from: Nanos,
+        to: Nanos,
+        keeps_permits: bool,
+    ) -> Option<Nanos> {
+        self.era(state, |ruled, state| ruled.kind.full_after_pause(state, from, to, keeps_permits))
     }
 
     fn permits(&self, AnyCharge { era, charge }: AnyCharge) -> u32 {
@@ -408,8 +414,8 @@ impl Policy for AnyPolicy {
         self.look(state, |ruled, state| ruled.kind.is_fresh(state, at)).unwrap_or(false)
     }
 
-    fn start_again(&self, now: Nanos) -> AnyState {
-        self.with_start(|kind| kind.start_again(now))
+    fn restart(&self, now: Nanos) -> AnyState {
+        self.with_start(|kind| kind.restart(now))
     }
 
     fn catches_up(&self) -> bool {

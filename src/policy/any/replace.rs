@@ -132,7 +132,7 @@ fn carried_over(kind: &Kind, at: Nanos, left: Remainder, keep: Keep) -> KindStat
     let state = match kind {
         // Also at a rate of zero, at which a stock is a time, and cannot be taken away.
         Kind::SmoothBursty(_) if keep != Keep::Nothing && left.limit < u64::MAX => {
-            KindState::SmoothBursty(SmoothBursty::start_without_stock(at))
+            KindState::SmoothBursty(SmoothBursty::start_without_permits(at))
         }
         kind => kind.start(at),
     };

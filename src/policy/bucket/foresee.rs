@@ -47,10 +47,10 @@ impl Bucket {
         state: &BucketState,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Forecast {
         let (numbers, _) = self.price(1);
-        Forecast::with(to, [numbers.paused(AtomicWord::load(&state.zero), from, to, keeps_stock), 0, 0])
+        Forecast::with(to, [numbers.paused(AtomicWord::load(&state.zero), from, to, keeps_permits), 0, 0])
     }
 
     pub(crate) fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {

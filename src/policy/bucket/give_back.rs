@@ -95,10 +95,10 @@ impl Bucket {
     }
 
     /// See [`Policy::pause`](crate::policy::Policy::pause).
-    pub(crate) fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_stock: bool) -> u64 {
+    pub(crate) fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
         move_to(state, |zero| {
             let (numbers, _) = self.settled();
-            let zero = numbers.paused(zero, from, to, keeps_stock);
+            let zero = numbers.paused(zero, from, to, keeps_permits);
             (zero, numbers.step_tick(zero))
         })
     }

@@ -151,8 +151,8 @@ macro_rules! passed_on_to_bucket {
             self.bucket.keep_at_most(state, at, permits)
         }
 
-        fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
-            Some(self.bucket.pause(state, from, to, keeps_stock))
+        fn pause(&self, state: &BucketState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+            Some(self.bucket.pause(state, from, to, keeps_permits))
         }
 
         fn forecast_pause(
@@ -160,9 +160,9 @@ macro_rules! passed_on_to_bucket {
             state: &BucketState,
             from: Nanos,
             to: Nanos,
-            keeps_stock: bool,
+            keeps_permits: bool,
         ) -> Option<Forecast> {
-            Some(self.bucket.forecast_pause(state, from, to, keeps_stock))
+            Some(self.bucket.forecast_pause(state, from, to, keeps_permits))
         }
 
         fn full_after_pause(
@@ -170,10 +170,10 @@ macro_rules! passed_on_to_bucket {
             state: &BucketState,
             from: Nanos,
             to: Nanos,
-            keeps_stock: bool,
+            keeps_permits: bool,
         ) -> Option<Nanos> {
             let Forecast { numbers: [word, ..], .. } =
-                self.bucket.forecast_pause(state, from, to, keeps_stock);
+                self.bucket.forecast_pause(state, from, to, keeps_permits);
             Some(self.bucket.status(word, to).full_at.max(to))
         }
 

@@ -215,7 +215,7 @@ impl Numbers {
 
     /// The word after a pause in which nothing came in: as far before `to` as it was before `from`.
     /// A bucket that does not keep its stock is empty at `to`.
-    pub(super) fn paused(&self, word: u64, from: Nanos, to: Nanos, keeps_stock: bool) -> u64 {
+    pub(super) fn paused(&self, word: u64, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
         if self.is_unlimited() {
             return word;
         }
@@ -224,7 +224,7 @@ impl Numbers {
             return word;
         }
         let held = own.max(from.saturating_sub(self.capacity)).saturating_add(to.saturating_sub(from));
-        self.word_of(if keeps_stock { held } else { held.max(to) })
+        self.word_of(if keeps_permits { held } else { held.max(to) })
     }
 
     pub(super) fn is_unlimited(&self) -> bool {

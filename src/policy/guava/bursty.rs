@@ -191,7 +191,7 @@ impl SmoothBursty {
     }
 
     /// The state of a limiter that begins with no saved permits.
-    pub(in crate::policy) fn start_without_stock(now: Nanos) -> BurstyState {
+    pub(in crate::policy) fn start_without_permits(now: Nanos) -> BurstyState {
         BurstyState { zero: AtomicU64::new(ticks::from_nanos(now)) }
     }
 
@@ -220,7 +220,7 @@ impl SmoothBursty {
 
     /// The state after a pause in which nothing came in: as far before `to` as it was before
     /// `from`. A stock that is not kept is spent as if one more permit had been granted at `to`.
-    fn paused(&self, zero: u64, from: Nanos, to: Nanos, keeps_stock: bool) -> u64 {
+    fn paused(&self, zero: u64, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
         let (from, to) = (ticks::from_nanos(from), ticks::from_nanos(to));
         let held = match self.rate.is_zero() {
             // Nothing comes in anyway, since the rate became zero.
@@ -230,7 +230,7 @@ impl SmoothBursty {
         // Relaxed: a pause and a change exclude each other, by the lock of the line or the shard.
         let empty = to.min(self.stopped.load(Ordering::Relaxed));
         let empty = if self.rate.is_zero() { empty } else { empty.saturating_add(self.rate.price(1)) };
-        if keeps_stock { held } else { held.max(empty) }
+        if keeps_permits { held } else { held.max(empty) }
     }
 
     /// Takes a state back by what was given back. Where it is owed for ever, how much is owed is
@@ -423,8 +423,8 @@ impl Policy for SmoothBursty {
         taken.unwrap_or(0)
     }
 
-    fn pause(&self, state: &BurstyState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
-        Some(move_to(state, |zero| self.paused(zero, from, to, keeps_stock)))
+    fn pause(&self, state: &BurstyState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+        Some(move_to(state, |zero| self.paused(zero, from, to, keeps_permits)))
     }
 
     fn forecast_pause(
@@ -432,9 +432,9 @@ impl Policy for SmoothBursty {
         state: &BurstyState,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Forecast> {
-        let zero = self.paused(AtomicWord::load(&state.zero), from, to, keeps_stock);
+        let zero = self.paused(AtomicWord::load(&state.zero), from, to, keeps_permits);
         Some(Forecast::with(to, [zero, 0, 0]))
     }
 
@@ -443,9 +443,9 @@ impl Policy for SmoothBursty {
         state: &BurstyState,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Nanos> {
-        let zero = self.paused(AtomicWord::load(&state.zero), from, to, keeps_stock);
+        let zero = self.paused(AtomicWord::load(&state.zero), from, to, keeps_permits);
         Some(self.status_of(zero, to).full_at.max(to))
     }
 

@@ -327,12 +327,12 @@ impl SmoothWarmingUp {
 
     /// The state after a pause. A debt is what it was, and the time without requests cools. Unless
     /// the state is kept, the next permit is due no earlier than if one had been granted at `to`.
-    fn paused(&self, word: Word, from: Nanos, to: Nanos, keeps_stock: bool) -> Word {
+    fn paused(&self, word: Word, from: Nanos, to: Nanos, keeps_permits: bool) -> Word {
         let (from, to, interval) = (ticks::from_nanos(from), ticks::from_nanos(to), self.rate.interval());
         let owes = word.next > from;
         let next = if owes { word.next.saturating_add(to.saturating_sub(from)) } else { word.next };
         let word = Word { next, ..word };
-        if keeps_stock || interval.is_zero() {
+        if keeps_permits || interval.is_zero() {
             return word;
         }
         // A debt of less than that permit is part of its price, so that both are not owed.
@@ -625,8 +625,8 @@ impl Policy for SmoothWarmingUp {
         taken.unwrap_or(0)
     }
 
-    fn pause(&self, state: &WarmingUpState, from: Nanos, to: Nanos, keeps_stock: bool) -> Option<u64> {
-        Some(replace(state, |word| self.paused(word, from, to, keeps_stock)))
+    fn pause(&self, state: &WarmingUpState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
+        Some(replace(state, |word| self.paused(word, from, to, keeps_permits)))
     }
 
     fn forecast_pause(
@@ -634,10 +634,10 @@ impl Policy for SmoothWarmingUp {
         state: &WarmingUpState,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Forecast> {
         let word = Word::decode(AtomicWord::load(&state.word));
-        let Word { coldness, next } = self.paused(word, from, to, keeps_stock);
+        let Word { coldness, next } = self.paused(word, from, to, keeps_permits);
         Some(Forecast::with(to, [coldness, next, 0]))
     }
 
@@ -646,10 +646,10 @@ impl Policy for SmoothWarmingUp {
         state: &WarmingUpState,
         from: Nanos,
         to: Nanos,
-        keeps_stock: bool,
+        keeps_permits: bool,
     ) -> Option<Nanos> {
         let word = Word::decode(AtomicWord::load(&state.word));
-        Some(self.status_of(self.paused(word, from, to, keeps_stock), to).full_at.max(to))
+        Some(self.status_of(self.paused(word, from, to, keeps_permits), to).full_at.max(to))
     }
 
     fn change(&self, state: &WarmingUpState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
@@ -707,7 +707,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     /// Cold, as a key at rest, also if a limiter would start warm.
-    fn start_again(&self, now: Nanos) -> WarmingUpState {
+    fn restart(&self, now: Nanos) -> WarmingUpState {
         let word = Word { coldness: self.warm_up, next: ticks::from_nanos(now) };
         WarmingUpState { word: AtomicU128::new(word.encode()) }
     }

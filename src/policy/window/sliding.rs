@@ -289,7 +289,7 @@ impl Policy for SlidingWindow {
             if !window.unlimited {
                 forecast.numbers[0] = view.sum;
                 for (end, count) in state.cells.counting(view)? {
-                    forecast.comes_back(end, count);
+                    forecast.add_expiry(end, count);
                 }
             }
             // An older clock reading counts in the cell of the last grant.
@@ -309,10 +309,10 @@ impl Policy for SlidingWindow {
         let most = u64::from(window.limit - n);
         let mut due = stamp(forecast.at);
         let mut now = window.beginning(due.max(forecast.numbers[1]));
-        while let Some((end, count)) = forecast.next_back()
+        while let Some((end, count)) = forecast.next_expiry()
             && (end <= now || forecast.numbers[0] > most)
         {
-            forecast.pass();
+            forecast.pop_expiry();
             forecast.numbers[0] -= count;
             if end > now {
                 (due, now) = (end, end);
@@ -323,7 +323,7 @@ impl Policy for SlidingWindow {
         }
         forecast.at = forecast.at.max(time_of(due));
         forecast.numbers[0] += u64::from(n);
-        forecast.comes_back(now.saturating_add(self.span(&window)), n.into());
+        forecast.add_expiry(now.saturating_add(self.span(&window)), n.into());
         forecast.at
     }
 
@@ -338,7 +338,7 @@ impl Policy for SlidingWindow {
         // As if the last cell had all of them.
         *forecast = Forecast::new(time_of(now).max(forecast.at));
         forecast.numbers = [limit, now, 0];
-        forecast.comes_back(now.saturating_add(span), limit);
+        forecast.add_expiry(now.saturating_add(span), limit);
     }
 
     fn undo(&self, state: &SlidingState, _at: Nanos, charge: SlidingCharge, _most: u64) -> u64 {

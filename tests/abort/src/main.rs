@@ -27,8 +27,8 @@ fn outlive(runtime: Runtime, other: Runtime) {
     let mut context = Context::from_waker(Waker::noop());
     let mut wait = pin!(limiter.acquire());
     // One that is polled in a task, and one that outlives it.
-    let in_task = limiter.clone();
-    runtime.spawn(async move { in_task.acquire().await });
+    let non_blocking = limiter.clone();
+    runtime.spawn(async move { non_blocking.acquire().await });
     runtime.block_on(async {
         tokio::task::yield_now().await;
         assert!(wait.as_mut().poll(&mut context).is_pending());

@@ -36,7 +36,7 @@ fn flood(keys: &KeyedRateLimiter<u64, TokenBucket, ManualClock>, count: u32) -> 
 /// One test, since the allocator counts for all.
 #[test]
 fn a_flood_neither_grows_memory_nor_frees_a_limited_key() {
-    for choice in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::ForgetFreshest] {
+    for choice in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::EvictLeastUsed] {
         let (keys, clock) = limited();
         let keys = keys.when_full(choice);
         assert!((0..KEYS).all(|key| keys.try_acquire(&key.into()).is_ok()));
@@ -47,9 +47,9 @@ fn a_flood_neither_grows_memory_nor_frees_a_limited_key() {
         match choice {
             WhenKeysFull::RefuseNew => assert_eq!(granted, 0),
             WhenKeysFull::ShareOne => assert_eq!(granted, 1),
-            WhenKeysFull::ForgetFreshest => assert_eq!(granted, count, "each takes the place of another"),
+            WhenKeysFull::EvictLeastUsed => assert_eq!(granted, count, "each takes the place of another"),
         }
-        if choice != WhenKeysFull::ForgetFreshest {
+        if choice != WhenKeysFull::EvictLeastUsed {
             assert!((0..KEYS).all(is_limited), "{choice:?}: all are still known, and limited");
         }
         // An hour later the known ones make room, step by step, and memory does not grow for it.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
-use tidegate_http::read::{Advice, Answer, CAP, Reader, ServerLimit};
+use tidegate_http::read::{Advice, DEFAULT_MAX_PAUSE, Reader, ResponseLimits, ServerLimit};
 use tidegate_http::{Unit, When};
 
 /// How a block was read.
@@ -112,7 +112,7 @@ impl Grader<'_> {
         self.block["lenient"].as_array().into_iter().flatten().any(|w| w == word)
     }
 
-    fn limits(&mut self, answer: &Answer) {
+    fn limits(&mut self, answer: &ResponseLimits) {
         let no_limits = Vec::new();
         let expected = self.expect()["limits"].as_array().unwrap_or(&no_limits);
         let none_will_do = self.is_lenient("limits") || self.block["stale"] == true;
@@ -200,7 +200,7 @@ impl Grader<'_> {
         when.wait(self.now).as_secs_f64()
     }
 
-    fn retry_after(&mut self, answer: &Answer) {
+    fn retry_after(&mut self, answer: &ResponseLimits) {
         let got = answer.retry_after.map(|when| self.seconds(when));
         let expected = &self.expect()["retry_after_seconds"];
         let at = self.block["retry_at"].as_f64().or(self.expect()["retry_at"].as_f64());
@@ -216,8 +216,8 @@ impl Grader<'_> {
         self.check(fits, || format!("retry after {got:?}"));
     }
 
-    fn pause(&mut self, answer: &Answer) {
-        let pause = answer.advice(self.now, CAP);
+    fn pause(&mut self, answer: &ResponseLimits) {
+        let pause = answer.advice(self.now, DEFAULT_MAX_PAUSE);
         if let Some(expected) = self.expect()["pause"].as_bool() {
             let fits = (pause != Advice::Go) == expected;
             self.check(fits, || format!("pause {pause:?}"));
@@ -238,7 +238,7 @@ fn unix(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-fn show(answer: &Answer, now: SystemTime) -> String {
+fn show(answer: &ResponseLimits, now: SystemTime) -> String {
     let limits: Vec<String> = answer
         .limits
         .iter()
@@ -251,5 +251,9 @@ fn show(answer: &Answer, now: SystemTime) -> String {
             )
         })
         .collect();
-    format!("{limits:?}, retry after {:?}, pause {:?}", answer.retry_after, answer.advice(now, CAP))
+    format!(
+        "{limits:?}, retry after {:?}, pause {:?}",
+        answer.retry_after,
+        answer.advice(now, DEFAULT_MAX_PAUSE)
+    )
 }

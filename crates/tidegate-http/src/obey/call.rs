@@ -8,7 +8,7 @@ use tidegate::{AllPermits, AllRefusal, AllRequest, AnyReservation};
 
 use super::handle::Obey;
 use super::state::Ticket;
-use crate::read::Answer;
+use crate::read::ResponseLimits;
 
 /// A call to a server, from its permits to its answer.
 ///
@@ -43,11 +43,11 @@ pub(super) enum Held {
 #[non_exhaustive]
 pub struct Obeyed {
     /// What the server answered. Times of the calendar without a `Date` are left out.
-    pub answer: Answer,
+    pub answer: ResponseLimits,
     /// How long the limiter was told to pause, with its jitter.
     pub paused_for: Option<Duration>,
     /// How long the server asks to pause. Longer than `paused_for` if the
-    /// [cap](super::Options::cap) cut it: then the server may still refuse.
+    /// [cap](super::Options::max_pause) cut it: then the server may still refuse.
     pub asked_for: Option<Duration>,
     /// What the limiter refused to do: a closed one does not pause.
     pub error: Option<AllRefusal>,
@@ -71,8 +71,8 @@ impl Call {
     }
 
     /// Obeys an answer that was read elsewhere, for example from a body.
-    pub fn obey_answer(&mut self, answer: Answer) -> Obeyed {
-        self.obey.obey_answer(&mut self.ticket, answer, true)
+    pub fn obey_limits(&mut self, answer: ResponseLimits) -> Obeyed {
+        self.obey.obey_limits(&mut self.ticket, answer, true)
     }
 
     /// The time that the call waited for its permits, also where it waited several times.

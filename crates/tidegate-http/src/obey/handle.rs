@@ -16,7 +16,7 @@ use super::reservation::CallReservation;
 use super::scopes::Home;
 use super::state::{Orders, State, Terms, Ticket};
 use crate::When;
-use crate::read::Answer;
+use crate::read::ResponseLimits;
 
 /// A limiter that obeys what a server answers. Clones share it.
 ///
@@ -40,7 +40,7 @@ pub struct Obey {
 struct Shared {
     limiter: AnyLimiter,
     /// The same limiter, of which no call blocks a thread.
-    in_task: AnyLimiter,
+    non_blocking: AnyLimiter,
     options: Options,
     /// The names of the limiter's members.
     members: Vec<String>,
@@ -88,7 +88,7 @@ impl Shared {
         // A request that passed without permits has none to give back.
         if got > 0 {
             // The names are those of a request that was granted, so none of them can be wrong.
-            let _ = self.in_task.refund(request.clone().cost_of_others(got));
+            let _ = self.non_blocking.refund(request.clone().cost_of_others(got));
         }
     }
 }
@@ -106,12 +106,12 @@ impl Obey {
     #[must_use]
     pub fn with_options(limiter: impl Into<AnyLimiter>, options: Options) -> Self {
         let limiter = limiter.into();
-        let in_task = limiter.in_task();
-        let members = in_task.status().members.into_iter().map(|(name, _)| name.to_string()).collect();
+        let non_blocking = limiter.non_blocking();
+        let members = non_blocking.status().members.into_iter().map(|(name, _)| name.to_string()).collect();
         let now = options.clock.now();
         let paces = options.paces.iter().map(|pace| Pacing::new(pace.clone(), now)).collect();
         let (state, random) = (Mutex::new(State::new()), RandomState::new());
-        let shared = Shared { limiter, in_task, options, members, state, paces, random };
+        let shared = Shared { limiter, non_blocking, options, members, state, paces, random };
         Self { shared: Arc::new(shared), home: None }
     }
 
@@ -387,7 +387,7 @@ impl Obey {
             *ticket = bucket.begin_in_any_case(ticket.costs().clone());
             *self = bucket;
         }
-        let obeyed = self.obey_answer(ticket, answer, is_success);
+        let obeyed = self.obey_limits(ticket, answer, is_success);
         if let (Some(home), Some(wait)) = (&self.home, obeyed.paused_for)
             && obeyed.answer.is_global()
         {
@@ -408,18 +408,23 @@ impl Obey {
         Arc::ptr_eq(&self.shared, &other.shared)
     }
 
-    pub(super) fn obey_answer(&self, ticket: &mut Ticket, mut answer: Answer, is_success: bool) -> Obeyed {
-        let Shared { in_task, options, members, .. } = &*self.shared;
+    pub(super) fn obey_limits(
+        &self,
+        ticket: &mut Ticket,
+        mut answer: ResponseLimits,
+        is_success: bool,
+    ) -> Obeyed {
+        let Shared { non_blocking, options, members, .. } = &*self.shared;
         forget_calendar(&mut answer);
         let counts: Vec<_> = answer.limits.iter().map(|limit| options.count(limit, members)).collect();
-        let terms = Terms { cap: options.cap, back_off: options.back_off };
+        let terms = Terms { max_pause: options.max_pause, back_off: options.back_off };
         let now = self.now();
         let orders = self.state().learn(now, ticket, &answer, &counts, is_success, terms);
         self.set_pace(now, &answer, &counts, &orders);
-        self.carry_out(in_task, orders, answer)
+        self.carry_out(non_blocking, orders, answer)
     }
 
-    fn set_pace(&self, now: Nanos, answer: &Answer, counts: &[Option<Count>], orders: &Orders) {
+    fn set_pace(&self, now: Nanos, answer: &ResponseLimits, counts: &[Option<Count>], orders: &Orders) {
         let Shared { paces, members, .. } = &*self.shared;
         for pacing in paces {
             if orders.is_new_refusal {
@@ -443,7 +448,7 @@ impl Obey {
     }
 
     /// Each order only lowers or prolongs, so that orders of two answers may overtake each other.
-    fn carry_out(&self, limiter: &AnyLimiter, orders: Orders, answer: Answer) -> Obeyed {
+    fn carry_out(&self, limiter: &AnyLimiter, orders: Orders, answer: ResponseLimits) -> Obeyed {
         let mut obeyed = Obeyed { answer, paused_for: None, asked_for: orders.asked, error: None };
         for (count, left) in orders.keep {
             let member = count.member().and_then(|place| self.shared.members.get(place));
@@ -466,9 +471,9 @@ impl Obey {
 
     /// Takes a place at the limiter.
     pub(super) fn place(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let limiter = &self.shared.in_task;
+        let limiter = &self.shared.non_blocking;
         match limiter.reserve(request.clone()) {
-            Err(refusal) if asks_for_none(&refusal) => Ok(AnyReservation::of_no_permits(limiter.clone())),
+            Err(refusal) if asks_for_none(&refusal) => Ok(AnyReservation::empty(limiter.clone())),
             reserved => reserved,
         }
     }
@@ -494,7 +499,7 @@ impl Obey {
     /// Forgets what the server told, and ends a pause of the limiter.
     pub fn forget(&self) {
         self.state().forget();
-        self.shared.in_task.resume();
+        self.shared.non_blocking.resume();
     }
 }
 
@@ -513,7 +518,7 @@ fn asks_for_none(refusal: &AllRefusal) -> bool {
 
 /// Forgets times of the calendar that a reader could not count from the `Date` of the answer. There
 /// was no `Date`, so it is not known by which clock they are told.
-fn forget_calendar(answer: &mut Answer) {
+fn forget_calendar(answer: &mut ResponseLimits) {
     let from_now = |when: &When| matches!(when, When::In(_));
     answer.retry_after = answer.retry_after.filter(from_now);
     for limit in &mut answer.limits {

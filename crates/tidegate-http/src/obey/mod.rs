@@ -45,7 +45,7 @@
 //!
 //! - One refusal of many calls in flight is one pause, and the longer end counts. After it, calls
 //!   go one interval apart, and no burst follows.
-//! - No pause is longer than [`Options::cap`], whatever the server sends. A tenth of jitter comes
+//! - No pause is longer than [`Options::max_pause`], whatever the server sends. A tenth of jitter comes
 //!   on top, so that clients do not come back at one time.
 //! - Times of the calendar count from the `Date` of the answer, and not from the clock of the
 //!   client. Without a `Date` they are ignored.

@@ -10,7 +10,7 @@ use tidegate::{Clock, DefaultClock};
 use super::costs::Count;
 use super::pace::Pace;
 use crate::Unit;
-use crate::read::{CAP, Reader, ServerLimit};
+use crate::read::{DEFAULT_MAX_PAUSE, Reader, ServerLimit};
 
 /// How a server is obeyed. See [`Obey::with_options`](super::Obey::with_options).
 ///
@@ -23,7 +23,7 @@ use crate::read::{CAP, Reader, ServerLimit};
 ///
 /// let options = Options::new()
 ///     .reader(Reader::of(Vendor::GitHub))
-///     .cap(Duration::from_secs(3600)) // its limits are by the hour
+///     .max_pause(Duration::from_secs(3600)) // its limits are by the hour
 ///     .member("core", "requests");
 /// ```
 #[derive(Clone)]
@@ -31,7 +31,7 @@ use crate::read::{CAP, Reader, ServerLimit};
 pub struct Options {
     pub(super) reader: Reader,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) cap: Duration,
+    pub(super) max_pause: Duration,
     pub(super) back_off: Duration,
     pub(super) jitter: f64,
     names: Vec<(String, String)>,
@@ -42,12 +42,12 @@ pub struct Options {
 type Refusals = Arc<dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync>;
 
 impl Options {
-    /// The reader of any API, a cap of ten minutes, a back-off of one second, a jitter of a tenth.
+    /// The reader of any API, a longest pause of ten minutes, a back-off of one second, a jitter of a tenth.
     pub fn new() -> Self {
         Self {
             reader: Reader::auto(),
             clock: Arc::new(DefaultClock::new()),
-            cap: CAP,
+            max_pause: DEFAULT_MAX_PAUSE,
             back_off: Duration::from_secs(1),
             jitter: 0.1,
             names: Vec::new(),
@@ -68,12 +68,12 @@ impl Options {
 
     /// Sets the longest pause. A server that asks for a longer one is asked again after this time.
     /// The jitter comes on top.
-    pub fn cap(self, cap: Duration) -> Self {
-        Self { cap, ..self }
+    pub fn max_pause(self, max_pause: Duration) -> Self {
+        Self { max_pause, ..self }
     }
 
     /// Sets the pause after the first refusal that tells no time. It doubles with each further
-    /// refusal, up to the cap. Where the [`Reader`] knows that an API asks for more, that counts.
+    /// refusal, up to the longest pause. Where the [`Reader`] knows that an API asks for more, that counts.
     pub fn back_off(self, first: Duration) -> Self {
         Self { back_off: first, ..self }
     }
@@ -161,7 +161,7 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("reader", &self.reader)
             .field("clock", &self.clock)
-            .field("cap", &self.cap)
+            .field("max_pause", &self.max_pause)
             .field("back_off", &self.back_off)
             .field("jitter", &self.jitter)
             .field("names", &self.names)

@@ -22,7 +22,7 @@ use tidegate::Nanos;
 
 use super::costs::{Count, Load};
 use super::window::{Allowed, Windows, whole};
-use crate::read::{Advice, Answer};
+use crate::read::{Advice, ResponseLimits};
 use crate::{Unit, When};
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(super) struct Ticket {
 /// How answers are obeyed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
-    pub(super) cap: Duration,
+    pub(super) max_pause: Duration,
     pub(super) back_off: Duration,
 }
 
@@ -163,7 +163,7 @@ impl State {
         &mut self,
         now: Nanos,
         ticket: &mut Ticket,
-        answer: &Answer,
+        answer: &ResponseLimits,
         counts: &[Option<Count>],
         is_success: bool,
         terms: Terms,
@@ -187,7 +187,7 @@ impl State {
         &mut self,
         now: Nanos,
         ticket: &Ticket,
-        answer: &Answer,
+        answer: &ResponseLimits,
         (limit, count): (&crate::read::ServerLimit, Option<Count>),
         terms: Terms,
         orders: &mut Orders,
@@ -209,12 +209,12 @@ impl State {
             // A reset that is not ahead is over: the limit has units again.
             Some(Duration::ZERO) => return,
             Some(asked) => {
-                let asked_within = asked.min(terms.cap);
+                let asked_within = asked.min(terms.max_pause);
                 let until = now.saturating_add(asked_within.into());
                 let not_before = ticket.began.saturating_add(asked_within.into());
                 let (answer, seen) = (self.answers, ticket.answers);
                 // Twice as long is a pause at most.
-                let trip = now.saturating_since(ticket.began).min((terms.cap / 2).into());
+                let trip = now.saturating_since(ticket.began).min((terms.max_pause / 2).into());
                 let allowed = Allowed { limit, count, left, not_before, until, answer, seen, trip };
                 let Some(left) = self.windows.tell(now, allowed) else { return };
                 if left == 0 {
@@ -232,7 +232,7 @@ impl State {
     fn refusal(
         &mut self,
         ticket: &Ticket,
-        answer: &Answer,
+        answer: &ResponseLimits,
         is_success: bool,
         terms: Terms,
         orders: &mut Orders,
@@ -251,11 +251,11 @@ impl State {
             orders.is_new_refusal = true;
         }
         // The time counts only for a reset of the calendar, of which none is left.
-        match answer.advice(SystemTime::UNIX_EPOCH, terms.cap) {
+        match answer.advice(SystemTime::UNIX_EPOCH, terms.max_pause) {
             Advice::Pause { wait, asked } => orders.pause(wait, asked),
             Advice::BackOff { at_least } if is_new => {
                 let doubled = 2_u32.saturating_pow(self.refusals - 1);
-                let wait = at_least.max(terms.back_off).saturating_mul(doubled).min(terms.cap);
+                let wait = at_least.max(terms.back_off).saturating_mul(doubled).min(terms.max_pause);
                 orders.pause = orders.pause.max(Some(wait));
             }
             _ => {}

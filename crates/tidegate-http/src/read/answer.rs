@@ -14,20 +14,20 @@ use crate::When;
 /// ```
 /// use std::time::{Duration, SystemTime};
 /// use tidegate_http::When;
-/// use tidegate_http::read::{Answer, CAP, Advice};
+/// use tidegate_http::read::{ResponseLimits, DEFAULT_MAX_PAUSE, Advice};
 ///
-/// let mut answer = Answer::default();
+/// let mut answer = ResponseLimits::default();
 /// answer.refused = true;
 /// answer.retry_after = Some(When::In(Duration::from_secs(3)));
 /// let wait = Duration::from_secs(3);
 /// assert_eq!(
-///     answer.advice(SystemTime::now(), CAP),
+///     answer.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
 ///     Advice::Pause { wait, asked: wait }
 /// );
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub struct Answer {
+pub struct ResponseLimits {
     /// The limits, in the order of the headers.
     pub limits: Vec<ServerLimit>,
     /// When the client may come again: `Retry-After` or a vendor's header of this meaning. Of
@@ -51,7 +51,7 @@ pub struct Answer {
     pub back_off: Duration,
 }
 
-impl Default for Answer {
+impl Default for ResponseLimits {
     /// An answer that tells nothing.
     fn default() -> Self {
         Self {
@@ -68,7 +68,7 @@ impl Default for Answer {
 
 /// The longest pause that a client should obey without being told otherwise: ten minutes, the
 /// threshold that the IETF draft names.
-pub const CAP: Duration = Duration::from_secs(600);
+pub const DEFAULT_MAX_PAUSE: Duration = Duration::from_secs(600);
 
 /// What a client should do after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub enum Advice {
     },
 }
 
-impl Answer {
+impl ResponseLimits {
     /// Whether a limit of all routes of the server refused the request.
     #[must_use]
     pub fn is_global(&self) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::answer::Answer;
+use super::answer::ResponseLimits;
 use super::limit::ServerLimit;
 use super::time::{Clock, Numbers};
 use crate::{Unit, When};
@@ -15,7 +15,7 @@ use crate::{Unit, When};
 const LONGEST_BODY: usize = 16 << 20;
 
 /// Adds the limits of a body to an answer. A body that is no JSON has none.
-pub(super) fn add(body: &[u8], clock: Clock, answer: &mut Answer) {
+pub(super) fn add(body: &[u8], clock: Clock, answer: &mut ResponseLimits) {
     if body.len() > LONGEST_BODY {
         return;
     }
@@ -109,7 +109,7 @@ fn github(told: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
 /// `{"requestedQueryCost":101,"actualQueryCost":46,"throttleStatus":{"maximumAvailable":1000,
 /// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, so no reset. A query that was
 /// refused may come again when its cost is restored.
-fn shopify(cost: Option<&RawValue>, answer: &mut Answer) {
+fn shopify(cost: Option<&RawValue>, answer: &mut ResponseLimits) {
     let [asked, status] = members(cost, ["requestedQueryCost", "throttleStatus"]);
     let [limit, remaining, rate] = members(status, ["maximumAvailable", "currentlyAvailable", "restoreRate"]);
     let limit = ServerLimit {

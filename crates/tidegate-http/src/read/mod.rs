@@ -1,7 +1,7 @@
 //! Headers read by a client: the limits of a server, and when to come again.
 //!
-//! [`Reader::read`] reads an answer of any API into an [`Answer`]: a list of [`ServerLimit`]s and
-//! a time to come again. [`Answer::advice`] says what to do.
+//! [`Reader::read`] reads an answer of any API into an [`ResponseLimits`]: a list of [`ServerLimit`]s and
+//! a time to come again. [`ResponseLimits::advice`] says what to do.
 //!
 //! # Headers that are read
 //!
@@ -30,7 +30,7 @@
 //! ```
 //! use http::{HeaderMap, HeaderValue, StatusCode};
 //! use std::time::{Duration, SystemTime};
-//! use tidegate_http::read::{CAP, Advice, Reader};
+//! use tidegate_http::read::{DEFAULT_MAX_PAUSE, Advice, Reader};
 //! use tidegate_http::{Unit, When};
 //!
 //! let mut headers = HeaderMap::new();
@@ -56,7 +56,7 @@
 //!
 //! let wait = Duration::from_secs(360);
 //! assert_eq!(
-//!     answer.advice(SystemTime::now(), CAP),
+//!     answer.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
 //!     Advice::Pause { wait, asked: wait }
 //! );
 //! ```
@@ -75,7 +75,7 @@ mod time;
 mod usage;
 mod vendor;
 
-pub use answer::{Advice, Answer, CAP};
+pub use answer::{Advice, DEFAULT_MAX_PAUSE, ResponseLimits};
 pub use limit::ServerLimit;
 use reader::MOST_LIMITS;
 pub use reader::Reader;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::header::{AGE, DATE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::answer::Answer;
+use super::answer::ResponseLimits;
 use super::graphql;
 use super::group::Groups;
 use super::limit::later;
@@ -83,7 +83,7 @@ impl Reader {
     /// ```
     /// use http::{HeaderMap, StatusCode};
     /// use std::time::{Duration, SystemTime};
-    /// use tidegate_http::read::{Advice, CAP, Reader};
+    /// use tidegate_http::read::{Advice, DEFAULT_MAX_PAUSE, Reader};
     ///
     /// let body = br#"{
     ///     "errors": [{ "message": "Throttled", "extensions": { "code": "THROTTLED" } }],
@@ -95,12 +95,12 @@ impl Reader {
     ///     Reader::auto().read_with_body(StatusCode::OK, &HeaderMap::new(), body);
     /// let wait = Duration::from_secs(2);
     /// assert_eq!(
-    ///     answer.advice(SystemTime::now(), CAP),
+    ///     answer.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
     ///     Advice::Pause { wait, asked: wait }
     /// );
     /// ```
     #[must_use]
-    pub fn read_with_body(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Answer {
+    pub fn read_with_body(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ResponseLimits {
         let mut answer = self.read(status, headers);
         let clock = Clock::of(headers.get(DATE).and_then(text_of));
         graphql::add(body, clock, &mut answer);
@@ -109,7 +109,7 @@ impl Reader {
 
     /// Reads an answer.
     #[must_use]
-    pub fn read(&self, status: StatusCode, headers: &HeaderMap) -> Answer {
+    pub fn read(&self, status: StatusCode, headers: &HeaderMap) -> ResponseLimits {
         let text = |name| headers.get(name).and_then(text_of);
         let vendor = self.vendor.or_else(|| Vendor::guess(headers));
         let numbers = self.numbers.or(vendor.map(Vendor::numbers)).unwrap_or_default();
@@ -171,7 +171,15 @@ impl Reader {
         let cached = text(AGE).and_then(super::number::count).is_some_and(|age| age > 0.0);
         let redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
         let back_off = self.back_off.or(vendor.map(Vendor::back_off)).unwrap_or_default();
-        Answer { limits, retry_after, refused, reason, scope, trusted: !cached && !redirect, back_off }
+        ResponseLimits {
+            limits,
+            retry_after,
+            refused,
+            reason,
+            scope,
+            trusted: !cached && !redirect,
+            back_off,
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) enum Operation {
 
 /// What the script answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct CallReport {
     /// Which of the requests are granted; of `Resume`, whether there was a pause.
     pub(crate) granted: Vec<bool>,
     /// The permits in use, by all processes.
@@ -79,8 +79,8 @@ impl Call<'_> {
     }
 }
 
-impl Told {
-    pub(crate) fn read(value: &Value) -> Option<Told> {
+impl CallReport {
+    pub(crate) fn read(value: &Value) -> Option<CallReport> {
         let Value::Array(values) = value else { return None };
         let [granted, in_use, before, paused_for] = values.as_slice() else { return None };
         let granted = Vec::<u8>::from_redis_value_ref(granted).ok()?;
@@ -88,7 +88,7 @@ impl Told {
             Value::Int(number) => u64::try_from(*number).ok(),
             _ => None,
         };
-        Some(Told {
+        Some(CallReport {
             granted: granted.into_iter().map(|answer| answer == b'1').collect(),
             in_use: number(in_use)?,
             before: number(before)?,

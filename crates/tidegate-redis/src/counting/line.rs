@@ -23,7 +23,7 @@ use tidegate::{AllRefusal, Left, Nanos, Refusal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::counting::call::{Call, Operation, Told};
+use crate::counting::call::{Call, CallReport, Operation};
 use crate::jitter::jittered;
 use crate::known_pause::KnownPause;
 use crate::lock::lock;
@@ -263,7 +263,7 @@ impl Shared {
         }
     }
 
-    pub(super) async fn ask(&self, operation: Operation) -> Result<Told, Away> {
+    pub(super) async fn ask(&self, operation: Operation) -> Result<CallReport, Away> {
         let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
         self.answer(cmd, Deadline::of(self.store.timeout())).await
     }
@@ -279,9 +279,9 @@ impl Shared {
         });
     }
 
-    async fn answer(&self, cmd: Cmd, deadline: Deadline) -> Result<Told, Away> {
+    async fn answer(&self, cmd: Cmd, deadline: Deadline) -> Result<CallReport, Away> {
         let value = self.store.ask(cmd, self.script.clone(), deadline).await?;
-        Told::read(&value).ok_or_else(|| self.store.note_nonsense())
+        CallReport::read(&value).ok_or_else(|| self.store.note_nonsense())
     }
 
     /// The next call; `None` if the store knows that there is nothing.
@@ -321,7 +321,7 @@ impl Shared {
     fn apply(
         self: &Arc<Shared>,
         asked: Asked,
-        told: Result<Told, Away>,
+        told: Result<CallReport, Away>,
         since: &mut Option<Instant>,
     ) -> Duration {
         let mut answers = Answers::new();
@@ -352,7 +352,7 @@ impl Shared {
         self: &Arc<Shared>,
         line: &mut Line,
         asked: &Asked,
-        told: &Told,
+        told: &CallReport,
         since: &mut Option<Instant>,
         answers: &mut Answers,
     ) -> Duration {

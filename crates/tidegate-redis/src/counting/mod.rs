@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::block_on::Blocks;
 use crate::calls::calls;
-use crate::counting::call::{Operation, Told};
+use crate::counting::call::{CallReport, Operation};
 use crate::counting::line::{Held, Line, Shared, left};
 use crate::counting::wait::Wait;
 use crate::error::{BuildError, with_left};
@@ -262,7 +262,7 @@ impl StoreCountingLimit {
         Operation::Pause(span)
     }
 
-    async fn ask(&self, operation: Operation) -> Result<Told, AllRefusal> {
+    async fn ask(&self, operation: Operation) -> Result<CallReport, AllRefusal> {
         self.0.ask(operation).await.map_err(|away| unavailable(away).into())
     }
 
@@ -290,7 +290,7 @@ impl StoreCountingLimit {
         let left = answer.as_ref().ok().and_then(|(permits, left)| (!permits.is_degraded()).then_some(*left));
         // This process may refuse the request, or the store for another reason than permits in use.
         let answer = answer.map(|(permits, _)| permits);
-        let answer = with_left(answer, request.tells_left, self.status()).await;
+        let answer = with_left(answer, request.wants_left, self.status()).await;
         if let Some(watch) = watch {
             watch.answered_with(answer.as_ref(), left.map(|left| (NAME, left)));
         }
@@ -303,8 +303,8 @@ impl StoreCountingLimit {
         let answer = (&mut wait).await;
         let (held, left) = answer.map_err(|refusal| self.refused(request, refusal))?;
         let is_degraded = held.is_degraded;
-        let mut permits = AllPermits::holding(Grant::new(request.permits, wait.waited), held);
-        if request.tells_left {
+        let mut permits = AllPermits::with_guard(Grant::new(request.permits, wait.waited), held);
+        if request.wants_left {
             permits = permits.with_left(self.status_of(left, Duration::ZERO));
         }
         if is_degraded {
@@ -320,7 +320,7 @@ impl StoreCountingLimit {
     }
 
     fn refused(&self, request: &Request, refusal: AllRefusal) -> AllRefusal {
-        match (request.tells_left, refusal.refusal()) {
+        match (request.wants_left, refusal.refusal()) {
             (true, Some(Refusal::InUse { limit })) => {
                 let nothing = Left::new(limit.into(), 0);
                 refusal.with_left(self.status_of(nothing, Duration::ZERO))
@@ -378,7 +378,7 @@ impl Limiter for StoreCountingLimit {
 
     /// A place in the line of this process. It holds its permits from its grant until it is dropped
     /// or settled. A request that is refused at once asks the store for the state that it tells,
-    /// unless its handle is one [`in_task`](Limiter::in_task).
+    /// unless its handle is one [`non_blocking`](Limiter::non_blocking).
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let request = alone(request)?;
         let mut watch = self.watch(&request);
@@ -388,7 +388,7 @@ impl Limiter for StoreCountingLimit {
         } else {
             let refused = |refusal: Refusal| {
                 let mut refusal = AllRefusal::from(refusal);
-                if request.tells_left
+                if request.wants_left
                     && let Some(Ok(state)) = self.0.store.block_on(self.1, StoreCountingLimit::status(self))
                 {
                     refusal = refusal.with_left(state);
@@ -442,9 +442,9 @@ impl Limiter for StoreCountingLimit {
         self.0.check(1) == Err(Refusal::Closed)
     }
 
-    fn in_task(&self) -> Option<AnyLimiter> {
-        let in_task = || AnyLimiter::new(StoreCountingLimit(self.0.clone(), Blocks::No));
-        (self.1 == Blocks::Yes).then(in_task)
+    fn non_blocking(&self) -> Option<AnyLimiter> {
+        let non_blocking = || AnyLimiter::new(StoreCountingLimit(self.0.clone(), Blocks::No));
+        (self.1 == Blocks::Yes).then(non_blocking)
     }
 }
 
@@ -537,7 +537,7 @@ impl Place for Reserved {
 
     fn left(&self) -> Option<AllStatus> {
         match &self.claimed {
-            Some(Ok((_, Some((_, left))))) if self.request.tells_left => {
+            Some(Ok((_, Some((_, left))))) if self.request.wants_left => {
                 Some(self.of.status_of(*left, Duration::ZERO))
             }
             _ => None,

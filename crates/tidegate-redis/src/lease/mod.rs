@@ -204,7 +204,7 @@ impl Leases {
         let latest = now.saturating_add(Nanos::from_duration(longest));
         let due = ledger.ready_at(now, costs);
         let limited = |retry_after| {
-            let refusal_of = |name: &str| AllRefusal::by(name, Refusal::Limited { retry_after });
+            let refusal_of = |name: &str| AllRefusal::from_member(name, Refusal::Limited { retry_after });
             refusal.member().map_or(Refusal::Limited { retry_after }.into(), refusal_of)
         };
         let known = ledger.refusal(now, costs, longest);
@@ -230,7 +230,7 @@ impl Leases {
         }
         ledger.alone(costs);
         if let Some((limit, refusal)) = known {
-            return Some(AllRefusal::by(self.set.members[limit].name.as_str(), refusal));
+            return Some(AllRefusal::from_member(self.set.members[limit].name.as_str(), refusal));
         }
         let is_behind = || ledger.has_waiting() && self.in_line() > 0 && !ledger.has_plenty(now, costs);
         if longest == Duration::ZERO && is_behind() {
@@ -381,7 +381,7 @@ impl Leases {
     /// The refusal by the only limit, or by its line.
     fn refused(&self, refusal: Refusal) -> AllRefusal {
         match refusal {
-            Refusal::Limited { .. } => AllRefusal::by(self.set.members[0].name.as_str(), refusal),
+            Refusal::Limited { .. } => AllRefusal::from_member(self.set.members[0].name.as_str(), refusal),
             _ => refusal.into(),
         }
     }

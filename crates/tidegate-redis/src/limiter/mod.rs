@@ -97,7 +97,7 @@ use reserved::Reserved;
 /// [`keep_at_most`](AnyLimiter::keep_at_most) and [`resume`](AnyLimiter::resume).
 /// [`blocking_acquire`](StoreLimiter::blocking_acquire) blocks the thread until the permits are
 /// due. All of these calls work on the threads of a tokio runtime, also on its only one, whose other
-/// tasks wait meanwhile. The handle [for tasks](AnyLimiter::in_task), by which adapters ask, blocks
+/// tasks wait meanwhile. The handle [for tasks](AnyLimiter::non_blocking), by which adapters ask, blocks
 /// no thread.
 ///
 /// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) wait for no answer: they send a
@@ -328,7 +328,7 @@ impl StoreLimiter {
         self.0.set.known_pause.begin(span);
         self.0.prolong_pause(span);
         self.0.set.observers.report(|events| events.paused(span));
-        Operation::Pause { span, keep_stock: pause.keeps_stock() }
+        Operation::Pause { span, keep_permits: pause.keeps_permits() }
     }
 
     fn resume_here(&self) {
@@ -672,7 +672,7 @@ impl Limiter for StoreLimiter {
         *self.0.set.closed.borrow()
     }
 
-    fn in_task(&self) -> Option<AnyLimiter> {
+    fn non_blocking(&self) -> Option<AnyLimiter> {
         (self.1 == Blocks::Yes).then(|| AnyLimiter::new(StoreLimiter(self.0.clone(), Blocks::No)))
     }
 }

@@ -27,13 +27,13 @@ pub(super) struct Ask {
 impl Ask {
     pub(super) fn new(set: &Set, request: &AllRequest<'_>) -> Result<Ask, AllRefusal> {
         let all_else = request.to_request();
-        let Request { permits, most, exempt, tells_left, .. } = all_else;
+        let Request { permits, most, exempt, wants_left, .. } = all_else;
         Ok(Ask {
             costs: set.costs(request, (permits.into(), most.max(permits).into()))?,
             named: request.costs().map(|(name, n)| (name.to_owned(), n)).collect(),
             others: request.others(),
             exempt,
-            with_left: tells_left,
+            with_left: wants_left,
             all_else,
         })
     }

@@ -121,10 +121,10 @@ impl State {
     pub(super) fn room_at(&self, costs: &Costs) -> Nanos {
         let (bounds, n) = (self.bounds, sum(costs));
         let (mut waiting, mut permits) = (self.waiting, self.permits);
-        let mut classes: Vec<_> = self.classes.values().take(FORESEEN).map(Class::instants).collect();
+        let mut classes: Vec<_> = self.classes.values().take(FORESEEN).map(Class::bookings).collect();
         let sizes = self.classes.keys().map(|n| n.iter().fold(0u64, |sum, n| sum.saturating_add(*n)));
         let sizes: Vec<u64> = sizes.take(FORESEEN).collect();
-        let firsts = classes.iter_mut().enumerate().filter_map(|(i, instants)| Some((instants.next()?, i)));
+        let firsts = classes.iter_mut().enumerate().filter_map(|(i, bookings)| Some((bookings.next()?, i)));
         let mut firsts: BinaryHeap<_> = firsts.map(Reverse).collect();
         for _ in 0..FORESEEN {
             let Some(Reverse((due, i))) = firsts.pop() else { break };

@@ -33,7 +33,7 @@ impl Turn {
 /// An instant that the store booked: the number of the request that it was booked for, and the
 /// reply.
 #[derive(Debug)]
-pub(crate) struct Instant {
+pub(crate) struct Booking {
     pub(crate) due: Nanos,
     pub(crate) number: u64,
     pub(crate) reply: Reply,
@@ -44,7 +44,7 @@ pub(crate) struct Instant {
 #[derive(Debug, Default)]
 pub(crate) struct Class {
     turns: BTreeSet<Turn>,
-    instants: BTreeMap<(Nanos, u64), Reply>,
+    bookings: BTreeMap<(Nanos, u64), Reply>,
     /// Whether a request may have another instant than the one that its timer is for.
     has_moved: bool,
     /// The store's thread looks at this time, unless the sender is dropped before.
@@ -67,7 +67,7 @@ impl Class {
     /// earlier instant, so it is still true of every turn that its instant is not later than its
     /// `due`.
     pub(crate) fn add(&mut self, turn: Turn, due: Nanos, reply: Reply) -> Vec<Turn> {
-        let last = self.turns.iter().rev().zip(self.instants.keys().rev());
+        let last = self.turns.iter().rev().zip(self.bookings.keys().rev());
         let moved_up = last
             .skip_while(|(_, (due, _))| *due > turn.due)
             .map(|(other, _)| *other)
@@ -82,13 +82,13 @@ impl Class {
         self.turns.extend(moved_up.iter().copied());
         self.has_moved |= due < turn.due || self.turns.last().is_some_and(|last| *last > turn);
         self.turns.insert(turn);
-        self.instants.insert((due, turn.number), reply);
+        self.bookings.insert((due, turn.number), reply);
         moved_up
     }
 
     /// Adds an instant whose request is gone.
-    pub(crate) fn add_instant(&mut self, Instant { due, number, reply }: Instant) {
-        self.instants.insert((due, number), reply);
+    pub(crate) fn add_booking(&mut self, Booking { due, number, reply }: Booking) {
+        self.bookings.insert((due, number), reply);
         self.has_moved = true;
     }
 
@@ -98,20 +98,20 @@ impl Class {
     }
 
     /// The first request whose instant has come, with the instant.
-    pub(crate) fn serve(&mut self, now: Nanos) -> Option<(u64, Instant)> {
-        let first = self.instants.first_entry().filter(|first| first.key().0 <= now)?;
+    pub(crate) fn serve(&mut self, now: Nanos) -> Option<(u64, Booking)> {
+        let first = self.bookings.first_entry().filter(|first| first.key().0 <= now)?;
         let turn = self.turns.pop_first()?;
         let ((due, number), reply) = first.remove_entry();
-        Some((turn.number, Instant { due, number, reply }))
+        Some((turn.number, Booking { due, number, reply }))
     }
 
     /// An instant that no request waits for any more: the last one.
-    pub(crate) fn surplus(&mut self) -> Option<Instant> {
-        if self.instants.len() <= self.turns.len() {
+    pub(crate) fn surplus(&mut self) -> Option<Booking> {
+        if self.bookings.len() <= self.turns.len() {
             return None;
         }
-        let ((due, number), reply) = self.instants.pop_last()?;
-        Some(Instant { due, number, reply })
+        let ((due, number), reply) = self.bookings.pop_last()?;
+        Some(Booking { due, number, reply })
     }
 
     /// How many requests wait.
@@ -121,15 +121,15 @@ impl Class {
 
     /// The first request, and when it is due.
     pub(crate) fn first(&self) -> Option<(u64, Nanos)> {
-        let (turn, instant) = (self.turns.first()?, self.instants.first_key_value()?);
-        Some((turn.number, instant.0.0))
+        let (turn, booking) = (self.turns.first()?, self.bookings.first_key_value()?);
+        Some((turn.number, booking.0.0))
     }
 
     /// When a request is due. Behind more than 4,096 others, it is the instant that was booked for
     /// it, or a later one from which on it is looked at again.
     pub(crate) fn due(&self, turn: Turn) -> Nanos {
         let mut seen = turn.due;
-        for (of, (due, _)) in self.turns.iter().zip(self.instants.keys()).take(FORESEEN) {
+        for (of, (due, _)) in self.turns.iter().zip(self.bookings.keys()).take(FORESEEN) {
             if *of == turn {
                 return *due;
             }
@@ -167,27 +167,27 @@ impl Class {
     }
 
     /// Takes a request out, with its instant.
-    pub(crate) fn take(&mut self, turn: Turn) -> Option<Instant> {
+    pub(crate) fn take(&mut self, turn: Turn) -> Option<Booking> {
         let due = self.due(turn);
-        let last = self.instants.range(..=(due, u64::MAX)).next_back().map(|(key, _)| *key);
+        let last = self.bookings.range(..=(due, u64::MAX)).next_back().map(|(key, _)| *key);
         let (due, number) = last?;
         self.remove(turn);
-        let reply = self.instants.remove(&(due, number))?;
-        Some(Instant { due, number, reply })
+        let reply = self.bookings.remove(&(due, number))?;
+        Some(Booking { due, number, reply })
     }
 
     /// The last instant, and how far ahead the store booked it.
     pub(crate) fn last(&self) -> Option<(Nanos, Duration)> {
-        self.instants.last_key_value().map(|((due, _), reply)| (*due, reply.wait))
+        self.bookings.last_key_value().map(|((due, _), reply)| (*due, reply.wait))
     }
 
     /// The instants to come, in order.
-    pub(crate) fn instants(&self) -> impl Iterator<Item = Nanos> {
-        self.instants.keys().map(|(due, _)| *due)
+    pub(crate) fn bookings(&self) -> impl Iterator<Item = Nanos> {
+        self.bookings.keys().map(|(due, _)| *due)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.turns.is_empty() && self.instants.is_empty()
+        self.turns.is_empty() && self.bookings.is_empty()
     }
 }
 
@@ -218,7 +218,7 @@ mod tests {
     fn the_nth_request_has_the_nth_instant() {
         let mut random = SmallRng::seed_from_u64(1);
         let mut class = Class::default();
-        let (mut turns, mut instants): (Vec<Turn>, Vec<(Nanos, u64)>) = (Vec::new(), Vec::new());
+        let (mut turns, mut bookings): (Vec<Turn>, Vec<(Nanos, u64)>) = (Vec::new(), Vec::new());
         let mut now = Nanos::ZERO;
         let mut moves = 0;
         for number in 0..20_000 {
@@ -234,7 +234,7 @@ mod tests {
                     let mut told = class.add(turn, due, reply());
                     // These requests have an earlier instant, and a later booking.
                     let mut moved_up = Vec::new();
-                    for (other, (due, _)) in turns.iter_mut().zip(&instants) {
+                    for (other, (due, _)) in turns.iter_mut().zip(&bookings) {
                         if other.priority == turn.priority && other.due > turn.due && *due <= turn.due {
                             other.due = turn.due;
                             moved_up.push(*other);
@@ -245,12 +245,12 @@ mod tests {
                     assert_eq!(told, moved_up);
                     moves += moved_up.len();
                     turns.push(turn);
-                    instants.push((due, number));
+                    bookings.push((due, number));
                 }
                 4 => {
                     let due = after(&mut random);
-                    class.add_instant(Instant { due, number, reply: reply() });
-                    instants.push((due, number));
+                    class.add_booking(Booking { due, number, reply: reply() });
+                    bookings.push((due, number));
                 }
                 5..7 if !turns.is_empty() => {
                     let turn = turns.remove(random.random_range(0..turns.len()));
@@ -259,27 +259,27 @@ mod tests {
                 7 if !turns.is_empty() => {
                     let turn = turns.remove(random.random_range(0..turns.len()));
                     let expected = class.due(turn);
-                    let taken = class.take(turn).expect("an instant");
+                    let taken = class.take(turn).expect("an booking");
                     assert_eq!(taken.due, expected);
-                    instants.retain(|instant| *instant != (taken.due, taken.number));
+                    bookings.retain(|booking| *booking != (taken.due, taken.number));
                 }
                 _ => now = after(&mut random),
             }
             turns.sort_unstable();
-            instants.sort_unstable();
-            while instants.first().is_some_and(|first| first.0 <= now) && !turns.is_empty() {
-                let (served, instant) = class.serve(now).expect("due");
-                assert_eq!((served, (instant.due, instant.number)), (turns[0].number, instants[0]));
+            bookings.sort_unstable();
+            while bookings.first().is_some_and(|first| first.0 <= now) && !turns.is_empty() {
+                let (served, booking) = class.serve(now).expect("due");
+                assert_eq!((served, (booking.due, booking.number)), (turns[0].number, bookings[0]));
                 turns.remove(0);
-                instants.remove(0);
+                bookings.remove(0);
             }
-            while instants.len() > turns.len() {
-                let last = instants.pop().expect("an instant");
-                let surplus = class.surplus().expect("more instants than requests");
+            while bookings.len() > turns.len() {
+                let last = bookings.pop().expect("an booking");
+                let surplus = class.surplus().expect("more bookings than requests");
                 assert_eq!((surplus.due, surplus.number), last);
             }
             assert!(class.serve(now).is_none() && class.surplus().is_none());
-            for (turn, (due, _)) in turns.iter().zip(&instants) {
+            for (turn, (due, _)) in turns.iter().zip(&bookings) {
                 assert_eq!(class.due(*turn), *due);
                 // The request looks neither too late nor in vain.
                 let looks_at = class.looks_at(*turn, now);

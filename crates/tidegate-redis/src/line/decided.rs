@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidegate::{AllRefusal, Nanos, Refusal};
 
-use crate::line::class::{Instant, Turn};
+use crate::line::class::{Booking, Turn};
 use crate::line::{After, Entry, Granted, Line, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
 
@@ -23,15 +23,15 @@ impl Line {
         }
         state.decided_beside(after, &reply, now);
         if state.end_for_waiting(number) && reply.answer == Answer::Done {
-            state.pass_on(after, Instant { due, number, reply }, now);
+            state.pass_on(after, Booking { due, number, reply }, now);
             return state.ask_for_more(now);
         }
         let entry = state.entries.get(&number).filter(|entry| matches!(entry.stage, Stage::Sent));
         let Some(entry) = entry else {
             // The request was dropped, or the line was closed.
             return match reply.answer {
-                Answer::Done => state.pass_on(after, Instant { due, number, reply }, now),
-                Answer::Foreseen => state.give_back(Instant { due, number, reply }),
+                Answer::Done => state.pass_on(after, Booking { due, number, reply }, now),
+                Answer::Foreseen => state.give_back(Booking { due, number, reply }),
                 Answer::Refused | Answer::Shadow | Answer::Resumed => {}
             };
         };
@@ -50,7 +50,7 @@ impl Line {
                 let waited = if entry.was_held { entry.in_line } else { Duration::ZERO };
                 state.answer(after, number, Outcome::Granted(Granted { reply, waited, due }));
             }
-            Answer::Done | Answer::Shadow => state.book(after, Instant { due, number, reply }, now),
+            Answer::Done | Answer::Shadow => state.book(after, Booking { due, number, reply }, now),
         }
     }
 
@@ -81,7 +81,7 @@ impl State {
     }
 
     /// Has a request wait for the instant that the store booked, or for another one of equal costs.
-    fn book(&mut self, after: &mut After, Instant { due, number, reply }: Instant, now: Nanos) {
+    fn book(&mut self, after: &mut After, Booking { due, number, reply }: Booking, now: Nanos) {
         let Some(Entry { asked, .. }) = self.entries.get(&number) else { return };
         let (costs, priority, class) = (asked.costs.clone(), asked.priority, reply.permits.clone());
         let Some(victims) = self.make_room(&costs, priority) else {
@@ -89,7 +89,7 @@ impl State {
             let at = Some(self.room_at(&costs)).filter(|at| *at < Nanos::MAX).unwrap_or(due);
             let refusal = Refusal::QueueFull { retry_after: at.saturating_since(now) };
             self.answer(after, number, Outcome::Refused(refusal.into()));
-            return self.pass_on(after, Instant { due, number, reply }, now);
+            return self.pass_on(after, Booking { due, number, reply }, now);
         };
         // A passed instant belongs to a request whose task did not look. The new request would take
         // that instant by its priority, and windows in between would count the grant in none.
@@ -97,7 +97,7 @@ impl State {
         self.waiting += 1;
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
         after.has_booked = true;
-        let instant = self.earlier_instant(&class, reply.due, now);
+        let booking = self.earlier_booking(&class, reply.due, now);
         let requests = self.classes.entry(class.clone()).or_default();
         let mut turn = Turn::new(priority, due, number);
         if let Some(entry) = self.entries.get_mut(&number) {
@@ -108,8 +108,8 @@ impl State {
             after.wake(entry);
         }
         let moved_up = requests.add(turn, due, reply);
-        if let Some(instant) = instant {
-            requests.add_instant(instant);
+        if let Some(booking) = booking {
+            requests.add_booking(booking);
         }
         for turn in moved_up {
             if let Some(Entry { stage: Stage::Booked { turn: before, .. }, .. }) =

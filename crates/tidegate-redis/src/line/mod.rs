@@ -101,7 +101,7 @@ use crate::script::{GivenBack, Mode, Operation, Reply, Wanted};
 use crate::set::{Costs, Instead, Prepared, Set, Undecided};
 use crate::share;
 use crate::store::{Deadline, Unsent, WhileAway};
-use class::{Class, Instant, Turn};
+use class::{Booking, Class, Turn};
 use in_line::InLine;
 use paused::asks_as_well;
 use returning::Away;
@@ -143,7 +143,7 @@ struct State {
     /// The requests that are to be sent.
     in_line: InLine,
     /// The instants that no request waits for, by the store's time: the next call gives them back.
-    to_give_back: BTreeMap<(i64, u64), Instant>,
+    to_give_back: BTreeMap<(i64, u64), Booking>,
     /// The permits of grants that no task took: their instants and their costs.
     to_refund: Vec<(i64, Costs)>,
     /// How many calls are in flight.
@@ -178,7 +178,7 @@ struct State {
 enum Step {
     /// A call that gives instants back, and then decides requests. Without both it asks whether the
     /// store is back.
-    Call(Vec<Instant>, Vec<u64>),
+    Call(Vec<Booking>, Vec<u64>),
     /// Permits of a grant at this instant go back.
     Refund(i64, Costs),
 }
@@ -231,7 +231,7 @@ enum Stage {
     InLine,
     Sent,
     Booked { class: Vec<u64>, turn: Turn },
-    Paused(Instant),
+    Paused(Booking),
     Answered(Outcome),
 }
 
@@ -254,7 +254,7 @@ pub(crate) struct Granted {
 /// A call that has left.
 struct InFlight {
     numbers: Vec<u64>,
-    given_back: Vec<Instant>,
+    given_back: Vec<Booking>,
     left: Nanos,
     /// How many of its requests stand behind others that wait for the end of a pause.
     behind: usize,
@@ -336,7 +336,7 @@ impl Line {
         let steps = if gathers { Vec::new() } else { state.next_steps(self.set.store.is_far(), most, now) };
         for step in steps {
             match step {
-                Step::Call(instants, numbers) => self.call(&mut state, &mut after, instants, numbers, now),
+                Step::Call(bookings, numbers) => self.call(&mut state, &mut after, bookings, numbers, now),
                 Step::Refund(due, costs) => {
                     after.unsent.extend(self.refund(due, &costs));
                 }
@@ -396,12 +396,12 @@ impl Line {
         self: &Arc<Line>,
         state: &mut State,
         after: &mut After,
-        instants: Vec<Instant>,
+        bookings: Vec<Booking>,
         numbers: Vec<u64>,
         now: Nanos,
     ) {
         let given_back: Vec<GivenBack<'_>> =
-            instants.iter().map(|instant| instant.reply.given_back()).collect();
+            bookings.iter().map(|booking| booking.reply.given_back()).collect();
         if !given_back.is_empty() {
             self.forget();
         }
@@ -451,7 +451,7 @@ impl Line {
         state.behind += behind;
         let line = self.clone();
         let cmd = self.set.reserve(&given_back, &requests);
-        let call = InFlight { numbers, given_back: instants, left: now, behind, is_untimed };
+        let call = InFlight { numbers, given_back: bookings, left: now, behind, is_untimed };
         let replied = move |replies| line.replied(call, replies);
         after.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
@@ -489,7 +489,7 @@ impl Line {
                     false
                 }
                 Err(undecided) => {
-                    given_back.into_iter().filter(|_| is_late).for_each(|instant| state.give_back(instant));
+                    given_back.into_iter().filter(|_| is_late).for_each(|booking| state.give_back(booking));
                     state.failed(after, &numbers, undecided, (rest, timeout), now)
                 }
             }
@@ -556,8 +556,8 @@ impl Line {
     /// without permits, is decided by the store.
     pub(crate) fn leases_for(&self, request: &AllRequest<'_>) -> Option<&Arc<Leases>> {
         let leases = self.leases.as_ref()?;
-        let Request { exempt, tells_left, .. } = request.to_request();
-        let by_store = exempt || tells_left || self.set.shadow.load(Ordering::Relaxed);
+        let Request { exempt, wants_left, .. } = request.to_request();
+        let by_store = exempt || wants_left || self.set.shadow.load(Ordering::Relaxed);
         (!by_store).then_some(leases)
     }
 

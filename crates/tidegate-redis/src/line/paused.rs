@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
 
-use crate::line::class::Instant;
+use crate::line::class::Booking;
 use crate::line::{After, Entry, MOST_STEPS, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Undecided};
@@ -32,7 +32,7 @@ impl State {
         let Some(victims) = self.make_room(&costs, priority) else {
             let refusal = Refusal::QueueFull { retry_after: due.saturating_since(now) };
             self.answer(after, number, Outcome::Refused(refusal.into()));
-            return self.give_back(Instant { due, number, reply });
+            return self.give_back(Booking { due, number, reply });
         };
         self.waiting += 1;
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
@@ -41,7 +41,7 @@ impl State {
                 // The store counts the longest wait from the time at which it decides.
                 entry.foreseen = due;
             }
-            entry.stage = Stage::Paused(Instant { due, number, reply });
+            entry.stage = Stage::Paused(Booking { due, number, reply });
             after.wake(entry);
         }
         self.paused.insert(number);
@@ -147,7 +147,7 @@ impl State {
 
     /// Takes a request from behind the pause. Returns what was foreseen for it, unless it asks
     /// whether the pause has ended.
-    pub(super) fn leave_pause(&mut self, number: u64) -> Option<Instant> {
+    pub(super) fn leave_pause(&mut self, number: u64) -> Option<Booking> {
         self.paused.remove(&number);
         let entry = self.entries.get_mut(&number)?;
         let Stage::Paused(_) = entry.stage else { return None };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 use tokio::sync::oneshot;
 
-use crate::line::class::{Class, FORESEEN, Instant};
+use crate::line::class::{Booking, Class, FORESEEN};
 use crate::line::{After, Entry, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
 use crate::script::{Answer, Reply};
 use crate::set::{Costs, Undecided};
@@ -49,14 +49,14 @@ impl State {
                     return steps;
                 }
                 let last = std::iter::from_fn(|| self.to_give_back.pop_last());
-                steps.push(Step::Call(last.take(most).map(|(_, instant)| instant).collect(), Vec::new()));
+                steps.push(Step::Call(last.take(most).map(|(_, booking)| booking).collect(), Vec::new()));
             }
             let refunds = self.to_refund.drain(..);
             steps.extend(refunds.map(|(due, costs)| Step::Refund(due, costs)));
             let last = std::iter::from_fn(|| self.to_give_back.pop_last());
-            let instants: Vec<Instant> = last.map(|(_, instant)| instant).collect();
-            if !(instants.is_empty() && self.in_line.is_empty()) {
-                steps.push(Step::Call(instants, self.in_line.leave(most)));
+            let bookings: Vec<Booking> = last.map(|(_, booking)| booking).collect();
+            if !(bookings.is_empty() && self.in_line.is_empty()) {
+                steps.push(Step::Call(bookings, self.in_line.leave(most)));
             }
         }
         self.calls += steps.iter().filter(|step| matches!(step, Step::Call(..))).count();
@@ -69,8 +69,8 @@ impl State {
             let numbers = self.in_line.leave(most);
             self.calls += 1;
             let first = std::iter::from_fn(|| self.to_give_back.pop_first());
-            let instants = first.take(numbers.len()).map(|(_, instant)| instant).collect();
-            steps.push(Step::Call(instants, numbers));
+            let bookings = first.take(numbers.len()).map(|(_, booking)| booking).collect();
+            steps.push(Step::Call(bookings, numbers));
         }
         steps
     }
@@ -86,15 +86,15 @@ impl State {
     }
 
     /// Gives an instant that its request does not take to the next request of its size, or back.
-    pub(super) fn pass_on(&mut self, after: &mut After, instant: Instant, now: Nanos) {
-        let class = instant.reply.permits.clone();
-        let is_fresh = now.saturating_since(instant.due) <= CATCH_UP;
+    pub(super) fn pass_on(&mut self, after: &mut After, booking: Booking, now: Nanos) {
+        let class = booking.reply.permits.clone();
+        let is_fresh = now.saturating_since(booking.due) <= CATCH_UP;
         match self.classes.get_mut(&class) {
             Some(requests) if is_fresh => {
-                requests.add_instant(instant);
+                requests.add_booking(booking);
                 self.settle(after, &class, now);
             }
-            _ => self.give_back(instant),
+            _ => self.give_back(booking),
         }
     }
 
@@ -118,8 +118,8 @@ impl State {
                 None
             }
         });
-        if let Some(instant) = passed {
-            self.give_back(instant);
+        if let Some(booking) = passed {
+            self.give_back(booking);
         }
         self.settle(after, &class, now);
     }
@@ -130,13 +130,13 @@ impl State {
     pub(super) fn settle(&mut self, after: &mut After, class: &[u64], now: Nanos) {
         for _ in 0..MOST_STEPS {
             let served = self.classes.get_mut(class).and_then(|class| class.serve(now));
-            let Some((number, instant)) = served else { break };
-            self.grant(after, number, instant);
+            let Some((number, booking)) = served else { break };
+            self.grant(after, number, booking);
         }
         let Some(requests) = self.classes.get_mut(class) else { return };
-        let surplus: Vec<Instant> = std::iter::from_fn(|| requests.surplus()).collect();
-        for instant in surplus {
-            self.give_back(instant);
+        let surplus: Vec<Booking> = std::iter::from_fn(|| requests.surplus()).collect();
+        for booking in surplus {
+            self.give_back(booking);
         }
         let Some(requests) = self.classes.get_mut(class) else { return };
         if requests.is_empty() {
@@ -184,13 +184,13 @@ impl State {
     /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
     /// is granted twice. The instant that was booked last goes first, since the store undoes the
     /// last booking.
-    pub(super) fn give_back(&mut self, instant: Instant) {
-        let reply = &instant.reply;
+    pub(super) fn give_back(&mut self, booking: Booking) {
+        let reply = &booking.reply;
         if reply.wait == Duration::ZERO {
             let costs: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
             self.to_refund.push((reply.due, costs));
         } else {
-            self.to_give_back.insert((instant.reply.due, instant.number), instant);
+            self.to_give_back.insert((booking.reply.due, booking.number), booking);
         }
     }
 
@@ -206,10 +206,10 @@ impl State {
     }
 
     /// An instant that no request waits for, that has not left, and that is earlier than this one.
-    pub(super) fn earlier_instant(&mut self, class: &[u64], due: i64, now: Nanos) -> Option<Instant> {
+    pub(super) fn earlier_booking(&mut self, class: &[u64], due: i64, now: Nanos) -> Option<Booking> {
         let mut earlier = self.to_give_back.range(..(due, 0)).take(MOST_STEPS);
-        let (key, _) = earlier.find(|(_, instant)| {
-            instant.reply.permits == class && instant.due > now && instant.reply.answer == Answer::Done
+        let (key, _) = earlier.find(|(_, booking)| {
+            booking.reply.permits == class && booking.due > now && booking.reply.answer == Answer::Done
         })?;
         let key = *key;
         self.to_give_back.remove(&key)
@@ -242,7 +242,7 @@ impl State {
     }
 
     /// Grants a booked request.
-    fn grant(&mut self, after: &mut After, number: u64, Instant { due, number: of, reply }: Instant) {
+    fn grant(&mut self, after: &mut After, number: u64, Booking { due, number: of, reply }: Booking) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         self.waiting -= 1;
         self.served = self.served.max((due, reply.wait));

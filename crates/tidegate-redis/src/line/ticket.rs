@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate::clock::Sleep as _;
 use tidegate::{DefaultClock, Nanos, Refusal, Timer};
 
-use crate::line::{Asked, Entry, Granted, Instant, Line, Outcome, Stage, Turn, bounds};
+use crate::line::{Asked, Booking, Entry, Granted, Line, Outcome, Stage, Turn, bounds};
 use crate::lock::lock;
 use crate::script::Answer;
 use crate::store::WhileAway;
@@ -163,7 +163,7 @@ impl Ticket {
             match entry.stage {
                 Stage::Answered(Outcome::Granted(granted)) => Some(granted),
                 Stage::Booked { class, turn } => {
-                    let Instant { reply, due, .. } = state.classes.get_mut(&class)?.take(turn)?;
+                    let Booking { reply, due, .. } = state.classes.get_mut(&class)?.take(turn)?;
                     state.waiting -= 1;
                     state.permits = state.permits.saturating_sub(bounds::sum(&entry.asked.costs));
                     state.settle(after, &class, now);
@@ -220,7 +220,7 @@ impl Drop for Ticket {
                 && granted.reply.answer == Answer::Done
             {
                 let Granted { reply, due, .. } = granted;
-                state.pass_on(after, Instant { due, number, reply }, now);
+                state.pass_on(after, Booking { due, number, reply }, now);
             }
             Some(entry)
         });

@@ -375,8 +375,8 @@ impl Store {
             Ok(cancellable) => cancellable,
             Err(cancelled) => return Some(Err(cancelled.into())),
         };
-        let answer = self.block_on_until(blocks, || cancellable.ends(), wait);
-        if answer.is_none() && cancellable.ends() {
+        let answer = self.block_on_until(blocks, || cancellable.should_stop(), wait);
+        if answer.is_none() && cancellable.should_stop() {
             return Some(Err(Refusal::Cancelled.into()));
         }
         answer

@@ -203,7 +203,7 @@ fn pause(world: &mut World, line: &str, taken: u32, keeps: bool, resumes: bool) 
         let _ = world.try_acquire(&limiter, 1);
     }
     let lasting = |span| match keeps {
-        true => Pause::lasting(span).keep_stock(),
+        true => Pause::lasting(span).keep_permits(),
         false => Pause::lasting(span),
     };
     world.call("pause", || limiter.pause(lasting(10 * SECOND))).expect("a pause");

@@ -80,13 +80,13 @@ fn what_can_never_be_granted_is_refused_with_leases() {
 #[test]
 fn a_pause_has_leases_given_back() {
     compare_lent(|world, limiter| {
-        world.call("pause", || limiter.pause(Pause::lasting(SECOND).keep_stock())).expect("a pause");
+        world.call("pause", || limiter.pause(Pause::lasting(SECOND).keep_permits())).expect("a pause");
         for _ in 0..3 {
             let refusal = world.try_acquire(limiter, 1).expect_err("paused");
             assert!(matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal}");
         }
         world.advance(100 * MS);
-        world.call("pause", || limiter.pause(Pause::lasting(2 * SECOND).keep_stock())).expect("a pause");
+        world.call("pause", || limiter.pause(Pause::lasting(2 * SECOND).keep_permits())).expect("a pause");
         world.try_acquire(limiter, 1).expect_err("paused");
         assert!(world.call("resume", || limiter.resume()));
         world.status(limiter);
@@ -98,7 +98,7 @@ fn a_pause_has_leases_given_back() {
 #[test]
 fn a_pause_that_ends_sooner_ends_the_waits_of_leases() {
     compare_lent(|world, limiter| {
-        world.call("pause", || limiter.pause(Pause::lasting(2 * SECOND).keep_stock())).expect("a pause");
+        world.call("pause", || limiter.pause(Pause::lasting(2 * SECOND).keep_permits())).expect("a pause");
         let wait = world.acquire(limiter, 1);
         let refusal = world.try_acquire(limiter, 1).expect_err("paused");
         assert!(matches!(refusal.refusal(), Some(Refusal::Paused { .. })), "{refusal}");
@@ -296,7 +296,7 @@ fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng) {
             world.settle_as(place, n);
         }
         18 => {
-            let pause = Pause::lasting(MS * random.random_range(1..300)).keep_stock();
+            let pause = Pause::lasting(MS * random.random_range(1..300)).keep_permits();
             world.call("pause", || limiter.pause(pause)).expect("a pause");
             world.try_acquire(limiter, 1).expect_err("paused");
             assert!(world.call("resume", || limiter.resume()));

@@ -28,7 +28,7 @@ fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng, is_bucke
         13 => {
             let pause = Pause::lasting(Duration::from_millis(random.random_range(1..3_000)));
             // Windows space the permits after a pause that keeps none, in one process alone.
-            let pause = if is_bucket && random.random() { pause } else { pause.keep_stock() };
+            let pause = if is_bucket && random.random() { pause } else { pause.keep_permits() };
             drop(world.call("pause", || limiter.pause(pause)));
         }
         14 => drop(world.call("resume", || limiter.resume())),

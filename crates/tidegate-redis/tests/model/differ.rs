@@ -102,7 +102,7 @@ fn a_tool_with_other_terms_fills_no_limit() {
                 sleep(2500 * MS).await;
                 let other = store.limiter("all").limit("calls", tool).build().unwrap();
                 match call {
-                    0 => other.pause(tidegate::Pause::lasting(500 * MS).keep_stock()).await.unwrap(),
+                    0 => other.pause(tidegate::Pause::lasting(500 * MS).keep_permits()).await.unwrap(),
                     1 => other.debit(1).await.unwrap(),
                     2 => other.debit(500).await.unwrap(),
                     _ => _ = other.acquire_now(1).await.is_ok(),

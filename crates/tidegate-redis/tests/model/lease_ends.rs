@@ -57,8 +57,8 @@ fn course(line: &'static str, end: End, millis: u32) -> Course {
         let (limiter, plain) = (limit("used").leased().build().unwrap(), limit("used").build().unwrap());
         let reference = limit("reference").build().unwrap();
         let both = |change: fn(&AnyLimiter), limiter: &StoreLimiter| {
-            change(&AnyLimiter::from(limiter.clone()).in_task());
-            change(&AnyLimiter::from(reference.clone()).in_task());
+            change(&AnyLimiter::from(limiter.clone()).non_blocking());
+            change(&AnyLimiter::from(reference.clone()).non_blocking());
         };
         plain.status().await.unwrap();
         // Both buckets begin at one instant.
@@ -80,7 +80,7 @@ fn course(line: &'static str, end: End, millis: u32) -> Course {
         let stop = || tasks.iter().for_each(tokio::task::JoinHandle::abort);
         match end {
             End::Pause => {
-                both(|limiter| limiter.pause(Pause::lasting(50 * MS).keep_stock()).unwrap(), &limiter)
+                both(|limiter| limiter.pause(Pause::lasting(50 * MS).keep_permits()).unwrap(), &limiter)
             }
             End::Resume => both(|limiter| _ = limiter.resume(), &limiter),
             End::Close => _ = AnyLimiter::from(limiter.clone()).close(),

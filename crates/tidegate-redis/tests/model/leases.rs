@@ -838,7 +838,7 @@ fn a_pause_and_an_end_take_the_lease_back() {
             }
         };
         warm(one.clone()).await;
-        one.pause(Pause::lasting(Duration::from_secs(2)).keep_stock()).unwrap();
+        one.pause(Pause::lasting(Duration::from_secs(2)).keep_permits()).unwrap();
         let refusal = one.acquire_now(1).await.unwrap_err().refusal();
         assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
         // A request in line is served after the pause.

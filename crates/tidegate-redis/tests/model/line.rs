@@ -1016,7 +1016,7 @@ fn a_place_settled_before_its_answer_takes_what_was_used() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let (_store, limiter) = open(&model, "fixed_window 100/d").await;
-        let tasks = AnyLimiter::from(limiter.clone()).in_task();
+        let tasks = AnyLimiter::from(limiter.clone()).non_blocking();
         // It is sent, and the others stand in line behind it.
         let sent = tasks.reserve(10).unwrap();
         let places: Vec<_> = (0..3).map(|_| tasks.reserve(20).unwrap()).collect();
@@ -1081,7 +1081,7 @@ fn reservations_stand_in_the_line_of_all_requests() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let (_store, limiter, empty, tasks) = booked(&model, &[Request::permits(1)]).await;
-        let any = AnyLimiter::from(limiter.clone()).in_task();
+        let any = AnyLimiter::from(limiter.clone()).non_blocking();
         let [first, second, third] = [(); 3].map(|()| any.reserve(1).unwrap());
         sleep(10 * MS).await;
         let next_at = async || {
@@ -1119,7 +1119,7 @@ fn a_place_settled_for_less_gives_the_rest_back() {
         let model = Model::new(1, Network::steady(MS));
         let (store, limiter, empty, tasks) = booked(&model, &[Request::permits(1); 2]).await;
         let calls = store.counts().answered;
-        let any = AnyLimiter::from(limiter.clone()).in_task();
+        let any = AnyLimiter::from(limiter.clone()).non_blocking();
         let late = spawn(&limiter, Request::permits(1).within(2 * SECOND)).await.unwrap().0;
         let retry_after = late.unwrap_err().retry_after().unwrap();
         assert!(retry_after <= SECOND && retry_after >= SECOND - 20 * MS, "{retry_after:?}");
@@ -1252,7 +1252,7 @@ fn a_reservation_stands_behind_requests_that_wait() {
         sleep(10 * MS).await;
         dropped.abort();
         sleep(10 * MS).await;
-        let place = AnyLimiter::from(one.clone()).in_task().reserve(1).unwrap();
+        let place = AnyLimiter::from(one.clone()).non_blocking().reserve(1).unwrap();
         sleep(10 * MS).await;
         assert_eq!((Instant::now() + place.due_in() - empty).as_millis(), 2000);
         assert_eq!(after(empty, vec![first]).await, [1000]);
@@ -1322,7 +1322,7 @@ fn a_reservation_takes_no_earlier_instant_than_a_request_before_it() {
             sleep(MS).await;
             let earlier = spawn(&limiter, 1);
             sleep(4 * MS).await;
-            let mut place = AnyLimiter::from(limiter.clone()).in_task().reserve(1).unwrap();
+            let mut place = AnyLimiter::from(limiter.clone()).non_blocking().reserve(1).unwrap();
             let reserved = tokio::spawn(async move {
                 (&mut place).await.unwrap();
                 Instant::now()

@@ -277,7 +277,7 @@ fn a_place_in_shares_is_told_with_its_permits() {
         let told = Arc::new(Statistics::new());
         limiter.observe(told.clone());
         model.stop(true);
-        let limiter = AnyLimiter::from(limiter).in_task();
+        let limiter = AnyLimiter::from(limiter).non_blocking();
         let mut permits = 0;
         for request in [Request::permits(3), Request::up_to(12), Request::permits(12).at_least(5)] {
             let mut place = limiter.reserve(request).unwrap();

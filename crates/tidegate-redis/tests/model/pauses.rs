@@ -68,7 +68,7 @@ fn a_pause_that_the_store_told_holds_while_the_store_is_away() {
             };
             assert!(is_paused(second.acquire_now(1).await));
             if is_resumed {
-                first.in_task().resume();
+                first.non_blocking().resume();
                 sleep(MS * 5).await;
                 drop(second.acquire_now(1).await.unwrap());
             }
@@ -101,7 +101,7 @@ fn requests_behind_a_pause_go_on_when_it_is_ended() {
             for limiter in &limiters {
                 let _ = wait(limiter, 1).await.unwrap().unwrap();
             }
-            limiters[0].pause(Pause::lasting(MINUTE).keep_stock()).await.unwrap();
+            limiters[0].pause(Pause::lasting(MINUTE).keep_permits()).await.unwrap();
             let own: Vec<_> = (0..3).map(|_| wait(&limiters[0], 1)).collect();
             let other: Vec<_> = (0..3).map(|_| wait(&limiters[1], 1)).collect();
             sleep(300 * MS).await;
@@ -179,7 +179,7 @@ fn a_wait_that_is_dropped_behind_a_pause_leaves_no_trace() {
             let model = Model::new(1, Network::steady(MS));
             let limiters = fleet(&model, line, 2, false);
             let before = limiters[0].status().await.unwrap();
-            limiters[0].pause(Pause::lasting(2 * SECOND).keep_stock()).await.unwrap();
+            limiters[0].pause(Pause::lasting(2 * SECOND).keep_permits()).await.unwrap();
             let status = limiters[1].status().await.unwrap();
             let storm: Vec<_> = (0..300).map(|i| wait(&limiters[i % 2], 1)).collect();
             sleep(100 * MS).await;
@@ -224,8 +224,8 @@ fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let [one, other] = &fleet(&model, "token_bucket 10/s burst 10", 2, false)[..] else { panic!() };
-        one.pause(Pause::lasting(MINUTE).keep_stock()).await.unwrap();
-        let place = AnyLimiter::from(one.clone()).in_task().reserve(1).unwrap();
+        one.pause(Pause::lasting(MINUTE).keep_permits()).await.unwrap();
+        let place = AnyLimiter::from(one.clone()).non_blocking().reserve(1).unwrap();
         sleep(10 * MS).await;
         let due = place.due_in();
         assert!(due > MINUTE - SECOND && due <= MINUTE, "{due:?}");
@@ -246,10 +246,10 @@ fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
             let model = Model::new(1, Network::steady(MS));
             let limiter = fleet(&model, line, 1, false).remove(0);
             let _ = wait(&limiter, 1).await.unwrap().unwrap();
-            limiter.pause(Pause::lasting(100 * MS).keep_stock()).await.unwrap();
-            let mut place = AnyLimiter::from(limiter.clone()).in_task().reserve(1).unwrap();
+            limiter.pause(Pause::lasting(100 * MS).keep_permits()).await.unwrap();
+            let mut place = AnyLimiter::from(limiter.clone()).non_blocking().reserve(1).unwrap();
             sleep(10 * MS).await;
-            limiter.pause(Pause::lasting(300 * MS).keep_stock()).await.unwrap();
+            limiter.pause(Pause::lasting(300 * MS).keep_permits()).await.unwrap();
             let (due, asked) = (place.due_in(), Instant::now());
             assert!(due >= 290 * MS, "{line}: {due:?}");
             (&mut place).await.unwrap();
@@ -282,7 +282,7 @@ fn a_request_is_refused_at_the_end_of_its_wait_in_a_pause_that_is_prolonged() {
             let model = Model::new(1, Network::steady(MS));
             let limiter = &fleet(&model, "token_bucket 100/s burst 20", 1, leased)[0];
             let _ = wait(limiter, 1).await.unwrap().unwrap();
-            limiter.pause(Pause::lasting(2 * SECOND).keep_stock()).await.unwrap();
+            limiter.pause(Pause::lasting(2 * SECOND).keep_permits()).await.unwrap();
             let asked = Instant::now();
             let tasks: Vec<_> =
                 (0..3).map(|_| wait(limiter, Request::permits(1).within(3 * SECOND))).collect();
@@ -317,7 +317,7 @@ fn newcomers_stand_behind_requests_that_wait_for_the_end_of_a_pause() {
             let limiters = fleet(&model, line, 2, leased);
             let _ = wait(&limiters[0], 1).await.unwrap().unwrap();
             sleep(2 * SECOND).await;
-            limiters[0].pause(Pause::lasting(5 * SECOND).keep_stock()).await.unwrap();
+            limiters[0].pause(Pause::lasting(5 * SECOND).keep_permits()).await.unwrap();
             sleep(10 * MS).await;
             let mut tasks: Vec<_> = (0..200).map(|_| wait(&limiters[0], 1)).collect();
             sleep(1050 * MS).await;
@@ -370,7 +370,7 @@ fn newcomers_stand_behind_a_request_that_asks_whether_a_pause_has_ended() {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
             let limiters = fleet(&model, line, 2, false);
-            limiters[0].pause(Pause::lasting(5 * SECOND).keep_stock()).await.unwrap();
+            limiters[0].pause(Pause::lasting(5 * SECOND).keep_permits()).await.unwrap();
             let first = wait(&limiters[0], 1);
             let other = limiters[1].clone();
             tokio::spawn(async move {
@@ -397,7 +397,7 @@ fn newcomers_of_the_last_round_trip_of_a_pause_stand_behind_requests_that_wait()
             let model = Model::new(1, Network::steady(MS));
             let limiters = fleet(&model, line, 1, false);
             // It ends after 101 ms by the time of this process.
-            limiters[0].pause(Pause::lasting(100 * MS).keep_stock()).await.unwrap();
+            limiters[0].pause(Pause::lasting(100 * MS).keep_permits()).await.unwrap();
             let mut tasks: Vec<_> = (0..100).map(|_| wait(&limiters[0], 1)).collect();
             sleep(97 * MS + step * MS / 2).await;
             tasks.extend((0..100).map(|_| wait(&limiters[0], 1)));
@@ -417,7 +417,7 @@ fn a_request_that_does_not_wait_overtakes_none_behind_a_pause_that_has_ended() {
             let limiter = &fleet(&model, line, 1, false)[0];
             let _ = wait(limiter, 1).await.unwrap().unwrap();
             sleep(5 * SECOND).await;
-            limiter.pause(Pause::lasting(200 * MS).keep_stock()).await.unwrap();
+            limiter.pause(Pause::lasting(200 * MS).keep_permits()).await.unwrap();
             let waits = [wait(limiter, 1), wait(limiter, 1)];
             sleep(194 * MS + step * MS / 5).await;
             let newcomer = AnyLimiter::from(limiter.clone()).acquire_now([]).await;
@@ -449,7 +449,7 @@ fn a_debit_in_a_pause_counts_when_it_is_made() {
             let _ = any.acquire_now(20).await.unwrap();
             limiter.pause(Pause::lasting(pause)).await.unwrap();
             limiter.debit(30).await.unwrap();
-            let mut place = any.in_task().reserve(5).unwrap();
+            let mut place = any.non_blocking().reserve(5).unwrap();
             assert!(timeout(MS * 10, &mut place).await.is_err());
             place.settle(7).unwrap();
             assert_eq!(limiter.keep_at_most("limit", 40).await, Ok(3), "{line}, {pause:?}");
@@ -487,7 +487,7 @@ fn a_request_that_waits_for_the_end_of_a_pause_is_refused_at_once_or_granted() {
                 let store = model.open(Store::builder("redis://model").timeout(SECOND)).unwrap();
                 let limiter = store.limiter("all").limit("limit", line);
                 let limiter = &limiter.build().unwrap();
-                limiter.pause(Pause::lasting(300 * MS).keep_stock()).await.unwrap();
+                limiter.pause(Pause::lasting(300 * MS).keep_permits()).await.unwrap();
                 let asked = Instant::now();
                 let answer = wait(limiter, Request::permits(1).within(within)).await.unwrap();
                 let took = asked.elapsed();

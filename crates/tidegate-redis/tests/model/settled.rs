@@ -19,7 +19,7 @@ const USED: u32 = 30;
 type Grants = Arc<Mutex<Vec<i64>>>;
 
 async fn reserve_and_settle(limiter: &AnyLimiter, hold: Duration) {
-    let mut place = limiter.in_task().reserve(RESERVED).unwrap();
+    let mut place = limiter.non_blocking().reserve(RESERVED).unwrap();
     (&mut place).await.unwrap();
     sleep(hold).await;
     place.settle(USED).unwrap();
@@ -137,7 +137,7 @@ async fn calls_of_a_gateway(limiter: AnyLimiter) -> u64 {
         let (limiter, calls) = (limiter.clone(), calls.clone());
         tokio::spawn(async move {
             loop {
-                let mut place = limiter.in_task().reserve([("tokens", 800)]).unwrap();
+                let mut place = limiter.non_blocking().reserve([("tokens", 800)]).unwrap();
                 (&mut place).await.unwrap();
                 calls.fetch_add(1, Ordering::Relaxed);
                 sleep(50 * MS).await;
@@ -214,7 +214,7 @@ fn a_place_that_is_not_used_is_as_if_it_was_dropped() {
     run(async {
         let grants = Grants::default();
         let (_model, limiters) = there("token_bucket 1/s burst 5", 1, &grants);
-        let limiter = limiters[0].in_task();
+        let limiter = limiters[0].non_blocking();
         drop(limiter.acquire_many(5).await.unwrap());
         let mut places = Vec::new();
         for used in [0, 1] {
@@ -252,7 +252,7 @@ fn a_status_tells_what_came_back_while_others_wait() {
                 (status.available, status.next_in.is_zero())
             };
             let one_handle = AnyLimiter::from(one.clone());
-            let mut place = one_handle.in_task().reserve(all).unwrap();
+            let mut place = one_handle.non_blocking().reserve(all).unwrap();
             (&mut place).await.unwrap();
             let _waits = tokio::spawn(async move { AnyLimiter::from(other).acquire_many(90).await });
             sleep(10 * MS).await;

@@ -141,7 +141,7 @@ fn the_longest_spans_make_no_call_panic() {
         for limiter in limiters {
             let _now = limiter.acquire_now([]).await.unwrap();
             let _within = limiter.acquire_within(Duration::MAX).await.unwrap();
-            let mut reserved = limiter.in_task().reserve(1).unwrap();
+            let mut reserved = limiter.non_blocking().reserve(1).unwrap();
             (&mut reserved).await.unwrap();
             limiter.pause_for(Duration::MAX).unwrap();
             assert!(limiter.acquire_now([]).await.is_err());

@@ -687,7 +687,7 @@ fn a_line_behind_refunds_asks_a_bounded_number_of_times() {
             let builder = builder.observed_by(Arc::new(OnSkips(AtomicUsize::new(0), on_skips)));
             let limiter = many_a_second(&model.open(builder).unwrap());
             closes.set(limiter.clone()).unwrap();
-            let places: Vec<_> = (0..8).map(|_| limiter.in_task().reserve(2).unwrap()).collect();
+            let places: Vec<_> = (0..8).map(|_| limiter.non_blocking().reserve(2).unwrap()).collect();
             sleep(60 * MS).await;
             model.stop(true);
             let request = tokio::spawn(limiter.acquire());
@@ -1030,7 +1030,7 @@ fn a_reservation_of_a_task_waits_for_the_store() {
     run(async {
         let model = Model::new(9, Network::steady(MS));
         let store = open(&model);
-        let limiter = limiter(&store, "token_bucket 10/s burst 1").in_task();
+        let limiter = limiter(&store, "token_bucket 10/s burst 1").non_blocking();
         model.kill();
         let reservation = limiter.reserve(AllRequest::from(1).within(SECOND)).unwrap();
         let began = Instant::now();

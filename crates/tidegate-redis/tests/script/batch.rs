@@ -130,7 +130,7 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
             }
             7 if random.random_bool(0.1) => {
                 let span = Duration::from_micros(3 * interval);
-                Some((Operation::Pause { span, keep_stock: true }, one(), Vec::new()))
+                Some((Operation::Pause { span, keep_permits: true }, one(), Vec::new()))
             }
             8 => Some((Operation::Resume, one(), Vec::new())),
             _ => None,

@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::{Connection, RedisResult, Value};
 
-use crate::counting::call::{Call, Operation, Told, script};
+use crate::counting::call::{Call, CallReport, Operation, script};
 use crate::script::Script;
 use crate::script_tests::START;
 use crate::script_tests::support::Server;
@@ -33,13 +33,13 @@ impl Store {
         Some(Store { _server: server, connection, script: script(), key, now: START, calls: 0 })
     }
 
-    fn query(&mut self, call: Call<'_>) -> RedisResult<Told> {
+    fn query(&mut self, call: Call<'_>) -> RedisResult<CallReport> {
         let cmd = self.script.by_text(&call.command(&self.script));
         let value: Value = cmd.query(&mut self.connection)?;
-        Ok(Told::read(&value).expect("a reply"))
+        Ok(CallReport::read(&value).expect("a reply"))
     }
 
-    fn try_call(&mut self, process: u8, limit: u32, held: u64, sizes: &[i64]) -> RedisResult<Told> {
+    fn try_call(&mut self, process: u8, limit: u32, held: u64, sizes: &[i64]) -> RedisResult<CallReport> {
         self.calls += 1;
         let key = self.key.clone();
         let (now, number) = (Some(self.now), self.calls);
@@ -48,11 +48,11 @@ impl Store {
         self.query(Call { operation, key: &key, process, now, limit, span, number, held, patience, sizes })
     }
 
-    fn call(&mut self, process: u8, limit: u32, held: u64, sizes: &[i64]) -> Told {
+    fn call(&mut self, process: u8, limit: u32, held: u64, sizes: &[i64]) -> CallReport {
         self.try_call(process, limit, held, sizes).expect("a reply")
     }
 
-    fn other(&mut self, operation: Operation) -> Told {
+    fn other(&mut self, operation: Operation) -> CallReport {
         let key = self.key.clone();
         let (now, process, span, patience) = (Some(self.now), [0; 8], SPAN, PATIENCE);
         let call = Call {

@@ -248,7 +248,7 @@ fn storm(store: &mut Store, line: &str, count: usize, order: Order) {
         give_back(store, now, &limit, reply, *n);
         if i == half && line.starts_with("sliding_log") && order == Order::Random {
             // The state of a log changes on the way, and no booking is lost.
-            let pause = Operation::Pause { span: Duration::from_secs(1), keep_stock: true };
+            let pause = Operation::Pause { span: Duration::from_secs(1), keep_permits: true };
             store.call(pause, now, &[limit.part(0, &[])]);
             store.call(Operation::Resume, now, &[limit.part(0, &[])]);
         }

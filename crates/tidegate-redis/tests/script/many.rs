@@ -68,7 +68,7 @@ fn very_many_limits_are_decided_as_few() {
     let Some(store) = &mut Store::new() else { return };
     let full = operate(store, Operation::Status, 0, None);
     let span = Duration::from_secs(1);
-    operate(store, Operation::Pause { span, keep_stock: true }, 0, None);
+    operate(store, Operation::Pause { span, keep_permits: true }, 0, None);
     operate(store, Operation::Resume, 0, None);
     operate(store, Operation::Debit, 1, None);
     let due = i64::try_from(START).expect("an instant");

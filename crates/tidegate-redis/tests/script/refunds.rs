@@ -12,8 +12,8 @@ use crate::terms::{BucketMode, BucketNumbers, Numbers, Terms};
 const ANY_WAIT: Operation = Operation::Reserve { longest: Duration::MAX, shadow: false };
 const SECOND: u64 = 1_000_000;
 
-fn pause(seconds: u64, keep_stock: bool) -> Operation {
-    Operation::Pause { span: Duration::from_secs(seconds), keep_stock }
+fn pause(seconds: u64, keep_permits: bool) -> Operation {
+    Operation::Pause { span: Duration::from_secs(seconds), keep_permits }
 }
 
 /// How long after the start a reply lets its request go.
@@ -31,29 +31,29 @@ fn a_resumed_limit_grants_nothing_before_its_bookings() {
         ("smooth_bursty 1/s max_burst 0s", SECOND),
         ("token_bucket 1/s burst 1 interval_refill", SECOND),
     ] {
-        for keep_stock in [false, true] {
+        for keep_permits in [false, true] {
             let mut limit = Limit::new(line);
-            limit.key.push_str(if keep_stock { "-kept" } else { "-empty" });
+            limit.key.push_str(if keep_permits { "-kept" } else { "-empty" });
             let mut call = |operation, after: u64| {
                 let reply = store.call(operation, START + after, &[limit.part(1, &[])]);
                 due(&reply)
             };
             call(TRY, 0);
             assert_eq!([call(ANY_WAIT, 0), call(ANY_WAIT, 0)], [each, 2 * each], "{line}");
-            call(pause(10, keep_stock), 0);
+            call(pause(10, keep_permits), 0);
             call(Operation::Resume, 0);
             assert_eq!(call(ANY_WAIT, 0), 3 * each, "{line}");
             // Nothing comes in during half a second of a pause that is prolonged.
-            call(pause(5, keep_stock), 0);
-            call(pause(60, keep_stock), each / 4);
+            call(pause(5, keep_permits), 0);
+            call(pause(60, keep_permits), each / 4);
             call(Operation::Resume, each / 2);
             let behind = if line.ends_with("refill") { 4 * each } else { 4 * each + each / 2 };
             assert_eq!(call(ANY_WAIT, each / 2), behind, "{line}");
             // Nothing is booked in a pause.
-            call(pause(10, keep_stock), each / 2);
+            call(pause(10, keep_permits), each / 2);
             let foreseen = call(ANY_WAIT, each / 2);
             assert!(foreseen >= 10 * SECOND, "{line}: {foreseen}");
-            call(pause(20, keep_stock), each / 2);
+            call(pause(20, keep_permits), each / 2);
             call(Operation::Resume, each / 2);
             assert_eq!(call(ANY_WAIT, each / 2), behind + each, "{line}");
         }
@@ -406,8 +406,8 @@ fn what_comes_back_is_never_granted_twice() {
                 }
                 if pauses && random.random_bool(0.1) {
                     let span = Duration::from_micros(random.random_range(1..=8) * interval);
-                    let keep_stock = random.random_bool(0.5);
-                    store.call(Operation::Pause { span, keep_stock }, now, &[limit.part(0, &[])]);
+                    let keep_permits = random.random_bool(0.5);
+                    store.call(Operation::Pause { span, keep_permits }, now, &[limit.part(0, &[])]);
                 }
                 if pauses && random.random_bool(0.1) {
                     store.call(Operation::Resume, now, &[limit.part(0, &[])]);

@@ -68,7 +68,7 @@ fn a_request_behind_what_came_back_to_a_limit_of_rate_zero_is_due() {
         assert_eq!((ahead.answer, ahead.wait), (Answer::Done, Duration::from_secs(1)));
         if is_paused {
             store.call(
-                Operation::Pause { span: Duration::from_secs(9), keep_stock: true },
+                Operation::Pause { span: Duration::from_secs(9), keep_permits: true },
                 START,
                 &parts(0, 0),
             );
@@ -136,13 +136,13 @@ fn a_shadow_limit_tells_and_changes_nothing() {
 fn nothing_is_granted_in_a_pause() {
     let Some(mut store) = Store::new() else { return };
     for line in EXACT {
-        for keep_stock in [false, true] {
+        for keep_permits in [false, true] {
             let mut limit = Limit::new(line);
-            limit.key.push_str(if keep_stock { "-kept" } else { "-empty" });
+            limit.key.push_str(if keep_permits { "-kept" } else { "-empty" });
             let part = || [limit.part(1, &[])];
             let span = Duration::from_secs(100);
             let before = store.call(Operation::Status, START, &part());
-            store.call(Operation::Pause { span, keep_stock }, START, &part());
+            store.call(Operation::Pause { span, keep_permits }, START, &part());
             for after in [0, 50, 99] {
                 let reply = store.call(TRY, START + after * SECOND, &part());
                 let rest = Duration::from_secs(100 - after);
@@ -150,7 +150,7 @@ fn nothing_is_granted_in_a_pause() {
                 assert!(reply.wait >= rest, "{line}: {reply:?}");
             }
             let after = store.call(Operation::Status, START + 100 * SECOND, &part());
-            if keep_stock || limit.terms.kind() != crate::terms::Kind::Bucket {
+            if keep_permits || limit.terms.kind() != crate::terms::Kind::Bucket {
                 assert_eq!(after.limits[0].available, before.limits[0].available, "{line}");
             } else {
                 assert_eq!(after.limits[0].available, 0, "{line}");
@@ -176,10 +176,10 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
         for _ in 0..120 {
             now += random.random_range(0..=2 * interval);
             let n = random.random_range(1..=most);
-            let keep_stock = random.random_bool(0.5);
+            let keep_permits = random.random_bool(0.5);
             let span = Duration::from_micros(random.random_range(1..=20 * interval));
             let operation = match random.random_range(0..12) {
-                0 => Operation::Pause { span, keep_stock },
+                0 => Operation::Pause { span, keep_permits },
                 1 => Operation::Resume,
                 2 => Operation::Debit,
                 3 => Operation::Keep,
@@ -234,7 +234,7 @@ fn requests_behind_a_pause_are_foreseen_one_behind_the_other() {
         let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
         let part = || [limit.part(1, &[])];
         let span = Duration::from_secs(3600);
-        store.call(Operation::Pause { span, keep_stock: false }, START, &part());
+        store.call(Operation::Pause { span, keep_permits: false }, START, &part());
         let mut ask = || store.call(ANY_WAIT, START, &part());
         let waits: Vec<Reply> = (0..20).map(|_| ask()).collect();
         let dues: Vec<i64> = waits.iter().map(|reply| reply.due).collect();
@@ -255,7 +255,7 @@ fn a_resumed_limit_has_what_it_had() {
         store.call(TRY, START, &part());
         let before = store.call(Operation::Status, START, &part());
         let span = Duration::from_secs(100);
-        store.call(Operation::Pause { span, keep_stock: true }, START, &part());
+        store.call(Operation::Pause { span, keep_permits: true }, START, &part());
         let resumed = store.call(Operation::Resume, START, &part());
         assert_eq!(resumed.limits[0].other, 1, "{line}");
         assert_eq!(store.call(Operation::Status, START, &part()), before, "{line}");
@@ -297,7 +297,7 @@ fn a_clock_set_back_in_a_pause_does_not_prolong_it() {
         let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
         let part = || [limit.part(1, &[])];
         let (span, mut now) = (Duration::from_secs(3600), START + 40_000_000 * SECOND);
-        store.call(Operation::Pause { span, keep_stock: true }, now, &part());
+        store.call(Operation::Pause { span, keep_permits: true }, now, &part());
         now += 10 * SECOND;
         assert_eq!(store.call(ANY_WAIT, now, &part()).answer, Answer::Foreseen, "{line}");
         now -= 600 * SECOND;
@@ -415,7 +415,7 @@ fn every_key_expires_and_an_idle_store_is_empty() {
         let operation = match i % 7 {
             0 => Operation::Refund { due: 0 },
             1 => Operation::Debit,
-            2 => Operation::Pause { span: Duration::from_millis(1), keep_stock: i % 2 == 0 },
+            2 => Operation::Pause { span: Duration::from_millis(1), keep_permits: i % 2 == 0 },
             _ => ANY_WAIT,
         };
         let script = Script::shared([limit.terms.kind()]);

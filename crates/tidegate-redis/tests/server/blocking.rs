@@ -264,6 +264,6 @@ async fn a_thread_claims_a_place_that_is_booked_and_one_for_a_permit_in_use() {
     assert_eq!(claim.join().unwrap().unwrap().0, 1);
 
     // A handle for tasks blocks no thread.
-    let in_task = limiter.in_task().reserve(1).unwrap().blocking_claim().unwrap_err();
-    assert_eq!(in_task.refusal(), UNAVAILABLE);
+    let non_blocking = limiter.non_blocking().reserve(1).unwrap().blocking_claim().unwrap_err();
+    assert_eq!(non_blocking.refusal(), UNAVAILABLE);
 }

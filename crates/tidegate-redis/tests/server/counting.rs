@@ -92,8 +92,8 @@ async fn a_request_of_any_kind_is_answered_by_a_store() {
         let refusal = limiter.reserve(Request::permits(permits).with_left()).unwrap_err();
         assert_eq!(refusal.left().map(|left| left.members[0].1.available), Some(3), "{refusal}");
     }
-    let in_task = limiter.in_task().reserve(Request::permits(4).with_left()).unwrap_err();
-    assert!(in_task.left().is_none() && in_task.refusal() == Some(too_many));
+    let non_blocking = limiter.non_blocking().reserve(Request::permits(4).with_left()).unwrap_err();
+    assert!(non_blocking.left().is_none() && non_blocking.refusal() == Some(too_many));
     let fewest = limiter.acquire_now(Request::up_to(10)).await.unwrap();
     assert_eq!((fewest.permits(), available(&limiter)), (1, 2));
     let exempt = limiter.acquire_many(Request::permits(9).exempt()).await.unwrap();

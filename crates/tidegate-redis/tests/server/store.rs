@@ -111,7 +111,7 @@ async fn a_limiter_is_paused_for_all_and_closed_for_one() {
     let Some(server) = Server::start() else { return };
     let store = open(&server);
     let (one, other) = (any(&store, "token_bucket 10/s burst 10"), any(&store, "token_bucket 10/s burst 10"));
-    one.pause(Pause::lasting(HOUR).keep_stock()).unwrap();
+    one.pause(Pause::lasting(HOUR).keep_permits()).unwrap();
     let refusal = other.acquire_now([]).await.unwrap_err();
     assert!(matches!(refusal.refusal(), Some(Refusal::Paused { retry_after }) if retry_after <= HOUR));
     assert!(other.status().paused_for > Duration::ZERO);

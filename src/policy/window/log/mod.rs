@@ -286,10 +286,10 @@ impl Policy for SlidingLog {
             (state.free_at(view, &window, of_ring), view.head.time)
         });
         // Behind the last place of the ring come the places of the foreseen grants.
-        while let Some((end, places)) = forecast.next_back()
+        while let Some((end, places)) = forecast.next_expiry()
             && free < taken.saturating_sub(limit)
         {
-            forecast.pass();
+            forecast.pop_expiry();
             free += places;
             free_at = free_at.max(end);
         }
@@ -299,7 +299,7 @@ impl Policy for SlidingLog {
             forecast.at = at;
             forecast.numbers[..2].copy_from_slice(&[taken, free]);
             let time = moment(at).max(latest);
-            forecast.comes_back(time.saturating_add(window.length), n.into());
+            forecast.add_expiry(time.saturating_add(window.length), n.into());
         }
         at
     }
@@ -314,7 +314,7 @@ impl Policy for SlidingLog {
         let time = time.saturating_add(crowd.spans(limit).saturating_mul(window.length));
         // As if the last grant had all places.
         *forecast = Forecast::with(due(time).max(forecast.at), [limit, 0, 0]);
-        forecast.comes_back(time.saturating_add(window.length), limit);
+        forecast.add_expiry(time.saturating_add(window.length), limit);
     }
 
     fn undo(&self, state: &LogState, at: Nanos, charge: LogCharge, _most: u64) -> u64 {

@@ -450,7 +450,7 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::script::{Answer, Told};
+    use crate::script::{Answer, StateReport};
     use crate::store::LeaseCounts;
 
     const MS: Duration = Duration::from_millis(1);
@@ -461,8 +461,13 @@ mod tests {
 
     /// The reply to a lease of these permits, which is due in 30 ms.
     fn booked(full_in: Duration, permits: Vec<u64>) -> Reply {
-        let told =
-            Told { available: 0, full_in, next_in: Duration::ZERO, paused_for: Duration::ZERO, other: 0 };
+        let told = StateReport {
+            available: 0,
+            full_in,
+            next_in: Duration::ZERO,
+            paused_for: Duration::ZERO,
+            other: 0,
+        };
         Reply {
             answer: Answer::Done,
             wait: 30 * MS,

@@ -26,7 +26,7 @@ use tidegate::Nanos;
 use crate::jitter::jittered;
 use crate::lease::account::{Account, TRUST, Use, whole};
 use crate::lease::ledger::Ledger;
-use crate::script::{Answer, Operation, Reply, Told};
+use crate::script::{Answer, Operation, Reply, StateReport};
 use crate::set::{Costs, Undecided};
 use crate::terms::Kind;
 
@@ -267,8 +267,9 @@ impl Ledger {
         }
         state.is_hopeless = false;
         // There are more permits than requests.
-        let is_plenty =
-            |(account, told): (&Arc<Account>, &Told)| told.available >= (account.terms.limit / 10).max(1);
+        let is_plenty = |(account, told): (&Arc<Account>, &StateReport)| {
+            told.available >= (account.terms.limit / 10).max(1)
+        };
         if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
             state.pressed = now;
             self.patience.open();

@@ -14,14 +14,14 @@ use crate::structured;
 ///
 /// ```
 /// use std::time::Duration;
-/// use tidegate_http::tell::Limit;
+/// use tidegate_http::write::Limit;
 ///
 /// let daily = Limit::new("daily", 1000)?
 ///     .window(Duration::from_secs(86_400))
 ///     .remaining(12)
 ///     .reset(Duration::from_secs(3600));
 /// assert_eq!(daily.name(), "daily");
-/// # Ok::<(), tidegate_http::tell::InvalidName>(())
+/// # Ok::<(), tidegate_http::write::InvalidName>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limit<'a> {

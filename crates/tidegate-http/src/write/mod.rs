@@ -15,12 +15,12 @@
 //! use http::HeaderMap;
 //! use std::time::Duration;
 //! use tidegate_http::Problem;
-//! use tidegate_http::tell::{self, Format, Limit};
+//! use tidegate_http::write::{self, Format, Limit};
 //!
 //! let limit =
 //!     Limit::new("burst", 100)?.window(Duration::from_secs(60)).remaining(0);
 //! let mut headers = HeaderMap::new();
-//! tell::refused(
+//! write::refused(
 //!     &[limit],
 //!     Duration::from_millis(1200),
 //!     Format::Draft,
@@ -35,7 +35,7 @@
 //! assert_eq!(problem.status, 429);
 //! let body = problem.to_json();
 //! # assert!(body.contains("violated-policies"));
-//! # Ok::<(), tell::InvalidName>(())
+//! # Ok::<(), write::InvalidName>(())
 //! ```
 
 #[cfg(feature = "tidegate")]

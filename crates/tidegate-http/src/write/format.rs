@@ -40,23 +40,23 @@ pub enum Format {
 /// ```
 /// use http::HeaderMap;
 /// use std::time::Duration;
-/// use tidegate_http::tell::{self, Format, Limit};
+/// use tidegate_http::write::{self, Format, Limit};
 ///
 /// let limits = [
 ///     Limit::new("burst", 100)?.window(Duration::from_secs(60)).remaining(99),
 ///     Limit::new("daily", 1000)?.window(Duration::from_secs(86_400)),
 /// ];
 /// let mut headers = HeaderMap::new();
-/// tell::granted(&limits, Format::Draft, &mut headers);
+/// write::granted(&limits, Format::Draft, &mut headers);
 /// assert_eq!(
 ///     headers["ratelimit-policy"],
 ///     r#""burst";q=100;w=60, "daily";q=1000;w=86400"#
 /// );
 /// assert_eq!(headers["ratelimit"], r#""burst";r=99"#);
 ///
-/// tell::granted(&limits, Format::XRateLimit, &mut headers);
+/// write::granted(&limits, Format::XRateLimit, &mut headers);
 /// assert_eq!(headers["x-ratelimit-remaining"], "99");
-/// # Ok::<(), tell::InvalidName>(())
+/// # Ok::<(), write::InvalidName>(())
 /// ```
 pub fn granted(limits: &[Limit<'_>], format: Format, headers: &mut HeaderMap) {
     write(limits.iter().map(Limit::state), format, headers);
@@ -91,7 +91,7 @@ pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &m
 ///
 /// ```
 /// use std::time::Duration;
-/// use tidegate_http::tell::retry_after;
+/// use tidegate_http::write::retry_after;
 ///
 /// assert_eq!(retry_after(Duration::from_millis(1)), "1");
 /// assert_eq!(retry_after(Duration::from_secs(2)), "2");

@@ -22,7 +22,7 @@ use crate::Unit;
 /// use http::HeaderMap;
 /// use std::time::Duration;
 /// use tidegate::{FixedWindow, ManualClock, Rate, RateLimiter, Request};
-/// use tidegate_http::tell::{self, Format, Limit};
+/// use tidegate_http::write::{self, Format, Limit};
 ///
 /// let clock = ManualClock::new();
 /// let limiter =
@@ -31,15 +31,15 @@ use crate::Unit;
 /// let mut headers = HeaderMap::new();
 ///
 /// let decision = limiter.try_acquire_many(Request::permits(10).with_left());
-/// tell::decision(&per_minute, &decision, Format::Draft, &mut headers);
+/// write::decision(&per_minute, &decision, Format::Draft, &mut headers);
 /// assert_eq!(headers["ratelimit"], r#""per minute";r=90;t=60"#);
 ///
 /// limiter.drain();
 /// let decision = limiter.try_acquire_many(Request::permits(1).with_left());
-/// tell::decision(&per_minute, &decision, Format::Draft, &mut headers);
+/// write::decision(&per_minute, &decision, Format::Draft, &mut headers);
 /// assert_eq!(headers["ratelimit"], r#""per minute";r=0;t=60"#);
 /// assert_eq!(headers["retry-after"], "60");
-/// # Ok::<(), tell::InvalidName>(())
+/// # Ok::<(), write::InvalidName>(())
 /// ```
 pub fn decision(
     limit: &Limit<'_>,
@@ -75,7 +75,7 @@ pub fn decision(
 /// ```
 /// use http::HeaderMap;
 /// use tidegate::{AllOf, AllRequest, FixedWindow, ManualClock, Rate, RateLimiter};
-/// use tidegate_http::tell::{self, Format};
+/// use tidegate_http::write::{self, Format};
 ///
 /// let clock = ManualClock::new();
 /// let minute = RateLimiter::with_clock(
@@ -88,7 +88,7 @@ pub fn decision(
 ///
 /// let decision = limits.try_acquire_many(AllRequest::new().with_left());
 /// let mut headers = HeaderMap::new();
-/// tell::decision_of_all(&decision, Format::Draft, &mut headers);
+/// write::decision_of_all(&decision, Format::Draft, &mut headers);
 /// assert_eq!(
 ///     headers["ratelimit-policy"],
 ///     r#""minute";q=100;w=60, "hour";q=1000;w=3600"#
