@@ -184,7 +184,7 @@ impl<'de> Deserialize<'de> for Value {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
         struct AnyValue;
 
-        impl Visitor<'_> for AnyValue {
+        impl<'de> Visitor<'de> for AnyValue {
             type Value = Value;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -214,10 +214,33 @@ impl<'de> Deserialize<'de> for Value {
             fn visit_unit<E: de::Error>(self) -> Result<Value, E> {
                 Ok(Value::Nothing)
             }
+
+            fn visit_none<E: de::Error>(self) -> Result<Value, E> {
+                Ok(Value::Nothing)
+            }
+
+            fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+                deserializer.deserialize_any(self)
+            }
+
+            /// With its feature `arbitrary_precision`, `serde_json` passes a number as a map of one
+            /// entry, the number's text.
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+                match map.next_entry::<String, String>()? {
+                    Some((name, text)) if name == "$serde_json::private::Number" => number(&text),
+                    _ => Err(de::Error::invalid_type(de::Unexpected::Map, &self)),
+                }
+            }
         }
 
         deserializer.deserialize_any(AnyValue)
     }
+}
+
+/// Reads the text of a number.
+fn number<E: de::Error>(text: &str) -> Result<Value, E> {
+    let whole = text.parse().map(Value::Count).or_else(|_| text.parse().map(Value::Number));
+    whole.or_else(|_| text.parse().map(Value::Factor)).map_err(E::custom)
 }
 
 impl<'de, E: de::Error> IntoDeserializer<'de, E> for Value {

@@ -387,6 +387,21 @@ mod with_serde {
         }
     }
 
+    /// With its feature `arbitrary_precision`, `serde_json` passes a number as a map of its text.
+    #[test]
+    fn a_number_may_come_as_a_map_of_its_text() {
+        let read =
+            |text: &str| serde_json::from_str::<LimiterConfig>(text).map_err(|error| error.to_string());
+        let in_use = r#"{"in_use":{"$serde_json::private::Number":"20"},"tag":"jobs"}"#;
+        assert_eq!(read(in_use), Ok(config("in_use 20 tag jobs")));
+        let policy = r#"{"policy":"token_bucket","rate":"5/s","burst":{"$serde_json::private::Number":"7"},"tag":null}"#;
+        assert_eq!(read(policy).unwrap_err(), "tag: is empty");
+        assert_eq!(read(&policy.replace(r#","tag":null"#, "")), Ok(config("token_bucket 5/s burst 7")));
+        for number in ["2.5", "-1", "1e400", "x"] {
+            assert!(read(&in_use.replace("20", number)).is_err(), "{number}");
+        }
+    }
+
     #[test]
     fn several_limits_have_names() {
         let text = r#"
