@@ -20,7 +20,8 @@ use crate::limiter::request::{Ask, grant, left, tell};
 use crate::line::{Granted, Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Answer, Operation};
-use crate::set::{Costs, Instead, Undecided};
+use crate::set::{Costs, Instead};
+use crate::store::Away;
 
 /// A place of a request.
 pub(super) struct Reserved {
@@ -125,10 +126,9 @@ impl Reserved {
         })
     }
 
-    /// Whether no permits were used of what was reserved.
-    fn is_unused(&self, used: &AllRequest<'_>) -> Result<bool, AllRefusal> {
-        let reserved = self.ask.costs.iter().map(|(n, _)| *n).collect();
-        Ok(self.of.0.set.used(reserved, used)?.iter().all(|n| *n == 0))
+    /// How many permits of each member the request asked for.
+    fn asked(&self) -> Vec<u64> {
+        self.ask.costs.iter().map(|(n, _)| *n).collect()
     }
 
     fn longest(&self) -> Duration {
@@ -151,7 +151,7 @@ impl Reserved {
     }
 
     /// Decides it without the store.
-    fn decide_alone(&mut self, undecided: Undecided) {
+    fn decide_alone(&mut self, undecided: Away) {
         let set = self.of.0.set.clone();
         set.store.count_degraded();
         match self.of.0.instead(undecided) {
@@ -185,12 +185,8 @@ impl Reserved {
             Answer::Shadow => vec![0; granted.reply.permits.len()],
             _ => granted.reply.permits.clone(),
         };
-        // A place tells the sum of its permits, as that of an `AllOf` does.
-        let sum = used.iter().fold(0_u64, |sum, n| sum.saturating_add(*n));
-        let told = grant(&self.of.0.set, &self.ask, granted);
-        let grant = Grant::new(u32::try_from(sum).unwrap_or(u32::MAX), granted.waited);
-        let used = (sum > 0).then_some(Used(used, granted.reply.due));
-        (told.left().map_or(grant, |left| grant.with_left(left)), used)
+        let used = used.iter().any(|n| *n > 0).then_some(Used(used, granted.reply.due));
+        (grant(&self.of.0.set, &self.ask, granted), used)
     }
 }
 
@@ -239,7 +235,7 @@ impl Place for Reserved {
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
         let StoreLimiter(line, blocks) = self.of.clone();
         let claimed = line.set.store.block_on_permits(blocks, self);
-        claimed.unwrap_or_else(|| Err(line.set.unavailable(Undecided::HERE)))
+        claimed.unwrap_or_else(|| Err(line.set.unavailable(Away::HERE)))
     }
 
     fn left(&self) -> Option<AllStatus> {
@@ -254,26 +250,29 @@ impl Place for Reserved {
     }
 
     fn settle(mut self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        if matches!(self.stage, Stage::Waits(_)) && self.is_unused(used)? {
+        let line = self.of.0.clone();
+        let set = &line.set;
+        let asked = set.used(self.asked(), used)?;
+        if matches!(self.stage, Stage::Waits(_)) && asked.iter().all(|n| *n == 0) {
             // As a place that is dropped: its instant serves the next request.
             return Ok(());
         }
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
-        let line = self.of.0.clone();
-        let set = &line.set;
-        let none = || Used(vec![0; set.members.len()], 0);
         let reserved = match std::mem::replace(&mut self.stage, nothing) {
             Stage::Shared(place, _) => return place.settle(used.clone()),
             Stage::Waits(ticket) => match ticket.take() {
                 Some(granted) => self.claim(&granted).1,
-                // The place takes nothing, and the permits that were used are charged.
-                None => Some(none()),
+                // The reservation takes nothing, and the permits that were used are charged.
+                None => {
+                    let costs: Costs = asked.into_iter().map(|n| (n, n)).collect();
+                    set.tell(Operation::Debit, &costs, &[]);
+                    return Ok(());
+                }
             },
             Stage::Decided(decision, _) => decision.ok().and_then(|(_, used)| used),
         };
-        let Used(told, _) = reserved.clone().unwrap_or_else(none);
-        let told = set.used(told, used)?;
         let Some(Used(reserved, due)) = reserved else { return Ok(()) };
+        let told = set.used(reserved.clone(), used)?;
         let difference = |more: fn(u64, u64) -> u64| -> Costs {
             reserved
                 .iter()

@@ -156,7 +156,9 @@ impl Ticket {
         let number = self.number;
         self.is_over = true;
         self.line.visit(|state, after, now| {
-            state.leave_pause(number);
+            if let Some(foreseen) = state.leave_pause(number) {
+                state.give_back(foreseen);
+            }
             let entry = state.entries.remove(&number)?;
             let place = entry.place(number);
             after.wakers.extend(entry.waker);
@@ -171,6 +173,10 @@ impl Ticket {
                 }
                 Stage::InLine => {
                     state.in_line.remove(place);
+                    None
+                }
+                Stage::Sent if entry.was_held => {
+                    state.in_line.drop_left(bounds::sum(&entry.asked.costs));
                     None
                 }
                 _ => None,

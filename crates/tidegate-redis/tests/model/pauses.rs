@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tidegate::{AllPermits, AllRefusal, AnyLimiter, Pause, QueueBounds, Refusal, Request, WhenFull};
+use tidegate::{
+    AllPermits, AllRefusal, AllRequest, AnyLimiter, Pause, QueueBounds, Refusal, Request, WhenFull,
+};
 use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::task::JoinHandle;
@@ -254,6 +256,34 @@ fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
             assert!(due >= 290 * MS, "{line}: {due:?}");
             (&mut place).await.unwrap();
             assert!(asked.elapsed() >= due, "{line}: {due:?}, {:?}", asked.elapsed());
+        });
+    }
+}
+
+/// A reservation that was settled before its decision was charged nothing for a limit that was not
+/// named, and the store kept what it had foreseen for the reservation.
+#[test]
+fn a_reservation_settled_behind_a_pause_is_charged_what_was_not_named() {
+    for line in ["token_bucket 10/h burst 10", "fixed_window 10/h", "sliding_log 10/h"] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = store.limiter("all").limit("a", line).limit("b", line).build().unwrap();
+            limiter.pause(Pause::lasting(MINUTE).keep_permits()).await.unwrap();
+            let any = AnyLimiter::from(limiter.clone());
+            let place = any.non_blocking().reserve(5).unwrap();
+            sleep(10 * MS).await;
+            place.settle([("a", 0)]).unwrap();
+            // It has the permits that came back, and those that were not charged.
+            let request = AllRequest::new().cost("a", 10).cost("b", 5);
+            let mut next = any.non_blocking().reserve(request).unwrap();
+            sleep(10 * MS).await;
+            assert!(next.due_in() <= MINUTE, "{line}: {:?}", next.due_in());
+            sleep(MINUTE).await;
+            assert!(timeout(10 * MS, &mut next).await.is_ok(), "{line}");
+            let status = limiter.status().await.unwrap();
+            let left: Vec<_> = status.members.iter().map(|(_, left)| left.available).collect();
+            assert_eq!(left, [0, 0], "{line}");
         });
     }
 }
