@@ -37,3 +37,16 @@ pub(crate) fn seed(seed: u64) {
     use rand::SeedableRng;
     SEEDED.set(Some(rand::rngs::SmallRng::seed_from_u64(seed)));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_differ_by_up_to_a_quarter() {
+        let spans: Vec<f64> = (0..1000).map(|_| jittered(Duration::from_secs(4)).as_secs_f64()).collect();
+        assert!(spans.iter().all(|span| (3.0..=5.0).contains(span)));
+        // Each of these fails once in 10^48 runs.
+        assert!(spans.iter().any(|span| *span < 3.2) && spans.iter().any(|span| *span > 4.8));
+    }
+}

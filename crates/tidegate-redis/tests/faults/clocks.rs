@@ -26,12 +26,20 @@ fn wrong(library: &str, setting: String) -> [String; 5] {
     ["env".into(), preload, setting, "FAKETIME_NO_CACHE=1".into(), "FAKETIME_DONT_FAKE_MONOTONIC=1".into()]
 }
 
+fn now() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap()
+}
+
 /// A client asks no clock for a decision but the server's. Clients whose clocks are hours wrong, or
 /// run at another speed, are granted within the bound, and find the limits of the others as they
 /// are.
 #[test]
 fn clients_have_wrong_clocks() {
     let (Some(library), Some(server)) = (library(), Server::start()) else { return };
+    let wrong_date = wrong(&library, "FAKETIME=+1h".into());
+    let told = Command::new(&wrong_date[0]).args(&wrong_date[1..]).args(["date", "+%s"]).output().unwrap();
+    let told: u64 = String::from_utf8(told.stdout).unwrap().trim().parse().unwrap();
+    assert!(told > now().as_secs() + 3000, "the library gives no wrong clock");
     let directory = tempfile::tempdir().unwrap();
     let (mut files, mut fleet) = (Vec::<PathBuf>::new(), Vec::new());
     for by in ["+1h", "-1h", "+0 x10", "+0 x0.1"] {
@@ -44,8 +52,7 @@ fn clients_have_wrong_clocks() {
     let all = grants(&files);
     assert_bound(&all);
     // By the server's clock.
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let last = Duration::from_micros(*all.last().unwrap());
-    assert!(last < now + Duration::from_secs(600) && last + Duration::from_secs(600) > now);
+    assert!(last < now() + Duration::from_secs(600) && last + Duration::from_secs(600) > now());
     println!("| clients with wrong clocks | {} grants; every window within its bound |", all.len());
 }

@@ -178,7 +178,7 @@ async fn a_slot_is_moved_key_by_key() {
     let keyslot = |key: &str| -> u16 {
         redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut from.connect()).unwrap()
     };
-    let slot = keyslot("tidegate:1:{moved}:a:fixed-86400000000");
+    let slot = keyslot("tidegate:1:{moved}:a:fixed-864000000000000");
     let owner = servers.into_iter().position(|server| {
         let mut cmd = redis::cmd("CLUSTER");
         let keys: u64 = cmd.arg("COUNTKEYSINSLOT").arg(slot).query(&mut server.connect()).unwrap();
@@ -189,7 +189,7 @@ async fn a_slot_is_moved_key_by_key() {
     to.tell(&format!("CLUSTER SETSLOT {slot} IMPORTING {}", Cluster::id(from)));
     from.tell(&format!("CLUSTER SETSLOT {slot} MIGRATING {}", Cluster::id(to)));
     let before = load.so_far().granted;
-    for key in ["tidegate:1:{moved}:b:cells-2x43200000000", "tidegate:1:{moved}:a:fixed-86400000000"] {
+    for key in ["tidegate:1:{moved}:b:cells-2x43200000000", "tidegate:1:{moved}:a:fixed-864000000000000"] {
         from.tell(&format!("MIGRATE 127.0.0.1 {} {key} 0 5000", to.port()));
         load.granted(100).await;
     }
@@ -223,7 +223,7 @@ async fn a_call_that_is_led_to_a_silent_server_ends() {
     let Some(cluster) = Cluster::start(false) else { return };
     let store = Store::builder(cluster.url()).timeout(Duration::from_secs(1)).while_away(WhileAway::Wait);
     let store = store.open().unwrap();
-    let key = |tag: &str| format!("tidegate:1:{{{tag}}}:limit:fixed-86400000000");
+    let key = |tag: &str| format!("tidegate:1:{{{tag}}}:limit:fixed-864000000000000");
     let slot = |tag: &str| -> u16 {
         redis::cmd("CLUSTER").arg("KEYSLOT").arg(key(tag)).query(&mut cluster.servers[0].connect()).unwrap()
     };

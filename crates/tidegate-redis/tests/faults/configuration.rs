@@ -165,14 +165,14 @@ async fn a_wrong_login_is_tried_at_intervals() {
 #[tokio::test]
 async fn a_foreign_value_under_a_key_is_told() {
     let Some(server) = Server::start() else { return };
-    server.tell("LPUSH tidegate:1:{all}:limit:fixed-86400000000 x");
+    server.tell("LPUSH tidegate:1:{all}:limit:fixed-864000000000000 x");
     let store = load::patient(server.url()).while_away(WhileAway::Open).open().unwrap();
     let limiter: AnyLimiter = load::limiter(&store, "all");
     assert_eq!(load::ask_times(&limiter, 5).await.refused, 5);
     let trouble = store.trouble().unwrap();
     assert!(!trouble.is_away() && trouble.to_string().contains("WRONGTYPE"), "{trouble}");
     // A text.
-    server.tell(&format!("SET tidegate:1:{{all}}:limit:fixed-86400000000 {}", "9".repeat(5_000)));
+    server.tell(&format!("SET tidegate:1:{{all}}:limit:fixed-864000000000000 {}", "9".repeat(5_000)));
     assert_eq!(load::ask_times(&limiter, 5).await.refused, 5);
     let trouble = store.trouble().unwrap();
     assert!(!trouble.is_away() && trouble.to_string().contains("of another program"), "{trouble}");

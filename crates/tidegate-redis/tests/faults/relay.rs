@@ -1,5 +1,6 @@
 //! A network between clients and a server, which a test breaks.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ struct Rules {
     lost: f64,
     /// Told in place of each answer.
     instead: Option<&'static str>,
+    /// Told in place of the answers to the next messages, which the server does not get.
+    next: VecDeque<String>,
     random: SmallRng,
 }
 
@@ -42,7 +45,14 @@ impl Relay {
     pub(crate) async fn to(port: u16) -> Relay {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let random = SmallRng::seed_from_u64(7);
-        let rules = Rules { to: port, delay: Duration::ZERO, lost: 0.0, instead: None, random };
+        let rules = Rules {
+            to: port,
+            delay: Duration::ZERO,
+            lost: 0.0,
+            instead: None,
+            next: VecDeque::new(),
+            random,
+        };
         let (port, rules) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(rules)));
         let relay = Relay { port, rules, epoch: watch::Sender::new((0, Broken::No)) };
         let this = relay.clone();
@@ -80,6 +90,12 @@ impl Relay {
         self.rules().instead = Some(answer);
     }
 
+    /// Sets what clients are told in place of the answers to their next messages. The server does
+    /// not get these messages.
+    pub(crate) fn answer_next(&self, answers: impl IntoIterator<Item = String>) {
+        self.rules().next.extend(answers);
+    }
+
     /// Closes all connections.
     pub(crate) fn cut(&self) {
         self.epoch.send_modify(|(epoch, broken)| (*epoch, *broken) = (*epoch + 1, Broken::Cut));
@@ -109,7 +125,12 @@ impl Relay {
                 }
                 n = client.read(&mut asked) => {
                     let n = n.unwrap_or(0);
-                    if n == 0 || server.write_all(&asked[..n]).await.is_err() {
+                    let next = self.rules().next.pop_front();
+                    let passed_on = match next {
+                        Some(answer) => client.write_all(answer.as_bytes()).await,
+                        None => server.write_all(&asked[..n]).await,
+                    };
+                    if n == 0 || passed_on.is_err() {
                         return;
                     }
                 }

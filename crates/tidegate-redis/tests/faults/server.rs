@@ -322,3 +322,24 @@ async fn answers_are_late_or_lost() {
     assert!(counts.unknown > 0, "{counts:?}");
     assert_charged_once(charged(&server.url()).await, tally, &store);
 }
+
+/// A server that is not ready has run nothing: the call is repeated once, within its deadline.
+#[tokio::test]
+async fn a_call_is_repeated_once_where_the_server_was_not_ready() {
+    let Some(server) = Server::start_at_port(&[]) else { return };
+    let relay = Relay::to(server.port()).await;
+    let (store, limiter) = load::open(load::patient(relay.url()));
+    assert_eq!(load::ask(&limiter).await.granted, 1);
+    for code in ["LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN"] {
+        let failed = store.counts().failed;
+        let error = format!("-{code} not now\r\n");
+        relay.answer_next([error.clone()]);
+        assert_eq!(load::ask(&limiter).await.granted, 1, "{code}");
+        assert_eq!(store.counts().failed, failed, "{code}");
+        relay.answer_next([error.clone(), error]);
+        assert_eq!(load::ask(&limiter).await.open, 1, "{code}");
+        assert_eq!(store.counts().failed, failed + 1, "{code}");
+        assert_eq!(store.counts().misconfigured, 0, "{code}");
+        assert_eq!(load::ask(&limiter).await.granted, 1, "{code}");
+    }
+}

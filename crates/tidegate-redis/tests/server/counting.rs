@@ -13,6 +13,7 @@ use tidegate_redis::{Store, StoreBuilder, StoreCountingLimit, WhileAway};
 use tokio_test::task::spawn;
 
 const HOUR: Duration = Duration::from_secs(3600);
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// With a deadline that no machine misses, for tests of anything else.
 fn builder(url: String) -> StoreBuilder {
@@ -40,7 +41,7 @@ async fn until(is_so: impl Fn() -> bool) {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(HOUR, looks).await.expect("it becomes so");
+    tokio::time::timeout(2 * MINUTE, looks).await.expect("it becomes so");
 }
 
 fn size(server: &Server) -> u64 {
@@ -59,7 +60,7 @@ async fn permits_in_use_are_those_of_all_processes() {
     let Some(server) = Server::start() else { return };
     let (one, other) = (any(&server, 5), any(&server, 5));
     let three = one.acquire_now(3).await.unwrap();
-    assert_eq!((three.permits(), three.waited()), (3, three.waited()));
+    assert_eq!(three.permits(), 3);
     assert_eq!(available(&other), 2);
     let refusal = other.acquire_now(3).await.unwrap_err();
     assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 5 }));
@@ -225,8 +226,8 @@ async fn in_one_process_the_most_important_request_is_first() {
     let mut held = Some(held);
     for next in [2, 0, 3, 1] {
         drop(held.take());
-        until(|| true).await;
-        held = Some((&mut *waits[next]).await.unwrap());
+        let served = tokio::time::timeout(MINUTE, &mut *waits[next]).await;
+        held = Some(served.expect("the most important request is served").unwrap());
         for (i, wait) in waits.iter_mut().enumerate() {
             if [2, 0, 3, 1].iter().position(|n| *n == i) > [2, 0, 3, 1].iter().position(|n| *n == next) {
                 assert!(wait.poll().is_pending());

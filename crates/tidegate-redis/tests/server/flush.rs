@@ -230,7 +230,7 @@ fn a_process_is_counted_from_its_first_request_until_it_flushes() {
         let model = model();
         let open = || model.open(builder().while_away(WhileAway::Share)).unwrap();
         let (server, tool, leaver) = (open(), open(), open());
-        let line = "fixed_window 100000/d";
+        let line = "fixed_window 100000/10000d";
         let of = |store: &Store| store.limiter("all").limit("calls", line).build().unwrap();
         let ask = async |store: &Store| AnyLimiter::from(of(store)).acquire_now(1).await.unwrap();
         // A tool that asks for no permits.

@@ -44,7 +44,7 @@ async fn tasks_of_the_only_thread_are_served_by_it() {
 async fn calls_that_block_are_refused_on_its_threads_alone() {
     let Some(server) = Server::start() else { return };
     let store = builder(&server).open().unwrap();
-    let limiter = limiter(&store, "fixed_window 5/d");
+    let limiter = limiter(&store, "fixed_window 5/10000d");
     let of_thread = limiter.clone();
     assert!(is_away(&limiter.try_acquire()) && is_away(&limiter.blocking_acquire()));
     assert_eq!(limiter.status().members[0].1.available, 0);
@@ -140,7 +140,7 @@ fn a_store_decides_as_away_after_its_runtime() {
     let runtime = runtime();
     let builder = builder(&server).while_away(WhileAway::Open);
     let store = runtime.block_on(async { builder.open() }).unwrap();
-    let limiter = limiter(&store, "fixed_window 1/d");
+    let limiter = limiter(&store, "fixed_window 1/10000d");
     let mut waits = spawn(limiter.acquire());
     let is_pending = waits.poll().is_pending();
     drop(runtime);
@@ -163,7 +163,7 @@ fn a_request_of_a_runtime_that_stands_still_is_answered_at_its_end() {
     let Some(server) = Server::start() else { return };
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     let store = runtime.block_on(async { builder(&server).open() }).unwrap();
-    let limiter = limiter(&store, "fixed_window 1/d");
+    let limiter = limiter(&store, "fixed_window 1/10000d");
     let mut wait = spawn(limiter.acquire());
     assert_pending!(wait.poll());
     drop(runtime);

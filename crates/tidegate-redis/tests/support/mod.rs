@@ -5,6 +5,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -52,10 +53,14 @@ pub(crate) fn is_installed(program: &str) -> bool {
     version.status().is_ok_and(|status| status.success())
 }
 
-/// A port that no program listens at.
+/// A port that no program listens at, and that the system gives to no client.
 pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    listener.local_addr().expect("an address").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
+    // The programs that run at one time begin at different ports.
+    let next = || std::process::id().wrapping_mul(7).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+    let ports = (0..10_000).filter_map(|_| u16::try_from(20_000 + next() % 10_000).ok());
+    { ports }.find(is_free).expect("a port")
 }
 
 /// Waits until it is so. The time limit only ends a test that hangs.
@@ -122,7 +127,11 @@ impl Server {
     /// Starts the server again. It knows what was saved on disk.
     pub(crate) fn run(&mut self) {
         self.spawn();
-        wait_until("the server has started", || self.ping().is_ok());
+        wait_until("the server has started", || {
+            let ended = self.child.as_mut().and_then(|child| child.try_wait().ok().flatten());
+            assert_eq!(ended, None, "the server has ended");
+            self.ping().is_ok()
+        });
     }
 
     /// Starts the server, and does not wait until it answers.
