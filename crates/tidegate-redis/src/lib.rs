@@ -7,6 +7,7 @@ mod calls;
 mod clients;
 mod config;
 mod connection;
+mod counted;
 mod counting;
 mod error;
 mod jitter;

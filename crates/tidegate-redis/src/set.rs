@@ -13,6 +13,7 @@ use tidegate::{
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
+use crate::counted::Counted;
 use crate::key;
 use crate::known_pause::KnownPause;
 use crate::observe::Observers;
@@ -82,49 +83,8 @@ pub(crate) struct Set {
     home: Option<Handle>,
 }
 
-/// Counts a call that gives way, until it has its answer. While one is counted, later calls of the
-/// same limits give way as well, so that calls of a limiter keep their order.
-struct GivingWay(Arc<AtomicUsize>);
-
-impl GivingWay {
-    fn new(number: &Arc<AtomicUsize>) -> GivingWay {
-        number.fetch_add(1, Ordering::Relaxed);
-        GivingWay(number.clone())
-    }
-}
-
-impl Drop for GivingWay {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 /// Of each member, how many permits, and at most how many.
 pub(crate) type Costs = Vec<(u64, u64)>;
-
-/// Why the store decided nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Undecided {
-    /// This process decides by itself, as [`WhileAway`] says.
-    Away(Duration),
-    /// As after a rest of zero, but the request was not sent: it waited too long in line.
-    Late,
-    Misconfigured,
-}
-
-impl Undecided {
-    /// The thread of a store cannot wait for a store.
-    pub(crate) const HERE: Undecided = Undecided::Away(Duration::MAX);
-
-    /// How long the store is still left alone.
-    pub(crate) fn rest(self) -> Duration {
-        match self {
-            Undecided::Away(rest) => rest,
-            Undecided::Late => Duration::ZERO,
-            Undecided::Misconfigured => Duration::MAX,
-        }
-    }
-}
 
 impl Set {
     /// The time of the tasks that wait, also on the thread of the store.
@@ -170,11 +130,7 @@ impl Set {
         }
         if costs.iter().all(|(n, _)| *n == 0) {
             // In one process the first member is the one that refuses it.
-            let refusal = Refusal::ZeroPermits;
-            return Err(match self.members.first() {
-                Some(member) => AllRefusal::from_member(member.name.as_str(), refusal),
-                None => refusal.into(),
-            });
+            return Err(AllRefusal::from_member(self.members[0].name.as_str(), Refusal::ZeroPermits));
         }
         for (member, (n, _)) in self.members.iter().zip(costs) {
             // A single permit may be due under other terms.
@@ -197,7 +153,7 @@ impl Set {
         costs: &Costs,
         before: &[Vec<u8>],
         deadline: Deadline,
-        answer: impl FnOnce(Result<Reply, Undecided>) + Send + 'static,
+        answer: impl FnOnce(Result<Reply, Away>) + Send + 'static,
     ) -> Option<Unsent> {
         let cmd = command(&self.script, operation, self.store.time(), &self.parts(costs, before));
         let limits = self.members.len();
@@ -212,13 +168,13 @@ impl Set {
         reserve(&self.script, self.store.time(), &self.parts(&[], &[]), given_back, requests)
     }
 
-    /// Has such a call of so many requests carried out.
+    /// Has such a call of this many requests carried out.
     pub(crate) fn decide(
         &self,
         cmd: Cmd,
         requests: usize,
         deadline: Deadline,
-        answer: impl FnOnce(Result<Vec<Reply>, Undecided>) + Send + 'static,
+        answer: impl FnOnce(Result<Vec<Reply>, Away>) + Send + 'static,
     ) -> Option<Unsent> {
         let limits = self.members.len();
         self.carry_out(cmd, deadline, move |value| Reply::read_all(value, requests, limits), answer)
@@ -238,20 +194,16 @@ impl Set {
         cmd: Cmd,
         mut deadline: Deadline,
         read: impl FnOnce(Value) -> Option<T> + Send + 'static,
-        answer: impl FnOnce(Result<T, Undecided>) + Send + 'static,
+        answer: impl FnOnce(Result<T, Away>) + Send + 'static,
     ) -> Option<Unsent> {
         // Relaxed: calls of threads that do not wait for each other have no order.
         deadline.gives_way |= self.giving_way.load(Ordering::Relaxed) > 0;
-        let giving_way = deadline.gives_way.then(|| GivingWay::new(&self.giving_way));
+        let giving_way = deadline.gives_way.then(|| Counted::new(self.giving_way.clone()));
         let store = self.store.clone();
-        self.store.send_locked(cmd, self.script.clone(), deadline, move |outcome| {
+        self.store.send(cmd, self.script.clone(), deadline, move |outcome| {
             drop(giving_way);
             let outcome = outcome.and_then(|value| read(value).ok_or_else(|| store.note_nonsense()));
-            answer(outcome.map_err(|away| match away {
-                Away::For(rest) => Undecided::Away(rest),
-                Away::Late => Undecided::Late,
-                Away::Misconfigured => Undecided::Misconfigured,
-            }));
+            answer(outcome);
         })
     }
 
@@ -278,11 +230,11 @@ impl Set {
     }
 
     /// The reply of a script.
-    pub(crate) async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, Undecided> {
+    pub(crate) async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, Away> {
         let (sender, receiver) = oneshot::channel();
         let deadline = Deadline::of(self.store.timeout());
         drop(self.send(operation, costs, &[], deadline, move |reply| _ = sender.send(reply)));
-        receiver.await.unwrap_or(Err(Undecided::Misconfigured))
+        receiver.await.unwrap_or(Err(Away::Misconfigured))
     }
 
     /// The refusal that a reply tells.
@@ -308,14 +260,14 @@ impl Set {
 
     /// The refusal of a request that no store and no share decides. A store that failed once is
     /// asked again by the next request.
-    pub(crate) fn unavailable(&self, undecided: Undecided) -> AllRefusal {
-        Refusal::Unavailable { retry_after: Away::For(undecided.rest()).retry_after() }.into()
+    pub(crate) fn unavailable(&self, undecided: Away) -> AllRefusal {
+        Refusal::Unavailable { retry_after: undecided.retry_after() }.into()
     }
 
     /// How a request is decided in place of the store, which has booked permits for this process.
-    pub(crate) fn instead(&self, undecided: Undecided, booked: &dyn Fn() -> Booked) -> Instead {
+    pub(crate) fn instead(&self, undecided: Away, booked: &dyn Fn() -> Booked) -> Instead {
         // A wrong configuration is never hidden.
-        if undecided == Undecided::Misconfigured {
+        if undecided == Away::Misconfigured {
             return Instead::Nobody(self.unavailable(undecided));
         }
         if self.shadow.load(Ordering::Relaxed) {
@@ -340,7 +292,7 @@ impl Set {
     pub(crate) fn by_share(&self, refusal: AllRefusal, rest: Duration) -> AllRefusal {
         match refusal.refusal() {
             Some(Refusal::ExceedsLimit { .. } | Refusal::TooManyKeys { .. }) => {
-                self.unavailable(Undecided::Away(rest))
+                self.unavailable(Away::For(rest))
             }
             _ => refusal.as_degraded(),
         }

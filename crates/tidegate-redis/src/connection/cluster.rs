@@ -1,7 +1,7 @@
 //! The servers of a cluster, and the slots that each of them has.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use redis::{Arg, Cmd, Value};
 use tokio::task::JoinSet;
 
 use super::address::Node;
+use super::attempt::Attempts;
 use super::failure::Failure;
 use super::server::{Sent, Server};
 use super::wire::Wire;
@@ -25,12 +26,11 @@ const SLOTS: usize = 16_384;
 pub(crate) struct Cluster {
     seeds: Vec<Node>,
     map: Mutex<Map>,
-    /// Held while servers are asked for the slots: one attempt at a time. How the last one failed.
-    learning: tokio::sync::Mutex<Option<Failure>>,
-    /// How many attempts have ended.
-    attempts: AtomicU64,
+    learning: Arc<Attempts>,
     /// Stands for the server of a slot while no server of it is known.
     unknown: Arc<Server>,
+    /// Whether servers were found for slots that had none.
+    is_found: AtomicBool,
 }
 
 #[derive(Default)]
@@ -54,9 +54,8 @@ impl Map {
 
 impl Cluster {
     pub(super) fn new(seeds: Vec<Node>) -> Arc<Cluster> {
-        let unknown = Server::new(Wire::Nowhere);
-        let (map, learning, attempts) = (Mutex::default(), tokio::sync::Mutex::default(), AtomicU64::new(0));
-        Arc::new(Cluster { seeds, map, learning, attempts, unknown })
+        let (map, learning, unknown) = Default::default();
+        Arc::new(Cluster { seeds, map, learning, unknown, is_found: AtomicBool::new(false) })
     }
 
     /// The server that has a slot, as far as it is known. Its breaker is asked before the call.
@@ -69,44 +68,28 @@ impl Cluster {
         map.servers.values().cloned().chain([self.unknown.clone()]).collect()
     }
 
-    /// The server that has a slot. The cluster is asked, if that is not known or in doubt.
-    pub(super) async fn find(self: &Arc<Cluster>, slot: usize) -> Result<Arc<Server>, Failure> {
-        let known = lock(&self.map).owner(slot);
-        match known {
-            Some(server) if !server.is_suspect.load(Ordering::Relaxed) => return Ok(server),
-            _ => {}
-        }
-        // The attempt is a task of its own: the deadline of one call does not end what other calls
-        // wait for.
-        let (this, attempts) = (self.clone(), self.attempts.load(Ordering::Relaxed));
-        let learning = tokio::spawn(async move { this.learn(slot, attempts).await });
-        let learnt = learning.await;
-        let of_slot = |server: Option<Arc<Server>>| {
-            server.ok_or_else(|| Failure::NotRun("no server of the cluster has the slot".into()))
-        };
-        match learnt.unwrap_or_else(|_| Err(Failure::NotRun("the cluster did not answer".into()))) {
-            Ok(()) => of_slot(lock(&self.map).owner(slot)),
-            // A server may be reached although no server tells of it.
-            Err(failure) => known.ok_or(failure),
-        }
+    /// The stand-in for servers that were unknown, once after servers were found. Calls to those servers
+    /// no longer end the rest of the stand-in.
+    pub(super) fn found(&self) -> Option<Arc<Server>> {
+        let is_found = self.is_found.load(Ordering::Relaxed) && self.is_found.swap(false, Ordering::Relaxed);
+        is_found.then(|| self.unknown.clone())
     }
 
-    /// Learns which server has a slot, unless an attempt has failed since so many had ended.
-    async fn learn(&self, slot: usize, attempts: u64) -> Result<(), Failure> {
-        let mut last_failure = self.learning.lock().await;
-        let known = lock(&self.map).owner(slot);
-        if known.is_some_and(|server| !server.is_suspect.load(Ordering::Relaxed)) {
-            return Ok(());
-        }
-        if self.attempts.load(Ordering::Relaxed) != attempts
-            && let Some(failure) = &*last_failure
-        {
-            return Err(failure.clone());
-        }
-        let answer = self.ask_for_slots().await;
-        self.attempts.fetch_add(1, Ordering::Relaxed);
-        *last_failure = answer.as_ref().err().cloned();
-        answer
+    /// The server that has a slot. The cluster is asked, if that is not known or in doubt.
+    pub(super) async fn find(self: &Arc<Cluster>, slot: usize) -> Result<Arc<Server>, Failure> {
+        let (known, this) = (self.clone(), self.clone());
+        let known = move || {
+            let server = lock(&known.map).owner(slot)?;
+            (!server.is_suspect.load(Ordering::Relaxed)).then_some(server)
+        };
+        let learn = async move {
+            this.ask_for_slots().await?;
+            let owner = lock(&this.map).owner(slot);
+            owner.ok_or_else(|| Failure::NotRun("no server of the cluster has the slot".into()))
+        };
+        let found = self.learning.join(known, learn).await;
+        // A server may be reached although no server reports it.
+        found.or_else(|failure| lock(&self.map).owner(slot).ok_or(failure))
     }
 
     /// Asks all servers for the slots. The first answer counts.
@@ -141,20 +124,34 @@ impl Cluster {
             None
         };
         let Some(ranges) = tokio::time::timeout(ANSWER, first).await.ok().flatten() else { return Err(last) };
+        self.learn(&ranges);
+        Ok(())
+    }
+
+    /// Notes which servers have the slots.
+    fn learn(&self, ranges: &[Range]) {
         let mut map = lock(&self.map);
         let mut owners = vec![None; SLOTS];
-        for range in &ranges {
+        for range in ranges {
             let server = map.server(&self.seeds[0], &range.host, range.port);
             server.is_suspect.store(false, Ordering::Relaxed);
             for owner in owners.iter_mut().take(range.last + 1).skip(range.first) {
                 *owner = Some(server.clone());
             }
         }
+        let had_none = |slot: usize| map.owner(slot).is_none();
+        if owners.iter().enumerate().any(|(slot, owner)| owner.is_some() && had_none(slot)) {
+            self.is_found.store(true, Ordering::Relaxed);
+        }
         map.owners = owners;
         // Servers that left are forgotten, and their connections closed.
         map.servers
             .retain(|(host, port), _| ranges.iter().any(|range| (&range.host, range.port) == (host, *port)));
-        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn find_all(&self) {
+        self.learn(&[Range { first: 0, last: SLOTS - 1, host: "127.0.0.1".into(), port: 1 }]);
     }
 
     /// Learns from a redirection which server has a slot.
@@ -239,6 +236,8 @@ fn slot(key: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use tokio::time::Instant;
 
     use super::*;
@@ -264,15 +263,48 @@ mod tests {
         assert!(began.elapsed() < 2 * ANSWER, "{:?}", began.elapsed());
     }
 
+    /// Each of many calls asked all servers again for a slot that none of them had.
+    #[tokio::test]
+    async fn a_slot_without_a_server_is_asked_for_once_for_all_calls() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let asked = Arc::<AtomicUsize>::default();
+        let (url, count) = (format!("redis+cluster://127.0.0.1:{port}"), asked.clone());
+        tokio::spawn(async move {
+            // The server has the first slot, and does whatever else it is told.
+            let slots = format!("*1\r\n*3\r\n:0\r\n:0\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
+            let (mut client, _) = listener.accept().await.expect("a client");
+            let mut buffer = vec![0; 4096];
+            while let Ok(read @ 1..) = client.read(&mut buffer).await {
+                let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                for command in text.split('*').skip(1) {
+                    let is_for_slots = command.contains("SLOTS");
+                    count.fetch_add(is_for_slots.into(), Ordering::Relaxed);
+                    let reply = if is_for_slots { slots.as_str() } else { "+OK\r\n" };
+                    client.write_all(reply.as_bytes()).await.expect("a client that reads");
+                }
+            }
+        });
+        let Ok(Address::Cluster(seeds)) = Address::read(&url, None) else { panic!("no cluster") };
+        let cluster = Cluster::new(seeds);
+        let found = futures_util::future::join_all((0..100).map(|_| cluster.find(7))).await;
+        assert!(found.iter().all(Result::is_err));
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        assert!(cluster.find(0).await.is_ok());
+    }
+
     #[test]
     fn a_key_has_the_slot_of_its_tag() {
         // The slots are those that CLUSTER KEYSLOT tells.
-        for (key, expected) in [("123456789", 12739), ("foo", 12182), ("{user1000}.following", 3443)] {
+        for (key, expected) in
+            [("123456789", 12739), ("foo", 12182), ("{user1000}.following", 3443), ("foo{}{bar}", 8363)]
+        {
             assert_eq!(slot(key.as_bytes()), expected, "{key}");
         }
         let of = |tag: &str, name: &str| slot(format!("tidegate:1:{{{tag}}}:{name}:log").as_bytes());
         assert_eq!(of("a", "x"), of("a", "y"));
-        assert_eq!(slot(b"foo{}{bar}"), slot(b"foo{}{bar}"));
         assert_ne!(slot(b"foo{}{bar}"), slot(b"bar"));
     }
 }

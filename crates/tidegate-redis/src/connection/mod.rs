@@ -5,6 +5,7 @@
 //! sentinels, which send a call again after an error of the network, when it may have run.
 
 mod address;
+mod attempt;
 mod cluster;
 mod congestion;
 mod driver;
@@ -22,8 +23,6 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use crate::breaker::Breaker;
-use crate::lock::lock;
 use crate::script::Script;
 use cluster::{Cluster, slot_of};
 use failure::Meaning;
@@ -76,9 +75,20 @@ impl Servers {
         }
     }
 
-    /// Whether this is true of the breaker of a server.
-    pub(crate) fn any(&self, is: impl Fn(&Breaker) -> bool) -> bool {
-        self.any_server(|server| is(&lock(&server.breaker)))
+    /// Has one server of a cluster have all slots, as if the cluster had replied so.
+    #[cfg(test)]
+    pub(crate) fn find_all(&self) {
+        if let Servers::Cluster(cluster) = self {
+            cluster.find_all();
+        }
+    }
+
+    /// Of a cluster, the stand-in for servers that were unknown, once after servers were found.
+    pub(crate) fn found(&self) -> Option<Arc<Server>> {
+        match self {
+            Servers::One(_) => None,
+            Servers::Cluster(cluster) => cluster.found(),
+        }
     }
 
     /// Whether a model of a server answers, on the time of its simulation.

@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, RedisError, Value};
 
+use super::attempt::Attempts;
 use super::congestion::Congestion;
 use super::failure::{Failure, Meaning, meaning, told};
 use super::link::Answer;
 use super::wire::{Connection, Wire};
 use crate::breaker::{Breaker, next_rest};
+use crate::counted::Counted;
 use crate::jitter::jittered;
 use crate::lock::lock;
 use crate::script::Script;
@@ -21,16 +23,18 @@ use crate::script::Script;
 const CONNECTING: Duration = Duration::from_secs(5);
 
 /// A server that is asked by one connection. All calls share it.
+#[derive(Default)]
 pub(crate) struct Server {
     wire: Wire,
     pub(crate) breaker: Mutex<Breaker>,
     pub(crate) congestion: Congestion,
     /// With the number of the connection, so that a call drops the one that failed it.
     current: Mutex<Option<(u64, Connection)>>,
-    /// Held while connecting: one attempt at a time.
-    connecting: tokio::sync::Mutex<Attempted>,
-    /// How many attempts have ended.
-    attempts: AtomicU64,
+    connecting: Arc<Attempts>,
+    /// How many connections were made.
+    connections: AtomicU64,
+    /// After a failure that time does not mend.
+    rest: Mutex<Option<Rest>>,
     /// The scripts that the server did not know, by their hashes: how many texts it had been told
     /// with the last one of this script. Held while a call with that text is in flight.
     texts: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<u64>>>>,
@@ -44,13 +48,13 @@ pub(crate) struct Server {
     pub(super) is_suspect: AtomicBool,
 }
 
-/// The last attempt to connect.
-#[derive(Default)]
-struct Attempted {
-    failure: Option<Failure>,
-    /// After a failure that no time mends, such as a wrong login, no attempt is made for so long,
-    /// and until then: each would be a connection, and a line in the log of the server.
-    rest: Option<(Duration, tokio::time::Instant)>,
+/// After a failure that time does not mend, such as a wrong login, no attempt to connect is made until
+/// the end of the rest: each would be a connection, and a line in the log of the server.
+#[derive(Clone)]
+struct Rest {
+    length: Duration,
+    end: tokio::time::Instant,
+    failure: Failure,
 }
 
 /// A call that the thread of its caller has sent.
@@ -84,19 +88,7 @@ impl Begun {
 
 impl Server {
     pub(super) fn new(wire: Wire) -> Arc<Server> {
-        Arc::new(Server {
-            wire,
-            breaker: Mutex::default(),
-            congestion: Congestion::default(),
-            current: Mutex::new(None),
-            connecting: tokio::sync::Mutex::default(),
-            attempts: AtomicU64::new(0),
-            texts: Mutex::default(),
-            turns: AtomicUsize::new(0),
-            answers: AtomicU64::new(0),
-            told: AtomicU64::new(0),
-            is_suspect: AtomicBool::new(false),
-        })
+        Arc::new(Server { wire, ..Server::default() })
     }
 
     /// Whether calls wait for a text that the server is being told. One task polls all calls, so
@@ -106,17 +98,8 @@ impl Server {
     }
 
     /// Counts a call that waits for such a text, until the call has its turn.
-    pub(super) fn turn(&self) -> impl Drop + '_ {
-        struct InTurn<'a>(&'a AtomicUsize);
-
-        impl Drop for InTurn<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
-
-        self.turns.fetch_add(1, Ordering::Relaxed);
-        InTurn(&self.turns)
+    pub(super) fn turn(&self) -> Counted<&AtomicUsize> {
+        Counted::new(&self.turns)
     }
 
     /// What the server was told of this script.
@@ -137,35 +120,29 @@ impl Server {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }
-        // The attempt is a task of its own: a server that is far away takes longer to connect to
-        // than a call may take.
-        let attempts = self.attempts.load(Ordering::Relaxed);
-        let this = self.clone();
-        let connecting = tokio::spawn(async move { this.connect(attempts).await });
-        connecting.await.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())))
+        let (current, this) = (self.clone(), self.clone());
+        self.connecting.join(move || current.current(), async move { this.connect().await }).await
     }
 
-    /// Connects, unless an attempt has ended since so many had, or a rest lasts.
-    async fn connect(&self, attempts: u64) -> Result<(u64, Connection), Failure> {
-        let mut last = self.connecting.lock().await;
-        if let Some(connection) = self.current() {
-            return Ok(connection);
-        }
-        let rests = last.rest.is_some_and(|(_, end)| tokio::time::Instant::now() < end);
-        if (rests || self.attempts.load(Ordering::Relaxed) != attempts)
-            && let Some(failure) = &last.failure
+    /// Connects, unless the server rests.
+    async fn connect(&self) -> Result<(u64, Connection), Failure> {
+        let last = lock(&self.rest).clone();
+        if let Some(rest) = &last
+            && tokio::time::Instant::now() < rest.end
         {
-            return Err(failure.clone());
+            return Err(rest.failure.clone());
         }
         let made = tokio::time::timeout(CONNECTING, self.wire.connect()).await;
         let made = made.unwrap_or_else(|_| Err(Failure::NotRun("could not be connected to".into())));
-        let number = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
-        last.failure = made.as_ref().err().cloned();
-        last.rest = matches!(last.failure, Some(Failure::Misconfigured(_))).then(|| {
-            let rest = next_rest(last.rest.map(|(rest, _)| rest));
-            (rest, tokio::time::Instant::now() + jittered(rest))
-        });
-        let connection = (number, made?);
+        *lock(&self.rest) = match &made {
+            Err(failure @ Failure::Misconfigured(_)) => {
+                let length = next_rest(last.map(|rest| rest.length));
+                let end = tokio::time::Instant::now() + jittered(length);
+                Some(Rest { length, end, failure: failure.clone() })
+            }
+            _ => None,
+        };
+        let connection = (self.connections.fetch_add(1, Ordering::Relaxed), made?);
         self.congestion.connected();
         *lock(&self.current) = Some(connection.clone());
         Ok(connection)
@@ -317,5 +294,23 @@ impl Sent {
             server.is_suspect.store(true, Ordering::Relaxed);
         }
         has_left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::connection::Address;
+
+    /// A server that accepts connections and says nothing would hold up all calls for ever.
+    #[tokio::test(start_paused = true)]
+    async fn an_attempt_to_connect_ends() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("redis://{}", silent.local_addr().expect("an address"));
+        let Ok(Address::Server(node)) = Address::read(&url, None) else { panic!("no server") };
+        let server = Server::new(Wire::Server { node, key: None });
+        let (ping, sent) = (redis::cmd("PING"), Sent::default());
+        let call = tokio::time::timeout(2 * CONNECTING, server.attempt(&ping, false, &sent));
+        assert!(matches!(call.await, Ok(Err((Meaning::NotConnected, _)))));
     }
 }

@@ -22,6 +22,7 @@ mod with_tls {
     use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
     use crate::connection::failure::Failure;
+    use crate::counted::Counted;
     use crate::error::OpenError;
 
     type Stream = tokio_rustls::client::TlsStream<TcpStream>;
@@ -104,23 +105,6 @@ mod with_tls {
         handshakes: Arc<AtomicUsize>,
     }
 
-    /// A handshake. Dropping it, also by a deadline, ends it.
-    struct Handshake<'a>(&'a AtomicUsize);
-
-    impl Handshake<'_> {
-        fn begin(handshakes: &AtomicUsize) -> Handshake<'_> {
-            // Relaxed: the number is for a message alone.
-            handshakes.fetch_add(1, Ordering::Relaxed);
-            Handshake(handshakes)
-        }
-    }
-
-    impl Drop for Handshake<'_> {
-        fn drop(&mut self) {
-            self.0.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
     impl Connector {
         /// Reads the certificates, once for all connections.
         pub(crate) fn new(tls: &Tls) -> Result<Connector, OpenError> {
@@ -163,7 +147,7 @@ mod with_tls {
         pub(crate) async fn connect(&self, host: &str, stream: TcpStream) -> Result<Stream, Failure> {
             let name = ServerName::try_from(host.to_owned());
             let name = name.map_err(|_| Failure::Misconfigured("TLS: not a name of a server".into()))?;
-            let _handshake = Handshake::begin(&self.handshakes);
+            let _handshake = Counted::new(&*self.handshakes);
             self.tls.connect(name, stream).await.map_err(|error| {
                 failure(&error).unwrap_or_else(|| Failure::NotRun("TLS: the handshake failed".into()))
             })

@@ -11,12 +11,14 @@ use super::link::{Answer, Link};
 use super::sentinel::Sentinels;
 
 /// Makes connections to one server.
+#[derive(Default)]
 pub(crate) enum Wire {
     /// Connects to one address. A connection is tested with the key.
     Server { node: Node, key: Option<String> },
     /// Connects to the primary that sentinels tell.
     Sentinels { sentinels: Sentinels, key: String },
     /// Connects to no server.
+    #[default]
     Nowhere,
     #[cfg(feature = "simulation")]
     Model(crate::model::Link),

@@ -1,5 +1,6 @@
 //! The script of permits in use: its calls, and what it answers.
 
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Value};
@@ -48,8 +49,11 @@ pub(crate) struct CallReport {
     pub(crate) paused_for: Duration,
 }
 
-pub(crate) fn script() -> Script {
-    Script::new([TIME, include_str!("../lua/counting.lua")].concat())
+/// The script of counting limits. It is made once in a process, as [`Script::shared`].
+pub(crate) fn script() -> Arc<Script> {
+    static MADE: LazyLock<Arc<Script>> =
+        LazyLock::new(|| Arc::new(Script::new([TIME, include_str!("../lua/counting.lua")].concat())));
+    MADE.clone()
 }
 
 impl Call<'_> {

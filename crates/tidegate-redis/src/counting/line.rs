@@ -272,11 +272,11 @@ impl Shared {
     pub(super) fn tell(&self, operation: Operation) {
         let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
         let store = self.store.clone();
-        self.store.send(cmd, self.script.clone(), move |outcome| {
+        drop(self.store.send(cmd, self.script.clone(), Deadline::NONE, move |outcome| {
             if outcome.is_err() {
                 store.note_lost(0);
             }
-        });
+        }));
     }
 
     async fn answer(&self, cmd: Cmd, deadline: Deadline) -> Result<CallReport, Away> {
@@ -395,8 +395,6 @@ impl Shared {
         }
         if line.announced > 0 {
             line.told = line.arrivals;
-        }
-        if line.announced > 0 {
             // Requests that do not wait came while the call was on its way, and do not overtake.
             for place in line.take_hurried() {
                 line.refuse(place, Refusal::InUse { limit }, answers);

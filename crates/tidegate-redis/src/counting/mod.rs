@@ -175,7 +175,7 @@ impl CountingBuilder {
             key: key::counting(store.prefix(), &tag),
             observers: Arc::new(Observers::new(store.events().cloned())),
             store,
-            script: Arc::new(call::script()),
+            script: call::script(),
             process: jitter::own().to_be_bytes(),
             span,
             limit: AtomicU32::new(limit),

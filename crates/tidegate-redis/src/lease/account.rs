@@ -279,7 +279,7 @@ impl Account {
 }
 
 /// How a limit is used, and what the store told of it last.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Use {
     /// Permits asked for in a second, as of a time, and all that were asked for until then.
     pub(super) rate: f64,
@@ -305,24 +305,6 @@ pub(super) struct Use {
 }
 
 impl Use {
-    pub(super) fn new(left: u64) -> Use {
-        Use {
-            rate: 0.0,
-            at: Nanos::ZERO,
-            asked: 0,
-            booked: 0,
-            ordered: 0,
-            lease: 0,
-            used: 0,
-            left,
-            told: Nanos::ZERO,
-            none_before: Nanos::ZERO,
-            believed: Nanos::ZERO,
-            paused_till: Nanos::ZERO,
-            lost: 0,
-        }
-    }
-
     /// The permits left in the store, as far as is known.
     pub(super) fn left(&self, now: Nanos, limit: u64) -> u64 {
         // A limit that has no permit until its window ends has none then, either.

@@ -35,8 +35,8 @@ use tokio::sync::{Notify, oneshot};
 use crate::lease::ledger::{Ledger, Order, Outcome, Plan, Return};
 use crate::lease::policy::Lease;
 use crate::script::{Answer, Reply};
-use crate::set::{Costs, Set, Undecided};
-use crate::store::WhileAway;
+use crate::set::{Costs, Set};
+use crate::store::{Away, WhileAway};
 
 /// Where permits are booked: the line to the store, in which a lease stands behind the requests
 /// that came before it.
@@ -50,7 +50,7 @@ pub(crate) trait Books: Send + Sync {
 }
 
 /// Told what became of a booking.
-pub(crate) type Booked = oneshot::Sender<Result<Reply, Undecided>>;
+pub(crate) type Booked = oneshot::Sender<Result<Reply, Away>>;
 
 /// The leases of one set of limits.
 pub(crate) struct Leases {
@@ -446,7 +446,7 @@ impl Leases {
     }
 
     /// Makes a booking. The line to the store keeps the order of several ones.
-    fn book(&self, order: &Order) -> oneshot::Receiver<Result<Reply, Undecided>> {
+    fn book(&self, order: &Order) -> oneshot::Receiver<Result<Reply, Away>> {
         let (booked, reply) = oneshot::channel();
         if let Some(books) = self.books.upgrade() {
             books.book(order.costs.clone(), order.longest, booked);
@@ -455,7 +455,7 @@ impl Leases {
     }
 
     /// Notes what became of a booking.
-    fn done(&self, order: &Order, reply: Result<Reply, Undecided>) {
+    fn done(&self, order: &Order, reply: Result<Reply, Away>) {
         let set = &self.set;
         let outcome = match &reply {
             Ok(reply) => self.ledger.done(set.clock.now(), order, Ok(reply)),
@@ -488,7 +488,7 @@ impl Leases {
             Plan::Book(order) => {
                 let replies: Vec<_> = (0..order.times).map(|_| self.book(&order)).collect();
                 for reply in replies {
-                    self.done(&order, reply.await.unwrap_or(Err(Undecided::Misconfigured)));
+                    self.done(&order, reply.await.unwrap_or(Err(Away::Misconfigured)));
                 }
             }
             Plan::Fail(until) => {

@@ -327,7 +327,7 @@ impl StoreKeyedLimiter {
     pub fn close(&self) -> bool {
         let (was_open, lines) = self.0.tags.close();
         for line in lines {
-            StoreLimiter::new(line).end();
+            line.close();
         }
         was_open
     }

@@ -9,7 +9,7 @@ mod tags;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -23,11 +23,13 @@ pub use keyed::{KeyedBuilder, StoreKeyedLimiter};
 
 use crate::block_on::Blocks;
 use crate::calls::calls;
+use crate::counted::Counted;
 use crate::error::with_left;
 use crate::line::{Line, Outcome, Returning, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
-use crate::set::{Costs, Instead, Undecided};
+use crate::set::{Costs, Instead};
+use crate::store::Away;
 use request::{Ask, Won, tell};
 use reserved::Reserved;
 
@@ -119,15 +121,6 @@ pub struct StoreLimiter(Arc<Line>, Blocks);
 impl StoreLimiter {
     fn new(line: Arc<Line>) -> StoreLimiter {
         StoreLimiter(line, Blocks::Yes)
-    }
-
-    /// Closes the line.
-    fn end(&self) -> bool {
-        if let Some(leases) = &self.0.leases {
-            leases.close();
-            leases.end();
-        }
-        self.0.close()
     }
 
     /// Waits for a future on this thread, where that may be.
@@ -401,7 +394,7 @@ impl StoreLimiter {
         answer: Option<Result<AllPermits, AllRefusal>>,
     ) -> Result<AllPermits, AllRefusal> {
         answer.unwrap_or_else(|| {
-            let answer = Err(self.0.set.unavailable(Undecided::HERE));
+            let answer = Err(self.0.set.unavailable(Away::HERE));
             self.told(request, &answer);
             answer
         })
@@ -525,28 +518,12 @@ impl StoreLimiter {
         &self,
         wait: impl Future<Output = Result<T, AllRefusal>>,
     ) -> Result<T, AllRefusal> {
-        let _waiting = Waiting::new(&self.0.waiting);
+        let _waiting = Counted::new(&self.0.waiting);
         let mut closed = self.0.set.closed.subscribe();
         match select(pin!(wait), pin!(closed.wait_for(|closed| *closed))).await {
             Either::Left((answer, _)) => answer,
             Either::Right(_) => Err(Refusal::Closed.into()),
         }
-    }
-}
-
-/// Counts a request that waits.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl Waiting<'_> {
-    fn new(waiting: &AtomicUsize) -> Waiting<'_> {
-        waiting.fetch_add(1, Ordering::Relaxed);
-        Waiting(waiting)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -609,7 +586,7 @@ impl Limiter for StoreLimiter {
         if self.1 == Blocks::Yes && !place.is_decided() {
             match self.block_on(poll_fn(|context| place.poll_decided(context))) {
                 Some(decided) => decided?,
-                None => return Err(place.give_up(self.0.set.unavailable(Undecided::HERE))),
+                None => return Err(place.give_up(self.0.set.unavailable(Away::HERE))),
             }
         }
         Ok(AnyReservation::new(place))
@@ -660,12 +637,12 @@ impl Limiter for StoreLimiter {
         }
         self.0.set.find(name)?;
         let taken = self.block_on(StoreLimiter::keep_at_most(self, name, permits));
-        taken.unwrap_or_else(|| Err(self.0.set.unavailable(Undecided::HERE)))
+        taken.unwrap_or_else(|| Err(self.0.set.unavailable(Away::HERE)))
     }
 
     /// For this process.
     fn close(&self) -> Result<bool, AllRefusal> {
-        Ok(self.end())
+        Ok(self.0.close())
     }
 
     fn is_closed(&self) -> bool {

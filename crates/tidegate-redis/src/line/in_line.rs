@@ -8,8 +8,7 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 
 use crate::line::{After, Asked, Entry, MOST_STEPS, Outcome, Stage, State, bounds};
-use crate::set::Undecided;
-use crate::store::Deadline;
+use crate::store::{Away, Deadline};
 
 /// Where a request stands: by priority, then by arrival.
 pub(super) type Place = (Reverse<i8>, u64);
@@ -270,7 +269,7 @@ impl State {
         let Some(till) = self.in_line.held_till() else { return Stage::InLine };
         let rest = till.saturating_since(now);
         if !asked.outlasts {
-            return Stage::Answered(Outcome::Undecided(Undecided::Away(rest.as_duration())));
+            return Stage::Answered(Outcome::Undecided(Away::For(rest.as_duration())));
         }
         match self.make_room(&asked.costs, asked.priority) {
             Some(victims) => {
@@ -288,7 +287,7 @@ impl State {
         &mut self,
         after: &mut After,
         numbers: &[u64],
-        undecided: Undecided,
+        undecided: Away,
         (rest, timeout): (Duration, Duration),
         now: Nanos,
     ) -> bool {
@@ -301,7 +300,7 @@ impl State {
         }
         let comes_back = rest < Duration::MAX;
         // The answer to a request with less time might be late in the next call as well.
-        let is_late = undecided == Undecided::Late;
+        let is_late = undecided == Away::Late;
         let by = if is_late { now.saturating_add(Nanos::from_duration(timeout)) } else { now };
         let is_held = self.in_line.held_till().is_some();
         // All requests of a held line wait for the store, and have set their timers.
@@ -362,7 +361,7 @@ impl State {
             && entry.ends_undecided(till.is_some(), is_slow, timeout) <= now
         {
             let rest = till.unwrap_or_default().saturating_since(now).as_duration();
-            entry.stage = Stage::Answered(Outcome::Undecided(Undecided::Away(rest)));
+            entry.stage = Stage::Answered(Outcome::Undecided(Away::For(rest)));
             self.in_line.remove(entry.place(number));
             self.paused.remove(&number);
         }
@@ -380,16 +379,7 @@ mod tests {
     use super::*;
 
     fn asked(longest: Duration) -> Asked {
-        Asked {
-            costs: vec![(1, 1)],
-            longest,
-            came: Nanos::ZERO,
-            shadow: false,
-            priority: 0,
-            droppable: true,
-            outlasts: true,
-            with_left: false,
-        }
+        Asked { costs: vec![(1, 1)], longest, droppable: true, outlasts: true, ..Asked::default() }
     }
 
     /// The clock goes on between two looks at it, and each request had a timer. It ended the
@@ -424,7 +414,7 @@ mod tests {
         let asked = asked(Duration::MAX);
         let entry = Entry { stage: Stage::Sent, ..Entry::new(asked, Nanos::ZERO) };
         let mut state = State { entries: [(7, entry)].into(), closed: true, ..State::default() };
-        let (away, rest) = (Undecided::Away(Duration::ZERO), Duration::from_millis(5));
+        let (away, rest) = (Away::For(Duration::ZERO), Duration::from_millis(5));
         assert!(!state.failed(&mut After::default(), &[7], away, (rest, rest), Nanos::ZERO));
         assert!(state.in_line.is_empty());
         let Stage::Answered(Outcome::Refused(refusal)) = &state.entries[&7].stage else { panic!("open") };

@@ -98,13 +98,13 @@ use tokio::sync::oneshot;
 use crate::lease::{Booked, Books, Leases};
 use crate::lock::lock;
 use crate::script::{GivenBack, Mode, Operation, Reply, Wanted};
-use crate::set::{Costs, Instead, Prepared, Set, Undecided};
+use crate::set::{Costs, Instead, Prepared, Set};
 use crate::share;
-use crate::store::{Deadline, Unsent, WhileAway};
+use crate::store::{Away, Deadline, Unsent, WhileAway};
 use class::{Booking, Class, Turn};
 use in_line::InLine;
 use paused::asks_as_well;
-use returning::Away;
+use returning::Gathering;
 pub(crate) use returning::Returning;
 pub(crate) use ticket::Ticket;
 
@@ -156,7 +156,7 @@ struct State {
     /// How many of these requests stand behind others that wait for the end of a pause.
     behind: usize,
     /// The requests that return to the line when the store is back.
-    away: Away,
+    away: Gathering,
     /// How many requests ask on behalf of those that wait.
     for_waiting: usize,
     /// The booked requests, by their permits of each member.
@@ -184,7 +184,7 @@ enum Step {
 }
 
 /// What a request asks for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Asked {
     pub(crate) costs: Costs,
     /// How long the request waits at most since it joined the line.
@@ -240,7 +240,7 @@ enum Stage {
 pub(crate) enum Outcome<G = Granted> {
     Granted(G),
     Refused(AllRefusal),
-    Undecided(Undecided),
+    Undecided(Away),
 }
 
 /// The permits of a request, at an instant that has come.
@@ -280,7 +280,7 @@ struct After {
     /// A sender that is dropped wakes the task that was to look.
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
-    leases: Vec<(Booked, Result<Reply, Undecided>)>,
+    leases: Vec<(Booked, Result<Reply, Away>)>,
     /// Whether a request was booked.
     has_booked: bool,
 }
@@ -457,9 +457,9 @@ impl Line {
     }
 
     /// On the thread of the store: the reply of a call.
-    fn replied(self: &Arc<Line>, call: InFlight, replies: Result<Vec<Reply>, Undecided>) {
+    fn replied(self: &Arc<Line>, call: InFlight, replies: Result<Vec<Reply>, Away>) {
         let InFlight { numbers, given_back, left, behind, is_untimed } = call;
-        let is_late = matches!(replies, Err(Undecided::Late));
+        let is_late = matches!(replies, Err(Away::Late));
         if replies.is_err() && !is_late && !given_back.is_empty() {
             self.set.store.note_lost(given_back.len());
         }
@@ -505,7 +505,7 @@ impl Line {
     }
 
     /// How a request is decided in place of the store.
-    pub(crate) fn instead(&self, undecided: Undecided) -> Instead {
+    pub(crate) fn instead(&self, undecided: Away) -> Instead {
         self.set.instead(undecided, &|| self.booked())
     }
 
@@ -594,6 +594,10 @@ impl Line {
 
     /// Refuses all requests, now and from now on. Returns whether the line was open.
     pub(crate) fn close(self: &Arc<Line>) -> bool {
+        if let Some(leases) = &self.leases {
+            leases.close();
+            leases.end();
+        }
         // The panic of a foreign waker must not keep the line open.
         _ = catch_unwind(AssertUnwindSafe(|| self.set.closed.send_replace(true)));
         let was_open = self.visit(|state, _, _| {
@@ -622,18 +626,8 @@ impl Line {
 
 impl Books for Line {
     fn book(self: Arc<Line>, costs: Costs, longest: Duration, booked: Booked) {
-        let asked = Asked {
-            costs,
-            longest,
-            came: Nanos::ZERO,
-            shadow: false,
-            priority: 0,
-            droppable: false,
-            outlasts: false,
-            with_left: false,
-        };
         self.visit(|state, after, now| {
-            let asked = Asked { came: now, ..asked };
+            let asked = Asked { costs, longest, came: now, ..Asked::default() };
             _ = state.join(after, Entry { lease: Some(booked), ..Entry::new(asked, now) }, None, now);
         });
     }

@@ -48,11 +48,8 @@ impl State {
                 costs: costs.iter().map(|n| (*n, *n)).collect(),
                 longest: Nanos::new(last / EARLIER.1 * EARLIER.0).as_duration(),
                 came: now,
-                shadow: false,
                 priority: self.entries.get(&number)?.asked.priority,
-                droppable: false,
-                outlasts: false,
-                with_left: false,
+                ..Asked::default()
             };
             Some((asked, most(costs).min(class.len())))
         });

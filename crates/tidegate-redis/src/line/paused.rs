@@ -17,7 +17,8 @@ use tidegate::{Nanos, Refusal};
 use crate::line::class::Booking;
 use crate::line::{After, Entry, MOST_STEPS, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
-use crate::set::{Costs, Undecided};
+use crate::set::Costs;
+use crate::store::Away;
 
 /// How often one request asks whether the pause has ended.
 const LOOK: Nanos = Nanos::new(1_000_000_000);
@@ -173,7 +174,7 @@ impl State {
         if let Some(rest) = rest
             && !entry.asked.outlasts
         {
-            return self.answer(after, number, Outcome::Undecided(Undecided::Away(rest)));
+            return self.answer(after, number, Outcome::Undecided(Away::For(rest)));
         }
         entry.stage = Stage::InLine;
         entry.was_held |= rest.is_some();

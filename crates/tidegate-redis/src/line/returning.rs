@@ -18,7 +18,7 @@ const GATHERS: Duration = Duration::from_millis(10);
 
 /// How many requests are to return.
 #[derive(Debug, Default)]
-pub(super) struct Away {
+pub(super) struct Gathering {
     requests: usize,
     /// How often the store had come back when the first of them began to wait.
     backs: u64,
@@ -50,7 +50,7 @@ impl Drop for Returning {
 impl State {
     /// Whether requests return that do not stand in line yet. The store has come back so often.
     pub(super) fn gathers(&mut self, after: &mut After, backs: u64, now: Nanos) -> bool {
-        let Away { requests, gathers_till, .. } = self.away;
+        let Gathering { requests, gathers_till, .. } = self.away;
         if requests == 0 || self.away.backs == backs {
             self.away.gathers_till = None;
             return false;

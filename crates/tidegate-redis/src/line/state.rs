@@ -8,7 +8,8 @@ use tokio::sync::oneshot;
 use crate::line::class::{Booking, Class, FORESEEN};
 use crate::line::{After, Entry, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
 use crate::script::{Answer, Reply};
-use crate::set::{Costs, Undecided};
+use crate::set::Costs;
+use crate::store::Away;
 
 /// While so many calls are in flight, no other leaves to make the line shorter.
 const MOST_CALLS: usize = 16;
@@ -221,7 +222,7 @@ impl State {
         if self.entries.get(&number).is_some_and(|entry| entry.lease.is_some()) {
             let undecided = match outcome {
                 Outcome::Undecided(undecided) => undecided,
-                _ => Undecided::Misconfigured,
+                _ => Away::Misconfigured,
             };
             return self.end_lease(after, number, Err(undecided));
         }
@@ -236,7 +237,7 @@ impl State {
     }
 
     /// Tells a lease how it was decided.
-    pub(super) fn end_lease(&mut self, after: &mut After, number: u64, reply: Result<Reply, Undecided>) {
+    pub(super) fn end_lease(&mut self, after: &mut After, number: u64, reply: Result<Reply, Away>) {
         let booked = self.entries.remove(&number).and_then(|entry| entry.lease);
         after.leases.extend(booked.map(|booked| (booked, reply)));
     }

@@ -184,15 +184,25 @@ pub(crate) enum Away {
 }
 
 impl Away {
+    /// The thread of a store cannot wait for a store.
+    pub(crate) const HERE: Away = Away::For(Duration::MAX);
+
+    /// How long the store is still left alone.
+    pub(crate) fn rest(self) -> Duration {
+        match self {
+            Away::For(rest) => rest,
+            Away::Late => Duration::ZERO,
+            Away::Misconfigured => Duration::MAX,
+        }
+    }
+
     /// When a client that is refused is told to come again. A client that is told no time at all
     /// comes at once.
     pub(crate) fn retry_after(self) -> Nanos {
-        let rest = match self {
-            Away::For(Duration::MAX) | Away::Misconfigured => return Nanos::MAX,
-            Away::For(rest) => rest,
-            Away::Late => Duration::ZERO,
-        };
-        Nanos::from_duration(rest.max(Duration::from_millis(1)))
+        match self.rest() {
+            Duration::MAX => Nanos::MAX,
+            rest => Nanos::from_duration(rest.max(Duration::from_millis(1))),
+        }
     }
 }
 
@@ -578,6 +588,9 @@ impl Shared {
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
         self.tell(StoreEvent::Answered(took));
         self.answers(&server.breaker, admission);
+        if let Some(stand_in) = self.servers.found() {
+            self.answers(&stand_in.breaker, Admission::Probe);
+        }
     }
 
     /// A server answered a call.
@@ -658,6 +671,30 @@ mod tests {
         }
         // The store skips each of the 100 calls, and the call that the observer makes for it.
         assert_eq!(store.counts().skipped, 2 * 100);
+    }
+
+    /// Where the servers of a cluster were found by an attempt that was slower than five calls, the
+    /// store was away for ever, and was never told to be back.
+    #[test]
+    fn servers_of_a_cluster_that_are_found_end_the_outage_of_their_stand_in() {
+        let address = Address::read("redis+cluster://127.0.0.1:1", None).expect("an address");
+        let servers = Servers::at(address, key::of_test("tidegate"));
+        let (store, _work) = Store::builder("redis+cluster://127.0.0.1:1").parts(servers).expect("a store");
+        let shared = &store.0.shared;
+        let by_hash = redis::cmd("PING");
+        let stand_in = shared.servers.server_of(&by_hash);
+        let now = Instant::now();
+        for _ in 0..5 {
+            let failure = Failure::NotRun("could not be connected to in time".into());
+            shared.failed(&stand_in, Admission::Ask, now, failure, false);
+        }
+        assert!(store.is_away());
+        shared.servers.find_all();
+        let server = shared.servers.server_of(&by_hash);
+        assert!(!Arc::ptr_eq(&server, &stand_in));
+        shared.replied(&server, Admission::Ask, now);
+        assert!(!store.is_away());
+        assert_eq!(store.backs(), 1);
     }
 
     /// Calls of a process that had no processor left were late to be made, and had a moment for

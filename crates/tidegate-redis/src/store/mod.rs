@@ -23,7 +23,6 @@ use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
 use crate::block_on::{Blocks, block_on};
-use crate::breaker::Breaker;
 use crate::error::StoreError;
 use crate::lock::lock;
 use crate::pending::Telling;
@@ -112,7 +111,7 @@ impl Store {
     /// endpoint that tells whether the program is well awaits [`check`](Store::check).
     #[must_use]
     pub fn is_away(&self) -> bool {
-        self.0.shared.servers.any(Breaker::is_open)
+        self.0.shared.servers.any_server(|server| lock(&server.breaker).is_open())
     }
 
     /// Has every grant of the store that is used told to a function, for programs that check the
@@ -254,19 +253,9 @@ impl Store {
         Away::Misconfigured
     }
 
-    /// Has a call carried out at any time, and its outcome given to a function on the thread of the
-    /// store.
+    /// Has a call carried out, and its outcome given to a function on the thread of the store. The
+    /// caller may hold a lock.
     pub(crate) fn send(
-        &self,
-        by_hash: Cmd,
-        script: Arc<Script>,
-        answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
-    ) {
-        drop(self.send_locked(by_hash, script, Deadline::NONE, answer));
-    }
-
-    /// As [`send`](Store::send), for a caller that holds a lock.
-    pub(crate) fn send_locked(
         &self,
         by_hash: Cmd,
         script: Arc<Script>,
@@ -403,7 +392,7 @@ impl Store {
         deadline: Deadline,
     ) -> Result<Value, Away> {
         let (sender, receiver) = oneshot::channel();
-        drop(self.send_locked(by_hash, script, deadline, move |answer| _ = sender.send(answer)));
+        drop(self.send(by_hash, script, deadline, move |answer| _ = sender.send(answer)));
         receiver.await.unwrap_or(Err(Away::For(Duration::MAX)))
     }
 }

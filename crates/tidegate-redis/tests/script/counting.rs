@@ -1,6 +1,7 @@
 //! Permits in use: the script alone, under a time that the tests set.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
@@ -19,7 +20,7 @@ const SECOND: u64 = 1_000_000;
 struct Store {
     _server: Server,
     connection: Connection,
-    script: Script,
+    script: Arc<Script>,
     key: String,
     now: u64,
     calls: u64,

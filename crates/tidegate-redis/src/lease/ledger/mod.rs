@@ -60,7 +60,7 @@ pub(crate) struct Ledger {
     state: Mutex<State>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
     limits: Vec<Use>,
     usual: Usual,
@@ -89,21 +89,9 @@ impl Ledger {
         let patience = Arc::new(Patience::new());
         let accounts: Vec<Arc<Account>> =
             terms.map(|terms| Arc::new(Account::new(terms, patience.clone(), kick.clone()))).collect();
-        let limits = accounts.iter().map(|account| Use::new(account.terms.limit)).collect();
-        let (pressed, next, away) = (Nanos::ZERO, Nanos::ZERO, Nanos::ZERO);
-        let state = Mutex::new(State {
-            limits,
-            usual: Usual::default(),
-            pressed,
-            next,
-            asked: Vec::new(),
-            mixed_till: Nanos::ZERO,
-            by_store_till: Nanos::ZERO,
-            more: 0.0,
-            away,
-            is_hopeless: false,
-            endings: 0,
-        });
+        let limits =
+            accounts.iter().map(|account| Use { left: account.terms.limit, ..Use::default() }).collect();
+        let state = Mutex::new(State { limits, ..State::default() });
         let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
         Ledger { accounts, kick, joined, endless, patience, processes, counters, state }
     }

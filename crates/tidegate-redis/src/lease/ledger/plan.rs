@@ -27,7 +27,8 @@ use crate::jitter::jittered;
 use crate::lease::account::{Account, TRUST, Use, whole};
 use crate::lease::ledger::Ledger;
 use crate::script::{Answer, Operation, Reply, StateReport};
-use crate::set::{Costs, Undecided};
+use crate::set::Costs;
+use crate::store::Away;
 use crate::terms::Kind;
 
 /// How long nothing is booked at least after a call that failed.
@@ -222,17 +223,17 @@ impl Ledger {
     }
 
     /// Notes what became of an order.
-    pub(crate) fn done(&self, now: Nanos, order: &Order, reply: Result<&Reply, Undecided>) -> Outcome {
+    pub(crate) fn done(&self, now: Nanos, order: &Order, reply: Result<&Reply, Away>) -> Outcome {
         let reply = match reply {
             Ok(reply) => reply,
             Err(undecided) => {
                 let rest = match undecided {
-                    Undecided::Misconfigured => TRUST,
+                    Away::Misconfigured => TRUST,
                     away => Nanos::from_duration(away.rest()).clamp(REST, TRUST),
                 };
                 let mut state = self.lock();
                 state.away = now.saturating_add(rest);
-                state.is_hopeless = undecided == Undecided::Misconfigured;
+                state.is_hopeless = undecided == Away::Misconfigured;
                 return Outcome::Failed;
             }
         };
