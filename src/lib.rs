@@ -1,12 +1,13 @@
-//! A rate limiter that makes callers wait their turn.
+//! A fair rate limiter that makes callers wait their turn.
 //!
-//! `limiter.acquire().await` returns when a permit is due. `limiter.try_acquire()` answers at once:
-//! yes, or a refusal that says exactly when.
+//! [`acquire`](RateLimiter::acquire) waits in a first-come, first-served queue and returns when a
+//! permit is due. [`try_acquire`](RateLimiter::try_acquire) never waits: it grants a permit now, or
+//! refuses and says exactly when to retry.
 //!
-//! tidegate combines what Rust programs take from several places: a token bucket as cheap as
-//! governor's, a fair and cancel-safe queue like tokio's `Semaphore`, and the semantics of Guava's
-//! `RateLimiter`. The other algorithms of the field are behind the same calls: fixed and sliding
-//! windows, an exact log, leaky bucket, GCRA, warming up, a limit of calls in flight.
+//! tidegate has a token bucket as cheap as governor's, a fair and cancel-safe queue like that of
+//! tokio's `Semaphore`, and the semantics of Guava's `RateLimiter`. The same calls also serve fixed
+//! and sliding windows, an exact log, leaky bucket, GCRA, a warm-up, and a limit of calls in
+//! flight.
 //!
 //! ```
 //! use std::time::Duration;
@@ -23,7 +24,7 @@
 //! limiter.acquire().await?; // one permit
 //! limiter.acquire_many(3).await?; // three at once
 //!
-//! // Now, or a refusal that says when: three permits take 600 ms.
+//! // Now, or a refusal that says when: three permits accrue in 600 ms.
 //! let refusal = limiter.try_acquire().unwrap_err();
 //! assert!(refusal.retry_after() <= Some(Duration::from_millis(600)));
 //!
@@ -33,38 +34,39 @@
 //! let soon = Duration::from_millis(50);
 //! assert!(limiter.acquire_within(soon).await.is_err()); // one permit
 //!
-//! // Before all requests of a lower priority.
+//! // Served before all requests of lower priority.
 //! limiter.acquire_many(Request::permits(1).priority(1)).await?;
 //!
-//! limiter.set_rate(Rate::per_second(10)); // moves waiters, too
+//! limiter.set_rate(Rate::per_second(10)); // also moves requests that already wait
 //! # Ok(())
 //! # }
 //! ```
 //!
 //! From a plain thread, [`blocking_acquire`](RateLimiter::blocking_acquire) waits in the same
 //! queue. A wait can be dropped at any time, so `tokio::time::timeout` and `select!` around it are
-//! fine.
+//! safe.
 //!
 //! # Where to begin
 //!
-//! Three limiters at 5 per second:
+//! Start with one of these three limiters, here at 5 permits per second:
 //!
-//! | limiter | a new one grants at once | after idling | a request for 100 to a new one | choose it |
+//! | limiter | a new limiter grants at once | after idling | a new limiter, asked for 100 permits | choose it |
 //! |---|---|---|---|---|
-//! | [`RateLimiter::smooth_bursty`], as Guava's | 1 permit | 6: it saves the permits of 1 s | is granted at once, and the *next* request waits 20 s | to make calls wait, whatever their size |
-//! | [`RateLimiter::paced`] | 1 | 1: it saves none, and spaces calls evenly | as above | to call a service that counts your calls |
-//! | [`TokenBucket::new(rate, 10)`](TokenBucket::new) | 10, its burst | 10 | is refused: [`Refusal::ExceedsLimit`] | to refuse calls |
+//! | [`RateLimiter::smooth_bursty`], as in Guava | 1 permit | 6: it saves the permits of 1 s | grants at once, and the *next* request waits 20 s | to make calls wait, whatever their size |
+//! | [`RateLimiter::paced`] | 1 | 1: it saves no permits, and spaces calls evenly | as above | to call a service that counts your calls |
+//! | [`TokenBucket::new(rate, 10)`](TokenBucket::new) | 10, its burst | 10 | refuses: [`Refusal::ExceedsLimit`] | to refuse calls |
 //!
-//! With [`SmoothBursty`], the policy of the first two, and [`SmoothWarmingUp`], the next caller
-//! pays: a request is granted as soon as the one before it is paid for. So one large request can
-//! close the limiter for a long time: check sizes that come from outside. With all other policies,
-//! a request waits until all its permits are there. A request that can never have them is refused.
+//! The first two limiters use [`SmoothBursty`]. With this policy and [`SmoothWarmingUp`], the next
+//! caller pays: a request is granted as soon as the request before it is paid for. So one large
+//! request can close the limiter for a long time: check sizes that come from outside. With all
+//! other policies, a request waits until all its permits are available. A request that can never
+//! have them is refused.
 //!
 //! # Recipes
 //!
 //! **A client of a strict server.** Space the calls evenly, a little below the server's 20 per
-//! second, and pause when the server says so. The network moves calls together, so a server without
-//! any tolerance refuses some calls of a client at exactly its rate.
+//! second, and pause when the server asks for it. The network bunches calls, so a server without
+//! any tolerance refuses some calls of a client that sends at exactly its rate.
 //!
 //! ```
 //! use std::time::Duration;
@@ -79,14 +81,14 @@
 //! limiter.acquire().await?;
 //! let retry_after = call().await;
 //! if let Some(wait) = retry_after {
-//!     limiter.pause_for(wait); // holds up all tasks
+//!     limiter.pause_for(wait); // all tasks wait
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **A server that refuses per user, with `Retry-After`.** Memory is bounded, and needs no
-//! sweeping.
+//! **A server that refuses per user, with `Retry-After`.** Memory is bounded, and no cleanup task
+//! is needed.
 //!
 #![cfg_attr(feature = "keyed", doc = "```")]
 #![cfg_attr(not(feature = "keyed"), doc = "```ignore")]
@@ -102,7 +104,7 @@
 //! }
 //! ```
 //!
-//! **A plan for each user.** A function tells the plan of a user. It keeps no user in memory.
+//! **A plan for each user.** A function returns the plan of a user. It keeps no user in memory.
 //!
 #![cfg_attr(feature = "keyed", doc = "```")]
 #![cfg_attr(not(feature = "keyed"), doc = "```ignore")]
@@ -119,8 +121,8 @@
 //! // After a change of the plans: users.replan();
 //! ```
 //!
-//! **An LLM API of requests and tokens.** Reserve an estimate of all limits at once, and settle it
-//! when the cost is known.
+//! **An LLM API with limits of requests and of tokens.** Reserve an estimate from all limits at
+//! once, and settle it when the cost is known.
 //!
 //! ```
 //! use tidegate::{AllOf, AllRefusal, CountingLimit, Rate, RateLimiter, TokenBucket};
@@ -136,7 +138,7 @@
 //!
 //! let mut place = api.reserve([("tokens", 4000)])?;
 //! (&mut place).await?;
-//! // ... the call: it took 1200 tokens
+//! // ... the call: it uses 1200 tokens
 //! place.settle([("tokens", 1200)])?;
 //! let refusal = api.try_acquire_many([("tokens", 9000)]).unwrap_err();
 //! assert_eq!(refusal.member(), Some("tokens"));
@@ -148,9 +150,9 @@
 //!
 //! | you have | use |
 //! |---|---|
-//! | axum, tonic, hyper, any tower service | [`tidegate-tower`](https://docs.rs/tidegate-tower): a layer of servers and of clients |
-//! | reqwest, alone or with reqwest-middleware | [`tidegate-reqwest`](https://docs.rs/tidegate-reqwest): requests wait, and answers are obeyed |
-//! | another client or server of HTTP | [`tidegate-http`](https://docs.rs/tidegate-http): reads, tells and obeys limits; bodies of a bandwidth |
+//! | axum, tonic, hyper, any tower service | [`tidegate-tower`](https://docs.rs/tidegate-tower): a layer for servers and one for clients |
+//! | reqwest, with or without reqwest-middleware | [`tidegate-reqwest`](https://docs.rs/tidegate-reqwest): requests wait, and the client obeys the responses |
+//! | another HTTP client or server | [`tidegate-http`](https://docs.rs/tidegate-http): reads, writes and obeys limits; limits the bandwidth of bodies |
 //! | one limit over many processes | [`tidegate-redis`](https://docs.rs/tidegate-redis): over Redis or Valkey |
 //! | a sink | [`tidegate-futures`](https://docs.rs/tidegate-futures); streams, readers and writers are in this crate |
 //!
@@ -161,58 +163,58 @@
 //! | call a service, with evenly spaced calls | [`RateLimiter::paced`]: [`SmoothBursty`] with `max_burst` zero | `1 + rate * (d + max_burst)` |
 //! | serve requests: a burst and then a rate, as most APIs do | [`TokenBucket`] | `burst + rate * d` |
 //! | call a service that counts by the minute, and want its whole quota at once | [`FixedWindow`] | `limit * (d / window + 2)` |
-//! | may never have one more than the limit in any window | [`SlidingLog`] | `limit`, if *d* is the window |
+//! | must never grant more than the limit in any window | [`SlidingLog`] | `limit`, if *d* is the window |
 //! | want nearly that, in little memory | [`SlidingWindow`] | `limit`, if *d* is a cell less than the window |
-//! | want an estimate, in least memory: almost twice the limit at worst | [`SlidingEstimate`] | `2 * limit - 1`, if *d* is the window |
+//! | accept an estimate, at worst almost twice the limit, in the least memory | [`SlidingEstimate`] | `2 * limit - 1`, if *d* is the window |
 //! | delay requests to an even outflow, in a bounded queue | [`LeakyBucket`] | `1 + nodelay + rate * d` |
 //! | call a service that is slow when cold | [`SmoothWarmingUp`] | `1 + rate * d` |
-//! | limit calls in flight, and not calls per second | [`CountingLimit`] | |
+//! | limit calls in flight, not calls per second | [`CountingLimit`] | |
 //! | limit calls in flight for each user or host | [`KeyedCountingLimit`] | |
-//! | have two rates of one thing: 10 per second and 100 per minute | [`Both`]: `second.and(minute)` | as each of the two |
+//! | have two rates of one thing: 10 per second and 100 per minute | [`Both`]: `second.and(minute)` | as each of the two policies |
 //! | limit several things in one call | [`AllOf`] | as all its members allow |
 //! | have a limit for each user and one for all users | [`KeyedAllOf`] | as all its members allow |
-//! | store a limiter without its types | [`AnyLimiter`] | as the limiter behind it |
-//! | limit the items of a stream | [`LimitStream`] (feature `stream`) | as the limiter behind it |
-//! | limit the bytes of a socket or a file | [`Throttled`] (feature `io`) | as the limiter behind it, and a chunk for a reader |
-//! | read the policy from a configuration | [`AnyPolicy`]: `RateLimiter::new("token_bucket 100/s burst 20".parse::<AnyPolicy>()?)`, or a field of a struct with the feature `serde`. [All lines](algorithms#from-a-configuration) | |
+//! | store a limiter without its types | [`AnyLimiter`] | as the inner limiter |
+//! | limit the items of a stream | [`LimitStream`] (feature `stream`) | as the inner limiter |
+//! | limit the bytes of a socket or a file | [`Throttled`] (feature `io`) | as the inner limiter, and for a reader one chunk more |
+//! | read the policy from a configuration | [`AnyPolicy`]: `RateLimiter::new("token_bucket 100/s burst 20".parse::<AnyPolicy>()?)`, or a field of a struct with the feature `serde`. [All forms](algorithms#from-a-configuration) | |
 //!
-//! [`algorithms`] compares them, with pictures and prices. Two additions to the bounds:
+//! [`algorithms`] compares them, with pictures and costs. Two additions to the bounds:
 //!
 //! - With [`SmoothBursty`], [`SmoothWarmingUp`] and [`LeakyBucket`], if one request may ask for *n*
 //!   permits, replace the `1` by *n*.
-//! - A late grant is charged as of its due time, at most the [catch-up](RateLimiter::set_catch_up)
-//!   earlier, 10 ms unless set. So add that much to *d*. This keeps the average exact although
-//!   timers are late.
+//! - A late grant is charged at its due time, but no earlier than one
+//!   [catch-up](RateLimiter::set_catch_up) before the grant (10 ms unless set). So add the catch-up
+//!   to *d*. This keeps the average exact although timers are late.
 //!
 //! # Under control
 //!
 //! | to | call |
 //! |---|---|
-//! | set a priority or a longest wait, or exempt a call | any call with a [`Request`] in place of a number |
-//! | take as many permits as there are | any call with [`Request::up_to`] |
+//! | set a priority or a maximum wait, or exempt a call | any call with a [`Request`] in place of a number |
+//! | take as many permits as are available | any call with [`Request::up_to`] |
 //! | keep a share of the burst for a priority | [`keep_for_priority`](RateLimiter::keep_for_priority) |
 //! | bound the queue | [`set_queue_bounds`](RateLimiter::set_queue_bounds) |
 //! | obey a server's `Retry-After` | [`pause_for`](RateLimiter::pause_for), [`pause`](RateLimiter::pause) with a [`Pause`], [`resume`](RateLimiter::resume) |
-//! | end tasks and threads that wait | [`close`](RateLimiter::close) |
+//! | end the waits of all tasks and threads | [`close`](RateLimiter::close) |
 //! | end one blocking wait from another thread | [`CancelToken`] |
-//! | tell a caller the permits left | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
+//! | report the remaining permits to a caller | [`with_left`](Request::with_left), [`status`](RateLimiter::status) |
 //! | match the limiter to a server's count | [`keep_at_most`](RateLimiter::keep_at_most), [`drain`](RateLimiter::drain), [`debit`](RateLimiter::debit), [`refund`](RateLimiter::refund), [`reset`](RateLimiter::reset) |
-//! | see what a limit would refuse | [`set_shadow`](RateLimiter::set_shadow) |
-//! | count or log calls | [`observe`](RateLimiter::observe) with [`Statistics`] or your own [`Events`]; for all keys `observed_by` of a [`KeyedRateLimiter`] |
+//! | see which calls a limit would refuse | [`set_shadow`](RateLimiter::set_shadow) |
+//! | count or log calls | [`observe`](RateLimiter::observe) with [`Statistics`] or a custom [`Events`]; for all keys `observed_by` of a [`KeyedRateLimiter`] |
 //! | hand a refused call to a second limiter | `first.try_acquire().or_else(\|_\| second.try_acquire())` |
 //!
-//! All of these work at run time and from any clone of a [`RateLimiter`], and move waiters at once.
-//! Features you do not use cost nothing. Other limiters have some of these calls. A rate, a burst,
-//! a window or a limit is changed by:
+//! All of these calls work at run time and from any clone of a [`RateLimiter`], and move waiters at
+//! once. Features you do not use cost nothing. Other limiters have some of these calls. To change a
+//! rate, a burst, a window or a limit, call:
 //!
 //! | limiter | call |
 //! |---|---|
-//! | [`RateLimiter`] | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change); with an [`AnyPolicy`] `apply`, which also changes the kind of policy |
-//! | [`KeyedRateLimiter`] | `set_rate_all`, `change_all`, `apply_all`; `set_rate` of one key; `replan` if the plans have changed |
-//! | [`CountingLimit`] | [`set_limit`](CountingLimit::set_limit); with a [`KeyedCountingLimit`] `replan` |
-//! | [`AllOf`], [`KeyedAllOf`] | those of its members |
-//! | [`AnyLimiter`] | none: keep a clone of the limiter that it is made from, also for an observer and the bounds of the queue |
-//! | a limit over a store | a new configuration of each process: see [`tidegate-redis`](https://docs.rs/tidegate-redis) |
+//! | [`RateLimiter`] | [`set_rate`](RateLimiter::set_rate), [`change`](RateLimiter::change); with an [`AnyPolicy`] `apply`, which can also change the kind of policy |
+//! | [`KeyedRateLimiter`] | `set_rate_all`, `change_all`, `apply_all`; `set_rate` for one key; `replan` if the plans have changed |
+//! | [`CountingLimit`] | [`set_limit`](CountingLimit::set_limit); for a [`KeyedCountingLimit`] `replan` |
+//! | [`AllOf`], [`KeyedAllOf`] | the calls of their members |
+//! | [`AnyLimiter`] | none: keep a clone of the inner limiter, and use it for an observer and the bounds of the queue as well |
+//! | a limit over a store | a new configuration in each process: see [`tidegate-redis`](https://docs.rs/tidegate-redis) |
 //!
 //! ```
 //! use std::sync::Arc;
@@ -229,7 +231,7 @@
 //! limiter.keep_for_priority(2, 1);
 //! limiter.try_acquire_many(Request::permits(1).priority(1))?;
 //!
-//! limiter.pause_for(Duration::from_secs(30)); // the server said so
+//! limiter.pause_for(Duration::from_secs(30)); // the server asked for it
 //! assert!(limiter.try_acquire().is_err());
 //! assert_eq!(statistics.snapshot().refused(), 1);
 //! # Ok::<(), Refusal>(())
@@ -239,27 +241,27 @@
 //!
 //! | | promise |
 //! |---|---|
-//! | P1 bound | In any span a limiter grants no more permits than its policy states above. |
-//! | P2 a dropped wait leaves no trace | Dropping a waiting future, at any time, costs nothing: no permit is lost or invented, no debt remains, and the waiters behind it move up. Only a future that was granted and not polled since may lose its permits, if the policy changes between the grant and the drop. |
-//! | P3 first come, first served | Waiters are served in order of arrival, whatever their size. Only a request of a higher [priority](Request::priority) may overtake. |
+//! | P1 bound | In any span a limiter grants no more permits than the bound of its policy above. |
+//! | P2 a dropped wait leaves no trace | Dropping a waiting future, at any time, costs nothing: no permit is lost or invented, no debt remains, and the waiters behind it move up. There is one exception: if the future was granted, was not polled since, and the policy changes between the grant and the drop, its permits may be lost. |
+//! | P3 first come, first served | Waiters are served in order of arrival, whatever their size. Only a request of higher [priority](Request::priority) may overtake a waiter. |
 //! | P4 no waiter holds up the rest | A future that is polled once and then forgotten delays the waiters behind it by its own turn and no more. |
-//! | P5 changes act now | A new rate, a refund, a debit or a pause moves all waiters. Permits granted before are paid at the old price. |
-//! | P6 exact average | Awaited permits come within 0.5 % of the rate, although timers are late. |
+//! | P5 changes act now | A new rate, a refund, a debit or a pause moves all waiters. Permits granted before the change are paid at the old rate. |
+//! | P6 exact average | The rate of awaited permits is within 0.5 % of the set rate, although timers are late. |
 //! | P7 exact rate | The arithmetic never exceeds the set rate, and stays within 65 ppm of it up to 1 M/s. |
-//! | P8 lock-free decision | While no request waits, a decision takes no lock and allocates nothing, and a refusal writes nothing. Policies with a state of 128 bits need a processor that exchanges so many at once, as all of x86-64 and AArch64 do. A [`KeyedRateLimiter`] reads under the shared lock of a part of its table. |
-//! | P9 virtual time | Every limiter of a rate, its waiting included, runs on a [`ManualClock`] and on tokio's paused time. A longest wait for a [`CountingLimit`] alone follows the default clock, or [one that it is given](CountingLimit::with_clock). |
+//! | P8 lock-free decision | While no request waits, a decision takes no lock and allocates nothing, and a refusal writes nothing. Policies with a state of 128 bits need a processor with a 128-bit compare-and-swap, as all of x86-64 and AArch64 have. A [`KeyedRateLimiter`] reads under the shared lock of a part of its table. |
+//! | P9 virtual time | Every limiter of a rate, including its waits, runs on a [`ManualClock`] and on tokio's paused time. A maximum wait in a call to a [`CountingLimit`] itself, not through an [`AllOf`], follows the default clock, or [a clock that you set](CountingLimit::with_clock). |
 //! | P10 never free | Overflow, clocks that jump, NaN, zero and huge arguments end in an error or in a refusal, never in "unlimited". |
-//! | P11 told times are true | `retry_after`, `due_in` and `within` are met to the nanosecond if nothing changes. Behind more than 4,096 requests of mixed sizes they may be too late, and are never too early. |
-//! | P12 bounded costs | No call holds a lock for long beside a million waiters. Wakers, observers, keys and clocks may panic, block or call back. |
+//! | P11 predicted waits are exact | `retry_after`, `due_in` and `within` are met to the nanosecond if nothing changes. Behind more than 4,096 requests of mixed sizes a predicted wait may be too long. It is too short only in two cases. The first is a [refused request of higher priority](Refusal::Limited) than a waiter: the prediction does not count the waiter, which takes its permits if it comes due before the retry. The second arises while permits are [kept for a priority](RateLimiter::keep_for_priority): a reservation that is not polled may be charged later than it is due, so the predicted waits behind it may be too short. |
+//! | P12 bounded costs | With a million waiters, no call holds a lock for long. Wakers, observers, keys and clocks may panic, block or call back. |
 //!
 //! Each promise is tested, and most are model-checked with loom.
 //!
 //! # Testing code that waits
 //!
-//! Make the limiter with a [`ManualClock`] and advance it, or with a [`TokioClock`] in a test with
-//! paused time. With the feature `test-util` in dev-dependencies, every limiter made without a
-//! clock follows tokio's time. Without the feature, such a limiter panics if it has to wait while
-//! tokio's time is paused.
+//! Make the limiter with a [`ManualClock`] and advance it, or use a [`TokioClock`] in a test with
+//! paused time. With the feature `test-util` in dev-dependencies, every limiter that is made
+//! without a clock follows tokio's time. Without the feature, such a limiter panics if it has to
+//! wait while tokio's time is paused.
 //!
 //! ```
 //! use std::time::Duration;
@@ -277,12 +279,12 @@
 //! ```
 //!
 //! Blocking calls on other threads follow the paused time of the runtime in which the limiter's
-//! clock was made. Start such a thread by [`std::thread::spawn`]: tokio does not advance paused
-//! time by itself while a task of `spawn_blocking` runs. [`TokioClock`] has an example.
+//! clock was made. Start such a thread with [`std::thread::spawn`]: tokio does not advance paused
+//! time while a `spawn_blocking` task runs. [`TokioClock`] has an example.
 //!
 //! A type that stores an [`AnyLimiter`] needs no type parameter: a test gives it a limiter with
 //! another clock. A type that needs more calls, and so stores a [`RateLimiter`], takes the clock as
-//! a parameter:
+//! a type parameter:
 //!
 //! ```
 //! use std::time::Duration;
@@ -305,10 +307,10 @@
 //! | feature | adds | costs |
 //! |---|---|---|
 //! | `tokio`, on by default | waits in a tokio runtime use its timer; [`TokioClock`] | tokio with `rt` and `time` |
-//! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits of all keys | hashbrown, crossbeam-utils |
+//! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits that all keys share | hashbrown, crossbeam-utils |
 //! | `stream` | [`LimitStream`]: a stream that takes a permit for each item | futures-core, pin-project-lite |
-//! | `io`, on by default | [`Throttled`]: a reader or writer of tokio that takes a permit for each byte | nothing beside `tokio` |
-//! | `config`, on by default | [`AnyPolicy`] and [`PolicyConfig`]: policies from text, which can be replaced in a limiter that runs | arc-swap |
+//! | `io`, on by default | [`Throttled`]: a reader or writer of tokio that takes a permit for each byte | nothing besides `tokio` |
+//! | `config`, on by default | [`AnyPolicy`] and [`PolicyConfig`]: policies from text, which can be replaced in a running limiter | arc-swap |
 //! | `serde` | [`Rate`] and [`PolicyConfig`] from and to configuration files | serde |
 //! | `test-util` | [`DefaultClock`] is [`TokioClock`] instead of [`SystemClock`]; name it `DefaultClock` in signatures. For dev-dependencies | tokio's `test-util`, a slower clock reading |
 //!
@@ -316,12 +318,12 @@
 //!
 //! In a tokio runtime, a wait uses the timer of that runtime, so its time driver must be enabled.
 //! In any other executor, and everywhere without the feature `tokio`, one thread of the process is
-//! the timer of all limiters; it starts when it is first needed. `try_acquire` and the blocking
-//! calls need neither. Several runtimes and plain threads can share one limiter, and none of them
-//! waits for the event loop of another.
+//! the timer of all limiters. The thread starts when it is first needed. `try_acquire` and the
+//! blocking calls need neither. Several runtimes and plain threads can share one limiter, and none
+//! of them waits for another runtime.
 //!
-//! tokio's timer ticks in milliseconds. With a [`PreciseClock`] a limiter waits by the thread also
-//! in tokio, and releases each permit at its time.
+//! tokio's timer ticks in milliseconds. With a [`PreciseClock`], a limiter waits on the crate's
+//! thread in tokio as well, and releases each permit at its exact time.
 //!
 //! # Minimum supported Rust version
 //!
@@ -341,10 +343,10 @@
 #![cfg_attr(not(feature = "config"), doc = "[`PolicyConfig`]: https://docs.rs/tidegate")]
 #![cfg_attr(not(feature = "tokio"), doc = "[`TokioClock`]: https://docs.rs/tidegate")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What policies tell a configuration, and what they leave to a policy that replaces them.
+// What policies report to a configuration, and what they leave to a policy that replaces them.
 #![cfg_attr(not(feature = "config"), allow(dead_code))]
 
-/// Which algorithm, at what price: all of them side by side.
+/// Compares all algorithms: what each one lets through, and what it costs.
 ///
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/links.md"))]
 #[doc = include_str!("../docs/ALGORITHMS.md")]

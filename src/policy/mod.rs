@@ -13,7 +13,7 @@
 //! | [`FixedWindow`] | 16 bytes | | saved until the window ends | the limit of a service that counts so |
 //! | [`SlidingWindow`] | 48 bytes, and 16 for each cell | | come back as they were taken, cell by cell | nearly any span, in little memory |
 //! | [`SlidingEstimate`] | 16 bytes | | come back evenly | about any span, in least memory |
-//! | [`SlidingLog`] | 8 bytes for each permit of the limit | | come back as they were taken | any span, exactly |
+//! | [`SlidingLog`] | 9 bytes for each permit of the limit | | come back as they were taken | any span, exactly |
 //! | [`Both`] | that of its two policies | as its policies say | as its policies say | two rates of one thing |
 //! | [`Unlimited`], [`DenyAll`] | none | | | to switch a limit off, or a service |
 //! | [`AnyPolicy`] | the size of the largest | | | a choice made by a configuration |
