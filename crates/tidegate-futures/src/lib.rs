@@ -1,7 +1,7 @@
 //! Sinks that wait for permits of a [`tidegate`] rate limiter.
 //!
-//! A sink accepts an item when a permit is due. The permit is reserved when the inner sink is
-//! ready, so a sink that is blocked holds no permits. A permit that no item used is given back.
+//! A sink accepts an item when a permit is due. It reserves the permit only when the inner sink is
+//! ready, so a blocked sink holds no permits. A permit that no item used is given back.
 //!
 //! Streams, readers and writers are in `tidegate` itself, behind its features `stream` and `io`.
 
