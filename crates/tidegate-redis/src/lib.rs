@@ -57,7 +57,7 @@ pub mod outages {}
 #[doc = include_str!("../docs/permits_in_use.md")]
 pub mod permits_in_use {}
 
-/// How many servers a fleet needs, and what it gets: measured and simulated.
+/// How many servers a fleet needs, and the throughput it gets: measured and simulated.
 ///
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet.md"))]
 #[cfg_attr(doc, doc = include_str!("../docs/pictures/fleet_cluster.md"))]
