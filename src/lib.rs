@@ -307,7 +307,7 @@
 //! | feature | adds | costs |
 //! |---|---|---|
 //! | `tokio`, on by default | waits in a tokio runtime use its timer; [`TokioClock`] | tokio with `rt` and `time` |
-//! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits that all keys share | hashbrown, crossbeam-utils |
+//! | `keyed` | [`KeyedRateLimiter`] and [`KeyedCountingLimit`]: a limit for each key; [`KeyedAllOf`]: together with limits that all keys share | hashbrown, foldhash, crossbeam-utils |
 //! | `stream` | [`LimitStream`]: a stream that takes a permit for each item | futures-core, pin-project-lite |
 //! | `io`, on by default | [`Throttled`]: a reader or writer of tokio that takes a permit for each byte | nothing besides `tokio` |
 //! | `config`, on by default | [`AnyPolicy`] and [`PolicyConfig`]: policies from text, which can be replaced in a running limiter | arc-swap |
