@@ -9,8 +9,8 @@ use crate::time::Nanos;
 
 /// The reason why a request got no permits.
 ///
-/// A refusal is an ordinary outcome: it is small and `Copy`, and needs no allocation. A refused
-/// request takes nothing.
+/// A refusal is an ordinary outcome: the type is small and `Copy`, and it needs no allocation. A
+/// refused request takes no permits.
 ///
 /// # Examples
 ///
@@ -31,76 +31,79 @@ use crate::time::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The permits are not due now, or other requests wait for them. The request may succeed later.
+    /// The permits are not due yet, or other requests wait for them. The request may succeed later.
     Limited {
-        /// The time after which this call succeeds, and not a nanosecond earlier, if no other
-        /// request comes; of a request with a [longest wait](crate::Request::within), the time
-        /// after which such a call is accepted, to wait that long at most. [`Nanos::MAX`] means
-        /// never within the clock's time, which is 34 years.
+        /// The time after which this call succeeds if no other request arrives. The call does not
+        /// succeed a nanosecond earlier. For a request with a [maximum
+        /// wait](crate::Request::within), it is the time after which such a call is accepted, to
+        /// wait no longer than that maximum. [`Nanos::MAX`] means never within the clock's time,
+        /// which is 34 years.
         ///
         /// The time is exact if at most 4,096 requests wait, or if the due time depends only on the
         /// sum of their permits. It may be too late, but never too early, behind more requests of
         /// different sizes at a policy such as a window.
         ///
-        /// A request of higher priority than the waiters does not count them, and a refused request
-        /// keeps no place. If a waiter comes due before the retry, the waiter takes its permits,
-        /// and the time was too early. A request that must be served first should wait, for example
-        /// with `acquire_many`.
+        /// The time for a request of higher priority than the waiters does not count the waiters,
+        /// and a refused request keeps no position in the queue. If a waiter comes due before the
+        /// retry, the waiter takes its permits, and the time was too early. A request that must be
+        /// served first should wait, for example with `acquire_many`.
         ///
-        /// This is [`Nanos`] and not a [`Duration`], since a `Duration` costs a division that most
-        /// refused callers do not need. [`retry_after`](Refusal::retry_after) converts it.
+        /// The type is [`Nanos`] and not [`Duration`], because a `Duration` costs a division that
+        /// most refused callers do not need. [`retry_after`](Refusal::retry_after) converts it.
         retry_after: Nanos,
     },
     /// The limiter is [paused](crate::RateLimiter::pause_for). The request may succeed later.
     Paused {
-        /// The time after which this call succeeds, or with a [longest
-        /// wait](crate::Request::within) is accepted, as that of [`Limited`](Refusal::Limited).
-        /// [`Nanos::MAX`] means that the pause lasts until it is ended.
+        /// The time after which this call succeeds, or, with a [maximum
+        /// wait](crate::Request::within), is accepted. It has the same meaning as in
+        /// [`Limited`](Refusal::Limited). [`Nanos::MAX`] means that the pause lasts until a call
+        /// ends it.
         retry_after: Nanos,
     },
     /// The limiter was [closed](crate::RateLimiter::close), before the request or while it waited.
-    /// No request is granted any more.
+    /// The limiter grants no more requests.
     Closed,
-    /// The blocking call ran under a [`CancelToken`](crate::CancelToken) that was cancelled, before
-    /// the call or while it waited. It took nothing.
+    /// The blocking call ran under a [`CancelToken`](crate::CancelToken) that was cancelled before
+    /// the call or while it waited. The call took no permits.
     Cancelled,
-    /// The request is larger than the policy can ever grant at once. Waiting does not help.
+    /// The request is for more permits than the policy can ever grant at once. Waiting does not
+    /// help.
     ExceedsLimit {
         /// The number of permits requested.
         requested: u32,
-        /// The most permits that one request can have.
+        /// The maximum number of permits of one request.
         limit: u32,
     },
-    /// All permits are in use. It is unknown when one is given back. Only from a
-    /// [`CountingLimit`](crate::CountingLimit).
+    /// All permits are in use. The time at which one is released is unknown. Only from limits of
+    /// permits in use.
     InUse {
-        /// The number of permits that can be in use at one time.
+        /// The maximum number of permits in use at one time.
         limit: u32,
     },
-    /// The key is new and there is no room for it. Only from a
-    /// [`KeyedRateLimiter`](crate::KeyedRateLimiter).
+    /// The key is new and the limiter has no room for it. Only from limiters with keys.
     #[cfg(feature = "keyed")]
     TooManyKeys {
         /// The maximum number of known keys.
         limit: usize,
     },
-    /// The request would have had to wait, and the queue had no place for it. See
+    /// The request would have had to wait, and the queue had no room for it. See
     /// [`QueueBounds`](crate::QueueBounds).
     QueueFull {
-        /// The time after which this call is accepted if no other request comes: by then the queue
-        /// has room for it, or it need not wait. [`Nanos::MAX`] means never within the clock's
-        /// time, or that the time is unknown, because the waiting requests wait for a
+        /// The time after which this call is accepted if no other request arrives: by then the
+        /// queue has room for it, or it need not wait. [`Nanos::MAX`] means never within the
+        /// clock's time, or that the time is unknown because the queued requests wait for a
         /// [`CountingLimit`](crate::CountingLimit).
         retry_after: Nanos,
     },
-    /// The request waited, and was dropped from a full queue to make room for another request; see
+    /// The request waited, and was dropped from a full queue to make room for another request. See
     /// [`WhenFull`](crate::WhenFull).
     Displaced,
-    /// The limiter could not decide, because the store that keeps its permits did not answer, or
-    /// refuses to be asked. Only from a [`Limiter`](crate::Limiter) over a network.
+    /// The limiter could not decide, because the store that keeps its permits did not reply, or
+    /// rejects the limiter's calls. Only from a [`Limiter`](crate::Limiter) over a network.
     Unavailable {
-        /// The time after which the limiter asks the store again. [`Nanos::MAX`] means that the
-        /// time is unknown: such as when the password of the store is wrong, which no time mends.
+        /// The time after which the limiter calls the store again. [`Nanos::MAX`] means that the
+        /// time is unknown, for example because the password for the store is wrong, which waiting
+        /// does not fix.
         retry_after: Nanos,
     },
     /// The request asked for zero permits. Ask for at least one.
@@ -108,8 +111,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns how long to wait before this call can succeed, or `None` if it never can or the time
-    /// is unknown.
+    /// Returns the time to wait before this call can succeed, or `None` if it can never succeed or
+    /// the time is unknown.
     ///
     /// # Examples
     ///
@@ -134,8 +137,8 @@ impl Refusal {
         (retry_after < Nanos::MAX).then(|| retry_after.as_duration())
     }
 
-    /// Returns [`retry_after`](Refusal::retry_after) in whole seconds, rounded up, as HTTP's
-    /// `Retry-After` takes it.
+    /// Returns [`retry_after`](Refusal::retry_after) in whole seconds, rounded up, as required by
+    /// HTTP's `Retry-After` header.
     ///
     /// # Examples
     ///
@@ -157,15 +160,15 @@ impl Refusal {
         Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)))
     }
 
-    /// Returns the status code by which an HTTP server tells this refusal to a client.
+    /// Returns the HTTP status code with which a server reports this refusal to a client.
     ///
     /// | code | if |
     /// |---|---|
-    /// | 429 | the client asked for too much: a limit is reached, or can never grant so much |
-    /// | 503 | the server has no capacity: the limiter is paused, closed or cannot be asked, its queue is full, or it has no room for a key |
+    /// | 429 | the client asked for too much or for zero permits: a limit is reached, or can never grant that many permits |
+    /// | 503 | the server has no capacity: the limiter is paused, closed or cannot reach its store, its queue is full, the request was displaced from the queue or cancelled, or there is no room for a key |
     ///
-    /// A full limit of permits in use is a limit that is reached, and so 429. Such an answer has no
-    /// `Retry-After`, since no limiter knows when permits come back.
+    /// A full limit of permits in use is a limit that is reached, so its code is 429. Such a
+    /// response has no `Retry-After`, because the limiter does not know when permits are released.
     ///
     /// # Examples
     ///
@@ -199,9 +202,9 @@ impl Refusal {
         }
     }
 
-    /// Returns whether this request may be granted another time: `false` only if it asks for no
-    /// permits, or for more than can ever be granted at once, or if the limiter is closed or the
-    /// call was cancelled.
+    /// Returns whether a later attempt of this request may be granted. It returns `false` only if
+    /// the request asks for zero permits or for more than can ever be granted at once, the limiter
+    /// is closed, or the call was cancelled.
     #[must_use]
     pub fn may_retry(self) -> bool {
         !matches!(
@@ -215,7 +218,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Limited { retry_after: Nanos::MAX } => {
-                f.write_str("limited, and no permit comes at this rate")
+                f.write_str("limited, no permit will become available")
             }
             Refusal::Limited { retry_after } => write!(f, "limited, retry after {retry_after}"),
             Refusal::Paused { retry_after: Nanos::MAX } => f.write_str("paused until the pause is ended"),
@@ -236,11 +239,11 @@ impl fmt::Display for Refusal {
                 write!(f, "no room for a new key, all {limit} keys are limited")
             }
             Refusal::QueueFull { retry_after: Nanos::MAX } => {
-                f.write_str("queue is full, and it is unknown for how long")
+                f.write_str("queue is full, retry time unknown")
             }
             Refusal::QueueFull { retry_after } => write!(f, "queue is full, retry after {retry_after}"),
             Refusal::Unavailable { retry_after: Nanos::MAX } => {
-                f.write_str("the store of the limiter cannot be asked")
+                f.write_str("the limiter's store is misconfigured, retrying does not help")
             }
             Refusal::Unavailable { retry_after } => {
                 write!(f, "the store of the limiter did not answer, retry after {retry_after}")
@@ -253,29 +256,29 @@ impl fmt::Display for Refusal {
 
 impl Error for Refusal {}
 
-/// The reason why a policy could not be made or changed.
+/// The reason why a policy could not be created or changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// The time for which unused permits are saved is longer than the limit.
+    /// The duration for which unused permits are saved exceeds the limit.
     MaxBurst {
-        /// The time given.
+        /// The duration given.
         max_burst: Duration,
-        /// The longest time possible.
+        /// The longest possible duration.
         limit: Duration,
     },
-    /// The warm-up period is longer than the limit.
+    /// The warm-up period exceeds the limit.
     WarmUp {
         /// The period given.
         warm_up: Duration,
-        /// The longest period possible.
+        /// The longest possible period.
         limit: Duration,
     },
-    /// A burst in permits was given to a policy that has none.
+    /// A burst in permits was given to a policy that has no burst in permits.
     NoBurst {
         /// The burst given.
         burst: u32,
-        /// The policy, as a configuration names it.
+        /// The policy's name in a configuration.
         policy: &'static str,
     },
     /// A capacity was given to a policy without a bucket that can overflow.
@@ -294,11 +297,11 @@ pub enum PolicyError {
         burst: u32,
         /// The rate given.
         rate: Rate,
-        /// The longest time to fill.
+        /// The longest possible time to fill.
         limit: Duration,
     },
-    /// The rate of a policy that counts is not a whole number of permits, at most `u32::MAX`, in a
-    /// whole number of nanoseconds.
+    /// The rate of a window policy is not a whole number of permits, at most `u32::MAX`, in a whole
+    /// number of nanoseconds.
     NotWhole {
         /// The rate given.
         rate: Rate,
@@ -307,7 +310,7 @@ pub enum PolicyError {
     Log {
         /// The number of permits given.
         permits: u32,
-        /// The largest number possible.
+        /// The largest possible number.
         limit: u32,
     },
     /// A sliding window was given zero cells.
@@ -316,21 +319,21 @@ pub enum PolicyError {
     NoPart {
         /// The part given, counted from 0.
         part: usize,
-        /// How many parts the policy has.
+        /// The number of parts of the policy.
         parts: usize,
     },
-    /// More permits to start with were given than the bucket holds.
+    /// The number of permits to start with exceeds the burst.
     Stock {
         /// The number given.
         permits: u32,
-        /// The burst, which is what the bucket holds.
+        /// The burst: the number of permits that the bucket holds.
         burst: u32,
     },
     /// The cold factor is not a number between 1 and the limit.
     ColdFactor {
         /// The factor given.
         cold_factor: f64,
-        /// The largest factor possible.
+        /// The largest possible factor.
         limit: f64,
     },
 }
@@ -360,8 +363,12 @@ impl fmt::Display for PolicyError {
                     Years(*limit)
                 )
             }
+            PolicyError::NoPart { part, parts: 1 } => {
+                write!(f, "part {part} is out of range, the policy has 1 part (0)")
+            }
             PolicyError::NoPart { part, parts } => {
-                write!(f, "there is no part {part}, the policy has {parts}")
+                let last = parts.saturating_sub(1);
+                write!(f, "part {part} is out of range, the policy has {parts} parts (0 to {last})")
             }
             PolicyError::NotWhole { rate } => {
                 write!(
@@ -375,7 +382,7 @@ impl fmt::Display for PolicyError {
             }
             PolicyError::NoCells => f.write_str("a window of 0 cells, at least 1 is needed"),
             PolicyError::Stock { permits, burst } => {
-                write!(f, "a stock of {permits} permits is more than the burst of {burst}")
+                write!(f, "start_with {permits} exceeds the burst of {burst}")
             }
             PolicyError::ColdFactor { cold_factor, limit } => {
                 write!(f, "cold factor {cold_factor} is not between 1 and {limit}")

@@ -10,12 +10,12 @@ const MINUTE: u64 = 60 * SECOND;
 const HOUR: u64 = 60 * MINUTE;
 const DAY: u64 = 24 * HOUR;
 
-/// The units of a period, longest first: the name, and its nanoseconds.
+/// The units of a period, longest first: the name and the number of nanoseconds.
 const UNITS: [(&str, u64); 7] =
     [("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1_000_000), ("us", 1_000), ("ns", 1)];
 
-/// Other names of units. `m` is read as minutes, as by Go and NGINX. The others are only
-/// understood, so that an error tells what to write.
+/// Other names of units. `m` is read as minutes, as in Go and NGINX. The other names are recognised
+/// only so that an error can suggest what to write.
 const OTHER_UNITS: [(&str, &str); 22] = [
     ("m", "min"),
     ("mins", "min"),
@@ -44,9 +44,9 @@ const OTHER_UNITS: [(&str, &str); 22] = [
 /// A number of permits per period of time: "5 per second", "1000 per 100 ms".
 ///
 /// A rate is exact. It is stored as written: a decimal number of permits and a whole number of
-/// nanoseconds. So the rate read back from a limiter is the rate that was given. Two rates are
-/// equal only if both numbers are equal: `300/min` is as fast as `5/s`, but not equal to it,
-/// because a policy that counts over a period treats them differently. To compare speeds, use
+/// nanoseconds. The rate read back from a limiter is therefore the rate that was given. Two rates
+/// are equal only if both numbers are equal: `300/min` is as fast as `5/s`, but not equal to it,
+/// because a window policy treats them differently. To compare speeds, use
 /// [`as_per_second`](Rate::as_per_second).
 ///
 /// # Examples
@@ -72,13 +72,13 @@ const OTHER_UNITS: [(&str, &str); 22] = [
 pub struct Rate {
     /// The digits of the number of permits. Zero only in `UNLIMITED` and `ZERO`.
     digits: u64,
-    /// The power of ten by which `digits` is multiplied; zero for a whole number of permits.
+    /// The power of ten that multiplies `digits`; zero for a whole number of permits.
     exponent: i16,
     /// The period in nanoseconds, at least 1 and at most `MAX_PERIOD`. Zero only in `UNLIMITED`.
     period: u64,
 }
 
-/// The reason why a [`Rate`] could not be made.
+/// The reason why a [`Rate`] could not be created.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RateError {
@@ -86,7 +86,7 @@ pub enum RateError {
     NotPositive {
         /// The number given.
         permits: f64,
-        /// The period it was given for.
+        /// The period given.
         period: Duration,
     },
     /// The number of permits is infinite or not a number.
@@ -103,14 +103,14 @@ pub enum RateError {
     Syntax {
         /// The text given.
         text: Box<str>,
-        /// What to write instead, where the text is understood.
+        /// What to write instead, if the text is recognised.
         write: Option<Box<str>>,
     },
-    /// The text says a number or a period that no rate has.
+    /// The text contains a number or a period that is invalid in a rate.
     Text {
         /// The text given.
         text: Box<str>,
-        /// The error in it.
+        /// The error in the text.
         error: Box<RateError>,
     },
 }
@@ -157,11 +157,11 @@ impl Rate {
     /// The longest period of a rate: 2^60 ns, about 36.5 years.
     pub const MAX_PERIOD: Duration = Duration::from_nanos(1 << 60);
 
-    /// No limit. A limiter with this rate grants every request at once, as soon as its earlier debt
-    /// is paid.
+    /// No limit. A limiter with this rate grants every request at once, as soon as an earlier
+    /// negative balance is repaid.
     ///
-    /// Only this constant means "no limit". No number overflows into it: an infinite `f64` is an
-    /// error.
+    /// Only this constant, or the text `unlimited`, means "no limit". No number overflows into it:
+    /// an infinite `f64` is an error.
     pub const UNLIMITED: Rate = Rate { digits: 0, exponent: 0, period: 0 };
 
     /// No permits, until the rate is changed. A bucket at this rate still grants its stored
@@ -175,8 +175,8 @@ impl Rate {
     ///
     /// # Panics
     ///
-    /// If `permits` is 0. In a constant this is a build error. For numbers from a configuration,
-    /// use [`Rate::new`] or parse a string.
+    /// Panics if `permits` is 0. In a constant this is a build error. For numbers from a
+    /// configuration, use [`Rate::new`] or parse a string.
     #[must_use]
     #[track_caller]
     pub const fn per_second(permits: u64) -> Rate {
@@ -187,7 +187,7 @@ impl Rate {
     ///
     /// # Panics
     ///
-    /// If `permits` is 0, as [`per_second`](Rate::per_second).
+    /// Panics if `permits` is 0, like [`per_second`](Rate::per_second).
     #[must_use]
     #[track_caller]
     pub const fn per_minute(permits: u64) -> Rate {
@@ -198,18 +198,18 @@ impl Rate {
     ///
     /// # Panics
     ///
-    /// If `permits` is 0, as [`per_second`](Rate::per_second).
+    /// Panics if `permits` is 0, like [`per_second`](Rate::per_second).
     #[must_use]
     #[track_caller]
     pub const fn per_hour(permits: u64) -> Rate {
         Rate::per(permits, HOUR)
     }
 
-    /// Creates a rate of `permits` per day, of 24 hours.
+    /// Creates a rate of `permits` per day of 24 hours.
     ///
     /// # Panics
     ///
-    /// If `permits` is 0, as [`per_second`](Rate::per_second).
+    /// Panics if `permits` is 0, like [`per_second`](Rate::per_second).
     #[must_use]
     #[track_caller]
     pub const fn per_day(permits: u64) -> Rate {
@@ -238,16 +238,16 @@ impl Rate {
         }
     }
 
-    /// Creates a rate of `permits` per second from a float: any finite number above zero.
+    /// Creates a rate of `permits` per second from a float, which must be finite and above zero.
     ///
-    /// The float is read as the shortest decimal that parses to it. So `0.1` is exactly one permit
-    /// per ten seconds, and [`as_per_second`](Rate::as_per_second) returns the float that was
-    /// given.
+    /// The float is read as the shortest decimal that parses to it. For example, `0.1` is exactly
+    /// one permit per ten seconds, and [`as_per_second`](Rate::as_per_second) returns the float
+    /// that was given.
     ///
     /// # Errors
     ///
-    /// - [`RateError::NotPositive`] if it is zero or negative.
-    /// - [`RateError::NotFinite`] if it is infinite or not a number. For no limit, use
+    /// - [`RateError::NotPositive`] if `permits` is zero or negative.
+    /// - [`RateError::NotFinite`] if `permits` is infinite or not a number. For no limit, use
     ///   [`Rate::UNLIMITED`].
     ///
     /// # Examples
@@ -308,11 +308,11 @@ impl Rate {
         self.digits == 0 && self.period > 0
     }
 
-    /// Returns the permits per second as a float, for display and statistics: infinity if
-    /// unlimited.
+    /// Returns the permits per second as a float, for display and statistics. The result is
+    /// infinite if the rate is unlimited.
     ///
-    /// A rate made by [`from_per_second`](Rate::from_per_second) returns the float that it was made
-    /// from.
+    /// A rate created with [`from_per_second`](Rate::from_per_second) returns the float from which
+    /// it was created.
     #[must_use]
     pub fn as_per_second(self) -> f64 {
         if self.is_unlimited() {
@@ -329,8 +329,9 @@ impl Rate {
         Duration::from_nanos(self.period)
     }
 
-    /// Returns the permits of one [`period`](Rate::period): exactly if they are a whole number of
-    /// at most 15 digits, and as the nearest float otherwise. Infinite if the rate is unlimited.
+    /// Returns the permits of one [`period`](Rate::period): the exact number if it is whole and has
+    /// at most 15 digits, and the nearest float otherwise. The result is infinite if the rate is
+    /// unlimited.
     ///
     /// # Examples
     ///
@@ -371,8 +372,8 @@ impl Rate {
         Some((u32::try_from(permits).ok()?, period))
     }
 
-    /// Returns a rate of whole permits, no more than a millionth away, in at most a thousand
-    /// periods of this one: `1/3s` for `0.3333333/s`.
+    /// Returns a rate of whole permits that differs from this rate by less than a millionth, in at
+    /// most a thousand periods of this rate: `1/3s` for `0.3333333/s`.
     pub(crate) fn whole_nearby(self) -> Option<Rate> {
         let permits = self.permits();
         (1..=1000u32).find_map(|periods| {
@@ -385,8 +386,8 @@ impl Rate {
         })
     }
 
-    /// Returns the nanoseconds in which the permits come in whole numbers, or of the period if
-    /// there is no such time: `2.5/s` has 2 s.
+    /// Returns the shortest period, in nanoseconds, with a whole number of permits, or this rate's
+    /// period if there is none: 2 s for `2.5/s`.
     pub(crate) fn whole_period(self) -> u64 {
         self.whole().map_or(self.period, |(_, period)| period)
     }
@@ -409,7 +410,8 @@ impl Rate {
         (1, period.saturating_add(period >> 50).saturating_add(1).min(1 << 60))
     }
 
-    /// Returns digits, power of ten and nanoseconds. All are zero if the rate is unlimited.
+    /// Returns the digits, the power of ten and the period in nanoseconds. All are zero if the rate
+    /// is unlimited.
     pub(crate) const fn parts(self) -> (u64, i16, u64) {
         (self.digits, self.exponent, self.period)
     }
@@ -445,7 +447,7 @@ const fn nanos_of(period: Duration) -> Option<u64> {
     Some(nanos as u64)
 }
 
-/// Writes the rate so that parsing it gives the rate again: `5/s`, `2.5/s`, `100/min`,
+/// Writes the rate so that parsing the text returns the same rate: `5/s`, `2.5/s`, `100/min`,
 /// `1000/100ms`, `unlimited`, `zero`.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -473,7 +475,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Returns a span as a whole number of the largest unit that divides it.
+/// Returns a duration as a whole number of the largest unit that divides it.
 pub(crate) fn span_in_units(nanos: u64) -> (u64, &'static str) {
     if nanos == 0 {
         return (0, "s");
@@ -482,7 +484,7 @@ pub(crate) fn span_in_units(nanos: u64) -> (u64, &'static str) {
     (nanos / unit, name)
 }
 
-/// Reads a span: a whole number and a unit, or a unit alone for one of that unit.
+/// Reads a duration: a whole number and a unit, or only a unit, which means one of that unit.
 pub(crate) fn read_span(text: &str) -> Option<Duration> {
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit());
     let count = match &text[..text.len() - unit.len()] {
@@ -494,8 +496,8 @@ pub(crate) fn read_span(text: &str) -> Option<Duration> {
     Some(Duration::from_nanos(count.checked_mul(nanos)?))
 }
 
-/// How to write a span that is understood although [`read_span`] does not read it: with a fraction,
-/// or another name of the unit.
+/// Returns how to write a duration that is recognised although [`read_span`] does not read it: one
+/// with a fraction, or with another name of the unit.
 pub(crate) fn understood_span(text: &str) -> Option<String> {
     let text = text.trim().to_lowercase();
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '_');
@@ -516,8 +518,8 @@ pub(crate) fn understood_span(text: &str) -> Option<String> {
     Some(format!("{count}{unit}"))
 }
 
-/// How to write a rate that is understood although it is not read: `10 per second`, `5/sec`,
-/// `1k/s`, `5rps`, or `5`, which has no period.
+/// Returns how to write a rate that is recognised although it cannot be read: `10 per second`,
+/// `5/sec`, `1k/s`, `5rps`, or `5`, which has no period.
 fn understood_rate(text: &str) -> Option<String> {
     let text = text.trim().to_lowercase();
     if text.parse::<f64>().is_ok_and(|permits| permits.is_finite() && permits > 0.0) {
@@ -545,24 +547,24 @@ impl fmt::Debug for Rate {
 
 /// Reads `PERMITS/PERIOD`, `unlimited` or `zero`.
 ///
-/// `PERMITS` is a number above zero, with a fraction or exponent if need be. `PERIOD` is `s`,
-/// `min` or `m`, `h`, `d`, `ms`, `us` or `ns`, with a whole number before it if it is not one:
-/// `100ms`. Spaces around the parts are ignored. The error of another text says what to write where
-/// the text is understood.
+/// `PERMITS` is a number above zero, optionally with a fraction or an exponent. `PERIOD` is `s`,
+/// `min` or `m`, `h`, `d`, `ms`, `us` or `ns`, optionally after a whole number: `100ms`. Spaces
+/// around the parts are ignored. The error for any other text says what to write if the text is
+/// recognised.
 impl FromStr for Rate {
     type Err = RateError;
 
     fn from_str(text: &str) -> Result<Rate, RateError> {
         read_rate(text).map_err(|error| match error {
             None => RateError::Syntax { text: text.into(), write: understood_rate(text).map(Into::into) },
-            // It tells the text as it is.
+            // This error contains the text as it was written.
             Some(error @ RateError::NotPositive { .. }) => error,
             Some(error) => RateError::Text { text: text.into(), error: Box::new(error) },
         })
     }
 }
 
-/// Reads a rate. The error is `None` if the text is not of the form of one.
+/// Reads a rate. The error is `None` if the text does not have the form of a rate.
 fn read_rate(text: &str) -> Result<Rate, Option<RateError>> {
     if text.trim() == "unlimited" {
         return Ok(Rate::UNLIMITED);

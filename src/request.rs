@@ -1,11 +1,11 @@
-//! [`Request`]: what a call asks for; and [`QueueBounds`]: how many requests may wait.
+//! [`Request`]: what a call asks for. [`QueueBounds`]: how many requests may wait.
 
 use std::time::{Duration, Instant};
 
-/// What a call asks for: the number of permits, or as many as there are, a priority, and a maximum
-/// wait.
+/// What a call asks for: a number of permits, or as many as are available, a priority, and a
+/// maximum wait.
 ///
-/// Every call that takes a number of permits takes a request as well: `acquire_many(3)` is
+/// Every call that takes a number of permits also takes a request: `acquire_many(3)` is
 /// `acquire_many(Request::permits(3))`.
 ///
 /// # Examples
@@ -30,47 +30,51 @@ use std::time::{Duration, Instant};
 /// # }
 /// ```
 ///
-/// A limiter of another kind reads the fields; callers set them by the methods.
+/// Custom limiters read the fields. Callers set them with the methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a request does nothing unless it is given to a limiter"]
 #[non_exhaustive]
 pub struct Request {
-    /// How many permits the request waits for. It takes no fewer.
+    /// The number of permits that the request waits for. It takes no fewer.
     pub permits: u32,
-    /// The most permits that the request takes if they are there. A number below `permits` counts
-    /// as `permits`.
+    /// The maximum number of permits that the request takes if they are available. A number below
+    /// `permits` counts as `permits`.
     pub most: u32,
-    /// The priority: the higher, the sooner.
+    /// The priority. A request of higher priority is served sooner.
     pub priority: i8,
-    /// The longest wait; `None` if the request waits as long as it takes.
+    /// The maximum wait; `None` if the request waits as long as it takes.
     pub within: Option<Duration>,
     /// Whether the request passes without taking permits.
     pub exempt: bool,
-    /// Whether the answer tells the permits left.
+    /// Whether the grant reports the permits left.
     pub wants_left: bool,
 }
 
 impl Request {
-    /// Asks for `n` permits at once, at priority 0, without a maximum wait.
+    /// Creates a request for `n` permits at once, at priority 0, without a maximum wait.
     pub const fn permits(n: u32) -> Request {
         Request { permits: n, most: n, priority: 0, within: None, exempt: false, wants_left: false }
     }
 
-    /// Asks for as many permits as are available, at least one and at most `n`, at priority 0,
-    /// without a maximum wait. [`Grant::permits`](crate::Grant::permits) tells how many it got.
+    /// Creates a request for as many permits as are available, at least one and at most `n`, at
+    /// priority 0, without a maximum wait. [`Grant::permits`](crate::Grant::permits) returns the
+    /// number that it got.
     ///
-    /// The request never gets more permits than there are, and is never refused where one permit is
-    /// there. If there is none, it waits, or is refused, as a request for one permit. At its turn
-    /// it takes the permits that are there by then. If other requests wait, it leaves them the
-    /// permits that they wait for. If composites wait for the limiter, it takes one permit.
+    /// The request never gets more permits than are available, and is never refused when one permit
+    /// is available. If none is available, it waits, or is refused, like a request for one permit.
+    /// When its turn comes, it takes the permits that are available by then. If other requests
+    /// wait, it leaves them the permits that they wait for. If `AllOf` requests wait for the
+    /// limiter, it takes one permit.
     ///
-    /// A [reservation](crate::RateLimiter::reserve) that is not awaited takes what was there at its
-    /// turn, whichever call looks at the limiter first after that. A reservation of an
-    /// [`AllOf`](crate::AllOf) takes what its limiters have when a call finds that it is due.
+    /// A [reservation](crate::RateLimiter::reserve) that is not awaited takes the permits that were
+    /// available at its turn, whichever later call first visits the limiter. A reservation of an
+    /// [`AllOf`](crate::AllOf) takes the permits that its limiters have when a call finds that it
+    /// is due.
     ///
-    /// Available are the permits that single requests could take, one after the other, as a
-    /// [`Status`](crate::Status) tells. So with Guava's two policies it takes the saved permits and
-    /// one on credit, where a request for `n` permits gets them all on credit.
+    /// The available permits are those that single requests could take, one after the other, as a
+    /// [`Status`](crate::Status) reports. With Guava's two policies the request therefore takes the
+    /// stored permits and one on credit, whereas a request for `n` permits gets all of them on
+    /// credit.
     ///
     /// # Examples
     ///
@@ -91,9 +95,9 @@ impl Request {
     }
 
     /// Lets the request take fewer permits than it asks for, but not fewer than `n`: it waits for
-    /// `n` permits, and takes more if they are there. `Request::up_to(10)` is
-    /// `Request::permits(10).at_least(1)`. Where it asks for fewer than `n` permits, it asks for
-    /// `n`. A request for at least 0 permits is refused, as one for 0 permits.
+    /// `n` permits, and takes more if they are available. `Request::up_to(10)` is
+    /// `Request::permits(10).at_least(1)`. A request for fewer than `n` permits becomes a request
+    /// for `n`. A request for at least 0 permits is refused, like a request for 0 permits.
     ///
     /// # Examples
     ///
@@ -113,7 +117,8 @@ impl Request {
         Request { permits: n, most, ..self }
     }
 
-    /// The most permits that it takes, if that is more than what it waits for.
+    /// Returns the maximum number of permits that the request takes, if that is more than it waits
+    /// for.
     #[inline]
     pub(crate) fn more(&self) -> Option<u32> {
         (self.most > self.permits).then_some(self.most)
@@ -123,12 +128,12 @@ impl Request {
     ///
     /// # Fairness
     ///
-    /// A request of higher priority goes before all waiting requests of lower priority. Requests of
-    /// one priority are served in the order in which they came. Waiting does not raise a priority:
-    /// a request of low priority may wait for ever if requests of higher priority take every
-    /// permit. A request [`within`](Request::within) a time is refused as soon as requests of
-    /// higher priority make it too late. To keep important traffic from taking every permit, give
-    /// it a limiter of its own.
+    /// A request of higher priority is served before all waiting requests of lower priority.
+    /// Requests of equal priority are served in order of arrival. Waiting does not raise a
+    /// priority: a request of low priority may wait for ever if requests of higher priority take
+    /// every permit. A request with a [maximum wait](Request::within) is refused as soon as
+    /// requests of higher priority make it too late. To keep important traffic from taking every
+    /// permit, give it a separate limiter.
     ///
     /// Adding a request of high priority takes time proportional to the number of waiters with a
     /// deadline and a lower priority: each waiter that is now too late is refused at once.
@@ -139,20 +144,22 @@ impl Request {
     /// Sets the maximum wait. The request is refused at once if its permits are due later. A
     /// waiting request is refused as soon as its permits turn out to be due later.
     ///
-    /// The first poll decides, by the place that the request gets in the queue. The time at which
-    /// the permits are due counts, not the time at which a late timer fires. A policy that counts,
-    /// such as a window, does not tell since when a permit has been there: there a waiter is served
-    /// if the timer is late by the [catch-up](crate::RateLimiter::set_catch_up) at most. A call
-    /// that never waits ignores this.
+    /// The first poll decides, based on the position that the request gets in the queue. What
+    /// counts is the time at which the permits are due, not the time at which a late timer fires. A
+    /// window policy does not record since when a permit has been available: it serves a waiter if
+    /// the timer is late by at most the [catch-up](crate::RateLimiter::set_catch_up). A call that
+    /// never waits ignores the maximum wait.
     ///
-    /// The [`retry_after`](crate::Refusal::retry_after) of a request that would wait too long tells
-    /// when an equal one may be accepted. Its permits are due later, by this maximum.
+    /// The [`retry_after`](crate::Refusal::retry_after) of a request that would wait too long is
+    /// the time after which an equal request may be accepted. The permits of that request are due
+    /// later, by this maximum.
     pub const fn within(self, within: Duration) -> Request {
         Request { within: Some(within), ..self }
     }
 
-    /// Sets the latest time at which the request is served: [`within`](Request::within) the time
-    /// from now until `deadline`, or none if that has passed.
+    /// Sets the latest time at which the request is served. This sets the [maximum
+    /// wait](Request::within) to the time from now until `deadline`, or to zero if `deadline` has
+    /// passed.
     ///
     /// Give the request to a limiter at once, because its time begins with the first poll. The
     /// deadline is in real time. For a limiter on a [`ManualClock`](crate::ManualClock) or on
@@ -180,23 +187,23 @@ impl Request {
     }
 
     /// Lets the request pass at once without taking permits, for callers that are not limited.
-    /// [Observers](crate::RateLimiter::observe) are told.
+    /// [Observers](crate::RateLimiter::observe) are notified of it.
     ///
-    /// An exempt request passes a [pause](crate::RateLimiter::pause_for) as well, and may ask for
-    /// zero permits or for more than the limit.
+    /// An exempt request also passes during a [pause](crate::RateLimiter::pause_for), and may ask
+    /// for zero permits or for more than the limit.
     pub const fn exempt(self) -> Request {
         Request { exempt: true, ..self }
     }
 
-    /// Lets the [`Grant`](crate::Grant) tell what it [left](crate::Grant::left) in the limiter: how
-    /// many permits are available, when the next one comes, and when the limiter is full. The
-    /// numbers belong to this grant, whatever other threads do meanwhile.
+    /// Makes the [`Grant`](crate::Grant) report what it [left](crate::Grant::left) in the limiter:
+    /// how many permits are available, when the next one becomes available, and when the limiter is
+    /// full. The numbers belong to this grant, whatever other threads do meanwhile.
     ///
-    /// A [`Refusal`](crate::Refusal) has no room for them. Where a refusal is to tell them, too,
-    /// make the call by [`try_acquire_with_status`](crate::RateLimiter::try_acquire_with_status), or through an
-    /// [`AnyLimiter`](crate::AnyLimiter), where [refusals](crate::AllRefusal::left) tell them.
+    /// A [`Refusal`](crate::Refusal) has no room for these numbers. If a refusal must report them
+    /// too, call [`try_acquire_with_status`](crate::RateLimiter::try_acquire_with_status), or use
+    /// an [`AnyLimiter`](crate::AnyLimiter), whose [refusals](crate::AllRefusal::left) report them.
     ///
-    /// Requests that do not ask for this pay nothing for it.
+    /// Requests without this option pay nothing for it.
     pub const fn with_left(self) -> Request {
         Request { wants_left: true, ..self }
     }
@@ -208,14 +215,15 @@ impl Default for Request {
     }
 }
 
-/// How many requests may wait, for how many permits together, and what happens when one more comes.
+/// Limits how many requests may wait and for how many permits together, and chooses what happens
+/// when one more request arrives.
 ///
 /// The default is unbounded. A waiting request takes about a hundred bytes, and the newest request
 /// waits for all others. Set bounds with
 /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds).
 ///
-/// Bounds apply only to requests that have to wait: a request with permits that are due is granted
-/// even if no request may wait. A request beyond the bounds is refused with
+/// Bounds apply only to requests that have to wait: a request whose permits are due is granted even
+/// if no request may wait. A request beyond the bounds is refused with
 /// [`Refusal::QueueFull`](crate::Refusal::QueueFull).
 ///
 /// # Examples
@@ -236,10 +244,10 @@ impl Default for Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueBounds {
-    /// The most requests that may wait. With zero no request waits.
+    /// The maximum number of requests that may wait. With zero no request waits.
     pub waiters: usize,
-    /// The most permits that all waiting requests may ask for together. A request for more than
-    /// this never waits.
+    /// The maximum number of permits that all waiting requests may ask for together. A request for
+    /// more permits than this never waits.
     pub permits: u64,
     /// Which request makes room when the queue is full.
     pub when_full: WhenFull,
@@ -247,26 +255,27 @@ pub struct QueueBounds {
 
 /// What happens to a request that has to wait when the queue is full.
 ///
-/// A waiting request is dropped only for a newcomer that gets its place, never for one of lower
-/// priority. The dropped request gets [`Refusal::Displaced`](crate::Refusal::Displaced), and the
-/// requests behind it move up. At most 4,096 waiting requests are searched for requests to drop. If
-/// dropping all that may be dropped does not make room, the newcomer is refused.
+/// A waiting request is dropped only for a new request that gets its position, never for a request
+/// of lower priority. The dropped request gets [`Refusal::Displaced`](crate::Refusal::Displaced),
+/// and the requests behind it move up. At most 4,096 waiting requests are searched for requests to
+/// drop. If dropping every request that may be dropped does not make room, the new request is
+/// refused.
 ///
-/// A [reservation](crate::Reservation) is never dropped, since its place is promised: a queue that
-/// is full of reservations refuses the newcomer, whatever its priority. A request that may be
-/// dropped, and whose cost is known later, acquires an estimate. Once the cost is known, its caller
-/// [refunds](crate::RateLimiter::refund) the permits that were not used, or
-/// [debits](crate::RateLimiter::debit) those that were missing.
+/// A [reservation](crate::Reservation) is never dropped, because its permits are promised: a queue
+/// that is full of reservations refuses the new request, whatever its priority. If a request's cost
+/// is known only later and the request may be dropped, acquire an estimate instead of reserving.
+/// Once the cost is known, [refund](crate::RateLimiter::refund) the permits that were not used, or
+/// [debit](crate::RateLimiter::debit) those that were missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenFull {
-    /// The newcomer is refused.
+    /// The new request is refused.
     #[default]
     RefuseNewcomer,
-    /// The request of lowest priority that has waited longest is dropped, unless the newcomer has a
-    /// lower priority. Choose this for work that loses its value while it waits.
+    /// The request of lowest priority that has waited longest is dropped, unless the new request
+    /// has a lower priority. Choose this for work that loses its value while it waits.
     DropOldest,
-    /// The newest request of lowest priority that is no reservation is dropped, if its priority is
-    /// lower than the newcomer's. Otherwise the newcomer is refused.
+    /// The newest request of lowest priority that is not a reservation is dropped, if its priority
+    /// is lower than that of the new request. Otherwise the new request is refused.
     DropLeastImportant,
 }
 
@@ -305,7 +314,7 @@ impl Default for QueueBounds {
     }
 }
 
-/// Asks for that many permits at once, at priority 0, without a maximum wait.
+/// Creates a request for `permits` permits at once, at priority 0, without a maximum wait.
 impl From<u32> for Request {
     fn from(permits: u32) -> Request {
         Request::permits(permits)

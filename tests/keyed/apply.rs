@@ -44,7 +44,8 @@ fn what_no_change_leads_to_changes_nothing() -> Result<(), Box<dyn std::error::E
         "token_bucket 5/s burst 10 start_with 3",
     ] {
         let error = keys.apply_all(&config(line), Keep::Nothing).expect_err("no change leads there");
-        let told = format!("no change leads from token_bucket 5/s burst 10 to {line}; make a new limiter");
+        let told =
+            format!("cannot change token_bucket 5/s burst 10 to {line} in place; create a new limiter");
         assert_eq!(error.to_string(), told);
     }
     let error = keys.apply_all(&config("token_bucket 1/d burst 10000"), Keep::Nothing);

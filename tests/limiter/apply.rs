@@ -117,7 +117,7 @@ fn a_configuration_that_is_no_policy_changes_nothing() {
         *start_with = Some(11);
     }
     let error = limiter.apply(&bad, Keep::Nothing).expect_err("no policy").to_string();
-    assert_eq!(error, "start_with 11 is more than the burst of 10");
+    assert_eq!(error, "start_with 11 exceeds the burst of 10");
     let error = limiter.apply(&config("sliding_log 99999999/h"), Keep::Nothing).expect_err("no policy");
     assert_eq!(error.to_string(), "a log of 99999999 permits is longer than the limit of 16777215");
     assert_eq!((limiter.status().available, limiter.config()), (6, config("token_bucket 1/h burst 10")));

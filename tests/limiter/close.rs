@@ -124,13 +124,13 @@ fn refusals_read_plainly() {
         (Refusal::Closed, "closed, no request is granted any more"),
         (Refusal::Paused { retry_after: SECOND.into() }, "paused, retry after 1s"),
         (Refusal::Paused { retry_after: never }, "paused until the pause is ended"),
-        (Refusal::Limited { retry_after: never }, "limited, and no permit comes at this rate"),
+        (Refusal::Limited { retry_after: never }, "limited, no permit will become available"),
         (Refusal::InUse { limit: 1 }, "the only permit is in use"),
         (Refusal::InUse { limit: 2 }, "all 2 permits are in use"),
         #[cfg(feature = "keyed")]
         (Refusal::TooManyKeys { limit: 2 }, "no room for a new key, all 2 keys are limited"),
         (Refusal::ExceedsLimit { requested: 2, limit: 1 }, "2 permits requested, the limit is 1"),
-        (Refusal::QueueFull { retry_after: never }, "queue is full, and it is unknown for how long"),
+        (Refusal::QueueFull { retry_after: never }, "queue is full, retry time unknown"),
     ] {
         assert_eq!(refusal.to_string(), text);
     }

@@ -308,7 +308,7 @@ fn three_policies_are_one_of_two_and_another() -> Result<(), Box<dyn std::error:
     let refused = policy.change(&state, at(120), Change::reset().part(3));
     assert_eq!(refused, Err(PolicyError::NoPart { part: 3, parts: 3 }));
     let told = refused.expect_err("there are three").to_string();
-    assert_eq!(told, "there is no part 3, the policy has 3");
+    assert_eq!(told, "part 3 is out of range, the policy has 3 parts (0 to 2)");
     Ok(())
 }
 

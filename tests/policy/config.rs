@@ -121,7 +121,7 @@ fn a_bad_configuration_is_told_with_what_to_write() {
             "fixed_window 5/s from_first_grant at_wall_clock 0s",
             "from_first_grant and at_wall_clock exclude each other",
         ),
-        ("token_bucket 5/s burst 5 start_with 6", "start_with 6 is more than the burst of 5"),
+        ("token_bucket 5/s burst 5 start_with 6", "start_with 6 exceeds the burst of 5"),
         (
             "token_bucket 1/d burst 1000",
             "a burst of 1000 at 1/d takes longer to fill than the limit of 2.28 years",

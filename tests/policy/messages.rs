@@ -63,7 +63,7 @@ fn messages() -> Vec<(&'static str, String, String)> {
             bucket("5/s burst five"),
             "burst \"five\" is not a whole number from 1 to 4294967295".into(),
         ),
-        ("start_with 6", bucket("5/s burst 5 start_with 6"), "start_with 6 is more than the burst of 5".into()),
+        ("start_with 6", bucket("5/s burst 5 start_with 6"), "start_with 6 exceeds the burst of 5".into()),
         (
             "leaky_bucket burst 5",
             line("leaky_bucket 5/s burst 5"),

@@ -120,12 +120,9 @@ impl fmt::Display for ConfigError {
             ConfigError::Value { field, value, .. } if value.is_empty() => write!(f, "{field} needs a value"),
             ConfigError::Value { field, value, allowed } => write!(f, "{field} {value:?} is not {allowed}"),
             ConfigError::Replaces { old, new } => {
-                write!(f, "no change leads from {old} to {new}; make a new limiter")
+                write!(f, "cannot change {old} to {new} in place; create a new limiter")
             }
             ConfigError::Rate(error) => error.fmt(f),
-            ConfigError::Number(PolicyError::Stock { permits, burst }) => {
-                write!(f, "start_with {permits} is more than the burst of {burst}")
-            }
             ConfigError::Number(PolicyError::NotWhole { rate }) => {
                 write!(f, "rate {rate} is not a whole number of permits in a whole number of nanoseconds")?;
                 rate.whole_nearby().map_or(Ok(()), |near| write!(f, ": write {near}"))
