@@ -4,19 +4,20 @@
 //!
 //! | operation | ordering | pairs with | what it protects |
 //! |---|---|---|---|
-//! | `cancelled` is stored, under the lock of `threads` | Release | the load | what the canceller did before |
+//! | `cancelled` is stored, under the lock of `threads` | Release | the load | what the cancelling thread did before |
 //! | `cancelled` is loaded, without the lock | Acquire | the store | as above |
 //! | a thread is added to `threads`, and all are taken out | the lock | | see below |
 //!
-//! **No thread stays blocked.** The bad execution: a thread looks at the token, the token is
+//! **No thread stays blocked.** The bad execution: a thread checks the token, the token is
 //! cancelled, and then the thread parks for ever. A thread adds itself to the list before its last
-//! look. If it does so before the canceller takes the list, the canceller unparks it, and a parked
-//! thread or the next parking returns. If it does so afterwards, the lock has shown it the mark.
+//! check. If it adds itself before the cancelling thread takes the list, the cancelling thread
+//! unparks it: a parked thread returns, or the next call of `park` returns at once. If it adds
+//! itself afterwards, the lock makes the `cancelled` mark visible to it.
 //!
-//! **Why not more.** The list is read under its lock alone, so no ordering across two atomics is
+//! **Why not more.** The list is read only under its lock, so no ordering across two atomics is
 //! needed.
 //!
-//! **Checked by** `loom-tests/cancel.rs`, with a twin that looks before it adds itself.
+//! **Checked by** `loom-tests/cancel.rs`, with a twin that checks the token before it adds itself.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ use crate::error::Refusal;
 use crate::sync::{AtomicBool, Mutex, Ordering, Thread, current_thread, lock, thread_local};
 
 thread_local! {
-    /// The tokens that this thread runs under, the outermost first.
+    /// The tokens that this thread runs under, outermost first.
     static SCOPES: RefCell<Vec<CancelToken>> = RefCell::default();
 }
 
@@ -36,17 +37,17 @@ thread_local! {
 ///
 /// A thread [runs](CancelToken::run) its work under a token. When the token is
 /// [cancelled](CancelToken::cancel), each blocking call that waits in this work is refused at once
-/// with [`Refusal::Cancelled`], and each later one before it takes anything. Its permits go to the
-/// next in line. One token may end any number of waits, at any limiters: `blocking_acquire` of a
-/// [`RateLimiter`](crate::RateLimiter), an [`AllOf`](crate::AllOf), a
-/// [`CountingLimit`](crate::CountingLimit), of keys, and `blocking_claim` of reservations. A
-/// [`Batch`](crate::Batch) still hands out permits that are there. A limiter of another crate ends
-/// its waits by a [`Cancellable`].
+/// with [`Refusal::Cancelled`]. Each later blocking call is refused before it takes anything. The
+/// permits of a refused call go to the next request in the queue. One token may end any number of
+/// waits, at any limiters: `blocking_acquire` of a [`RateLimiter`](crate::RateLimiter), an
+/// [`AllOf`](crate::AllOf), a [`CountingLimit`](crate::CountingLimit) and of limiters with keys,
+/// and `blocking_claim` of reservations. A [`Batch`](crate::Batch) still hands out the permits that
+/// it holds. A limiter of another crate ends its waits with a [`Cancellable`].
 ///
 /// Tasks need no token: dropping a future ends its wait. To refuse all requests that wait at one
-/// limiter, and all later ones, [`close`](crate::RateLimiter::close) it.
+/// limiter, and all later requests, [`close`](crate::RateLimiter::close) the limiter.
 ///
-/// Clones are one token. A cancelled token stays cancelled.
+/// All clones are the same token. A cancelled token stays cancelled.
 ///
 /// # Examples
 ///
@@ -73,7 +74,7 @@ pub struct CancelToken(Arc<Inner>);
 
 struct Inner {
     cancelled: AtomicBool,
-    /// The threads to be unparked, by their numbers.
+    /// The threads to unpark, by their numbers.
     threads: Mutex<Threads>,
 }
 
@@ -98,8 +99,8 @@ impl CancelToken {
 
     /// Ends all blocking waits under this token, and refuses all later blocking calls under it.
     ///
-    /// A request that gets its permits while this runs is either granted or refused: a refused one
-    /// takes nothing. Returns whether the token was not cancelled before.
+    /// A request that gets its permits while this call runs is either granted or refused: a refused
+    /// request takes nothing. Returns whether the token was not cancelled before.
     #[expect(clippy::must_use_candidate, reason = "called for what it does")]
     pub fn cancel(&self) -> bool {
         let mut threads = lock(&self.0.threads);
@@ -108,23 +109,23 @@ impl CancelToken {
         // Release: a thread that reads the mark sees what this thread did before.
         self.0.cancelled.store(true, Ordering::Release);
         let blocked = std::mem::take(&mut threads.blocked);
-        // A thread that is unparked takes this lock.
+        // An unparked thread takes this lock.
         drop(threads);
         blocked.into_values().for_each(|thread| thread.unpark());
         first
     }
 
-    /// Whether the token was [cancelled](CancelToken::cancel).
+    /// Returns whether the token was [cancelled](CancelToken::cancel).
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        // Acquire pairs with the store of `cancel`.
+        // Acquire pairs with the store in `cancel`.
         self.0.cancelled.load(Ordering::Acquire)
     }
 
-    /// Runs `work` in this thread, under this token. The token ends the blocking waits that `work`
-    /// makes in this thread, wherever it makes them. It does not end `work` itself.
+    /// Runs `work` in this thread, under this token. The token ends the blocking waits of `work` in
+    /// this thread, at any limiter. It does not end `work` itself.
     ///
-    /// `work` may run further work under other tokens. Each of them ends a wait then.
+    /// `work` may run further work under other tokens. Each of these tokens then ends a wait.
     ///
     /// # Examples
     ///
@@ -158,12 +159,13 @@ impl CancelToken {
     }
 }
 
-/// The time in which a thread is under a token. Ends also by a panic.
+/// The scope in which a thread runs under a token. A panic ends it too.
 struct Within;
 
 impl Within {
     fn enter(token: &CancelToken) -> Option<Within> {
-        // In a destructor of a thread that ends there is no list. Then no token can end a wait.
+        // In a destructor that runs when the thread ends, the list is gone. Then no token can end a
+        // wait.
         SCOPES.try_with(|scopes| scopes.borrow_mut().push(token.clone())).ok().map(|()| Within)
     }
 }
@@ -174,10 +176,10 @@ impl Drop for Within {
     }
 }
 
-/// A blocking wait of the calling thread, under the tokens that the thread runs under: for a
-/// [`Limiter`](crate::Limiter) of another crate, whose waits a [`CancelToken`] is to end.
+/// A blocking wait of the calling thread, under the tokens that the thread runs under. It is for a
+/// [`Limiter`](crate::Limiter) of another crate whose waits a [`CancelToken`] must end.
 ///
-/// Dropping it ends the wait. It stays in the thread that began it.
+/// Dropping it ends the wait. It cannot leave the thread that began it.
 ///
 /// # Examples
 ///
@@ -210,7 +212,7 @@ pub struct Cancellable {
     tokens: Vec<CancelToken>,
     /// The number of this thread in each token, once it may park.
     numbers: Vec<u64>,
-    /// The thread of this wait is the one that is unparked.
+    /// The thread that began this wait is the thread that is unparked.
     _of_this_thread: PhantomData<*const ()>,
 }
 
@@ -219,23 +221,24 @@ impl Cancellable {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Cancelled`] if a token that the thread runs under is cancelled already.
+    /// Returns [`Refusal::Cancelled`] if a token that the thread runs under is already cancelled.
     pub fn begin() -> Result<Cancellable, Refusal> {
-        // Without a token this allocates nothing.
+        // Without a token this call allocates nothing.
         let tokens = SCOPES.try_with(|scopes| scopes.borrow().clone()).unwrap_or_default();
         let wait = Cancellable { tokens, numbers: Vec::new(), _of_this_thread: PhantomData };
         if wait.is_cancelled() { Err(Refusal::Cancelled) } else { Ok(wait) }
     }
 
-    /// Whether the wait is to end. From the first time on, a token that is cancelled unparks the
+    /// Returns whether the wait must end. After the first call, a cancelled token unparks the
     /// thread.
     ///
-    /// Ask this before each parking, with no foreign code in between, which could use up the
-    /// thread's unpark token.
+    /// Call this before each call of `park`, with no user code in between, because user code could
+    /// use up the thread's unpark token.
     #[must_use]
     pub fn should_stop(&mut self) -> bool {
         if self.numbers.is_empty() {
-            // Before the look, so that a token that is cancelled after the look unparks the thread.
+            // Before the check, so that a token that is cancelled after the check unparks the
+            // thread.
             self.numbers.extend(self.tokens.iter().map(CancelToken::add));
         }
         self.is_cancelled()
@@ -255,7 +258,7 @@ impl Drop for Cancellable {
 }
 
 impl CancelToken {
-    /// Adds the calling thread to the threads to be unparked. Returns its number.
+    /// Adds the calling thread to the threads to unpark. Returns its number.
     pub(crate) fn add(&self) -> u64 {
         let mut threads = lock(&self.0.threads);
         threads.last += 1;

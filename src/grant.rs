@@ -1,12 +1,12 @@
-//! [`Grant`]: what a request got, and what it left.
+//! [`Grant`]: the permits that a request got. [`Left`]: what the grant left in the limiter.
 
 use std::time::Duration;
 
 use crate::time::Nanos;
 
-/// The permits that a request got, and how long it waited for them.
+/// The permits that a request got, and the time that it waited for them.
 ///
-/// A grant is a plain value: dropping it gives nothing back. To give permits back, see
+/// A grant is a plain value: dropping it gives nothing back. To give permits back, call
 /// [`RateLimiter::refund`](crate::RateLimiter::refund).
 ///
 /// # Examples
@@ -33,19 +33,19 @@ pub struct Grant {
     left: Option<Left>,
 }
 
-/// What a grant left in its limiter: for the headers of an HTTP answer, for example.
+/// What a grant left in its limiter: for the headers of an HTTP response, for example.
 ///
-/// It is told to a request that asks for it by [`Request::with_left`](crate::Request::with_left).
-/// It is the state right after the grant, at the time of the answer: the grants of other requests
-/// since then do not count, and neither do waiters. So of several requests for one permit at one
-/// time, each is told another number of available permits. In a pause, and while grants are spaced
-/// after one, it tells no more than a [`Status`](crate::Status) of that moment.
+/// A request gets it if it asks for it with [`Request::with_left`](crate::Request::with_left). It
+/// is the state right after the grant, at the time of the decision. Later grants of other requests
+/// do not count, and neither do waiters. Of several requests for one permit at one time, each
+/// therefore gets a different number of available permits. During a pause, and while grants are
+/// spaced after a pause, it reports no more than a [`Status`](crate::Status) of that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Left {
-    /// The most permits that can ever be available; `u64::MAX` if there is no limit.
+    /// The maximum number of permits that can ever be available; `u64::MAX` if there is no limit.
     pub limit: u64,
-    /// How many requests for one permit would succeed, one after the other.
+    /// The number of requests for one permit that would succeed, one after the other.
     pub available: u64,
     /// The time until a request for one permit would succeed: zero if one is available, and
     /// [`Duration::MAX`] for never.
@@ -55,8 +55,9 @@ pub struct Left {
 }
 
 impl Left {
-    /// The permits left in a limiter of your own. The next permit comes, and the limiter is full,
-    /// now where the numbers say so, and otherwise never, unless these times are set.
+    /// Creates the permits left in a custom limiter. If the numbers say so, the next permit is
+    /// available now and the limiter is full now. Otherwise each of these two times is "never"
+    /// unless it is set.
     ///
     /// # Examples
     ///
@@ -88,13 +89,13 @@ impl Left {
 }
 
 impl Grant {
-    /// The grant of a request that did not have to wait.
+    /// Creates the grant of a request that did not wait.
     #[inline]
     pub(crate) fn at_once(permits: u32) -> Grant {
         Grant::new(permits, Nanos::ZERO)
     }
 
-    /// The grant of a limiter of your own, after a wait of this time.
+    /// Creates the grant of a custom limiter, after a wait of `waited`.
     #[inline]
     #[must_use]
     pub fn new(permits: u32, waited: impl Into<Nanos>) -> Grant {
@@ -107,9 +108,9 @@ impl Grant {
         Grant { left: Some(left), ..self }
     }
 
-    /// Returns what the grant left in the limiter, if the request asked for it by
-    /// [`Request::with_left`](crate::Request::with_left). A request that passed without permits is
-    /// told nothing.
+    /// Returns what the grant left in the limiter, if the request asked for it with
+    /// [`Request::with_left`](crate::Request::with_left). Returns `None` for a request that passed
+    /// without permits.
     ///
     /// # Examples
     ///
@@ -131,16 +132,17 @@ impl Grant {
         self.left
     }
 
-    /// Returns how many permits the limiter gave: as many as the request asked for, or as there
-    /// were if it asked for [up to](crate::Request::up_to) a number, or 0 if the request passed
-    /// without permits. A request passes so if it is [exempt](crate::Request::exempt), or if the
-    /// limiter is in [shadow mode](crate::RateLimiter::set_shadow) and would have refused it.
+    /// Returns the number of permits that the limiter granted. It is the number that the request
+    /// asked for, or the number available if it asked for [up to](crate::Request::up_to) a number,
+    /// or 0 if the request passed without permits. A request passes without permits if it is
+    /// [exempt](crate::Request::exempt), or if the limiter is in [shadow
+    /// mode](crate::RateLimiter::set_shadow) and would have refused it.
     #[must_use]
     pub fn permits(self) -> u32 {
         self.permits
     }
 
-    /// Returns how long the request waited: zero if its permits were there.
+    /// Returns how long the request waited: zero if its permits were available.
     ///
     /// A wait begins with the first poll of a future, or with the call of a blocking method or of
     /// [`reserve`](crate::RateLimiter::reserve).

@@ -1,9 +1,9 @@
 //! Streams that wait for permits.
 //!
-//! An item is taken from the inner stream first, and then its permits are acquired. So a stream
-//! that is silent holds no place in the queue and no permits, and the cost of an item can depend on
-//! the item. Permits are granted in the poll that yields the item: dropping the stream at any time
-//! loses none.
+//! The stream takes an item from the inner stream first, and then acquires its permits. A stream
+//! that is silent therefore holds no position in the queue and no permits, and the cost of an item
+//! can depend on the item. Permits are granted in the poll that yields the item: dropping the
+//! stream at any time loses none.
 
 use std::error::Error;
 use std::fmt;
@@ -19,11 +19,11 @@ use crate::request::Request;
 
 /// Adds [`rate_limited`](LimitStream::rate_limited) to all streams.
 pub trait LimitStream: Stream + Sized {
-    /// Yields the items of this stream when the limiter grants their permits: one for each item, or
-    /// its [cost](LimitedStream::cost).
+    /// Yields the items of this stream when the limiter grants their permits: one permit for each
+    /// item, or its [cost](LimitedStream::cost).
     ///
     /// The limiter is a [`RateLimiter`](crate::RateLimiter), an [`AllOf`](crate::AllOf), a key
-    /// (`OfKey`) or an [`AnyLimiter`]. Streams that share it wait in one queue.
+    /// (`OfKey`) or an [`AnyLimiter`]. Streams that share a limiter wait in one queue.
     ///
     /// # Examples
     ///
@@ -64,23 +64,24 @@ pub trait LimitStream: Stream + Sized {
 impl<S: Stream> LimitStream for S {}
 
 pin_project! {
-    /// A stream that yields each item when its permits are due. Made by
+    /// A stream that yields each item when its permits are due. Created by
     /// [`rate_limited`](LimitStream::rate_limited).
     ///
-    /// An item is `Ok`, or a [`RefusedItem`] where the limiter refuses: it was closed, the cost can
-    /// never be granted, or it does not come [within](Request::within) the time that its cost
-    /// names. The stream goes on after a refusal, and ends when the inner stream ends.
+    /// An item is `Ok`, or a [`RefusedItem`] if the limiter refuses it: the limiter was closed, the
+    /// cost can never be granted, or the permits are not due within the [maximum
+    /// wait](Request::within) of the cost. The stream continues after a refusal, and ends when the
+    /// inner stream ends.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future of one item keeps the item and its place in the queue, in the stream.
-    /// Dropping the stream leaves no trace in the limiter; an item that waits is dropped with it,
-    /// unless [`into_parts`](LimitedStream::into_parts) takes it out.
+    /// Dropping the future of one item keeps the item and its position in the queue, in the stream.
+    /// Dropping the stream leaves no trace in the limiter. An item that waits is dropped with the
+    /// stream, unless [`into_parts`](LimitedStream::into_parts) takes it out.
     ///
     /// # Fairness
     ///
-    /// Items of all streams wait in the queue of the limiter, in the order in which they came. A
-    /// stream has at most one item in it.
+    /// Items of all streams wait in the queue of the limiter, in order of arrival. A stream has at
+    /// most one item in the queue.
     ///
     /// # Costs
     ///
@@ -101,10 +102,11 @@ pin_project! {
 }
 
 impl<S: Stream, F> LimitedStream<S, F> {
-    /// Asks for this cost of each item: a number of permits, or a [`Request`]. An item of cost 0 is
-    /// yielded at once. If the function panics, the next poll asks it again for the same item.
+    /// Sets the function that returns the cost of each item: a number of permits, or a [`Request`].
+    /// An item of cost 0 is yielded at once. If the function panics, the next poll calls it again
+    /// for the same item.
     ///
-    /// Call it before the stream is polled: an item that waits keeps its cost.
+    /// Call this before the stream is polled: an item that waits keeps its cost.
     ///
     /// # Examples
     ///
@@ -135,22 +137,23 @@ impl<S: Stream, F> LimitedStream<S, F> {
         LimitedStream { inner, ended, item, asked, wait, limiter, cost }
     }
 
-    /// The inner stream.
+    /// Returns the inner stream.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The inner stream. An item taken from it passes without a permit.
+    /// Returns the inner stream. An item taken from it passes without a permit.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The inner stream, pinned. An item taken from it passes without a permit.
+    /// Returns the inner stream, pinned. An item taken from it passes without a permit.
     pub fn get_pin_mut(self: Pin<&mut Self>) -> Pin<&mut S> {
         self.project().inner
     }
 
-    /// The inner stream, and the item that waits for its permits. The item leaves the queue.
+    /// Returns the inner stream, and the item that waits for its permits. The item leaves the
+    /// queue.
     pub fn into_parts(self) -> (S, Option<S::Item>) {
         (self.inner, self.item)
     }
@@ -174,7 +177,7 @@ where
                 *this.ended = true;
                 return Poll::Ready(None);
             };
-            // Kept before its cost is known, so that a cost that panics loses no item.
+            // Stored before its cost is known, so that a cost function that panics loses no item.
             (*this.item, *this.asked) = (Some(item), false);
         }
         if let (Some(item), false) = (&this.item, *this.asked) {
@@ -226,12 +229,12 @@ impl<S: Stream + fmt::Debug, F> fmt::Debug for LimitedStream<S, F> {
     }
 }
 
-/// An item that a limiter refused, and why.
+/// An item that a limiter refused, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedItem<T> {
     /// The item.
     pub item: T,
-    /// Why it was refused.
+    /// The reason for the refusal.
     pub refusal: AllRefusal,
 }
 

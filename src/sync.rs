@@ -32,7 +32,7 @@ pub(crate) use std::thread_local;
 
 use std::sync::TryLockError;
 
-/// A place for a value that is replaced while threads read it, and empty at first. A reader takes
+/// A cell for a value that is replaced while threads read it. It is empty at first. A reader takes
 /// no lock.
 #[cfg(all(feature = "config", not(all(test, tidegate_loom))))]
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl<T> Swap<T> {
         Swap(arc_swap::ArcSwapOption::empty())
     }
 
-    /// Looks at the value, with all that was written before it was stored.
+    /// Calls `look` with the value. It sees all that was written before the value was stored.
     pub(crate) fn with<R>(&self, look: impl FnOnce(Option<&std::sync::Arc<T>>) -> R) -> R {
         look(self.0.load().as_ref())
     }
@@ -54,17 +54,17 @@ impl<T> Swap<T> {
     }
 }
 
-/// How often a thread looks again: for a step that another thread is about to finish, or after a
-/// race that it lost. The standard library's mutex spins as often before it sleeps.
+/// How many times a thread retries: for a step that another thread is about to finish, or after a
+/// race that it lost. The standard library's mutex spins as many times before it sleeps.
 pub(crate) const LOOKS: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100 };
 
-/// Locks, and ignores poisoning: every section leaves its data consistent at each point where
-/// foreign code could unwind.
+/// Locks, and ignores poisoning: every section leaves its data consistent at each point where user
+/// code could unwind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Locks if the lock is free. Ignores poisoning, as [`lock`] does.
+/// Locks if the lock is free. Ignores poisoning, like [`lock`].
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
@@ -83,14 +83,14 @@ pub(crate) use loom::sync::{
     RwLock as ShardLock, RwLockReadGuard as ShardedLockReadGuard, RwLockWriteGuard as ShardedLockWriteGuard,
 };
 
-/// Locks for reading. Ignores poisoning, as [`lock`] does.
+/// Locks for reading. Ignores poisoning, like [`lock`].
 #[cfg(feature = "keyed")]
 #[inline]
 pub(crate) fn read<T>(lock: &ShardLock<T>) -> ShardedLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Locks for writing. Ignores poisoning, as [`lock`] does.
+/// Locks for writing. Ignores poisoning, like [`lock`].
 #[cfg(feature = "keyed")]
 pub(crate) fn write<T>(lock: &ShardLock<T>) -> ShardedLockWriteGuard<'_, T> {
     lock.write().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -102,7 +102,7 @@ mod twin {
 
     use super::Ordering;
 
-    /// Stands in for `ArcSwapOption`, which loom does not see into.
+    /// Stands in for `ArcSwapOption`, whose operations loom cannot see.
     #[derive(Debug)]
     pub(crate) struct Swap<T>(loom::sync::Mutex<Option<Arc<T>>>);
 
@@ -122,7 +122,7 @@ mod twin {
     }
 
     /// Stands in for the 128-bit atomic, which loom does not have. A mutex around the value
-    /// explores every interleaving of loads and exchanges. It does not show what a relaxed ordering
+    /// explores every interleaving of loads and CASes. It does not show what a relaxed ordering
     /// permits for other memory; see `loom-tests/README.md`.
     #[derive(Debug)]
     pub(crate) struct AtomicU128(loom::sync::Mutex<u128>);

@@ -4,12 +4,13 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
-/// A point in time, in whole nanoseconds since the [`Clock`](crate::Clock)'s beginning, or a span
-/// of time.
+/// A point in time, in whole nanoseconds since the [`Clock`](crate::Clock)'s beginning, or a
+/// duration.
 ///
 /// A `u64` of nanoseconds lasts 584 years. All arithmetic saturates: [`Nanos::MAX`] means "never".
 ///
-/// A span compares with a [`Duration`], prints like one, and converts to and from one.
+/// A duration in this type compares with a [`Duration`], prints like one, and converts to and from
+/// one.
 ///
 /// # Examples
 ///
@@ -30,16 +31,16 @@ pub struct Nanos(u64);
 impl Nanos {
     /// The beginning of a clock's time.
     pub const ZERO: Nanos = Nanos(0);
-    /// The end of time. A permit that is due at this time is never due.
+    /// The end of time. A permit that is due at this time never becomes due.
     pub const MAX: Nanos = Nanos(u64::MAX);
 
-    /// Makes a time from a number of nanoseconds.
+    /// Creates a time from a number of nanoseconds.
     #[must_use]
     pub const fn new(nanos: u64) -> Nanos {
         Nanos(nanos)
     }
 
-    /// Makes a time from a duration. More than 584 years becomes [`Nanos::MAX`].
+    /// Creates a time from a duration. More than 584 years becomes [`Nanos::MAX`].
     #[must_use]
     pub const fn from_duration(duration: Duration) -> Nanos {
         let nanos = duration.as_nanos();
@@ -54,20 +55,20 @@ impl Nanos {
         self.0
     }
 
-    /// Returns this span as a [`Duration`]. [`Nanos::MAX`] becomes [`Duration::MAX`].
+    /// Returns this duration as a [`Duration`]. [`Nanos::MAX`] becomes [`Duration::MAX`].
     #[must_use]
     pub const fn as_duration(self) -> Duration {
         if self.0 == u64::MAX { Duration::MAX } else { Duration::from_nanos(self.0) }
     }
 
-    /// Returns this time plus a span, or [`Nanos::MAX`] instead of an overflow.
+    /// Returns this time plus `span`, or [`Nanos::MAX`] instead of an overflow.
     #[must_use]
     pub const fn saturating_add(self, span: Nanos) -> Nanos {
         Nanos(self.0.saturating_add(span.0))
     }
 
-    /// Returns the span from `earlier` to this time, or zero if `earlier` is later. "Never" minus
-    /// any time is "never".
+    /// Returns the duration from `earlier` to this time, or zero if `earlier` is later. "Never"
+    /// minus any time is "never".
     #[must_use]
     pub const fn saturating_since(self, earlier: Nanos) -> Nanos {
         if self.0 == u64::MAX { Nanos::MAX } else { Nanos(self.0.saturating_sub(earlier.0)) }

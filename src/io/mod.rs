@@ -1,24 +1,24 @@
 //! Readers and writers that wait for permits: one permit is one byte.
 //!
-//! A transfer goes in chunks, so that no buffer is larger than what a limiter can grant at once,
-//! and so that transfers that share a limiter take turns. All chunks of a limiter have the same
-//! size, and its queue is first come first served. So each transfer with a buffer that holds a
-//! chunk gets the same share of the bytes, however much larger its buffer is.
+//! A transfer is split into chunks, so that no buffer is larger than what a limiter can grant at
+//! once, and so that transfers that share a limiter take turns. All chunks of a limiter have the
+//! same size, and its queue is first come, first served. Each transfer with a buffer that holds a
+//! chunk therefore gets the same share of the bytes, however much larger its buffer is.
 //!
 //! | | a reader | a writer |
 //! |---|---|---|
 //! | first | reads at most a chunk | pays for at most a chunk |
-//! | then | pays for what came | writes it |
+//! | then | pays for the bytes that it read | writes the chunk |
 //! | waits | before the next read | before the write |
-//! | peer is silent, or takes less | holds no permits | gives back what the peer did not take |
-//! | bytes in any span | what the policy states, and a chunk of each reader | what the policy states, and a chunk of each writer with a task that runs late |
+//! | peer is silent, or takes less | holds no permits | gives back the permits of bytes that the peer did not take |
+//! | bytes in any period | what the policy states, and a chunk of each reader | what the policy states, and a chunk of each writer with a task that runs late |
 //!
 //! Each chunk that waits wakes its task once. The kernel does most of the work for it: of some
-//! 60,000 instructions, a quarter are the limiter's. So the processor time of a transfer is that of
-//! its number of chunks, and [larger ones](Throttled::max_chunk) cost less.
+//! 60,000 instructions, a quarter are the limiter's. The processor time of a transfer therefore
+//! depends on its number of chunks, and [larger chunks](Throttled::max_chunk) cost less.
 //!
-//! Eight connections, as the example `bandwidth` measures them. Two of them write with buffers of
-//! 1 MiB, and the others with buffers of 64 KiB:
+//! The plot shows eight connections, as measured by the example `bandwidth`. Two of them write with
+//! buffers of 1 MiB, and the others with buffers of 64 KiB:
 //!
 #![cfg_attr(doc, doc = include_str!("../../docs/bandwidth.svg"))]
 
@@ -39,28 +39,29 @@ use crate::any_limiter::{AnyLimiter, AnyReservation};
 pin_project! {
     /// A reader, a writer or both, that takes a permit for each byte.
     ///
-    /// It wraps what implements tokio's `AsyncRead`, `AsyncBufRead` or `AsyncWrite`, and implements
-    /// the same. Reading and writing have a limiter each, or share one. For several limits at once,
-    /// such as of a connection, a user and all users, give it an [`AllOf`](crate::AllOf). The rate
-    /// may change at any time.
+    /// It wraps a type that implements tokio's `AsyncRead`, `AsyncBufRead` or `AsyncWrite`, and
+    /// implements the same traits. Reading and writing each have a limiter, or share one. For
+    /// several limits at once, such as those of a connection, a user and all users, pass an
+    /// [`AllOf`](crate::AllOf). The rate may change at any time.
     ///
     /// # Chunks
     ///
-    /// A chunk is what comes in within 10 ms: at least 512 bytes, at most 64 KiB, and no more than
-    /// the limiter can grant at once. So a policy with a burst of at least 10 ms is right; with a
-    /// smaller one the chunks are smaller, and more of them wait. The size follows the rate and the
-    /// burst, also of a chunk that waits. [`max_chunk`](Throttled::max_chunk) makes them smaller.
+    /// A chunk is the number of bytes that accrue within 10 ms: at least 512 bytes, at most 64 KiB,
+    /// and no more than the limiter can grant at once. A policy with a burst of at least 10 ms is
+    /// therefore right. With a smaller burst the chunks are smaller, and more of them wait. The
+    /// size follows the rate and the burst, even for a chunk that waits.
+    /// [`max_chunk`](Throttled::max_chunk) makes chunks smaller.
     ///
     /// # Fairness
     ///
-    /// Chunks wait in the queue of the limiter, in the order in which they came, and a transfer has
-    /// at most one in it. So transfers that share a limiter get equal shares. A transfer with a
-    /// buffer smaller than a chunk gets a smaller share.
+    /// Chunks wait in the queue of the limiter, in order of arrival, and a transfer has at most one
+    /// chunk in the queue. Transfers that share a limiter therefore get equal shares. A transfer
+    /// with a buffer smaller than a chunk gets a smaller share.
     ///
     /// # What waits
     ///
-    /// Reads and writes do. Flushing, shutting down and seeking do not. The end of a stream costs
-    /// nothing, but it is found by a read, which waits until the chunk before it is paid for.
+    /// Reads and writes wait. Flushing, shutting down and seeking do not wait. The end of a stream
+    /// costs nothing, but it is found by a read, which waits until the chunk before it is paid for.
     ///
     /// # Errors
     ///
@@ -69,10 +70,9 @@ pin_project! {
     ///
     /// # Cancel safety
     ///
-    /// A read or a write that is dropped keeps its place in the queue, in this type, and the next
-    /// one takes it. When it is dropped itself, its places are given up. A granted chunk that was
-    /// not written is given back.
-    ///
+    /// A dropped read or write keeps its position in the queue, in this type, and the next read or
+    /// write takes it. When this type is dropped, its positions are given up. A granted chunk that
+    /// was not written is given back.
     /// # Examples
     ///
     /// ```
@@ -96,7 +96,7 @@ pin_project! {
     ///
     /// # Source
     ///
-    /// TiKV's async-speed-limit, with chunks that are charged one by one.
+    /// TiKV's async-speed-limit. Here chunks are charged one by one.
     #[derive(Debug)]
     pub struct Throttled<T> {
         #[pin]
@@ -108,7 +108,7 @@ pin_project! {
 }
 
 impl<T> Throttled<T> {
-    /// This reader or writer, without a limit, until [`limit_reads`](Throttled::limit_reads) or
+    /// Wraps a reader or writer without a limit, until [`limit_reads`](Throttled::limit_reads) or
     /// [`limit_writes`](Throttled::limit_writes) sets one.
     pub fn new(inner: T) -> Throttled<T> {
         Throttled { inner, reads: None, writes: None, max_chunk: MOST }
@@ -126,11 +126,11 @@ impl<T> Throttled<T> {
         Throttled { writes: Some(Direction::new(limiter.into(), self.max_chunk)), ..self }
     }
 
-    /// Makes no chunk larger than this, and at least one byte. The default is 64 KiB.
+    /// Sets the maximum size of a chunk in bytes. It is at least one byte. The default is 64 KiB.
     ///
     /// Transfers get equal shares if this is at most the smallest of their buffers. A transfer with
     /// smaller chunks than the others gets less. Each chunk costs a wake-up of its task, so larger
-    /// chunks cost less processor time where all buffers are larger, too.
+    /// chunks cost less processor time if all buffers are also larger.
     #[must_use]
     pub fn max_chunk(mut self, bytes: u32) -> Throttled<T> {
         self.max_chunk = bytes.max(1);
@@ -141,42 +141,42 @@ impl<T> Throttled<T> {
         self
     }
 
-    /// The inner reader or writer.
+    /// Returns the inner reader or writer.
     pub fn get_ref(&self) -> &T {
         &self.inner
     }
 
-    /// The inner reader or writer. Bytes that are moved through it cost nothing.
+    /// Returns the inner reader or writer. Bytes that are moved through it cost nothing.
     pub fn get_mut(&mut self) -> &mut T {
         &mut self.inner
     }
 
-    /// The inner reader or writer, pinned. Bytes that are moved through it cost nothing.
+    /// Returns the inner reader or writer, pinned. Bytes that are moved through it cost nothing.
     pub fn get_pin_mut(self: Pin<&mut Self>) -> Pin<&mut T> {
         self.project().inner
     }
 
-    /// The inner reader or writer. Its places in the queues are given up.
+    /// Returns the inner reader or writer. Its positions in the queues are given up.
     pub fn into_inner(self) -> T {
         self.inner
     }
 }
 
-/// A chunk is what comes in within this time.
+/// A chunk is the number of bytes that accrue within this time.
 const CHUNK: Duration = Duration::from_millis(10);
 const LEAST: u32 = 512;
 const MOST: u32 = 65_536;
 
-/// One direction of a transfer, and what it pays.
+/// One direction of a transfer, and its payments.
 struct Direction {
     /// Blocks no thread.
     limiter: AnyLimiter,
-    /// How many bytes are paid at a time.
+    /// The number of bytes that are paid for at a time.
     chunk: u32,
     max_chunk: u32,
-    /// The chunk that is being paid, and its place in the queue.
+    /// The chunk that is being paid for, and its reservation.
     place: Option<(u32, AnyReservation)>,
-    /// How many bytes were read that have no place.
+    /// The number of bytes that were read and have no reservation.
     owed: u32,
 }
 
@@ -193,12 +193,13 @@ impl Direction {
         self.chunk = chunk(&self.limiter.status(), self.max_chunk);
     }
 
-    /// So many of these bytes are a chunk, or fewer.
+    /// Returns how many of these bytes are a chunk: all of them, or fewer.
     fn part(&self, bytes: usize) -> u32 {
         u32::try_from(bytes).unwrap_or(u32::MAX).min(self.chunk)
     }
 
-    /// Takes a place for a chunk of these bytes, none of which has one. Returns its size.
+    /// Reserves a chunk of these bytes, none of which has a reservation. Returns the size of the
+    /// chunk.
     fn join(&mut self, bytes: usize) -> io::Result<u32> {
         loop {
             let part = self.part(bytes);
@@ -212,8 +213,9 @@ impl Direction {
         }
     }
 
-    /// Waits until the place is due, if there is one. Returns how many bytes it is for; `None` if
-    /// they need another place, of a smaller chunk. After an error they have no place.
+    /// Waits until the reservation is due, if there is one. Returns the number of bytes that it is
+    /// for. Returns `None` if they need another reservation, for a smaller chunk. After an error
+    /// they have no reservation.
     fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<u32>>> {
         let Some((bytes, place)) = &mut self.place else { return Poll::Ready(Ok(Some(0))) };
         let bytes = *bytes;
@@ -231,17 +233,17 @@ impl Direction {
         }
     }
 
-    /// Fits the chunk to the rate and the burst after a refusal. Fails unless the chunk is smaller
-    /// than the one that was refused: then the limiter may grant it.
+    /// Fits the chunk to the rate and the burst after a refusal. Fails unless the chunk is now
+    /// smaller than the refused chunk: the limiter may grant a smaller chunk.
     fn shrink_after(&mut self, refused: u32, refusal: AllRefusal) -> io::Result<()> {
         self.set_chunk();
         if self.chunk < refused { Ok(()) } else { Err(io::Error::other(refusal)) }
     }
 
-    /// Ends the place: so many of its bytes were moved.
+    /// Ends the reservation. `bytes` of its bytes were moved.
     fn settle(&mut self, bytes: u32) {
         if let Some((_, place)) = self.place.take() {
-            // All limits are told the same number, so there is no name that could be wrong.
+            // All limits get the same number, so no name can be wrong.
             let _ = place.settle(bytes);
         }
     }
@@ -258,13 +260,11 @@ impl fmt::Debug for Direction {
     }
 }
 
-/// How many bytes a transfer that this limiter limits pays for at a time: what the strictest of its
-/// limits grants within 10 ms, at least 512 bytes and at most 64 KiB, and no more than it grants at
-/// once.
+/// Returns how many bytes a transfer under this limiter pays for at a time: the number that the
+/// strictest of its limits grants within 10 ms, at least 512 bytes and at most 64 KiB, and no more
+/// than it grants at once.
 ///
-/// [`Throttled`] has chunks of this size, and so has `ThrottledBody` of the crate `tidegate-http`.
-/// An adapter of another kind that uses it gets the same share as they do. The size follows the
-/// rate, so ask again now and then, for example after a wait.
+/// [`Throttled`] has chunks of this size, and so has `ThrottledBody` in the crate `tidegate-http`. A custom adapter that uses this size gets the same share as they do. The size follows the rate, so call this again now and then, for example after a wait.
 ///
 /// # Examples
 ///

@@ -1,4 +1,4 @@
-//! Reading: what came is paid for before the next read.
+//! Reading: the bytes of a read are paid for before the next read.
 
 use std::io;
 use std::pin::Pin;
@@ -9,7 +9,8 @@ use tokio::io::{AsyncBufRead, AsyncRead, AsyncSeek, ReadBuf};
 use crate::io::{Direction, Throttled};
 
 impl Direction {
-    /// Waits until what was read before is paid for. After a refusal the next read asks again.
+    /// Waits until the bytes of earlier reads are paid for. After a refusal the next read asks
+    /// again.
     fn poll_paid(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let read = match &self.place {
@@ -32,13 +33,13 @@ impl Direction {
         }
     }
 
-    /// Takes a place for what was read. If it is refused, the next read asks again, and tells why:
-    /// this one has bytes to hand over.
+    /// Reserves permits for the bytes that were read. If the reservation is refused, the next read
+    /// asks again and returns the error: this read has bytes to hand over.
     fn read(&mut self, bytes: usize) {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.owed = self.owed.saturating_add(bytes);
-        // A buffer that is consumed in parts, without a look at it in between, has the place of its
-        // first part. The next read takes a place for the others.
+        // A buffer that is consumed in parts, without a fill in between, has the reservation of its
+        // first part. The next read reserves permits for the other parts.
         if self.owed > 0
             && self.place.is_none()
             && let Ok(joined) = self.join(self.owed as usize)
@@ -61,7 +62,7 @@ impl<T: AsyncRead> AsyncRead for Throttled<T> {
         }
         ready!(direction.poll_paid(context))?;
         let most = direction.part(buffer.remaining());
-        // Initialized, since only that is safe to hand on in part.
+        // Initialized, because only an initialized buffer is safe to hand on in part.
         let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most as usize));
         ready!(this.inner.poll_read(context, &mut part))?;
         let read = part.filled().len();

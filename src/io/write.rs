@@ -25,7 +25,7 @@ impl Direction {
                 break paid;
             }
         };
-        // Paid by an earlier call, maybe for a longer buffer.
+        // An earlier call may have paid for the chunk, and its buffer may have been longer.
         let written = write(context, bytes.min(paid as usize));
         let used = match &written {
             Poll::Ready(Ok(written)) => u32::try_from(*written).unwrap_or(u32::MAX).min(paid),
@@ -85,7 +85,7 @@ impl<T: AsyncWrite> AsyncWrite for Throttled<T> {
     }
 }
 
-/// The first `bytes` of these buffers.
+/// Returns the first `bytes` bytes of these buffers.
 fn first<'a>(buffers: &'a [IoSlice<'_>], mut bytes: usize) -> Vec<IoSlice<'a>> {
     let mut parts = Vec::with_capacity(buffers.len());
     for buffer in buffers {
