@@ -1,5 +1,5 @@
-//! The event loop of a task, and sleeps by its timer: a tokio runtime, or outside of any, the
-//! thread that rings for all limiters.
+//! The event loop of a task, and sleeps with its timer. The event loop is a tokio runtime, or
+//! outside of any runtime, the timer thread of all limiters.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,17 +13,16 @@ use crate::clock::tokio::TokioSleep;
 use crate::clock::{Clock, Sleep};
 use crate::time::Nanos;
 
-/// Identifies the event loop of a task: its tokio runtime, or the thread that rings everywhere
-/// else.
+/// Identifies the event loop of a task: its tokio runtime, or everywhere else the timer thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventLoop {
-    /// `None` is that thread.
+    /// `None` is the timer thread.
     #[cfg(feature = "tokio")]
     runtime: Option<Id>,
 }
 
 impl EventLoop {
-    /// The event loop of the calling task.
+    /// Returns the event loop of the calling task.
     pub(super) fn current() -> EventLoop {
         #[cfg(feature = "tokio")]
         return EventLoop::of(Handle::try_current().ok().as_ref());
@@ -31,14 +30,14 @@ impl EventLoop {
         EventLoop {}
     }
 
-    /// The event loop of a tokio runtime, or of the thread.
+    /// Returns the event loop of a tokio runtime, or of the timer thread.
     #[cfg(feature = "tokio")]
     pub(super) fn of(runtime: Option<&Handle>) -> EventLoop {
         EventLoop { runtime: runtime.map(Handle::id) }
     }
 }
 
-/// The [`Sleep`] of clocks that wait by the timer of the caller's event loop.
+/// The [`Sleep`] of clocks that wait with the timer of the caller's event loop.
 #[derive(Debug)]
 pub struct EventLoopSleep<C>(By<C>);
 
@@ -50,7 +49,7 @@ enum By<C> {
 }
 
 impl<C: Clock> EventLoopSleep<C> {
-    /// A sleep until `clock` says `at`, in the event loop of the calling task.
+    /// Creates a sleep until `clock` reads `at`, in the event loop of the calling task.
     pub(super) fn new(clock: C, at: Nanos) -> EventLoopSleep<C> {
         #[cfg(feature = "tokio")]
         if let Ok(runtime) = Handle::try_current() {

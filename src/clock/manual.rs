@@ -12,7 +12,7 @@ use crate::time::Nanos;
 
 /// A clock for tests and simulations: it stands still until it is advanced.
 ///
-/// Windows at the wall clock take its time for Unix time: a clock that starts at 23 hours stands an
+/// Windows at the wall clock take its time for Unix time: a clock that starts at 23 hours is one
 /// hour before midnight UTC.
 ///
 /// Clones share the time. [`advance`](ManualClock::advance) moves from one due time to the next, so
@@ -42,7 +42,7 @@ pub struct ManualClock {
 struct Shared {
     now: Nanos,
     /// The waker of each sleep, by its due time. The second part of the key is a number in order of
-    /// registration, so that sleeps with equal times stay apart.
+    /// registration, so that sleeps with equal times have different keys.
     sleepers: BTreeMap<(Nanos, u64), Waker>,
     next_id: u64,
 }
@@ -65,8 +65,8 @@ impl ManualClock {
     /// Moves forward by `span`, stopping at each time at which a sleep is due.
     ///
     /// Call it from one thread at a time. If two threads advance at once, one may pass a time
-    /// before the other has woken the sleeps that are due at it, and their requests are served
-    /// late.
+    /// before the other has woken the sleeps that are due at that time, and their requests are
+    /// served late.
     pub fn advance(&self, span: Duration) {
         let target = self.now().saturating_add(Nanos::from_duration(span));
         while let Some(waker) = self.pass_next(target) {
@@ -77,8 +77,8 @@ impl ManualClock {
         shared.now = shared.now.max(target);
     }
 
-    /// Moves forward by `span` in one step, then wakes every sleep that is due, like a machine that
-    /// stood still.
+    /// Moves forward by `span` in one step, and then wakes every sleep that is due, like a machine
+    /// that stalled.
     pub fn jump(&self, span: Duration) {
         let target = self.now().saturating_add(Nanos::from_duration(span));
         self.set(target);
@@ -94,8 +94,8 @@ impl ManualClock {
 
     /// Returns the time of the next sleep that is due, or `None` if no sleep waits for a time.
     ///
-    /// A limiter with waiters sleeps until the first of them is due, so with one limiter this is
-    /// when its next permit is granted. A sleep until [`Nanos::MAX`] is never due.
+    /// A limiter with waiters sleeps until the first waiter is due, so with one limiter this is the
+    /// time of its next grant. A sleep until [`Nanos::MAX`] is never due.
     ///
     /// # Examples
     ///
@@ -120,18 +120,18 @@ impl ManualClock {
         shared.sleepers.first_key_value().map(|((at, _), _)| *at).filter(|at| *at < Nanos::MAX)
     }
 
-    /// Returns how many sleeps wait. A limiter has one for each event loop with waiters, and one
-    /// for each blocked thread; how many requests wait, its [`status`](crate::RateLimiter::status)
-    /// tells.
+    /// Returns the number of sleeps that wait. A limiter has one sleep for each runtime with
+    /// waiters, and one for each blocked thread. Its [`status`](crate::RateLimiter::status) reports
+    /// how many requests wait.
     #[must_use]
     pub fn sleeping(&self) -> usize {
         self.lock().sleepers.len()
     }
 
-    /// Runs until no sleep is due within the time `most` from now: calls `run`, moves to the next
-    /// time at which a sleep is due, calls `run` again, and so on. Returns how much time passed.
+    /// Runs until no sleep is due within `most` from now: calls `run`, moves to the next time at
+    /// which a sleep is due, calls `run` again, and so on. Returns how much time passed.
     ///
-    /// `run` runs the tasks that were woken, for example by the `run_until_stalled` of an executor.
+    /// `run` runs the woken tasks, for example with the `run_until_stalled` of an executor.
     ///
     /// # Examples
     ///

@@ -1,6 +1,6 @@
-//! Clocks, which tell the time and wait for a later time.
+//! Clocks, which read the time and wait for a later time.
 //!
-//! | clock | tells | waits by | use it for |
+//! | clock | reads | waits by | use it for |
 //! |---|---|---|---|
 //! | [`SystemClock`] | the processor's time stamp counter | tokio's timer; outside of tokio by a thread | the default |
 //! | [`PreciseClock`] | the processor's time stamp counter | a thread for all limiters | permits released at their time, not at tokio's next millisecond |
@@ -38,28 +38,28 @@ use std::time::{Duration, SystemTime};
 
 use crate::time::Nanos;
 
-/// The clock of a limiter that was made without one: [`SystemClock`], or `TokioClock` with the
+/// The clock of a limiter that was created without one: [`SystemClock`], or `TokioClock` with the
 /// feature `test-util`.
 #[cfg(not(feature = "test-util"))]
 pub type DefaultClock = SystemClock;
 
-/// The clock of a limiter that was made without one: [`TokioClock`], since the feature `test-util`
-/// is on.
+/// The clock of a limiter that was created without one: [`TokioClock`], because the feature
+/// `test-util` is on.
 #[cfg(feature = "test-util")]
 pub type DefaultClock = TokioClock;
 
-/// Tells the time.
+/// Reads the time.
 ///
-/// An implementation should never go back. If it does, limiters stay within their bounds: a span of
-/// time that passes twice earns its permits once.
+/// An implementation should never go back. If it does, limiters stay within their bounds: a period
+/// of time that passes twice earns its permits once.
 pub trait Clock: Debug + Send + Sync + 'static {
     /// Returns the time since this clock's beginning.
     fn now(&self) -> Nanos;
 
-    /// Returns the Unix time at this clock's beginning, as the wall clock told it then.
+    /// Returns the Unix time at this clock's beginning, as the wall clock showed it then.
     ///
-    /// Policies that follow the wall clock are built on it. The default is zero: then this clock's
-    /// time is Unix time.
+    /// Policies that follow the wall clock are built on it. The default is zero, which means that
+    /// this clock's time is Unix time.
     fn unix_time_at_zero(&self) -> Duration {
         Duration::ZERO
     }
@@ -81,30 +81,29 @@ fn park_for(at: Nanos, now: Nanos) {
 
 /// A clock that can also wait.
 ///
-/// A limiter waits with one [`Sleep`] per event loop, however many tasks wait for permits. Any call
-/// of the limiter may poll the sleep, with a waker that hands out permits. So `wake` must not be
+/// A limiter waits with one [`Sleep`] per runtime, however many tasks wait for permits. Any call of
+/// the limiter may poll the sleep, with a waker that hands out permits. So `wake` must not be
 /// called while the timer holds a lock that polling, resetting or dropping a sleep takes. The
-/// limiter holds a lock of its own while it reads the time and makes a sleep, so neither may wait
+/// limiter holds a lock of its own while it reads the time and creates a sleep, so neither may wait
 /// for code that calls the limiter.
 pub trait Timer: Clock {
     /// The future of this timer, which is ready at a set time.
     type Sleep: Sleep;
 
-    /// Identifies an event loop, which tokio calls a runtime. Sleeps made in one event loop are
-    /// woken by its threads.
+    /// Identifies a runtime. Sleeps created in one runtime are woken by its threads.
     type RuntimeId: Copy + Debug + PartialEq + Send + 'static;
 
-    /// Returns the event loop of the calling task. `None` means that there is no event loop, and
-    /// that waiting for a permit here is an error.
+    /// Returns the runtime of the calling task. `None` means that there is no runtime, and that
+    /// waiting for a permit here is an error.
     fn runtime(&self) -> Option<Self::RuntimeId>;
 
-    /// Returns whether sleeps are woken without an event loop. Then blocked threads are woken by
-    /// sleeps, as tasks are.
+    /// Returns whether sleeps are woken without a runtime. If so, sleeps wake blocked threads as
+    /// they wake tasks.
     fn wakes_threads(&self) -> bool {
         false
     }
 
-    /// Makes a future that is ready at `at`, in the event loop of the calling task.
+    /// Creates a future that is ready at `at`, in the runtime of the calling task.
     ///
     /// # Panics
     ///
@@ -118,13 +117,13 @@ pub trait Timer: Clock {
     fn park_until(&self, at: Nanos);
 }
 
-/// A future that is ready at a set time, which can be changed.
+/// A future that is ready at a set time. The time can be changed.
 pub trait Sleep: Future<Output = ()> + Send + 'static {
     /// Sets another time. If the sleep was not yet ready, the waker of the last poll stays
     /// registered.
     fn reset(self: Pin<&mut Self>, at: Nanos);
 
-    /// Returns whether this sleep will never be ready, because its event loop has ended.
+    /// Returns whether this sleep will never be ready, because its runtime has ended.
     fn is_gone(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! A clock that waits by a thread of its own, in any executor.
+//! A clock that waits with a thread of its own, in any executor.
 
 use std::time::Duration;
 
@@ -6,24 +6,24 @@ use crate::clock::thread::ThreadSleep;
 use crate::clock::{Clock, SystemClock, Timer};
 use crate::time::Nanos;
 
-/// Tells the time as [`SystemClock`] does, and always waits by a thread of its own.
+/// Reads the time like [`SystemClock`], and always waits with a thread of its own.
 ///
-/// The thread is one for all limiters of the process. It starts when a permit is awaited for the
-/// first time, and is parked until the next permit of any limiter is due. It works in any executor:
-/// smol, the `block_on` of futures, tokio.
+/// All limiters of the process share one thread. It starts when a permit is awaited for the first
+/// time, and is parked until the next permit of any limiter is due. It works in any executor: smol,
+/// the `block_on` of futures, tokio.
 ///
 /// tokio's timer ticks in milliseconds, so with it permits are released up to 2 ms late, and many
 /// at once. With this clock each permit is released at its time, to some 10 us at the median, if a
-/// processor is free. The thread wakes up 11,000 times per second at most. So at higher rates the
-/// permits of 90 us are released at once.
+/// processor is free. The thread wakes up 11,000 times per second at most. At higher rates the
+/// permits of 90 us are therefore released at once.
 ///
 /// Each release wakes the thread, and the thread wakes the task, so it costs more processor time
 /// than tokio's timer. The average rate is exact with either. `benches/README.md` has a table.
 ///
 /// # Executors that block
 ///
-/// The thread calls the wakers of all tasks. A waker that blocks holds up every limiter that waits
-/// by this thread. The panic of a waker is reported by the panic hook, and the thread goes on.
+/// The thread calls the wakers of all tasks. A waker that blocks delays every limiter that waits
+/// with this thread. If a waker panics, the panic hook reports it, and the thread continues.
 ///
 /// # Examples
 ///
@@ -72,7 +72,7 @@ impl Timer for PreciseClock {
         ThreadSleep::new(self.clone(), at)
     }
 
-    /// Parks the calling thread itself: it wakes up no later than by way of another thread.
+    /// Parks the calling thread itself: it wakes up no later than it would through another thread.
     fn park_until(&self, at: Nanos) {
         self.0.park_until(at);
     }

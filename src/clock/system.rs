@@ -1,4 +1,4 @@
-//! The default clock: the system's monotonic clock, with the timer of the caller's event loop.
+//! The default clock: the system's monotonic clock, with the timer of the caller's runtime.
 
 use std::time::Duration;
 
@@ -7,19 +7,20 @@ use crate::clock::time_stamp::TimeStamp;
 use crate::clock::{Clock, Timer, park_for, unix_time};
 use crate::time::Nanos;
 
-/// Reads the processor's time stamp counter where it is steady, otherwise the operating system's
+/// Reads the processor's time stamp counter if it is steady, otherwise the operating system's
 /// monotonic clock.
 ///
 /// A reading costs about 8 ns, a third of `std::time::Instant` (`benches/README.md` has the
 /// numbers).
 ///
-/// In a tokio runtime, `acquire().await` waits by tokio's timer, which ticks in milliseconds.
-/// Everywhere else it waits by the thread of [`PreciseClock`](crate::PreciseClock), so it works in
-/// any executor. Without the feature `tokio` it always does. A blocking call parks its own thread.
+/// In a tokio runtime, `acquire().await` waits with tokio's timer, which ticks in milliseconds.
+/// Everywhere else it waits with the thread of [`PreciseClock`](crate::PreciseClock), so it works
+/// in any executor. Without the feature `tokio` it always waits with that thread. A blocking call
+/// parks its own thread.
 ///
 /// # Panics
 ///
-/// Awaiting a permit that is not due at once panics in a tokio runtime without its time driver.
+/// Awaiting a permit that is not due at once panics in a tokio runtime without a time driver.
 #[derive(Clone, Debug)]
 pub struct SystemClock {
     time_stamp: TimeStamp,

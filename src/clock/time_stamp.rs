@@ -2,8 +2,8 @@
 
 use crate::time::Nanos;
 
-/// Counts from its making, by the processor's time stamp counter where that is steady, otherwise by
-/// the operating system's monotonic clock.
+/// Counts from its creation, with the processor's time stamp counter if that is steady, otherwise
+/// with the operating system's monotonic clock.
 #[derive(Clone, Debug)]
 pub(super) struct TimeStamp {
     clock: quanta::Clock,

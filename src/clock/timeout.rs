@@ -12,9 +12,9 @@ use crate::time::Nanos;
 
 /// The waker of a sleep, which wakes the task that waits.
 ///
-/// A timer may clone and drop the waker of a sleep under a lock. The waker of a task is foreign
-/// code that may call a limiter, and with it the timer. So a timer gets this waker, and the waker
-/// of the task is cloned, called and dropped without a lock.
+/// A timer may clone and drop the waker of a sleep under a lock. The waker of a task is user code
+/// that may call a limiter, and with it the timer. So a timer gets this waker, and the waker of the
+/// task is cloned, called and dropped without a lock.
 struct Relay(Mutex<Option<Waker>>);
 
 impl Relay {
@@ -46,7 +46,7 @@ pub(crate) async fn timeout<C: Timer, F: Future>(
 ) -> Option<F::Output> {
     let at = clock.now().saturating_add(Nanos::from_duration(within));
     let mut future = pin!(future);
-    // The sleep is boxed, since another one is made if the event loop ends.
+    // The sleep is boxed, because another sleep is created if the runtime ends.
     let (mut sleep, mut relay) = (None, None);
     poll_fn(|context| {
         if let Poll::Ready(output) = future.as_mut().poll(context) {

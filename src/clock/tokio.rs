@@ -23,7 +23,7 @@ const TICK: Nanos = Nanos::new(1_000_000);
 
 /// Reads tokio's clock, which tests can pause and advance.
 ///
-/// With the feature `test-util` this is the clock of every limiter made without one, so that
+/// With the feature `test-util` this is the clock of every limiter created without one, so that
 /// `#[tokio::test(start_paused = true)]` works. Without the feature, pass it to
 /// [`RateLimiter::with_clock`](crate::RateLimiter::with_clock). A reading costs about three times
 /// as much as one of the system clock.
@@ -32,18 +32,18 @@ const TICK: Nanos = Nanos::new(1_000_000);
 ///
 /// Paused time belongs to one runtime. A call inside a runtime sees the time of that runtime. A
 /// call on a thread outside of any runtime sees the time of the runtime in which the clock was
-/// made. So `advance` serves blocking calls as it serves tasks. An idle runtime advances by itself
-/// to the time at which a blocking call of a [`std::thread`] is due. It does not do so while a task
-/// of [`spawn_blocking`](tokio::task::spawn_blocking) runs: a blocking call in such a task waits
-/// for ever, unless the test
+/// created. So `advance` serves blocking calls as it serves tasks. An idle runtime advances by
+/// itself to the time at which a blocking call of a [`std::thread`] is due. It does not do so while
+/// a task of [`spawn_blocking`](tokio::task::spawn_blocking) runs: a blocking call in such a task
+/// waits for ever, unless the test
 /// [advances](https://docs.rs/tokio/latest/tokio/time/fn.advance.html) the time.
 ///
-/// A clock that was made outside of any runtime shows real time to a thread outside of any runtime.
-/// Under paused time, make the limiter inside the runtime, or let the thread enter the runtime with
-/// [`Handle::enter`]. A blocking call on the runtime's own thread stops the runtime, and paused
-/// time with it: use a [`std::thread`], and await its end by a channel, as below.
+/// A clock that was created outside of any runtime shows real time to a thread outside of any
+/// runtime. Under paused time, create the limiter inside the runtime, or let the thread enter the
+/// runtime with [`Handle::enter`]. A blocking call on the runtime's own thread stops the runtime,
+/// and paused time with it: use a [`std::thread`], and await its end through a channel, as below.
 ///
-/// When its runtime has ended, the clock goes on at the pace of real time. Pause time before a
+/// When its runtime has ended, the clock continues at the pace of real time. Pause time before a
 /// thread blocks. A thread that is already blocked wakes after the real time it had left, and reads
 /// the clock again.
 ///
@@ -86,8 +86,8 @@ const TICK: Nanos = Nanos::new(1_000_000);
 pub struct TokioClock {
     start: Instant,
     unix_time: Duration,
-    /// The runtime in which this clock was made, if that runtime's time can be paused. It is an id
-    /// and not a handle, so that the clock is `Copy`.
+    /// The runtime in which this clock was created, if that runtime's time can be paused. It is an
+    /// id and not a handle, so that the clock is `Copy`.
     home: Option<Id>,
 }
 
@@ -149,14 +149,15 @@ impl Timer for TokioClock {
 }
 
 impl TokioClock {
-    /// The runtime with the timer that rings for the calling task: its own one. Outside of any
-    /// runtime, the runtime that this clock takes the time of, if that is not real time.
+    /// Returns the runtime whose timer serves the calling task: the task's own runtime. Outside of
+    /// any runtime, it is the runtime whose time this clock reads, if that is not real time.
     fn runtime(&self) -> Option<Handle> {
         let home = || runtime::current_or(self.home).filter(|home| runtime::own_time(home).is_some());
         Handle::try_current().ok().or_else(home)
     }
 
-    /// Has the calling thread unparked at `at`, if the time of its runtime is not real time.
+    /// Arranges for the calling thread to be unparked at `at`, if the time of its runtime is not
+    /// real time.
     fn unpark_at(&self, at: Nanos) -> Option<Unpark> {
         if at == Nanos::MAX {
             return None;
@@ -172,14 +173,16 @@ impl TokioClock {
 pub(super) struct TokioSleep<C> {
     clock: C,
     runtime: Arc<Runtime>,
-    /// Boxed so that this future is `Unpin`. There is one per event loop, not one per waiter.
+    /// Boxed so that this future is `Unpin`. There is one per runtime, not one per waiter.
     sleep: Pin<Box<tokio::time::Sleep>>,
 }
 
 impl<C: Clock> TokioSleep<C> {
+    /// Creates a sleep until `clock` reads `at`.
+    ///
     /// # Panics
     ///
-    /// If the runtime has no time driver.
+    /// Panics if the runtime has no time driver.
     pub(super) fn new(runtime: &Handle, clock: C, at: Nanos) -> TokioSleep<C> {
         let _inside = runtime.enter();
         let runtime = Runtime::current();
@@ -188,7 +191,7 @@ impl<C: Clock> TokioSleep<C> {
     }
 }
 
-/// Returns the instant in the time of `runtime` at which `clock` will say `at`.
+/// Returns the instant, in the time of `runtime`, at which `clock` will read `at`.
 fn deadline(runtime: &Runtime, clock: &impl Clock, at: Nanos) -> Instant {
     // tokio uses 30 years for "far in the future".
     let far = Nanos::from_duration(Duration::from_secs(30 * 365 * 86_400));

@@ -1,4 +1,4 @@
-//! Sleeps that need no event loop: one thread of the process rings them all.
+//! Sleeps that need no runtime: one thread of the process, the timer thread, wakes them all.
 //!
 //! The thread starts when the first sleep is left with it, and never ends. While there is no sleep
 //! it is parked without a limit. It holds every sleep in one [`Queue`], in the order of their
@@ -6,31 +6,33 @@
 //!
 //! # States of the thread
 //!
-//! `looks_at` is what the thread knows about the queue. All changes are made under the mutex.
+//! `looks_at` is the time at which the thread next checks the queue. All changes are made under the
+//! mutex.
 //!
 //! | `looks_at` | the thread | changed by |
 //! |---|---|---|
-//! | `ZERO` | is awake, and looks at the queue before it parks; or is not started | the thread, which parks |
+//! | `ZERO` | is awake, and checks the queue before it parks; or is not started | the thread, which parks |
 //! | a time | is parked until then | a sleep for an earlier time, which notifies the thread; the thread, which woke up |
 //! | `MAX` | is parked until it is notified | a sleep for any time, which notifies the thread |
 //!
 //! # No sleep is missed
 //!
 //! The thread finds the earliest time, stores it in `looks_at` and parks, all in one section: the
-//! condition variable releases the mutex when the thread is parked. So a sleep that is inserted
-//! comes before that section, and the thread sees it; or it comes after, and finds `looks_at`. If
-//! it is due earlier than that, it notifies the thread. A sleep that is removed notifies nothing:
-//! the thread wakes up at its time, finds no sleep that is due, and parks again.
+//! condition variable releases the mutex when the thread is parked. A sleep that is inserted comes
+//! either before that section, and the thread sees it, or after that section, and finds `looks_at`.
+//! In the second case, if the sleep is due earlier than `looks_at`, it notifies the thread. A sleep
+//! that is removed notifies nothing: the thread wakes up at its time, finds no sleep that is due,
+//! and parks again.
 //!
-//! A sleep that is dropped or reset while its waker is being called is out of the queue already.
-//! The waker then rings once without a reason, which every user of a waker has to bear.
+//! A sleep that is dropped or reset while its waker is being called is already out of the queue.
+//! Its waker is then called once without a reason, which every user of a waker must tolerate.
 //!
 //! # When no thread can be started
 //!
 //! The operating system may refuse another thread. Then a sleep is [gone](Sleep::is_gone), and a
-//! limiter wakes the tasks that rely on it, so that they ask for a new one. Each poll of a sleep
-//! tries to start the thread again, and takes [`RETRY`] if that fails. So the tasks look at the
-//! line about once in that time, as long as there is no thread, and none of them is lost.
+//! limiter wakes the tasks that rely on it, so that they ask for a new sleep. Each poll of a sleep
+//! tries to start the thread again, and takes [`RETRY`] if that fails. As long as there is no
+//! thread, the tasks therefore check the queue about once in that time, and no task is lost.
 
 mod queue;
 mod slack;
@@ -49,26 +51,26 @@ use crate::clock::time_stamp::TimeStamp;
 use crate::clock::{Clock, Sleep};
 use crate::time::Nanos;
 
-/// The one timer of the process.
+/// The only timer of the process.
 static TIMER: LazyLock<AlarmThread> = LazyLock::new(|| AlarmThread::new(start_thread));
 
-/// The thread does not park for less, since parking takes longer.
+/// The thread does not park for less than this, because parking takes longer.
 const SPIN: Nanos = Nanos::new(2_000);
 
-/// The thread wakes up no earlier than so long after the time of the last sleep that it rang. So it
-/// wakes up 11,000 times per second at most, however high the rates of the limiters are, and rings
-/// all sleeps that are due by then.
+/// The thread wakes up no earlier than this long after the time of the last sleep that it woke. It
+/// therefore wakes up 11,000 times per second at most, however high the rates of the limiters are,
+/// and wakes all sleeps that are due by then.
 const GRAIN: Nanos = Nanos::new(90_000);
 
-/// How long a poll takes that cannot start the thread.
+/// The time that a poll takes if it cannot start the thread.
 const RETRY: Duration = Duration::from_millis(1);
 
-/// The thread that rings sleeps, and the sleeps.
+/// The thread that wakes sleeps, and the sleeps.
 #[derive(Debug)]
 pub(super) struct AlarmThread {
     clock: TimeStamp,
     shared: Mutex<Shared>,
-    /// Notified when a sleep is due before the thread looks.
+    /// Notified when a sleep is due before the thread next checks the queue.
     earlier: Condvar,
     start: fn(&'static AlarmThread) -> std::io::Result<()>,
 }
@@ -76,12 +78,11 @@ pub(super) struct AlarmThread {
 #[derive(Debug)]
 struct Shared {
     queue: Queue,
-    /// When the thread looks at the queue: see the table of states.
+    /// The time at which the thread checks the queue: see the table of states.
     looks_at: Nanos,
     /// The thread does not wake up before this time.
     not_before: Nanos,
-    /// The process in which the thread was started. A process that is forked off has no copy of
-    /// the thread.
+    /// The process in which the thread was started. A forked process has no copy of the thread.
     started_in: Option<u32>,
 }
 
@@ -98,7 +99,7 @@ impl AlarmThread {
         AlarmThread { clock: TimeStamp::new(), shared: Mutex::new(shared), earlier: Condvar::new(), start }
     }
 
-    /// Locks, and ignores poisoning: no section calls foreign code.
+    /// Locks, and ignores poisoning: no section calls user code.
     fn lock(&self) -> MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,7 +115,7 @@ impl AlarmThread {
         shared.started_in.is_some()
     }
 
-    /// Has `waker` called at `at`, in this timer's time.
+    /// Arranges for `waker` to be called at `at`, in this timer's time.
     fn insert(&self, at: Nanos, waker: Waker) -> Key {
         let mut shared = self.lock();
         let key = shared.queue.insert(at, waker);
@@ -129,12 +130,12 @@ impl AlarmThread {
         key
     }
 
-    /// Returns the waker of a sleep that was not rung yet.
+    /// Returns the waker of a sleep if it was not called yet.
     fn remove(&self, key: Key) -> Option<Waker> {
         self.lock().queue.remove(key)
     }
 
-    /// What the thread does.
+    /// Runs the timer thread.
     fn run(&self) {
         precise_parking();
         let mut shared = self.lock();
@@ -142,10 +143,10 @@ impl AlarmThread {
             shared.looks_at = Nanos::ZERO;
             let now = self.clock.now();
             if let Some((at, waker)) = shared.queue.pop_due(now) {
-                // By the time of the sleep. By the present time, the lateness of each ring would
-                // be added to the next one.
+                // Counted from the time of the sleep. If it were counted from the present time, the
+                // lateness of each wake-up would be added to the next one.
                 shared.not_before = at.saturating_add(GRAIN);
-                // Foreign code, which may insert or remove a sleep.
+                // User code, which may insert or remove a sleep.
                 drop(shared);
                 ring(waker);
                 shared = self.lock();
@@ -171,36 +172,36 @@ impl AlarmThread {
     }
 }
 
-/// How long the thread parks if so much time is `left`.
+/// Returns how long the thread parks if this much time is `left`.
 ///
 /// The operating system's clock and this timer's clock differ by some parts per million. So the
-/// last thousandth of a long time is measured anew.
+/// last thousandth of a long time is measured again.
 fn parking_time(left: Nanos) -> Duration {
     const LONG: u64 = 100_000_000;
     let left = left.as_u64();
     Duration::from_nanos(if left > LONG { left - left / 1024 } else { left })
 }
 
-/// Calls a waker. A waker that panics must not end the thread of all limiters. The panic was
-/// reported by the panic hook; what it carries is leaked, since its drop may panic again.
+/// Calls a waker. A waker that panics must not end the thread of all limiters. The panic hook has
+/// reported the panic. The payload is leaked, because its drop may panic again.
 fn ring(waker: Waker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         std::mem::forget(panic);
     }
 }
 
-/// The [`Sleep`] of clocks that need no event loop. One thread of the process rings all of them.
+/// The [`Sleep`] of clocks that need no runtime. One thread of the process wakes all of them.
 #[derive(Debug)]
 pub struct ThreadSleep<C> {
     timer: &'static AlarmThread,
     clock: C,
     at: Nanos,
-    /// Where the waker of the last poll is.
+    /// The key of the waker of the last poll.
     left_at: Option<Key>,
 }
 
 impl<C: Clock> ThreadSleep<C> {
-    /// A sleep until `clock` says `at`.
+    /// Creates a sleep until `clock` reads `at`.
     pub(super) fn new(clock: C, at: Nanos) -> ThreadSleep<C> {
         ThreadSleep::by(&TIMER, clock, at)
     }
@@ -219,8 +220,8 @@ impl<C: Clock> ThreadSleep<C> {
         if left == Nanos::ZERO {
             return Some(waker);
         }
-        // Each of the two times is rounded down, and the timer's is read second. So with the two
-        // nanoseconds the timer does not ring before the clock says `at`.
+        // Each of the two times is rounded down, and the timer's time is read second. With the two
+        // nanoseconds the timer therefore does not fire before the clock reads `at`.
         let at = self.timer.clock.now().saturating_add(left).saturating_add(Nanos::new(2));
         self.left_at = Some(self.timer.insert(at, waker));
         None

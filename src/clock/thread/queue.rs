@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use crate::time::Nanos;
 
-/// Where a waker is: its time, and a number that keeps equal times apart, in order of arrival.
+/// The key of a waker: its time, and a number in order of arrival that distinguishes equal times.
 pub(super) type Key = (Nanos, u64);
 
 /// Wakers in the order of their times. Every operation is logarithmic in their number, and none
@@ -24,19 +24,19 @@ impl Queue {
         key
     }
 
-    /// Returns the waker if it is still here.
+    /// Returns the waker if it is still in the queue.
     pub(super) fn remove(&mut self, key: Key) -> Option<Waker> {
         self.wakers.remove(&key)
     }
 
-    /// Removes and returns the first waker that is due, and that time.
+    /// Removes and returns the first waker that is due, and its time.
     pub(super) fn pop_due(&mut self, now: Nanos) -> Option<(Nanos, Waker)> {
         let due = self.wakers.first_entry().filter(|first| first.key().0 <= now)?;
         let ((at, _), waker) = due.remove_entry();
         Some((at, waker))
     }
 
-    /// The earliest time.
+    /// Returns the earliest time.
     pub(super) fn first(&self) -> Option<Nanos> {
         self.wakers.first_key_value().map(|(key, _)| key.0)
     }

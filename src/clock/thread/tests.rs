@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::clock::ManualClock;
 
-/// Tells its number when it is woken.
+/// Sends its number when it is woken.
 struct Tell(Sender<u64>, u64);
 
 impl Wake for Tell {
@@ -38,8 +38,8 @@ fn ms(count: u64) -> Nanos {
     Nanos::new(count * 1_000_000)
 }
 
-/// A sleep of so many milliseconds, by a clock that stands still: it rings so long after it is
-/// polled, and is not ready.
+/// Creates a sleep of this many milliseconds, by a clock that stands still. The sleep wakes its
+/// task this long after it is polled, and is not ready.
 fn sleep(timer: &'static AlarmThread, after: u64) -> Pin<Box<ThreadSleep<ManualClock>>> {
     Box::pin(ThreadSleep::by(timer, ManualClock::new(), ms(after)))
 }
@@ -73,8 +73,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 proptest! {
-    /// The model: all sleeps that are left, in order of arrival. The next to ring is the first of
-    /// the earliest.
+    /// The model: all sleeps that are left, in order of arrival. The next sleep to wake is the
+    /// first of the earliest.
     #[test]
     fn sleeps_ring_in_order_of_time_and_then_of_arrival(acts in acts()) {
         let (mut queue, mut keys) = (Queue::default(), Vec::new());
@@ -147,7 +147,7 @@ fn a_sleep_without_an_end_does_not_ring_and_leaves_no_trace() {
     assert!(left(timer, |queue| queue.first().is_none()));
 }
 
-/// The thread is parked for the hour when the earlier sleep comes. If it were not notified, this
+/// The thread is parked for the hour when the earlier sleep arrives. If it were not notified, this
 /// would take the hour.
 #[test]
 fn an_earlier_sleep_wakes_the_parked_thread() {
@@ -162,7 +162,7 @@ fn an_earlier_sleep_wakes_the_parked_thread() {
     let mut soon = sleep(timer, 1);
     assert!(is_pending(&mut soon, &waker));
     assert_eq!(told.recv(), Ok(1));
-    // Reset, it is earlier, too.
+    // After a reset it is earlier, too.
     let (waker, told) = telling(2);
     assert!(is_pending(&mut hour, &waker));
     while timer.lock().looks_at == Nanos::ZERO {
@@ -172,7 +172,7 @@ fn an_earlier_sleep_wakes_the_parked_thread() {
     assert_eq!(told.recv(), Ok(2));
 }
 
-/// With no thread, this shows what a parked thread would be told.
+/// Without a thread, this shows the notifications that a parked thread would get.
 #[test]
 fn sleeps_within_the_grain_notify_the_thread_once() {
     let timer = timer(no_thread);
@@ -198,7 +198,7 @@ fn a_reset_to_the_past_rings_at_once_and_one_that_is_dropped_never() {
     assert!(is_pending(&mut sleep, &waker));
     sleep.as_mut().reset(ms(5));
     assert_eq!(told.try_recv(), Ok(3));
-    // It rang, so the waker is gone with that.
+    // The sleep was woken, so its waker is gone.
     sleep.as_mut().reset(ms(4));
     assert!(told.try_recv().is_err());
     sleep.as_mut().reset(ms(9));
@@ -241,7 +241,7 @@ fn a_sleep_may_be_dropped_while_it_rings() {
     let mut guard = cell.0.lock().expect("no panic");
     *guard = Some(sleep(timer, 1));
     assert!(guard.as_mut().is_some_and(|sleep| is_pending(sleep, &waker)));
-    // The thread takes the waker, and waits for the lock that this thread has.
+    // The thread takes the waker, and waits for the lock that this thread holds.
     while left(timer, |queue| queue.first().is_some()) {
         std::thread::yield_now();
     }
@@ -296,7 +296,7 @@ fn one_thread_is_started_in_each_process() {
     let mut sleeps: Vec<_> = (0..10).map(|_| sleep(timer, 60_000)).collect();
     assert!(sleeps.iter_mut().all(|sleep| is_pending(sleep, Waker::noop())));
     assert_eq!(STARTED.load(Ordering::Relaxed), 1);
-    // As a forked process finds it.
+    // This is the state in a forked process.
     timer.lock().started_in = Some(0);
     assert!(is_pending(&mut sleeps[0], Waker::noop()));
     assert_eq!(STARTED.load(Ordering::Relaxed), 2);
@@ -316,7 +316,7 @@ fn a_million_sleepers_ring_and_give_back_their_places() {
         .collect();
     let pending = sleeps.iter_mut().filter_map(|sleep| is_pending(sleep, &waker).then_some(())).count();
     drop(waker);
-    // Each that was pending rings once, and then the last sender is gone.
+    // Each pending sleep wakes once, and then the last sender is gone.
     assert_eq!(told.iter().count(), pending);
     assert!(left(timer, |queue| queue.first().is_none()));
 }
@@ -352,7 +352,7 @@ fn a_long_time_is_measured_in_steps() {
     assert!(parking_time(Nanos::new(u64::MAX - 1)) < Nanos::MAX);
 }
 
-/// Linux has the file in each `/proc`.
+/// Linux has the file in every mounted `/proc`.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_thread_that_parks_precisely_has_the_least_slack() {

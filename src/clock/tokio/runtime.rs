@@ -1,19 +1,19 @@
 //! Tracks tokio runtimes: whether a runtime still runs, so that no sleep is polled after its end,
-//! and what time it has, for threads outside of it.
+//! and what its time is, for threads outside of it.
 //!
 //! tokio panics if a sleep is polled after its runtime's timer was shut down, and has no call that
-//! tells beforehand. A waiter that was leaked, or that belongs to another runtime, would meet that
-//! panic, which ends the process where panics abort. But a runtime drops its tasks before it shuts
-//! its timer down. So this module spawns one task in each runtime in which a limiter sleeps. The
-//! task only waits. When the task is dropped, the runtime is ending.
+//! reports this beforehand. A waiter that was leaked, or that belongs to another runtime, would
+//! meet that panic, which ends the process if panics abort. But a runtime drops its tasks before it
+//! shuts down its timer. So this module spawns one task in each runtime in which a limiter sleeps.
+//! The task only waits. When the task is dropped, the runtime is ending.
 //!
 //! A sleep is polled under the lock of `runs`, and the task's drop takes that lock too. So while a
 //! sleep is polled, the drop has not returned and the timer is not shut down.
 //!
 //! tokio's paused time belongs to one runtime, and a thread outside of it sees real time. So a
-//! clock remembers the runtime in which it was made, and a thread outside of any runtime reads the
-//! time of that runtime. If a runtime's time differs from real time when it ends, its last time is
-//! kept. The clock goes on from that time at the pace of real time, so it does not go back.
+//! clock remembers the runtime in which it was created, and a thread outside of any runtime reads
+//! the time of that runtime. If a runtime's time differs from real time when it ends, its last time
+//! is kept. The clock continues from that time at the pace of real time, so it does not go back.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -22,11 +22,11 @@ use std::time::Instant as RealInstant;
 use tokio::runtime::{Handle, Id, RuntimeFlavor};
 use tokio::time::Instant;
 
-/// The runtimes in which limiters sleep or clocks were made. A runtime is removed when it ends,
+/// The runtimes in which limiters sleep or clocks were created. A runtime is removed when it ends,
 /// unless its time differed from real time.
 static RUNTIMES: LazyLock<Mutex<HashMap<Id, Known>>> = LazyLock::new(Mutex::default);
 
-/// A runtime that runs, or the last time of one that has ended.
+/// A runtime that runs, or the last time of a runtime that has ended.
 enum Known {
     Runs(Arc<Runtime>),
     /// The runtime's time was `last` when it ended, at `real`.
@@ -36,7 +36,7 @@ enum Known {
     },
 }
 
-/// A runtime in which a limiter sleeps, or a clock was made.
+/// A runtime in which a limiter sleeps, or a clock was created.
 #[derive(Debug)]
 pub(super) struct Runtime {
     handle: Handle,
@@ -55,8 +55,8 @@ impl Drop for Ends {
         *lock(&self.runtime.runs) = false;
         let last = own_time(&self.runtime.handle);
         let mut runtimes = lock(&RUNTIMES);
-        // If two threads registered this runtime at once, only one entry was kept, perhaps not this
-        // one.
+        // If two threads registered this runtime at once, only one entry was kept, which may be the
+        // other one.
         let known = match runtimes.get(&self.id) {
             Some(Known::Runs(runtime)) => Arc::ptr_eq(runtime, &self.runtime),
             Some(Known::Ended { .. }) | None => false,
@@ -146,7 +146,8 @@ pub(super) fn current_or(home: Option<Id>) -> Option<Handle> {
     })
 }
 
-/// Returns the time of a runtime, if it differs from real time: it is paused, or was.
+/// Returns the time of a runtime, if it differs from real time because the runtime's time is or was
+/// paused.
 pub(super) fn own_time(handle: &Handle) -> Option<Instant> {
     if !can_enter() {
         return None;
@@ -158,7 +159,7 @@ pub(super) fn own_time(handle: &Handle) -> Option<Instant> {
     (!real.contains(&time.into_std())).then_some(time)
 }
 
-/// Whether this thread can enter a runtime: not when its thread-locals are destroyed.
+/// Returns whether this thread can enter a runtime. It cannot when its thread-locals are destroyed.
 fn can_enter() -> bool {
     !Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed())
 }

@@ -6,11 +6,11 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-/// A task that unparks the thread that made it. Dropping this value ends the task.
+/// A task that unparks the thread that created it. Dropping this value ends the task.
 #[derive(Debug)]
 pub(super) struct Unpark(JoinHandle<()>);
 
-/// Unparks a thread in its drop, so also when the runtime drops the task.
+/// Unparks a thread in its drop, so the thread is unparked even if the runtime drops the task.
 struct InDrop(Thread);
 
 impl Drop for InDrop {
@@ -20,8 +20,8 @@ impl Drop for InDrop {
 }
 
 impl Unpark {
-    /// Unparks the calling thread at `at`, or when the runtime ends. The thread then looks at the
-    /// time again.
+    /// Unparks the calling thread at `at`, or when the runtime ends. The thread then reads the time
+    /// again.
     pub(super) fn new(runtime: &Handle, at: Instant) -> Unpark {
         let thread = InDrop(std::thread::current());
         Unpark(runtime.spawn(async move {
