@@ -1,30 +1,30 @@
-//! Changes at run time, and what becomes of the permits.
+//! Changes at run time, and what happens to the permits.
 
 use std::time::Duration;
 
 use crate::error::PolicyError;
 use crate::rate::Rate;
 
-/// How a change of the rate, burst or window converts the stock, the counts and the debts of a
-/// limiter.
+/// How a change of the rate, burst or window converts the stored permits, the counts and the
+/// negative balances of a limiter.
 ///
-/// Each policy has a rule of its own, which it follows unless the change says another: Guava's two
-/// policies keep the ratio, all others keep the count.
+/// Each policy has a default rule, which it follows unless the change specifies another: Guava's
+/// two policies keep the ratio, all others keep the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keep {
-    /// The number of permits: 5 permits in stock stay 5, up to the new burst; a debt of 5 stays 5;
-    /// 5 counted permits stay 5.
+    /// The number of permits is kept: 5 stored permits stay 5, up to the new burst; a negative
+    /// balance of 5 stays 5; 5 counted permits stay 5.
     Count,
-    /// The share: a bucket that was half full is half full, a window that was half used is half
-    /// used, and a debt keeps its time.
+    /// The share is kept: a bucket that was half full is half full, a window that was half used is
+    /// half used, and a negative balance keeps its time.
     Ratio,
-    /// Nothing: as a new limiter.
+    /// Nothing is kept: the limiter is like a new limiter.
     Nothing,
 }
 
-/// A change at run time: of the rate, the burst, how many a leaky bucket holds, or all of them.
+/// A change at run time of the rate, the burst, the capacity of a leaky bucket, or all of them.
 ///
-/// The window of a windowed policy is the period of its rate.
+/// The window of a window policy is the period of its rate.
 ///
 /// # Examples
 ///
@@ -44,7 +44,7 @@ pub enum Keep {
 pub struct Change {
     pub(crate) rate: Option<Rate>,
     pub(crate) burst: Option<u32>,
-    /// At most one of these two.
+    /// At most one of these two is set.
     pub(crate) capacity: Option<u32>,
     pub(crate) max_wait: Option<Duration>,
     pub(crate) keep: Option<Keep>,
@@ -52,13 +52,13 @@ pub struct Change {
 }
 
 impl Change {
-    /// A new rate; with a windowed policy a new limit and window.
+    /// Creates a change to a new rate. For a window policy this sets a new limit and window.
     #[must_use]
     pub fn rate(rate: Rate) -> Change {
         Change { rate: Some(rate), ..Change::default() }
     }
 
-    /// Also a new burst. Only for policies that have one in permits:
+    /// Also sets a new burst. Only for policies that have a burst in permits:
     /// [`TokenBucket`](super::TokenBucket), and [`LeakyBucket`](super::LeakyBucket), where it is
     /// the number of nodelay permits and the one that is passing, as far as they fit.
     #[must_use]
@@ -66,9 +66,9 @@ impl Change {
         Change { burst: Some(burst), ..self }
     }
 
-    /// Also a new [capacity](super::LeakyBucket::capacity), in place of a longest wait. Only for
-    /// [`LeakyBucket`](super::LeakyBucket). The number of nodelay permits is cut to it. Requests
-    /// that wait already stay.
+    /// Also sets a new [capacity](super::LeakyBucket::capacity), in place of a maximum wait. Only
+    /// for [`LeakyBucket`](super::LeakyBucket). The number of nodelay permits is cut to it.
+    /// Requests that already wait stay.
     ///
     /// # Examples
     ///
@@ -88,22 +88,23 @@ impl Change {
         Change { capacity: Some(permits), max_wait: None, ..self }
     }
 
-    /// Also a new [longest wait](super::LeakyBucket::max_wait), in place of a capacity. Only for
-    /// [`LeakyBucket`](super::LeakyBucket). Requests that wait already stay. [`Duration::MAX`] is a
-    /// bucket without end.
+    /// Also sets a new [maximum wait](super::LeakyBucket::max_wait), in place of a capacity. Only
+    /// for [`LeakyBucket`](super::LeakyBucket). Requests that already wait stay. [`Duration::MAX`]
+    /// is an unbounded bucket.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> Change {
         Change { capacity: None, max_wait: Some(max_wait), ..self }
     }
 
-    /// What becomes of the permits, instead of the policy's own rule.
+    /// Sets what happens to the permits, instead of the policy's own rule.
     #[must_use]
     pub fn keep(self, keep: Keep) -> Change {
         Change { keep: Some(keep), ..self }
     }
 
-    /// For this part of a policy of several, counted from 0: the change is for the first one
-    /// otherwise, and a [reset](Change::reset) for all. In `a.and(b).and(c)`, `b` is part 1.
+    /// Applies the change to this part of a policy with several parts, counted from 0. Without it
+    /// the change applies to the first part, and a [reset](Change::reset) to all parts. In
+    /// `a.and(b).and(c)`, `b` is part 1.
     ///
     /// # Examples
     ///
@@ -126,30 +127,30 @@ impl Change {
         Change { part: Some(part), ..self }
     }
 
-    /// A change of nothing but the burst.
+    /// Creates a change of only the burst.
     #[must_use]
     pub fn only_burst(burst: u32) -> Change {
         Change::default().burst(burst)
     }
 
-    /// Back to the state of a new limiter, with the rate and burst in force.
+    /// Creates a change back to the state of a new limiter, with the rate and burst in force.
     #[must_use]
     pub fn reset() -> Change {
         Change::default().keep(Keep::Nothing)
     }
 
-    /// Whether it is more than a choice of what becomes of the permits.
+    /// Returns whether the change is more than a choice of what happens to the permits.
     pub(crate) fn has_terms(&self) -> bool {
         Change { keep: None, part: None, ..*self } != Change::default()
     }
 
-    /// The part that it changes; `None` for a reset of all.
+    /// Returns the part that this changes; `None` for a reset of all parts.
     pub(crate) fn only_part(&self) -> Option<usize> {
         let all = self.keep == Some(Keep::Nothing) && !self.has_terms();
         self.part.or(if all { None } else { Some(0) })
     }
 
-    /// For policies of one part.
+    /// Checks the change for policies with one part.
     pub(crate) fn of_one_part(self) -> Result<Change, PolicyError> {
         match self.part {
             Some(part) if part > 0 => Err(PolicyError::NoPart { part, parts: 1 }),
@@ -157,7 +158,8 @@ impl Change {
         }
     }
 
-    /// For policies without a burst in permits, and without a bucket that can overflow.
+    /// Checks the change for policies without a burst in permits, and without a bucket that can
+    /// overflow.
     pub(crate) fn without_burst(self, policy: &'static str) -> Result<Change, PolicyError> {
         match self.burst {
             None => self.without_height(),
@@ -165,7 +167,7 @@ impl Change {
         }
     }
 
-    /// For policies without a bucket that can overflow.
+    /// Checks the change for policies without a bucket that can overflow.
     pub(crate) fn without_height(self) -> Result<Change, PolicyError> {
         match (self.capacity, self.max_wait) {
             (Some(capacity), _) => Err(PolicyError::NoCapacity { capacity }),

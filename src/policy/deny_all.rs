@@ -1,4 +1,4 @@
-//! No permits at all.
+//! A policy without permits.
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
@@ -8,8 +8,9 @@ use crate::time::Nanos;
 
 /// Grants nothing, ever: for configurations in which something can be switched off.
 ///
-/// A request that waits, waits for ever. It has no state and does nothing, so its rate cannot be
-/// changed. For a limit that can be opened again, use any other policy with [`Rate::ZERO`].
+/// A request that waits, waits for ever. The policy has no state and does nothing, so its rate
+/// cannot be changed. For a limit that can be opened again, use any other policy with
+/// [`Rate::ZERO`].
 ///
 /// # Examples
 ///

@@ -1,17 +1,15 @@
-//! A forecast: the grants to come, foreseen request by request.
+//! A forecast: the next grants, foreseen request by request.
 
 use crate::time::Nanos;
 
-/// The requests that go first, as a policy foresees them: what
+/// The requests that are served first, as a policy foresees them: the data that
 /// [`Policy::foresee`](super::Policy::foresee) keeps from one request to the next.
 ///
-/// [`Policy::forecast`](super::Policy::forecast) makes it. Only the policy that made it reads it,
-/// and it reads it together with the state for which it was made. What each field means is that
-/// policy's own choice; the defaults of the trait use `from`, `at` and `ahead` as described here.
+/// [`Policy::forecast`](super::Policy::forecast) creates it. Only the policy that created it reads it, together with the state for which it was created. The policy chooses the meaning of each field; the defaults of the trait use `from`, `at` and `ahead` as described here.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Forecast {
-    /// The time at which the forecast begins. Nothing is granted before.
+    /// The time at which the forecast begins. Nothing is granted earlier.
     pub from: Nanos,
     /// The time of the last grant that was foreseen, or `from`.
     pub at: Nanos,
@@ -19,40 +17,41 @@ pub struct Forecast {
     pub ahead: u64,
     /// A copy of the state, changed by the grants that were foreseen.
     pub numbers: [u64; 3],
-    /// The permits of all requests that were foreseen, where the line spaces them after a pause.
+    /// The permits of all requests that were foreseen, if the limiter spaces them after a pause.
     pub(crate) paced: u64,
-    /// When permits come back, and how many, the earliest first.
+    /// The times at which permits return, and how many, earliest first.
     back: Vec<(u64, u64)>,
-    /// How many of these came back before `at`.
+    /// How many of these entries returned before `at`.
     passed: usize,
     /// The forecasts of the two policies of a [`Both`](super::Both).
     parts: Option<Box<[Forecast; 2]>>,
 }
 
 impl Forecast {
-    /// A forecast that begins at a time and has foreseen nothing.
+    /// Creates a forecast that begins at a time and has foreseen nothing.
     #[must_use]
     pub fn new(from: Nanos) -> Forecast {
         Forecast { from, at: from, ..Forecast::default() }
     }
 
-    /// A forecast with a copy of the state.
+    /// Creates a forecast with a copy of the state.
     pub(crate) fn with(from: Nanos, numbers: [u64; 3]) -> Forecast {
         Forecast { numbers, ..Forecast::new(from) }
     }
 
-    /// A forecast for two policies at once.
+    /// Creates a forecast for two policies at once.
     pub(crate) fn of_two(from: Nanos, parts: [Forecast; 2]) -> Forecast {
         Forecast { parts: Some(Box::new(parts)), ..Forecast::new(from) }
     }
 
-    /// The forecasts of two policies, of a forecast that was made [of two](Forecast::of_two).
+    /// Returns the forecasts of two policies, if this forecast was created by
+    /// [`of_two`](Forecast::of_two).
     pub(crate) fn two(&mut self) -> Option<&mut [Forecast; 2]> {
         self.parts.as_deref_mut()
     }
 
-    /// Notes that so many permits come back at a time that is not earlier than any noted before, in
-    /// a unit of the policy's choice.
+    /// Records that `permits` permits return at a time that is not earlier than any time recorded
+    /// before, in a unit of the policy's choice.
     pub fn add_expiry(&mut self, at: u64, permits: u64) {
         match self.back[self.passed..].last_mut() {
             Some((last, more)) if *last >= at => *more = more.saturating_add(permits),
@@ -60,18 +59,18 @@ impl Forecast {
         }
     }
 
-    /// When permits come back next, and how many.
+    /// Returns the time at which permits return next, and how many.
     #[must_use]
     pub fn next_expiry(&self) -> Option<(u64, u64)> {
         self.back.get(self.passed).copied()
     }
 
-    /// The permits that come back next are back.
+    /// Removes the permits that return next, because they have returned.
     pub fn pop_expiry(&mut self) {
         self.passed = (self.passed + 1).min(self.back.len());
     }
 
-    /// Whether two forecasts that have foreseen nothing found equal states.
+    /// Returns whether two forecasts that have foreseen nothing found equal states.
     pub(crate) fn finds_the_same(&self, other: &Forecast) -> bool {
         let parts = match (&self.parts, &other.parts) {
             (Some(parts), Some(others)) => {
@@ -83,7 +82,7 @@ impl Forecast {
         parts && self.numbers == other.numbers && self.back == other.back
     }
 
-    /// Forgets the permits that are back.
+    /// Forgets the permits that have returned.
     pub(crate) fn tidy(&mut self) {
         if self.passed > self.back.len() / 2 {
             self.back.drain(..self.passed);
@@ -92,7 +91,8 @@ impl Forecast {
         self.parts.iter_mut().flat_map(|parts| &mut **parts).for_each(Forecast::tidy);
     }
 
-    /// Where the forecast stands, to be taken [back to](Forecast::go_back) later.
+    /// Returns a mark of the present position, so that the forecast can [go
+    /// back](Forecast::go_back) later.
     pub(crate) fn mark(&self) -> Mark {
         let &Forecast { from, at, ahead, numbers, paced, ref back, passed, ref parts } = self;
         let parts = parts.as_deref().map(|parts| Box::new(parts.each_ref().map(Forecast::mark)));
@@ -100,13 +100,13 @@ impl Forecast {
         Mark { at, paced, passed, len: back.len(), last, parts }
     }
 
-    /// Forgets what was foreseen since a mark was made.
+    /// Forgets what was foreseen since a mark was created.
     pub(crate) fn go_back(&mut self, mark: &Mark) {
         (self.from, self.at, self.ahead, self.numbers) = mark.at;
         self.passed = mark.passed;
         self.paced = mark.paced;
         self.back.truncate(mark.len);
-        // It may be larger since.
+        // The entry may have grown since the mark.
         if let (Some(last), Some(was)) = (self.back.last_mut(), mark.last) {
             *last = was;
         }
@@ -116,7 +116,7 @@ impl Forecast {
     }
 }
 
-/// Where a [`Forecast`] stood.
+/// The position of a [`Forecast`].
 #[derive(Clone, Debug)]
 pub(crate) struct Mark {
     at: (Nanos, Nanos, u64, [u64; 3]),
@@ -127,34 +127,34 @@ pub(crate) struct Mark {
     parts: Option<Box<[Mark; 2]>>,
 }
 
-/// Many requests that go first, of which a policy is told no more than sums.
+/// Many requests that are served first, of which a policy gets only the sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Crowd {
-    /// How many there are.
+    /// The number of requests.
     pub requests: u64,
-    /// How many permits they ask for, all together.
+    /// The number of permits that they ask for, all together.
     pub permits: u64,
-    /// What they weigh, all together; see [`Policy::weight`](super::Policy::weight).
+    /// Their weight, all together; see [`Policy::weight`](super::Policy::weight).
     pub weight: u64,
-    /// The most permits that one of them asks for.
+    /// The maximum number of permits that one of them asks for.
     pub largest: u32,
 }
 
 impl Crowd {
-    /// So many requests, with the sums of their permits and of their weights, none for more permits
-    /// than the largest.
+    /// Creates a crowd of `requests` requests, with the sums of their permits and of their weights.
+    /// None of them asks for more than `largest` permits.
     #[must_use]
     pub fn new(requests: u64, permits: u64, weight: u64, largest: u32) -> Crowd {
         Crowd { requests, permits, weight, largest }
     }
 
-    /// In how many spans of time all of them are granted at the latest, where at most `limit`
-    /// permits pass in any span, and a request waits only if they leave no room for it. More
-    /// requests than the crowd wait, so a span ends with a request that does not fit.
+    /// Returns in how many windows all of them are granted at the latest, if at most `limit`
+    /// permits pass in any window, and a request waits only if they leave no room for it. More
+    /// requests than the crowd wait, so a window ends with a request that does not fit.
     ///
-    /// Then more than `limit - largest` permits have passed in that span, and at least one request
-    /// has.
+    /// Then more than `limit - largest` permits have passed in that window, and at least one
+    /// request has.
     pub(crate) fn spans(&self, limit: u64) -> u64 {
         let passes = limit.saturating_sub(self.largest.into()).saturating_add(1);
         self.permits.div_ceil(passes).min(self.requests)

@@ -1,24 +1,25 @@
-//! The price of permits: how many ticks `n` of them take at a rate, rounded up once per request.
+//! The cost of permits: how many ticks `n` of them take at a rate, rounded up once per request.
 
 use crate::policy::ticks;
 use crate::rate::Rate;
 
-/// The time between two permits as the fraction `ticks / permits`, never smaller than the true one.
+/// The time between two permits as the fraction `ticks / permits`, never smaller than the true
+/// value.
 ///
-/// The fraction is exact where both numbers fit 64 bits after reduction, which holds for every rate
+/// The fraction is exact if both numbers fit 64 bits after reduction, which is true of every rate
 /// of a whole number of permits. Otherwise (floats of many digits) it is rounded up to a fraction
 /// of 2^-62 ticks, or to 62 bits if it is larger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interval {
-    /// The price of one permit, kept because nearly every request asks for one.
+    /// The cost of one permit, stored because nearly every request asks for one.
     one: u64,
     /// Zero for an unlimited rate.
     ticks: u64,
-    /// Zero for a rate so slow that one permit outlasts the clock.
+    /// Zero for a rate so slow that one permit takes longer than the clock lasts.
     permits: u64,
 }
 
-/// The interval of [`Rate::ZERO`]. [`Interval::new`] makes no other with these numbers.
+/// The interval of [`Rate::ZERO`]. [`Interval::new`] creates no other interval with these numbers.
 const NONE: Interval = Interval { one: ticks::NEVER, ticks: ticks::NEVER, permits: 0 };
 
 impl Interval {
@@ -33,7 +34,7 @@ impl Interval {
         let mut ticks = u128::from(period) * u128::from(ticks::PER_NANO);
         let mut permits = u128::from(digits);
         for _ in 0..exponent.unsigned_abs() {
-            // The side that grows; both lose four bits when it is about to run over, rounded
+            // The side that grows. Both sides lose four bits when it is about to overflow, rounded
             // against the caller.
             let grows = if exponent > 0 { &mut permits } else { &mut ticks };
             *grows *= 10;
@@ -54,25 +55,25 @@ impl Interval {
         Interval { one, ticks, permits }
     }
 
-    /// Ticks for `n` permits, rounded up; [`ticks::NEVER`] instead of an overflow.
+    /// Returns the ticks for `n` permits, rounded up; [`ticks::NEVER`] instead of an overflow.
     pub(crate) fn price(self, n: u32) -> u64 {
         if n == 1 { self.one } else { price(self.ticks, self.permits, n) }
     }
 
-    /// What `n` permits given back are worth, rounded down: giving back in pieces must not gain
-    /// anything.
+    /// Returns the ticks that `n` permits given back are worth, rounded down: giving back in pieces
+    /// must not gain anything.
     pub(crate) fn worth(self, n: u32) -> u64 {
         match u128::from(self.permits) {
-            // While nothing comes in, nothing tells what a permit is worth.
+            // While no permits accrue, the value of a permit is unknown.
             0 if self.is_zero() => 0,
             0 => ticks::NEVER,
             permits => saturate(u128::from(self.ticks) * u128::from(n) / permits),
         }
     }
 
-    /// The span that holds as many permits of another interval as `span` holds of this one, rounded
-    /// down, or up if it is a debt. No stock if either is unlimited or none at all, nor a debt if
-    /// either is unlimited.
+    /// Returns the duration that holds as many permits of another interval as `span` holds of this
+    /// one, rounded down, or up for a debt. Stored permits become zero if either interval is
+    /// unlimited or has no permits. A debt becomes zero if either interval is unlimited.
     pub(crate) fn convert(self, span: u64, other: Interval, up: bool) -> u64 {
         if self.ticks == 0 || (!up && (self.permits == 0 || other.permits == 0)) || span == 0 {
             return 0;
@@ -86,14 +87,15 @@ impl Interval {
         }
         let [span, ticks, permits] = [span, self.ticks, self.permits].map(u128::from);
         let [new_ticks, new_permits] = [other.ticks, other.permits].map(u128::from);
-        // Whole permits and the rest apart, since the product of all four numbers has 256 bits.
+        // The whole permits and the rest are separate, because the product of all four numbers has
+        // 256 bits.
         let (whole, rest) = ((span * permits) / ticks, (span * permits) % ticks);
         let (above, below) = (rest * new_ticks, ticks * new_permits);
         let Some(product) = whole.checked_mul(new_ticks) else { return ticks::NEVER };
         let (main, left) = (product / new_permits, product % new_permits);
         // The remainders are less than one tick each. Their sum is rounded once.
         let fraction = above / below;
-        // Both are below `below`, so the sum holds it once at most.
+        // Both are below `below`, so the sum contains it at most once.
         let carry = match (above % below).checked_add(left * ticks) {
             None => 1 + u128::from(up),
             Some(carry) if up => carry.div_ceil(below),
@@ -102,7 +104,7 @@ impl Interval {
         saturate(main.saturating_add(fraction).saturating_add(carry))
     }
 
-    /// How many whole permits a span holds.
+    /// Returns how many whole permits a duration holds.
     pub(crate) fn permits_in(self, span: u64) -> u64 {
         match u128::from(self.ticks) {
             0 => u64::MAX,
@@ -110,37 +112,37 @@ impl Interval {
         }
     }
 
-    /// The permits that a span brings, with the fraction, for display.
+    /// Returns the permits that accrue in a duration, with the fraction, for display.
     pub(crate) fn permits_in_f64(self, span: u64) -> f64 {
         span as f64 * self.permits as f64 / self.ticks as f64
     }
 
-    /// Whether permits come in whole ticks apart.
+    /// Returns whether the interval is a whole number of ticks.
     pub(crate) fn is_whole(self) -> bool {
         self.permits == 1
     }
 
-    /// Whether permits come in whole nanoseconds apart.
+    /// Returns whether the interval is a whole number of nanoseconds.
     pub(crate) fn is_whole_nanos(self) -> bool {
         self.permits == 1 && self.ticks.is_multiple_of(ticks::PER_NANO)
     }
 
-    /// Whether everything is free.
+    /// Returns whether every permit is free.
     pub(crate) fn is_unlimited(self) -> bool {
         self.ticks == 0
     }
 
-    /// Whether there are no permits at all.
+    /// Returns whether there are no permits.
     pub(crate) fn is_zero(self) -> bool {
         self == NONE
     }
 
-    /// This interval, or a tick if it is shorter.
+    /// Returns this interval, or one tick if it is shorter.
     pub(crate) fn of_a_tick_at_least(self) -> Interval {
         if self.ticks < self.permits { Interval::of_ticks(1) } else { self }
     }
 
-    /// An interval of so many ticks.
+    /// Returns an interval of `ticks` ticks.
     pub(crate) fn of_ticks(ticks: u64) -> Interval {
         Interval { one: ticks, ticks, permits: 1 }
     }
@@ -158,7 +160,7 @@ fn price(ticks: u64, permits: u64, n: u32) -> u64 {
     if permits == 0 {
         return ticks::NEVER;
     }
-    // One machine division where the product fits, as it does for most.
+    // One machine division if the product fits, as it nearly always does.
     match ticks.checked_mul(u64::from(n)) {
         Some(product) => product.div_ceil(permits),
         None => {
@@ -168,7 +170,8 @@ fn price(ticks: u64, permits: u64, n: u32) -> u64 {
     }
 }
 
-/// The fraction rounded up to one with a power of two below, so that both numbers fit 64 bits.
+/// Returns the fraction rounded up to one whose denominator is a power of two, so that both numbers
+/// fit 64 bits.
 fn over_a_power_of_two(ticks: u128, permits: u128) -> (u128, u128) {
     if permits == 0 || ticks / permits >= u128::from(u64::MAX) {
         // Longer than the clock lasts.
@@ -233,7 +236,7 @@ mod tests {
             prop_assert_eq!(u128::from(got), exact.min(u128::from(u64::MAX)));
         }
 
-        /// Floats: never cheaper than the true price, and closer than a tick and a 2^-52th.
+        /// Floats: never cheaper than the true cost, and closer than a tick and a 2^-52th.
         #[test]
         fn price_of_a_float_is_close(digits in 1.0f64..10.0, power in -6i32..12, n in 1u32..100_000) {
             let permits = digits * 10f64.powi(power);

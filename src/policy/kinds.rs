@@ -1,17 +1,17 @@
-//! The list of all policies. A new policy is added here, beside its own file, the exports of
-//! `policy/mod.rs` and `lib.rs`, and the imports of `policy/any/kind.rs` and
+//! The list of all policies. A new policy is added here, in addition to its own file, the exports
+//! of `policy/mod.rs` and `lib.rs`, and the imports of `policy/any/kind.rs` and
 //! `policy/config/mod.rs`.
 
 /// Calls the macro `$define` with its arguments and the list of all kinds of policies.
 ///
-/// An entry is the type of the policy, and in braces what a configuration says of it:
+/// An entry is the type of the policy, and in braces its configuration:
 ///
 /// - the name in a text;
 /// - the fields, each of a type that implements `Field` in `policy/config/field.rs`. The rate is
-///   one of them; in a text it stands first and without its name;
-/// - a block that makes the policy of these fields. It may leave with a `ConfigError`;
-/// - the values of these fields that the terms in force of a policy say. A field that says what a
-///   policy does anyway is not set.
+///   one of them; in a text it comes first and without its name;
+/// - a block that makes the policy of these fields. It may return a `ConfigError`;
+/// - the values of these fields in the terms in force of a policy. A field that has its default
+///   value is not set.
 macro_rules! kinds {
     ($define:ident $arguments:tt) => {
         $define! { $arguments
@@ -20,9 +20,11 @@ macro_rules! kinds {
                 fields {
                     /// The rate of permits.
                     rate: Rate,
-                    /// For how long unused permits are saved: [`SmoothBursty::max_burst`].
+                    /// The duration for which unused permits are stored:
+                    /// [`SmoothBursty::max_burst`].
                     max_burst: Option<Duration>,
-                    /// Whether the stock is full at the start: [`SmoothBursty::start_full`].
+                    /// Whether the limiter starts with all stored permits:
+                    /// [`SmoothBursty::start_full`].
                     start_full: bool,
                 }
                 build {
@@ -43,9 +45,9 @@ macro_rules! kinds {
                 fields {
                     /// The rate of permits.
                     rate: Rate,
-                    /// How long it takes to warm up: [`SmoothWarmingUp::new`].
+                    /// The warm-up period: [`SmoothWarmingUp::new`].
                     warm_up: Duration,
-                    /// How many times a permit is dearer when cold, 3 unless it is set:
+                    /// The factor by which a permit costs more when cold, 3 unless it is set:
                     /// [`SmoothWarmingUp::try_new`].
                     cold_factor: Option<f64>,
                     /// Whether the limiter starts warm: [`SmoothWarmingUp::start_warm`].
@@ -71,18 +73,18 @@ macro_rules! kinds {
             TokenBucket {
                 "token_bucket"
                 fields {
-                    /// The rate at which permits come in.
+                    /// The rate at which permits accrue.
                     rate: Rate,
                     /// The size of the bucket: [`TokenBucket::new`].
                     burst: u32,
                     /// The permits at the start: [`TokenBucket::start_with`].
                     start_with: Option<u32>,
-                    /// Whether permits come in all at once: [`TokenBucket::interval_refill`].
+                    /// Whether permits accrue all at once: [`TokenBucket::interval_refill`].
                     interval_refill: bool,
-                    /// How long after the periods of Unix time permits come in:
+                    /// The offset from the periods of Unix time at which permits accrue:
                     /// [`TokenBucket::at_wall_clock`].
                     at_wall_clock: Option<Duration>,
-                    /// By how much requests may come early: [`TokenBucket::tolerance`].
+                    /// The time by which requests may be early: [`TokenBucket::tolerance`].
                     tolerance: Option<Duration>,
                 }
                 build {
@@ -119,11 +121,11 @@ macro_rules! kinds {
                 fields {
                     /// The rate at which permits leave.
                     rate: Rate,
-                    /// How many permits leave without delay: [`LeakyBucket::nodelay`].
+                    /// The number of permits that leave without delay: [`LeakyBucket::nodelay`].
                     nodelay: Option<u32>,
-                    /// How many permits may wait: [`LeakyBucket::capacity`].
+                    /// The number of permits that may wait: [`LeakyBucket::capacity`].
                     capacity: Option<u32>,
-                    /// How long a request may wait, in place of a capacity:
+                    /// The maximum wait of a request, in place of a capacity:
                     /// [`LeakyBucket::max_wait`].
                     max_wait: Option<Duration>,
                 }
@@ -148,7 +150,7 @@ macro_rules! kinds {
                 fields {
                     /// The limit, and the length of the window.
                     rate: Rate,
-                    /// How long after the periods of Unix time windows begin:
+                    /// The offset from the periods of Unix time at which windows begin:
                     /// [`FixedWindow::at_wall_clock`].
                     at_wall_clock: Option<Duration>,
                     /// Whether a window begins with its first grant, in place of a fixed time:
@@ -179,7 +181,7 @@ macro_rules! kinds {
                     rate: Rate,
                     /// The number of cells of a window: [`SlidingWindow::new`].
                     cells: u16,
-                    /// How long after the periods of Unix time windows begin:
+                    /// The offset from the periods of Unix time at which windows begin:
                     /// [`SlidingWindow::at_wall_clock`].
                     at_wall_clock: Option<Duration>,
                 }
@@ -201,7 +203,7 @@ macro_rules! kinds {
                 fields {
                     /// The limit, and the length of the window.
                     rate: Rate,
-                    /// How long after the periods of Unix time windows begin:
+                    /// The offset from the periods of Unix time at which windows begin:
                     /// [`SlidingEstimate::at_wall_clock`].
                     at_wall_clock: Option<Duration>,
                 }

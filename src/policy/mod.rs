@@ -6,19 +6,19 @@
 //!
 //! | policy | state | payer of `n` permits | unused permits | use it for |
 //! |---|---|---|---|---|
-//! | [`SmoothBursty`] | 8 bytes | the next caller | saved, free | a steady rate with spare capacity |
-//! | [`SmoothWarmingUp`] | 16 bytes | the next caller | saved, dearer | a service that is slow after idling |
-//! | [`TokenBucket`] | 8 bytes | the caller, before it passes | saved, up to the burst | a rate with a burst; GCRA |
-//! | [`LeakyBucket`] | 8 bytes | the caller, before it passes | not saved | a constant outflow, with a bounded queue |
-//! | [`FixedWindow`] | 16 bytes | | saved until the window ends | the limit of a service that counts so |
-//! | [`SlidingWindow`] | 48 bytes, and 16 for each cell | | come back as they were taken, cell by cell | nearly any span, in little memory |
-//! | [`SlidingEstimate`] | 16 bytes | | come back evenly | about any span, in least memory |
-//! | [`SlidingLog`] | 9 bytes for each permit of the limit | | come back as they were taken | any span, exactly |
-//! | [`Both`] | that of its two policies | as its policies say | as its policies say | two rates of one thing |
-//! | [`Unlimited`], [`DenyAll`] | none | | | to switch a limit off, or a service |
+//! | [`SmoothBursty`] | 8 bytes | the next caller | stored, free | a steady rate with spare capacity |
+//! | [`SmoothWarmingUp`] | 16 bytes | the next caller | stored, at a higher cost | a service that is slow after idling |
+//! | [`TokenBucket`] | 8 bytes | the caller, before it passes | stored, up to the burst | a rate with a burst; GCRA |
+//! | [`LeakyBucket`] | 8 bytes | the caller, before it passes | not stored | a constant outflow, with a bounded queue |
+//! | [`FixedWindow`] | 16 bytes | | kept until the window ends | the limit of a service that counts in fixed windows |
+//! | [`SlidingWindow`] | 48 bytes, and 16 for each cell | | return as they were taken, cell by cell | nearly any period, in little memory |
+//! | [`SlidingEstimate`] | 16 bytes | | return evenly | approximately any period, in the least memory |
+//! | [`SlidingLog`] | 9 bytes for each permit of the limit | | return as they were taken | any period, exactly |
+//! | [`Both`] | the states of its two policies | as in its policies | as in its policies | two rates of one thing |
+//! | [`Unlimited`], [`DenyAll`] | none | | | to switch off a limit, or a service |
 //! | [`AnyPolicy`] | the size of the largest | | | a choice made by a configuration |
 //!
-//! [`algorithms`](crate::algorithms) tells them apart at length, and helps to choose.
+//! [`algorithms`](crate::algorithms) compares them at length, and helps to choose.
 //!
 //! # Examples
 //!
@@ -100,71 +100,72 @@ use crate::time::Nanos;
 /// A rule that says when permits are due.
 ///
 /// Every method takes the time as an argument and may be called from many threads at once. Times
-/// need not rise: a caller may have read its clock a moment before another.
+/// need not be in ascending order: a caller may have read its clock a moment before another.
 ///
-/// Implement it to bring a rule of your own; [`RateLimiter`](crate::RateLimiter) adds the waiting.
-/// The contract: a refusal changes nothing; [`try_acquire`](Policy::try_acquire) succeeds at the
-/// time that [`ready_at`](Policy::ready_at) tells for a request with no other ahead, if no other
-/// call happens meanwhile; no method panics.
+/// Implement this trait to define a custom rule; [`RateLimiter`](crate::RateLimiter) adds the
+/// waiting. The contract has three parts. A refusal changes nothing.
+/// [`try_acquire`](Policy::try_acquire) succeeds at the time that [`ready_at`](Policy::ready_at)
+/// returns for a request with no other ahead, if no other call happens meanwhile. No method panics.
 pub trait Policy: Debug + Send + Sync + 'static {
-    /// What one limiter, or one key, keeps in memory.
+    /// The data that one limiter, or one key, keeps in memory.
     type State: Debug + Send + Sync + 'static;
 
     /// What one grant took, so that exactly this can be put back.
     type Charge: Copy + Debug + Send + 'static;
 
-    /// The state of a limiter that begins at `now`.
+    /// Returns the state of a limiter that begins at `now`.
     fn start(&self, now: Nanos) -> Self::State;
 
     /// Takes `n` permits at the time `at`, atomically.
     ///
     /// # Errors
     ///
-    /// A [`Refusal`]; then nothing was written.
+    /// Returns a [`Refusal`] if the permits are not granted. Nothing was written in this case.
     fn try_acquire(&self, state: &Self::State, at: Nanos, n: u32) -> Result<Self::Charge, Refusal>;
 
-    /// Says without taking anything whether a request of `n` permits can ever be granted.
+    /// Checks, without taking anything, whether a request of `n` permits can ever be granted.
     ///
     /// # Errors
     ///
-    /// [`Refusal::ZeroPermits`] or [`Refusal::ExceedsLimit`]. A single permit is never refused
-    /// here: where there is none to give, a request for one is [`Refusal::Limited`] without end.
+    /// Returns [`Refusal::ZeroPermits`] or [`Refusal::ExceedsLimit`]. A single permit is never
+    /// refused here: if the policy has no permit to give, a request for one permit is
+    /// [`Refusal::Limited`] without end.
     fn check(&self, n: u32) -> Result<(), Refusal>;
 
-    /// What a request of `n` permits weighs in a sum of requests that go first, in the policy's own
-    /// unit.
+    /// Returns the weight of a request of `n` permits in a sum of requests that are served first,
+    /// in the policy's own unit.
     fn weight(&self, n: u32) -> u64;
 
-    /// The earliest time at which `n` permits can be had, if requests of the summed weight `ahead`
-    /// are served first and nothing happens before `at`. A time in the past means "now";
-    /// [`Nanos::MAX`] means never.
+    /// Returns the earliest time at which `n` permits can be obtained, if requests of the summed
+    /// weight `ahead` are served first and nothing happens before `at`. A time in the past means
+    /// "now"; [`Nanos::MAX`] means never.
     ///
     /// It is exact for a request with no other ahead. Behind others it is exact unless
-    /// [`one_by_one`](Policy::one_by_one) says that their sum does not tell it.
+    /// [`one_by_one`](Policy::one_by_one) reports that their sum does not determine it.
     fn ready_at(&self, state: &Self::State, at: Nanos, ahead: u64, n: u32) -> Nanos;
 
-    /// How many requests, the first in line, have to be [foreseen](Policy::foresee) one by one
-    /// before the sum of all others tells when the next one is due. None of them asks for more than
-    /// `largest` permits.
+    /// Returns how many requests, from the front of the queue, must be [foreseen](Policy::foresee)
+    /// one by one before the sum of all others determines when the next request is due. None of
+    /// them asks for more than `largest` permits.
     ///
-    /// Zero, which is the default: [`ready_at`](Policy::ready_at) is exact behind any sum.
-    /// `usize::MAX`: a sum never tells it, as in a window, where a request that does not fit leaves
-    /// room that no request uses. Then told times are exact behind some thousand requests, and
-    /// behind more of them not too early.
+    /// Zero, which is the default, means that [`ready_at`](Policy::ready_at) is exact behind any
+    /// sum. `usize::MAX` means that a sum never determines the due time, as in a window, where a
+    /// request that does not fit leaves room that no request uses. Predicted times are then exact
+    /// behind some thousand requests, and never too early behind more.
     fn one_by_one(&self, largest: u32) -> usize {
         let _ = largest;
         0
     }
 
-    /// Begins a forecast of the grants to come, if nothing happens before `at`.
+    /// Begins a forecast of the next grants, if nothing happens before `at`.
     fn forecast(&self, state: &Self::State, at: Nanos) -> Forecast {
         let _ = state;
         Forecast::new(at)
     }
 
-    /// When a request of `n` permits is due behind all that `forecast` has foreseen, and not before
-    /// [`forecast.at`](Forecast::at). From then on it is among the foreseen requests, unless it is
-    /// never due, which [`Nanos::MAX`] says.
+    /// Returns when a request of `n` permits is due behind all requests that `forecast` has
+    /// foreseen, and not before [`forecast.at`](Forecast::at). From then on the request is among
+    /// the foreseen requests, unless it is never due, which [`Nanos::MAX`] means.
     ///
     /// The default adds up weights.
     fn foresee(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
@@ -176,8 +177,8 @@ pub trait Policy: Debug + Send + Sync + 'static {
         due
     }
 
-    /// Foresees many requests at once. What the forecast tells from then on may be too late, but
-    /// never too early.
+    /// Foresees many requests at once. Times that the forecast returns afterwards may be too late,
+    /// but never too early.
     ///
     /// The default adds up weights.
     fn foresee_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
@@ -186,82 +187,85 @@ pub trait Policy: Debug + Send + Sync + 'static {
     }
 
     /// Puts back what one grant took, as if the grant had not been made, but at most `most` of it.
-    /// Returns the level that the state is left at.
+    /// Returns the level of the state afterwards.
     ///
-    /// Without the grant the limiter would have been fuller. What came in while it would have been
-    /// full would have been lost, and must not be given back: permits are never invented. The
-    /// caller judges that by levels. A level is the policy's own measure of how full a state is:
-    /// the lower, the fuller. Grants raise it, and time does not change it. The room in a state is
-    /// its level less the level of a full one, [`full_level`](Policy::full_level). `most` is the
-    /// least room in the state at any moment since the grant, less all that was undone since. With
-    /// each undone grant, the caller lowers that number for all others.
+    /// Without the grant the limiter would have been fuller. Permits that accrued while it would
+    /// have been full would have been lost, and must not be given back: permits are never invented.
+    /// The caller judges that by levels. A level is the policy's own measure of how full a state
+    /// is: the lower, the fuller. Grants raise it, and time does not change it. The room in a state
+    /// is its level minus the level of a full state, [`full_level`](Policy::full_level). `most` is
+    /// the least room in the state at any moment since the grant, minus all that was undone since.
+    /// With each undone grant, the caller lowers that number for all others.
     /// [`RateLimiter`](crate::RateLimiter) keeps these numbers for dropped waits, for estimates and
-    /// for limits among several.
+    /// for limits that are members of an `AllOf`.
     ///
-    /// `u64::MAX` says that nothing was undone, refunded, changed or debited since the grant. Then
-    /// the policy judges by the time alone. A caller that undoes no more than its last grant needs
+    /// `u64::MAX` means that nothing was undone, refunded, changed or debited since the grant. Then
+    /// the policy judges only by the time. A caller that undoes no more than its last grant needs
     /// no other number.
     ///
-    /// A policy that counts ignores `most`: it loses nothing by being full.
+    /// A window policy ignores `most`: it loses nothing by being full.
     fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge, most: u64) -> u64;
 
-    /// The levels that a grant moved its state between, by the terms in force: before, and after.
-    /// The difference is the most that [`undo`](Policy::undo) can put back.
+    /// Returns the levels between which a grant moved its state, under the terms in force: the
+    /// level before and the level after. The difference is the maximum that [`undo`](Policy::undo)
+    /// can put back.
     ///
-    /// A policy that loses what comes in while it is full has to implement this and
-    /// [`full_level`](Policy::full_level). Unless a policy says otherwise, there is always room.
+    /// A policy that loses the permits that accrue while it is full must implement this and
+    /// [`full_level`](Policy::full_level). The default means that there is always room.
     fn moved(&self, charge: Self::Charge) -> (u64, u64) {
         let _ = charge;
         (0, u64::MAX)
     }
 
-    /// The level of a full limiter at the time `at`. It rises with time.
+    /// Returns the level of a full limiter at the time `at`. It rises with time.
     fn full_level(&self, at: Nanos) -> u64 {
         let _ = at;
         0
     }
 
-    /// So many levels are so many permits, by the terms in force, if a change of terms keeps
-    /// permits. Numbers that never change, if it keeps levels.
+    /// Returns the unit of levels as a pair: under the terms in force, the first number in levels
+    /// is worth the second number in permits, if a change of terms keeps permits. If a change of
+    /// terms keeps levels, the two numbers never change.
     fn level_unit(&self) -> (u64, u64) {
         (1, 1)
     }
 
-    /// Gives back `n` permits that were acquired and not used. Returns the level that the state is
-    /// left at. The limiter never becomes fuller than full.
+    /// Gives back `n` permits that were acquired and not used. Returns the level of the state
+    /// afterwards. The limiter never becomes fuller than full.
     fn refund(&self, state: &Self::State, at: Nanos, n: u32) -> u64;
 
-    /// The part of a grant of `n` permits that only its last `n - used` permits took, to be put
-    /// back by [`undo`](Policy::undo): for a request that was an estimate, and turned out to be too
-    /// large. `None` if there is nothing to put back.
+    /// Returns the part of a grant of `n` permits that only its last `n - used` permits took, so
+    /// that [`undo`](Policy::undo) can put it back. This is for a request that was an estimate, and
+    /// turned out to be too large. Returns `None` if there is nothing to put back.
     ///
-    /// It is rounded so that no permits are invented. If nothing happened since the grant, undoing
-    /// this part of it leaves what a grant of `used` permits at that time would have left. Where
-    /// the rate changed since, it is a share.
+    /// The part is rounded so that no permits are invented. If nothing happened since the grant,
+    /// undoing this part leaves what a grant of `used` permits at that time would have left. If the
+    /// rate changed since, it is a share.
     ///
-    /// Unless a policy says otherwise, a grant is put back as a whole or not at all: `None` as soon
-    /// as one permit was used.
+    /// By default a grant is put back completely or not: the result is `None` as soon as one permit
+    /// was used.
     fn unspent(&self, charge: Self::Charge, n: u32, used: u32) -> Option<Self::Charge> {
         (used == 0 && n > 0).then_some(charge)
     }
 
-    /// Charges `n` permits at the time `at` whether they are there or not: for work that was done
-    /// without a request, or was larger than requested. The missing permits are owed, and later
-    /// requests wait for them.
+    /// Charges `n` permits at the time `at`, even if they are not available: for work that was done
+    /// without a request, or that was larger than requested. The missing permits are owed, and
+    /// later requests wait for them.
     ///
-    /// Without a limit nothing is charged, since no request waits. At a rate of [zero](Rate::ZERO)
+    /// Without a limit nothing is charged, because no request waits. At a rate of
+    /// [zero](Rate::ZERO):
     ///
-    /// - a bucket charges tokens, and pays the debt when tokens come in again;
-    /// - a window counts, and so does a log, and the window stays as long as it was;
-    /// - [`SmoothBursty`] and [`SmoothWarmingUp`] charge nothing, since their stock and debt are
-    ///   times, and there a permit has none.
+    /// - a bucket charges tokens, and repays the negative balance when tokens accrue again;
+    /// - a window counts them, and so does a log, and the window keeps its length;
+    /// - [`SmoothBursty`] and [`SmoothWarmingUp`] charge nothing, because their stored permits and
+    ///   negative balances are times, and at this rate a permit has no time.
     ///
-    /// No debit overflows. One that a bucket would pay off later than a state can tell, some 34
-    /// years after the clock's beginning, is owed for ever: no other rate makes it less, only a
-    /// refund or a reset ends it. A window's counter stays at its largest number until the window
-    /// is over. A log remembers as many as it has room for.
+    /// No debit overflows. If a bucket would repay a debit later than a state can represent, some
+    /// 34 years after the clock's beginning, the debit is owed for ever: no other rate makes it
+    /// less, and only a refund or a reset ends it. A window's counter stays at its largest number
+    /// until the window is over. A log remembers as many permits as it has room for.
     ///
-    /// The default takes as many permits as are there, and forgets the rest.
+    /// The default takes as many permits as are available, and forgets the rest.
     fn debit(&self, state: &Self::State, at: Nanos, n: u32) {
         let (mut left, mut part) = (n, n);
         while part.min(left) > 0 {
@@ -277,12 +281,13 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// left. Returns how many permits it took. It never adds permits, and without a limit it takes
     /// none.
     ///
-    /// The policies of this crate look and take in one step, so each permit that another request
-    /// takes at the same time is one that this call need not take. The default looks at the
-    /// [`status`](Policy::status) and then takes: beside other requests it may leave fewer permits.
+    /// The policies of this crate check and take in one step, so each permit that another request
+    /// takes at the same time is one that this call need not take. The default checks the
+    /// [`status`](Policy::status) and then takes: concurrently with other requests it may leave
+    /// fewer permits.
     fn keep_at_most(&self, state: &Self::State, at: Nanos, permits: u64) -> u64 {
         let (mut taken, mut most) = (0, u32::MAX);
-        // Other requests may take permits after the look. Each round looks again, and halves what
+        // Other requests may take permits after the check. Each round checks again, and halves what
         // it takes after a refusal.
         while most > 0 {
             let n = u32::try_from(self.status(state, at).beyond(permits)).unwrap_or(u32::MAX).min(most);
@@ -297,24 +302,25 @@ pub trait Policy: Debug + Send + Sync + 'static {
         taken
     }
 
-    /// Carries out a part of a pause, from `from` to `to`: in this time no permit comes in, so the
-    /// stock and the debt stay as they are at `from`. Unless `keeps_permits`, the pause ends at `to`,
-    /// and the state is left as if it were empty then: permits come in one after the other, the
-    /// first one an interval after `to`. A debt stays. Returns the level that the state is left at.
+    /// Carries out a part of a pause, from `from` to `to`: no permit accrues in this time, so the
+    /// stored permits and the negative balance stay as they are at `from`. Unless `keeps_permits`,
+    /// the pause ends at `to`, and the state is left as if it were empty then: permits accrue one
+    /// after the other, the first permit an interval after `to`. A negative balance stays. Returns
+    /// the level of the state afterwards.
     ///
-    /// `None` says that the policy did nothing, since no state of it is as if time had stood still.
-    /// A window says so, since its permits come back in real time. Then the
+    /// `None` means that the policy did nothing, because it has no state that is as if time had
+    /// stood still. This is true of a window, because its permits return in real time. Then the
     /// [`RateLimiter`](crate::RateLimiter) itself spaces the first grants after a pause: the *k*th
-    /// permit is due no earlier than *k* intervals of the [`rate`](Policy::rate) after its end,
-    /// until as much time has passed as the [limit](PolicyStatus::limit) takes to come in. A
-    /// limiter asks each [part](Policy::each_part) of a policy.
+    /// permit is due no earlier than *k* intervals of the [`rate`](Policy::rate) after the end of
+    /// the pause, until as much time has passed as the [limit](PolicyStatus::limit) takes to
+    /// accrue. A limiter asks each [part](Policy::each_part) of a policy.
     fn pause(&self, state: &Self::State, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
         let _ = (state, from, to, keeps_permits);
         None
     }
 
-    /// Begins a forecast at `to`, of the state that [`pause`](Policy::pause) would leave. `None`
-    /// where that does nothing.
+    /// Begins a forecast at `to` for the state that [`pause`](Policy::pause) would leave. Returns
+    /// `None` if `pause` does nothing.
     fn forecast_pause(
         &self,
         state: &Self::State,
@@ -326,11 +332,11 @@ pub trait Policy: Debug + Send + Sync + 'static {
         None
     }
 
-    /// When a limiter is full again, at `to` or later, of the state that [`pause`](Policy::pause)
-    /// would leave. `None` where that does nothing.
+    /// Returns when a limiter is full again, at `to` or later, starting from the state that
+    /// [`pause`](Policy::pause) would leave. Returns `None` if `pause` does nothing.
     ///
-    /// The default takes it that a kept state fills up as if the whole time had moved on, and an
-    /// empty one at the [`rate`](Policy::rate).
+    /// The default assumes that a kept state fills up as if the whole time had moved on, and an
+    /// empty state at the [`rate`](Policy::rate).
     fn full_after_pause(
         &self,
         state: &Self::State,
@@ -348,40 +354,41 @@ pub trait Policy: Debug + Send + Sync + 'static {
         Some(held.max(ticks::to_nanos(ticks::from_nanos(to).saturating_add(price))))
     }
 
-    /// How many permits a grant took, or the part of it that is to be put back. A limiter asks each
-    /// [part](Policy::each_part) for which [`pause`](Policy::pause) does nothing, so that it need
-    /// not count a grant that is given back. The default counts it.
+    /// Returns how many permits a grant took, or how many permits a part of it took that is put
+    /// back. A limiter asks each [part](Policy::each_part) for which [`pause`](Policy::pause) does
+    /// nothing, so that it does not count a grant that is given back. With the default it counts
+    /// the grant.
     fn permits(&self, charge: Self::Charge) -> u32 {
         let _ = charge;
         0
     }
 
-    /// Changes the rate, the burst or what else there is. Each policy states what happens to saved
-    /// permits and debts, unless the change says it.
+    /// Changes the rate, the burst or the other terms. Each policy documents what happens to stored
+    /// permits and negative balances, unless the change specifies it.
     ///
-    /// Returns the level that the state is left at, by the new terms. 0 says that grants from
-    /// before the change give back nothing any more: the policy did not convert its levels by their
+    /// Returns the level of the state afterwards, under the new terms. 0 means that grants from
+    /// before the change give back nothing: the policy did not convert its levels by their
     /// [unit](Policy::level_unit).
     ///
     /// # Errors
     ///
-    /// A [`PolicyError`], for a burst, a capacity or a longest wait where there is none, or numbers
-    /// that are too large; then nothing was changed. A new rate alone is never an error: what does
-    /// not fit is rounded to less.
+    /// Returns a [`PolicyError`] for a burst, a capacity or a maximum wait that the policy does not
+    /// have, or for numbers that are too large. Nothing was changed in this case. A new rate by
+    /// itself is never an error: a rate that does not fit is rounded down.
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError>;
 
-    /// Changes the rate, by the policy's own rule. Returns the level that the state is left at.
+    /// Changes the rate, by the policy's own rule. Returns the level of the state afterwards.
     fn set_rate(&self, state: &Self::State, at: Nanos, rate: Rate) -> u64 {
         self.change(state, at, Change::rate(rate)).unwrap_or(u64::MAX)
     }
 
-    /// Returns the change that gives this policy the terms of another one, or `None` if no change
-    /// can, for example since the other one counts in another way.
+    /// Returns the change that gives this policy the terms of another policy, or `None` if no
+    /// change can do that, for example because the other policy counts in a different way.
     ///
-    /// Two policies have equal terms if this returns for the other one what it returns for the
-    /// policy itself. A `KeyedRateLimiter` uses this when the plan of a key changes.
+    /// Two policies have equal terms if this method returns the same value for the other policy as
+    /// for the policy itself. A `KeyedRateLimiter` uses this when the plan of a key changes.
     ///
-    /// The default changes the rate, and is right for a policy that has nothing else to change.
+    /// The default changes the rate. It is right for a policy that has nothing else to change.
     fn change_to(&self, new: &Self) -> Option<Change>
     where
         Self: Sized,
@@ -389,60 +396,62 @@ pub trait Policy: Debug + Send + Sync + 'static {
         Some(Change::rate(new.rate()))
     }
 
-    /// The rate, as it was given.
+    /// Returns the rate, as it was given.
     fn rate(&self) -> Rate;
 
-    /// What could be had at the time `at`: a snapshot that may be outdated when it returns.
+    /// Returns what is available at the time `at`: a snapshot that may be outdated when it is
+    /// returned.
     fn status(&self, state: &Self::State, at: Nanos) -> PolicyStatus;
 
-    /// What a grant left: the [`status`](Policy::status) at the time `at` of the state right after
-    /// the grant, without later grants.
+    /// Returns what a grant left: the [`status`](Policy::status) at the time `at` of the state
+    /// right after the grant, without later grants.
     ///
-    /// A [`Grant`](crate::Grant) tells it to a request that
-    /// [asks](crate::Request::with_left). The default is the status of the state as it is now,
-    /// which other threads may have changed since the grant.
+    /// A [`Grant`](crate::Grant) reports it to a request that [asks](crate::Request::with_left).
+    /// The default is the status of the state as it is now, which other threads may have changed
+    /// since the grant.
     fn left(&self, state: &Self::State, charge: Self::Charge, at: Nanos) -> PolicyStatus {
         let _ = charge;
         self.status(state, at)
     }
 
-    /// Whether a state is as good as new at the time `at`: full, with nothing owed or counted. A
-    /// `KeyedRateLimiter` may forget a key with such a state.
+    /// Returns whether a state is idle at the time `at`, that is, full again as if new, with
+    /// nothing owed or counted. A `KeyedRateLimiter` may forget a key with such a state.
     ///
-    /// A policy must say no while [`restart`](Policy::restart) would grant one permit more
-    /// than the state does. Unless a policy says otherwise, a state is fresh when its
-    /// [`status`](Policy::status) says that the limiter is full.
+    /// A policy must return `false` while [`restart`](Policy::restart) would grant one permit more
+    /// than the state does. By default a state is fresh when its [`status`](Policy::status) reports
+    /// that the limiter is full.
     fn is_fresh(&self, state: &Self::State, at: Nanos) -> bool {
         self.status(state, at).full_at <= at
     }
 
-    /// The state of a key of a `KeyedRateLimiter` that is new, or that was forgotten and comes
-    /// back: the limiter cannot tell which.
+    /// Returns the state of a key of a `KeyedRateLimiter` that is new, or that was forgotten and
+    /// returns: the limiter cannot distinguish the two.
     ///
     /// It is the state of [`start`](Policy::start), unless that state grants more than a
-    /// [fresh](Policy::is_fresh) one. Then a policy must return a fresh state here. Otherwise a key
-    /// would gain permits each time it is forgotten.
+    /// [fresh](Policy::is_fresh) state. Then a policy must return a fresh state here. Otherwise a
+    /// key would gain permits each time it is forgotten.
     fn restart(&self, now: Nanos) -> Self::State {
         self.start(now)
     }
 
-    /// Whether a grant that came late, because a timer was late, may be charged as of the time it
-    /// was due.
+    /// Returns whether a grant that was late, because a timer was late, may be charged as of the
+    /// time it was due.
     ///
-    /// That keeps the average exact where permits come in at a rate. A policy that counts grants in
-    /// a span says no: its permits do not get lost by being late, and its bound is about the times
-    /// at which they were really granted.
+    /// That keeps the average exact if permits accrue at a rate. A window policy returns `false`:
+    /// its permits do not get lost by being late, and its bound is about the times at which they
+    /// were really granted.
     fn catches_up(&self) -> bool {
         true
     }
 
-    /// The longest time that a request may have to wait in line when it asks; one that would wait
-    /// longer is refused. One that joined the line stays, whatever changes later.
+    /// Returns the maximum time that a request may have to wait in the queue when it asks. A
+    /// request that would wait longer is refused. A request that joined the queue stays, whatever
+    /// changes later.
     fn max_wait(&self) -> Duration {
         Duration::MAX
     }
 
-    /// This policy and another one: a request is granted when both grant it.
+    /// Combines this policy with another one: a request is granted when both grant it.
     ///
     /// # Examples
     ///
@@ -465,14 +474,14 @@ pub trait Policy: Debug + Send + Sync + 'static {
         Both::new(self, other)
     }
 
-    /// How many [parts](Policy::each_part) the policy has. Only a policy that consists of several
-    /// policies has more than one.
+    /// The number of [parts](Policy::each_part) of the policy. Only a policy that consists of
+    /// several policies has more than one.
     const PARTS: usize = 1;
 
-    /// Shows each part of the policy, with its part of the state and of a charge.
+    /// Calls `show` with each part of the policy, with its part of the state and of a charge.
     ///
     /// Each part has a [level](Policy::undo) of its own, so a caller that undoes several grants
-    /// keeps numbers for each. The default shows the policy itself.
+    /// keeps numbers for each part. The default shows the policy itself.
     fn each_part(&self, state: &Self::State, charge: Option<Self::Charge>, show: &mut dyn FnMut(&dyn Part))
     where
         Self: Sized,
@@ -480,17 +489,15 @@ pub trait Policy: Debug + Send + Sync + 'static {
         show(&Whole { policy: self, state, charge });
     }
 
-    /// Takes `n` permits at the time `at` of one part after the other. If a part refuses, the
-    /// caller has to put back what was taken of the parts before it.
+    /// Takes `n` permits at the time `at` from one part after the other. If a part refuses, the
+    /// caller must put back what was taken from the parts before it.
     ///
-    /// [`try_acquire`](Policy::try_acquire) puts it back itself, and can only judge by its time how
-    /// much. A limiter knows more: see [`undo`](Policy::undo). Call it only where
-    /// [`ready_at`](Policy::ready_at) says that the permits are there.
+    /// [`try_acquire`](Policy::try_acquire) puts it back itself, and can judge only by its time how much to put back. A limiter knows more: see [`undo`](Policy::undo). Call this only if [`ready_at`](Policy::ready_at) reports that the permits are available.
     ///
     /// # Errors
     ///
-    /// The refusal, and what to put back. The default is [`try_acquire`](Policy::try_acquire),
-    /// which takes all or nothing.
+    /// Returns the refusal, and what to put back. The default is
+    /// [`try_acquire`](Policy::try_acquire), which takes all or nothing.
     fn take_parts(
         &self,
         state: &Self::State,
@@ -500,7 +507,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
         self.try_acquire(state, at, n).map_err(|refusal| (refusal, None))
     }
 
-    /// Tells a policy with a schedule what Unix time it is at the clock's zero.
+    /// Sets, for a policy with a schedule, the Unix time at the clock's zero.
     /// [`RateLimiter`](crate::RateLimiter) calls it once.
     #[must_use]
     fn with_epoch(self, unix_time_at_zero: Duration) -> Self
@@ -515,31 +522,33 @@ pub trait Policy: Debug + Send + Sync + 'static {
 /// What a policy could give at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyStatus {
-    /// The most permits that can ever be available; `u64::MAX` without a limit.
+    /// The maximum number of permits that can ever be available; `u64::MAX` without a limit.
     pub limit: u64,
-    /// How many single permits could be had right now, one after the other.
+    /// The number of single permits that could be taken right now, one after the other.
     pub available: u64,
-    /// When a request for one permit would be granted; not later than now if `available` is not
-    /// zero, and [`Nanos::MAX`] for never.
+    /// The time at which a request for one permit would be granted; not later than now if
+    /// `available` is not zero, and [`Nanos::MAX`] for never.
     pub next_at: Nanos,
-    /// When the limiter is full again if no request takes a permit; in the past if it is full.
+    /// The time at which the limiter is full again if no request takes a permit; in the past if it
+    /// is full.
     pub full_at: Nanos,
 }
 
 impl PolicyStatus {
-    /// This status as a request is told it.
+    /// Returns this status as reported to a request.
     pub(crate) fn as_left(&self, at: Nanos) -> Left {
         let until = |time: Nanos| time.saturating_since(at).as_duration();
         let PolicyStatus { limit, available, next_at, full_at } = *self;
         Left { limit, available, next_in: until(next_at), full_in: until(full_at) }
     }
 
-    /// How many permits are available beyond so many. Without a limit there are none to take.
+    /// Returns how many permits are available beyond `permits`. Without a limit there are none to
+    /// take.
     pub(crate) fn beyond(&self, permits: u64) -> u64 {
         if self.limit == u64::MAX { 0 } else { self.available.saturating_sub(permits) }
     }
 
-    /// The status of a limiter without a limit.
+    /// Returns the status of a limiter without a limit.
     pub(crate) fn unlimited(at: Nanos) -> PolicyStatus {
         PolicyStatus { limit: u64::MAX, available: u64::MAX, next_at: at, full_at: at }
     }
@@ -549,7 +558,7 @@ impl PolicyStatus {
         PolicyStatus { limit: 0, available: 0, next_at: Nanos::MAX, full_at: Nanos::MAX };
 }
 
-/// The refusal of a request that is due at `due`.
+/// Returns the refusal of a request that is due at `due`.
 #[inline]
 pub(crate) fn limited(due: Nanos, at: Nanos) -> Refusal {
     Refusal::Limited { retry_after: due.saturating_since(at) }

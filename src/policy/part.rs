@@ -1,4 +1,4 @@
-//! The parts of a policy: what has a level of its own.
+//! The parts of a policy: each part has a level of its own.
 
 use crate::error::Refusal;
 use crate::policy::interval::Interval;
@@ -9,9 +9,9 @@ use crate::time::Nanos;
 
 /// One part of a policy, with its state and what one grant took of it.
 ///
-/// A policy has one part unless it says otherwise; a [`Both`](super::Both) has the parts of its two
-/// policies. [`Policy::each_part`] shows them. Each method does for this part what the method of
-/// [`Policy`] does for all.
+/// A policy has one part by default; a [`Both`](super::Both) has the parts of its two policies.
+/// [`Policy::each_part`] shows them. Each method does for this part what the method of [`Policy`]
+/// does for all.
 pub trait Part {
     /// See [`Policy::moved`]. `None` if the grant took nothing of this part.
     fn moved(&self) -> Option<(u64, u64)>;
@@ -37,12 +37,12 @@ pub trait Part {
     /// See [`Policy::pause`].
     fn pause(&self, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64>;
 
-    /// The level of a state that a pause left empty at this time, or more. Zero where
-    /// [`Policy::pause`] does nothing.
+    /// Returns the level of a state that a pause left empty at this time, or a higher level.
+    /// Returns zero if [`Policy::pause`] does nothing.
     fn empty_level(&self, at: Nanos) -> u64;
 
-    /// Whether the state can stand still, so that [`Policy::pause`] does something. A part that
-    /// counts in real time cannot.
+    /// Returns whether the state can stand still, so that [`Policy::pause`] does something. A
+    /// window cannot, because it counts in real time.
     fn stands_still(&self) -> bool;
 
     /// See [`Policy::permits`]. Zero if the grant took nothing of this part.
@@ -55,17 +55,17 @@ pub trait Part {
     fn status(&self, at: Nanos) -> PolicyStatus;
 }
 
-/// How grants are spaced after a pause, where a part cannot stand still.
+/// Spacing of grants after a pause, for a part that cannot stand still.
 impl dyn Part + '_ {
-    /// When so many permits have come in since `from`, one interval apart, but no more than the
-    /// limit.
+    /// Returns the time at which `permits` permits have accrued since `from`, one interval apart,
+    /// but no more than the limit.
     pub(crate) fn come_in(&self, from: Nanos, permits: u64) -> Nanos {
         let permits = u32::try_from(permits.min(self.status(from).limit)).unwrap_or(u32::MAX);
         let price = Interval::new(self.rate()).price(permits);
         ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
     }
 
-    /// How many permits have come in between two times, one interval apart.
+    /// Returns how many permits have accrued between two times, one interval apart.
     pub(crate) fn came_in(&self, from: Nanos, to: Nanos) -> u64 {
         let span = ticks::from_nanos(to).saturating_sub(ticks::from_nanos(from));
         Interval::new(self.rate()).permits_in(span)
@@ -133,7 +133,7 @@ impl<P: Policy> Part for Whole<'_, P> {
     }
 }
 
-/// Asks one part of a policy.
+/// Calls `ask` with one part of a policy.
 #[inline]
 pub(crate) fn of_part<P: Policy, T: Default>(
     (policy, state, charge): (&P, &P::State, Option<P::Charge>),
@@ -152,9 +152,10 @@ pub(crate) fn of_part<P: Policy, T: Default>(
     answer
 }
 
-/// Takes of all parts of a policy or of none, and looks before it takes, so that a refusal writes
-/// nothing unless another request takes the permits in between.
+/// Takes from all parts of a policy or from none. It checks before it takes, so that a refusal
+/// writes nothing unless another request takes the permits in between.
 ///
+/// In that case `put_back` gets what was taken, with the value that `begin` returned before.
 /// Then `put_back` gets what was taken, with what `begin` returned before.
 #[inline]
 pub(crate) fn take_all<P: Policy, B>(
@@ -165,7 +166,7 @@ pub(crate) fn take_all<P: Policy, B>(
     put_back: impl Fn(B, P::Charge),
 ) -> Result<P::Charge, Refusal> {
     policy.check(n)?;
-    // Not for ever: a policy may contradict itself.
+    // Bounded: a policy may contradict itself.
     for _ in 0..=LOOKS {
         let due = policy.ready_at(state, at, 0, n);
         if due > at {

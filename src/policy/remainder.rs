@@ -1,4 +1,4 @@
-//! The remainder of a state that is shut for good, from which a policy of another kind goes on.
+//! The remainder of a state that is shut for good, from which a policy of another kind continues.
 
 use crate::policy::interval::Interval;
 use crate::policy::{Policy, PolicyStatus, ticks};
@@ -7,11 +7,11 @@ use crate::time::Nanos;
 /// What a state had when it was shut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Remainder {
-    /// The most permits that could ever be available; `u64::MAX` without a limit.
+    /// The maximum number of permits that could ever be available; `u64::MAX` without a limit.
     pub(crate) limit: u64,
-    /// How many single permits were available; at most the limit.
+    /// The number of single permits that were available; at most the limit.
     pub(crate) available: u64,
-    /// How many permits were owed. Zero for a window, since its debt ends with it.
+    /// The number of permits that were owed. Zero for a window, because its debt ends with it.
     pub(crate) owed: u32,
 }
 
@@ -24,7 +24,8 @@ impl Remainder {
         Remainder::new(status.limit, status.available)
     }
 
-    /// With a debt of so many ticks, in permits, rounded up. `ticks::NEVER` is a debt for ever.
+    /// Returns this remainder with a debt of this many ticks, in permits, rounded up.
+    /// `ticks::NEVER` is a debt for ever.
     pub(crate) fn owing(self, debt: u64, interval: Interval) -> Remainder {
         let owed = match debt {
             0 => 0,
@@ -41,12 +42,12 @@ impl Remainder {
 
 /// A policy with states that can be shut.
 pub(crate) trait Shut: Policy {
-    /// Shuts a state for good, and returns what it had at the time `at`. One atomic step, in the
-    /// order of changes of the state: a grant that comes before it is counted in the remainder, and
-    /// no grant comes after it. Nothing that is undone later opens the state again.
+    /// Shuts a state for good, and returns what it had at the time `at`. This is one atomic step,
+    /// in the order of changes of the state: a grant before it is counted in the remainder, and no
+    /// grant comes after it. Nothing that is undone later opens the state again.
     ///
-    /// Without a limit there is nothing to count, and a request that has found the policy before
-    /// is still granted.
+    /// Without a limit there is nothing to count, and a request that has found the policy before is
+    /// still granted.
     ///
     /// The caller has the right to change the terms of the policy, which serves no other state.
     fn shut(&self, state: &Self::State, at: Nanos) -> Remainder;

@@ -7,45 +7,47 @@ use crate::time::Nanos;
 /// Ticks in a nanosecond.
 ///
 /// A whole nanosecond is too coarse for an interval: 700,000/s would be 0.04 % wrong. A 16th keeps
-/// the error of rounding up below 65 ppm at 1 M/s, and a `u64` of them still lasts 36.5 years.
+/// the error of rounding up below 65 ppm at 1 M/s, and a `u64` of such ticks still lasts 36.5
+/// years.
 pub(crate) const PER_NANO: u64 = 16;
 
-/// The tick of time zero. What lies before it is room for permits saved before the clock began: a
+/// The tick of time zero. The ticks before it are room for permits stored before the clock began: a
 /// full bucket at time zero was empty 2.28 years ago. The 34 years after it are the clock's.
 pub(crate) const ORIGIN: u64 = 1 << 60;
 
-/// A state at this tick is never free again: [`from_nanos`] stays below.
+/// A state at this tick is never free again: [`from_nanos`] returns smaller ticks.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// The longest span for which permits can be saved or a warm-up can last, about 2.28 years.
+/// The longest duration for which permits can be stored or a warm-up can last, about 2.28 years.
 pub(crate) const MAX_SPAN: Duration = Duration::from_nanos(ORIGIN / PER_NANO);
 
 /// The last time that has a tick of its own, 34 years after the beginning.
 const LAST: u64 = (NEVER - 1 - ORIGIN) / PER_NANO;
 
-/// The tick of a time. After [`LAST`] it stands still below [`NEVER`], so overflow means "limited".
+/// Returns the tick of a time. After [`LAST`] it stays constant, below [`NEVER`], so overflow means
+/// "limited".
 #[inline]
 pub(crate) const fn from_nanos(at: Nanos) -> u64 {
     let nanos = if at.as_u64() < LAST { at.as_u64() } else { LAST };
     nanos * PER_NANO + ORIGIN
 }
 
-/// The time from one tick to a later one, in whole nanoseconds rounded up.
+/// Returns the time from one tick to a later one, in whole nanoseconds rounded up.
 #[inline]
 pub(crate) const fn between(earlier: u64, later: u64) -> Nanos {
-    // No reading of the clock reaches it.
+    // No clock reading reaches this tick.
     if later > from_nanos(Nanos::MAX) {
         return Nanos::MAX;
     }
-    // The sum cannot overflow: `later` lies at least 15 ticks before the end. `div_ceil` would look
-    // at the remainder.
+    // The sum cannot overflow: `later` is at least 15 ticks before the end. `div_ceil` would check
+    // the remainder.
     #[allow(clippy::manual_div_ceil)]
     Nanos::new((later - earlier + (PER_NANO - 1)) / PER_NANO)
 }
 
-/// The first whole nanosecond at or after a tick.
+/// Returns the first whole nanosecond at or after a tick.
 pub(crate) const fn to_nanos(tick: u64) -> Nanos {
-    // A tick that no reading of the clock reaches is never due.
+    // A tick that no clock reading reaches is never due.
     if tick > from_nanos(Nanos::MAX) {
         Nanos::MAX
     } else {
@@ -53,7 +55,7 @@ pub(crate) const fn to_nanos(tick: u64) -> Nanos {
     }
 }
 
-/// A span in ticks, `None` if it is longer than [`MAX_SPAN`].
+/// Returns a duration in ticks, or `None` if it is longer than [`MAX_SPAN`].
 pub(crate) const fn from_span(span: Duration) -> Option<u64> {
     if span.as_nanos() > MAX_SPAN.as_nanos() {
         return None;

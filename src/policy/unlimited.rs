@@ -1,4 +1,4 @@
-//! No limit at all.
+//! A policy without a limit.
 
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};

@@ -9,9 +9,9 @@ use crate::policy::Both;
 /// Between the lines of two policies.
 const AND: &str = "and";
 
-/// Reads two policies with `and` between them. Each is a line as
-/// [`PolicyConfig`](super::PolicyConfig#text) has it. Three policies are
-/// a `Both` of a `Both` and a policy, as `first.and(second).and(third)` is.
+/// Reads two policies with `and` between them. Each policy is a line in the form of
+/// [`PolicyConfig`](super::PolicyConfig#text). Three policies are a `Both` of a `Both` and a
+/// policy, like `first.and(second).and(third)`.
 ///
 /// # Examples
 ///
@@ -43,14 +43,14 @@ where
     }
 }
 
-/// Writes the line from which an equal pair is read.
+/// Writes a line that reads back as an equal pair.
 impl<P: fmt::Display, Q: fmt::Display> fmt::Display for Both<P, Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {AND} {}", self.first(), self.second())
     }
 }
 
-/// The error of an `and` where one policy is read.
+/// Returns the error for an `and` where one policy is read.
 pub(super) fn one_policy(word: &str) -> Option<ConfigError> {
     let write = "one policy, since two are not read here";
     (word == AND).then(|| ConfigError::Form { given: word.into(), write: write.into() })

@@ -7,7 +7,7 @@ use super::KINDS;
 use crate::error::PolicyError;
 use crate::rate::RateError;
 
-/// Why a configuration does not make a policy.
+/// The reason why a configuration does not make a policy.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -15,10 +15,10 @@ pub enum ConfigError {
     Policy {
         /// The name given.
         name: Box<str>,
-        /// The kind that it may mean.
+        /// The kind that was probably meant.
         write: Option<&'static str>,
     },
-    /// A field that is needed is missing.
+    /// A required field is missing.
     Missing {
         /// The field.
         field: &'static str,
@@ -31,7 +31,7 @@ pub enum ConfigError {
         field: Box<str>,
         /// The kind of policy.
         policy: &'static str,
-        /// What to write instead, where the name is understood.
+        /// What to write instead, if the name is recognised.
         write: Option<Box<str>>,
     },
     /// A field that is set twice, or that excludes another field.
@@ -41,7 +41,7 @@ pub enum ConfigError {
         /// The other field.
         other: &'static str,
     },
-    /// A word of a line that is to be written in another form.
+    /// A word of a line that must be written in another form.
     Form {
         /// The word given.
         given: Box<str>,
@@ -54,7 +54,7 @@ pub enum ConfigError {
         field: &'static str,
         /// The value given.
         value: Box<str>,
-        /// The values that are allowed, and what to write where the value is understood.
+        /// The values that are allowed, and what to write if the value is recognised.
         allowed: Box<str>,
     },
     /// No change leads from the terms in force to this configuration, and the policy cannot be
@@ -77,7 +77,7 @@ impl From<PolicyError> for ConfigError {
     }
 }
 
-/// A value of each field that a policy needs, beside its rate.
+/// An example value of each field that a policy requires in addition to its rate.
 const EXAMPLES: [(&str, &str); 3] = [("burst", "20"), ("cells", "10"), ("warm_up", "5s")];
 
 /// "only a, b and c".

@@ -8,14 +8,15 @@ use crate::rate::{Rate, read_span, span_in_units, understood_span};
 
 /// A type that a field of a configuration can have.
 pub(super) trait Field: Sized {
-    /// Whether a line names the field without a value.
+    /// Whether a line contains the field's name without a value.
     const IS_FLAG: bool = false;
-    /// The field where a configuration does not set it. `None`: the field is needed.
+    /// The value of the field if a configuration does not set it. `None` means that the field is
+    /// required.
     const UNSET: Option<Self> = None;
 
     fn read(field: &'static str, value: &str) -> Result<Self, ConfigError>;
 
-    /// The value to write; `None` where the field is not set.
+    /// Returns the value to write; `None` if the field is not set.
     fn value(&self) -> Option<Value>;
 }
 

@@ -29,24 +29,24 @@ macro_rules! define {
         build $build:block
         read |$policy:ident| { $($read:tt)* }
     })*) => {
-        /// What a configuration says of a policy: the fields of its kind.
+        /// A configuration of a policy: the fields of its kind.
         ///
         /// It is read from a [line](PolicyConfig#text) or, with the feature `serde`, from a
-        /// [configuration file](PolicyConfig#serde), written to both, and made a policy by
-        /// [`AnyPolicy::try_from`]. A policy that a program itself chooses needs no configuration:
-        /// call its constructor. Its methods have the names of the fields. Where a configuration is
-        /// asked for, the policy is converted: `TokenBucket::new(Rate::per_second(5), 10).into()`.
+        /// [configuration file](PolicyConfig#serde), and written to both. [`AnyPolicy::try_from`]
+        /// makes it a policy. A policy that a program itself chooses needs no configuration: call
+        /// its constructor. Its methods have the names of the fields. Where a configuration is
+        /// required, the policy is converted: `TokenBucket::new(Rate::per_second(5), 10).into()`.
         ///
-        /// A field that is not set is as in the policy's own constructor. A field that the kind
-        /// does not have is an error, so that nothing is silently ignored. New versions may add
-        /// kinds and fields.
+        /// A field that is not set has the default of the policy's own constructor. A field that
+        /// the kind does not have is an error, so that nothing is silently ignored. New versions
+        /// may add kinds and fields.
         ///
         /// # Text
         ///
         /// The name of the kind in lower case, the rate, and then each field with its value, in any
-        /// order: `token_bucket 100/s burst 20`. White space may stand on either side of the slash
-        /// of a rate. A field that is a `bool`, such as `from_first_grant`, is true where it is
-        /// named, and has no value. Spans are whole numbers with a unit: `500ms`, `8h`. `unlimited`
+        /// order: `token_bucket 100/s burst 20`. White space is allowed on either side of the slash
+        /// of a rate. A field that is a `bool`, such as `from_first_grant`, is true if it is named,
+        /// and has no value. Durations are whole numbers with a unit: `500ms`, `8h`. `unlimited`
         /// and `deny_all` have no rate and no fields.
         ///
         /// Two lines with `and` between them are read as a [`Both`](crate::Both) of two
@@ -55,12 +55,14 @@ macro_rules! define {
         /// # serde
         ///
         /// A string, which is a line; or a map: the name of the kind as `policy`, and each field by
-        /// its name. Rates and spans are strings as in a line. The map can be a part of a larger
-        /// one, by `#[serde(flatten)]`. A configuration is written as a map. The format must tell
-        /// its types, as JSON, TOML and YAML do.
-        /// An [`AnyPolicy`] can be read and written, too: then a policy that cannot be made is an
-        /// error of the format's, and it is written as its [configuration](AnyPolicy::config). So
-        /// can a [`Both`](crate::Both): as a line, or as a list of two.
+        /// its name. Rates and durations are strings as in a line. The map can be a part of a
+        /// larger map, with `#[serde(flatten)]`. A configuration is written as a map. The format
+        /// must be self-describing, like JSON, TOML and YAML.
+        ///
+        /// An [`AnyPolicy`] can be read and written, too. A policy that cannot be created is then
+        /// an error of the format, and the policy is written as its
+        /// [configuration](AnyPolicy::config). A [`Both`](crate::Both) can also be read and
+        /// written: as a line, or as a list of two policies.
         ///
         /// # Examples
         ///
@@ -95,14 +97,14 @@ macro_rules! define {
         )*];
 
         impl PolicyConfig {
-            /// The name of the kind.
+            /// Returns the name of the kind.
             fn name(&self) -> &'static str {
                 match self {
                     $(PolicyConfig::$kind { .. } => $name,)*
                 }
             }
 
-            /// The fields that are set.
+            /// Returns the fields that are set.
             fn fields(&self) -> Vec<(&'static str, Value)> {
                 let fields: Vec<(&'static str, Option<Value>)> = match self {
                     $(PolicyConfig::$kind { $($field),* } => vec![$((stringify!($field), $field.value())),*],)*
@@ -112,7 +114,7 @@ macro_rules! define {
         }
 
         impl Kind {
-            /// The configuration of the terms in force.
+            /// Returns the configuration of the terms in force.
             pub(in crate::policy) fn config(&self) -> PolicyConfig {
                 match self {
                     $(Kind::$kind($policy) => PolicyConfig::$kind { $($read)* },)*
@@ -121,7 +123,7 @@ macro_rules! define {
         }
 
         $(
-            /// The configuration of the terms in force.
+            /// Converts a policy to the configuration of its terms in force.
             impl From<$kind> for PolicyConfig {
                 fn from(policy: $kind) -> PolicyConfig {
                     Kind::$kind(policy).config()
@@ -143,7 +145,7 @@ macro_rules! define {
 
 kinds!(define []);
 
-/// A kind of policy, as a configuration has it.
+/// A kind of policy, as a configuration describes it.
 struct Schema {
     name: &'static str,
     /// The fields in the order in which they are written, each with whether it is a flag.
@@ -167,9 +169,10 @@ impl Schema {
 }
 
 impl PolicyConfig {
-    /// The [`Change`] that leads a limiter from this configuration to another one; `None` where
-    /// only another policy has its terms: of another kind, with another tolerance, number of cells
-    /// or start, or with a log that has more room. `None` also where one of them is no policy.
+    /// Returns the [`Change`] that leads a limiter from this configuration to another one. Returns
+    /// `None` if only another policy has the new terms: a policy of another kind, with another
+    /// tolerance, number of cells or start, or with a log that has more room. Returns `None` also
+    /// if one of the two configurations is not a valid policy.
     ///
     /// [`RateLimiter::apply`](crate::RateLimiter::apply) makes the change, or replaces the policy.
     ///
@@ -196,7 +199,7 @@ impl PolicyConfig {
         old.change_to(&new).filter(|_| old.config().starts_like(&new.config()))
     }
 
-    /// Whether a limiter begins with an equal stock.
+    /// Returns whether a limiter begins with equal stored permits.
     pub(in crate::policy) fn starts_like(&self, other: &PolicyConfig) -> bool {
         let start = |config: &PolicyConfig| -> Vec<_> {
             let fields = config.fields().into_iter().filter(|(name, _)| name.starts_with("start_"));
@@ -213,12 +216,12 @@ struct Given {
 }
 
 impl Given {
-    /// The configuration of a kind, before any of its fields is set.
+    /// Returns the configuration of a kind, before any of its fields is set.
     fn of(kind: &str) -> Result<Given, ConfigError> {
         Ok(Given { kind: Schema::of(kind)?, values: Vec::new() })
     }
 
-    /// Sets a field. A value of `None` leaves it as it is where it is not set.
+    /// Sets a field. With a value of `None` the field stays unset.
     fn set(&mut self, name: &str, value: Option<&str>) -> Result<(), ConfigError> {
         let Some((field, _)) = self.kind.fields.iter().find(|(field, _)| *field == name) else {
             return Err(surplus(self.kind, name));
@@ -286,7 +289,7 @@ impl FromStr for PolicyConfig {
     }
 }
 
-/// Reads a line, as [`from_str`](PolicyConfig::from_str): for calls that take a policy in either
+/// Reads a line, like [`from_str`](PolicyConfig::from_str): for calls that take a policy in either
 /// form.
 impl TryFrom<&str> for PolicyConfig {
     type Error = ConfigError;
@@ -296,7 +299,7 @@ impl TryFrom<&str> for PolicyConfig {
     }
 }
 
-/// Reads a line, as [`from_str`](PolicyConfig::from_str).
+/// Reads a line, like [`from_str`](PolicyConfig::from_str).
 impl TryFrom<String> for PolicyConfig {
     type Error = ConfigError;
 
@@ -305,8 +308,8 @@ impl TryFrom<String> for PolicyConfig {
     }
 }
 
-/// Whether a word belongs to the rate that has begun: white space may stand on either side of the
-/// slash. `10 per second` is no rate, and the error of all its words tells what to write.
+/// Returns whether a word belongs to the rate that has begun: white space is allowed on either side
+/// of the slash. `10 per second` is not a rate, and the error for all its words says what to write.
 fn goes_on(rate: &str, word: &str) -> bool {
     if rate.contains('/') {
         return rate.ends_with('/');
@@ -314,7 +317,7 @@ fn goes_on(rate: &str, word: &str) -> bool {
     word.starts_with('/') || word == "per" || rate.ends_with(" per")
 }
 
-/// Refuses a rate that is parted by a space elsewhere than at its slash, such as `1 0/s`.
+/// Refuses a rate that is split by a space elsewhere than at its slash, such as `1 0/s`.
 fn parted(rate: &str, word: &str) -> Result<(), ConfigError> {
     let whole = format!("{rate}{word}");
     if rate.parse::<Rate>().is_ok() || whole.parse::<Rate>().is_err() {
@@ -324,7 +327,7 @@ fn parted(rate: &str, word: &str) -> Result<(), ConfigError> {
     Err(ConfigError::Form { given: format!("{rate} {word}").into(), write })
 }
 
-/// The error of a line that begins with a rate.
+/// Returns the error for a line that begins with a rate.
 fn without_kind(text: &str) -> Option<ConfigError> {
     let mut words = text.split_whitespace();
     let rate = words.next().filter(|word| word.contains('/') && word.parse::<Rate>().is_ok())?;
@@ -332,13 +335,13 @@ fn without_kind(text: &str) -> Option<ConfigError> {
     Some(ConfigError::Form { given: rate.into(), write: format!("token_bucket {rate} burst {burst}").into() })
 }
 
-/// The error of a field that a kind does not have.
+/// Returns the error for a field that a kind does not have.
 fn surplus(kind: &Schema, name: &str) -> ConfigError {
     let write = suggest::field(kind, name).map(Into::into);
     ConfigError::Surplus { field: name.into(), policy: kind.name, write }
 }
 
-/// The error of a word that stands in the place of a field's name, and is none.
+/// Returns the error for a word that is in the position of a field's name, but is not one.
 fn unknown(kind: &Schema, before: &str, word: &str) -> ConfigError {
     let form = |write: String| ConfigError::Form { given: word.into(), write: write.into() };
     match word.split_once('=') {
@@ -365,12 +368,12 @@ impl fmt::Display for PolicyConfig {
     }
 }
 
-/// A number of ticks as a span.
+/// Returns a number of ticks as a duration.
 fn span(ticks: u64) -> Duration {
     Duration::from_nanos(ticks / ticks::PER_NANO)
 }
 
-/// A value, unless it is the default.
+/// Returns a value, unless it is the default.
 fn other_than<T: PartialEq>(default: T, value: T) -> Option<T> {
     Some(value).filter(|value| *value != default)
 }
@@ -388,8 +391,8 @@ impl From<&AnyPolicy> for PolicyConfig {
     }
 }
 
-/// Two configurations are equal if they are written as equal lines. So a `cold_factor` that is not
-/// a number is equal to itself.
+/// Two configurations are equal if they are written as equal lines. A `cold_factor` that is not a
+/// number is therefore equal to itself.
 impl PartialEq for PolicyConfig {
     fn eq(&self, other: &PolicyConfig) -> bool {
         self.to_string() == other.to_string()

@@ -27,7 +27,8 @@ const OTHER_KINDS: &[(&str, &str)] = &[
     ("block", "deny_all"),
 ];
 
-/// Names of a field elsewhere, or of a method, with what to write for a kind that has this field.
+/// Names of a field in other libraries, or of a method, with what to write for a kind that has this
+/// field.
 const OTHER_FIELDS: &[(&str, &[&str])] = &[
     ("burst", &["max_burst", "capacity", "nodelay"]),
     ("max_burst", &["burst"]),
@@ -47,12 +48,13 @@ const OTHER_FIELDS: &[(&str, &[&str])] = &[
     ("warmup", &["warm_up"]),
 ];
 
-/// Lower case, without signs between words: `TokenBucket` is `token_bucket` by that.
+/// Returns the name in lower case, without signs between words: `TokenBucket` and `token_bucket`
+/// are then equal.
 fn plain(name: &str) -> String {
     name.chars().filter(|c| c.is_alphanumeric()).flat_map(char::to_lowercase).collect()
 }
 
-/// How many letters have to be added, removed or replaced to make one word of another.
+/// Returns how many letters must be added, removed or replaced to turn one word into the other.
 fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
@@ -67,7 +69,7 @@ fn distance(one: &str, other: &str) -> usize {
     row[other.len()]
 }
 
-/// The name that a misspelt one is nearest to, if it is near.
+/// Returns the known name that is nearest to a misspelt name, if one is near.
 fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // A name from outside may be a whole file.
     let name = Some(plain(name)).filter(|name| name.len() <= 40)?;
@@ -76,13 +78,13 @@ fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a s
     near.min_by_key(|(distance, _)| *distance).map(|(_, known)| known)
 }
 
-/// The kind that a name means.
+/// Returns the kind that was probably meant by a name.
 pub(super) fn kind(name: &str) -> Option<&'static str> {
     let other = OTHER_KINDS.iter().find(|(other, _)| plain(other) == plain(name));
     other.map(|(_, kind)| *kind).or_else(|| nearest(name, KINDS.iter().map(|kind| kind.name)))
 }
 
-/// The field of a kind that a name means, as it is to be written.
+/// Returns the field of a kind that was probably meant by a name, in the form to write.
 pub(super) fn field(kind: &Schema, name: &str) -> Option<String> {
     let names = kind.fields.iter().map(|(name, _)| *name).filter(|name| *name != "rate");
     if let Some(near) = nearest(name, names) {

@@ -43,14 +43,14 @@ impl Serialize for AnyPolicy {
     }
 }
 
-/// Reads a [`PolicyConfig`], and makes the policy of it at once.
+/// Reads a [`PolicyConfig`], and creates the policy from it at once.
 impl<'de> Deserialize<'de> for AnyPolicy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<AnyPolicy, D::Error> {
         AnyPolicy::try_from(PolicyConfig::deserialize(deserializer)?).map_err(de::Error::custom)
     }
 }
 
-/// Reads a line, or the entries of a map. The name of the kind may stand anywhere in the map.
+/// Reads a line, or the entries of a map. The name of the kind may be anywhere in the map.
 struct Entries;
 
 impl<'de> Visitor<'de> for Entries {
@@ -101,7 +101,7 @@ impl<'de> Visitor<'de> for Entries {
 
 /// A value as the text of a line.
 struct Text {
-    /// `None` for a value that says nothing.
+    /// `None` for a value without content.
     text: Option<String>,
     is_number: bool,
 }
