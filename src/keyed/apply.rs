@@ -38,7 +38,8 @@ impl<K: Hash + Eq, C: Timer + Clone> KeyedRateLimiter<K, AnyPolicy, C> {
     ///
     /// let error =
     ///     users.apply_all(&"fixed_window 50/s".parse()?, Keep::Count).unwrap_err();
-    /// let told = "cannot change token_bucket 50/s burst 100 to fixed_window 50/s in place; create a new limiter";
+    /// let told = "cannot change token_bucket 50/s burst 100 to fixed_window 50/s in place; \
+    ///             create a new limiter";
     /// assert_eq!(error.to_string(), told);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

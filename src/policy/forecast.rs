@@ -5,7 +5,9 @@ use crate::time::Nanos;
 /// The requests that are served first, as a policy foresees them: the data that
 /// [`Policy::foresee`](super::Policy::foresee) keeps from one request to the next.
 ///
-/// [`Policy::forecast`](super::Policy::forecast) creates it. Only the policy that created it reads it, together with the state for which it was created. The policy chooses the meaning of each field; the defaults of the trait use `from`, `at` and `ahead` as described here.
+/// [`Policy::forecast`](super::Policy::forecast) creates it. Only the policy that created it reads
+/// it, together with the state for which it was created. The policy chooses the meaning of each
+/// field; the defaults of the trait use `from`, `at` and `ahead` as described here.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Forecast {

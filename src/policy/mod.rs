@@ -492,7 +492,9 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// Takes `n` permits at the time `at` from one part after the other. If a part refuses, the
     /// caller must put back what was taken from the parts before it.
     ///
-    /// [`try_acquire`](Policy::try_acquire) puts it back itself, and can judge only by its time how much to put back. A limiter knows more: see [`undo`](Policy::undo). Call this only if [`ready_at`](Policy::ready_at) reports that the permits are available.
+    /// [`try_acquire`](Policy::try_acquire) puts it back itself, and can judge only by its time how
+    /// much to put back. A limiter knows more: see [`undo`](Policy::undo). Call this only if
+    /// [`ready_at`](Policy::ready_at) reports that the permits are available.
     ///
     /// # Errors
     ///
