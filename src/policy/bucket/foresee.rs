@@ -1,4 +1,4 @@
-//! When the requests in a line before a bucket are due.
+//! When the requests that wait in front of a bucket are due.
 
 use crate::policy::atomic_word::AtomicWord;
 use crate::policy::bucket::{Bucket, BucketState};
@@ -27,10 +27,10 @@ impl Bucket {
         numbers.time_of(zero.saturating_add(price))
     }
 
-    /// There are two cases in which a sum does not tell when a request is due. Where tokens come in
-    /// steps, tokens that do not fit are lost, also while a large request waits for more. And a
-    /// request that is larger than the bucket finds only the tokens that came in for it, without
-    /// the tokens of the nanosecond by which its grant was rounded up.
+    /// There are two cases in which a sum does not determine when a request is due. If tokens
+    /// arrive in steps, tokens that do not fit are lost, even while a large request waits for more.
+    /// And a request that is larger than the bucket finds only the tokens that accrued for it,
+    /// without the tokens of the nanosecond by which its grant was rounded up.
     pub(crate) fn one_by_one(&self, largest: u32) -> usize {
         let (numbers, price) = self.published(largest);
         let overflows = numbers.step > 0 && price.saturating_add(numbers.gain) > numbers.capacity;
@@ -75,8 +75,8 @@ impl Bucket {
     /// Assumes that none of the requests finds more tokens than the bucket holds.
     pub(crate) fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd) {
         let (numbers, largest) = self.price(crowd.largest);
-        // A request that waits lacks some tokens. So each request loses no more tokens of a step
-        // than this.
+        // A request that waits lacks some tokens. Each request therefore loses no more tokens of a
+        // step than this.
         let lost = match numbers.step {
             0 if largest > numbers.capacity => ticks::PER_NANO,
             0 => 0,

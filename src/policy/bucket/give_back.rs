@@ -1,5 +1,5 @@
-//! What puts tokens back into a bucket, and what takes them without asking. These calls cannot be
-//! refused.
+//! Calls that put tokens back into a bucket, and calls that take them unconditionally. These calls
+//! cannot be refused.
 
 use std::convert::Infallible;
 
@@ -63,7 +63,7 @@ impl Bucket {
         (ticks, permits)
     }
 
-    /// The level of a full bucket: when it was empty, by its step clock.
+    /// Returns the level of a full bucket: when it was empty, by its step clock.
     #[inline]
     fn floor(&self, numbers: &Numbers, at: Nanos) -> u64 {
         numbers.tick(at).saturating_sub(numbers.capacity)
@@ -80,7 +80,7 @@ impl Bucket {
 
     /// See [`Shut`](crate::policy::remainder::Shut).
     pub(crate) fn shut(&self, state: &BucketState, at: Nanos) -> Remainder {
-        // Relaxed: one exchange, which reads the newest word. The word publishes nothing else.
+        // Relaxed: one swap, which reads the newest word. The word publishes nothing else.
         let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
         let (numbers, more) = self.numbers_and_more();
         let debt = match numbers.step_tick(zero) {
@@ -127,7 +127,7 @@ impl Bucket {
             let (zero, available) = self.available(&numbers, &more, word, at);
             match available.saturating_sub(permits) {
                 0 => Err(()),
-                // It does not overflow: the stock is worth as much.
+                // This does not overflow: the stored tokens are worth as much.
                 taken => Ok((numbers.word_of(zero + taken * numbers.one), taken)),
             }
         });
@@ -141,12 +141,12 @@ fn move_to(state: &BucketState, target: impl Fn(u64) -> (u64, u64)) -> u64 {
     level
 }
 
-/// The price of the part of a grant that is to be given back.
+/// Returns the cost of the part of a grant that is given back.
 fn paid(numbers: &Numbers, more: &More, charge: BucketCharge) -> u64 {
     let price = numbers.price(more, charge.n);
     if charge.used == 0 {
         return price;
     }
-    // A grant for the used permits alone would not have found more than a full bucket.
+    // A grant for only the used permits would not have found more than a full bucket.
     price.min(numbers.capacity).saturating_sub(numbers.price(more, charge.used))
 }

@@ -1,32 +1,32 @@
-//! The terms of a bucket that are in force, and how a change replaces them.
+//! The terms of a bucket in force, and how a change replaces them.
 //!
 //! # Memory ordering
 //!
-//! The terms are seventeen words that are read as one through `policy/published.rs`. Three words
-//! more, in [`Hot`], decide about a single permit of a plain bucket.
+//! The terms are seventeen words that are read as one through `policy/published.rs`. Three
+//! additional words, in [`Hot`], decide about a single permit of a plain bucket.
 //!
-//! No exchange replaces the state word and the terms together. So a change closes the bucket,
+//! No single CAS replaces the state word and the terms together. So a change closes the bucket,
 //! converts the word, publishes the terms, and opens the bucket. A request takes by the old terms
-//! from the old word, or by the new terms from the new word, as if the conversion replaced all of
-//! them:
+//! from the old word, or by the new terms from the new word, as if the conversion replaced both at
+//! once:
 //!
 //! | bucket | word | terms | a request |
 //! |---|---|---|---|
 //! | open | old | old | takes by the old terms |
-//! | closed | old | old | looks again, and is refused for the shortest time there is |
-//! | closed | new | old, or some old and some new | looks again, and is refused likewise |
+//! | closed | old | old | retries, and then is refused for the shortest possible time |
+//! | closed | new | old, or some old and some new | retries, and then is refused likewise |
 //! | open | new | new | takes by the new terms |
 //!
-//! Without the closed rows, a changing thread that stalls there would leave a new word to old
-//! terms. A stock that the conversion made longer, as for a slower rate, could be taken at the old
-//! price.
+//! Without the closed rows, a changing thread that stalls there would combine a new word with old
+//! terms. Stored tokens that the conversion made longer, as for a slower rate, could be taken at
+//! the old cost.
 //!
 //! A change holds the lock of the words' writer. Only a change writes `mode` and the terms.
 //!
 //! | operation | ordering | pairs with | why |
 //! |---|---|---|---|
 //! | 1 `mode` is closed: store | Relaxed | | the conversion publishes it |
-//! | 2 the word is converted: exchange | Release | 4 | a request that reads this word, or a word made of it, finds the bucket closed, or open by the new terms |
+//! | 2 the word is converted: CAS | Release | 4 | a request that reads this word, or a word made from it, finds the bucket closed, or open by the new terms |
 //! | 3 the terms are stored, then `mode` | Release | 5 | a request that finds the bucket open by the new terms finds the new terms |
 //! | 4 load of the word | Acquire | 2 | as above |
 //! | 5 after the word: load of `mode`, then of the terms | Acquire | 3 | a request that reads a new term comes after the conversion |
@@ -34,23 +34,23 @@
 //! **Why enough.** There are two bad executions: a request takes from the new word by an old term,
 //! or from the old word by a new term. The first: the request has loaded the new word in 4, so in 5
 //! it finds `mode` closed or newer. If `mode` is open again, it is open by the new terms, and all
-//! terms are new. The second: the request has loaded a new term in 5, so its exchange comes after
-//! the conversion, and does not find the old word. **Why not more.** A request that takes from a
-//! word makes an exchange, too, which carries on what the conversion published, at any ordering.
+//! terms are new. The second: the request has loaded a new term in 5, so its CAS comes after the
+//! conversion, and does not find the old word. **Why not more.** A request that takes from a word
+//! makes a CAS, too, which continues what the conversion published, at any ordering.
 //!
-//! **What remains.** An exchange tells words apart, not terms. A change may leave the word as it
-//! is: nothing is in stock, only the burst becomes larger, or the bucket is to stand still. Then
-//! one request that stalled meanwhile takes by the old terms, and finds the tokens that came in at
-//! the old rate until the time of its call. Likewise, if grants by the new terms move the word back
-//! to exactly the old value, a request that stalled all the while pays the old price.
+//! **What remains.** A CAS distinguishes words, not terms. A change may leave the word as it is: no
+//! tokens are stored, only the burst becomes larger, or the bucket is to stand still. Then one
+//! request that stalled meanwhile takes by the old terms, and finds the tokens that accrued at the
+//! old rate until the time of its call. Likewise, if grants by the new terms move the word back to
+//! exactly the old value, a request that stalled all the while pays the old cost.
 //!
 //! Giving back and charging cannot be refused, so these calls wait until the bucket is open. In a
-//! limiter they never meet a change, since both hold the lock of the line. In a policy that is used
-//! without a limiter, they may count by the old terms where the word stays as it is.
+//! limiter they never meet a change, because both hold the lock of the queue. In a policy that is
+//! used without a limiter, they may count by the old terms if the word stays as it is.
 //!
 //! **Checked by** `loom-tests/change.rs`, with twins that ignore that the bucket is closed and that
 //! read the terms before the word, and by `tests/policy/stress.rs`. Loom does not reorder a load
-//! behind a later exchange, so the second bad execution rests on the argument alone.
+//! behind a later CAS, so the second bad execution is covered only by the argument.
 
 use std::convert::Infallible;
 
@@ -64,30 +64,30 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
 
-/// Open, tokens come in all the time, and the bucket can hold the price of one permit.
+/// Open: tokens accrue all the time, and the bucket can hold the cost of one permit.
 pub(super) const PLAIN: u64 = 0;
-/// Open, and tokens come in steps. All numbers are read as one, since the steps of two rates make
+/// Open: tokens arrive in steps. All numbers are read as one, because the steps of two rates make
 /// no sense together.
 pub(super) const IN_STEPS: u64 = 1;
-/// Open, and unlimited, or without any tokens coming in, or too small for one permit.
+/// Open: unlimited, or no tokens accrue, or too small for one permit.
 const OTHER: u64 = 2;
-/// A change is replacing the terms, and no request passes.
+/// Closed: a change is replacing the terms, and no request passes.
 pub(super) const CLOSED: u64 = 3;
 
 /// The numbers that decide about one permit while the bucket is [`PLAIN`].
 pub(super) struct Hot {
     /// [`PLAIN`], [`IN_STEPS`], [`OTHER`] or [`CLOSED`].
     pub(super) mode: AtomicU64,
-    /// The price of one permit.
+    /// The cost of one permit.
     pub(super) one: AtomicU64,
     /// How many ticks of tokens a full bucket holds after one permit is taken. A request may read a
-    /// price and a stock of different terms, and the sum could put the word beyond now. With this
-    /// number in place of the stock, no two numbers can.
+    /// cost and a capacity of different terms, and the sum could put the word beyond now. With this
+    /// number in place of the capacity, no two numbers can.
     pub(super) rest: AtomicU64,
 }
 
 impl Hot {
-    /// The mode of a bucket with these numbers.
+    /// Returns the mode of a bucket with these numbers.
     fn mode(numbers: &Numbers) -> u64 {
         let flows = numbers.frozen_at == ticks::NEVER && !numbers.is_unlimited();
         match numbers.step {
@@ -116,10 +116,10 @@ impl Hot {
         self.mode.store(mode, Ordering::Release);
     }
 
-    /// The numbers of a bucket that is [`PLAIN`], and the price of a permit.
+    /// Returns the numbers of a bucket that is [`PLAIN`], and the cost of a permit.
     #[inline]
     fn numbers(&self) -> (Numbers, u64) {
-        // The two may belong to different terms, which is harmless in a look that decides nothing.
+        // The two may belong to different terms, which is harmless in a check that decides nothing.
         // Acquire: as for a request (5).
         let [one, rest] = [&self.one, &self.rest].map(|word| word.load(Ordering::Acquire));
         let capacity = rest.saturating_add(one);
@@ -145,25 +145,25 @@ impl Bucket {
         (Numbers { one, capacity, frozen_at, step, shift, gain }, More { interval, most: small(most) })
     }
 
-    /// The price of `n` permits, and the numbers of the terms that it belongs to.
+    /// Returns the cost of `n` permits, and the numbers of the terms to which it belongs.
     #[inline]
     pub(crate) fn published(&self, n: u32) -> (Numbers, u64) {
         let (numbers, more) = self.numbers_and_more();
         (numbers, numbers.price(&more, n))
     }
 
-    /// The price of `n` permits and the numbers, for a look that decides nothing.
+    /// Returns the cost of `n` permits and the numbers, for a check that decides nothing.
     #[inline]
     pub(super) fn price(&self, n: u32) -> (Numbers, u64) {
-        // Acquire: a bucket that is open by new terms shows the new price (5).
+        // Acquire: a bucket that is open by new terms shows the new cost (5).
         match self.hot.mode.load(Ordering::Acquire) {
             PLAIN if n == 1 => self.hot.numbers(),
             _ => self.published(n),
         }
     }
 
-    /// The numbers for a word that was loaded before, once the bucket is open. It may wait for a
-    /// change, so it is only for calls that cannot be refused.
+    /// Returns the numbers for a word that was loaded before, once the bucket is open. It may wait
+    /// for a change, so it is only for calls that cannot be refused.
     pub(super) fn settled(&self) -> (Numbers, More) {
         // Acquire: an open bucket shows its terms (5).
         if self.hot.mode.load(Ordering::Acquire) == CLOSED {
@@ -178,8 +178,8 @@ impl Bucket {
         let terms = self.terms().changed(change);
         let old = self.numbers_and_more();
         let tick = ticks::from_nanos(at);
-        // A bucket without a limit is full as soon as time passes, so remember since when there
-        // is no limit.
+        // A bucket without a limit is full as soon as time passes, so record since when there is no
+        // limit.
         let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
         let since = if goes_on { old.0.frozen_at } else { tick };
         // A new rate alone is never refused.
@@ -191,8 +191,7 @@ impl Bucket {
         // Relaxed: the conversion publishes it (1).
         self.hot.mode.store(CLOSED, Ordering::Relaxed);
         let Ok(level) = convert(&state.zero, |zero| {
-            // Without a limit, and where no permits are kept, nothing tells any more what earlier
-            // grants took.
+            // Without a limit, and if no permits are kept, it is unknown what earlier grants took.
             let (word, kept) = match change.keep.unwrap_or(Keep::Count) {
                 Keep::Nothing => (self.starting_word(new, at), false),
                 _ if filled => (new.0.word_of(new.0.tick(at).saturating_sub(new.0.capacity)), false),
@@ -207,7 +206,7 @@ impl Bucket {
 }
 
 impl Clone for Bucket {
-    /// Copies all words, not the terms alone: terms do not say since when no tokens come in, nor
+    /// Copies all words, not only the terms: terms do not record since when no tokens accrue, nor
     /// what a token was worth until then.
     fn clone(&self) -> Bucket {
         let (words, [one, capacity, frozen_at, step, shift, gain, ..]) = self.words.copy();

@@ -1,12 +1,12 @@
 //! Leaky bucket as a queue: a constant outflow, and a bucket that can overflow.
 //!
 //! The algorithm, the state word, the rounding and the memory ordering are in
-//! `policy/bucket/mod.rs`. The queue is the limiter's: the requests that wait in line are the water
-//! in the bucket, and the longest time that a new request may wait is its height.
+//! `policy/bucket/mod.rs`. The queue is the limiter's: the queued requests are the water in the
+//! bucket, and the maximum wait of a new request is its height.
 //!
 //! # Invariant
 //!
-//! In any span of length *d* at most `1 + nodelay + rate * d` single permits leave. No request
+//! In any period of length *d* at most `1 + nodelay + rate * d` single permits leave. No request
 //! waits longer than the bucket is high.
 //!
 //! # Source
@@ -27,18 +27,18 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
 
-/// Lets requests out at a constant rate. The requests that wait are the water in the bucket, and a
+/// Lets requests out at a constant rate. The waiting requests are the water in the bucket, and a
 /// request that does not fit is refused.
 ///
-/// Single permits come evenly spaced, however long the limiter idled. A request pays before it
-/// passes: a request for `n` permits comes out `n` intervals after the request before it, and so at
-/// once if the limiter idled for that long. Its size is not limited, so check sizes that come from
-/// outside.
+/// Single permits are evenly spaced, however long the limiter was idle. A request pays before it
+/// passes: a request for `n` permits leaves `n` intervals after the request before it, and
+/// therefore at once if the limiter was idle for that long. Its size is not limited, so check sizes
+/// that come from outside.
 ///
-/// Waiting is the limiter's queue, with the limit that the bucket sets: a request that would wait
-/// longer than the bucket is high is refused at once, with the time after which there is room.
+/// Requests wait in the limiter's queue, with the limit that the bucket sets: a request that would
+/// wait longer than the bucket is high is refused at once, with the time after which there is room.
 ///
-/// In any span of length *d* at most `1 + nodelay + rate * d` single permits come out.
+/// In any period of length *d* at most `1 + nodelay + rate * d` single permits leave.
 ///
 /// | NGINX `limit_req` | here |
 /// |---|---|
@@ -48,10 +48,10 @@ use crate::time::Nanos;
 /// | `burst=5 nodelay` | `.capacity(5).nodelay(5)`: this is [`TokenBucket`](crate::policy::TokenBucket) with a burst of 6, the leaky bucket as a meter |
 /// | Sentinel's uniform queueing | `.max_wait(time)` |
 ///
-/// When the rate changes, the requests that wait get new times, and the water in the bucket keeps
-/// its number of permits. The height can [change](crate::policy::Change::capacity), too; requests
-/// that wait already stay. While a change replaces the terms, a `try_` call may be refused; the
-/// caller may try again at once.
+/// When the rate changes, the waiting requests get new times, and the water in the bucket keeps its
+/// number of permits. The height can [change](crate::policy::Change::capacity), too; requests that
+/// already wait stay. While a change replaces the terms, a `try_` call may be refused; the caller
+/// may retry at once.
 ///
 /// # Examples
 ///
@@ -89,7 +89,7 @@ pub struct LeakyBucket {
     pub(in crate::policy) bucket: Bucket,
     /// A [`Height`] in one word.
     height: AtomicU64,
-    /// As it was given; no more than the capacity passes at once.
+    /// As it was given. No more than the capacity passes at once.
     nodelay: u32,
 }
 
@@ -103,7 +103,7 @@ enum Height {
     Wait(Duration),
 }
 
-/// The bit that tells permits from nanoseconds.
+/// The bit that distinguishes permits from nanoseconds.
 const PERMITS: u64 = 1 << 63;
 
 impl Height {
@@ -125,7 +125,7 @@ impl Height {
         }
     }
 
-    /// The most permits that can leave without delay.
+    /// Returns the maximum number of permits that can leave without delay.
     fn nodelay(self) -> u32 {
         match self {
             Height::Permits(permits) => permits,
@@ -135,40 +135,41 @@ impl Height {
 }
 
 impl LeakyBucket {
-    /// An outflow of `rate`, and a bucket without end. A rate above 16,000,000,000 per second
-    /// counts as that.
+    /// Creates an outflow of `rate`, and an unbounded bucket. A rate above 16,000,000,000 per
+    /// second counts as that rate.
     #[must_use]
     pub fn new(rate: Rate) -> LeakyBucket {
         LeakyBucket { bucket: Self::outflow(rate, 0), height: AtomicU64::new(u64::MAX), nodelay: 0 }
     }
 
-    /// The rule for a bucket that lets `nodelay` permits pass at once.
+    /// Creates the rule for a bucket that lets `nodelay` permits pass at once.
     fn outflow(rate: Rate, nodelay: u32) -> Bucket {
         let terms = Terms { rate, burst: nodelay.saturating_add(1), tolerance: 0, stepped: false, anchor: 0 };
         Bucket::cut(terms, Start::Full, true)
     }
 
-    /// Room for `permits` beside the permit that is passing. With zero no request waits. A request
-    /// that was let in stays, as with [`max_wait`](LeakyBucket::max_wait).
+    /// Sets the capacity: room for `permits` permits in addition to the permit that is passing.
+    /// With zero no request waits. A request that was accepted stays, as with
+    /// [`max_wait`](LeakyBucket::max_wait).
     #[must_use]
     pub fn capacity(self, permits: u32) -> LeakyBucket {
         self.high(Height::Permits(permits))
     }
 
-    /// Room for as many permits as come out in `max_wait`: a request that would wait longer is
-    /// refused when it asks. A request that was let in stays, also if a change, a debit, a pause or
-    /// a request of higher priority makes it wait longer. Its own
+    /// Sets the maximum wait: room for as many permits as leave in `max_wait`. A request that would
+    /// wait longer is refused when it asks. A request that was accepted stays, even if a change, a
+    /// debit, a pause or a request of higher priority makes it wait longer. Its own
     /// [`within`](crate::Request::within) bounds its wait in any case.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> LeakyBucket {
         self.high(Height::Wait(max_wait))
     }
 
-    /// Lets the first `permits` in the bucket pass without delay; they leak out at the rate as all
-    /// others.
+    /// Lets the first `permits` permits in the bucket pass without delay. They leak out at the rate
+    /// like all others.
     ///
-    /// No more than the [`capacity`](LeakyBucket::capacity). A number so large that it takes longer
-    /// than 2.28 years to leak out is cut to that.
+    /// The number is limited by the [`capacity`](LeakyBucket::capacity). A number so large that it
+    /// takes longer than 2.28 years to leak out is cut to that.
     #[must_use]
     pub fn nodelay(self, permits: u32) -> LeakyBucket {
         LeakyBucket { nodelay: permits, ..self }.fitted()
@@ -178,7 +179,7 @@ impl LeakyBucket {
         LeakyBucket { height: AtomicU64::new(height.to_word()), ..self }.fitted()
     }
 
-    /// The capacity, and the longest wait; at most one of them.
+    /// Returns the capacity, and the maximum wait. At most one of them is set.
     pub(in crate::policy) fn room(&self) -> (Option<u32>, Option<Duration>) {
         match self.height() {
             Height::Endless => (None, None),
@@ -193,7 +194,7 @@ impl LeakyBucket {
         Height::from_word(self.height.load(Ordering::Relaxed))
     }
 
-    /// The nodelay permits have to fit into the bucket.
+    /// Cuts the nodelay permits so that they fit into the bucket.
     fn fitted(self) -> LeakyBucket {
         let nodelay = self.nodelay.min(self.height().nodelay());
         LeakyBucket { bucket: Self::outflow(self.bucket.terms().rate, nodelay), ..self }
@@ -228,7 +229,7 @@ impl Policy for LeakyBucket {
     passed_on_to_bucket!();
 
     /// The burst is the number of [nodelay](LeakyBucket::nodelay) permits and the one that is
-    /// passing. A lower capacity cuts it, and a higher one later does not bring it back.
+    /// passing. A lower capacity cuts it, and a later higher capacity does not restore it.
     fn change(&self, state: &BucketState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let change = change.of_one_part()?;
         let height = match (change.capacity, change.max_wait) {

@@ -2,24 +2,25 @@
 //!
 //! # Algorithm
 //!
-//! A bucket holds up to *burst* tokens. Tokens come in at a rate, and a request takes as many
-//! tokens as it asks for, or none. The plain way keeps two numbers: how many tokens there are, and
-//! when that was. One number is enough: the time *Z* at which the bucket was, or would have been,
-//! empty. The bucket holds `(now - Z) / interval` tokens, and every token that came in before `now
-//! - burst * interval` has overflowed.
+//! A bucket holds up to *burst* tokens. Tokens accrue at a rate, and a request takes as many tokens
+//! as it asks for, or none. The plain way keeps two numbers: how many tokens there are, and when
+//! that was. One number is enough: the time *Z* at which the bucket was, or would have been, empty.
+//! The bucket holds `(now - Z) / interval` tokens, and every token that accrued before `now - burst
+//! * interval` has overflowed.
 //!
 //! This is the Generic Cell Rate Algorithm: its *theoretical arrival time* is *Z* plus the burst,
-//! its increment is the interval, and its limit is the burst less one permit. It is also the leaky
-//! bucket as a meter: the tokens that are missing from this bucket are the water in that one.
+//! its increment is the interval, and its limit is the burst minus one permit. It is also the leaky
+//! bucket as a meter: the tokens that are missing from this bucket are the water in that bucket.
 //!
-//! A request of `n` permits pays **before** it passes: it is due at *Z* plus the price of `n`, and
+//! A request of `n` permits pays **before** it passes: it is due at *Z* plus the cost of `n`, and
 //! moves *Z* there. Guava's [`SmoothBursty`](super::SmoothBursty) has this word, too, but a request
 //! is due at *Z*, and the next request pays.
 //!
-//! Tokens may come in steps, `k` tokens each `t`. Then the rule runs on the step clock of the
-//! bucket. It goes on once per `t`, by the price of `k` tokens, or of as many as fit into the
-//! bucket. The word stays a time on the common clock: a decision converts it to the bucket's step
-//! clock, and converts the result back. Where no tokens come in, the bucket's step clock stands
+//! Tokens may arrive in steps, `k` tokens each `t`. Then the rule runs on the step clock of the
+//! bucket. This clock advances once per `t`, by the cost of `k` tokens, or of as many as fit into
+//! the bucket. The word stays a time on the common clock: a decision converts it to the bucket's
+//! step clock, and converts the result back. If no tokens accrue, the bucket's step clock stands
+//! still.
 //! still.
 //!
 //! # State word
@@ -28,8 +29,8 @@
 //! |---|---|---|---|---|
 //! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | a request pays before it passes, so a grant never moves *Z* beyond now; a debit does, and saturates: limited for ever |
 //!
-//! Any thread may change the word, by an exchange. A change of terms converts it while the bucket
-//! is closed: see `policy/bucket/in_force.rs`.
+//! Any thread may change the word, with one atomic read-modify-write. A change of terms converts it
+//! while the bucket is closed: see `policy/bucket/in_force.rs`.
 //!
 //! # Invariant
 //!
@@ -37,12 +38,12 @@
 //!
 //! # Rounding
 //!
-//! The price of a request is rounded up to whole ticks once, and due times are rounded up to whole
-//! nanoseconds. Where the interval is not a whole number of nanoseconds, these roundings would cost
-//! a burst that is taken one by one its last permit, and a caller that comes exactly at the time it
-//! was told would lose a little each time. So the bucket is larger by as much: by the difference
-//! between the price of the burst one by one and its price at once, and by a nanosecond. This is
-//! never more than 50 ns, nor a whole permit.
+//! The cost of a request is rounded up to whole ticks once, and due times are rounded up to whole
+//! nanoseconds. If the interval is not a whole number of nanoseconds, these roundings would cost a
+//! burst that is taken one by one its last permit, and a caller that arrives exactly at the
+//! predicted time would lose a little each time. So the bucket is larger by as much: by the
+//! difference between the cost of the burst one by one and its cost at once, and by a nanosecond.
+//! This is never more than 50 ns, nor a whole permit.
 //!
 //! # Memory ordering
 //!
@@ -76,7 +77,7 @@ use crate::policy::{PolicyStatus, limited, ticks};
 use crate::sync::{AtomicU64, LOOKS, Ordering, spin_loop};
 use crate::time::Nanos;
 
-/// The methods of [`Policy`](super::Policy) that a policy with a field `bucket` passes on to it.
+/// The methods of [`Policy`](super::Policy) that a policy with a field `bucket` forwards to it.
 macro_rules! passed_on_to_bucket {
     () => {
         type State = BucketState;
@@ -214,9 +215,9 @@ impl BucketState {
 #[derive(Clone, Copy, Debug)]
 pub struct BucketCharge {
     n: u32,
-    /// How many of these permits were used, and are not to be given back.
+    /// How many of these permits were used, and are not given back.
     used: u32,
-    /// The word right before the grant, and right after.
+    /// The word directly before the grant, and directly after.
     before: u64,
     after: u64,
 }
@@ -226,14 +227,14 @@ impl BucketCharge {
     const NONE: BucketCharge = BucketCharge { n: 0, used: 0, before: 0, after: 0 };
 }
 
-/// How many tokens there are at the start.
+/// How many tokens the bucket holds at the start.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Start {
     Full,
     Tokens(u32),
 }
 
-/// Why a request leaves the state as it is.
+/// The reason why a request leaves the state as it is.
 pub(crate) enum NotTaken {
     /// Without a limit there is nothing to take.
     Free,
@@ -249,10 +250,10 @@ pub(crate) struct Bucket {
     /// `Numbers` (six words), `More` (four), and `Terms` (seven).
     words: Published<17>,
     start: Start,
-    /// Whether a request that is larger than the bucket waits for its own price, instead of being
+    /// Whether a request that is larger than the bucket waits for its own cost, instead of being
     /// refused for ever.
     grows_to_fit: bool,
-    /// How long after the periods of Unix time steps begin, where the wall clock sets them.
+    /// The offset of the steps from the periods of Unix time, if the wall clock sets them.
     pub(in crate::policy) wall_clock: Option<Duration>,
 }
 
@@ -267,20 +268,20 @@ impl Bucket {
         Ok(Bucket::cut(terms, start, grows_to_fit))
     }
 
-    /// A bucket that holds no more tokens than a state can express.
+    /// Creates a bucket that holds no more tokens than a state can represent.
     pub(crate) fn cut(terms: Terms, start: Start, grows_to_fit: bool) -> Bucket {
         let numbers = terms.rounded_numbers(ticks::ORIGIN, Interval::of_ticks(PLACEHOLDER_INTERVAL));
         let words = Published::new(words(terms, numbers));
         Bucket { hot: Hot::new(&numbers.0), words, start, grows_to_fit, wall_clock: None }
     }
 
-    /// A bucket with other terms.
+    /// Creates a bucket with other terms.
     pub(crate) fn with(&self, change: impl FnOnce(Terms) -> Terms) -> Result<Bucket, PolicyError> {
         let bucket = Bucket::new(change(self.terms()), self.start, self.grows_to_fit)?;
         Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
     }
 
-    /// A bucket with steps that begin this long after the periods of Unix time.
+    /// Creates a bucket with steps that begin this long after the periods of Unix time.
     pub(crate) fn aligned(self, offset: Duration) -> Bucket {
         Bucket { wall_clock: Some(offset), ..self }
     }
@@ -296,7 +297,7 @@ impl Bucket {
         Ok(Bucket { wall_clock: self.wall_clock, ..bucket })
     }
 
-    /// How many tokens there are at the start, if the bucket is not full then.
+    /// Returns how many tokens the bucket holds at the start, if it is not full then.
     pub(in crate::policy) fn starts_with(&self) -> Option<u32> {
         match self.start {
             Start::Full => None,
@@ -304,7 +305,7 @@ impl Bucket {
         }
     }
 
-    /// How far back the tokens for a request of this price can have come in.
+    /// Returns how far back the tokens for a request of this cost can have accrued.
     #[inline]
     fn reach(&self, numbers: &Numbers, price: u64) -> u64 {
         if self.grows_to_fit { numbers.capacity.max(price) } else { numbers.capacity }
@@ -355,26 +356,26 @@ impl Bucket {
     fn try_acquire_one(&self, state: &BucketState, at: Nanos) -> Result<BucketCharge, Refusal> {
         let tick = ticks::from_nanos(at);
         let answer = update(&state.zero, |zero| {
-            // The mode comes after the word: a word that a change converted shows that the bucket
-            // is closed, or open by the new terms. Acquire: open by them, it shows the new terms
-            // (5).
+            // The mode is read after the word: a word that a change converted shows that the bucket
+            // is closed, or open by the new terms. Acquire: if the bucket is open by the new terms,
+            // the load shows them (5).
             if self.hot.mode.load(Ordering::Acquire) != PLAIN {
                 return Err(None);
             }
-            // Acquire: a newer price shows the conversion that came before it (5).
+            // Acquire: a newer cost shows the conversion that came before it (5).
             let due = zero.saturating_add(self.hot.one.load(Ordering::Acquire));
             if due > tick {
                 return Err(Some(due));
             }
-            // This does not underflow: a tick of a time is larger than any stock. Acquire: as the
-            // price.
+            // This does not underflow: a tick of a time is larger than any capacity. Acquire: as
+            // for the cost.
             let after = due.max(tick - self.hot.rest.load(Ordering::Acquire));
             Ok((after, BucketCharge { n: 1, used: 0, before: zero, after }))
         });
         match answer {
             Ok(charge) => Ok(charge),
             Err(Some(due)) => Err(Refusal::Limited { retry_after: ticks::between(tick, due) }),
-            // Relaxed: a hint that picks the road. Each road looks at the mode itself.
+            // Relaxed: a hint that chooses the path. Each path checks the mode itself.
             Err(None) if self.hot.mode.load(Ordering::Relaxed) == IN_STEPS => {
                 self.try_acquire_stepped(state, at)
             }
@@ -409,8 +410,8 @@ impl Bucket {
         }
     }
 
-    /// Takes any number of permits by any terms. Finding the bucket closed, the request looks again
-    /// if it may look `again`.
+    /// Takes any number of permits by any terms. If the request finds the bucket closed and `again`
+    /// is true, it retries.
     #[inline(never)]
     fn try_acquire_any(
         &self,
@@ -436,16 +437,16 @@ impl Bucket {
             Err(NotTaken::Never) => Err(limited(Nanos::MAX, at)),
             Err(NotTaken::Closed) if again => self.look_again(state, at, n),
             // The thread that changes the terms has stalled. A request never waits for another
-            // thread; it may try again a nanosecond later.
+            // thread; it may retry a nanosecond later.
             Err(NotTaken::Closed) => Err(limited(at.saturating_add(Nanos::new(1)), at)),
         }
     }
 
-    /// Looks again at a bucket that was closed. A change nearly always ends within so many looks.
+    /// Retries a bucket that was closed. A change nearly always ends within this many retries.
     #[cold]
     fn look_again(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
         for _ in 0..LOOKS {
-            // Relaxed: a hint only. The attempt below looks again, after it has loaded the word.
+            // Relaxed: a hint only. The attempt below checks again, after it has loaded the word.
             if self.hot.mode.load(Ordering::Relaxed) != CLOSED {
                 break;
             }
@@ -454,7 +455,7 @@ impl Bucket {
         self.try_acquire_any(state, at, n, false)
     }
 
-    /// The rule: the state after a grant, and what it took.
+    /// The rule: returns the state after a grant, and what the grant took.
     pub(crate) fn take(
         &self,
         zero: u64,
@@ -478,13 +479,13 @@ impl Bucket {
         Ok((after, BucketCharge { n, used: 0, before: zero, after }))
     }
 
-    /// The most permits that can ever be available.
+    /// Returns the maximum number of permits that can ever be available.
     fn most(&self, more: &More) -> u32 {
         if self.grows_to_fit { more.most.max(1) } else { more.most }
     }
 
-    /// When the bucket would be empty, by its step clock and without what has overflowed, and how
-    /// many single permits it holds. Not without a limit.
+    /// Returns when the bucket would be empty, by its step clock and without the tokens that have
+    /// overflowed, and how many single permits it holds. Not for a bucket without a limit.
     fn available(&self, numbers: &Numbers, more: &More, word: u64, at: Nanos) -> (u64, u64) {
         let tick = numbers.tick(at);
         let full = tick.saturating_sub(self.reach(numbers, numbers.one));
@@ -492,7 +493,7 @@ impl Bucket {
         (zero, (tick.saturating_sub(zero) / numbers.one).min(u64::from(self.most(more))))
     }
 
-    /// The status of a word.
+    /// Returns the status of a word.
     pub(crate) fn status(&self, word: u64, at: Nanos) -> PolicyStatus {
         let (numbers, more) = self.numbers_and_more();
         if numbers.is_unlimited() {
@@ -501,7 +502,8 @@ impl Bucket {
         let (most, zero) = (self.most(&more), numbers.step_tick(word));
         let (_, available) = self.available(&numbers, &more, word, at);
         let reach = self.reach(&numbers, numbers.one);
-        // The price of one permit is rounded up, so this is more than the price of `most` at once.
+        // The cost of one permit is rounded up, so this is more than the cost of `most` permits at
+        // once.
         let full = numbers.one.saturating_mul(most.into()).min(reach);
         let never = numbers.one > reach;
         PolicyStatus {
@@ -512,8 +514,9 @@ impl Bucket {
         }
     }
 
-    /// Whether the bucket holds all that it can hold. A full bucket may lack a part of a permit
-    /// that no single request sees; a fresh one does not, since a new bucket has that part.
+    /// Returns whether the bucket holds all that it can hold. A full bucket may lack a part of a
+    /// permit that no single request sees; a fresh bucket does not, because a new bucket has that
+    /// part.
     pub(crate) fn is_fresh(&self, state: &BucketState, at: Nanos) -> bool {
         let (numbers, _) = self.numbers_and_more();
         numbers.is_unlimited()
@@ -521,7 +524,7 @@ impl Bucket {
                 <= numbers.tick(at).saturating_sub(numbers.capacity)
     }
 
-    /// The tokens with their fraction; negative in debt.
+    /// Returns the tokens with their fraction. The result is negative in debt.
     pub(crate) fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
         let (numbers, more) = self.numbers_and_more();
         let (zero, tick) = (numbers.step_tick(AtomicWord::load(&state.zero)), numbers.tick(at));

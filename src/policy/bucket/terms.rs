@@ -6,53 +6,56 @@ use crate::policy::{Change, Keep, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-/// What the user set. All of it can change at run time.
+/// The terms that the user set. All of them can change at run time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Terms {
     pub(crate) rate: Rate,
     pub(crate) burst: u32,
     /// Ticks that the bucket holds beyond the burst.
     pub(crate) tolerance: u64,
-    /// Permits come in steps, once per period.
+    /// Permits arrive in steps, once per period.
     pub(crate) stepped: bool,
-    /// How long before the clock's zero steps began, in nanoseconds.
+    /// How long before the clock's zero the steps began, in nanoseconds.
     pub(crate) anchor: i64,
 }
 
-/// What a decision needs, in ticks.
+/// The numbers that a decision needs, in ticks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
-    /// The price of one permit; zero only without a limit.
+    /// The cost of one permit; zero only without a limit.
     pub(super) one: u64,
     /// How many ticks of tokens the bucket holds.
     pub(super) capacity: u64,
-    /// The tick at which time stands still, `ticks::NEVER` if it does not.
+    /// The tick at which time stands still; `ticks::NEVER` if it does not.
     pub(super) frozen_at: u64,
-    /// The length of a step, 0 if tokens come in all the time.
+    /// The length of a step; 0 if tokens accrue all the time.
     pub(super) step: u64,
-    /// What a tick lacks to be a whole number of steps where one begins.
+    /// The number of ticks to add to a tick at which a step begins, to get a whole number of steps.
     pub(super) shift: u64,
-    /// By how much the bucket's clock goes on with a step.
+    /// The ticks by which the bucket's clock advances with a step.
     pub(super) gain: u64,
 }
 
-/// The terms that a decision about several permits needs beside [`Numbers`], and all other calls.
+/// The terms that a decision about several permits, and all other calls, need in addition to
+/// [`Numbers`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct More {
-    /// What tells tokens apart: also without a limit, and without any tokens coming in.
+    /// The interval that distinguishes tokens. It is kept even without a limit, and if no tokens
+    /// accrue.
     pub(super) interval: Interval,
-    /// The most permits that one request can have.
+    /// The maximum number of permits of one request.
     pub(super) most: u32,
 }
 
-/// The interval of a bucket that never had a rate: it only has to tell tokens apart.
+/// The interval of a bucket that never had a rate: it only has to distinguish tokens.
 pub(super) const PLACEHOLDER_INTERVAL: u64 = 1 << 28;
 
 /// 50 ns.
 pub(super) const MOST_SLACK: u64 = 50 * ticks::PER_NANO;
 
 impl Terms {
-    /// The numbers of these terms, in force since a tick, and the interval until then.
+    /// Returns the numbers of these terms, in force since a tick. `before` is the interval until
+    /// then.
     pub(super) fn numbers(self, since: u64, before: Interval) -> Result<(Numbers, More), PolicyError> {
         let (numbers, more) = self.rounded_numbers(since, before);
         if self.fill(more.interval) > ticks::ORIGIN - numbers.step {
@@ -62,7 +65,8 @@ impl Terms {
         Ok((numbers, more))
     }
 
-    /// The numbers of these terms, with a bucket that holds no more than a state can express.
+    /// Returns the numbers of these terms, with a bucket that holds no more than a state can
+    /// represent.
     pub(super) fn rounded_numbers(self, since: u64, before: Interval) -> (Numbers, More) {
         let unlimited = self.rate.is_unlimited();
         let still = unlimited || self.rate.is_zero();
@@ -74,10 +78,10 @@ impl Terms {
         let step = step.min(ticks::ORIGIN);
         let interval = match self.rate.parts() {
             _ if still => before,
-            // A price that adds up to a step without rounding.
+            // A cost that adds up to a step without rounding.
             (permits, 0, _) if stepped => Interval::of_ticks((step / permits).max(1)),
-            // Where a tick is several permits, one permit costs a tick, and larger requests would
-            // cost less.
+            // If a tick is several permits, one permit costs a tick, and larger requests would cost
+            // less.
             _ => Interval::new(self.rate).of_a_tick_at_least(),
         };
         let capacity = self.fill(interval).min(ticks::ORIGIN - step);
@@ -93,14 +97,15 @@ impl Terms {
         (Numbers { one, capacity, frozen_at, step, shift, gain }, More { interval, most })
     }
 
-    /// What a tick lacks to be a whole number of steps where one begins.
+    /// Returns the number of ticks to add to a tick at which a step begins, to get a whole number
+    /// of steps.
     pub(super) fn shift(self, step: u64) -> u64 {
         let period = (step / ticks::PER_NANO).cast_signed();
         let since = self.anchor.rem_euclid(period).cast_unsigned() * ticks::PER_NANO;
         (step - ticks::ORIGIN % step + since) % step
     }
 
-    /// How many ticks the bucket takes to fill.
+    /// Returns how many ticks the bucket takes to fill.
     pub(super) fn fill(self, interval: Interval) -> u64 {
         let (one, at_once) = (interval.price(1), interval.price(self.burst));
         let slack =
@@ -123,22 +128,22 @@ impl Terms {
 }
 
 impl Numbers {
-    /// A time on the step clock of the bucket, which stands still between steps. Without steps it
-    /// is the clock of the limiter.
+    /// Returns a time on the step clock of the bucket, which stands still between steps. Without
+    /// steps it is the clock of the limiter.
     #[inline]
     pub(super) fn tick(&self, at: Nanos) -> u64 {
         if self.frozen_at < ticks::NEVER {
             return self.step_tick(self.frozen_at);
         }
         let tick = ticks::from_nanos(at);
-        // Only whole steps have come.
+        // Only whole steps have arrived.
         match tick.saturating_add(self.shift).checked_div(self.step) {
             None => tick,
             Some(steps) => steps.saturating_mul(self.gain),
         }
     }
 
-    /// The tick of the bucket's step clock for a word.
+    /// Returns the tick of the bucket's step clock for a word.
     #[inline]
     pub(super) fn step_tick(&self, word: u64) -> u64 {
         if self.step == 0 || word == ticks::NEVER {
@@ -148,7 +153,7 @@ impl Numbers {
         (word / self.step).saturating_mul(self.gain).saturating_add((word % self.step).min(self.gain))
     }
 
-    /// The word for a tick of the bucket's step clock.
+    /// Returns the word for a tick of the bucket's step clock.
     #[inline]
     pub(super) fn word_of(&self, own: u64) -> u64 {
         if self.step == 0 || own == ticks::NEVER {
@@ -159,10 +164,10 @@ impl Numbers {
         word.map_or(ticks::NEVER, |word| word.saturating_sub(self.shift))
     }
 
-    /// The word after a price, and the tick at which it is due, if the bucket has not been full:
-    /// what [`step_tick`](Numbers::step_tick), [`word_of`](Numbers::word_of) and
-    /// [`time_of`](Numbers::time_of) say, with one division instead of three. `None` without steps,
-    /// and where numbers are too large.
+    /// Returns the word after a cost, and the tick at which it is due, if the bucket has not been
+    /// full: the values of [`step_tick`](Numbers::step_tick), [`word_of`](Numbers::word_of) and
+    /// [`time_of`](Numbers::time_of), with one division instead of three. Returns `None` without
+    /// steps, and if numbers are too large.
     #[inline]
     pub(super) fn interval_refill(&self, word: u64, price: u64) -> Option<(u64, u64)> {
         if self.step == 0 || self.frozen_at < ticks::NEVER {
@@ -171,7 +176,7 @@ impl Numbers {
         let shifted = word.checked_add(self.shift)?;
         let into = shifted % self.step;
         let begun = shifted - into;
-        // A price is seldom more than a step brings.
+        // A cost is seldom more than a step brings.
         let (mut steps, mut rest) = (0, into.min(self.gain).checked_add(price)?);
         if rest >= self.gain {
             (steps, rest) = (self.step, rest - self.gain);
@@ -182,12 +187,13 @@ impl Numbers {
         }
         let begun = begun.checked_add(steps)?;
         let after = begun.checked_add(rest)?.checked_sub(self.shift)?;
-        // The part of a step comes in with the next whole step.
+        // The part of a step arrives with the next whole step.
         let due = if rest == 0 { begun } else { begun.checked_add(self.step)? };
         Some((after, due.checked_sub(self.shift)?))
     }
 
-    /// Whether the bucket has room for all tokens that came in from a word to a tick, by steps.
+    /// Returns whether the bucket has room for all tokens that arrived from a word to a tick, in
+    /// steps.
     #[inline]
     pub(super) fn holds_all_since(&self, word: u64, tick: u64) -> bool {
         let [word, tick] = [word, tick].map(|tick| tick.saturating_add(self.shift));
@@ -196,7 +202,7 @@ impl Numbers {
         steps.saturating_mul(self.gain) <= self.capacity.saturating_add(into.min(self.gain))
     }
 
-    /// The first time at which the bucket's step clock shows a tick.
+    /// Returns the first time at which the bucket's step clock shows a tick.
     pub(super) fn time_of(&self, own: u64) -> Nanos {
         if self.frozen_at < ticks::NEVER {
             return if own > self.step_tick(self.frozen_at) { Nanos::MAX } else { Nanos::ZERO };
@@ -213,8 +219,8 @@ impl Numbers {
         }
     }
 
-    /// The word after a pause in which nothing came in: as far before `to` as it was before `from`.
-    /// A bucket that does not keep its stock is empty at `to`.
+    /// Returns the word after a pause in which nothing accrued: as far before `to` as it was before
+    /// `from`. A bucket that does not keep its stored tokens is empty at `to`.
     pub(super) fn paused(&self, word: u64, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
         if self.is_unlimited() {
             return word;
@@ -241,7 +247,7 @@ impl Numbers {
     }
 }
 
-/// The word that says under new numbers what `zero` says under the old ones.
+/// Returns the word that means under new numbers what `zero` means under the old numbers.
 pub(super) fn carried_over(
     zero: u64,
     at: Nanos,
@@ -262,7 +268,7 @@ pub(super) fn carried_over(
     let stock = old_tick - zero.max(old_tick.saturating_sub(old.0.capacity));
     let stock = match keep {
         Keep::Ratio => share(stock, new.0.capacity, old.0.capacity),
-        // Whole permits can be had one by one, before as after.
+        // Whole permits can be taken one by one, before as after.
         Keep::Count | Keep::Nothing => {
             let whole = (stock / from.price(1).max(1)).saturating_mul(to.price(1));
             from.convert(stock, to, false).max(whole)
@@ -271,13 +277,13 @@ pub(super) fn carried_over(
     new.0.word_of(tick.saturating_sub(stock.min(new.0.capacity)))
 }
 
-/// `span * part / whole`, rounded down.
+/// Returns `span * part / whole`, rounded down.
 pub(super) fn share(span: u64, part: u64, whole: u64) -> u64 {
     let [span, part, whole] = [span, part, whole.max(1)].map(u128::from);
     u64::try_from(span * part / whole).unwrap_or(ticks::NEVER)
 }
 
-/// A number that was a `u32`.
+/// Returns a number that was a `u32`.
 pub(super) fn small(word: u64) -> u32 {
     u32::try_from(word).unwrap_or(u32::MAX)
 }
@@ -309,7 +315,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// One division says what the general rule says with three.
+        /// One division returns what the general rule returns with three.
         #[test]
         fn a_word_in_steps_moves_as_on_the_clock_of_the_bucket(
             (step, shift, gain) in steps(),
@@ -324,7 +330,7 @@ mod tests {
             let price = (price % gain).saturating_add(whole_prices.saturating_mul(gain)).max(1);
             for word in [word, (word / step).saturating_mul(step).saturating_sub(before % 3)] {
                 let own = numbers.step_tick(word).saturating_add(price);
-                // A tick that saturates is never, and so is any word as late as that.
+                // A tick that saturates means never, and so does any word as late as that.
                 if let Some((after, due)) = numbers.interval_refill(word, price).filter(|_| own < ticks::NEVER) {
                     prop_assert_eq!(after, numbers.word_of(own));
                     prop_assert_eq!(ticks::to_nanos(due), numbers.time_of(own));

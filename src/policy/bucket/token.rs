@@ -5,11 +5,10 @@
 //!
 //! # Invariant
 //!
-//! In any span of length *d* at most `burst + rate * d` permits are granted, to requests of any
+//! In any period of length *d* at most `burst + rate * d` permits are granted, to requests of any
 //! sizes; with steps of `k` tokens each `t`, at most `burst + k * (d / t + 1)`. A tolerance adds
-//! `rate * tolerance`. Where
-//! the interval is not a whole number of nanoseconds, the times of *d* are exact to `burst`
-//! sixteenths of a nanosecond, and never off by as much as a permit. Tests:
+//! `rate * tolerance`. If the interval is not a whole number of nanoseconds, the times of *d* are
+//! exact to `burst` sixteenths of a nanosecond, and never off by as much as a permit. Tests:
 //! `tests/policy/bucket_properties.rs`.
 //!
 //! # Source
@@ -29,27 +28,29 @@ use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus, ticks};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-/// Holds up to `burst` permits, which come in at a rate; a request takes as many permits as it
-/// needs, or waits until they are there.
+/// Holds up to `burst` permits, which accrue at a rate. A request takes as many permits as it
+/// needs, or waits until they are available.
 ///
-/// A request pays before it passes, so in any span of length *d* at most `burst + rate * d` permits
-/// are granted, and a request for more than the burst can never be had: [`Refusal::ExceedsLimit`].
+/// A request pays before it passes, so in any period of length *d* at most `burst + rate * d`
+/// permits are granted, and a request for more than the burst is never granted:
+/// [`Refusal::ExceedsLimit`].
 ///
-/// This is the Generic Cell Rate Algorithm (GCRA), with an equal state and equal decisions. There
-/// the burst is a time by which requests may come early; here it can be given [as a time,
-/// too](TokenBucket::tolerance). It is also the leaky bucket as a meter: the tokens that are
-/// missing from this bucket are the water in that one.
+/// This is the Generic Cell Rate Algorithm (GCRA), with an equal state and equal decisions. In GCRA
+/// the burst is a time by which requests may be early; here it can also be given [as a
+/// time](TokenBucket::tolerance). It is also the leaky bucket as a meter: the tokens that are
+/// missing from this bucket are the water in that bucket.
 ///
-/// It starts full. Permits come in one by one, or [all at once](TokenBucket::interval_refill) each
-/// period.
+/// The bucket starts full. Permits accrue one by one, or [all at
+/// once](TokenBucket::interval_refill) each period.
 ///
-/// When the rate or the burst changes, the number of permits in stock is kept, up to the new burst;
-/// see [`Change`] for the other rules. At [`Rate::ZERO`] requests can still take the stock. Leaving
-/// [`Rate::UNLIMITED`], the bucket is full. If a future is dropped right after such a change, with
-/// its permit granted but not yet seen, the permit may be worth less.
+/// When the rate or the burst changes, the number of stored permits is kept, up to the new burst;
+/// see [`Change`] for the other rules. At [`Rate::ZERO`] requests can still take the stored
+/// permits. When the rate leaves [`Rate::UNLIMITED`], the bucket is full. If a future is dropped
+/// directly after such a change, with its permit granted but not yet seen, the permit may be worth
+/// less.
 ///
 /// A request that overlaps with a change passes by the old terms or by the new terms. While the
-/// change replaces the terms, a request may be refused; the caller may try again at once.
+/// change replaces the terms, a request may be refused; the caller may retry at once.
 ///
 /// # Examples
 ///
@@ -84,19 +85,19 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// The longest time that a bucket may take to fill, about 2.28 years.
+    /// The maximum time that a bucket may take to fill, about 2.28 years.
     pub const MAX_FILL: Duration = ticks::MAX_SPAN;
 
-    /// A bucket for `burst` permits that come in at `rate`. It starts full.
+    /// Creates a bucket for `burst` permits that accrue at `rate`. It starts full.
     ///
-    /// With a burst of 0 nothing is ever granted, except at [`Rate::UNLIMITED`]. Tokens come in no
+    /// With a burst of 0 nothing is ever granted, except at [`Rate::UNLIMITED`]. Tokens accrue no
     /// faster than one in a 16th of a nanosecond: a higher rate counts as 16,000,000,000 per
     /// second.
     ///
     /// # Panics
     ///
-    /// If the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to fill. For values from
-    /// a configuration, use [`try_new`](TokenBucket::try_new).
+    /// Panics if the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to fill. For
+    /// values from a configuration, use [`try_new`](TokenBucket::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate, burst: u32) -> TokenBucket {
@@ -106,58 +107,59 @@ impl TokenBucket {
         }
     }
 
-    /// A bucket for `burst` permits that come in at `rate`. It starts full.
+    /// Creates a bucket for `burst` permits that accrue at `rate`. It starts full.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Fill`] if the bucket takes longer than [`MAX_FILL`](TokenBucket::MAX_FILL) to
-    /// fill.
+    /// Returns [`PolicyError::Fill`] if the bucket takes longer than
+    /// [`MAX_FILL`](TokenBucket::MAX_FILL) to fill.
     pub fn try_new(rate: Rate, burst: u32) -> Result<TokenBucket, PolicyError> {
         let terms = Terms { rate, burst, tolerance: 0, stepped: false, anchor: 0 };
         Ok(TokenBucket { bucket: Bucket::new(terms, Start::Full, false)? })
     }
 
-    /// Starts empty instead of full.
+    /// Makes the bucket start empty instead of full.
     #[must_use]
     pub fn start_empty(self) -> TokenBucket {
-        // No burst is smaller.
+        // No burst is smaller than 0.
         self.clone().start_with(0).unwrap_or(self)
     }
 
-    /// Starts with so many permits.
+    /// Makes the bucket start with `permits` permits.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Stock`] if that is more than the burst.
+    /// Returns [`PolicyError::Stock`] if `permits` is more than the burst.
     pub fn start_with(self, permits: u32) -> Result<TokenBucket, PolicyError> {
         Ok(TokenBucket { bucket: self.bucket.starting(Start::Tokens(permits))? })
     }
 
-    /// Lets permits come in all at once, once per period of the rate: with `100/min` a hundred each
+    /// Makes permits accrue all at once, once per period of the rate: with `100/min` a hundred each
     /// minute.
     ///
-    /// The periods begin with the limiter's clock: when the limiter was made, unless it was given a
-    /// clock.
+    /// The periods begin with the limiter's clock: when the limiter was created, unless it was
+    /// given a clock.
     ///
-    /// In a span of length *d* at most `burst + permits * (d / period + 1)` are granted.
+    /// In a period of length *d* at most `burst + permits * (d / period + 1)` are granted.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Fill`] as for [`try_new`](TokenBucket::try_new), with one period more.
+    /// Returns [`PolicyError::Fill`] like [`try_new`](TokenBucket::try_new), with one additional
+    /// period.
     pub fn interval_refill(self) -> Result<TokenBucket, PolicyError> {
         Ok(TokenBucket { bucket: self.bucket.with(|terms| Terms { stepped: true, ..terms })? })
     }
 
-    /// Lets permits come in all at once, at the full minute, hour or whatever the period of the
+    /// Makes permits accrue all at once, at the full minute, hour or whatever the period of the
     /// rate is, by the wall clock.
     ///
     /// The periods begin `offset` after the periods of Unix time, which is UTC: a rate per day with
     /// an offset of 8 hours refills at eight in the morning UTC. The wall clock is read once, when
-    /// the limiter is made. Setting it later moves nothing.
+    /// the limiter is created. Setting the wall clock later has no effect.
     ///
     /// # Errors
     ///
-    /// As [`interval_refill`](TokenBucket::interval_refill).
+    /// Returns the same error as [`interval_refill`](TokenBucket::interval_refill).
     ///
     /// # Examples
     ///
@@ -182,31 +184,31 @@ impl TokenBucket {
         Ok(TokenBucket { bucket })
     }
 
-    /// Lets requests come earlier by `tolerance` than the burst alone allows: the limit of GCRA
-    /// beside its burst.
+    /// Lets requests be early by `tolerance` beyond what the burst allows: the limit of GCRA in
+    /// addition to its burst.
     ///
-    /// `TokenBucket::new(rate, 1).tolerance(τ)` is GCRA(1 / rate, τ). In any span of length *d* at
-    /// most `burst + rate * (d + tolerance)` permits are granted.
+    /// `TokenBucket::new(rate, 1).tolerance(τ)` is GCRA(1 / rate, τ). In any period of length *d*
+    /// at most `burst + rate * (d + tolerance)` permits are granted.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Fill`] as for [`try_new`](TokenBucket::try_new).
+    /// Returns [`PolicyError::Fill`] like [`try_new`](TokenBucket::try_new).
     pub fn tolerance(self, tolerance: Duration) -> Result<TokenBucket, PolicyError> {
         let tolerance = Nanos::from_duration(tolerance).as_u64().saturating_mul(ticks::PER_NANO);
         Ok(TokenBucket { bucket: self.bucket.with(|terms| Terms { tolerance, ..terms })? })
     }
 
-    /// The burst, as it was given.
+    /// Returns the burst, as it was given.
     #[must_use]
     pub fn burst(&self) -> u32 {
         self.bucket.terms().burst
     }
 
-    /// The permits in stock with their fraction, for display and statistics; infinite without a
-    /// limit.
+    /// Returns the stored permits with their fraction, for display and statistics; infinite without
+    /// a limit.
     ///
-    /// Negative only where times were given in advance, as a [`Policy`] can be used without a
-    /// limiter.
+    /// The result is negative only if times were given in advance, as is possible with a [`Policy`]
+    /// that is used without a limiter.
     #[must_use]
     pub fn tokens(&self, state: &BucketState, at: Nanos) -> f64 {
         self.bucket.tokens(state, at)
@@ -236,7 +238,7 @@ impl Policy for TokenBucket {
         self.bucket.change(state, at, change.without_height()?)
     }
 
-    /// A tolerance, and how permits come in, cannot be changed.
+    /// A tolerance, and how permits accrue, cannot be changed.
     fn change_to(&self, new: &TokenBucket) -> Option<Change> {
         let (old, new) = (self.bucket.terms(), new.bucket.terms());
         let Terms { rate, burst, .. } = new;

@@ -3,24 +3,25 @@
 //! # Algorithm
 //!
 //! The simplest limiter remembers when it last granted a permit, and grants the next permit an
-//! interval later. It forgets two things. It forgets how long no request came: a service that idled
-//! for an hour could well take a few requests at once. And it makes a request for 100 permits wait
-//! for all of them, though the service has nothing else to do meanwhile.
+//! interval later. It forgets two things. It forgets how long no request arrived: a service that
+//! was idle for an hour could well take a few requests at once. And it makes a request for 100
+//! permits wait for all of them, although the service has nothing else to do meanwhile.
 //!
-//! So this limiter remembers the time *Z* at which the saved permits would be, or will be, zero.
+//! So this limiter remembers the time *Z* at which the stored permits would be, or will be, zero.
 //!
-//! - *Z* in the past: the time since then has been saved. `(now - Z) / interval` permits are in
-//!   stock, up to a cap.
-//! - *Z* in the future: the stock is overdrawn until then.
+//! - *Z* in the past: the time since then has been saved. `(now - Z) / interval` permits are
+//!   stored, up to a cap.
+//! - *Z* in the future: the limiter has a negative balance until then.
 //!
 //! A request is due as soon as *Z* is not in the future, **whatever its size**, and moves *Z*
-//! forward by `n` intervals. It never waits for its own price: the next request does. With 5 per
-//! second and nothing saved, at time 0: one permit is granted at once and moves *Z* to 0.2 s. Ten
+//! forward by `n` intervals. It never waits for its own cost: the next request does. With 5 per
+//! second and nothing stored, at time 0: one permit is granted at once and moves *Z* to 0.2 s. Ten
 //! permits are granted at 0.2 s and move *Z* to 2.2 s. The next request, of any size, is due at 2.2
 //! s.
 //!
 //! The cap is a time, not a number of permits. "One second's worth" does not depend on the rate, so
-//! a new rate leaves *Z* alone: the stock keeps its fill ratio, a debt keeps its time.
+//! a new rate does not change *Z*: the stored permits keep their fill ratio, and a negative balance
+//! keeps its time.
 //!
 //! # State word
 //!
@@ -28,13 +29,13 @@
 //! |---|---|---|---|---|
 //! | 0..64 | *Z* | 1/16 ns | 2.28 years before to 34 years after the clock's beginning | saturates at the end: limited for ever |
 //!
-//! Any thread may change the word, by an exchange.
+//! Any thread may change the word, with one atomic read-modify-write.
 //!
 //! # Invariant
 //!
-//! In any span of length *d* at most `1 + rate * (d + max_burst)` single permits are granted, and
+//! In any period of length *d* at most `1 + rate * (d + max_burst)` single permits are granted, and
 //! at most `n + rate * (d + max_burst)` permits to requests of up to `n`. One nanosecond is always
-//! saved, since the clock cannot tell a gap that short from rounding. Tests:
+//! saved, because the clock cannot distinguish a gap that short from rounding. Tests:
 //! `tests/policy/properties.rs`.
 //!
 //! # Memory ordering
@@ -43,11 +44,11 @@
 //!
 //! # Source
 //!
-//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothBursty`), where the stock is a float of
-//! permits beside the time of the next grant. Differences: ticks of 1/16 ns rounded up once
-//! per request, where Guava cuts to whole microseconds and so is 4 % too fast at 80,000/s and
-//! unlimited above 1 M/s; the rate read back is the rate given; and a limiter that leaves
-//! [`Rate::UNLIMITED`] in debt pays the debt before it has stock, where Guava has both.
+//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothBursty`), which stores a float of permits
+//! next to the time of the next grant. Differences: ticks of 1/16 ns rounded up once per request,
+//! where Guava cuts to whole microseconds and so is 4 % too fast at 80,000/s and unlimited above 1
+//! M/s; the rate read back is the rate given; and a limiter that leaves [`Rate::UNLIMITED`] with a
+//! negative balance repays it before it stores permits, where Guava has both.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -63,22 +64,23 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
 
-/// A steady rate; unused permits are saved, and a request of any size is granted at once and paid
-/// by the next.
+/// A steady rate that stores unused permits. A request of any size is granted at once, and the next
+/// request pays for it.
 ///
-/// Guava's `SmoothBursty`. By default it saves up to one second's worth of permits and starts with
+/// Guava's `SmoothBursty`. By default it stores up to one second's worth of permits and starts with
 /// none.
 ///
-/// A burst is `max_burst` worth of permits plus one request, since a request never waits for
+/// A burst is `max_burst` worth of permits plus one request, because a request never waits for
 /// itself. The size of that request is not limited: at 5 per second a request for 100 is granted at
 /// once, and the next one waits 20 s. Check sizes that come from outside.
 ///
 /// Cloning copies the configuration, with the rate that is in force.
 ///
-/// When the rate changes, the fill ratio of the saved permits is kept, and a debt stays a time: it
-/// is not recomputed. That is [`Keep::Ratio`]. Leaving [`Rate::UNLIMITED`], the stock is full. At
-/// [`Rate::ZERO`] a permit has no price, so nothing is granted, not even from stock, and nothing is
-/// saved. Afterwards the stock is as before.
+/// When the rate changes, the fill ratio of the stored permits is kept, and a negative balance
+/// stays a time: it is not recomputed. That is [`Keep::Ratio`]. When the rate leaves
+/// [`Rate::UNLIMITED`], all stored permits are available. At [`Rate::ZERO`] a permit has no cost,
+/// so nothing is granted, not even stored permits, and nothing is stored. Afterwards the stored
+/// permits are as before.
 ///
 /// # Examples
 ///
@@ -104,29 +106,29 @@ use crate::time::Nanos;
 /// - Ticks of 1/16 ns rounded up once per request. Guava cuts to whole microseconds, so that 80,000
 ///   per second are 83,333, and above a million per second single permits are free.
 /// - The rate read back is the rate given; in Guava it can be off by the last bit.
-/// - Leaving [`Rate::UNLIMITED`] in debt, the debt is paid before anything is saved. Guava has both
-///   at once.
-/// - The time for which permits are saved can be set, and the start can be full. In Guava it is one
-///   second, and empty.
+/// - A limiter that leaves [`Rate::UNLIMITED`] with a negative balance repays it before anything is
+///   stored. Guava has both at once.
+/// - The time for which permits are stored can be set, and the start can be full. In Guava it is
+///   one second, and empty.
 ///
 /// # Picture
 ///
 #[cfg_attr(doc, doc = include_str!("../../../docs/pictures/smooth_bursty.svg"))]
 pub struct SmoothBursty {
     rate: CurrentRate,
-    /// For how many ticks unused time is saved.
+    /// The number of ticks for which unused time is saved.
     pub(in crate::policy) max_burst: u64,
     /// `max_burst`, but at least `RESOLUTION`.
     saved: u64,
     pub(in crate::policy) start_full: bool,
-    /// The tick at which the rate became zero; `ticks::NEVER` if it is not.
+    /// The tick at which the rate became zero; `ticks::NEVER` if it is not zero.
     stopped: AtomicU64,
 }
 
 /// The state of one [`SmoothBursty`]: a single word.
 #[derive(Debug)]
 pub struct BurstyState {
-    /// The tick at which the saved permits would be, or will be, zero.
+    /// The tick at which the stored permits would be, or will be, zero.
     zero: AtomicU64,
 }
 
@@ -135,20 +137,21 @@ pub struct BurstyState {
 pub struct BurstyCharge {
     /// The state right after the grant.
     after: u64,
-    /// By how many ticks the grant moved it.
+    /// The number of ticks by which the grant moved it.
     price: u64,
 }
 
 /// Ticks that are always saved: one less than a nanosecond. Times are whole nanoseconds, rounded up
-/// where they come from a tick. A gap of less than one is that rounding; charging for it would slow
-/// a limiter without burst by up to a nanosecond per permit.
+/// if they come from a tick. A gap of less than a nanosecond is that rounding; charging for it
+/// would slow a limiter without burst by up to a nanosecond per permit.
 const RESOLUTION: u64 = ticks::PER_NANO - 1;
 
 impl SmoothBursty {
-    /// The longest time for which permits can be saved, about 2.28 years.
+    /// The maximum time for which permits can be stored, about 2.28 years.
     pub const MAX_BURST: Duration = ticks::MAX_SPAN;
 
-    /// A steady `rate` that saves up to one second's worth of unused permits and starts with none.
+    /// Creates a steady `rate` that stores up to one second's worth of unused permits and starts
+    /// with none.
     #[must_use]
     pub fn new(rate: Rate) -> SmoothBursty {
         let second = 1_000_000_000 * ticks::PER_NANO;
@@ -157,12 +160,12 @@ impl SmoothBursty {
         SmoothBursty { rate, max_burst: second, saved: second, start_full: false, stopped }
     }
 
-    /// Saves at most `max_burst` worth of permits. Zero saves none.
+    /// Stores at most `max_burst` worth of permits. Zero stores none.
     ///
     /// # Panics
     ///
-    /// If `max_burst` is longer than [`MAX_BURST`](SmoothBursty::MAX_BURST). For a value from a
-    /// configuration, use [`try_max_burst`](SmoothBursty::try_max_burst).
+    /// Panics if `max_burst` is longer than [`MAX_BURST`](SmoothBursty::MAX_BURST). For a value
+    /// from a configuration, use [`try_max_burst`](SmoothBursty::try_max_burst).
     #[must_use]
     #[track_caller]
     pub fn max_burst(self, max_burst: Duration) -> SmoothBursty {
@@ -172,11 +175,12 @@ impl SmoothBursty {
         }
     }
 
-    /// Saves at most `max_burst` worth of permits. Zero saves none.
+    /// Stores at most `max_burst` worth of permits. Zero stores none.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::MaxBurst`] if it is longer than [`MAX_BURST`](SmoothBursty::MAX_BURST).
+    /// Returns [`PolicyError::MaxBurst`] if `max_burst` is longer than
+    /// [`MAX_BURST`](SmoothBursty::MAX_BURST).
     pub fn try_max_burst(self, max_burst: Duration) -> Result<SmoothBursty, PolicyError> {
         match ticks::from_span(max_burst) {
             Some(ticks) => Ok(SmoothBursty { max_burst: ticks, saved: ticks.max(RESOLUTION), ..self }),
@@ -184,25 +188,25 @@ impl SmoothBursty {
         }
     }
 
-    /// Starts with the full stock of saved permits, as if the limiter had long been idle.
+    /// Makes the limiter start with all stored permits, as if it had long been idle.
     #[must_use]
     pub fn start_full(self) -> SmoothBursty {
         SmoothBursty { start_full: true, ..self }
     }
 
-    /// The state of a limiter that begins with no saved permits.
+    /// Returns the state of a limiter that begins with no stored permits.
     pub(in crate::policy) fn start_without_permits(now: Nanos) -> BurstyState {
         BurstyState { zero: AtomicU64::new(ticks::from_nanos(now)) }
     }
 
-    /// The earliest tick from which time counts as saved: what lies before it has overflowed.
+    /// Returns the earliest tick from which time counts as saved: earlier time has overflowed.
     #[inline]
     fn floor(&self, at: u64) -> u64 {
-        // Every tick of a time lies further than any burst from zero.
+        // Every tick of a time is further from zero than any burst.
         at - self.saved
     }
 
-    /// The status of a state.
+    /// Returns the status of a state.
     fn status_of(&self, zero: u64, at: Nanos) -> PolicyStatus {
         let (at, price, stopped) = (ticks::from_nanos(at), self.rate.price(1), self.rate.is_zero());
         let saved = at.checked_sub(zero.max(self.floor(at)));
@@ -218,23 +222,24 @@ impl SmoothBursty {
         PolicyStatus { limit, available, next_at, full_at: ticks::to_nanos(zero.saturating_add(stock)) }
     }
 
-    /// The state after a pause in which nothing came in: as far before `to` as it was before
-    /// `from`. A stock that is not kept is spent as if one more permit had been granted at `to`.
+    /// Returns the state after a pause in which nothing accrued: as far before `to` as it was
+    /// before `from`. Stored permits that are not kept are spent as if one more permit had been
+    /// granted at `to`.
     fn paused(&self, zero: u64, from: Nanos, to: Nanos, keeps_permits: bool) -> u64 {
         let (from, to) = (ticks::from_nanos(from), ticks::from_nanos(to));
         let held = match self.rate.is_zero() {
-            // Nothing comes in anyway, since the rate became zero.
+            // Nothing accrues anyway, because the rate became zero.
             true => zero,
             false => zero.max(self.floor(from)).saturating_add(to.saturating_sub(from)),
         };
-        // Relaxed: a pause and a change exclude each other, by the lock of the line or the shard.
+        // Relaxed: a pause and a change exclude each other, by the lock of the queue or the shard.
         let empty = to.min(self.stopped.load(Ordering::Relaxed));
         let empty = if self.rate.is_zero() { empty } else { empty.saturating_add(self.rate.price(1)) };
         if keeps_permits { held } else { held.max(empty) }
     }
 
-    /// Takes a state back by what was given back. Where it is owed for ever, how much is owed is
-    /// not known any more.
+    /// Moves a state back by what was given back. If the state is owed for ever, the amount owed is
+    /// unknown.
     fn move_back(state: &BurstyState, charge: BurstyCharge, most: u64, floor: u64) -> u64 {
         move_to(state, |zero| match most {
             u64::MAX if zero == charge.after || zero < ticks::NEVER => {
@@ -246,12 +251,13 @@ impl SmoothBursty {
     }
 }
 
-/// The rule, for a request that is due: the state after it, and what it took.
+/// The rule for a request that is due: returns the state after it, and what it took.
 #[inline]
 fn grant(zero: u64, floor: u64, price: u64) -> (u64, BurstyCharge) {
     let before = zero.max(floor);
     let after = before.saturating_add(price);
-    // The difference, not the price: undoing a grant that saturated must restore what was before.
+    // The difference, not the cost: undoing a grant that saturated must restore the state before
+    // it.
     (after, BurstyCharge { after, price: after - before })
 }
 
@@ -274,8 +280,8 @@ impl fmt::Debug for SmoothBursty {
     }
 }
 
-/// How long a debt takes at another rate. Without permits, or without a limit, nothing tells how
-/// many they are: then it stays a time.
+/// Returns how long a debt takes at another rate. Without permits, or without a limit, the number
+/// of owed permits is unknown, and the debt stays a time.
 pub(super) fn owed(old: Interval, debt: u64, new: Interval) -> u64 {
     if [old, new].iter().any(|interval| interval.is_zero() || interval.is_unlimited()) {
         return debt;
@@ -283,16 +289,16 @@ pub(super) fn owed(old: Interval, debt: u64, new: Interval) -> u64 {
     old.convert(debt, new, true)
 }
 
-/// The part of the price `paid` for `n` permits that is over if only `used` permits were used. If
-/// the price of `n` permits is still the one that was paid, this is a difference of prices; after a
-/// change of the rate it is a share.
+/// Returns the part of the cost `paid` for `n` permits that is left over if only `used` permits
+/// were used. If the cost of `n` permits is still the one that was paid, this is a difference of
+/// costs; after a change of the rate it is a share.
 pub(super) fn unused_share(paid: u64, n: u32, used: u32, today: impl Fn(u32) -> u64) -> u64 {
     let share = u128::from(paid) * u128::from(used.min(n));
     let share = u64::try_from(share.div_ceil(u128::from(n.max(1)))).unwrap_or(paid);
     paid.saturating_sub(if today(n) == paid { today(used) } else { share })
 }
 
-/// Moves the state, whatever it is, and returns where to.
+/// Moves the state, whatever it is, and returns the new state.
 fn move_to(state: &BurstyState, target: impl Fn(u64) -> u64) -> u64 {
     let Ok(zero) = update(&state.zero, |zero| {
         let new = target(zero);
@@ -303,10 +309,10 @@ fn move_to(state: &BurstyState, target: impl Fn(u64) -> u64) -> u64 {
 
 impl Shut for SmoothBursty {
     fn shut(&self, state: &BurstyState, at: Nanos) -> Remainder {
-        // Relaxed: one exchange, which reads the newest word. The word publishes nothing else.
+        // Relaxed: one swap, which reads the newest word. The word publishes nothing else.
         let zero = state.zero.swap(ticks::NEVER, Ordering::Relaxed);
         let status = self.status_of(zero, at);
-        // The next permit is granted on credit, so a debt of up to its price is no permit owed.
+        // The next permit is granted on credit, so a debt of up to its cost is no permit owed.
         let debt = match zero.saturating_sub(ticks::from_nanos(at)) {
             _ if zero == ticks::NEVER => zero,
             debt => debt.saturating_sub(self.rate.price(1)),
@@ -332,7 +338,7 @@ impl Policy for SmoothBursty {
             if zero > tick {
                 return Err(zero);
             }
-            // Not before: a refusal needs neither.
+            // Computed only here: a refusal needs neither.
             let granted = grant(zero, self.floor(tick), self.rate.price(n));
             if granted.0 == ticks::NEVER && self.rate.is_zero() { Err(ticks::NEVER) } else { Ok(granted) }
         })
@@ -392,7 +398,7 @@ impl Policy for SmoothBursty {
 
     #[inline]
     fn full_level(&self, at: Nanos) -> u64 {
-        // Nothing comes in, and nothing overflows, while the rate is zero. Relaxed: as in `paused`.
+        // Nothing accrues, and nothing overflows, while the rate is zero. Relaxed: as in `paused`.
         self.floor(ticks::from_nanos(at).min(self.stopped.load(Ordering::Relaxed)))
     }
 
@@ -460,13 +466,13 @@ impl Policy for SmoothBursty {
             (true, false) => self.stopped.swap(ticks::NEVER, Ordering::Relaxed),
             _ => ticks::NEVER,
         };
-        // Whether the state was moved as a time: only then it is known what grants from before are
-        // worth.
+        // Whether the state was moved as a time: only then it is known what grants from before the
+        // change are worth.
         let mut kept = !old.is_unlimited() || new.is_unlimited();
         if stopped < at {
             kept &= AtomicWord::load(&state.zero) <= stopped;
-            // Nothing came in meanwhile: the stock is what it was. A debt was paid as far as the
-            // time goes.
+            // Nothing accrued meanwhile: the stored permits are what they were. A debt was repaid
+            // as far as the time goes.
             move_to(state, |zero| match stopped.checked_sub(zero.max(stopped - self.saved)) {
                 Some(stock) => at - stock,
                 None => zero.max(at),
@@ -477,8 +483,8 @@ impl Policy for SmoothBursty {
                 kept = false;
                 move_to(state, |_| if self.start_full { at - self.max_burst } else { at })
             }
-            // Nothing was counted while unlimited: begin with a full stock, unless an old debt is
-            // still running.
+            // Nothing was counted while unlimited: begin with all stored permits, unless an old
+            // debt is still running.
             _ if old.is_unlimited() && !new.is_unlimited() => {
                 move_to(state, |zero| if zero > at { zero } else { zero.min(self.floor(at)) })
             }
@@ -507,8 +513,8 @@ impl Policy for SmoothBursty {
         self.rate.rate()
     }
 
-    /// Not at rate zero, at which a stock does not fill, although the time passes by which it
-    /// would.
+    /// Not fresh at rate zero: stored permits do not fill, although the time passes at which they
+    /// would be full.
     fn is_fresh(&self, state: &BurstyState, at: Nanos) -> bool {
         !self.rate.is_zero() && self.status(state, at).full_at <= at
     }

@@ -2,9 +2,9 @@
 //!
 //! # Memory ordering
 //!
-//! The price of one permit has a word of its own, so that the commonest request, for one permit,
+//! The cost of one permit has a word of its own, so that the most common request, for one permit,
 //! needs one load. The load is relaxed: the word is whole by itself, and a request that overlaps
-//! with a change may pay either price. All other numbers are read as one through [`Published`].
+//! with a change may pay either cost. All other numbers are read as one through [`Published`].
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ use crate::rate::Rate;
 use crate::sync::{AtomicU64, Ordering};
 
 pub(crate) struct CurrentRate {
-    /// What one permit costs, in ticks.
+    /// The cost of one permit, in ticks.
     one: AtomicU64,
     /// The rate (three words), then the interval (three words).
     words: Published<6>,
@@ -29,7 +29,7 @@ impl CurrentRate {
 
     pub(crate) fn set(&self, rate: Rate) {
         let interval = Interval::new(rate);
-        // Relaxed: a request that overlaps with this may pay either price, and each is whole.
+        // Relaxed: a request that overlaps with this may pay either cost, and each is whole.
         self.words.publish(words(rate, interval), || self.one.store(interval.price(1), Ordering::Relaxed));
     }
 
@@ -37,16 +37,16 @@ impl CurrentRate {
         Rate::from_words(self.words.read(0))
     }
 
-    /// What `n` permits cost now.
+    /// Returns the cost of `n` permits now.
     #[inline]
     pub(crate) fn price(&self, n: u32) -> u64 {
-        // Relaxed: the price of one permit is whole by itself.
+        // Relaxed: the cost of one permit is whole by itself.
         if n == 1 { self.one.load(Ordering::Relaxed) } else { self.interval().price(n) }
     }
 
-    /// Whether there are no permits at all.
+    /// Returns whether there are no permits.
     pub(crate) fn is_zero(&self) -> bool {
-        // Relaxed: the price only says whether to look at the interval, which decides.
+        // Relaxed: the cost only says whether to check the interval, which decides.
         self.one.load(Ordering::Relaxed) == ticks::NEVER && self.interval().is_zero()
     }
 

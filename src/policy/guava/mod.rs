@@ -1,4 +1,4 @@
-//! The two policies of Guava's `RateLimiter`. A grant is paid for by the request after it.
+//! The two policies of Guava's `RateLimiter`. The next request pays for a grant.
 
 mod bursty;
 mod current_rate;
