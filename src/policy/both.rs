@@ -2,61 +2,63 @@
 //!
 //! # Algorithm
 //!
-//! A request looks at both policies. If the permits are there in both, it takes from one and then
-//! from the other. Another request may take the permits of the second one in between. Then the
-//! request puts back what it took of the first one, and looks again.
+//! A request checks both policies. If the permits are available in both, it takes from one and then
+//! from the other. Another request may take the permits of the second policy in between. Then the
+//! request puts back what it took from the first policy, and retries.
 //!
 //! | request | first | second | others see |
 //! |---|---|---|---|
-//! | looks, and a permit is missing | as it was | as it was | nothing |
-//! | has taken of the first | taken | as it was | too few permits in the first, for a moment |
-//! | has taken of both | taken | taken | its grant |
+//! | checks, and a permit is missing | as it was | as it was | nothing |
+//! | has taken from the first | taken | as it was | too few permits in the first, for a moment |
+//! | has taken from both | taken | taken | its grant |
 //! | is refused by the second | put back | as it was | too few permits, until it has put them back |
 //!
-//! So no request ever sees more permits than there are. One that sees too few is refused while the
-//! other request is on its way, and told to come again when the first policy would have permits.
+//! No request therefore ever sees more permits than there are. A request that sees too few is
+//! refused while the other request is in progress, with the retry time at which the first policy
+//! would have permits.
 //!
 //! # Putting back
 //!
-//! Putting back is undoing a grant: see [`Policy::undo`]. A policy that counts puts back exactly
-//! what it took, whatever came since, so it is asked first. Of two policies with a stock, the first
-//! one may have been full meanwhile without this grant. How much to put back, then?
+//! Putting back is undoing a grant: see [`Policy::undo`]. A window policy puts back exactly what it
+//! took, whatever happened since, so it is asked first. Of two policies with stored permits, the
+//! first policy may have been full meanwhile without this grant. How much to put back depends on
+//! the use:
 //!
-//! - **In a limiter**, the log of undone grants knows (`src/line/undo_log.rs`): the request takes
-//!   the lock, and the waiters that saw too few permits are served with the permits that are back.
-//!   Under this lock a waiter also asks before it joins. So either the request that puts back comes
-//!   later and serves that waiter, or the waiter sees the permits.
-//! - **For a key without waiters**, the table reads the clock again, and no more than what has not
-//!   overflowed by then is put back.
-//! - **Alone**, the policy knows the time of the call only, and judges by it.
+//! - **In a limiter**, the log of undone grants knows it (`src/line/undo_log.rs`): the request
+//!   takes the lock, and the waiters that saw too few permits are served with the permits that are
+//!   back. A waiter also checks under this lock before it joins. So either the request that puts
+//!   back comes later and serves that waiter, or the waiter sees the permits.
+//! - **For a key without waiters**, the table reads the clock again, and puts back no more than
+//!   what has not overflowed by then.
+//! - **Without a limiter**, the policy knows only the time of the call, and judges by it.
 //!
-//! In the last two cases something more may be given back, once: by what came in while the thread
-//! was kept off its processor between its clock reading and the exchange.
+//! In the last two cases a little too much may be given back, once: the permits that accrued while
+//! the thread was kept off its processor between its clock reading and the CAS.
 //!
-//! # Told times
+//! # Predicted times
 //!
 //! A request is due when the later of the two policies has its permits. Behind others the sum of
-//! their permits does not tell it: while requests wait for one policy, permits of the other one
-//! overflow. So each request ahead is foreseen, by both.
+//! their permits does not determine it: while requests wait for one policy, permits of the other
+//! policy overflow. So each request ahead is foreseen, by both policies.
 //!
-//! Behind a crowd of which only sums are known, a bound follows. At each moment the first in line
-//! waits for one of the two policies. While it waits for one of them, no permit of that one
-//! overflows. So the crowd waits for each policy as many windows or steps as if there were no
-//! other, and for both no longer than the sum. The first of these may count in full, where without
-//! the other policy a part of it had passed.
+//! Behind a crowd whose sums alone are known, a bound follows. At each moment the first request in
+//! the queue waits for one of the two policies. While it waits for one of them, no permit of that
+//! policy overflows. So the crowd waits for each policy as many windows or steps as if the other
+//! policy did not exist, and for both no longer than the sum. The first of these may count in full,
+//! although without the other policy a part of it had passed.
 //!
 //! # Memory ordering
 //!
-//! None of its own: each policy's state has its argument, and a request that sees one of them
-//! changed and the other one not is refused, or puts back.
+//! It has no ordering of its own: each policy's state has its argument, and a request that sees one
+//! state changed and the other unchanged is refused, or puts back.
 //!
 //! **Checked by** `loom-tests/both.rs`, with twins that do not put back and that put back too much,
 //! and by `tests/policy/both.rs` and `tests/limiter/both.rs`.
 //!
 //! # Source
 //!
-//! Several bandwidths in one bucket, as in Bucket4j; the field's usual pair is a limit per second
-//! and one per day.
+//! Several bandwidths in one bucket, as in Bucket4j; a usual pair is a limit per second and a limit
+//! per day.
 
 use std::time::Duration;
 
@@ -69,39 +71,39 @@ use crate::time::Nanos;
 
 /// Two policies at once: a request is granted when both grant it, and takes its permits from both.
 ///
-/// For two rates of one thing, such as 10 per second and 100 per minute for each user: one state,
-/// one queue, and one entry of a `KeyedRateLimiter`. [`Policy::and`] makes it, and adds a third
-/// policy likewise. To limit several things in one call, or a thing that others use as well, use
-/// [`AllOf`](crate::AllOf).
+/// This is for two rates of one thing, such as 10 per second and 100 per minute for each user: one
+/// state, one queue, and one entry of a `KeyedRateLimiter`. [`Policy::and`] creates it, and adds a
+/// third policy in the same way. To limit several things in one call, or a thing that others use as
+/// well, use [`AllOf`](crate::AllOf).
 ///
-/// A request takes from both policies or from none. A refusal tells the later of the two times. A
+/// A request takes from both policies or from none. A refusal reports the later of the two times. A
 /// request that is larger than one of the policies can ever grant is refused with the smaller
-/// limit. [`Status`](crate::Status) has the smaller numbers, and is full when both are.
+/// limit. [`Status`](crate::Status) has the smaller numbers, and is full when both are full.
 ///
 /// A late grant is charged as of its due time only if both policies do that: see
 /// [`Policy::catches_up`].
 ///
 /// # Changes
 ///
-/// A [`Change`] is for one of the policies: the first one, unless it says
-/// [which](Change::part). [`set_rate`](crate::RateLimiter::set_rate) is for the first one. A
-/// [reset](Change::reset) is for both. [`Policy::rate`] is that of the first one. Refunds and
-/// debits are for both.
+/// A [`Change`] applies to one of the policies: the first one, unless it names a
+/// [part](Change::part). [`set_rate`](crate::RateLimiter::set_rate) applies to the first one. A
+/// [reset](Change::reset) applies to both. [`Policy::rate`] is the rate of the first one. Refunds
+/// and debits apply to both.
 ///
 /// # Pauses
 ///
-/// Each policy is paused as it would be alone, see
-/// [`pause_until`](crate::RateLimiter::pause_until). A bucket stands still, and is empty at the
-/// end of the pause. A window counts in real time, and spaces the first grants after the pause by
-/// its own rate. A request is granted when both policies grant it. So the limiter goes on at the
-/// lower rate of the two, in whichever order they are given.
+/// Each policy is paused as it would be without the other, see
+/// [`pause_until`](crate::RateLimiter::pause_until). A bucket stands still, and is empty at the end
+/// of the pause. A window counts in real time, and spaces the first grants after the pause by its
+/// own rate. A request is granted when both policies grant it. The limiter therefore continues at
+/// the lower rate of the two, in whichever order they are given.
 ///
 /// # Costs
 ///
-/// A decision costs a look at both policies and what it costs to take from both. It takes no lock,
-/// and a refusal writes nothing. The exception is a request that has taken from one policy when
-/// another request takes the last permits of the other: it puts its permits back under the lock.
-/// While it is on its way, other requests see fewer permits than there are.
+/// A decision checks both policies and takes from both. It takes no lock, and a refusal writes
+/// nothing. The exception is a request that has taken from one policy when another request takes
+/// the last permits of the other policy: it puts its permits back under the lock. While it is in
+/// progress, other requests see fewer permits than there are.
 ///
 /// # Examples
 ///
@@ -154,19 +156,19 @@ pub struct BothCharge<P, Q> {
 }
 
 impl<P, Q> Both<P, Q> {
-    /// Two policies as one.
+    /// Combines two policies.
     #[must_use]
     pub fn new(first: P, second: Q) -> Both<P, Q> {
         Both { first, second }
     }
 
-    /// The first of the two policies.
+    /// Returns the first of the two policies.
     #[must_use]
     pub fn first(&self) -> &P {
         &self.first
     }
 
-    /// The second of the two policies.
+    /// Returns the second of the two policies.
     #[must_use]
     pub fn second(&self) -> &Q {
         &self.second
@@ -174,13 +176,13 @@ impl<P, Q> Both<P, Q> {
 }
 
 impl<P: Policy, Q: Policy> Both<P, Q> {
-    /// Whether the second policy is asked first, since it can put back exactly.
+    /// Returns whether the second policy is asked first, because it can put back exactly.
     fn second_goes_first(&self) -> bool {
         self.first.catches_up() && !self.second.catches_up()
     }
 }
 
-/// What two policies can give together.
+/// Returns what two policies can give together.
 fn stricter(first: PolicyStatus, second: PolicyStatus) -> PolicyStatus {
     PolicyStatus {
         limit: first.limit.min(second.limit),
@@ -190,7 +192,7 @@ fn stricter(first: PolicyStatus, second: PolicyStatus) -> PolicyStatus {
     }
 }
 
-/// When both are due by a forecast of each, and not before a time.
+/// Returns when a request is due in both policies, by a forecast of each, and not before a time.
 fn due_in_both(
     parts: &mut [Forecast; 2],
     at: Nanos,
@@ -218,11 +220,11 @@ fn due_in_both(
     at
 }
 
-/// So often the two policies are asked for a time that suits both.
+/// The number of times that the two policies are asked for a time that suits both.
 const ROUNDS: usize = 4;
 
-/// What [`Forecast::numbers`] begin with when a crowd is among the foreseen requests: then times
-/// are sums of two waits and of the third number, from the second number on.
+/// The first of the [`Forecast::numbers`] when a crowd is among the foreseen requests. Then times
+/// are sums of two waits and of the third number, counted from the time in the second number.
 const CROWD: u64 = 1;
 
 impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
@@ -278,7 +280,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         }
     }
 
-    /// In permits.
+    /// The weight is in permits.
     fn weight(&self, n: u32) -> u64 {
         u64::from(n)
     }
@@ -293,7 +295,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         first.max(self.second.ready_at(&state.second, at, second, n))
     }
 
-    /// While requests wait for one policy, permits of the other one overflow.
+    /// While requests wait for one policy, permits of the other policy overflow.
     fn one_by_one(&self, _largest: u32) -> usize {
         usize::MAX
     }
@@ -329,14 +331,14 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
             forecast.numbers = [CROWD, forecast.at.as_u64(), periods];
         }
         let Some([first, second]) = forecast.two() else { return };
-        // Many small prices, rounded up, are no less than the price of all.
+        // Many small costs, rounded up, are no less than the cost of all.
         let weighing = |one: u64| Crowd { weight: one.saturating_mul(crowd.weight), ..*crowd };
         self.first.foresee_many(&state.first, first, &weighing(self.first.weight(1)));
         self.second.foresee_many(&state.second, second, &weighing(self.second.weight(1)));
     }
 
-    /// From both. `most` is for each part, so a caller that undoes more than its last grant asks
-    /// [each part](Policy::each_part) instead. Returns no level.
+    /// Undoes the grant in both. `most` is for each part, so a caller that undoes more than its
+    /// last grant calls [each part](Policy::each_part) instead. Returns no level.
     fn undo(&self, state: &Self::State, at: Nanos, charge: Self::Charge, most: u64) -> u64 {
         if let Some(charge) = charge.first {
             self.first.undo(&state.first, at, charge, most);
@@ -352,7 +354,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         self.second.each_part(&state.second, charge.and_then(|charge| charge.second), show);
     }
 
-    /// To both. Returns no level.
+    /// Refunds to both. Returns no level.
     fn refund(&self, state: &Self::State, at: Nanos, n: u32) -> u64 {
         self.first.refund(&state.first, at, n);
         self.second.refund(&state.second, at, n);
@@ -390,7 +392,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         Some(Forecast::of_two(to, [first, second]))
     }
 
-    /// The later of the two times. A policy that counts in real time is asked as of `to`.
+    /// Returns the later of the two times. A policy that counts in real time is asked as of `to`.
     fn full_after_pause(
         &self,
         state: &Self::State,
@@ -413,14 +415,14 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         self.second.debit(&state.second, at, n);
     }
 
-    /// Lowers the policy that has fewer permits, in one step, and charges the other one as much, as
-    /// requests would have done. So the other policy keeps what it has beyond the first.
+    /// Lowers the policy that has fewer permits, in one step, and charges the other policy as much,
+    /// as requests would have done. So the other policy keeps what it has beyond the first.
     fn keep_at_most(&self, state: &Self::State, at: Nanos, permits: u64) -> u64 {
-        // Of more than a debit can say, the other policy keeps the rest.
+        // If the number exceeds a debit's maximum, the other policy keeps the rest.
         let as_debit = |n| u32::try_from(n).unwrap_or(u32::MAX);
         let mut taken = 0_u64;
-        // The second look is nearly always the last one: it finds what the first one left. Not for
-        // ever: permits may come back as fast as they are taken.
+        // The second check is nearly always the last one: it finds what the first check left. The
+        // loop is bounded, because permits may return as fast as they are taken.
         for _ in 0..=LOOKS {
             let first = self.first.status(&state.first, at);
             let second = self.second.status(&state.second, at);
@@ -440,7 +442,8 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         taken
     }
 
-    /// Changes the part that the change says, or the first one. A reset without a part resets all.
+    /// Changes the part that the change names, or the first one. A reset without a part resets all
+    /// parts.
     fn change(&self, state: &Self::State, at: Nanos, change: Change) -> Result<u64, PolicyError> {
         let Some(part) = change.only_part() else {
             self.first.change(&state.first, at, change)?;
@@ -454,7 +457,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         }
     }
 
-    /// A change of one of the two, if the other one has equal terms.
+    /// Returns a change of one of the two policies, if the other one has equal terms.
     fn change_to(&self, new: &Self) -> Option<Change> {
         let second = self.second.change_to(&new.second);
         if second.is_some() && second == self.second.change_to(&self.second) {
@@ -468,7 +471,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         second.map(|second| second.part(P::PARTS + second.part.unwrap_or(0)))
     }
 
-    /// The rate of the first one.
+    /// Returns the rate of the first policy.
     fn rate(&self) -> Rate {
         self.first.rate()
     }

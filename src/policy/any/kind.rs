@@ -46,8 +46,9 @@ kinds!(define []);
 /// A match with an arm for each kind, which makes one call to the policy.
 ///
 /// `KindState(state)` and `KindCharge(charge)` unwrap the policy's own state and charge. They are
-/// of another kind only by a mistake of the caller; `else` says what the call returns then. `wrap:
-/// KindState` and `wrap: KindCharge` name the function that makes a state or a charge of any kind.
+/// of another kind only by a mistake of the caller; `else` gives the value that the call then
+/// returns. `wrap: KindState` and `wrap: KindCharge` name the function that creates a state or a
+/// charge of any kind.
 macro_rules! each {
     ([$any:expr, $policy:ident => $call:expr] $($kind:ident $config:tt)*) => {
         match $any {
@@ -101,8 +102,8 @@ macro_rules! each {
 }
 
 impl Kind {
-    /// Takes permits, and makes something of the charge of a grant, in each arm by itself: a charge
-    /// is large, and is not to be moved once more.
+    /// Takes permits, and converts the charge of a grant with `make`, in each arm separately: a
+    /// charge is large, and must not be moved once more.
     #[allow(clippy::unit_arg)] // A policy without a limit has () as its charge.
     #[inline]
     pub(super) fn try_acquire_as<T>(

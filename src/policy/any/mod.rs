@@ -3,60 +3,60 @@
 //! # The problem
 //!
 //! A request asks the policy without a lock. A change of the kind replaces the policy and the
-//! state. Their types differ, and no exchange replaces both. A request that has found the old
-//! policy a moment ago must not get a permit that the new policy gives again.
+//! state. Their types differ, and no single CAS replaces both. A request that found the old policy
+//! a moment ago must not get a permit that the new policy grants again.
 //!
 //! # Protocol
 //!
-//! A state has *eras*. Each era has a policy and a state of its own, which belong together. The
-//! first era lies in [`AnyPolicy`] and [`AnyState`] themselves, and so costs a request one
-//! comparison. Each later one lies behind a [`Swap`], and costs a request the look there.
+//! A state has *eras*. Each era has its own policy and state, which belong together. The first era
+//! is stored in [`AnyPolicy`] and [`AnyState`] themselves, and so costs a request one comparison.
+//! Each later era is stored behind a [`Swap`], and costs a request a load of it.
 //!
 //! | `era` of the state | old era | new era | a request |
 //! |---|---|---|---|
 //! | 2*k* | decides | | takes by era *k* |
-//! | 2*k* + 1 | decides | | has found era *k*: takes by it. Else looks again |
-//! | 2*k* + 1 | [shut](crate::policy::remainder::Shut) | is made | is refused by era *k*, sees that it is over, and looks again |
-//! | 2*k* + 1 | shut | is stored | takes by era *k* + 1, if it finds it already |
+//! | 2*k* + 1 | decides | | has found era *k*: takes by it. Otherwise retries |
+//! | 2*k* + 1 | [shut](crate::policy::remainder::Shut) | is created | is refused by era *k*, sees that it is over, and retries |
+//! | 2*k* + 1 | shut | is stored | takes by era *k* + 1, if it already finds it |
 //! | 2*k* + 2 | shut | decides | takes by era *k* + 1 |
 //!
 //! **A grant is counted in one era.** Shutting a state is one step in the order of its changes. A
-//! grant that comes before it is counted in what the new era begins with. No grant comes after it.
-//! So a grant needs no second look. A *refusal* does, since a shut state refuses everything: if the
-//! era is over, the request asks the next one.
+//! grant before that step is counted in the remainder with which the new era begins. No grant comes
+//! after it. So a grant needs no second check. A *refusal* does, because a shut state refuses
+//! everything: if the era is over, the request asks the next one.
 //!
-//! **No request waits for another thread.** A request that finds a change at work looks [`LOOKS`]
-//! times. If the change is still at work, the changing thread was taken off its processor, and the
-//! request is refused and told to try again a nanosecond later.
+//! **No request waits for another thread.** A request that finds a change in progress retries
+//! [`LOOKS`] times. If the change is still in progress, the changing thread was taken off its
+//! processor, and the request is refused with a retry time of a nanosecond.
 //!
-//! **Undoing** needs the era of the grant, which each charge has. Of a grant of an earlier era
-//! nothing is put back: what the old policy counted is not what the new one counts.
+//! **Undoing** needs the era of the grant, which each charge has. Nothing of a grant of an earlier
+//! era is put back: the new policy does not count what the old policy counted.
 //!
-//! A change has the lock of the line, as have refunds, debits, and most undoing. An operation that
-//! has not, and finds an old era, changes a state that no request asks any more.
+//! A change holds the lock of the queue, as do refunds, debits, and most undoing. An operation that
+//! does not hold the lock, and finds an old era, changes a state that no request asks.
 //!
 //! # Memory ordering
 //!
 //! | operation | ordering | pairs with | why |
 //! |---|---|---|---|
 //! | 1 `era` becomes odd: store, then a fence | Relaxed, Release | 6 | a request that is refused by a shut state finds another era |
-//! | 2 the old state is shut: exchange | as the policy | the takes of the old policy | a take before it is counted; a take after it fails, or is refused |
-//! | 3 the new era is stored | of the `Swap` | 5 | a request that finds it sees all of it |
+//! | 2 the old state is shut: read-modify-write | as in the policy | the takes of the old policy | a take before it is counted; a take after it fails, or is refused |
+//! | 3 the new era is stored | that of the `Swap` | 5 | a request that finds it sees all of it |
 //! | 4 `era` becomes even: store | Release | 5 | a request that reads this number finds this era or a later one |
 //! | 5 load of `era`, then of the `Swap` | Acquire | 3, 4 | as above |
 //! | 6 after a refusal: a fence, then load of `era` | Acquire, Relaxed | 1 | the fence makes the load of the shut state, of whatever ordering, come after 1 |
 //!
-//! **Why enough.** There are two bad executions. A grant of the old era that the new one does not
-//! count: 2 is an exchange, so it reads the newest state. A refusal by a shut state that is told to
-//! the caller: the request has read a value that was stored after the fence in 1, so the load in 6
-//! reads that store or a later one. **Why not more.** A request that begins after a change has
-//! ended finds the new era, since the change happens before; a request that overlaps with it may
-//! take by either.
+//! **Why enough.** There are two bad executions. The first is a grant of the old era that the new
+//! era does not count: 2 is a read-modify-write, so it reads the newest state. The second is a
+//! refusal by a shut state that is returned to the caller: the request has read a value that was
+//! stored after the fence in 1, so the load in 6 reads that store or a later one. **Why not more.**
+//! A request that begins after a change has ended finds the new era, because the change happens
+//! before; a request that overlaps with the change may take by either era.
 //!
-//! Without a limit the old policy grants without looking at its state. Such a request has found the
+//! Without a limit the old policy grants without loading its state. Such a request has found the
 //! old era, and is granted as if it had come before the change.
 //!
-//! **Checked by** `loom-tests/kinds.rs`, with twins that do not shut the old state and that tell
+//! **Checked by** `loom-tests/kinds.rs`, with twins that do not shut the old state and that return
 //! its refusal, and by `tests/limiter/apply.rs`.
 
 mod kind;
@@ -76,15 +76,15 @@ use crate::rate::Rate;
 use crate::sync::{AtomicBool, AtomicU32, LOOKS, Ordering, Swap, fence, spin_loop};
 use crate::time::Nanos;
 
-/// Any of the policies, where the choice comes from a configuration: one type for all limiters of a
+/// Any of the policies, for a choice made by a configuration: one type for all limiters of a
 /// program.
 ///
-/// Made from a [policy](AnyPolicy::from), a [`PolicyConfig`](super::PolicyConfig), or a
-/// [text](super::PolicyConfig#text), and [told](AnyPolicy::config) as a configuration. A decision
-/// costs a branch or two more than with the policy itself, and the state has the size of the
-/// largest.
+/// It is created from a [policy](AnyPolicy::from), a [`PolicyConfig`](super::PolicyConfig), or a
+/// [text](super::PolicyConfig#text), and returns its terms as a [configuration](AnyPolicy::config).
+/// A decision costs a branch or two more than with the policy itself, and the state has the size of
+/// the largest.
 ///
-/// [`RateLimiter::apply`](crate::RateLimiter::apply) changes everything at run time, also the kind
+/// [`RateLimiter::apply`](crate::RateLimiter::apply) changes everything at run time, even the kind
 /// of policy.
 ///
 /// # Examples
@@ -104,9 +104,9 @@ use crate::time::Nanos;
 /// ```
 pub struct AnyPolicy {
     first: Ruled,
-    /// Whether `later` has a policy. Stored after it.
+    /// Whether `later` has a policy. Stored after `later`.
     replaced: AtomicBool,
-    /// The policy of the era in force, but for the first.
+    /// The policy of the era in force, unless that is the first era.
     later: Swap<Ruled>,
 }
 
@@ -114,9 +114,9 @@ pub struct AnyPolicy {
 #[derive(Debug)]
 pub struct AnyState {
     first: KindState,
-    /// Twice the number of the era in force, and one more while it is replaced.
+    /// Twice the number of the era in force, plus one while it is replaced.
     era: AtomicU32,
-    /// The era in force, but for the first.
+    /// The era in force, unless that is the first era.
     later: Swap<Era>,
 }
 
@@ -134,7 +134,7 @@ struct Ruled {
     era: u32,
 }
 
-/// A later era: its policy, and a state of it.
+/// A later era: its policy, and a state of that policy.
 #[derive(Debug)]
 struct Era {
     policy: std::sync::Arc<Ruled>,
@@ -142,17 +142,17 @@ struct Era {
 }
 
 impl AnyState {
-    /// Whether this era is in force, and no change is at work, for a request that this era has
-    /// refused.
+    /// Returns whether this era is in force, and no change is in progress, for a request that this
+    /// era has refused.
     #[inline]
     fn is_still(&self, era: u32) -> bool {
-        // The load of the state that refused comes before this fence (6). So the load behind it may
+        // The load of the state that refused comes before this fence (6). So the load after it may
         // be relaxed.
         fence(Ordering::Acquire);
         self.era.load(Ordering::Relaxed) == 2 * era
     }
 
-    /// Whether a change is at work.
+    /// Returns whether a change is in progress.
     fn is_closed(&self) -> bool {
         // Acquire: as in `AnyPolicy::era` (5), which loads the number again.
         self.era.load(Ordering::Acquire) % 2 == 1
@@ -165,7 +165,7 @@ impl From<Kind> for AnyPolicy {
     }
 }
 
-/// A policy with the terms in force.
+/// Creates a policy with the terms in force.
 impl Clone for AnyPolicy {
     fn clone(&self) -> AnyPolicy {
         self.rule(|ruled| ruled.kind.clone().into())
@@ -179,7 +179,7 @@ impl fmt::Debug for AnyPolicy {
 }
 
 impl AnyPolicy {
-    /// Looks at the policy in force.
+    /// Calls `look` with the policy in force.
     fn rule<R>(&self, look: impl FnOnce(&Ruled) -> R) -> R {
         // Acquire: a thread that sees the flag sees the policy.
         if !self.replaced.load(Ordering::Acquire) {
@@ -188,12 +188,12 @@ impl AnyPolicy {
         self.later.with(|ruled| look(ruled.map_or(&self.first, |ruled| ruled)))
     }
 
-    /// The configuration of the terms in force, after all changes.
+    /// Returns the configuration of the terms in force, after all changes.
     ///
-    /// It makes a policy that decides as this one does. A field that says what a policy does
-    /// anyway, such as a `cold_factor` of 3, is not set. A window with a rate that was changed to a
-    /// fraction has the whole numbers in force. A log with a lowered rate has the room that it was
-    /// made with as `with_capacity`.
+    /// It makes a policy that decides like this one. A field with the default value of the policy,
+    /// such as a `cold_factor` of 3, is not set. A window with a rate that was changed to a
+    /// fraction has the whole numbers in force. A log with a lowered rate has the room with which
+    /// it was created as `with_capacity`.
     ///
     /// # Examples
     ///
@@ -212,7 +212,7 @@ impl AnyPolicy {
         self.rule(|ruled| ruled.kind.config())
     }
 
-    /// Looks at an era, the one with this number or a later one.
+    /// Calls `look` with an era: the one with this number or a later one.
     fn of_era<R>(&self, state: &AnyState, number: u32, look: impl FnOnce(&Ruled, &KindState) -> R) -> R {
         if number == 0 {
             return look(&self.first, &state.first);
@@ -223,14 +223,15 @@ impl AnyPolicy {
         })
     }
 
-    /// Looks at the era in force. For an operation that excludes changes, or may find an old era.
+    /// Calls `look` with the era in force. For an operation that excludes changes, or may find an
+    /// old era.
     fn era<R>(&self, state: &AnyState, look: impl FnOnce(&Ruled, &KindState) -> R) -> R {
         // Acquire: a thread that reads this number finds this era or a later one (5).
         self.of_era(state, state.era.load(Ordering::Acquire) / 2, look)
     }
 
-    /// Looks at the era in force until it is still in force afterwards. `None` if a change is at
-    /// work, and stalls.
+    /// Calls `look` with the era in force, and repeats this until the era is still in force
+    /// afterwards. Returns `None` if a change is in progress, and stalls.
     fn look<R>(&self, state: &AnyState, look: impl Fn(&Ruled, &KindState) -> R) -> Option<R> {
         for _ in 0..=LOOKS {
             if state.is_closed() {
@@ -299,7 +300,7 @@ impl Policy for AnyPolicy {
 
     fn ready_at(&self, state: &AnyState, at: Nanos, ahead: u64, n: u32) -> Nanos {
         let ready_at = self.look(state, |ruled, state| ruled.kind.ready_at(state, at, ahead, n));
-        // As a request is told while a change stalls.
+        // The same time as a request gets while a change stalls.
         ready_at.unwrap_or(at.saturating_add(Nanos::new(1)))
     }
 
@@ -322,7 +323,7 @@ impl Policy for AnyPolicy {
     fn undo(&self, state: &AnyState, at: Nanos, charge: AnyCharge, most: u64) -> u64 {
         self.era(state, |Ruled { kind, era }, state| match charge.era == *era {
             true => kind.undo(state, at, charge.charge, most),
-            // Of a grant by another policy nothing is put back. This tells the level.
+            // Nothing of a grant by another policy is put back. This call returns the level.
             false => kind.refund(state, at, 0),
         })
     }
@@ -388,7 +389,7 @@ impl Policy for AnyPolicy {
         self.era(state, |ruled, state| ruled.kind.change(state, at, change))
     }
 
-    /// Not to another kind: that takes a [`RateLimiter::apply`](crate::RateLimiter::apply).
+    /// Not to another kind: that requires [`RateLimiter::apply`](crate::RateLimiter::apply).
     fn change_to(&self, new: &AnyPolicy) -> Option<Change> {
         self.rule(|old| new.rule(|new| old.kind.change_to(&new.kind)))
     }
@@ -403,7 +404,8 @@ impl Policy for AnyPolicy {
         status.unwrap_or(PolicyStatus { next_at: soon, full_at: soon, ..PolicyStatus::NOTHING })
     }
 
-    /// After a change of the kind, the status of the new state: of the old one nothing is left.
+    /// After a change of the kind, this is the status of the new state: nothing is left of the old
+    /// state.
     fn left(&self, state: &AnyState, AnyCharge { era, charge }: AnyCharge, at: Nanos) -> PolicyStatus {
         let of_era =
             self.era(state, |ruled, state| (era == ruled.era).then(|| ruled.kind.left(state, charge, at)));

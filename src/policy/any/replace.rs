@@ -1,4 +1,4 @@
-//! Replacing the policy by another one: what its state begins with.
+//! Replacing the policy by another one: the state with which the new policy begins.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::time::Nanos;
 /// The step from the terms in force to the terms of a configuration.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// The policy goes on with other numbers.
+    /// The policy continues with other numbers.
     Change(Change),
-    /// Another policy goes on in its place.
+    /// Another policy continues in its place.
     Replace(Box<AnyPolicy>),
 }
 
@@ -34,8 +34,8 @@ impl AnyPolicy {
         Ok(change.map_or_else(|| Step::Replace(Box::new(new)), Step::Change))
     }
 
-    /// Makes the step. The caller excludes other changes, and all that changes the state but
-    /// requests and the undoing of a grant. Returns the level that the state is left at.
+    /// Makes the step. The caller excludes other changes, and everything that changes the state
+    /// except requests and the undoing of a grant. Returns the level of the state afterwards.
     pub(crate) fn make_step(
         &self,
         state: &AnyState,
@@ -57,20 +57,21 @@ impl AnyPolicy {
     fn replace(&self, state: &AnyState, at: Nanos, new: Kind, keep: Keep) {
         // Relaxed: only a change writes the number, and the caller excludes other changes.
         let era = state.era.load(Ordering::Relaxed);
-        // Relaxed: the fence behind it orders this store.
+        // Relaxed: the fence after it orders this store.
         state.era.store(era | 1, Ordering::Relaxed);
-        // A thread that reads what comes after this fence, and fences, too, finds the era odd (1).
+        // A thread that reads a value stored after this fence, and executes a fence, too, finds the
+        // era odd (1).
         fence(Ordering::Release);
         let left = self.era(state, |ruled, state| ruled.kind.shut(state, at));
         let next = (era / 2).wrapping_add(1);
         self.publish(state, at, (new, next), left, keep);
     }
 
-    /// As [`replace`](AnyPolicy::replace), by a broken twin of the models: it looks at the old
+    /// Like [`replace`](AnyPolicy::replace), for a broken twin of the models: it reads the old
     /// state, and does not shut it.
     #[cfg(all(test, tidegate_loom))]
     pub(crate) fn replace_without_shutting(&self, state: &AnyState, at: Nanos, new: &AnyPolicy, keep: Keep) {
-        // Relaxed: as in `replace`, but for the missing fence.
+        // Relaxed: as in `replace`, except for the missing fence.
         let era = state.era.load(Ordering::Relaxed);
         state.era.store(era | 1, Ordering::Relaxed);
         let left = Remainder::of(self.era(state, |ruled, state| ruled.kind.status(state, at)));
@@ -78,8 +79,8 @@ impl AnyPolicy {
         self.publish(state, at, (new, (era / 2).wrapping_add(1)), left, keep);
     }
 
-    /// Takes permits of the first era, by a broken twin of the models: it tells a refusal without a
-    /// second look at the era.
+    /// Takes permits of the first era, for a broken twin of the models: it returns a refusal
+    /// without a second check of the era.
     #[cfg(all(test, tidegate_loom))]
     pub(crate) fn try_acquire_once(
         &self,
@@ -94,7 +95,7 @@ impl AnyPolicy {
         }
     }
 
-    /// Begins an era with the remainder of the one before.
+    /// Begins an era with the remainder of the era before.
     fn publish(&self, state: &AnyState, at: Nanos, (kind, era): (Kind, u32), left: Remainder, keep: Keep) {
         let carried = carried_over(&kind, at, left, keep);
         let policy = Arc::new(Ruled { kind, era });
@@ -105,7 +106,7 @@ impl AnyPolicy {
         state.era.store(era.wrapping_mul(2), Ordering::Release);
     }
 
-    /// A state that begins in the era in force.
+    /// Creates a state that begins in the era in force.
     pub(super) fn with_start(&self, start: impl FnOnce(&Kind) -> KindState) -> AnyState {
         // Acquire: a thread that sees the flag sees the policy.
         if !self.replaced.load(Ordering::Acquire) {
@@ -122,15 +123,15 @@ impl AnyPolicy {
     }
 }
 
-/// A state of a policy that goes on from what was left.
+/// Returns a state of a policy that continues from a remainder.
 ///
-/// The change makes no permit available. With [`Keep::Count`], no more are available than were
-/// right before, nor than the new limit less the permits that were used. With [`Keep::Ratio`], the
-/// share of the limit that is available is no larger. What was owed is owed. A state without a
-/// limit tells nothing, and then the new one begins as a new limiter.
+/// The change makes no permit available. With [`Keep::Count`], no more permits are available than
+/// directly before the change, nor than the new limit minus the used permits. With [`Keep::Ratio`],
+/// the share of the limit that is available is no larger. Permits that were owed are owed. A state
+/// without a limit contains no information, and then the new state begins like a new limiter.
 fn carried_over(kind: &Kind, at: Nanos, left: Remainder, keep: Keep) -> KindState {
     let state = match kind {
-        // Also at a rate of zero, at which a stock is a time, and cannot be taken away.
+        // Even at a rate of zero, at which stored permits are a time, and cannot be taken away.
         Kind::SmoothBursty(_) if keep != Keep::Nothing && left.limit < u64::MAX => {
             KindState::SmoothBursty(SmoothBursty::start_without_permits(at))
         }
@@ -151,7 +152,7 @@ fn carried_over(kind: &Kind, at: Nanos, left: Remainder, keep: Keep) -> KindStat
         }
     };
     kind.refund(&state, at, small(target.saturating_sub(status.available)));
-    // A permit may cost more than one, as when cold.
+    // A permit may cost more than one, as when the policy is cold.
     for _ in 0..64 {
         match kind.status(&state, at).available.saturating_sub(target) {
             0 => break,
@@ -162,7 +163,7 @@ fn carried_over(kind: &Kind, at: Nanos, left: Remainder, keep: Keep) -> KindStat
     state
 }
 
-/// `number * part / whole`; nothing of nothing.
+/// Returns `number * part / whole`, and zero if `whole` is zero.
 fn share(number: u64, part: u64, whole: u64, up: bool) -> u64 {
     let (product, whole) = (u128::from(number) * u128::from(part), u128::from(whole));
     let share = if up { product.checked_add(whole).map(|sum| sum.saturating_sub(1)) } else { Some(product) };

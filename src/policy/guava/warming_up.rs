@@ -2,14 +2,14 @@
 //!
 //! # Algorithm
 //!
-//! [`SmoothBursty`](crate::policy::SmoothBursty) treats saved permits as spare capacity: they are
-//! free. But a service that idled may be slower, not faster: caches went stale, connections closed.
-//! Then a saved permit should cost *more* than a fresh one. So the limiter remembers, beside the
-//! time of the next grant, how cold the service is.
+//! [`SmoothBursty`](crate::policy::SmoothBursty) treats stored permits as spare capacity: they are
+//! free. But a service that was idle may be slower, not faster: caches went stale, connections
+//! closed. Then a stored permit should cost *more* than a fresh one. So the limiter remembers, in
+//! addition to the time of the next grant, how cold the service is.
 //!
 //! Coldness is a time between 0 (warm) and the warm-up period *W* (cold). Idling adds the time that
-//! passed; idling for *W* makes the service cold, whatever the rate. A permit takes coldness away
-//! and costs an interval, plus a surcharge while the coldness is above a threshold *T*:
+//! passed; idling for *W* makes the service cold, whatever the rate. A permit removes coldness and
+//! costs an interval, plus a surcharge while the coldness is above a threshold *T*:
 //!
 //! ```text
 //!  price of a permit
@@ -23,23 +23,24 @@
 //!                0          T           W
 //! ```
 //!
-//! With cold factor *F*, a permit takes away `k` intervals of coldness. Two wishes fix `k` and *T*.
-//! At full demand, going from *W* to *T* shall take the time *W*, and going from *T* to 0 shall
-//! take half of it. The second wish is a legacy of Guava, where the factor was always 3.
+//! With cold factor *F*, a permit removes `k` intervals of coldness. Two requirements determine `k`
+//! and *T*. At full demand, going from *W* to *T* must take the time *W*, and going from *T* to 0
+//! must take half of it. The second requirement is a legacy of Guava, where the factor was always
+//! 3.
 //!
-//! - Below *T* a permit costs one interval and takes away `k` of them. So the way from *T* to 0
-//!   takes `T / k`, which shall be `W / 2`: `T = k W / 2`.
-//! - Above *T* a permit costs `(1 + F) / 2` intervals on average. So the way from *W* to *T* takes
-//!   `(W - T) (1 + F) / (2 k)`, which shall be `W`.
+//! - Below *T* a permit costs one interval and removes `k` of them. Going from *T* to 0 therefore
+//!   takes `T / k`, which must be `W / 2`: `T = k W / 2`.
+//! - Above *T* a permit costs `(1 + F) / 2` intervals on average. Going from *W* to *T* therefore
+//!   takes `(W - T) (1 + F) / (2 k)`, which must be `W`.
 //! - Both together give `k = 2 (1 + F) / (5 + F)` and `T = W (1 + F) / (5 + F)`. With Guava's
 //!   factor 3, `k` is 1 and *T* is half of *W*.
 //!
 //! A permit at coldness `T + u` has the surcharge `(F - 1) u / (W - T)` intervals, and there is one
-//! permit for each `k` intervals of coldness. So the surcharge of the way from `T + u` to *T* is
-//! the area of a triangle, `(F - 1) u^2 / (2 k (W - T))`. The factor `(F - 1) / (2 k)` is the
-//! `steepness` of [`Curve`]. The price of several permits is an area, so `n` permits at once cost
-//! as much as `n` permits one by one. None of these numbers depends on the rate, so a new rate
-//! leaves coldness and threshold alone.
+//! permit for each `k` intervals of coldness. The surcharge of going from `T + u` to *T* is
+//! therefore the area of a triangle, `(F - 1) u^2 / (2 k (W - T))`. The factor `(F - 1) / (2 k)` is
+//! the `steepness` of [`Curve`]. The cost of several permits is an area, so `n` permits at once
+//! cost as much as `n` permits one by one. None of these numbers depends on the rate, so a new rate
+//! does not change coldness and threshold.
 //!
 //! Worked example, 2 per second, *W* = 4 s, *F* = 3, cold, eight permits at time 0: the waits are
 //! 0, 1.375, 1.125, 0.875, 0.625, then 0.5 s each. The first permit costs the interval of 0.5 s
@@ -61,14 +62,14 @@
 //! | 0..64 | next free time | 1/16 ns | the clock's beginning to 34 years after it | saturates: limited for ever |
 //! | 64..128 | coldness | 1/16 ns | 0 to *W* | clamped |
 //!
-//! Any thread may change the word, by an exchange. The two numbers change together, and neither
-//! follows from the other, so both are in one `u128`.
+//! Any thread may change the word, with a CAS. The two numbers change together, and neither follows
+//! from the other, so both are in one `u128`.
 //!
 //! # Invariant
 //!
-//! In any span of length *d* at most `1 + rate * d` single permits are granted: warming up saves
-//! nothing that could burst. From cold, the first permits come at no more than `rate / F`. Tests:
-//! `tests/policy/properties.rs`.
+//! In any period of length *d* at most `1 + rate * d` single permits are granted: warming up saves
+//! nothing that could burst. From cold, the first permits are granted at no more than `rate / F`.
+//! Tests: `tests/policy/properties.rs`.
 //!
 //! # Memory ordering
 //!
@@ -76,9 +77,9 @@
 //!
 //! # Source
 //!
-//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothWarmingUp`). Differences, beside the
-//! cooling: ticks of 1/16 ns where Guava cuts to whole microseconds three times per request; a
-//! warm-up of zero limits (in Guava it turns everything free); sums saturate (in Guava they wrap).
+//! `RateLimiter` in Guava 31.1 (`SmoothRateLimiter.SmoothWarmingUp`). Differences, in addition to
+//! the cooling: ticks of 1/16 ns where Guava cuts to whole microseconds three times per request; a
+//! warm-up of zero limits (in Guava it makes everything free); sums saturate (in Guava they wrap).
 
 use std::convert::Infallible;
 use std::fmt;
@@ -97,21 +98,21 @@ use crate::time::Nanos;
 
 /// A steady rate that is slower after idling and speeds up under demand.
 ///
-/// Guava's `SmoothWarmingUp`. It starts cold: at first permits come at the rate divided by the cold
-/// factor (3 by default), and they reach the full rate after the warm-up period of steady demand.
-/// An idle time of that length makes it cold again.
+/// Guava's `SmoothWarmingUp`. It starts cold: at first permits are granted at the rate divided by
+/// the cold factor (3 by default), and they reach the full rate after the warm-up period of steady
+/// demand. An idle time of that length makes it cold again.
 ///
 /// As with [`SmoothBursty`](crate::policy::SmoothBursty), a request of any size is granted as soon
-/// as the request before it is paid for, and the next request pays for it. There are no free saved
+/// as the request before it is paid for, and the next request pays for it. There are no free stored
 /// permits, so there is no burst.
 ///
-/// When the rate changes, coldness and debt are kept as times: [`Keep::Ratio`]. Leaving
-/// [`Rate::UNLIMITED`], the limiter is warm.
+/// When the rate changes, coldness and negative balance are kept as times: [`Keep::Ratio`]. When
+/// the rate leaves [`Rate::UNLIMITED`], the limiter is warm.
 ///
-/// Permits that are given back while the limiter is paused, or owes, lengthen the gap in which it
-/// cools. Then later requests are dearer, and a waiter with a deadline that was accepted in time
-/// may be too late: it is refused at its deadline, and requests behind it come due earlier than
-/// told.
+/// Permits that are given back while the limiter is paused, or has a negative balance, lengthen the
+/// gap in which it cools. Then later requests cost more, and a waiter with a deadline that was
+/// accepted in time may be too late: it is refused at its deadline, and requests behind it come due
+/// earlier than predicted.
 ///
 /// # Examples
 ///
@@ -134,11 +135,10 @@ use crate::time::Nanos;
 /// `SmoothRateLimiter.SmoothWarmingUp` of Guava 31.1, with these differences:
 ///
 /// - A gap no longer than the cold interval, which is the cold factor times the interval, does not
-///   cool. In Guava every gap does, and a program that polls a little slower than the rate can find
-///   a short warm-up cold for ever; see
-///   [`cool_at_once`](SmoothWarmingUp::cool_at_once).
+///   cool. In Guava every gap cools, and a program that polls a little slower than the rate can
+///   find a short warm-up cold for ever; see [`cool_at_once`](SmoothWarmingUp::cool_at_once).
 /// - Ticks of 1/16 ns, where Guava cuts to whole microseconds up to three times per request.
-/// - A warm-up of zero limits as any other. In Guava it turns everything free.
+/// - A warm-up of zero limits like any other. In Guava it makes everything free.
 /// - Sums saturate, and end in "limited". In Guava they can wrap and end in "free".
 /// - The cold factor can be set, and the start can be warm. In Guava it is 3, and cold.
 ///
@@ -156,15 +156,15 @@ pub struct SmoothWarmingUp {
     pub(in crate::policy) cool_at_once: bool,
 }
 
-/// The constants of the price curve, derived at the head of this file. The cold factor is a float
-/// in the configuration; here it is fixed point.
+/// The constants of the cost curve, derived at the top of this file. The cold factor is a float in
+/// the configuration; here it is fixed point.
 #[derive(Clone, Copy, Debug)]
 struct Curve {
     /// *T* in ticks.
     threshold: u64,
     /// *W* - *T* in ticks.
     ramp: u64,
-    /// *k*: how many ticks of coldness a tick of price takes away, in fixed point.
+    /// *k*: how many ticks of coldness a tick of cost removes, in fixed point.
     cooling: u64,
     /// (F - 1) / (2 k) = (F - 1)(F + 5) / (4 (F + 1)), the weight of the surcharge, in fixed point.
     steepness: u64,
@@ -185,7 +185,7 @@ pub struct WarmingUpState {
 /// The two numbers of the state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Word {
-    /// Ticks of idling not yet worked off, up to *W*.
+    /// Ticks of idling that are not yet worked off, up to *W*.
     coldness: u64,
     /// The tick at which the next request is granted.
     next: u64,
@@ -209,27 +209,28 @@ pub struct WarmingUpCharge {
     /// The state before the grant and after it.
     found: Word,
     left: Word,
-    /// By how many ticks the grant moved the next free time.
+    /// The number of ticks by which the grant moved the next free time.
     price: u64,
-    /// How many ticks of coldness it worked off.
+    /// The number of ticks of coldness that it worked off.
     coldness: u64,
 }
 
 impl SmoothWarmingUp {
-    /// The longest warm-up period, about 2.28 years.
+    /// The maximum warm-up period, about 2.28 years.
     pub const MAX_WARM_UP: Duration = ticks::MAX_SPAN;
     /// The largest cold factor.
     pub const MAX_COLD_FACTOR: f64 = 1e6;
 
-    /// A steady `rate`, reached after `warm_up` of steady demand; cold factor 3; starts cold.
+    /// Creates a steady `rate`, reached after `warm_up` of steady demand, with a cold factor of 3.
+    /// It starts cold.
     ///
     /// A warm-up of zero is allowed: then every permit costs one interval and nothing is ever
-    /// saved.
+    /// stored.
     ///
     /// # Panics
     ///
-    /// If `warm_up` is longer than [`MAX_WARM_UP`](SmoothWarmingUp::MAX_WARM_UP). For values from a
-    /// configuration, use [`try_new`](SmoothWarmingUp::try_new).
+    /// Panics if `warm_up` is longer than [`MAX_WARM_UP`](SmoothWarmingUp::MAX_WARM_UP). For values
+    /// from a configuration, use [`try_new`](SmoothWarmingUp::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate, warm_up: Duration) -> SmoothWarmingUp {
@@ -239,7 +240,8 @@ impl SmoothWarmingUp {
         }
     }
 
-    /// A steady `rate`, reached after `warm_up`; cold permits come at `rate / cold_factor`.
+    /// Creates a steady `rate`, reached after `warm_up`. Cold permits are granted at `rate /
+    /// cold_factor`.
     ///
     /// # Errors
     ///
@@ -264,16 +266,16 @@ impl SmoothWarmingUp {
         })
     }
 
-    /// Starts warm, at the full rate.
+    /// Makes the limiter start warm, at the full rate.
     ///
-    /// A key of a `KeyedRateLimiter` starts cold nevertheless, since that limiter cannot tell a new
-    /// key from one that rested and was forgotten.
+    /// A key of a `KeyedRateLimiter` starts cold nevertheless, because that limiter cannot
+    /// distinguish a new key from a key that rested and was forgotten.
     #[must_use]
     pub fn start_warm(self) -> SmoothWarmingUp {
         SmoothWarmingUp { start_warm: true, ..self }
     }
 
-    /// Lets every gap between requests cool, as Guava does, also one no longer than the cold
+    /// Lets every gap between requests cool, as in Guava, even a gap no longer than the cold
     /// interval.
     ///
     /// Then a caller that polls a little slower than the rate can find a short warm-up cold for
@@ -283,13 +285,13 @@ impl SmoothWarmingUp {
         SmoothWarmingUp { cool_at_once: true, ..self }
     }
 
-    /// The cold factor, as it was given.
+    /// Returns the cold factor, as it was given.
     #[must_use]
     pub fn cold_factor(&self) -> f64 {
         self.cold_factor
     }
 
-    /// The state at `at`, after the idle time since the next free time, if any, has cooled.
+    /// Returns the state at `at`, after the idle time since the next free time, if any, has cooled.
     #[inline(always)]
     fn idled(&self, word: Word, at: u64, interval: Interval) -> Word {
         let Some(idle) = at.checked_sub(word.next).filter(|idle| *idle >= ticks::PER_NANO) else {
@@ -300,13 +302,14 @@ impl SmoothWarmingUp {
         Word { coldness: word.coldness.saturating_add(idle).min(self.warm_up), next: at }
     }
 
-    /// Whether a gap is long enough to cool.
+    /// Returns whether a gap is long enough to cool.
     fn cools(&self, idle: u64, interval: Interval) -> bool {
         // A cold interval is no shorter than a warm one, which is known without a multiplication.
         self.cool_at_once || idle > interval.price(1) && idle > self.curve.cold_interval(interval)
     }
 
-    /// The price of `n` permits from a coldness, and the coldness they work off.
+    /// Returns the cost of `n` permits at a coldness, given their base cost, and the coldness that
+    /// they work off.
     #[inline(always)]
     fn price(&self, coldness: u64, base: u64) -> (u64, u64) {
         if coldness == 0 {
@@ -319,14 +322,15 @@ impl SmoothWarmingUp {
         (base.saturating_add(self.curve.surcharge_of(coldness, worked_off)), worked_off)
     }
 
-    /// The surcharge for a coldness that was worked off down to `left`.
+    /// Returns the surcharge for a coldness that was worked off down to `left`.
     fn surcharge(&self, left: u64, worked_off: u64) -> u64 {
         let from = left.saturating_add(worked_off).min(self.warm_up);
         self.curve.surcharge(from).saturating_sub(self.curve.surcharge(left))
     }
 
-    /// The state after a pause. A debt is what it was, and the time without requests cools. Unless
-    /// the state is kept, the next permit is due no earlier than if one had been granted at `to`.
+    /// Returns the state after a pause. The debt stays what it was, and the time without requests
+    /// cools. Unless the state is kept, the next permit is due no earlier than if one had been
+    /// granted at `to`.
     fn paused(&self, word: Word, from: Nanos, to: Nanos, keeps_permits: bool) -> Word {
         let (from, to, interval) = (ticks::from_nanos(from), ticks::from_nanos(to), self.rate.interval());
         let owes = word.next > from;
@@ -335,13 +339,13 @@ impl SmoothWarmingUp {
         if keeps_permits || interval.is_zero() {
             return word;
         }
-        // A debt of less than that permit is part of its price, so that both are not owed.
+        // A debt of less than that permit is part of its cost, so that both are not owed.
         let empty = self.charge(Word { next: word.next.min(to), ..word }, to, 1, interval).0;
         if word.next > empty.next { word } else { empty }
     }
 
-    /// The rule. The error is the tick at which the request is due. Always inlined, as all that it
-    /// calls for a warm limiter, so that a charge is not copied.
+    /// The rule. The error is the tick at which the request is due. Always inlined, like all that
+    /// it calls for a warm limiter, so that a charge is not copied.
     #[inline(always)]
     fn step(&self, word: Word, at: u64, n: u32, interval: Interval) -> Result<(Word, WarmingUpCharge), u64> {
         if word.next > at {
@@ -353,7 +357,8 @@ impl SmoothWarmingUp {
         Ok(self.charge(word, at, n, interval))
     }
 
-    /// The state after `n` permits more, whether they are due or not, and what they took.
+    /// Returns the state after `n` additional permits, whether they are due or not, and what they
+    /// took.
     #[inline(always)]
     fn charge(&self, word: Word, at: u64, n: u32, interval: Interval) -> (Word, WarmingUpCharge) {
         let Word { coldness, next } = self.idled(word, at, interval);
@@ -366,12 +371,12 @@ impl SmoothWarmingUp {
 
 impl Curve {
     fn new(warm_up: u64, factor: f64) -> Curve {
-        // Each float of the configuration becomes an integer here, once. All are in range, since
-        // the factor lies between 1 and 10^6.
+        // Each float of the configuration becomes an integer here, once. All are in range, because
+        // the factor is between 1 and 10^6.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let fixed = |x: f64| (x * (1u64 << FRACTION) as f64) as u64;
         let share = fixed((1.0 + factor) / (5.0 + factor));
-        // Below `warm_up`, since the share is below one.
+        // Below `warm_up`, because the share is below one.
         let threshold =
             u64::try_from((u128::from(warm_up) * u128::from(share)) >> FRACTION).unwrap_or(warm_up);
         Curve {
@@ -383,12 +388,12 @@ impl Curve {
         }
     }
 
-    /// The surcharge for working off all of a coldness: steepness * u^2 / ramp, with u the part
-    /// above the threshold.
+    /// Returns the surcharge for working off all of a coldness: steepness * u^2 / ramp, where u is
+    /// the part above the threshold.
     ///
-    /// A difference of two surcharges is the price of going from one coldness to another. Each of
-    /// them is rounded up, and not the difference, so the prices of the steps add up to the price
-    /// of the whole way.
+    /// A difference of two surcharges is the cost of going from one coldness to another. Each of
+    /// them is rounded up, and not the difference, so the costs of the steps add up to the cost of
+    /// the whole way.
     fn surcharge(&self, coldness: u64) -> u64 {
         let above = u128::from(coldness.saturating_sub(self.threshold));
         if above == 0 {
@@ -400,20 +405,20 @@ impl Curve {
         saturate((area * u128::from(self.steepness)).div_ceil(1 << FRACTION))
     }
 
-    /// The surcharge for working off a part of a coldness. Not inlined, so that its divisions keep
-    /// no registers from a warm limiter's grant.
+    /// Returns the surcharge for working off a part of a coldness. Not inlined, so that its
+    /// divisions use no registers of a warm limiter's grant.
     #[inline(never)]
     fn surcharge_of(&self, coldness: u64, worked_off: u64) -> u64 {
         self.surcharge(coldness) - self.surcharge(coldness - worked_off)
     }
 
-    /// The coldness that permits of a base price work off.
+    /// Returns the coldness that permits of a base cost work off.
     #[inline]
     fn worked_off(&self, base: u64) -> u64 {
         saturate((u128::from(base) * u128::from(self.cooling)) >> FRACTION)
     }
 
-    /// The price of a permit when cold.
+    /// Returns the cost of a permit when cold.
     fn cold_interval(&self, interval: Interval) -> u64 {
         saturate((u128::from(interval.price(1)) * u128::from(self.cold_factor)) >> FRACTION)
     }
@@ -443,7 +448,7 @@ impl fmt::Debug for SmoothWarmingUp {
 }
 
 impl SmoothWarmingUp {
-    /// The status of a state.
+    /// Returns the status of a state.
     fn status_of(&self, word: Word, at: Nanos) -> PolicyStatus {
         let (unlimited, stopped) = (self.rate.interval().is_unlimited(), self.rate.is_zero());
         let available = match word.next > ticks::from_nanos(at) {
@@ -463,8 +468,8 @@ impl Shut for SmoothWarmingUp {
         let shut = Word { coldness: 0, next: ticks::NEVER }.encode();
         let Ok(bits) = update(&state.word, |bits| Ok::<_, Infallible>((shut, bits)));
         let status = self.status_of(Word::decode(bits), at);
-        // At the price of a warm permit, which is the lowest: rather too many than too few. A debt
-        // of up to that is no permit owed, since the next one is granted on credit.
+        // Counted at the cost of a warm permit, which is the lowest: too many rather than too few.
+        // A debt of up to that cost is no permit owed, because the next one is granted on credit.
         let debt = match Word::decode(bits).next {
             ticks::NEVER => ticks::NEVER,
             next => next.saturating_sub(ticks::from_nanos(at)).saturating_sub(self.rate.price(1)),
@@ -544,7 +549,7 @@ impl Policy for SmoothWarmingUp {
 
     fn undo(&self, state: &WarmingUpState, at: Nanos, charge: WarmingUpCharge, most: u64) -> u64 {
         let at = ticks::from_nanos(at);
-        // Of the time taken, the future part is given back. In the past part the limiter would have
+        // The future part of the time taken is given back. In the past part the limiter would have
         // been idle and would have cooled.
         let room = if most == u64::MAX { charge.left.next.saturating_sub(at) } else { most };
         let back = charge.price.min(room);
@@ -552,15 +557,15 @@ impl Policy for SmoothWarmingUp {
         let idle = if self.cools(idle, self.rate.interval()) { idle } else { 0 };
         replace(state, |word| {
             if word == charge.left && most == u64::MAX {
-                // Nothing happened since: as if it had not been.
+                // Nothing happened since: as if the grant had not been made.
                 return charge.found;
             }
             if word.next == ticks::NEVER {
-                // How much is owed is not known any more.
+                // The amount owed is unknown.
                 return word;
             }
-            // The permits since would have been the colder ones, and dearer: so the cheapest part
-            // of the surcharge is given back.
+            // The permits granted since would have been the colder ones, at a higher cost. So the
+            // cheapest part of the surcharge is given back.
             let warmed = self.surcharge(charge.left.coldness, charge.coldness);
             let dearer = warmed.saturating_sub(self.surcharge(word.coldness, charge.coldness));
             let coldness = word.coldness.saturating_add(charge.coldness).saturating_add(idle);
@@ -573,7 +578,7 @@ impl Policy for SmoothWarmingUp {
         (charge.left.next.saturating_sub(charge.price), charge.left.next)
     }
 
-    /// Nothing is saved: it is full when nothing is owed.
+    /// Nothing is stored: the limiter is full when nothing is owed.
     fn full_level(&self, at: Nanos) -> u64 {
         ticks::from_nanos(at)
     }
@@ -581,8 +586,8 @@ impl Policy for SmoothWarmingUp {
     fn refund(&self, state: &WarmingUpState, at: Nanos, n: u32) -> u64 {
         let at = ticks::from_nanos(at);
         let worth = self.rate.interval().worth(n);
-        // A permit given back is a debt not owed. What exceeds the debt is dropped: nothing is
-        // saved here that would make a later permit cheaper.
+        // A permit given back is a debt not owed. The part that exceeds the debt is dropped:
+        // nothing is stored here that would make a later permit cheaper.
         replace(state, |word| {
             let next = word.next.saturating_sub(worth).max(at).min(word.next);
             Word { next, ..word }
@@ -590,7 +595,7 @@ impl Policy for SmoothWarmingUp {
     }
 
     fn unspent(&self, charge: WarmingUpCharge, n: u32, used: u32) -> Option<WarmingUpCharge> {
-        // As it was when the grant was made, and as the permits that were used would have left it.
+        // The coldness when the grant was made, and as the used permits would have left it.
         let WarmingUpCharge { left, price, coldness, .. } = charge;
         let (before, next) = (left.coldness.saturating_add(coldness), left.next.saturating_sub(price));
         let interval = self.rate.interval();
@@ -618,7 +623,7 @@ impl Policy for SmoothWarmingUp {
             let word = Word::decode(bits);
             match self.status_of(word, at).beyond(permits) {
                 0 => Err(()),
-                // One, since nothing is saved.
+                // One, because nothing is stored.
                 taken => Ok((self.charge(word, tick, 1, interval).0.encode(), taken)),
             }
         });
@@ -680,7 +685,7 @@ impl Policy for SmoothWarmingUp {
             }),
         };
         self.rate.set(rate);
-        // A grant from before the change can be given back only where its price is still a time.
+        // A grant from before the change can be given back only if its cost is still a time.
         let kept =
             change.keep.unwrap_or(Keep::Ratio) == Keep::Ratio && (!old.is_unlimited() || new.is_unlimited());
         Ok(if kept { level } else { 0 })
@@ -698,7 +703,7 @@ impl Policy for SmoothWarmingUp {
         self.rate.rate()
     }
 
-    /// A key at rest is cold. One that is forgotten while it is warm would have to warm up again.
+    /// A key at rest is cold. A key that is forgotten while it is warm would have to warm up again.
     fn is_fresh(&self, state: &WarmingUpState, at: Nanos) -> bool {
         let (word, tick) = (Word::decode(AtomicWord::load(&state.word)), ticks::from_nanos(at));
         let interval = self.rate.interval();
@@ -706,7 +711,7 @@ impl Policy for SmoothWarmingUp {
             && (interval.is_unlimited() || self.idled(word, tick, interval).coldness == self.warm_up)
     }
 
-    /// Cold, as a key at rest, also if a limiter would start warm.
+    /// Cold, like a key at rest, even if a limiter would start warm.
     fn restart(&self, now: Nanos) -> WarmingUpState {
         let word = Word { coldness: self.warm_up, next: ticks::from_nanos(now) };
         WarmingUpState { word: AtomicU128::new(word.encode()) }
