@@ -3,18 +3,18 @@
 //!
 //! # Idea
 //!
-//! The permits of the last *k* cells are a difference of two totals: all permits ever counted, less
-//! the permits counted before the oldest of these cells began. So a cell needs its beginning and
-//! the total at that time, and no count of its own. A grant replaces one word, the **head**, which
-//! has the newest total. A cell that drops out is subtracted by looking at the next one. Nothing is
-//! swept, and the totals rise from cell to cell, so that a search by halves finds the cell that has
-//! to drop out before `n` permits are free.
+//! The permits of the last *k* cells are a difference of two totals: all permits ever counted,
+//! minus the permits counted before the oldest of these cells began. So a cell needs its beginning
+//! and the total at that time, and no count of its own. A grant replaces one word, the **head**,
+//! which has the newest total. A cell that drops out is subtracted by reading the next cell. No
+//! cells are swept, and the totals rise from cell to cell, so a binary search finds the cell that
+//! has to drop out before `n` permits are free.
 //!
 //! # State
 //!
 //! | word | bits | name | at the edges |
 //! |---|---|---|---|
-//! | head, 128 bits | 127 | closed, while a change is at work | see `policy/window/closable.rs` |
+//! | head, 128 bits | 127 | closed, while a change is in progress | see `policy/window/closable.rs` |
 //! | | 65..127 | time of the last grant, in ns | never goes back |
 //! | | 64 | fresh: the cell was opened at this time, and is not entered in the ring yet | |
 //! | | 40..64 | number of the newest cell, one more for each cell that was opened | wraps |
@@ -23,51 +23,50 @@
 //! | beginning | 0..64 | when the cell begins, in ns | |
 //! | oldest | 0..64 | number of the oldest cell that counts: a hint, checked at each use | |
 //!
-//! Cells in which nothing is granted are not opened. The ring has more places than the window has
-//! cells. So a new cell takes the place of a cell that counts no more, neither when the new cell is
-//! the newest nor when the cell before it is.
+//! Cells in which nothing is granted are not opened. The ring has more slots than the window has
+//! cells. So a new cell takes the slot of a cell that no longer counts, neither when the new cell
+//! is the newest nor when the cell before it is.
 //!
 //! # Protocol
 //!
 //! | step | operation | ordering |
 //! |---|---|---|
-//! | 1 open a cell | head: exchange; the next number, fresh, the beginning as its time | Release |
-//! | 2 enter it | its place: exchange of the beginning, then of the mark, from what was there before | Release |
-//! | 3 count | head: exchange; total plus `n`, not fresh | Release |
-//! | 4 give back in the newest cell | head: exchange; total less `n` | Release |
+//! | 1 open a cell | head: CAS; the next number, fresh, the beginning as its time | Release |
+//! | 2 enter it | its slot: CAS of the beginning, then of the mark, from what was there before | Release |
+//! | 3 count | head: CAS; total plus `n`, not fresh | Release |
+//! | 4 give back in the newest cell | head: CAS; total minus `n` | Release |
 //! | 5 give back in an older cell | marks: plus `n` in this cell and the cells before it, the newest first | Release |
 //! | all | loads | Acquire |
 //!
 //! A grant in the newest cell is step 3. The first grant in a cell makes steps 1 to 3. A thread
 //! that finds a fresh head enters the cell for the thread that opened it, so a thread that stalls
-//! holds up no other. A refusal computes a difference of words and writes nothing.
+//! does not block others. A refusal computes a difference of words and writes nothing.
 //!
-//! **No permit is granted twice.** A grant is one exchange of the head. It fails if anything was
-//! granted or opened since the head was loaded. The other term of the difference, the total before
-//! the oldest cell, changes by step 5 alone, which makes room. A place of the ring is taken for a
-//! newer cell only after the head has changed, so a request that reads such a place fails; a place
-//! that shows another number than the one that was looked for counts as over, and a refusal looks
-//! at the head again.
+//! **No permit is granted twice.** A grant is one CAS of the head. It fails if anything was granted
+//! or opened since the head was loaded. The other term of the difference, the total before the
+//! oldest cell, changes only by step 5, which makes room. A slot of the ring is taken for a newer
+//! cell only after the head has changed, so a request that reads such a slot fails. A slot that
+//! shows another number than the expected one counts as over, and a refusal checks the head again.
 //!
 //! **A cell is entered once.** While the head is fresh its time, number and total stay as they are,
-//! so all threads enter equal values. A thread that stalls before an exchange of step 2 finds a
-//! newer beginning, or a newer number, and fails: neither comes again before the numbers wrap. Only
-//! across a change may a beginning come again. Then a cell may be entered with a later beginning,
-//! by less than the length of a cell, and counts for longer.
+//! so all threads enter equal values. A thread that stalls before a CAS of step 2 finds a newer
+//! beginning, or a newer number, and fails: neither returns before the numbers wrap. Only across a
+//! change may a beginning return. Then a cell may be entered with a later beginning, by less than
+//! the length of a cell, and counts for longer.
 //!
 //! **Step 5** raises the total before a cell, which lowers what counts from this cell on. Between
-//! two of its exchanges some totals are too low, so too many permits count. Giving back holds a
-//! lock that no decision looks at, since two threads that gave back the permits of one cell would
-//! give them back twice.
+//! two of its CASes some totals are too low, so too many permits count. Giving back holds a lock
+//! that no decision takes, because two threads that gave back the permits of one cell would give
+//! them back twice.
 //!
 //! **A change** holds that lock, closes the head, carries the counts over into new cells, enters
-//! them under numbers that no place has shown before, and opens the head. A request that stalls
+//! them under numbers that no slot has shown before, and opens the head. A request that stalls
 //! meanwhile does not find its head again.
 //!
-//! **Why the orderings suffice.** A request that loads a head sees all places that were entered
-//! before it, since each exchange of the head releases what its thread has entered or acquired. A
-//! mark is stored after its beginning, so a request that reads the number it looked for reads the
-//! beginning of this cell, or of a newer one; then the head is another, too.
+//! **Why the orderings suffice.** A request that loads a head sees all slots that were entered
+//! before it, because each CAS of the head releases what its thread has entered or acquired. A mark
+//! is stored after its beginning, so a request that reads the expected number reads the beginning
+//! of this cell, or of a newer one; in the second case the head has also changed.
 //!
 //! **Checked by** `loom-tests/sliding_window.rs`, with a twin that counts in a cell before it
 //! enters it; by `loom-tests/change.rs`, with a twin that does not close the head; and by
@@ -85,15 +84,15 @@ const TOTALS: u64 = (1 << TOTAL) - 1;
 /// The bits of a number.
 const NUMBERS: u64 = (1 << 24) - 1;
 
-/// Debits do not make more count than this, higher than any limit.
+/// The maximum number of counted permits that debits produce, higher than any limit.
 const MOST_OWED: u64 = 1 << (TOTAL - 1);
 
-/// A total less an earlier one, or the permits between the two.
+/// Returns a total minus an earlier one, or the permits between the two.
 fn total(total: u64) -> u64 {
     total & TOTALS
 }
 
-/// A number of a cell, after additions and subtractions.
+/// Returns a number of a cell, after additions and subtractions.
 fn number(number: u64) -> u64 {
     number & NUMBERS
 }
@@ -135,7 +134,7 @@ fn mark(number: u64, total: u64) -> u64 {
     number << TOTAL | total
 }
 
-/// The place of a cell in the ring.
+/// The slot of a cell in the ring.
 #[derive(Debug)]
 struct Place {
     mark: AtomicU64,
@@ -152,20 +151,20 @@ pub(crate) struct Cells {
     giving: Mutex<()>,
 }
 
-/// How a window of so many cells looks at a time.
+/// A view of a window of cells at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View {
     head: Head,
-    /// The time as of which it is: that of the last grant, if that is later.
+    /// The time of the view: that of the last grant, if that is later.
     now: Stamp,
     /// When the cell of this time begins.
     pub(crate) beginning: Stamp,
-    /// The length of all cells: the window's, or a little more, so that a cell is a whole number of
-    /// nanoseconds.
+    /// The length of all cells: the length of the window, or a little more, so that a cell is a
+    /// whole number of nanoseconds.
     pub(crate) span: u64,
     /// The number of the oldest cell that counts, if any does.
     oldest: u64,
-    /// The hint from which it was found.
+    /// The hint from which the oldest cell was found.
     hint: u64,
     /// The total before the oldest cell that counts.
     before: u64,
@@ -174,12 +173,12 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// The total of all counts after `n` more.
+    /// Returns the total of all counts after `n` more.
     pub(crate) fn total_with(&self, n: u64) -> u64 {
         total(self.head.total.wrapping_add(n))
     }
 
-    /// How many permits were counted since the total was this.
+    /// Returns how many permits were counted since the total was `before`.
     pub(crate) fn counted_since(&self, before: u64) -> u64 {
         total(self.head.total.wrapping_sub(before))
     }
@@ -203,26 +202,26 @@ impl Cells {
 
     #[inline]
     fn place(&self, number: u64) -> &Place {
-        // A power of two of places, which are fewer than there are numbers.
+        // The number of slots is a power of two, and smaller than the number of cell numbers.
         #[allow(clippy::cast_possible_truncation)]
         &self.ring[number as usize & (self.ring.len() - 1)]
     }
 
-    /// The cell of a number, unless its place shows another one.
+    /// Returns the cell of a number, unless its slot shows another one.
     #[inline]
     fn cell(&self, head: &Head, number: u64) -> Option<Cell> {
         if head.fresh && number == head.number {
             return Some(Cell { number, beginning: head.time, before: head.total });
         }
         let place = self.place(number);
-        // The mark comes first, since it is stored last: its number vouches for the beginning.
+        // The mark is read first, because it is stored last: its number guarantees the beginning.
         let there = place.mark.load(Ordering::Acquire);
         // Acquire, both: if a word belongs to a newer cell, the head that opened it is seen below.
         let beginning = place.beginning.load(Ordering::Acquire);
         (there >> TOTAL == number).then_some(Cell { number, beginning, before: total(there) })
     }
 
-    /// The total after the cell of a number.
+    /// Returns the total after the cell of a number.
     #[inline]
     fn after(&self, head: &Head, of: u64) -> Option<u64> {
         if of == head.number {
@@ -231,8 +230,8 @@ impl Cells {
         self.cell(head, number(of.wrapping_add(1))).map(|cell| cell.before)
     }
 
-    /// How a window of so many cells looks at a time. Always inlined, since a grant needs little of
-    /// the view, and none of it in memory.
+    /// Returns the view of a window of `cells` cells at a time. Always inlined, because a grant
+    /// needs little of the view, and none of it in memory.
     #[inline(always)]
     pub(crate) fn view(&self, head: Head, window: &Window, cells: u16, at: Stamp) -> View {
         let now = at.max(head.time);
@@ -241,7 +240,7 @@ impl Cells {
         // Relaxed: the hint is checked below.
         let (cells, hint) = (u64::from(cells), self.oldest.load(Ordering::Relaxed));
         let age = number(head.number.wrapping_sub(hint));
-        // Where the hint is right, the cell counts and the one before it does not.
+        // If the hint is right, the cell counts and the one before it does not.
         let oldest = match if age < cells { self.counts(head, over, age) } else { None } {
             Some(oldest) if age + 1 == cells || self.counts(head, over, age + 1).is_none() => Some(oldest),
             _ => self.search(head.encode(), over, cells),
@@ -251,15 +250,15 @@ impl Cells {
         View { head, now, beginning, span, oldest, hint, before, sum }
     }
 
-    /// The cell of an age, if it began after a time, so that it counts.
+    /// Returns the cell of an age, if it began after a time, so that it counts.
     #[inline(always)]
     fn counts(&self, head: Head, over: Stamp, age: u64) -> Option<Cell> {
         let cell = self.cell(&head, number(head.number.wrapping_sub(age)));
         cell.filter(|cell| cell.beginning > over)
     }
 
-    /// The oldest cell that began after a time, of so many: all younger ones did. The head comes
-    /// encoded, so that a view with a right hint keeps it in registers.
+    /// Returns the oldest of `cells` cells that began after a time: all younger cells did. The head
+    /// is passed encoded, so that a view with a right hint keeps it in registers.
     #[cold]
     #[inline(never)]
     fn search(&self, head: u128, over: Stamp, cells: u64) -> Option<Cell> {
@@ -276,21 +275,22 @@ impl Cells {
         Some(oldest)
     }
 
-    /// When so many of the permits that count have dropped out. `None` if the view is outdated.
+    /// Returns when `missing` of the permits that count have dropped out. Returns `None` if the
+    /// view is outdated.
     #[inline(always)]
     pub(crate) fn drops_out(&self, view: &View, missing: u64) -> Option<Stamp> {
         self.search_drop(view.head.encode(), view.oldest, view.before, missing)
             .map(|beginning| beginning.saturating_add(view.span))
     }
 
-    /// When the cell began with which so many permits drop out, of a head, the oldest cell that
-    /// counts and the total before it. They come as numbers, so that the view of a grant stays in
-    /// registers.
+    /// Returns when the cell began with which `missing` permits drop out, given a head, the oldest
+    /// cell that counts and the total before it. They are passed as numbers, so that the view of a
+    /// grant stays in registers.
     #[inline(never)]
     fn search_drop(&self, head: u128, oldest: u64, before: u64, missing: u64) -> Option<Stamp> {
         let head = Head::decode(head);
         let of_age = |age: u64| number(head.number.wrapping_sub(age));
-        // Whether they have when the cell of an age drops out.
+        // Returns whether enough permits have dropped out when the cell of an age drops out.
         let enough = |age: u64| {
             self.after(&head, of_age(age)).map(|after| total(after.wrapping_sub(before)) >= missing)
         };
@@ -307,15 +307,15 @@ impl Cells {
         Some(self.cell(&head, of_age(age))?.beginning)
     }
 
-    /// Whether no cell was opened and no term changed since the view was made. Otherwise places may
-    /// have been reused.
+    /// Returns whether no cell was opened and no term changed since the view was created. Otherwise
+    /// slots may have been reused.
     #[inline(always)]
     pub(crate) fn is_current(&self, view: &View) -> bool {
         self.head.load().is_some_and(|seen| Head::decode(seen.content()).number == view.head.number)
     }
 
-    /// Counts `n` permits. Returns the number of their cell, or `None` if the state is another by
-    /// now, or a step nearer.
+    /// Counts `n` permits. Returns the number of their cell, or `None` if the state has changed
+    /// meanwhile, or this call made a step.
     #[inline(always)]
     pub(crate) fn count(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
         let head = view.head;
@@ -325,8 +325,8 @@ impl Cells {
         }
         if head.time < view.beginning {
             let number = number(head.number.wrapping_add(1));
-            // Release, in each exchange of the head: a request that reads it sees the cells that
-            // this thread has entered or seen.
+            // Release, in each CAS of the head: a request that reads it sees the cells that this
+            // thread has entered or seen.
             let opened = Head { time: view.beginning, fresh: true, number, ..head };
             self.head.replace(seen, opened.encode(), Ordering::Release);
             return None;
@@ -343,12 +343,12 @@ impl Cells {
         Some(head.number)
     }
 
-    /// Enters the cell of a fresh head in the ring, unless another thread has.
+    /// Enters the cell of a fresh head in the ring, unless another thread has done so.
     #[cold]
     pub(crate) fn enter(&self, seen: Seen<127, 0>, head: &Head) {
         let place = self.place(head.number);
         loop {
-            // Acquire, both: a word of a newer cell shows the head that opened it, so the look at
+            // Acquire, both: a word of a newer cell shows the head that opened it, so the check of
             // the head below finds another one.
             let beginning = place.beginning.load(Ordering::Acquire);
             let there = place.mark.load(Ordering::Acquire);
@@ -357,16 +357,16 @@ impl Cells {
                 return;
             }
             let (release, acquire) = (Ordering::Release, Ordering::Acquire);
-            // The mark comes last, since its number vouches for the beginning: Release, so that a
-            // request that reads the mark finds this beginning or a newer one. An exchange that
-            // fails finds a cell that another thread has entered; the next round says which.
+            // The mark is written last, because its number guarantees the beginning. Release: a
+            // request that reads the mark finds this beginning or a newer one. A CAS that fails
+            // finds a cell that another thread has entered; the next round determines which.
             let _ = place.beginning.compare_exchange(beginning, head.time, release, acquire);
             let _ = place.mark.compare_exchange(there, mark(head.number, head.total), release, acquire);
         }
     }
 
-    /// When each cell that counts drops out, and how many permits, the oldest first. `None` if the
-    /// view is outdated.
+    /// Returns when each cell that counts drops out, and how many permits, the oldest first.
+    /// Returns `None` if the view is outdated.
     pub(crate) fn counting(&self, view: &View) -> Option<Vec<(Stamp, u64)>> {
         let ages = if view.sum == 0 { 0 } else { number(view.head.number.wrapping_sub(view.oldest)) + 1 };
         let cell = |age: u64| {
@@ -378,13 +378,13 @@ impl Cells {
         (0..ages).rev().map(cell).collect()
     }
 
-    /// Counts `n` permits whether there is room or not. `None` if the state is another by now, or a
-    /// step nearer.
+    /// Counts `n` permits even if there is no room. Returns `None` if the state has changed
+    /// meanwhile, or this call made a step.
     pub(crate) fn owe(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
         self.count(seen, view, n.min(MOST_OWED.saturating_sub(view.sum)))
     }
 
-    /// The right to give back, and to change the terms.
+    /// Returns the right to give back, and to change the terms.
     pub(crate) fn giving(&self) -> MutexGuard<'_, ()> {
         lock(&self.giving)
     }
@@ -406,7 +406,7 @@ impl Cells {
                 return self.raise(&head, of, |before| before.wrapping_add(n));
             }
             let total = total(head.total.wrapping_sub(n));
-            // Fails if a request was granted meanwhile: then the next round counts anew (4).
+            // Fails if a request was granted meanwhile: then the next round counts again (4).
             if self.head.replace(seen, Head { total, ..head }.encode(), Ordering::Release) {
                 return;
             }
@@ -455,16 +455,16 @@ impl Cells {
         let mut of = from;
         while number(head.number.wrapping_sub(of)) < self.ring.len() as u64 {
             let place = self.place(of);
-            // Acquire: a newer number comes with the head that opened its cell.
+            // Acquire: a newer number is published with the head that opened its cell.
             let mut there = place.mark.load(Ordering::Acquire);
             loop {
-                // The place shows a newer cell, or a cell of older terms. All older cells are over.
+                // The slot shows a newer cell, or a cell of older terms. All older cells are over.
                 if there >> TOTAL != of {
                     return;
                 }
                 let new = mark(of, total(raised(total(there))));
                 // Release: a request that reads the new mark finds the beginning as with the old
-                // one. Acquire on failure: as the load.
+                // mark. Acquire on failure: as for the load.
                 match place.mark.compare_exchange(there, new, Ordering::Release, Ordering::Acquire) {
                     Ok(_) => break,
                     Err(newer) => there = newer,
@@ -474,8 +474,8 @@ impl Cells {
         }
     }
 
-    /// Carries what counts at a time over into the cells of a new window. The caller holds the
-    /// right to do so, and has closed the head, of which it passes the content. Returns the new
+    /// Carries the permits that count at a time over into the cells of a new window. The caller
+    /// holds the right to do so, and has closed the head, whose content it passes. Returns the new
     /// content.
     pub(crate) fn carry_over(
         &self,
@@ -489,8 +489,8 @@ impl Cells {
         let view = self.view(head, old, cells, at);
         let newest = new.beginning(view.now);
         let over = newest.saturating_sub(new.piece * u64::from(cells));
-        // When each begins and what it counts, the newest first. There is always one for the time
-        // of the change.
+        // The beginning and the count of each cell, the newest first. There is always one for the
+        // time of the change.
         let mut carried = vec![(newest, 0)];
         let (mut sum, mut of) = (0, head.number);
         let mut left = view.sum;
@@ -513,13 +513,13 @@ impl Cells {
                 _ => carried.push((beginning, count)),
             }
         }
-        // Numbers that no place has shown, and no thread that stalls is about to enter.
+        // Numbers that no slot has shown, and that no stalled thread is about to enter.
         let mut of = number(head.number.wrapping_add(self.ring.len() as u64));
         let mut before = head.total;
         for (beginning, count) in carried.into_iter().rev() {
             of = number(of.wrapping_add(1));
             let place = self.place(of);
-            // The mark comes last, since its number vouches for the beginning. Release: as in
+            // The mark is written last, because its number guarantees the beginning. Release: as in
             // `enter`.
             place.beginning.store(beginning, Ordering::Release);
             place.mark.store(mark(of, before), Ordering::Release);

@@ -1,18 +1,18 @@
-//! A word of state that is closed while the terms by which it is read are replaced. For the
-//! policies that count.
+//! A word of state that is closed while the terms by which it is read are replaced. For the window
+//! policies.
 //!
 //! # The problem
 //!
-//! A state is one word, the terms are several others, and no exchange replaces both. A request that
-//! reads a converted count by the old limit, or an old count by the new limit, takes permits that
-//! are not there. No order of publishing forbids both: whichever comes first, the thread that
-//! changes may stall in between.
+//! A state is one word, the terms are several other words, and no single CAS replaces both. A
+//! request that reads a converted count by the old limit, or an old count by the new limit, takes
+//! permits that do not exist. No order of publishing prevents both: whichever comes first, the
+//! thread that changes may stall in between.
 //!
 //! # Protocol
 //!
 //! | bits | name | meaning |
 //! |---|---|---|
-//! | `TOP` | closed | a change is at work |
+//! | `TOP` | closed | a change is in progress |
 //! | the `TURNS` below it | turn | the number of changes, modulo `2^TURNS` |
 //! | the others | content | what the policy counts |
 //!
@@ -25,40 +25,39 @@
 //! | word | content | terms | a request |
 //! |---|---|---|---|
 //! | open, turn *k* | old | old | takes by the old terms |
-//! | closed | old | old, or new | looks again, and is refused for the shortest time there is |
+//! | closed | old | old, or new | retries, and then is refused for the shortest possible time |
 //! | open, turn *k* + 1 | new | new | takes by the new terms |
 //!
 //! A request never blocks. It finds the word closed for the few stores that a change takes, and
-//! looks at it [`LOOKS`] times. If the word is still closed, the thread that changes was taken off
-//! its processor; then the request is refused and told to try again a nanosecond later. An
-//! operation that cannot be refused, such as a refund, waits for the writer's lock. In a limiter it
-//! never has to, since the limiter's own operations of this kind and its changes hold the lock of
-//! the queue.
+//! checks it [`LOOKS`] times. If the word is still closed, the thread that changes was taken off
+//! its processor; then the request is refused with a retry time of a nanosecond. An operation that
+//! cannot be refused, such as a refund, waits for the writer's lock. In a limiter it never has to
+//! wait, because the limiter's own operations of this kind and its changes hold the lock of the
+//! queue.
 //!
 //! # Memory ordering
 //!
 //! | operation | ordering | pairs with | why |
 //! |---|---|---|---|
-//! | 1 close: exchange | Relaxed | | the stores of 2 publish it |
+//! | 1 close: CAS | Relaxed | | the stores of 2 publish it |
 //! | 2 the terms are stored | Release | 5 | a request that reads a new term comes after 1 |
 //! | 3 open: store | Release | 4 | a request that reads the new content reads the new terms |
-//! | 4 load of the word, failed exchange | Acquire | 3 | as above |
+//! | 4 load of the word, failed CAS | Acquire | 3 | as above |
 //! | 5 load of the terms, always after 4 | Acquire | 2 | as above |
-//! | 6 take: exchange | Relaxed, unless the policy says otherwise | | reads the newest word, or fails |
+//! | 6 take: CAS | Relaxed, unless the policy says otherwise | | reads the newest word, or fails |
 //!
-//! **Why enough.** The bad executions are a new content by old terms, and an old content by new
-//! terms. The first: the request has loaded the new content in 4, so it comes after 3 and thus
-//! after 2, and loads the new terms in 5, or newer ones. The second: the request has loaded a new
-//! term in 5, so it comes after 1, and its exchange in 6 does not find the open word of turn *k*
-//! any more. **Why not more.** A taker publishes nothing, and its exchange carries on what 3
-//! published, since it reads and writes in one.
+//! **Why enough.** The bad executions are a new content read by old terms, and an old content read
+//! by new terms. The first: the request has loaded the new content in 4, so it comes after 3 and
+//! thus after 2, and loads the new terms in 5, or newer ones. The second: the request has loaded a
+//! new term in 5, so it comes after 1, and its CAS in 6 does not find the open word of turn *k*.
+//! **Why not more.** A taker publishes nothing, and its CAS continues what 3 published, because it
+//! reads and writes in one step.
 //!
 //! **What remains.** A request that stalls between 4 and 6 for a multiple of `2^TURNS` changes, and
-//! then finds the word as it was to the last bit, takes by the terms that it has read. Where there
-//! are few turns, it looks at the version of the terms before 4 and again in 5: so these terms were
-//! those of the word at one time. A *refusal*
-//! is not checked again: a refusal that overlaps with a change may mix both terms, and tell a time
-//! that neither of them gives.
+//! then finds the word as it was to the last bit, takes by the terms that it has read. If there are
+//! few turns, it checks the version of the terms before 4 and again in 5: so these terms were those
+//! of the word at one time. A *refusal* is not checked again: a refusal that overlaps with a change
+//! may mix both terms, and return a time that neither of them gives.
 //!
 //! **Checked by** `loom-tests/change.rs`, with twins that do not close the word; and by
 //! `tests/policy/stress.rs`.
@@ -86,7 +85,7 @@ impl<const TOP: u32, const TURNS: u32> Seen<TOP, TURNS> {
 
 impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     const CLOSED: u128 = 1 << TOP;
-    /// The lowest bit of the turn, or that above it where there is none.
+    /// The lowest bit of the turn, or the bit above it if there is no turn.
     const NEXT: u128 = 1 << (TOP - TURNS);
     const TURN: u128 = Self::CLOSED - Self::NEXT;
     const CONTENT: u128 = !(Self::CLOSED | Self::TURN);
@@ -95,14 +94,14 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         ClosableWord(AtomicU128::new(content & Self::CONTENT))
     }
 
-    /// The word if it is open, or becomes so soon.
+    /// Returns the word if it is open, or becomes open soon.
     #[inline]
     pub(crate) fn load(&self) -> Option<Seen<TOP, TURNS>> {
         let bits = AtomicWord::load(&self.0);
         if bits & Self::CLOSED == 0 { Some(Seen(bits)) } else { self.look_again() }
     }
 
-    /// Nearly always terms are replaced within so many looks.
+    /// Terms are nearly always replaced within this many checks.
     #[cold]
     fn look_again(&self) -> Option<Seen<TOP, TURNS>> {
         for _ in 0..LOOKS {
@@ -115,22 +114,22 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         None
     }
 
-    /// Whether the word is the one that was seen.
+    /// Returns whether the word is the one that was seen.
     pub(crate) fn is_still(&self, seen: Seen<TOP, TURNS>) -> bool {
         AtomicWord::load(&self.0) == seen.0
     }
 
-    /// Replaces the content, if the word is still the one that was seen. May fail for no reason.
+    /// Replaces the content, if the word is still the one that was seen. It may fail spuriously.
     #[inline]
     pub(crate) fn replace(&self, seen: Seen<TOP, TURNS>, content: u128, success: Ordering) -> bool {
-        // Masking the content as well would cost more than all else here.
+        // Masking the content as well would cost more than everything else here.
         debug_assert!(content & !Self::CONTENT == 0, "the content has no bits beyond its own");
         let bits = (seen.0 & !Self::CONTENT) | content;
         self.0.exchange(seen.0, bits, success).is_ok()
     }
 
-    /// The word, for an operation that can wait until it is open: `wait` waits for the thread that
-    /// changes.
+    /// Returns the word, for an operation that can wait until it is open: `wait` waits for the
+    /// thread that changes.
     pub(crate) fn settled(&self, wait: impl Fn()) -> Seen<TOP, TURNS> {
         loop {
             if let Some(seen) = self.load() {
@@ -163,12 +162,12 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         }
     }
 
-    /// Looks at the content, when the word is open, by terms that belong to it.
+    /// Calls `look` with the content, when the word is open, by terms that belong to it.
     pub(crate) fn look<R>(&self, wait: impl Fn(), look: impl Fn(u128) -> R) -> R {
         loop {
             let seen = self.settled(&wait);
             let result = look(seen.content());
-            // Another turn says that the terms were replaced meanwhile. Permits that were taken
+            // Another turn shows that the terms were replaced meanwhile. Permits that were taken
             // meanwhile do not matter.
             if (AtomicWord::load(&self.0) ^ seen.0) & !Self::CONTENT == 0 {
                 return result;
@@ -196,7 +195,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     }
 }
 
-/// The answer while a change stalls: it may be over at once.
+/// Returns the refusal of a request while a change stalls: the change may be over at once.
 #[cold]
 pub(crate) fn refused_as_closed(at: Nanos) -> Refusal {
     limited(at.saturating_add(Nanos::new(1)), at)

@@ -1,35 +1,35 @@
-//! Sliding window by estimate: this window's count, and a share of the one before.
+//! Sliding window by estimate: this window's count, and a share of the count of the window before.
 //!
 //! # Algorithm
 //!
 //! A fixed window forgets the window before it, all at once. This policy keeps the count of that
 //! window, too, and assumes that its permits were granted evenly: a quarter into this window, three
-//! quarters of the window before still lie in the span that ends now. So `before * (1 - elapsed /
+//! quarters of the window before still lie in the period that ends now. So `before * (1 - elapsed /
 //! length) + used + n` must not exceed the limit.
 //!
-//! Only granted permits are counted. Where refused requests count, too, a flooded limiter never
-//! recovers.
+//! Only granted permits are counted. If refused requests also counted, a flooded limiter would
+//! never recover.
 //!
 //! # State word
 //!
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
-//! | 127 | closed, while a change is at work | | see `policy/window/closable.rs` |
+//! | 127 | closed, while a change is in progress | | see `policy/window/closable.rs` |
 //! | 126 | turn | changes | wraps |
 //! | 64..126 | time of the last grant | ns | never goes back |
 //! | 32..64 | permits used in the window before that of this time | | at most `u32::MAX` |
 //! | 0..32 | permits used in the window of this time | | at most `u32::MAX` |
 //!
-//! Any thread may change the word, by an exchange. A request that finds it closed looks again, and
-//! is refused if it stays closed. Every operation acts as of its clock reading or as of the time in
+//! Any thread may change the word, with a CAS. A request that finds it closed retries, and is
+//! refused if it stays closed. Every operation acts as of its clock reading or as of the time in
 //! the word, whichever is later.
 //!
 //! # Invariant
 //!
 //! At most `limit` permits are granted in each aligned window, and less than twice the limit in any
-//! span of its length. The error is largest when all permits of a window were taken at its end,
-//! since the estimate assumes that they were spread evenly. `tests/policy/window_properties.rs`
-//! looks for the worst error, and `docs/ALGORITHMS.md` states it.
+//! period of its length. The error is largest when all permits of a window were taken at its end,
+//! because the estimate assumes that they were spread evenly. `tests/policy/window_properties.rs`
+//! searches for the worst error, and `docs/ALGORITHMS.md` states it.
 //!
 //! # Memory ordering
 //!
@@ -52,19 +52,19 @@ use crate::rate::Rate;
 use crate::sync::Ordering;
 use crate::time::Nanos;
 
-/// At most about so many permits in any period, estimated from two counters.
+/// Grants approximately at most a number of permits in any period, estimated from two counters.
 ///
-/// The widespread approximation of a sliding window: it keeps the counts of this period and of the
-/// period before, and weighs the older count by the part of its period that still counts. It has no
-/// burst at the edge of two windows as [`FixedWindow`](crate::policy::FixedWindow), and much less
-/// memory than [`SlidingLog`](crate::policy::SlidingLog). The price is that it errs to both sides,
-/// as far as the permits of the period before were not evenly spread: at worst nearly twice the
-/// limit pass in a span, and a caller may wait longer than it would have to.
+/// This is the widespread approximation of a sliding window: it keeps the counts of this period and
+/// of the period before, and weighs the older count by the part of its period that still counts. It
+/// has no burst at the edge of two windows, unlike [`FixedWindow`](crate::policy::FixedWindow), and
+/// uses much less memory than [`SlidingLog`](crate::policy::SlidingLog). In return it errs in both
+/// directions, as far as the permits of the period before were not evenly spread: in the worst case
+/// nearly twice the limit passes in one period, and a caller may wait longer than necessary.
 ///
 /// Only granted permits are counted, so a flooded limiter recovers. A request for more than the
-/// limit can never be had.
+/// limit is never granted.
 ///
-/// When the rate changes, used permits stay used: [`Keep::Count`]. If a future is dropped right
+/// When the rate changes, used permits stay used: [`Keep::Count`]. If a future is dropped directly
 /// after a change, with its permit granted but not yet seen, the permit is not given back.
 ///
 /// # Examples
@@ -109,8 +109,8 @@ pub struct EstimateState {
 pub struct EstimateCharge {
     /// The time in the state word after the grant.
     time: Stamp,
-    /// Of the window's terms: after a change it is not known whether it still counts, and then it
-    /// is not given back.
+    /// The version of the window's terms. After a change it is unknown whether the grant still
+    /// counts, and then it is not given back.
     version: u64,
     n: u32,
     /// The permits of the window before, in the state word after the grant.
@@ -142,12 +142,13 @@ impl Word {
 }
 
 impl SlidingEstimate {
-    /// About as many permits in any period as the rate says: `100/min` is 100 in any minute.
+    /// Creates a policy that grants approximately the permits of the rate in any period: `100/min`
+    /// is 100 in any minute.
     ///
     /// # Panics
     ///
-    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of
-    /// nanoseconds. For values from a configuration, use [`try_new`](SlidingEstimate::try_new).
+    /// Panics if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number
+    /// of nanoseconds. For values from a configuration, use [`try_new`](SlidingEstimate::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate) -> SlidingEstimate {
@@ -157,23 +158,24 @@ impl SlidingEstimate {
         }
     }
 
-    /// About as many permits in any period as the rate says.
+    /// Creates a policy that grants approximately the permits of the rate in any period.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`,
-    /// in a whole number of nanoseconds.
+    /// Returns [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most
+    /// `u32::MAX`, in a whole number of nanoseconds.
     pub fn try_new(rate: Rate) -> Result<SlidingEstimate, PolicyError> {
         Ok(SlidingEstimate { window: CurrentWindow::new(rate, 1)? })
     }
 
-    /// Begins windows by the wall clock, `offset` after the periods of Unix time, which is UTC.
+    /// Makes windows begin by the wall clock, `offset` after the periods of Unix time, which is
+    /// UTC.
     #[must_use]
     pub fn at_wall_clock(self, offset: Duration) -> SlidingEstimate {
         SlidingEstimate { window: self.window.at_wall_clock(offset) }
     }
 
-    /// The window that is open at a time, as it would be written, and its beginning.
+    /// Returns the window that is open at a time, as it would be written, and its beginning.
     #[inline]
     fn open(word: Word, at: Stamp, window: &Window) -> (Word, Stamp) {
         let now = at.max(word.time);
@@ -188,7 +190,7 @@ impl SlidingEstimate {
         (word, beginning)
     }
 
-    /// The word that says in a new window what a word says in the old one.
+    /// Returns the word that means in a new window what a word means in the old one.
     pub(crate) fn converted(content: u128, at: Stamp, old: &Window, new: &Window, keep: Keep) -> u128 {
         let carried = |count: u32| small(old.carried_over(u64::from(count), new, keep));
         let (word, _) = Self::open(Word::decode(content), at, old);
@@ -199,8 +201,8 @@ impl SlidingEstimate {
     fn take(&self, state: &EstimateState, at: Nanos, n: u32) -> Result<EstimateCharge, Refused> {
         let now = stamp(at);
         loop {
-            // Before the word: after two changes there and back the word may be as it was, and the
-            // terms in between are not its own.
+            // Before the word: after two changes forth and back the word may be as it was, and the
+            // terms in between do not belong to it.
             let of_word = self.window.version();
             let Some(seen) = state.word.load() else {
                 return Err(refused_as_closed(at).into());
@@ -231,7 +233,8 @@ impl SlidingEstimate {
         }
     }
 
-    /// Looks at the window that is open at a time, and its beginning, when no change is at work.
+    /// Calls `look` with the window that is open at a time, and its beginning, when no change is in
+    /// progress.
     fn look<R>(&self, state: &EstimateState, at: Nanos, look: impl Fn(Word, Stamp, &Window) -> R) -> R {
         let wait = || self.window.wait();
         state.word.look(wait, |content| {
@@ -241,7 +244,7 @@ impl SlidingEstimate {
         })
     }
 
-    /// Replaces the word by what `new` makes of it, when no change is at work.
+    /// Replaces the word by the result of `new`, when no change is in progress.
     fn update(&self, state: &EstimateState, new: impl Fn(Word) -> Word) {
         let wait = || self.window.wait();
         state.word.update(wait, |content| new(Word::decode(content)).encode());
@@ -252,11 +255,11 @@ fn small(count: u64) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
 
-/// For so many windows the prediction for waiters is exact.
+/// The number of windows for which the prediction for waiters is exact.
 const WINDOWS: usize = 64;
 
-/// Whether `n` more permits fit below the limit at the time of a word, if its window begins at a
-/// time.
+/// Returns whether `n` more permits fit below the limit at the time of a word, if its window begins
+/// at `beginning`.
 #[inline]
 fn fits(word: Word, beginning: Stamp, n: u32, window: &Window) -> bool {
     let Some(room) = u64::from(window.limit).checked_sub(u64::from(word.used) + u64::from(n)) else {
@@ -266,7 +269,7 @@ fn fits(word: Word, beginning: Stamp, n: u32, window: &Window) -> bool {
     u128::from(left) * u128::from(word.before) <= u128::from(room) * u128::from(window.length)
 }
 
-/// The status of a word, opened at its time.
+/// Returns the status of a word that was opened at its time.
 fn status_of(word: Word, beginning: Stamp, window: &Window, at: Nanos) -> PolicyStatus {
     if window.unlimited {
         return PolicyStatus::unlimited(at);
@@ -289,14 +292,15 @@ fn status_of(word: Word, beginning: Stamp, window: &Window, at: Nanos) -> Policy
     PolicyStatus { limit, available, next_at, full_at }
 }
 
-/// How many single permits can still be granted before the window ends.
+/// Returns how many single permits can still be granted before the window ends.
 fn until_the_end(word: Word, window: &Window) -> u64 {
-    // In its last nanosecond.
+    // In the last nanosecond of the window.
     let before = u64::from(word.before).div_ceil(window.length);
     u64::from(window.limit).saturating_sub(u64::from(word.used)).saturating_sub(before)
 }
 
-/// When `n` more permits fit below the limit, if nothing else is granted. `n` is at most the limit.
+/// Returns when `n` more permits fit below the limit, if nothing else is granted. `n` is at most
+/// the limit.
 #[inline]
 fn due(word: Word, beginning: Stamp, n: u32, window: &Window) -> Stamp {
     let (limit, length, n) = (u64::from(window.limit), window.length, u64::from(n));
@@ -310,8 +314,8 @@ fn due(word: Word, beginning: Stamp, n: u32, window: &Window) -> Stamp {
     beginning.saturating_add(length).saturating_add(length - part)
 }
 
-/// The part of a window with so many permits that may still count, so that it takes no more than
-/// the room.
+/// Returns the part of a window with `permits` permits that may still count, so that it takes no
+/// more than `room`.
 #[inline]
 fn part_that_fits(permits: u32, room: u64, length: u64) -> u64 {
     match room.checked_mul(length) {
@@ -369,8 +373,8 @@ impl Policy for SlidingEstimate {
             if ahead == 0 && fits(word, beginning, n, window) {
                 return at;
             }
-            // Go window by window, as long as the requests ahead fill one. Behind the last of these
-            // windows the time may be too late, but never too early.
+            // Advances window by window, as long as the requests ahead fill one. Behind the last of
+            // these windows the time may be too late, but never too early.
             let mut ahead = ahead;
             for _ in 0..WINDOWS {
                 let taken = until_the_end(word, window).min(ahead);
@@ -388,7 +392,7 @@ impl Policy for SlidingEstimate {
         })
     }
 
-    /// Single permits fill a window to its last place, and larger requests may not.
+    /// Single permits fill a window completely, and larger requests may not.
     fn one_by_one(&self, largest: u32) -> usize {
         if largest > 1 { usize::MAX } else { 0 }
     }
@@ -429,20 +433,20 @@ impl Policy for SlidingEstimate {
         }
         let word = Word { time, before: small(before), used: small(used) };
         let (word, beginning) = Self::open(word, stamp(forecast.at), &window);
-        // In the last nanosecond of a window this many permits of the one before still count, at
-        // most.
+        // In the last nanosecond of a window at most this many permits of the window before still
+        // count.
         let limit = window.limit;
         let rest = u64::from(limit).div_ceil(window.length);
         let passes = u64::from(limit).saturating_sub(rest);
         let windows = match u64::from(crowd.largest) <= passes {
             true => crowd.spans(passes),
-            // A request waits until nothing counts any more, for two windows.
+            // A request waits until nothing counts, for two windows.
             false => crowd.requests.saturating_mul(2),
         };
-        // Where more is owed than a window has, it counts in two more.
+        // If more is owed than a window has, it counts in two more windows.
         let owed = if word.used.max(word.before) > limit { 2 } else { 0 };
         let windows = windows.saturating_add(owed);
-        // The last two windows as if they were full.
+        // The last two windows are treated as if they were full.
         let beginning = beginning.saturating_add(windows.saturating_mul(window.length));
         let full = u64::from(limit);
         forecast.at = time_of(beginning).max(forecast.at);
@@ -466,7 +470,7 @@ impl Policy for SlidingEstimate {
         u64::MAX
     }
 
-    /// From this window first, then from the one before.
+    /// Takes from this window first, and then from the window before.
     fn refund(&self, state: &EstimateState, at: Nanos, n: u32) -> u64 {
         self.update(state, |word| {
             let (word, _) = Self::open(word, stamp(at), &self.window.get());
@@ -521,7 +525,7 @@ impl Policy for SlidingEstimate {
         Ok(u64::MAX)
     }
 
-    /// Where windows begin cannot be changed.
+    /// The times at which windows begin cannot be changed.
     fn change_to(&self, new: &SlidingEstimate) -> Option<Change> {
         (self.window.begins_like(&new.window)).then(|| Change::rate(new.rate()))
     }

@@ -1,31 +1,31 @@
-//! Fixed window: a counter that starts anew each period.
+//! Fixed window: a counter that restarts each period.
 //!
 //! # Algorithm
 //!
 //! Count the permits of this minute; when the next minute begins, begin at zero. It is the cheapest
-//! rule, and the one that most services publish. It forgets the minute before. So a client that
-//! takes all permits of one window at its end, and all of the next one at its beginning, has twice
-//! the limit within an instant.
+//! rule, and the one that most services publish. It forgets the minute before. A client that takes
+//! all permits of one window at its end, and all of the next one at its beginning, therefore gets
+//! twice the limit within an instant.
 //!
 //! # State word
 //!
 //! | bits | name | unit | at the edges |
 //! |---|---|---|---|
 //! | 64..126 | time of the last grant; in a window from the first grant, of that grant | ns | never goes back |
-//! | 63 | closed, while a change is at work | | see `policy/window/closable.rs` |
+//! | 63 | closed, while a change is in progress | | see `policy/window/closable.rs` |
 //! | 47..63 | turn | changes | wraps |
 //! | 0..47 | permits used in the window of that time | | at most the limit, or an old limit that was higher, unless there were debits |
 //!
-//! Any thread may change the word, by an exchange. A request that finds it closed looks again, and
-//! is refused if it stays closed. Every operation acts as of its clock reading or as of the time in
+//! Any thread may change the word, with a CAS. A request that finds it closed retries, and is
+//! refused if it stays closed. Every operation acts as of its clock reading or as of the time in
 //! the word, whichever is later. The word keeps the time of the last grant and not the beginning of
 //! the window: a window that becomes shorter while it is open may begin between an older reading
 //! and the last grant.
 //!
 //! # Invariant
 //!
-//! At most `limit` permits are granted in each window. In any span of length *d* these are at most
-//! `limit * (d / length + 2)`, rounded down: up to twice the limit within an instant around an
+//! At most `limit` permits are granted in each window. In any period of length *d* these are at
+//! most `limit * (d / length + 2)`, rounded down: up to twice the limit within an instant around an
 //! edge. Tests: `tests/policy/window_properties.rs`.
 //!
 //! # Memory ordering
@@ -48,20 +48,21 @@ use crate::rate::Rate;
 use crate::sync::Ordering;
 use crate::time::Nanos;
 
-/// At most so many permits in each period of time, counted from zero when the next one begins.
+/// Grants at most a fixed number of permits in each period of time, counted from zero when the next
+/// period begins.
 ///
 /// `FixedWindow::new("100/min".parse()?)` grants 100 in each minute. The minutes begin with the
 /// limiter's clock, or [by the wall clock](FixedWindow::at_wall_clock), or [with the first
-/// permit](FixedWindow::from_first_grant) after the last one ended.
+/// permit](FixedWindow::from_first_grant) after the last window ended.
 ///
 /// **At the edge** of two windows twice the limit can pass within an instant. A server with this
-/// rule allows that; to protect a service without it, choose
+/// rule allows that. To protect a service that does not use this rule, choose
 /// [`SlidingWindow`](crate::policy::SlidingWindow) or [`SlidingLog`](crate::policy::SlidingLog).
 ///
 /// A request for more than the limit is never granted. When the next window begins, waiters are
 /// granted together, in order, until its permits are used.
 ///
-/// When the rate changes, used permits stay used: [`Keep::Count`]. If a future is dropped right
+/// When the rate changes, used permits stay used: [`Keep::Count`]. If a future is dropped directly
 /// after a change, with its permit granted but not yet seen, the permit is not given back.
 ///
 /// # Examples
@@ -106,8 +107,8 @@ pub struct FixedState {
 pub struct FixedCharge {
     /// The time in the state word after the grant.
     time: Stamp,
-    /// Of the window's terms: after a change it is not known whether it still counts, and then it
-    /// is not given back.
+    /// The version of the window's terms. After a change it is unknown whether the grant still
+    /// counts, and then it is not given back.
     version: u64,
     n: u32,
     /// The permits in the state word after the grant.
@@ -142,13 +143,13 @@ impl Word {
 }
 
 impl FixedWindow {
-    /// As many permits in each period as the rate says: `5000/h` is 5000 in each hour, `2.5/s` is 5
-    /// in each 2 s.
+    /// Creates a window with the permits and the period of the rate: `5000/h` is 5000 in each hour,
+    /// `2.5/s` is 5 in each 2 s.
     ///
     /// # Panics
     ///
-    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of
-    /// nanoseconds. For values from a configuration, use [`try_new`](FixedWindow::try_new).
+    /// Panics if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number
+    /// of nanoseconds. For values from a configuration, use [`try_new`](FixedWindow::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate) -> FixedWindow {
@@ -158,44 +159,45 @@ impl FixedWindow {
         }
     }
 
-    /// As many permits in each period as the rate says.
+    /// Creates a window with the permits and the period of the rate.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most `u32::MAX`,
-    /// in a whole number of nanoseconds.
+    /// Returns [`PolicyError::NotWhole`] if the rate is not a whole number of permits, at most
+    /// `u32::MAX`, in a whole number of nanoseconds.
     pub fn try_new(rate: Rate) -> Result<FixedWindow, PolicyError> {
         Ok(FixedWindow { window: CurrentWindow::new(rate, 1)?, from_first_grant: false })
     }
 
-    /// Begins windows by the wall clock, `offset` after the periods of Unix time, which is UTC:
-    /// with a rate per hour and no offset at each full hour, with one per day and 8 hours at eight
-    /// in the morning UTC.
+    /// Makes windows begin by the wall clock, `offset` after the periods of Unix time, which is
+    /// UTC: with a rate per hour and no offset at each full hour, with a rate per day and 8 hours
+    /// at eight in the morning UTC.
     ///
-    /// The wall clock is read once, when the limiter is made. Setting it later moves nothing.
+    /// The wall clock is read once, when the limiter is created. Setting the wall clock later has
+    /// no effect.
     #[must_use]
     pub fn at_wall_clock(self, offset: Duration) -> FixedWindow {
         FixedWindow { window: self.window.at_wall_clock(offset), from_first_grant: false }
     }
 
-    /// Begins a window with the first permit that is granted after the last window ended.
+    /// Makes a window begin with the first permit that is granted after the last window ended.
     #[must_use]
     pub fn from_first_grant(self) -> FixedWindow {
         FixedWindow { from_first_grant: true, ..self }
     }
 
-    /// The window that is open at a time, as it would be written.
+    /// Returns the window that is open at a time, as it would be written.
     #[inline]
     fn open(&self, word: Word, at: Stamp, window: &Window) -> Word {
         self.open_since(word, at, window).0
     }
 
-    /// The window that is open at a time, as it would be written, and how long before the time of
-    /// that word it began.
+    /// Returns the window that is open at a time, as it would be written, and how long before the
+    /// time of that word it began.
     #[inline]
     fn open_since(&self, word: Word, at: Stamp, window: &Window) -> (Word, u64) {
-        // Nearly every request finds its window open. A branch says so, and the processor goes on
-        // with the count before it has the product.
+        // Nearly every request finds its window open. A branch tests this, and the processor
+        // continues with the count before it has the product.
         if self.from_first_grant {
             if word.used > 0 && at < word.time.saturating_add(window.length) {
                 return (word, 0);
@@ -209,8 +211,8 @@ impl FixedWindow {
         self.open_another(word, at, *window)
     }
 
-    /// As [`open_since`](FixedWindow::open_since), for any word. Gets the window by value, so that the
-    /// usual request need not have it in memory.
+    /// Like [`open_since`](FixedWindow::open_since), for any word. It gets the window by value, so
+    /// that the usual request need not have it in memory.
     #[cold]
     #[inline(never)]
     fn open_another(&self, word: Word, at: Stamp, window: Window) -> (Word, u64) {
@@ -240,7 +242,7 @@ impl FixedWindow {
             let (word, since) = self.open_since(Word::decode(seen.content()), now, &window);
             let used = word.used + u64::from(n);
             if used > u64::from(window.limit) {
-                // What `end` says, with one product instead of two.
+                // The value of `end`, with one product instead of two.
                 let end = (word.time - since).saturating_add(window.length);
                 return Err(Refused::until(end, now));
             }
@@ -251,12 +253,12 @@ impl FixedWindow {
         }
     }
 
-    /// The beginning of the window that a word counts.
+    /// Returns the beginning of the window that a word counts.
     fn beginning(&self, word: Word, window: &Window) -> Stamp {
         if self.from_first_grant { word.time } else { window.beginning(word.time) }
     }
 
-    /// The status of the window that is open.
+    /// Returns the status of the window that is open.
     fn status_of(&self, word: Word, window: &Window, at: Nanos) -> PolicyStatus {
         if window.unlimited {
             return PolicyStatus::unlimited(at);
@@ -276,13 +278,13 @@ impl FixedWindow {
         self.beginning(word, window).saturating_add(window.length)
     }
 
-    /// The word that says in a new window what a word says in the old one.
+    /// Returns the word that means in a new window what a word means in the old one.
     pub(crate) fn converted(&self, content: u128, at: Stamp, old: &Window, new: &Window, keep: Keep) -> u128 {
         let word = self.open(Word::decode(content), at, old);
         Word { used: old.carried_over(word.used, new, keep), ..word }.encode()
     }
 
-    /// Looks at the window that is open at a time, when no change is at work.
+    /// Calls `look` with the window that is open at a time, when no change is in progress.
     fn look<R>(&self, state: &FixedState, at: Nanos, look: impl Fn(Word, &Window) -> R) -> R {
         let wait = || self.window.wait();
         state.word.look(wait, |content| {
@@ -291,7 +293,7 @@ impl FixedWindow {
         })
     }
 
-    /// Replaces the word by what `new` makes of it, when no change is at work.
+    /// Replaces the word by the result of `new`, when no change is in progress.
     fn update(&self, state: &FixedState, new: impl Fn(Word) -> Word) {
         let wait = || self.window.wait();
         state.word.update(wait, |content| new(Word::decode(content)).encode());
@@ -349,7 +351,7 @@ impl Policy for FixedWindow {
         })
     }
 
-    /// Single permits fill a window to its last place, and larger requests may not.
+    /// Single permits fill a window completely, and larger requests may not.
     fn one_by_one(&self, largest: u32) -> usize {
         if largest > 1 { usize::MAX } else { 0 }
     }
@@ -388,7 +390,7 @@ impl Policy for FixedWindow {
         }
         let word = self.open(Word { time, used }, stamp(forecast.at), &window);
         let spans = crowd.spans(window.limit.into()).saturating_mul(window.length);
-        // The last window as if it were full.
+        // The last window is treated as if it were full.
         let beginning = self.beginning(word, &window).saturating_add(spans);
         forecast.at = time_of(beginning).max(forecast.at);
         forecast.numbers = [beginning, window.limit.into(), 0];
@@ -459,7 +461,7 @@ impl Policy for FixedWindow {
         Ok(u64::MAX)
     }
 
-    /// Where windows begin cannot be changed.
+    /// The times at which windows begin cannot be changed.
     fn change_to(&self, new: &FixedWindow) -> Option<Change> {
         (self.from_first_grant == new.from_first_grant && self.window.begins_like(&new.window))
             .then(|| Change::rate(new.rate()))

@@ -1,4 +1,5 @@
-//! A window: so many permits in so long a time, and where one begins. For the policies that count.
+//! A window: a number of permits in a length of time, and where each window begins. For the window
+//! policies.
 
 pub(crate) mod cells;
 pub(crate) mod closable;
@@ -23,8 +24,7 @@ use crate::policy::{Keep, limited};
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-/// The time zero, as a stamp. What lies before it is room for a window that began before the clock
-/// did.
+/// The stamp of time zero. Stamps before it are room for a window that began before the clock did.
 const ORIGIN: u64 = 1 << 60;
 
 /// The last time that has a stamp of its own, 109 years after the beginning. Its stamp takes 62
@@ -39,12 +39,12 @@ pub(crate) fn stamp(at: Nanos) -> Stamp {
     ORIGIN + at.as_u64().min(LAST)
 }
 
-/// The time of a stamp; in the past of the clock it is zero.
+/// Returns the time of a stamp. A stamp before the clock's beginning becomes zero.
 pub(crate) fn time_of(stamp: Stamp) -> Nanos {
     if stamp > ORIGIN + LAST { Nanos::MAX } else { Nanos::new(stamp.saturating_sub(ORIGIN)) }
 }
 
-/// A refusal by a function that is not inlined. The wait is a number of its own: to copy a
+/// A refusal by a function that is not inlined. The wait is a separate number: copying a
 /// [`Refusal`] that was just written field by field would take longer than the decision.
 pub(crate) enum Refused {
     For(Nanos),
@@ -52,7 +52,7 @@ pub(crate) enum Refused {
 }
 
 impl Refused {
-    /// The refusal, at the stamp of a time, of a request that is due at a later stamp.
+    /// Returns the refusal, at the stamp of a time, of a request that is due at a later stamp.
     #[inline]
     pub(crate) fn until(due: Stamp, now: Stamp) -> Refused {
         let wait = if due > ORIGIN + LAST { u64::MAX } else { due.saturating_sub(now) };
@@ -76,22 +76,22 @@ impl From<Refusal> for Refused {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Window {
-    /// The permits of one window. Zero: none ever.
+    /// The permits of one window. Zero means that none is ever granted.
     pub(crate) limit: u32,
     pub(crate) unlimited: bool,
     /// In nanoseconds, from 1 to 2^60.
     pub(crate) length: u64,
     /// The length of a piece: of the whole window, or of one of its cells.
     pub(crate) piece: u64,
-    /// What a stamp lacks to be a whole number of pieces where one begins.
+    /// The number to add to a stamp at which a piece begins, to get a whole number of pieces.
     pub(crate) shift: u64,
-    /// How many pieces there are in 2^64 ns, rounded down: a product with it is cheaper than a
+    /// The number of pieces in 2^64 ns, rounded down: a multiplication by it is cheaper than a
     /// division by the piece.
     pub(crate) reciprocal: u64,
 }
 
 impl Window {
-    /// The limit and window of a rate, rounded to less if need be.
+    /// Creates the limit and window of a rate, rounded down if need be.
     fn new(rate: Rate, cells: u16, anchor: i64) -> Window {
         let unlimited = rate.is_unlimited();
         let whole = || rate.whole().unwrap_or_else(|| rate.whole_or_less());
@@ -106,24 +106,24 @@ impl Window {
     #[inline]
     fn from_words([limit, piece, shift, reciprocal, length]: [u64; 5]) -> Window {
         let unlimited = limit == u64::MAX;
-        // The lower half of all bits set is the limit of a window without one.
+        // The lower half of a number with all bits set is the limit of a window without one.
         #[allow(clippy::cast_possible_truncation)]
         let limit = limit as u32;
         Window { limit, unlimited, length, piece, shift, reciprocal }
     }
 
-    /// The beginning of the piece in which a time lies.
+    /// Returns the beginning of the piece that contains a time.
     #[inline]
     pub(crate) fn beginning(&self, at: Stamp) -> Stamp {
         // Only a time before all windows is earlier than that.
         at.saturating_sub(self.since_beginning(at))
     }
 
-    /// How long ago the piece began in which a time lies.
+    /// Returns how long ago the piece began that contains a time.
     #[inline]
     pub(crate) fn since_beginning(&self, at: Stamp) -> u64 {
         // Below 2^63 for the stamp of a time, so that the product is too small by less than one. A
-        // forecast may be later than any.
+        // forecast may be later than any time.
         let shifted = at.saturating_add(self.shift);
         let product = u128::from(shifted) * u128::from(self.reciprocal);
         // The upper half.
@@ -133,8 +133,8 @@ impl Window {
         if since >= self.piece { since - self.piece } else { since }
     }
 
-    /// Whether a request of `n` can ever be granted. One permit can, some day: at another rate, if
-    /// not at this one.
+    /// Checks whether a request of `n` permits can ever be granted. One permit can, at some time:
+    /// at another rate, if not at this one.
     #[inline]
     pub(crate) fn check(&self, n: u32) -> Result<(), Refusal> {
         match n {
@@ -145,14 +145,15 @@ impl Window {
         }
     }
 
-    /// Whether no count decides about a request of `n`: see
+    /// Returns whether no count decides about a request of `n` permits: see
     /// [`without_count`](Window::without_count).
     #[inline]
     pub(crate) fn needs_no_count(&self, n: u32) -> bool {
         n.wrapping_sub(1) >= self.limit || self.unlimited
     }
 
-    /// The answer to such a request: it asks for no permit or for too many, or there is no limit.
+    /// Returns the decision on such a request: it asks for no permit or for too many, or there is
+    /// no limit.
     #[inline]
     pub(crate) fn without_count(&self, n: u32, at: Nanos) -> Result<(), Refusal> {
         Window::never_or_free(self.limit, self.unlimited, n, at)
@@ -169,16 +170,16 @@ impl Window {
         }
     }
 
-    /// What `count` permits of this window are in another.
+    /// Returns what `count` permits of this window are in another window.
     pub(crate) fn carried_over(&self, count: u64, new: &Window, keep: Keep) -> u64 {
         match keep {
             _ if self.unlimited || new.unlimited => 0,
             Keep::Nothing => 0,
             // A counter has room for any number of permits that was ever granted in a window, and
-            // not for any more.
+            // for no more.
             Keep::Count => count.min(u32::MAX.into()),
             Keep::Ratio if self.limit == 0 => 0,
-            // Rounded up: what was used is not forgotten.
+            // Rounded up: used permits are not forgotten.
             Keep::Ratio => {
                 let exact = (u128::from(count) * u128::from(new.limit)).div_ceil(u128::from(self.limit));
                 u32::try_from(exact).unwrap_or(u32::MAX).into()
@@ -187,7 +188,7 @@ impl Window {
     }
 }
 
-/// From an earlier time to a later one, in nanoseconds; cut at 292 years.
+/// Returns the time from an earlier time to a later one, in nanoseconds, cut at 292 years.
 pub(crate) fn nanos_between(earlier: Duration, later: Duration) -> i64 {
     let nanos = |time: Duration| i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
     nanos(later).saturating_sub(nanos(earlier))
@@ -195,18 +196,19 @@ pub(crate) fn nanos_between(earlier: Duration, later: Duration) -> i64 {
 
 /// The window in force, which can be replaced at any time.
 pub(crate) struct CurrentWindow {
-    /// The limit (all bits set without one), piece, shift, reciprocal and length, and the rate
+    /// The limit (all bits set without a limit), piece, shift, reciprocal and length, and the rate
     /// (three words).
     words: Published<8>,
-    /// How many cells it is cut into.
+    /// The number of cells into which the window is cut.
     cells: u16,
     pub(in crate::policy) wall_clock: Option<Duration>,
-    /// How long before the clock's zero windows began, in nanoseconds.
+    /// How long before the clock's zero the windows began, in nanoseconds.
     anchor: i64,
 }
 
 impl CurrentWindow {
-    /// The permits and the period of a rate, which must be whole numbers, cut into cells.
+    /// Creates a window from the permits and the period of a rate, which must be whole numbers, cut
+    /// into cells.
     pub(crate) fn new(rate: Rate, cells: u16) -> Result<CurrentWindow, PolicyError> {
         if !rate.is_unlimited() && !rate.is_zero() && rate.whole().is_none() {
             return Err(PolicyError::NotWhole { rate });
@@ -219,7 +221,7 @@ impl CurrentWindow {
         CurrentWindow { words: Published::new(words), cells, wall_clock, anchor }
     }
 
-    /// Windows begin this long after the windows of Unix time.
+    /// Makes windows begin this long after the windows of Unix time.
     pub(crate) fn at_wall_clock(self, offset: Duration) -> CurrentWindow {
         CurrentWindow { wall_clock: Some(offset), ..self }
     }
@@ -242,7 +244,7 @@ impl CurrentWindow {
         Window::from_words(self.words.read(0))
     }
 
-    /// The window and its version: each change makes another.
+    /// Returns the window and its version: each change creates another version.
     #[inline]
     pub(crate) fn get_with_version(&self) -> (Window, u64) {
         let (words, version) = self.words.read_with_version(0);
@@ -253,10 +255,10 @@ impl CurrentWindow {
         self.words.version()
     }
 
-    /// The window that a new rate makes. Nothing is set yet.
+    /// Returns the window that a new rate makes. Nothing is set yet.
     pub(crate) fn with(&self, rate: Rate) -> Window {
         if rate.is_zero() {
-            // As long as before, so that what was counted is not over any sooner.
+            // As long as before, so that counted permits do not expire sooner.
             return Window { limit: 0, unlimited: false, ..self.get() };
         }
         Window::new(rate, self.cells, self.anchor)
@@ -268,7 +270,8 @@ impl CurrentWindow {
     }
 
     /// Replaces the window, or leaves it as it is without a rate, together with a word that is
-    /// counted by it. `convert` makes the content of the new window out of that of the old one.
+    /// counted by it. `convert` converts the content of the old window to the content of the new
+    /// one.
     pub(crate) fn change<const TOP: u32, const TURNS: u32>(
         &self,
         word: &ClosableWord<TOP, TURNS>,
@@ -283,8 +286,8 @@ impl CurrentWindow {
         word.open(content);
     }
 
-    /// Changes to a window without permits, so that no request takes any of a word of these terms
-    /// from then on. Returns what the word had: `convert` tells how many permits are available by
+    /// Changes to a window without permits, so that no later request takes permits from a word of
+    /// these terms. Returns what the word had: `convert` returns how many permits are available by
     /// its content, and the content of the new window.
     pub(crate) fn shut<const TOP: u32, const TURNS: u32>(
         &self,
@@ -302,7 +305,7 @@ impl CurrentWindow {
         left
     }
 
-    /// Waits for a change that is at work.
+    /// Waits for a change that is in progress.
     pub(crate) fn wait(&self) {
         drop(self.words.writer());
     }
@@ -311,7 +314,7 @@ impl CurrentWindow {
         Rate::from_words(self.words.read(5))
     }
 
-    /// The rate, in whole numbers, of a limit that is at most `room`.
+    /// Returns the rate, in whole numbers, of a limit that is at most `room`.
     pub(in crate::policy) fn whole_rate(&self, room: u32) -> Rate {
         let (rate, Window { limit, length, unlimited, .. }) = (self.rate(), self.get());
         let is_whole = rate.whole().is_some_and(|(permits, _)| permits <= room);
@@ -334,7 +337,7 @@ fn words(rate: Rate, window: Window) -> [u64; 8] {
 }
 
 impl Clone for CurrentWindow {
-    /// With the version, which charges carry. A window of no permits is as long as the one before
+    /// Copies the version, which charges carry. A window of no permits is as long as the one before
     /// it.
     fn clone(&self) -> CurrentWindow {
         CurrentWindow { words: self.words.copy().0, ..*self }

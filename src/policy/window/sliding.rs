@@ -1,4 +1,4 @@
-//! Sliding window of cells: a window that moves on by a cell, and drops the oldest.
+//! Sliding window of cells: a window that advances by a cell, and drops the oldest.
 //!
 //! # Algorithm
 //!
@@ -10,11 +10,11 @@
 //! between its two steps other threads add permits, too. Here the sum is a difference of two
 //! totals, and the newest total is in the word that a grant replaces.
 //!
-//! | a decision | looks at |
+//! | a decision | reads |
 //! |---|---|
 //! | a grant | the head, and the oldest cell that counts with its neighbour |
-//! | a refusal | the words that a grant looks at, and for one permit the next cell; for `n` permits, or where more permits are counted than the limit allows, a search by halves for the cells that have to drop out: `log2(k)` looks |
-//! | either, when the oldest cell has dropped out since the last grant | `log2(k)` cells more |
+//! | a refusal | the words that a grant reads, and for one permit the next cell; for `n` permits, or if more permits are counted than the limit allows, a binary search for the cells that have to drop out: `log2(k)` reads |
+//! | either, when the oldest cell has dropped out since the last grant | `log2(k)` additional cells |
 //!
 //! # State
 //!
@@ -25,9 +25,9 @@
 //!
 //! # Invariant
 //!
-//! At most `limit` permits in any `k` cells in a row, so in any span of `(k - 1) / k` of the
-//! window; up to twice as many in a whole window that begins and ends within a cell. Tests:
-//! `tests/policy/window_properties.rs`.
+//! At most `limit` permits are granted in any `k` consecutive cells, and therefore in any period of
+//! `(k - 1) / k` of the window; up to twice as many in a whole window that begins and ends within a
+//! cell. Tests: `tests/policy/window_properties.rs`.
 //!
 //! # Source
 //!
@@ -44,19 +44,21 @@ use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-/// At most so many permits in the current cell of the period and the other cells before it.
+/// Grants at most a number of permits in the current cell of the period and the other cells before
+/// it.
 ///
-/// With six cells and `100/min`, no 50 seconds ever have more than 100 permits: in any span of the
-/// window less one cell the limit is kept exactly. **In a whole window up to twice as many can
-/// pass**, at its two ends. More cells, of 16 bytes each and one more, rounded up to a power of
-/// two, come closer; one cell is a [`FixedWindow`](crate::policy::FixedWindow). For a hard limit in
-/// any window, choose [`SlidingLog`](crate::policy::SlidingLog).
+/// With six cells and `100/min`, no 50 seconds ever have more than 100 permits: in any period of
+/// the window minus one cell the limit is kept exactly. **In a whole window up to twice as many can
+/// pass**, at its two ends. More cells come closer. A cell takes 16 bytes, and memory holds one
+/// cell more than the window has, rounded up to a power of two. One cell is a
+/// [`FixedWindow`](crate::policy::FixedWindow). For a hard limit in any window, choose
+/// [`SlidingLog`](crate::policy::SlidingLog).
 ///
-/// Concurrent requests never get more permits: one word decides. A decision with a thousand cells
-/// costs as much as with ten. A request for more than the limit is never granted.
+/// Concurrent requests never get more permits, because one word decides. A decision with a thousand
+/// cells costs as much as with ten. A request for more than the limit is never granted.
 ///
-/// When the rate changes, counted permits stay counted, in the cell in which their time lies:
-/// [`Keep::Count`]. If a future is dropped right after a change, with its permit granted but not
+/// When the rate changes, counted permits stay counted, in the cell that contains their time:
+/// [`Keep::Count`]. If a future is dropped directly after a change, with its permit granted but not
 /// yet seen, the permit is not given back.
 ///
 /// # Examples
@@ -88,7 +90,7 @@ pub struct SlidingWindow {
     pub(crate) window: CurrentWindow,
 }
 
-/// The state of one [`SlidingWindow`]: a word that decides, and a place for each cell.
+/// The state of one [`SlidingWindow`]: a word that decides, and a slot for each cell.
 #[derive(Debug)]
 pub struct SlidingState {
     pub(crate) cells: Cells,
@@ -99,7 +101,7 @@ pub struct SlidingState {
 pub struct SlidingCharge {
     /// The beginning of the cell in which it is counted.
     beginning: Stamp,
-    /// The number of that cell. After a change no cell has it any more, and then nothing is given
+    /// The number of that cell. After a change no cell has this number, and then nothing is given
     /// back.
     number: u64,
     n: u32,
@@ -108,13 +110,13 @@ pub struct SlidingCharge {
 }
 
 impl SlidingWindow {
-    /// As many permits in the last period as the rate says, counted in so many cells: `100/min` in
-    /// 6 cells of 10 s.
+    /// Creates a window with the permits and the period of the rate, counted in `cells` cells:
+    /// `100/min` in 6 cells of 10 s.
     ///
     /// # Panics
     ///
-    /// If the rate is not a whole number of permits, at most `u32::MAX`, in a whole number of
-    /// nanoseconds, or `cells` is 0. For values from a configuration, use
+    /// Panics if the rate is not a whole number of permits, at most `u32::MAX`, in a whole number
+    /// of nanoseconds, or if `cells` is 0. For values from a configuration, use
     /// [`try_new`](SlidingWindow::try_new).
     #[must_use]
     #[track_caller]
@@ -125,7 +127,7 @@ impl SlidingWindow {
         }
     }
 
-    /// As many permits in the last period as the rate says, counted in so many cells.
+    /// Creates a window with the permits and the period of the rate, counted in `cells` cells.
     ///
     /// # Errors
     ///
@@ -139,7 +141,7 @@ impl SlidingWindow {
         Ok(SlidingWindow { window: CurrentWindow::new(rate, cells)? })
     }
 
-    /// Begins cells by the wall clock, `offset` after the periods of Unix time, which is UTC.
+    /// Makes cells begin by the wall clock, `offset` after the periods of Unix time, which is UTC.
     #[must_use]
     pub fn at_wall_clock(self, offset: Duration) -> SlidingWindow {
         SlidingWindow { window: self.window.at_wall_clock(offset) }
@@ -154,8 +156,8 @@ impl SlidingWindow {
         state.cells.view(Head::decode(seen.content()), window, self.window.cells(), stamp(at))
     }
 
-    /// Looks at the state when no change is at work. `look` returns `None` where the view turns out
-    /// to be outdated.
+    /// Calls `look` with the state when no change is in progress. `look` returns `None` if the view
+    /// turns out to be outdated.
     fn look<R>(&self, state: &SlidingState, at: Nanos, look: impl Fn(&View, &Window) -> Option<R>) -> R {
         loop {
             let seen = state.cells.head.settled(|| self.window.wait());
@@ -169,7 +171,7 @@ impl SlidingWindow {
         }
     }
 
-    /// The status without the last `later` permits.
+    /// Returns the status without the last `later` permits.
     fn status_without(&self, state: &SlidingState, at: Nanos, later: impl Fn(&View) -> u64) -> PolicyStatus {
         self.look(state, at, |view, window| {
             if window.unlimited {
@@ -194,10 +196,11 @@ impl SlidingWindow {
         })
     }
 
-    /// When `need` permits are free, if they are taken as they come.
+    /// Returns when `need` permits are free, if they are taken as they become free.
     fn due(&self, state: &SlidingState, view: &View, window: &Window, need: u64) -> Option<Stamp> {
         let limit = u64::from(window.limit);
-        // Each full limit takes a span: permits that are granted then drop out a span later.
+        // Each full limit takes one window: permits that are granted then drop out one window
+        // later.
         let spans = need.saturating_sub(1) / limit;
         let missing = (view.sum + need - spans * limit).saturating_sub(limit);
         let first = if missing == 0 { view.beginning } else { state.cells.drops_out(view, missing)? };
@@ -211,7 +214,7 @@ impl Shut for SlidingWindow {
         let (cells, at) = (self.window.cells(), stamp(at));
         self.window.shut(&state.cells.head, |content, old, new| {
             let view = state.cells.view(Head::decode(content), old, cells, at);
-            // Under new numbers: a request that stalls does not find its head again.
+            // The new content has new numbers: a request that stalls does not find its head again.
             let content = state.cells.carry_over(content, at, (old, new), cells, Keep::Count);
             (u64::from(old.limit).saturating_sub(view.sum), content)
         })
@@ -277,12 +280,12 @@ impl Policy for SlidingWindow {
         })
     }
 
-    /// Single permits fill a window to its last place, and larger requests may not.
+    /// Single permits fill a window completely, and larger requests may not.
     fn one_by_one(&self, largest: u32) -> usize {
         if largest > 1 { usize::MAX } else { 0 }
     }
 
-    /// Which cells count, and when each of them is over.
+    /// Records which cells count, and when each of them is over.
     fn forecast(&self, state: &SlidingState, at: Nanos) -> Forecast {
         self.look(state, at, |view, window| {
             let mut forecast = Forecast::new(at);
@@ -347,7 +350,7 @@ impl Policy for SlidingWindow {
         u64::MAX
     }
 
-    /// From the oldest cells that count, which would drop out first.
+    /// Takes from the oldest cells that count, which would drop out first.
     fn refund(&self, state: &SlidingState, at: Nanos, n: u32) -> u64 {
         let giving = state.cells.giving();
         loop {
@@ -386,7 +389,7 @@ impl Policy for SlidingWindow {
             }
             let view = self.view(state, seen, &window, at);
             match u64::from(window.limit).saturating_sub(view.sum).saturating_sub(permits) {
-                // Where the view is outdated, more may be available.
+                // If the view is outdated, more may be available.
                 0 if state.cells.is_current(&view) => return 0,
                 0 => {}
                 taken => {
@@ -412,7 +415,7 @@ impl Policy for SlidingWindow {
         Ok(u64::MAX)
     }
 
-    /// The number of cells, and where they begin, cannot be changed.
+    /// The number of cells, and the times at which they begin, cannot be changed.
     fn change_to(&self, new: &SlidingWindow) -> Option<Change> {
         (self.window.begins_like(&new.window)).then(|| Change::rate(new.rate()))
     }
