@@ -1,7 +1,7 @@
-//! Words of a log that are allocated a chunk at a time, each chunk when it is needed first.
+//! Words of a log that are allocated a chunk at a time, each chunk when it is first needed.
 //!
-//! Giving back needs as many words as the ring has, three times over. It happens under the lock of
-//! a limiter's queue, and to allocate a million words takes milliseconds. A chunk takes about a
+//! Giving back needs three times as many words as the ring has. It happens under the lock of a
+//! limiter's queue, and allocating a million words takes milliseconds. A chunk takes about a
 //! microsecond, and a log that gives few permits back never allocates most of the chunks.
 
 use std::sync::OnceLock;
@@ -11,11 +11,11 @@ use crate::sync::{AtomicU64, Ordering};
 /// The words of a chunk: 8 KiB.
 pub(super) const CHUNK: u32 = 1 << 10;
 
-/// A word for each place of a ring, at first zero.
+/// One word for each place of a ring, initially zero.
 #[derive(Debug)]
 pub(super) struct Chunks {
     chunks: Box<[OnceLock<Box<[AtomicU64]>>]>,
-    /// How many words there are.
+    /// The number of words.
     len: u32,
 }
 
@@ -24,18 +24,18 @@ impl Chunks {
         Chunks { chunks: (0..len.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(), len }
     }
 
-    /// The word of a place. Allocates its chunk if need be.
+    /// Returns the word of a place. Allocates its chunk if need be.
     #[inline]
     pub(super) fn word(&self, place: u32) -> &AtomicU64 {
         let chunk = self.chunks[(place / CHUNK) as usize].get_or_init(|| {
-            // The last chunk is as long as it has to be.
+            // The last chunk is only as long as necessary.
             let begin = place - place % CHUNK;
             words(CHUNK.min(self.len - begin))
         });
         &chunk[(place % CHUNK) as usize]
     }
 
-    /// What the word of a place shows. Allocates nothing.
+    /// Returns the value of the word of a place. Allocates nothing.
     #[inline]
     pub(super) fn load(&self, place: u32) -> u64 {
         let chunk = self.chunks.get((place / CHUNK) as usize).and_then(OnceLock::get);

@@ -3,32 +3,33 @@
 //! # Protocol
 //!
 //! A copy begins when more than half of the spare places are used. Each giver-back then fills or
-//! copies [`SLICE`] places for each permit that it undoes, under the lock of the books. Takers go
-//! on in the first ring meanwhile. No taker looks at the second ring before a head of that ring is
-//! in force.
+//! copies [`SLICE`] places for each permit that it undoes, under the lock of the books. Takers
+//! continue in the first ring meanwhile. No taker reads the second ring before a head of that ring
+//! is in force.
 //!
 //! | step | what | if a taker or another giver-back comes in between |
 //! |---|---|---|
 //! | 1 fill | all places of the second ring show the number of the copy, which is below all times | nothing is lost |
-//! | 2 copy | the places that count, from the oldest on, but for some that are over; of each time the undone ones are left out | more places are to be copied; a permit undone later is left out, or, if its time was copied, is a credit in the second ring too |
-//! | 3 switch | all is copied up to the head: one exchange of that head | the exchange fails, and 2 goes on |
+//! | 2 copy | the places that count, from the oldest on, except some that are over; of each time the undone places are left out | more places have to be copied; a permit undone later is left out, or, if its time was copied, is also a credit in the second ring |
+//! | 3 switch | all is copied up to the head: one CAS of that head | the CAS fails, and 2 continues |
 //!
-//! Takers take only places anew that are over. So the copy passes over the oldest of them, before
-//! takers come to them. It keeps the others, since places that are over count again in a longer
+//! Takers take again only places that are over. So the copy passes over the oldest of them, before
+//! takers reach them. It keeps the others, because places that are over count again in a longer
 //! window: as many as the room has, and nearly as many more as there are spare places. If more
 //! permits than that are undone later, a longer window misses permits that were over. A copy is
-//! given up if a place was taken anew while it was read. A refund, a reset and a debit give it up
-//! too, since they change which places count.
+//! given up if a place was taken again while it was read. A refund, a reset and a debit also give
+//! it up, because they change which places count.
 //!
 //! # Why a copy is ready in time
 //!
 //! All places that count were granted and undone within one window. In a window at most one ring is
-//! taken, so at most three rings are to be filled and copied: one to fill, one to copy, and one for
-//! the places that are taken meanwhile. Half of the spare places is an 18th of a ring: 54 places
-//! for each permit are enough. If debits and refunds gave a copy up, it may not be ready: then one
-//! giver-back makes it in one pass, as it does if one grant has more permits than there are spare
-//! places. It keeps all places first. If others take permits meanwhile, it makes the copy anew
-//! without the places that are over: a longer window then counts too few of these.
+//! taken, so at most three rings have to be filled and copied: one to fill, one to copy, and one
+//! for the places that are taken meanwhile. Half of the spare places is an 18th of a ring: 54
+//! places for each permit are enough. If debits and refunds gave a copy up, it may not be ready:
+//! then one giver-back makes it in one pass, as it also does if one grant has more permits than
+//! there are spare places. It keeps all places first. If other calls take permits meanwhile, it
+//! makes the copy again without the places that are over: a longer window then counts too few of
+//! these.
 
 use crate::policy::window::log::give_back::{Book, Books, Credit, Credits, GiveBack, Next};
 use crate::policy::window::log::head::Head;
@@ -36,35 +37,37 @@ use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::Ordering;
 
-/// How many places are filled or copied for each undone permit. At least 54: see above.
+/// The number of places that are filled or copied for each undone permit. At least 54: see above.
 const SLICE: u32 = if cfg!(all(test, tidegate_loom)) { 4 } else { 64 };
 
 /// A copy that is being made.
 #[derive(Debug)]
 pub(super) struct Copying {
-    /// The first so many places of the second ring are not filled yet.
+    /// The number of places at the start of the second ring that are not filled yet.
     unfilled: u32,
     /// A head, and how many places behind it are not copied yet.
     seen: Head,
     pending: u32,
-    /// Where the next copied place goes, and how many were copied, at most a ring.
+    /// The place where the next copied place goes, and how many places were copied, at most a ring.
     to: u32,
     copied: u32,
-    /// The time of the last place that was copied or left out. Of a later time nothing was.
+    /// The time of the last place that was copied or left out. No place of a later time was copied
+    /// or left out.
     time: Stamp,
-    /// What was undone after it was copied, in the second ring.
+    /// The permits that were undone after they were copied, in the second ring.
     book: Book,
 }
 
 impl Copying {
-    /// Notes that permits of a time were undone. The copied ones become credits in the second ring.
+    /// Records that permits of a time were undone. The copied ones become credits in the second
+    /// ring.
     pub(super) fn undone(&mut self, state: &LogState, back: &GiveBack, time: Stamp, n: u32) {
         if time > self.time {
             return;
         }
         let ring = !self.seen.ring;
-        // How many of the newest places are of that time or later: the first one of it is there, or
-        // will be at the end.
+        // Counts the newest places that are of that time or later: the first place of that time is
+        // there, or will be at the end.
         let (mut low, mut high) = (0, self.copied);
         while low < high {
             let middle = low.midpoint(high);
@@ -79,9 +82,9 @@ impl Copying {
 }
 
 impl LogState {
-    /// Copies for `n` undone permits, if it is time to, and as far as it must be if there is no
-    /// spare place left. Returns whether the head goes on in the other ring, with all that the book
-    /// has.
+    /// Copies for `n` undone permits, if a copy is due, and as far as necessary if there is no
+    /// spare place left. Returns whether the head continues in the other ring, with all that the
+    /// book has.
     pub(super) fn go_on_copying(
         &self,
         back: &GiveBack,
@@ -140,15 +143,16 @@ impl LogState {
         true
     }
 
-    /// Fills and copies so many places. Of the places that are over it copies only the newest: at
-    /// most so many with all that count. Fails if a place was taken anew while it was read.
+    /// Fills and copies `places` places. Of the places that are over it copies only the newest: at
+    /// most `most` together with all that count. Fails if a place was taken again while it was
+    /// read.
     fn copy(&self, books: &mut Books, mut places: u32, most: u32, window: &Window) -> bool {
         let Some(copying) = &mut books.copying else { return false };
         let ring = copying.seen.ring;
         while copying.unfilled > 0 && places > 0 {
             copying.unfilled -= 1;
             places -= 1;
-            // Release, as each store here: the switch publishes the ring as a whole.
+            // Release, like each store here: the switch publishes the ring as a whole.
             self.place(!ring, copying.unfilled).store(books.copies, Ordering::Release);
         }
         if !self.catch_up(copying, most, window) {
@@ -165,8 +169,8 @@ impl LogState {
         while copying.pending > 0 && places > 0 {
             places -= 1;
             let place = self.before(copying.seen.place, copying.pending);
-            // A taker may take this place anew meanwhile. Acquire: its time shows the head with
-            // which the place was taken, and `taken_since` below tells.
+            // A taker may take this place again meanwhile. Acquire: its time shows the head with
+            // which the place was taken, and `taken_since` below detects that.
             let time = self.place(ring, place).load(Ordering::Acquire);
             if time > copying.time {
                 copying.time = time;
@@ -177,7 +181,7 @@ impl LogState {
                 }
             }
             copying.pending -= 1;
-            // Others were never granted.
+            // The other places were never granted.
             if time > books.copies {
                 // Release: as in the filling above.
                 self.place(!ring, copying.to).store(time, Ordering::Release);
@@ -185,18 +189,19 @@ impl LogState {
                 copying.copied = (copying.copied + 1).min(self.len() - 1);
             }
         }
-        // A place that was taken anew while it was read is newer than it should be.
+        // A place that was taken again while it was read is newer than it should be.
         self.taken_since(copying.seen).is_some_and(|(_, taken)| unread + taken < self.len())
     }
 
-    /// Looks at the head, for what was taken since. Passes over places that are over, since takers
-    /// take them anew, but for the newest so many: in a longer window they may count again. Fails
-    /// if places that count may have been taken anew.
+    /// Reads the head, for what was taken since. Passes over places that are over, because takers
+    /// take them again, except the newest of them, `most` places together with all that count: in a
+    /// longer window they may count again. Fails if places that count may have been taken again.
     fn catch_up(&self, copying: &mut Copying, most: u32, window: &Window) -> bool {
         let Some((head, taken)) = self.taken_since(copying.seen) else { return false };
         let valid = (copying.pending + taken).min(self.len() - 1);
         let view = View { head, valid, credits: Credits::NONE };
-        // All permits of a time or none, so that its undone ones need not be told from the others.
+        // All permits of a time or none, so that its undone permits need not be distinguished from
+        // the others.
         let mut passed = 0;
         if valid > most {
             passed = self.count(&view, 0, |there| end(there, window) <= head.time).min(valid - most);
@@ -206,7 +211,7 @@ impl LogState {
             }
         }
         if valid < copying.pending + taken {
-            // The oldest places were taken anew, perhaps some of the places of one time. Then that
+            // The oldest places were taken again, perhaps some of the places of one time. Then that
             // time is over, unless the window has become longer since.
             let first = self.behind(&view, valid);
             if end(first, window) <= head.time {
@@ -238,11 +243,11 @@ mod tests {
     use crate::sync::lock;
     use crate::time::Nanos;
 
-    /// Each grant once made the copy begin anew, so that one giver-back made it in one pass when no
+    /// Each grant once made the copy restart, so that one giver-back made it in one pass when no
     /// spare place was left: 8 to 12 ms at a limit of a million.
     #[test]
     fn a_copy_is_complete_before_the_spare_places_are_used() {
-        // In the shorter window, a permit is over for each one that is granted.
+        // In the shorter window, one permit is over for each permit that is granted.
         let cases = [(3_600_000_000_000, 20), (3_600_000_000_000, 5_000), (10_000, 5_000)];
         for (length, outstanding) in cases {
             let rate = Rate::new(10_000, Duration::from_nanos(length)).expect("whole");
@@ -263,7 +268,7 @@ mod tests {
         }
     }
 
-    /// A giver-back holds the lock for a time that the number of its permits bounds.
+    /// A giver-back holds the lock for a time that is bounded by the number of its permits.
     #[test]
     fn each_undone_permit_fills_or_copies_a_slice() {
         let log = SlidingLog::new(Rate::per_hour(10_000));
@@ -286,13 +291,13 @@ mod tests {
         }
     }
 
-    /// A log of 100 permits remembers at least so many of the last ones, undone or not: its 176
-    /// places but for an eighth of the spare ones, and for requests of up to five permits that lose
-    /// their last one.
+    /// A log of 100 permits remembers at least this many of the last ones, undone or not: its 176
+    /// places except an eighth of the spare ones, and except those for requests of up to five
+    /// permits that lose their last one.
     const REMEMBERED: u32 = 155;
 
-    /// How many permits are available when permits that are over count again in a longer window.
-    /// Half of the limit is undone by one call, which copies the ring.
+    /// Returns how many permits are available when permits that are over count again in a longer
+    /// window. One call undoes half of the limit, which copies the ring.
     fn available_in_a_longer_window(over: u64, undone: usize) -> u64 {
         let rate = |length| Rate::new(100, Duration::from_nanos(length)).expect("whole");
         let log = SlidingLog::new(rate(1000));
@@ -311,7 +316,7 @@ mod tests {
         log.status(&state, now).available
     }
 
-    /// Such a copy once passed over all that was over.
+    /// Such a copy once passed over everything that was over.
     #[test]
     fn a_copy_in_one_pass_keeps_permits_that_are_over() {
         let rate = |length| Rate::new(100, Duration::from_nanos(length)).expect("whole");
@@ -328,7 +333,7 @@ mod tests {
         assert_eq!(log.status(&state, now).available, 60);
     }
 
-    /// Permits that are undone after they were copied take up places in the second ring.
+    /// Permits that are undone after they were copied use places in the second ring.
     #[test]
     fn a_copy_with_too_many_undone_permits_is_made_anew() {
         let log = SlidingLog::new(Rate::per_hour(1000));
@@ -375,10 +380,10 @@ mod tests {
         }
 
         /// A slow model keeps each grant. Undone permits that were over once did not count as
-        /// places that the ring wants, so grants beside them were forgotten.
+        /// places that the ring needs, so grants next to them were forgotten.
         ///
-        /// What has [`REMEMBERED`] permits after it may be forgotten. If enough of these are undone
-        /// later, a longer window misses it.
+        /// A grant with [`REMEMBERED`] permits after it may be forgotten. If enough of these are
+        /// undone later, a longer window misses it.
         #[test]
         fn a_longer_window_counts_all_permits_that_were_not_undone(
             acts in vec((1..100u64, 0..6u32, any::<prop::sample::Index>()), 1..2000), length in 1000..200_000u64,

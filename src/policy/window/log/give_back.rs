@@ -1,14 +1,14 @@
-//! How a log gives permits back: undone grants, refunds and resets. Debits and copies are here,
-//! too, since they need this lock.
+//! How a log gives permits back: undone grants, refunds and resets. Debits and copies are also
+//! here, because they need this lock.
 //!
 //! # Credits
 //!
-//! An undone grant stays in the ring, and becomes a *credit*: so many permits of its time. While
-//! that time counts, a request looks as many places further back. All undone permits of one time
-//! are one credit, at the first place that shows this time: the first places of a time are the
+//! An undone grant stays in the ring, and becomes a *credit*: a number of permits of its time.
+//! While that time counts, a request reads as many places further back. All undone permits of one
+//! time are one credit, at the first place that shows this time: the first places of a time are the
 //! undone ones. The credits form a list from the oldest to the newest, with one link for each
-//! place, so that a taker leaves out credits that are over without a lock. [`Book`] has these
-//! credits in order of time, too, to insert a credit between two others in O(log n).
+//! place, so that a taker leaves out credits that are over without a lock. [`Book`] also has these
+//! credits in order of time, to insert a credit between two others in O(log n).
 //!
 //! # Versions
 //!
@@ -20,27 +20,26 @@
 //! | | giver-back | taker | head | slot 0 | slot 1 |
 //! |---|---|---|---|---|---|
 //! | 1 | undoes a grant of 2: writes slot 1, and stalls | | version 0, place 7 | 3 permits | 5 permits |
-//! | 2 | | looks 3 places further back, takes place 7 | version 0, place 8 | 3 permits | 5 permits |
-//! | 3 | exchanges the head it knows: fails; writes slot 1 again | | version 0, place 8 | 3 permits | 5 permits |
-//! | 4 | exchanges the head | | version 1, place 8 | 3 permits | 5 permits |
-//! | 5 | | looks 5 places further back, takes place 8 | version 1, place 9 | 3 permits | 5 permits |
+//! | 2 | | reads 3 places further back, takes place 7 | version 0, place 8 | 3 permits | 5 permits |
+//! | 3 | CAS from the head it knows: fails; writes slot 1 again | | version 0, place 8 | 3 permits | 5 permits |
+//! | 4 | CAS of the head: succeeds | | version 1, place 8 | 3 permits | 5 permits |
+//! | 5 | | reads 5 places further back, takes place 8 | version 1, place 9 | 3 permits | 5 permits |
 //!
-//! A taker that read a slot before it was written for a later version fails in its exchange, and a
-//! refusal looks at the head again. A link is written before the credits that count it: a taker
-//! that comes in between leaves out more than it has, and is refused for a moment. Credits that a
-//! taker left out by a later clock are counted again by the next giver-back if the clock of that
-//! one says so: their places are still there, since taking one of them anew would have raised the
-//! time of the head.
+//! A taker that read a slot before it was written for a later version fails in its CAS, and a
+//! refusal checks the head again. A link is written before the credits that count it: a taker in
+//! between leaves out more than it has, and is refused for a moment. If a taker left out credits by
+//! a later clock, the next giver-back counts them again if its own clock says so: their places
+//! still exist, because taking one of them again would have raised the time of the head.
 //!
 //! # Copies
 //!
 //! A ring has spare places for an eighth of the room. When half as many permits are undone, a copy
-//! to a second ring begins, without the undone ones. How it is made in slices is told in
-//! `copying.rs`.
+//! to a second ring begins, without the undone permits. `copying.rs` explains how it is made in
+//! slices.
 //!
-//! A helper that stalls from the time when a ring was in force before until it is again finds in
-//! the place another time than it expects, and fails. If it finds an equal one, it raises the time
-//! of one permit, and never lowers any.
+//! A helper may stall from the time when a ring was in force until that ring is in force again. It
+//! then finds another time in the place than it expects, and fails. If it finds an equal time, it
+//! raises the time of one permit, and never lowers any.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -52,18 +51,18 @@ use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
-/// The place of no credit.
+/// The place that means no credit.
 pub(super) const NOWHERE: u32 = (1 << 25) - 1;
 
-/// What giving back needs.
+/// The data for giving back.
 #[derive(Debug)]
 pub(crate) struct GiveBack {
-    /// What the head of an even and of an odd version means by its flags.
+    /// The meaning of the flags of a head, for an even and for an odd version.
     slots: [Slot; 2],
     /// The ring that the first copy fills.
     pub(super) second: Chunks,
     /// For each place of each ring, if a credit is there: its permits, and the place of the next
-    /// one.
+    /// credit.
     links: [Chunks; 2],
     pub(super) books: Mutex<Books>,
 }
@@ -76,8 +75,8 @@ struct Slot {
     credits: AtomicU64,
 }
 
-/// The undone permits of one version: 25 bits of a sum, 25 bits for the place of the first, and the
-/// version.
+/// The undone permits of one version: 25 bits for the sum, 25 bits for the place of the first, and
+/// the version.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Credits {
     first: u32,
@@ -85,7 +84,7 @@ pub(super) struct Credits {
     /// How many credits were left out since they were read.
     pub(super) left_out: u32,
     version: u16,
-    /// As they were read.
+    /// The word as it was read.
     word: u64,
 }
 
@@ -93,13 +92,13 @@ impl Credits {
     pub(super) const NONE: Credits = Credits { first: NOWHERE, sum: 0, left_out: 0, version: 0, word: 0 };
 
     fn decode(word: u64, version: u16) -> Credits {
-        // As wide as the masks.
+        // Each part is as wide as its mask.
         #[allow(clippy::cast_possible_truncation)]
         let (first, sum) = ((word >> 25) as u32 & NOWHERE, word as u32 & NOWHERE);
         Credits { first, sum, left_out: 0, version, word }
     }
 
-    /// Leaves all of them out: the last grant is over, and so all are.
+    /// Leaves out all credits: the last grant is over, and so all are over.
     pub(super) fn leave_out_all(&mut self) {
         if self.sum > 0 {
             (self.first, self.sum, self.left_out) = (NOWHERE, 0, self.left_out + 1);
@@ -119,30 +118,30 @@ pub(super) struct Credit {
     pub(super) n: u32,
 }
 
-/// What was undone in one ring.
+/// The undone permits of one ring.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     /// The credits that count, by their times.
     pub(super) credits: BTreeMap<Stamp, Credit>,
     pub(super) sum: u32,
-    /// The credits that are over, from the oldest on. In a longer window they may count again.
+    /// The credits that are over, oldest first. In a longer window they may count again.
     pub(super) over: VecDeque<(Stamp, Credit)>,
     pub(super) over_sum: u32,
 }
 
-/// What a giver-back needs the lock for.
+/// The data that a giver-back needs the lock for.
 #[derive(Debug, Default)]
 pub(super) struct Books {
-    /// What was undone in the ring that is in force.
+    /// The undone permits of the ring that is in force.
     pub(super) book: Book,
     /// The copy that is being made.
     pub(super) copying: Option<Copying>,
-    /// Whether the last copy in one pass failed, because others took permits meanwhile.
+    /// Whether the last copy in one pass failed, because other calls took permits meanwhile.
     pub(super) hurried: bool,
-    /// The credits of the ring before, which are freed a few at a time: all at once would take
-    /// long.
+    /// The credits of the ring before. They are freed a few at a time, because freeing all at once
+    /// would take long.
     pub(super) old: BTreeMap<Stamp, Credit>,
-    /// How many copies were begun.
+    /// The number of copies that were begun.
     pub(super) copies: u64,
 }
 
@@ -169,7 +168,7 @@ impl GiveBack {
         slot.credits.store(encode(version, first, sum), Ordering::Release);
     }
 
-    /// The first place that counts in a version.
+    /// Returns the first place that counts in a version.
     pub(super) fn floor(&self, version: u16) -> u32 {
         // Acquire: a newer floor comes with a newer head, which 3 or 6 of `state.rs` sees.
         u32::try_from(self.slot(version).floor.load(Ordering::Acquire)).unwrap_or(0)
@@ -180,14 +179,14 @@ impl GiveBack {
         Credits::decode(self.slot(version).credits.load(Ordering::Acquire), version)
     }
 
-    /// Makes known what was left out. Fails if the credits are others by now.
+    /// Publishes what was left out. Fails if the credits have changed meanwhile.
     pub(super) fn publish(&self, credits: &Credits) -> bool {
         let Credits { first, sum, version, word, .. } = *credits;
         let new = encode(version, first, sum);
         let slot = &self.slot(version).credits;
-        // Fails if another taker has made them known, or if the slot has a newer version. Release:
-        // a taker that reads these credits sees the head by which this one left some out (4).
-        // Relaxed on failure: nothing is read after it.
+        // Fails if another taker has published them, or if the slot has a newer version. Release: a
+        // taker that reads these credits sees the head by which this one left some out (4). Relaxed
+        // on failure: nothing is read after it.
         slot.compare_exchange(word, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -196,10 +195,10 @@ impl GiveBack {
     }
 }
 
-/// How many permits a credit has, and where the next one is.
+/// Returns how many permits a credit has, and the place of the next credit.
 fn link(links: &Chunks, place: u32) -> (u32, u32) {
     let word = links.load(place);
-    // As wide as the masks.
+    // Each part is as wide as its mask.
     #[allow(clippy::cast_possible_truncation)]
     ((word >> 25) as u32 & NOWHERE, word as u32 & NOWHERE)
 }
@@ -221,21 +220,22 @@ impl Book {
         here.n += credit.n;
         self.sum += credit.n;
         let Credit { place, n } = *here;
-        // First itself, and then the one before it, so that the list is whole at any time.
+        // The credit's own link first, and then the link of the credit before it, so that the list
+        // is complete at any time.
         set_link(links, place, n, next);
         if let Some((_, last)) = self.credits.range(..time).next_back() {
             set_link(links, last.place, last.n, place);
         }
     }
 
-    /// Parts the credits that count from the credits that are over, and forgets credits with places
-    /// that were taken anew. It does so as of the time of the head, since no request is judged as
-    /// of an earlier time.
+    /// Separates the credits that count from the credits that are over, and forgets credits whose
+    /// places were taken again. It does so as of the time of the head, because no request is judged
+    /// as of an earlier time.
     fn follow(&mut self, state: &LogState, back: &GiveBack, window: &Window, head: Head) {
         self.part(state, back, head.ring, window, head.time, Some(head.place));
     }
 
-    /// Parts the credits as of `now`, in a ring where the `next` place counts no more.
+    /// Separates the credits as of `now`, in a ring whose `next` place no longer counts.
     pub(super) fn part(
         &mut self,
         state: &LogState,
@@ -260,8 +260,9 @@ impl Book {
             self.over_sum += credit.n;
             self.over.push_back((time, credit));
         }
-        // Acquire, as each load of a place. A place that was taken anew shows its newer time here:
-        // the head shows all grants but the last, and that one was written before this call.
+        // Acquire, like each load of a place. A place that was taken again shows its newer time
+        // here: the head shows all grants but the last, and that grant was written before this
+        // call.
         while let Some((time, credit)) = self.over.front_mut()
             && (Some(credit.place) == next || state.place(ring, credit.place).load(Ordering::Acquire) > *time)
         {
@@ -278,19 +279,19 @@ impl Book {
         *self = Book::default();
     }
 
-    /// The undone permits with places that were not taken anew: so many places fewer than the ring
-    /// has show permits that count, or would count in a longer window.
+    /// Returns the undone permits whose places were not taken again: the ring has this many fewer
+    /// places that show permits that count, or would count in a longer window.
     pub(super) fn undone(&self) -> u32 {
         self.sum + self.over_sum
     }
 }
 
-/// What the next version shall be.
+/// The content of the next version.
 pub(super) struct Next {
     pub(super) place: u32,
-    /// How many places behind it count.
+    /// How many places behind `place` count.
     pub(super) valid: u32,
-    /// How many of them were taken with it.
+    /// How many of them were taken with this version.
     pub(super) n: u32,
     pub(super) time: Stamp,
     pub(super) ring: bool,
@@ -300,7 +301,7 @@ pub(super) struct Next {
 }
 
 impl LogState {
-    /// The head, with the last grant written, what counts by it, and the time it is.
+    /// Returns the head, with the last grant written, what counts by it, and the present time.
     pub(super) fn settled(&self, now: Stamp, window: &Window) -> (View, Stamp) {
         let head = self.head();
         self.help(head);
@@ -308,13 +309,13 @@ impl LogState {
         (self.view(head, time, window), time)
     }
 
-    /// Begins the next version, unless the head is another one by now.
+    /// Begins the next version, unless the head has changed.
     pub(super) fn install(&self, back: &GiveBack, head: Head, next: &Next) -> bool {
         let new = self.replace(back, head, next);
         new.inspect(|new| self.help(*new)).is_some()
     }
 
-    /// Replaces the head by that of the next version, unless it is another one by now.
+    /// Replaces the head by that of the next version, unless the head has changed.
     fn replace(&self, back: &GiveBack, head: Head, next: &Next) -> Option<Head> {
         let Next { place, valid, n, time, ring, first, sum } = *next;
         let floored = valid < self.len() - 1;
@@ -323,7 +324,7 @@ impl LogState {
         loop {
             match self.exchange(head, new) {
                 Ok(()) => return Some(new),
-                // It may fail for no reason.
+                // The CAS may fail spuriously.
                 Err(same) if same == head => {}
                 Err(_) => return None,
             }
@@ -333,7 +334,8 @@ impl LogState {
     /// Begins the next version with the credits of the book, which has `n` permits more than
     /// before.
     fn credit(&self, back: &GiveBack, books: &mut Books, n: u32, now: Stamp, window: &Window) {
-        // A copy is made once in more undone permits than half of the credits that it leaves.
+        // One copy is made per number of undone permits that exceeds half of the credits that it
+        // leaves.
         (0..n.saturating_mul(4)).map_while(|_| books.old.pop_first()).for_each(drop);
         loop {
             let (View { head, valid, .. }, _) = self.settled(now, window);
@@ -352,24 +354,24 @@ impl LogState {
         }
     }
 
-    /// Leaves out the credits with times that are not after `over`.
+    /// Leaves out the credits whose times are not after `over`.
     pub(super) fn leave_out(&self, back: &GiveBack, credits: &mut Credits, ring: bool, over: Stamp) {
-        // Acquire: the time of a place that was taken anew comes with a newer head, which 3 or 6
+        // Acquire: the time of a place that was taken again comes with a newer head, which 3 or 6
         // sees.
         while credits.sum > 0
             && credits.first < self.len()
             && self.place(ring, credits.first).load(Ordering::Acquire) <= over
         {
             let (n, next) = link(back.links(ring), credits.first);
-            // A list that a later version has changed may end in between: then the head is another
-            // one.
+            // A list that a later version has changed may end in between: then the head has
+            // changed.
             credits.sum = if n == 0 { 0 } else { credits.sum.saturating_sub(n) };
             (credits.first, credits.left_out) = (next, credits.left_out + 1);
         }
     }
 
-    /// How many of the places that count, from the oldest on, come before the first place that is
-    /// not `before`.
+    /// Returns how many of the places that count, from the oldest on, come before the first place
+    /// whose time does not satisfy `before`.
     pub(super) fn count(&self, view: &View, from: u32, before: impl Fn(Stamp) -> bool) -> u32 {
         let (mut low, mut high) = (from, view.valid);
         while low < high {
@@ -379,24 +381,25 @@ impl LogState {
         low
     }
 
-    /// The number of a place among the places that count, from the oldest on.
+    /// Returns the number of a place among the places that count, from the oldest on.
     fn number(&self, head: Head, valid: u32, place: u32) -> Option<u32> {
         valid.checked_sub(self.before(head.place, place))
     }
 
-    /// The head now, and how many places were taken since an older one, if that is less than a lap:
-    /// a grant that takes the last place anew is later than the older head, since at one instant
-    /// fewer are made than the ring has places.
+    /// Returns the present head, and how many places were taken since an older head, if that is
+    /// less than a lap. A grant that takes the last place again is later than the older head,
+    /// because fewer grants than the ring has places are made at one instant.
     pub(super) fn taken_since(&self, old: Head) -> Option<(Head, u32)> {
         let head = self.head();
         self.help(head);
-        // After the head, which shows all grants but the last, and `help` wrote that one: if the
-        // place was taken anew, this load reads the newer time.
+        // After the head, which shows all grants but the last, and `help` wrote that grant: if the
+        // place was taken again, this load reads the newer time.
         let last = self.place(old.ring, self.before(old.place, 1)).load(Ordering::Acquire);
         (last <= old.time).then(|| (head, self.before(head.place, old.place)))
     }
 
-    /// The place of the first permit of a time, and how many there are. None if the time is over.
+    /// Returns the place of the first permit of a time, and how many there are. Returns `None` if
+    /// the time is over.
     fn run(&self, time: Stamp, now: Stamp, window: &Window) -> Option<(u32, u32)> {
         loop {
             let (view, latest) = self.settled(now, window);
@@ -405,7 +408,7 @@ impl LogState {
             }
             let first = self.count(&view, 0, |there| there < time);
             let next = self.count(&view, first, |there| there <= time);
-            // Places that were taken anew meanwhile confuse the search: then it ends in one of
+            // Places that were taken again meanwhile confuse the search: then it ends in one of
             // them.
             let over = self
                 .taken_since(view.head)
@@ -417,7 +420,7 @@ impl LogState {
         }
     }
 
-    /// Gives back a grant, as if it had not been, as far as it is not over.
+    /// Gives back a grant, as if it had not been made, as far as it is not over.
     pub(super) fn undo(&self, charge: LogCharge, now: Stamp, window: &Window) {
         let back = self.give_back();
         let mut books = lock(&back.books);
@@ -481,7 +484,7 @@ impl LogState {
         }
     }
 
-    /// Forgets all that was granted.
+    /// Forgets all grants.
     pub(super) fn reset(&self) {
         let back = self.give_back();
         let mut books = lock(&back.books);
@@ -498,7 +501,7 @@ impl LogState {
         }
     }
 
-    /// Takes `n` places as of `now` at least, whatever they show.
+    /// Takes `n` places as of at least `now`, whatever they show.
     pub(super) fn debit(&self, n: u32, now: Stamp, window: &Window) {
         let back = self.give_back();
         let mut books = lock(&back.books);
@@ -507,7 +510,7 @@ impl LogState {
         loop {
             let (View { head, valid, .. }, time) = self.settled(now, window);
             book.follow(self, back, window, head);
-            // Places that are taken anew count no more, nor do credits in them.
+            // Places that are taken again no longer count, nor do credits in them.
             let lost = (valid + n).saturating_sub(self.len() - 1);
             let number = |credit: &Credit| self.number(head, valid, credit.place).unwrap_or(0);
             let gone = book.credits.values().take_while(|credit| number(credit) < lost).count();
@@ -525,11 +528,11 @@ impl LogState {
         }
     }
 
-    /// Takes all places, as of the last time there is, so that no request is ever granted again.
+    /// Takes all places, as of the last possible time, so that no request is ever granted again.
     /// Returns how many permits counted at the time `now`.
     ///
-    /// It does not write that time to the places: the head tells it for as many places as the last
-    /// grant took, and every request is refused by that.
+    /// It does not write that time to the places: the head holds it for as many places as the last
+    /// grant took, and that refuses every request.
     pub(super) fn shut(&self, room: u32, now: Stamp, window: &Window) -> u32 {
         let back = self.give_back();
         let mut books = lock(&back.books);
@@ -546,14 +549,15 @@ impl LogState {
         }
     }
 
-    /// How many permits count at a time, by a view of that time.
+    /// Returns how many permits count at a time, by a view of that time.
     pub(super) fn taken(&self, view: &View, time: Stamp, window: &Window) -> u32 {
         // Times rise along the ring, so the places that are over come first.
         let over = self.count(view, 0, |there| end(there, window) <= time);
         view.valid - over - view.credits.sum.min(view.valid - over)
     }
 
-    /// Sees to it that what was undone counts again if it does so in a longer window.
+    /// Ensures that undone permits count again as undone if their time counts again in a longer
+    /// window.
     pub(super) fn rewindow(&self, now: Stamp, window: &Window) {
         if let Some(back) = self.back() {
             let mut books = lock(&back.books);

@@ -4,19 +4,18 @@
 //!
 //! | bits | field | meaning | changed by |
 //! |---|---|---|---|
-//! | 0 | `credited` | grants with times that still count were undone: the slot of the version tells how many permits | set by a giver-back, cleared by the taker that finds them all over |
+//! | 0 | `credited` | grants with times that still count were undone: the slot of the version holds the number of permits | set by a giver-back, cleared by the taker that finds them all over |
 //! | 1 | `ring` | which of the two rings is in force | a giver-back that copies |
 //! | 2 to 63 | `time` | when the last grant was made; never falls | each taker |
 //! | 64 to 87 | `n` | how many places the last grant took; its taker may not have written them yet | each taker; a giver-back sets it to 0 |
 //! | 88 to 112 | `place` | where the next grant goes | each taker, a debit, a giver-back that copies |
 //! | 113 to 126 | `version` | raised by each giver-back; wraps after 2^14 of them | each giver-back |
-//! | 127 | `floored` | places behind the floor do not count: the slot of the version tells where it is | set by a giver-back, cleared by the taker that fills the ring |
+//! | 127 | `floored` | places behind the floor do not count: the slot of the version holds the floor | set by a giver-back, cleared by the taker that fills the ring |
 //!
 //! # Two equal heads
 //!
-//! A taker may stall between its look and its exchange, and the exchange succeeds if the head is an
-//! equal one by then. The time never falls, so that all that happened in between happened at one
-//! instant.
+//! A taker may stall between its check and its CAS, and the CAS succeeds if the head is an equal
+//! one by then. The time never falls, so everything in between happened at one instant.
 //!
 //! - **No giver-back came in between.** Grants of one instant take fewer places than the ring has.
 //!   So `place` differs after a grant, and equal heads mean that nothing happened.
@@ -25,21 +24,21 @@
 //!   or went back.
 //! - **2^14 of them, and no grant.** They undid or refunded permits, or were resets: each of them
 //!   made more permits free, so the taker may still take what it found free. If the taker left out
-//!   credits meanwhile, its exchange of the slot tells whether they are still the ones that it
-//!   read. If it clears `floored`, refunded permits count until they are over: too few are granted,
-//!   and not too many.
+//!   credits meanwhile, its CAS of the slot shows whether they are still the ones that it read. If
+//!   it clears `floored`, refunded permits count until they are over: too few are granted, and not
+//!   too many.
 //! - **2^14 of them, and grants or debits.** `place` is equal again only after a whole lap of the
 //!   ring, or after two copies with their ends on one place. Then the stalled taker may be granted
-//!   up to its `n` permits too many. This is the bound: one request per 2^14 givings-back within
-//!   one nanosecond of the log's time, if all of that coincides.
+//!   up to its `n` permits too many. The bound is therefore one request per 2^14 givings-back
+//!   within one nanosecond of the log's time, if all of that coincides.
 //!
-//! A wider version would push this further and not exclude it: the word has 128 bits, all in use.
+//! A wider version would make this rarer but not exclude it: the word has 128 bits, all in use.
 //!
 //! Loom's versions wrap after 4: `loom-tests/sliding_log.rs` models the third case.
 
 use crate::policy::window::Stamp;
 
-/// Where the next grant goes, and what the last one was.
+/// The place of the next grant, and the data of the last grant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Head {
     pub(crate) version: u16,
@@ -54,7 +53,7 @@ pub(crate) struct Head {
 /// The latest time that has a number of its own, 109 years after the beginning.
 pub(crate) const LAST: Stamp = (1 << 62) - 1;
 
-/// Even, since the parity of a version chooses its slot.
+/// Even, because the parity of a version chooses its slot.
 pub(crate) const VERSIONS: u16 = if cfg!(all(test, tidegate_loom)) { 4 } else { 1 << 14 };
 
 impl Head {
@@ -87,7 +86,7 @@ impl Head {
         u128::from(high) << 64 | u128::from(low)
     }
 
-    /// The head of the next version, with the last grant written.
+    /// Returns the head of the next version, with the last grant written.
     pub(crate) fn next_version(self) -> Head {
         Head { version: (self.version + 1) % VERSIONS, n: 0, ..self }
     }

@@ -1,4 +1,4 @@
-//! Sliding log: the times of the last grants, and nothing else. Exact.
+//! Sliding log: the times of the last grants, and nothing else. It is exact.
 //!
 //! # Algorithm
 //!
@@ -13,7 +13,7 @@
 //!
 //! # Invariant
 //!
-//! At most `limit` permits are granted in any span shorter than the window: two permits that are
+//! At most `limit` permits are granted in any period shorter than the window: two permits that are
 //! `limit` grants apart are at least a window apart. Tests: `tests/policy/window_properties.rs`.
 //!
 //! # Source
@@ -38,21 +38,21 @@ use crate::time::Nanos;
 
 pub use state::LogState;
 
-/// Never more than so many permits in *any* span of the period: exact.
+/// Never grants more than a number of permits in *any* period of the rate's length. It is exact.
 ///
 /// It remembers when each of the last permits was granted. A decision with a limit of a hundred
 /// thousand costs as much as with a limit of ten; memory is 9 bytes for each permit of the limit,
 /// allocated once. A request for `n` permits at once writes `n` times. Undoing grants allocates up
-/// to three times as much again, in chunks of 8 KiB: the first is needed by the first grant that is
-/// undone, and most of them only if many are.
+/// to three times as much again, in chunks of 8 KiB: the first grant that is undone needs the first
+/// chunk, and most of the chunks are needed only if many grants are undone.
 ///
-/// A request for more than the limit can never be had. Permits that are awaited are counted from
-/// the time at which they were really granted, so a timer that is late by a millisecond in a window
-/// of a second costs a thousandth of the rate.
+/// A request for more than the limit is never granted. Awaited permits are counted from the time at
+/// which they were really granted, so a timer that is late by a millisecond in a window of a second
+/// costs a thousandth of the rate.
 ///
-/// When the rate changes, granted permits stay granted, also with [`Keep::Ratio`]: see
-/// [`Keep::Count`]. A limit that is raised above the [room](SlidingLog::with_capacity) made for it
-/// is cut to that room.
+/// When the rate changes, granted permits stay granted, even with [`Keep::Ratio`]: see
+/// [`Keep::Count`]. A limit that is raised above the [room](SlidingLog::with_capacity) reserved for
+/// it is cut to that room.
 ///
 /// # Examples
 ///
@@ -91,32 +91,33 @@ pub struct SlidingLog {
 pub struct LogCharge {
     time: Stamp,
     n: u32,
-    /// The place of the next grant.
+    /// The index of the next grant.
     next: u32,
 }
 
-/// A time as the log notes it.
+/// Returns a time as the log records it.
 #[inline]
 fn moment(at: Nanos) -> Stamp {
     stamp(at).min(head::LAST)
 }
 
-/// The time of a stamp. Never, if the clock does not reach it.
+/// Returns the time of a stamp, or never, if the clock does not reach it.
 fn due(time: Stamp) -> Nanos {
     if time > head::LAST { Nanos::MAX } else { time_of(time) }
 }
 
 impl SlidingLog {
-    /// The most permits that a log has room for: 2^24 - 1, in 144 MiB.
+    /// The maximum number of permits for which a log has room: 2^24 - 1, in 144 MiB.
     pub const MAX_LIMIT: u32 = (1 << 24) - 1;
 
-    /// Never more permits in any period than the rate says: `5000/h` is 5000 in any hour.
+    /// Creates a log that never grants more permits in any period than the rate says: `5000/h` is
+    /// 5000 in any hour.
     ///
     /// # Panics
     ///
-    /// If the rate is not a whole number of permits, at most [`MAX_LIMIT`](SlidingLog::MAX_LIMIT),
-    /// in a whole number of nanoseconds. For values from a configuration, use
-    /// [`try_new`](SlidingLog::try_new).
+    /// Panics if the rate is not a whole number of permits, at most
+    /// [`MAX_LIMIT`](SlidingLog::MAX_LIMIT), in a whole number of nanoseconds. For values from a
+    /// configuration, use [`try_new`](SlidingLog::try_new).
     #[must_use]
     #[track_caller]
     pub fn new(rate: Rate) -> SlidingLog {
@@ -126,7 +127,7 @@ impl SlidingLog {
         }
     }
 
-    /// Never more permits in any period than the rate says.
+    /// Creates a log that never grants more permits in any period than the rate says.
     ///
     /// # Errors
     ///
@@ -139,17 +140,17 @@ impl SlidingLog {
         log.with_capacity(room)
     }
 
-    /// The least room for the limit in force.
+    /// Returns the least room for the limit in force.
     pub(in crate::policy) fn needed_room(&self) -> u32 {
         let window = self.window.get();
         if window.unlimited { 1 } else { window.limit.max(1) }
     }
 
-    /// Makes room for a limit of so many permits, to which it can be raised while it runs.
+    /// Makes room for a limit of `permits` permits, to which it can be raised while it runs.
     ///
     /// # Errors
     ///
-    /// [`PolicyError::Log`] if that is more than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
+    /// Returns [`PolicyError::Log`] if `permits` is more than [`MAX_LIMIT`](SlidingLog::MAX_LIMIT).
     pub fn with_capacity(self, permits: u32) -> Result<SlidingLog, PolicyError> {
         if permits > SlidingLog::MAX_LIMIT {
             return Err(PolicyError::Log { permits, limit: SlidingLog::MAX_LIMIT });
@@ -157,7 +158,7 @@ impl SlidingLog {
         Ok(SlidingLog { room: self.room.max(permits), ..self })
     }
 
-    /// The status without the last `later` places.
+    /// Returns the status without the last `later` entries.
     fn status_without(
         &self,
         state: &LogState,
@@ -177,7 +178,7 @@ impl SlidingLog {
             let at_or = |free_at| if free_at > time { due(free_at) } else { at };
             let next_at = match later {
                 0 => state.free_at(view, &window, 1),
-                // The oldest of the places that counted then.
+                // The oldest of the entries that counted then.
                 later => state::end(state.behind(view, window.limit + later + view.credits.sum), &window),
             };
             PolicyStatus {
@@ -189,7 +190,7 @@ impl SlidingLog {
         })
     }
 
-    /// The window, with a limit that the ring has room for.
+    /// Returns the window, with a limit for which the ring has room.
     #[inline]
     fn window(&self) -> Window {
         let window = self.window.get();
@@ -244,7 +245,7 @@ impl Policy for SlidingLog {
         if n > window.limit {
             return Nanos::MAX;
         }
-        // The times of one window come again in the next: each full limit takes a window more.
+        // The times of one window return in the next: each full limit takes one window more.
         let (need, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
         let windows = (need - 1) / limit;
         let of_first = u32::try_from(need - windows * limit).unwrap_or(window.limit);
@@ -256,17 +257,17 @@ impl Policy for SlidingLog {
         first.map_or(at, |first| due(first.saturating_add(window.length.saturating_mul(windows))))
     }
 
-    /// Single permits leave no place free, and larger requests may.
+    /// Single permits leave no entry free, and larger requests may.
     fn one_by_one(&self, largest: u32) -> usize {
         if largest > 1 { usize::MAX } else { 0 }
     }
 
-    /// How many places were taken by grants that were foreseen, and how many of these are free
-    /// again. The ring itself is looked at later, place by place.
+    /// Records how many entries were taken by foreseen grants, and how many of these are free
+    /// again. The ring itself is read later, entry by entry.
     fn forecast(&self, state: &LogState, at: Nanos) -> Forecast {
         let head = state.head();
-        // And by which head the ring was found: of its time the lowest bits, which differ from lap
-        // to lap.
+        // The third number identifies the head for which the ring was found: the lowest bits of its
+        // time, which differ from lap to lap.
         let found = head.time << 39 | u64::from(head.place) << 14 | u64::from(head.version);
         Forecast::with(at, [0, 0, found])
     }
@@ -285,7 +286,7 @@ impl Policy for SlidingLog {
         let (mut free_at, latest) = state.look(moment(forecast.at), &window, |view, _| {
             (state.free_at(view, &window, of_ring), view.head.time)
         });
-        // Behind the last place of the ring come the places of the foreseen grants.
+        // Behind the last entry of the ring come the entries of the foreseen grants.
         while let Some((end, places)) = forecast.next_expiry()
             && free < taken.saturating_sub(limit)
         {
@@ -293,7 +294,7 @@ impl Policy for SlidingLog {
             free += places;
             free_at = free_at.max(end);
         }
-        // A request is judged as of the last grant, also if the clock went back.
+        // A request is judged as of the last grant, even if the clock went back.
         let at = if free_at > latest { forecast.at.max(due(free_at)) } else { forecast.at };
         if at < Nanos::MAX {
             forecast.at = at;
@@ -312,7 +313,7 @@ impl Policy for SlidingLog {
         let limit = u64::from(window.limit);
         let time = moment(forecast.at).max(state.head().time);
         let time = time.saturating_add(crowd.spans(limit).saturating_mul(window.length));
-        // As if the last grant had all places.
+        // As if the last grant had all entries.
         *forecast = Forecast::with(due(time).max(forecast.at), [limit, 0, 0]);
         forecast.add_expiry(time.saturating_add(window.length), limit);
     }
@@ -325,7 +326,7 @@ impl Policy for SlidingLog {
         u64::MAX
     }
 
-    /// Gives back the oldest permits that count. They would have come back first.
+    /// Gives back the oldest permits that count. They would have returned first.
     fn refund(&self, state: &LogState, at: Nanos, n: u32) -> u64 {
         let window = self.window();
         if !window.unlimited {
@@ -338,7 +339,7 @@ impl Policy for SlidingLog {
         n.checked_sub(used).filter(|n| *n > 0).map(|n| LogCharge { n: charge.n.min(n), ..charge })
     }
 
-    /// Of more permits than there is room for, the last ones are remembered.
+    /// If there are more permits than room, the last ones are remembered.
     fn debit(&self, state: &LogState, at: Nanos, n: u32) {
         let (n, window) = (n.min(self.room), self.window());
         if n > 0 && !window.unlimited {
@@ -367,7 +368,7 @@ impl Policy for SlidingLog {
         Ok(u64::MAX)
     }
 
-    /// There is no room for more grants than there was.
+    /// There is no room for more grants than before.
     fn change_to(&self, new: &SlidingLog) -> Option<Change> {
         (self.room >= new.room).then(|| Change::rate(new.rate()))
     }

@@ -1,33 +1,33 @@
-//! The state of a log, and what a request does with it: a ring of times that only grows.
+//! The state of a log, and how a request uses it: a ring of times that only grows.
 //!
 //! # Protocol
 //!
-//! Shared: the [`Head`], and a ring with one time for each permit. The head says where the next
-//! grant goes, and when the last grant was made. `room` places count for decisions; the spare ones
-//! bound how many undone permits may lie among them.
+//! Shared: the [`Head`], and a ring with one time for each permit. An index of the ring is called a
+//! place. The head holds the place of the next grant, and the time of the last grant. `room` places
+//! count for decisions; the spare places bound how many undone permits may lie among them.
 //!
 //! | word | meaning | changed by | a request that sees it |
 //! |---|---|---|---|
 //! | a place behind the head | when one permit was granted | the taker of the place, or a helper; it only rises, until the ring is filled by a copy | compares it with the time |
 //! | a place of the last grant | the time in the head, if it is not written yet | | takes the time in the head |
-//! | a place ahead of the head | a time of a lap before, not above the time in the head; these times ascend | | does not look at it |
+//! | a place ahead of the head | a time of an earlier lap, not above the time in the head; these times ascend | | does not read it |
 //! | head | see [`Head`] | takers, givers-back | replaces it, or is refused and writes nothing |
 //! | floor, in the slot of a version | places behind it do not count | a giver-back, before that version begins | counts them as free |
-//! | credits, in the slot of a version | how many permits with times that still count were undone, and the place of the first of them | a giver-back, before that version begins; a taker with a clock past the first one | looks as many places further back |
-//! | a link, for each place, in chunks | how many permits of the time in this place were undone, and where the next such place is; none before its chunk is allocated | a giver-back | leaves out the undone permits that are over |
+//! | credits, in the slot of a version | how many permits with times that still count were undone, and the place of the first of them | a giver-back, before that version begins; a taker with a clock past the first one | reads as many places further back |
+//! | a link, for each place, in chunks | how many permits of the time in this place were undone, and the place of the next such permits; none before its chunk is allocated | a giver-back | leaves out the undone permits that are over |
 //!
 //! | step of a taker | operation | ordering | why |
 //! |---|---|---|---|
 //! | 1 read | `head` | Acquire | sees the slot of its version, and the times of all grants but the last |
 //! | 2 judge | the place that has to be over; with a flag in the head, slot and links | Acquire | a newer value of any of them comes with a newer head, which 3 or 6 then sees |
-//! | 3 refuse | `head` again | Acquire | an equal head says that nothing changed since 1 |
-//! | 4 leave out | credits that are over: compare and exchange; a refusal does so too if they are many | AcqRel | their places may be taken anew from 6 on |
-//! | 5 help | places of the last grant that are not written: read, `head` again, compare and exchange | Acquire, Acquire, AcqRel | 6 replaces the head that tells their time |
-//! | 6 take | `head`: compare and exchange | AcqRel | fails if the head is another one; publishes what 4 and 5 made sure of |
-//! | 7 write | its own places, from the last to the first: as 5 | AcqRel | saves the next taker step 5 |
+//! | 3 refuse | `head` again | Acquire | an equal head shows that nothing changed since 1 |
+//! | 4 leave out | credits that are over: CAS; a refusal does so too if they are many | AcqRel | their places may be taken again from 6 on |
+//! | 5 help | places of the last grant that are not written: read, `head` again, CAS | Acquire, Acquire, AcqRel | 6 replaces the head that holds their time |
+//! | 6 take | `head`: CAS | AcqRel | fails if the head has changed; publishes what 4 and 5 ensured |
+//! | 7 write | its own places, from the last to the first: like 5 | AcqRel | saves the next taker step 5 |
 //!
-//! **A writer that stalls** between 6 and 7. The next taker writes its places in step 5, before the
-//! head forgets their time. When the stalled writer goes on, its exchanges fail, since a place
+//! **A writer may stall** between 6 and 7. The next taker writes its places in step 5, before the
+//! head forgets their time. When the stalled writer continues, its CASes fail, because a place
 //! never shows an older time again.
 //!
 //! | | stalled taker *A* | taker *B* | head | places |
@@ -35,24 +35,24 @@
 //! | 1 | takes place 4 at 20 | | 5, time 20 | 4 shows 3 |
 //! | 2 | stalls | reads the head, and needs place 4: the last grant, so its time is 20 | | |
 //! | 3 | | writes 20 to place 4, takes place 5 at 21 | 6, time 21 | 4 shows 20 |
-//! | 4 | exchanges 3 for 20 in place 4: fails | | | 4 shows 20 |
+//! | 4 | CAS from 3 to 20 in place 4: fails | | | 4 shows 20 |
 //!
-//! **Whether a grant is written** is told by its first place alone. A grant is written from its
+//! **Whether a grant is written** is determined by its first place. A grant is written from its
 //! last place to its first one, and the times ahead of the head ascend: if the first place shows
-//! the time of the grant, all of them do, by whatever they were written.
+//! the time of the grant, all of its places do, whichever thread wrote them.
 //!
-//! **No request is granted too early.** Times rise along the ring, since a request is judged and
-//! noted as of its own time or the time of the last grant, whichever is later. So the place that
-//! the request looks at has the newest time of all places that have to be over, and one look
-//! decides for any `n`.
+//! **No request is granted too early.** Times rise along the ring, because a request is judged and
+//! recorded as of its own time or the time of the last grant, whichever is later. So the place that
+//! the request reads has the newest time of all places that have to be over, and one read decides
+//! for any `n`.
 //!
-//! **Undone permits stay in the ring.** An undone place takes up room among the places that count.
-//! So a request looks one place further back for each undone permit. A request of `n` permits fits
-//! if the places in the window and `n` are together at most *N* and the undone places.
-//! `give_back.rs` has the protocol of undoing.
+//! **Undone permits stay in the ring.** An undone place uses room among the places that count. So a
+//! request reads one place further back for each undone permit. A request of `n` permits fits if
+//! the places in the window and `n` are together at most *N* plus the undone places. `give_back.rs`
+//! has the protocol of undoing.
 //!
-//! **Checked by** `loom-tests/sliding_log.rs`. Loom's head is a mutex, so that the orderings of the
-//! head are argued here only.
+//! **Checked by** `loom-tests/sliding_log.rs`. Loom's head is a mutex, so the orderings of the head
+//! are argued only here.
 
 use std::sync::OnceLock;
 
@@ -66,8 +66,8 @@ use crate::sync::{AtomicU64, AtomicU128, Ordering};
 /// The fewest places beyond the room.
 pub(crate) const SPARE: u32 = if cfg!(all(test, tidegate_loom)) { 2 } else { 64 };
 
-/// A refusal writes nothing, unless it left out so many credits that are over: the next request
-/// need not pass them again.
+/// A refusal writes nothing, unless it left out this many credits that are over: then the next
+/// request need not pass them again.
 const MANY: u32 = 32;
 
 /// The state of one [`SlidingLog`](crate::policy::SlidingLog): a ring of times.
@@ -76,11 +76,11 @@ pub struct LogState {
     pub(super) head: AtomicU128,
     /// The ring that is in force until grants are undone in large numbers.
     times: Box<[AtomicU64]>,
-    /// What giving back needs. A log of few permits makes it when it is needed first.
+    /// The data for giving back. A log of few permits creates it when it is first needed.
     back: OnceLock<Box<GiveBack>>,
 }
 
-/// What one look at the head and its slot says.
+/// The result of one read of the head and its slot.
 #[derive(Debug)]
 pub(super) struct View {
     pub(super) head: Head,
@@ -91,9 +91,9 @@ pub(super) struct View {
 }
 
 impl LogState {
-    /// A log that has room for so many permits.
+    /// Creates a log with room for `room` permits.
     pub(super) fn new(room: u32) -> LogState {
-        // One place more, so that no decision looks at the place that is written next.
+        // One additional place, so that no decision reads the place that is written next.
         let len = room + room / 8 + SPARE + 1;
         let state = LogState { head: AtomicU128::new(0), times: words(len), back: OnceLock::new() };
         if len > CHUNK {
@@ -103,14 +103,14 @@ impl LogState {
         state
     }
 
-    /// How many places a ring has.
+    /// Returns how many places a ring has.
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.times.len()).unwrap_or(u32::MAX)
     }
 
-    /// How many undone permits there may be.
+    /// Returns how many undone permits there may be.
     pub(super) fn spare(&self) -> u32 {
-        // An eighth of the room is a ninth of the room and its eighth.
+        // One eighth of the room is one ninth of the sum of the room and its eighth.
         (self.len() - 1 - SPARE) / 9 + SPARE
     }
 
@@ -122,7 +122,7 @@ impl LogState {
         self.back.get_or_init(|| Box::new(GiveBack::new(self.len())))
     }
 
-    /// What a place of one of the two rings shows.
+    /// Returns the word of a place of one of the two rings.
     #[inline]
     pub(crate) fn place(&self, ring: bool, place: u32) -> &AtomicU64 {
         match self.back.get() {
@@ -137,7 +137,7 @@ impl LogState {
         Head::decode(self.head.load(Ordering::Acquire))
     }
 
-    /// Replaces the head, or returns the one that is there instead. It may fail for no reason.
+    /// Replaces the head, or returns the newer head. It may fail spuriously.
     #[inline]
     pub(crate) fn exchange(&self, head: Head, new: Head) -> Result<(), Head> {
         self.exchange_word(head.encode(), new).map(drop).map_err(Head::decode)
@@ -145,30 +145,31 @@ impl LogState {
 
     #[inline]
     fn exchange_word(&self, word: u128, new: Head) -> Result<u128, u128> {
-        // Release: publishes the credits and the times that this thread made sure of (4, 5).
-        // Acquire: what this thread looks at next is as new as the head that it found.
+        // Release: publishes the credits and the times that this thread ensured (4, 5). Acquire:
+        // what this thread reads next is as new as the head that it found.
         self.head.compare_exchange_weak(word, new.encode(), Ordering::AcqRel, Ordering::Acquire)
     }
 
-    /// The place so many steps behind another one, at most once around.
+    /// Returns the place `steps` steps behind another one, at most once around.
     #[inline]
     pub(crate) fn before(&self, place: u32, steps: u32) -> u32 {
         if steps <= place { place - steps } else { place + self.len() - steps }
     }
 
-    /// The place so many steps after another one, at most once around.
+    /// Returns the place `steps` steps after another one, at most once around.
     #[inline]
     pub(crate) fn after(&self, place: u32, steps: u32) -> u32 {
         let sum = place + steps;
         if sum < self.len() { sum } else { sum - self.len() }
     }
 
-    /// How many steps lead from a place to a later one.
+    /// Returns how many steps lead from a place to a later one.
     pub(super) fn steps(&self, from: u32, to: u32) -> u32 {
         if from <= to { to - from } else { to + self.len() - from }
     }
 
-    /// What counts at a time, by a head that may be outdated: then the next look at the head tells.
+    /// Returns what counts at a time, by a head that may be outdated: the next check of the head
+    /// detects that.
     #[inline]
     pub(super) fn view(&self, head: Head, time: Stamp, window: &Window) -> View {
         match self.back.get() {
@@ -177,13 +178,13 @@ impl LogState {
         }
     }
 
-    /// What counts by a head without flags.
+    /// Returns what counts by a head without flags.
     #[inline(always)]
     fn plain_view(&self, head: Head) -> View {
         View { head, valid: self.len() - 1, credits: Credits::NONE }
     }
 
-    /// As [`view`](LogState::view), by the slot of the version.
+    /// Like [`view`](LogState::view), by the slot of the version.
     #[cold]
     fn view_slot(&self, back: &GiveBack, head: Head, time: Stamp, window: &Window) -> View {
         let valid =
@@ -199,7 +200,8 @@ impl LogState {
         View { head, valid, credits }
     }
 
-    /// The time of the place so many steps behind the head, from 1 on; 0 if it does not count.
+    /// Returns the time of the place `steps` steps behind the head, from 1 on; 0 if it does not
+    /// count.
     #[inline]
     pub(super) fn behind(&self, view: &View, steps: u32) -> Stamp {
         if steps > view.valid {
@@ -213,7 +215,7 @@ impl LogState {
         self.place(view.head.ring, place).load(Ordering::Acquire)
     }
 
-    /// Until when `n` permits are not free. `n` is at least 1, and at most the limit.
+    /// Returns until when `n` permits are not free. `n` is at least 1, and at most the limit.
     pub(super) fn free_at(&self, view: &View, window: &Window, n: u32) -> Stamp {
         let mut credits = view.credits;
         let Some(back) = self.back.get().filter(|_| credits.sum > 0) else {
@@ -231,7 +233,7 @@ impl LogState {
         }
     }
 
-    /// Looks until nothing changes meanwhile.
+    /// Calls `look` until nothing changes meanwhile.
     pub(super) fn look<T>(&self, now: Stamp, window: &Window, look: impl Fn(&View, Stamp) -> T) -> T {
         let mut head = self.head();
         loop {
@@ -247,7 +249,7 @@ impl LogState {
     /// Takes `n` places as of `now`. The error is the time before which that is too early.
     #[inline]
     pub(super) fn take(&self, now: Stamp, window: &Window, n: u32) -> Result<LogCharge, Stamp> {
-        // The word, since to compare two of them takes fewer instructions than to compare heads.
+        // The word, because comparing two words takes fewer instructions than comparing heads.
         // Acquire: as in `head` (1).
         let mut word = self.head.load(Ordering::Acquire);
         loop {
@@ -255,7 +257,7 @@ impl LogState {
             let time = now.max(head.time);
             let seen = match self.back.get() {
                 Some(back) if head.floored || head.credited => self.judge_slot(back, word, time, window, n),
-                // The usual head has no flag. The compiler leaves out all that is about credits.
+                // The usual head has no flag. The compiler removes everything about credits.
                 _ => self.judge(word, &self.plain_view(head), time, window, n),
             };
             match seen {
@@ -265,7 +267,7 @@ impl LogState {
         }
     }
 
-    /// As [`judge`](LogState::judge), by the slot of the version.
+    /// Like [`judge`](LogState::judge), by the slot of the version.
     #[cold]
     #[inline(never)]
     fn judge_slot(
@@ -280,8 +282,8 @@ impl LogState {
         self.judge(word, &view, time, window, n)
     }
 
-    /// Takes `n` places or refuses them, by a view. Returns the head that is there instead of the
-    /// head of the view, and may fail for no reason.
+    /// Takes `n` places or refuses them, by a view. The error is the newer head if the head is not
+    /// the one of the view; it may also fail spuriously.
     #[inline(always)]
     fn judge(
         &self,
@@ -297,7 +299,7 @@ impl LogState {
         }
         let no_credits = view.credits.sum == 0;
         let free_at = if no_credits { end(oldest, window) } else { self.free_at(view, window, n) };
-        // A refusal makes no exchange, so it looks at the head again (3).
+        // A refusal makes no CAS, so it checks the head again (3).
         match self.head.load(Ordering::Acquire) {
             same if same == word => {
                 if view.credits.left_out >= MANY {
@@ -309,17 +311,17 @@ impl LogState {
         }
     }
 
-    /// Takes `n` places that are free by a view, if the head is still the one of that view. Returns
-    /// the head that is there instead, and may fail for no reason. Always inlined, so that a
-    /// charge is not copied.
+    /// Takes `n` places that are free by a view, if the head is still the one of that view.
+    /// Otherwise the error is the newer head; it may also fail spuriously. Always inlined, so that
+    /// a charge is not copied.
     #[inline(always)]
     fn take_seen(&self, word: u128, view: &View, time: Stamp, n: u32) -> Result<LogCharge, u128> {
         let head = view.head;
         if !self.publish(&view.credits) {
-            // The slot has other credits by now, so the head is another one, too. Acquire: as (1).
+            // The slot has other credits now, so the head has changed, too. Acquire: as (1).
             return Err(self.head.load(Ordering::Acquire));
         }
-        // Help before the exchange: the next head does not tell the time of the last grant (5).
+        // Help before the CAS: the next head does not hold the time of the last grant (5).
         self.help(head);
         let next = self.place(head.ring, head.place);
         // Acquire: a time that is newer than this grant comes with a newer head, so 6 fails.
@@ -328,9 +330,9 @@ impl LogState {
         let credited = view.credits.sum > 0;
         let new = Head { place: self.after(head.place, n), n, time, floored, credited, ..head };
         self.exchange_word(word, new)?;
-        // One place needs no second look at the head: the exchange was that look. If this exchange
-        // fails, a helper may have written the place, and `help` finds out. Release: as in `write`.
-        // Relaxed on failure: `help` loads the place anew.
+        // One place needs no second check of the head: the CAS was that check. If the CAS of the
+        // place fails, a helper may have written the place, and `help` finds out. Release: as in
+        // `write`. Relaxed on failure: `help` loads the place again.
         let written = n == 1
             && (there >= time
                 || next.compare_exchange(there, time, Ordering::AcqRel, Ordering::Relaxed).is_ok());
@@ -340,7 +342,7 @@ impl LogState {
         Ok(LogCharge { time, n, next: new.place })
     }
 
-    /// Takes the places that are free at `now` beyond so many. Returns how many it took.
+    /// Takes the places that are free at `now` beyond `permits`. Returns how many it took.
     pub(super) fn keep_at_most(&self, now: Stamp, window: &Window, permits: u64) -> u32 {
         let permits = u32::try_from(permits).unwrap_or(u32::MAX);
         // Acquire: as in `head` (1).
@@ -351,7 +353,7 @@ impl LogState {
             let view = self.view(head, time, window);
             let free = window.limit.saturating_sub(self.taken(&view, time, window));
             word = match free.saturating_sub(permits) {
-                // Nothing is exchanged, so look at the head again (3).
+                // No CAS is made, so check the head again (3).
                 0 => match self.head.load(Ordering::Acquire) {
                     same if same == word => return 0,
                     newer => newer,
@@ -364,18 +366,18 @@ impl LogState {
         }
     }
 
-    /// Makes known which credits are over. Fails if they are others by now.
+    /// Publishes which credits are over. Fails if the credits have changed meanwhile.
     #[inline]
     fn publish(&self, credits: &Credits) -> bool {
         credits.left_out == 0 || self.back.get().is_none_or(|back| back.publish(credits))
     }
 
-    /// Writes the times of the last grant, as far as they are not written, from the last one to the
+    /// Writes the times of the last grant, as far as they are not written, from the last to the
     /// first.
     #[inline]
     pub(crate) fn help(&self, head: Head) {
         let first = self.place(head.ring, self.before(head.place, head.n));
-        // Without a last grant it is the next place, which does not matter. Acquire: the first
+        // Without a last grant this is the next place, which does not matter. Acquire: the first
         // place is written last, so its time shows that the other places are written.
         if head.n > 0 && first.load(Ordering::Acquire) < head.time {
             self.write(head);
@@ -386,7 +388,7 @@ impl LogState {
     fn write(&self, head: Head) {
         for steps in 1..=head.n {
             let place = self.place(head.ring, self.before(head.place, steps));
-            // Acquire, and before the look at the head: a newer time shows the head that wrote it.
+            // Acquire, and before the check of the head: a newer time shows the head that wrote it.
             let mut there = place.load(Ordering::Acquire);
             while there < head.time {
                 if self.head() != head {
@@ -394,8 +396,8 @@ impl LogState {
                     // belong to a newer grant by now.
                     return;
                 }
-                // Release: a thread that reads this time sees the head that tells it. Acquire on
-                // failure: as the load.
+                // Release: a thread that reads this time sees the head that holds it. Acquire on
+                // failure: as for the load.
                 match place.compare_exchange(there, head.time, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => break,
                     Err(other) => there = other,
@@ -405,8 +407,8 @@ impl LogState {
     }
 }
 
-/// When a grant of this time counts no more. Zero, and the number of a copy, is over: no window is
-/// longer than the first stamp.
+/// Returns when a grant of this time stops counting. Zero, and the number of a copy, is over: no
+/// window is longer than the first stamp.
 #[inline]
 pub(super) fn end(time: Stamp, window: &Window) -> Stamp {
     time.saturating_add(window.length)
@@ -437,7 +439,7 @@ mod tests {
         assert_eq!(kept(), 40 - 32);
     }
 
-    /// With a flag in the head, each decision looks at the slot of its version too.
+    /// With a flag in the head, each decision reads the slot of its version, too.
     #[test]
     fn the_flags_of_a_head_fall_when_they_say_nothing_more() {
         let log = SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate"));
