@@ -182,7 +182,7 @@ impl Bucket {
         // limit.
         let goes_on = old.0.is_unlimited() && terms.rate.is_unlimited();
         let since = if goes_on { old.0.frozen_at } else { tick };
-        // A new rate alone is never refused.
+        // A new rate by itself is never refused.
         let new = match change.burst {
             Some(_) => terms.numbers(since, old.1.interval)?,
             None => terms.rounded_numbers(since, old.1.interval),

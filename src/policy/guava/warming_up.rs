@@ -12,7 +12,7 @@
 //! costs an interval, plus a surcharge while the coldness is above a threshold *T*:
 //!
 //! ```text
-//!  price of a permit
+//!  cost of a permit
 //!   F x interval |                      .
 //!                |                   .  |
 //!                |                .     |
