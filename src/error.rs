@@ -393,7 +393,7 @@ impl fmt::Display for PolicyError {
 
 impl Error for PolicyError {}
 
-/// A span in years, for spans too long to read in seconds.
+/// A duration in years, for durations too long to read in seconds.
 struct Years(Duration);
 
 impl fmt::Display for Years {

@@ -97,7 +97,7 @@ use crate::policy::part::Whole;
 use crate::rate::Rate;
 use crate::time::Nanos;
 
-/// A rule that says when permits are due.
+/// A rule that decides when permits are due.
 ///
 /// Every method takes the time as an argument and may be called from many threads at once. Times
 /// need not be in ascending order: a caller may have read its clock a moment before another.

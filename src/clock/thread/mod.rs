@@ -32,7 +32,8 @@
 //! The operating system may refuse another thread. Then a sleep is [gone](Sleep::is_gone), and a
 //! limiter wakes the tasks that rely on it, so that they ask for a new sleep. Each poll of a sleep
 //! tries to start the thread again, and takes [`RETRY`] if that fails. As long as there is no
-//! thread, the tasks therefore check the queue about once in that time, and no task is lost.
+//! thread, the tasks therefore check the limiter's queue about once in that time, and no task is
+//! lost.
 
 mod queue;
 mod slack;

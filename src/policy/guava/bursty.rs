@@ -1,4 +1,4 @@
-//! SmoothBursty: a steady rate that saves unused permits and lets the next caller pay.
+//! SmoothBursty: a steady rate that stores unused permits and lets the next caller pay.
 //!
 //! # Algorithm
 //!
