@@ -48,7 +48,7 @@ fn parking_against_cancelling(wait: fn(&TestLimiter, &CancelToken) -> Result<Nan
 }
 
 fn acquire(limiter: &TestLimiter) -> Result<Nanos, Refusal> {
-    blocking::acquire(&mut Pending { shared: limiter, wait: Progress::new(1) }).map(|answer| answer.waited)
+    blocking::acquire(&mut Pending::new(limiter, Progress::new(1))).map(|answer| answer.waited)
 }
 
 #[test]

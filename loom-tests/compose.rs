@@ -36,7 +36,7 @@ fn bucket_of(burst: u32, clock: &LoomClock) -> Bucket {
 
 fn both(members: [&Bucket; 2], clock: &LoomClock) -> Both {
     let entry = |limiter: &Bucket| {
-        let member = Arc::new(Handle(limiter.clone())) as Arc<dyn Member<LoomClock>>;
+        let member = Arc::new(Handle(limiter.clone())) as Arc<dyn Member>;
         Entry::new("one of them".into(), Kind::Rate(member))
     };
     let members = members.map(entry).into();

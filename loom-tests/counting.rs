@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 
-use super::support::{LoomClock, Woken, model, model_of_three};
+use super::support::{Woken, model, model_of_three};
 use crate::counting::line::{LINE, weight};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
@@ -181,13 +181,13 @@ fn a_permit_given_back_reaches_a_place_that_stands_up_meanwhile() {
         let ring: Arc<dyn Recheck> = bell.clone();
         let place = limit.pool.sit(Arc::downgrade(&ring));
         let other = thread::spawn(move || drop(held));
-        let mut deferred = Deferred::<LoomClock>::new();
+        let mut deferred = Deferred::new();
         let turn = limit.pool.stand(place, 1, &mut deferred);
         drop(deferred);
         other.join().expect("no panic");
         assert!(turn || bell.0.load(Ordering::Relaxed), "the ring is lost");
         let permit = limit.take_turn(place, 1).expect("its turn");
-        limit.pool.rise(place, &mut Deferred::<LoomClock>::new());
+        limit.pool.rise(place, &mut Deferred::new());
         drop(permit);
         assert_eq!(limit.available(), 1);
     });

@@ -309,7 +309,7 @@ fn a_blocked_thread_is_unparked() {
         let (limiter, _clock) = limiter();
         let blocked = {
             let limiter = limiter.clone();
-            thread::spawn(move || blocking::acquire(&mut Pending { shared: limiter, wait: Progress::new(1) }))
+            thread::spawn(move || blocking::acquire(&mut Pending::new(limiter, Progress::new(1))))
         };
         limiter.refund(1);
         assert!(blocked.join().expect("no panic").is_ok());

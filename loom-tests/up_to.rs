@@ -89,7 +89,7 @@ fn a_waiter_that_has_joined_is_not_overtaken() {
             thread::spawn(move || up_to(&limiter, 3))
         };
         let woken = std::task::Waker::from(Woken::new());
-        let mut wait = Pending { shared: &limiter, wait: Progress::new(3) };
+        let mut wait = Pending::new(&limiter, Progress::new(3));
         let first = wait.poll(Poller::Task(&woken));
         let after = up_to(&limiter, 3);
         let got = other.join().expect("no panic");

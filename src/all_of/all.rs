@@ -34,7 +34,7 @@ const ROUNDS: usize = 4;
 
 /// All of several limiters.
 pub(crate) struct All<C: Timer> {
-    pub(crate) members: Vec<Entry<C>>,
+    pub(crate) members: Vec<Entry>,
     /// The order in which members are asked for permits. Any two composites ask common members in
     /// one order, so that of two that meet at the last permits one gets them. Counting limits come
     /// last.
@@ -54,15 +54,17 @@ pub(crate) struct All<C: Timer> {
     home: Option<Home<C>>,
 }
 
-pub(crate) struct Entry<C: Timer> {
+#[derive(Clone)]
+pub(crate) struct Entry {
     pub(crate) name: Name,
-    pub(crate) kind: Kind<C>,
+    pub(crate) kind: Kind,
     /// What a request costs that does not name this member, if that was set.
     pub(crate) cost: Option<u32>,
 }
 
-pub(crate) enum Kind<C: Timer> {
-    Rate(Arc<dyn Member<C>>),
+#[derive(Clone)]
+pub(crate) enum Kind {
+    Rate(Arc<dyn Member>),
     Counting(CountingLimit),
 }
 
@@ -106,19 +108,14 @@ pub(crate) struct Sum {
 }
 
 /// The permits that one grant took.
-pub(crate) struct AllCharge<C: Timer> {
+#[derive(Default)]
+pub(crate) struct AllCharge {
     /// Empty for a grant that was made without the lock, since its owner saw it at once.
-    pub(crate) taken: Vec<(usize, Box<dyn Taken<C>>)>,
+    pub(crate) taken: Vec<(usize, Box<dyn Taken>)>,
     pub(crate) permits: Permits,
     /// What a grant that was made without the lock left in the members, if that is told.
     #[expect(clippy::box_collection, reason = "a grant is moved and dropped sooner")]
     pub(crate) left: Option<Box<Vec<(usize, Left)>>>,
-}
-
-impl<C: Timer> Default for AllCharge<C> {
-    fn default() -> Self {
-        AllCharge { taken: Vec::new(), permits: Permits::default(), left: None }
-    }
 }
 
 impl Permits {
@@ -134,18 +131,8 @@ impl Permits {
     }
 }
 
-impl<C: Timer> Clone for Entry<C> {
-    fn clone(&self) -> Self {
-        let kind = match &self.kind {
-            Kind::Rate(member) => Kind::Rate(member.clone()),
-            Kind::Counting(limit) => Kind::Counting(limit.clone()),
-        };
-        Entry { name: self.name.clone(), kind, cost: self.cost }
-    }
-}
-
-impl<C: Timer> Entry<C> {
-    pub(crate) fn new(name: Name, kind: Kind<C>) -> Entry<C> {
+impl Entry {
+    pub(crate) fn new(name: Name, kind: Kind) -> Entry {
         Entry { name, kind, cost: None }
     }
 
@@ -180,7 +167,7 @@ impl<C: Timer> Entry<C> {
 }
 
 impl<C: Timer> All<C> {
-    pub(crate) fn new(members: Vec<Entry<C>>, shared: Weak<Shared<All<C>, C>>) -> All<C> {
+    pub(crate) fn new(members: Vec<Entry>, shared: Weak<Shared<All<C>, C>>) -> All<C> {
         let mut order: Vec<_> = (0..members.len()).collect();
         order.sort_by_key(|&index| members[index].rank());
         let counting = Counting::new(members.len());
@@ -212,7 +199,7 @@ impl<C: Timer> All<C> {
     }
 
     /// The members with a rate that this request asks, in order.
-    fn rates<'a>(&'a self, ask: &'a [u32]) -> impl Iterator<Item = (usize, &'a Arc<dyn Member<C>>, u32)> {
+    fn rates<'a>(&'a self, ask: &'a [u32]) -> impl Iterator<Item = (usize, &'a Arc<dyn Member>, u32)> {
         self.order.iter().filter_map(|&index| match (&self.members.get(index)?.kind, *ask.get(index)?) {
             (_, 0) | (Kind::Counting(_), _) => None,
             (Kind::Rate(member), n) => Some((index, member, n)),
@@ -226,7 +213,7 @@ impl<C: Timer> All<C> {
         &'a self,
         ask: &'a Weights,
         ahead: &'a [Sum],
-    ) -> impl Iterator<Item = (usize, &'a Arc<dyn Member<C>>, u128, (u32, i8))> {
+    ) -> impl Iterator<Item = (usize, &'a Arc<dyn Member>, u128, (u32, i8))> {
         self.order.iter().filter_map(|&index| {
             let Kind::Rate(member) = &self.members.get(index)?.kind else { return None };
             let Sum { weight, last, priority } = ahead.get(index).copied().unwrap_or_default();
@@ -282,7 +269,7 @@ impl<C: Timer> All<C> {
 
     /// The member with a rate that is ready last for a request and those before it, and how long
     /// that takes. Called without any lock.
-    pub(super) fn last(&self, ask: &Weights) -> Option<(Wait, &Entry<C>)> {
+    pub(super) fn last(&self, ask: &Weights) -> Option<(Wait, &Entry)> {
         let ask = self.with_waited_for(ask);
         let asked = self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
         let waits = asked.filter_map(|(entry, n)| match &entry.kind {
@@ -298,7 +285,7 @@ impl<C: Timer> All<C> {
     pub(super) fn take_then(
         &self,
         ask: &Weights,
-        charge: &mut AllCharge<C>,
+        charge: &mut AllCharge,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         self.take_more(ask, &self.order, charge, rest)
@@ -308,7 +295,7 @@ impl<C: Timer> All<C> {
         &self,
         ask: &Weights,
         more: &[usize],
-        charge: &mut AllCharge<C>,
+        charge: &mut AllCharge,
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal> {
         let Some((&index, more)) = more.split_first() else { return rest() };
@@ -332,7 +319,7 @@ impl<C: Timer> All<C> {
     }
 
     /// Gives up seats in the lines of the members.
-    fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred<C>) {
+    fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred) {
         for places in places {
             for (entry, place) in self.members.iter().zip(places) {
                 entry.rise(place, deferred);
@@ -341,8 +328,8 @@ impl<C: Timer> All<C> {
     }
 }
 
-impl<C: Timer> Entry<C> {
-    fn rise(&self, place: u64, deferred: &mut Deferred<C>) {
+impl Entry {
+    fn rise(&self, place: u64, deferred: &mut Deferred) {
         match (&self.kind, place) {
             (_, 0) => {}
             (Kind::Rate(member), _) => member.rise(place, deferred),
@@ -351,11 +338,11 @@ impl<C: Timer> Entry<C> {
     }
 }
 
-impl<C: Timer> Rule<C> for All<C> {
+impl<C: Timer> Rule for All<C> {
     type Ask = Weights;
     /// The sum for each member; empty if there is no request.
     type Ahead = Vec<Sum>;
-    type Charge = AllCharge<C>;
+    type Charge = AllCharge;
 
     fn check(&self, ask: &Weights) -> Result<(), Refusal> {
         if ask.iter().all(|n| *n == 0) {
@@ -418,7 +405,7 @@ impl<C: Timer> Rule<C> for All<C> {
         }
     }
 
-    fn try_take(&self, _now: Nanos, ask: &Weights) -> Result<AllCharge<C>, Refusal> {
+    fn try_take(&self, _now: Nanos, ask: &Weights) -> Result<AllCharge, Refusal> {
         self.check(ask)?;
         self.look(ask)?;
         let mut charge = AllCharge::default();
@@ -439,8 +426,8 @@ impl<C: Timer> Rule<C> for All<C> {
         at: Nanos,
         now: Nanos,
         ask: &Weights,
-        deferred: &mut Deferred<C>,
-    ) -> Result<AllCharge<C>, Refusal> {
+        deferred: &mut Deferred,
+    ) -> Result<AllCharge, Refusal> {
         let due = self.ready_at(now, &Vec::new(), ask);
         if due > now {
             return Err(limited(due, now));
@@ -461,7 +448,7 @@ impl<C: Timer> Rule<C> for All<C> {
                 Ok(share) => taken.push((index, share)),
                 Err(refusal) => {
                     taken.into_iter().rev().for_each(|(_, share)| share.undo(deferred));
-                    deferred.drops.push(Box::new(permits));
+                    deferred.drops.push(Box::pin(permits));
                     return Err(refusal);
                 }
             }
@@ -517,7 +504,7 @@ impl<C: Timer> Rule<C> for All<C> {
 
     /// The members are left as if they were empty at the end of the composite's pause, whether it
     /// is asked then or not.
-    fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred<C>) {
+    fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred) {
         let Some(shared) = self.shared.upgrade() else { return };
         let span = at.map(|at| move || span(at, shared.clock.now()));
         self.empty_in(span.as_ref().map(|span| span as &dyn Fn() -> Span), deferred);
@@ -568,19 +555,19 @@ impl<C: Timer> Rule<C> for All<C> {
     fn undo(
         &self,
         _now: Nanos,
-        charge: &mut AllCharge<C>,
+        charge: &mut AllCharge,
         _part: usize,
         _most: u64,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> u64 {
         let AllCharge { taken, permits, .. } = std::mem::take(charge);
         taken.into_iter().rev().for_each(|(_, share)| share.undo(deferred));
-        deferred.drops.push(Box::new(permits));
+        deferred.drops.push(Box::pin(permits));
         u64::MAX
     }
 
     /// There is always room: the members' queues see to theirs.
-    fn moved(&self, _charge: &AllCharge<C>, _part: usize) -> Option<(u64, u64)> {
+    fn moved(&self, _charge: &AllCharge, _part: usize) -> Option<(u64, u64)> {
         Some((0, u64::MAX))
     }
 
@@ -597,18 +584,13 @@ impl<C: Timer> Rule<C> for All<C> {
         false
     }
 
-    fn seen(&self, charge: &AllCharge<C>) {
+    fn seen(&self, charge: &AllCharge) {
         for (_, share) in &charge.taken {
             share.seen();
         }
     }
 
-    fn wait_first(
-        &self,
-        now: Nanos,
-        first: Option<(&Weights, i8, Nanos)>,
-        deferred: &mut Deferred<C>,
-    ) -> Nanos {
+    fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, deferred: &mut Deferred) -> Nanos {
         let Some((ask, priority, due)) = first else {
             let places = std::mem::take(&mut lock(&self.seats).places);
             self.rise(places.into_values(), deferred);
@@ -660,7 +642,7 @@ impl<C: Timer> Rule<C> for All<C> {
         }
     }
 
-    fn emptied(&self, priority: i8, deferred: &mut Deferred<C>) {
+    fn emptied(&self, priority: i8, deferred: &mut Deferred) {
         let mut seats = lock(&self.seats);
         let places = seats.places.remove(&priority);
         if seats.first == priority {
@@ -703,7 +685,7 @@ impl<C: Timer> Rule<C> for All<C> {
 
 impl<C: Timer> All<C> {
     /// Tells all members with a rate that they are to be left empty so long from now, or not.
-    fn empty_in(&self, span: Option<&dyn Fn() -> Span>, deferred: &mut Deferred<C>) {
+    fn empty_in(&self, span: Option<&dyn Fn() -> Span>, deferred: &mut Deferred) {
         for (entry, emptied) in self.members.iter().zip(&mut lock(&self.seats).emptied) {
             if let Kind::Rate(member) = &entry.kind
                 && (span.is_some() || emptied.is_some())
@@ -736,7 +718,7 @@ impl<C: Timer> Drop for All<C> {
     }
 }
 
-impl<C: Timer> fmt::Debug for AllCharge<C> {
+impl fmt::Debug for AllCharge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AllCharge").field("taken", &self.taken.len()).finish_non_exhaustive()
     }

@@ -78,11 +78,7 @@ impl Counting {
 
 impl<C: Timer> All<C> {
     /// Takes the permits in use, all or none, for a waiter that is due at its rates.
-    pub(super) fn take_counting(
-        &self,
-        ask: &Weights,
-        deferred: &mut Deferred<C>,
-    ) -> Result<Permits, Refusal> {
+    pub(super) fn take_counting(&self, ask: &Weights, deferred: &mut Deferred) -> Result<Permits, Refusal> {
         let mut seats = lock(&self.seats);
         let place = |seats: &Seats, index| seats.place(index, ask.priority);
         // All are looked at first: taking and giving back would ring the composite again.
@@ -100,7 +96,7 @@ impl<C: Timer> All<C> {
         });
         taken.map(|()| std::mem::take(&mut permits)).inspect_err(|_| {
             seats.counting.short = Some(ask.clone());
-            deferred.drops.push(Box::new(permits));
+            deferred.drops.push(Box::pin(permits));
         })
     }
 
@@ -111,7 +107,7 @@ impl<C: Timer> All<C> {
         seats: &mut Seats,
         now: Nanos,
         (ask, due): (&Weights, Nanos),
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> Nanos {
         let Seats { places, counting, .. } = seats;
         let Some(places) = places.get_mut(&ask.priority) else { return Nanos::MAX };

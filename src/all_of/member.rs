@@ -89,7 +89,7 @@ impl Wait {
 }
 
 /// A limiter among several.
-pub(crate) trait Member<C: Timer>: Recheck {
+pub(crate) trait Member: Recheck {
     /// Whether `n` permits can ever be granted to a request of this priority.
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
 
@@ -151,7 +151,7 @@ pub(crate) trait Member<C: Timer>: Recheck {
         &self,
         before: Option<Nanos>,
         span: Option<&dyn Fn() -> Span>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> Option<Nanos>;
 
     /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to
@@ -162,14 +162,14 @@ pub(crate) trait Member<C: Timer>: Recheck {
         asked: (u32, i8),
         at: Span,
         shared: &Weak<dyn Recheck>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> (u64, Span);
 
     /// Keeps a seat as a place only.
-    fn stand_by(&self, seat: u64, deferred: &mut Deferred<C>);
+    fn stand_by(&self, seat: u64, deferred: &mut Deferred);
 
     /// Gives up a seat.
-    fn rise(&self, seat: u64, deferred: &mut Deferred<C>);
+    fn rise(&self, seat: u64, deferred: &mut Deferred);
 
     /// Takes `n` permits through a seat, or with place 0 as a newcomer, as of so long ago.
     fn take(
@@ -177,17 +177,17 @@ pub(crate) trait Member<C: Timer>: Recheck {
         late: Nanos,
         seat: u64,
         asked: (u32, i8),
-        deferred: &mut Deferred<C>,
-    ) -> Result<Box<dyn Taken<C>>, Refusal>;
+        deferred: &mut Deferred,
+    ) -> Result<Box<dyn Taken>, Refusal>;
 }
 
 /// A member's grant to a waiter of a composite. Dropping it makes the grant final.
-pub(crate) trait Taken<C: Timer>: Send + Debug {
+pub(crate) trait Taken: Send + Debug {
     /// Makes it final: so much of it was used, or more than it.
     fn settle(self: Box<Self>, used: u32);
 
     /// Puts it back.
-    fn undo(self: Box<Self>, deferred: &mut Deferred<C>);
+    fn undo(self: Box<Self>, deferred: &mut Deferred);
 
     /// A waiter sees its grant.
     fn seen(&self);
@@ -199,7 +199,7 @@ pub(crate) trait Taken<C: Timer>: Send + Debug {
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     /// The line, on behalf of a waiter of a composite. Call [`let_go`](Shared::let_go) if anything
     /// has changed.
-    fn reach(self: &Arc<Self>, deferred: &mut Deferred<C>) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
+    fn reach(self: &Arc<Self>, deferred: &mut Deferred) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
         if line.serves_before(now, self.lateness.catch_up()).is_some() {
@@ -225,7 +225,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         line: MutexGuard<'_, Line<Single<P>, C>>,
         news: bool,
         own: usize,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) {
         self.publish(&line);
         if news && (line.len() > 0 || line.seats.len() > own) {
@@ -235,7 +235,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 }
 
 /// `Arc<Shared>`, so that it can be rung later.
-impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
+impl<P: Policy, C: Timer> Member for Handle<P, C> {
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
         let shared = &self.0;
         let word = shared.gate_word.load();
@@ -379,7 +379,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         &self,
         before: Option<Nanos>,
         span: Option<&dyn Fn() -> Span>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> Option<Nanos> {
         let (mut line, now) = self.0.reach(deferred);
         let at = span.map(|span| time(now, span()));
@@ -395,7 +395,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         (n, priority): (u32, i8),
         at: Span,
         waiter: &Weak<dyn Recheck>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> (u64, Span) {
         let shared = &self.0;
         let (mut line, now) = shared.reach(deferred);
@@ -415,14 +415,14 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         (seat, due)
     }
 
-    fn stand_by(&self, seat: u64, deferred: &mut Deferred<C>) {
+    fn stand_by(&self, seat: u64, deferred: &mut Deferred) {
         let shared = &self.0;
         let (mut line, _) = shared.reach(deferred);
         let news = line.seats.stand_by(&shared.rule, seat);
         shared.let_go(line, news, 1, deferred);
     }
 
-    fn rise(&self, seat: u64, deferred: &mut Deferred<C>) {
+    fn rise(&self, seat: u64, deferred: &mut Deferred) {
         let shared = &self.0;
         let (mut line, _) = shared.reach(deferred);
         let news = line.seats.rise(&shared.rule, seat);
@@ -434,8 +434,8 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
         late: Nanos,
         seat: u64,
         (n, priority): (u32, i8),
-        deferred: &mut Deferred<C>,
-    ) -> Result<Box<dyn Taken<C>>, Refusal> {
+        deferred: &mut Deferred,
+    ) -> Result<Box<dyn Taken>, Refusal> {
         let shared = &self.0;
         let (mut line, now) = shared.reach(deferred);
         let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand { ask: &n, priority });
@@ -460,8 +460,7 @@ impl<P: Policy, C: Timer> Member<C> for Handle<P, C> {
             Err(_) if line.settings.is_shadow() => Ok(None),
             Err(refusal) => Err(refusal),
         };
-        let taken =
-            grant.map(|grant| Box::new(Share { shared: shared.clone(), n, grant }) as Box<dyn Taken<C>>);
+        let taken = grant.map(|grant| Box::new(Share { shared: shared.clone(), n, grant }) as Box<dyn Taken>);
         // The waiters that were served just now are woken, and the next one needs an alarm.
         shared.let_go(line, true, usize::from(seat > 0), deferred);
         taken
@@ -477,12 +476,12 @@ impl<P: Policy, C: Timer> Recheck for Handle<P, C> {
     }
 }
 
-impl<P: Policy, C: Timer> Taken<C> for Share<P, C> {
+impl<P: Policy, C: Timer> Taken for Share<P, C> {
     fn settle(self: Box<Self>, used: u32) {
         Share::settle(*self, used);
     }
 
-    fn undo(mut self: Box<Self>, deferred: &mut Deferred<C>) {
+    fn undo(mut self: Box<Self>, deferred: &mut Deferred) {
         let Some(mut grant) = self.grant.take() else { return };
         let shared = &self.shared;
         // Without the member's lock, as `Shared::undo`.

@@ -361,7 +361,7 @@ impl<C: Timer + Clone> AllOf<C> {
     }
 
     #[track_caller]
-    fn and(self, member: Entry<C>) -> Self {
+    fn and(self, member: Entry) -> Self {
         let mut members = self.shared.rule.members.clone();
         if let Some(same) = members.iter().find(|other| other.rank() == member.rank()) {
             panic!("the limiter that is to be {:?} is a member already, as {:?}", member.name, same.name);
@@ -373,7 +373,7 @@ impl<C: Timer + Clone> AllOf<C> {
         AllOf::of(members, self.shared.clock.clone())
     }
 
-    fn of(members: Vec<Entry<C>>, clock: C) -> Self {
+    fn of(members: Vec<Entry>, clock: C) -> Self {
         let ones = ones(&members);
         // How far back a late grant is charged, each member says.
         let catch_up = Duration::MAX;
@@ -394,7 +394,7 @@ impl<C: Timer + Clone> AllOf<C> {
     #[cfg(feature = "keyed")]
     fn observed_by(
         events: Option<Arc<dyn crate::limiter::events::Events>>,
-        members: Vec<Entry<C>>,
+        members: Vec<Entry>,
         home: Option<of_keys::Home<C>>,
         clock: C,
     ) -> Self {
@@ -408,17 +408,17 @@ impl<C: Timer + Clone> AllOf<C> {
 }
 
 /// The costs of a request that names no member.
-fn ones<C: Timer>(members: &[Entry<C>]) -> Weights {
+fn ones(members: &[Entry]) -> Weights {
     Weights::ones(members.len()).with_costs(members.iter().map(|member| member.cost))
 }
 
 /// The members that the number of a request is for.
-fn rates<C: Timer>(members: &[Entry<C>]) -> impl Iterator<Item = usize> + Clone {
+fn rates(members: &[Entry]) -> impl Iterator<Item = usize> + Clone {
     members.iter().enumerate().filter(|(_, member)| member.takes_number()).map(|(index, _)| index)
 }
 
-fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind<C> {
-    Kind::Rate(Arc::new(Handle(limiter.shared().clone())) as Arc<dyn Member<C>>)
+fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind {
+    Kind::Rate(Arc::new(Handle(limiter.shared().clone())) as Arc<dyn Member>)
 }
 
 impl<C: Timer> AllOf<C> {
@@ -564,7 +564,7 @@ impl<C: Timer> AllOf<C> {
 
     /// Blocks the calling thread until a request has its answer.
     fn block(&self, wait: Progress<Weights>) -> Result<AllPermits, AllRefusal> {
-        let mut pending = Pending { shared: &self.shared, wait };
+        let mut pending = Pending::new(&self.shared, wait);
         match blocking::acquire(&mut pending) {
             Ok(answer) => Ok(permits(&self.shared, pending.ask(), answer)),
             Err(refusal) => Err(blame(&self.shared, pending.ask(), refusal)),
@@ -682,11 +682,7 @@ impl<C: Timer> AllOf<C> {
     }
 }
 
-fn permits<C: Timer>(
-    of: &Arc<Shared<All<C>, C>>,
-    ask: &Weights,
-    receipt: Receipt<AllCharge<C>>,
-) -> AllPermits {
+fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, receipt: Receipt<AllCharge>) -> AllPermits {
     let Receipt { waited, granted } = receipt;
     let (n, took) = if granted.is_some() { (ask.others, true) } else { (0, false) };
     let charge = granted.map(Granted::into_charge).unwrap_or_default();
@@ -711,7 +707,7 @@ fn status<C: Timer>(of: &Shared<All<C>, C>) -> AllStatus {
 
 /// What a grant left in all members.
 #[cold]
-fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge<C>) -> AllStatus {
+fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge) -> AllStatus {
     let taken = charge.taken.iter().filter_map(|(index, share)| Some((*index, share.left()?)));
     status(of).with_left(charge.left.iter().flat_map(|left| left.iter().copied()).chain(taken))
 }
@@ -808,7 +804,7 @@ impl<C: Timer> AcquireAll<C> {
     }
 
     fn waiting(all: AllOf<C>, wait: Progress<Weights>) -> Self {
-        AcquireAll { waiting: Ok(Pending { shared: all.shared, wait }) }
+        AcquireAll { waiting: Ok(Pending::new(all.shared, wait)) }
     }
 }
 

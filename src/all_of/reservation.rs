@@ -69,7 +69,7 @@ use crate::sync::lock;
 pub struct AllReservation<C: Timer = DefaultClock> {
     /// What it took, once it is claimed. Dropped before the handle to the composite, which then is
     /// the last one to the limiters of its key.
-    claimed: Option<AllCharge<C>>,
+    claimed: Option<AllCharge>,
     pending: OwnedPending<All<C>, C>,
     /// Whether it passes and takes nothing.
     exempt: bool,
@@ -77,11 +77,11 @@ pub struct AllReservation<C: Timer = DefaultClock> {
 
 impl<C: Timer> AllReservation<C> {
     pub(super) fn new(shared: Arc<Shared<All<C>, C>>, wait: Progress<Weights>, exempt: bool) -> Self {
-        AllReservation { pending: Pending { shared, wait }, claimed: None, exempt }
+        AllReservation { pending: Pending::new(shared, wait), claimed: None, exempt }
     }
 
     /// Keeps what the grant took.
-    fn keep(&mut self, granted: Option<Granted<AllCharge<C>>>) {
+    fn keep(&mut self, granted: Option<Granted<AllCharge>>) {
         let charge = granted.and_then(Granted::tracked).map(|Tracked { charge, id }| {
             // Each member tracks its own grant.
             lock(&self.pending.shared.line).release(id);

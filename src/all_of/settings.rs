@@ -152,7 +152,7 @@ impl<C: Timer> AllOf<C> {
     fn for_each_rate(
         &self,
         costs: &AllRequest<'_>,
-        change: impl Fn(&dyn Member<C>, u32),
+        change: impl Fn(&dyn Member, u32),
     ) -> Result<(), AllRefusal> {
         let costs = self.ask(costs)?;
         for (entry, n) in self.shared.rule.members.iter().zip(costs.iter()) {

@@ -67,7 +67,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
 use std::task::{Poll, Waker};
 
-use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::events::Observers;
 use crate::line::deferred::Deferred;
@@ -142,7 +141,7 @@ impl Waiters {
     }
 
     /// Ends the wait of a waiter in the line.
-    fn answer<C: Timer>(&mut self, number: u64, answer: Result<(), Refusal>, deferred: &mut Deferred<C>) {
+    fn answer(&mut self, number: u64, answer: Result<(), Refusal>, deferred: &mut Deferred) {
         if let Some(Entry::Waiter { n, waker }) = self.entries.remove(&number) {
             self.large.remove(&(n, number));
             self.answers.insert(number, answer);
@@ -246,12 +245,12 @@ impl Pool {
 
     #[cold]
     pub(crate) fn serve_line(&self) {
-        self.with_line(&mut Later::new(), |_, _| ());
+        self.with_line(&mut Deferred::new(), |_, _| ());
     }
 
     /// Changes the limit. Permits that are out stay out.
     pub(super) fn set_limit(&self, limit: u32) {
-        let mut deferred = Later::new();
+        let mut deferred = Deferred::new();
         let is_lowered = self.with_line(&mut deferred, |_, _| {
             // Relaxed: the lock orders the changes of the limit.
             let before = self.limit.swap(limit, Ordering::Relaxed);
@@ -272,7 +271,7 @@ impl Pool {
 
     /// Takes all permits for good, and refuses all waiters. Returns whether the limit was open.
     pub(super) fn close(&self) -> bool {
-        let mut deferred = Later::new();
+        let mut deferred = Deferred::new();
         let was_open = self.with_line(&mut deferred, |_, _| {
             // Under the lock, so that only one call closes.
             let was_open = !self.is_closed();
@@ -291,7 +290,7 @@ impl Pool {
     }
 
     /// Has all composites check their requests. The lock is released after each slice of them.
-    fn ring_seats(&self, deferred: &mut Later) {
+    fn ring_seats(&self, deferred: &mut Deferred) {
         let mut next = Some(0);
         while let Some(number) = next {
             {
@@ -312,10 +311,10 @@ impl Pool {
 
     /// Runs `work` with the line, then serves the line. Foreign code is left in `deferred`, which
     /// runs without the lock.
-    fn with_line<C: Timer, T>(
+    fn with_line<T>(
         &self,
-        deferred: &mut Deferred<C>,
-        work: impl FnOnce(&mut Waiters, &mut Deferred<C>) -> T,
+        deferred: &mut Deferred,
+        work: impl FnOnce(&mut Waiters, &mut Deferred) -> T,
     ) -> T {
         let mut line = lock(&self.line);
         let result = work(&mut line, deferred);
@@ -332,7 +331,7 @@ impl Pool {
     /// Refuses waiters above the limit, and grants the others in order while permits are free. A
     /// closed limit refuses all waiters, and needs no seat in its line: none of them has a turn any
     /// more. Returns `false` if it stopped after a slice.
-    fn serve<C: Timer>(&self, line: &mut MutexGuard<'_, Waiters>, deferred: &mut Deferred<C>) -> bool {
+    fn serve(&self, line: &mut MutexGuard<'_, Waiters>, deferred: &mut Deferred) -> bool {
         self.raise_flag(line);
         let (limit, closed) = (self.limit(), self.is_closed());
         for _ in 0..SLICE {
@@ -399,7 +398,7 @@ impl Pool {
 impl Pool {
     /// Takes permits, or joins the line behind all others with a waker that is called when the
     /// answer is there. The error is the waiter's number.
-    pub(super) fn join(&self, n: u32, waker: Waker, deferred: &mut Later) -> Result<(), u64> {
+    pub(super) fn join(&self, n: u32, waker: Waker, deferred: &mut Deferred) -> Result<(), u64> {
         self.with_line(deferred, |line, deferred| {
             if line.entries.is_empty() && self.take_if(n, |_| true) {
                 deferred.discard.push(waker);
@@ -417,7 +416,12 @@ impl Pool {
     }
 
     /// Takes the answer of a waiter, or leaves another waker for it.
-    pub(super) fn look(&self, number: u64, waker: Waker, deferred: &mut Later) -> Poll<Result<(), Refusal>> {
+    pub(super) fn look(
+        &self,
+        number: u64,
+        waker: Waker,
+        deferred: &mut Deferred,
+    ) -> Poll<Result<(), Refusal>> {
         self.with_line(deferred, |line, deferred| {
             let unused = match line.entries.get_mut(&number) {
                 Some(Entry::Waiter { waker: old, .. }) => std::mem::replace(old, waker),
@@ -434,7 +438,7 @@ impl Pool {
     /// Removes a waiter at any stage. A grant of `n` permits that its future has not seen is given
     /// back.
     pub(super) fn leave(&self, number: u64, n: u32) {
-        self.with_line(&mut Later::new(), |line, deferred| {
+        self.with_line(&mut Deferred::new(), |line, deferred| {
             if let Some(Entry::Waiter { waker, .. }) = line.entries.remove(&number) {
                 line.large.remove(&(n, number));
                 deferred.discard.push(waker);
@@ -476,7 +480,7 @@ impl Pool {
 
     /// Puts the seat in the line for `n` permits. Returns whether they are free. If not, the
     /// composite is notified when they are.
-    pub(crate) fn stand<C: Timer>(&self, number: u64, n: u32, deferred: &mut Deferred<C>) -> bool {
+    pub(crate) fn stand(&self, number: u64, n: u32, deferred: &mut Deferred) -> bool {
         self.with_line(deferred, |line, _| {
             line.entries.insert(number, Entry::Seat { n });
             // Before the look, so that a permit given back after it is noticed.
@@ -490,19 +494,15 @@ impl Pool {
     }
 
     /// Takes the seat out of the line. It keeps its number.
-    pub(crate) fn park<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
+    pub(crate) fn park(&self, number: u64, deferred: &mut Deferred) {
         self.with_line(deferred, |line, _| line.entries.remove(&number));
     }
 
     /// Removes the seat.
-    pub(crate) fn rise<C: Timer>(&self, number: u64, deferred: &mut Deferred<C>) {
+    pub(crate) fn rise(&self, number: u64, deferred: &mut Deferred) {
         self.with_line(deferred, |line, _| {
             line.entries.remove(&number);
             line.seats.remove(&number);
         });
     }
 }
-
-/// Foreign code that runs when the lock is released. A counting limit has no alarms, so any clock
-/// type will do.
-pub(super) type Later = Deferred<crate::clock::ManualClock>;

@@ -5,9 +5,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::counting::events::Wait;
-use crate::counting::line::Later;
 use crate::counting::{Answer, CountingLimit};
 use crate::error::Refusal;
+use crate::line::deferred::Deferred;
 
 /// A future that waits for permits. The observers are told how the request ends.
 pub(super) struct Turn<'a> {
@@ -63,7 +63,7 @@ impl Future for Turn<'_> {
         }
         turn.wait.begin(limit);
         // Cloned before the lock is taken, because a waker is foreign code.
-        let (waker, mut deferred) = (context.waker().clone(), Later::new());
+        let (waker, mut deferred) = (context.waker().clone(), Deferred::new());
         let (answer, waited) = match turn.number {
             Some(number) => (ready!(pool.look(number, waker, &mut deferred)), true),
             None => match pool.join(n, waker, &mut deferred) {

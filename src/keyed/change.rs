@@ -82,7 +82,7 @@ where
     }
 
     /// Changes the keys of one shard, with one clock reading.
-    fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, deferred: &mut Deferred<C>) {
+    fn change_shard(&self, lock: &ShardLock<Shard<K, P, C>>, change: Change, deferred: &mut Deferred) {
         let shard = &mut *write(lock);
         let (at, old) = (self.clock.now(), shard.policy.clone());
         self.advance(shard, at, deferred);
@@ -112,20 +112,20 @@ where
                 for planned in known.values_mut() {
                     let before = deferred.run(|| planned.follow(&old, at, change, &mut converted)).flatten();
                     if let Some(terms) = before {
-                        deferred.drops.push(Box::new(terms));
+                        deferred.drops.push(Box::pin(terms));
                     }
                 }
             }
         }
         shard.policy = Arc::new(new);
         shard.recheck_hold();
-        deferred.drops.push(Box::new(old));
+        deferred.drops.push(Box::pin(old));
     }
 }
 
 impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
     /// Applies a change of all keys, made at `at`, unless the key has a plan or terms of its own.
-    pub(crate) fn change_with_all(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn change_with_all(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred) {
         let policy = &self.rule.policy;
         // The policy is stored under the lock of the shard, which the caller holds.
         if policy.is_common() {
@@ -147,7 +147,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
     /// left in `deferred`.
     pub(crate) fn follow(
         self: &Arc<Self>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
         only: Option<usize>,
         change: impl FnOnce(&P::State) -> Result<u64, PolicyError>,
     ) -> bool {
@@ -165,15 +165,15 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Changes a key limiter with all keys.
     ///
     /// Like [`serve_then`](Shared::serve_then), but the caller holds the lock of a shard: foreign code is
     /// left in `deferred`.
     pub(super) fn with_all<T>(
         self: &Arc<Self>,
-        deferred: &mut Deferred<C>,
-        work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T,
+        deferred: &mut Deferred,
+        work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T,
     ) -> T {
         let mut line = lock(&self.line);
         let now = self.clock.now();

@@ -48,7 +48,7 @@ where
             limiters.extend(shard.all_limiters().map(|(_, limiter)| limiter.clone()));
         }
         // A waker that panics does not keep the other key limiters open.
-        let mut deferred = Deferred::<C>::new();
+        let mut deferred = Deferred::new();
         for limiter in &limiters {
             deferred.run(|| limiter.close());
         }

@@ -196,14 +196,14 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
 
     #[cold]
     fn end_hold(&self, lock: &Locked<K, P, C>) {
-        let mut deferred = Deferred::<C>::new();
+        let mut deferred = Deferred::new();
         self.advance(&mut write(lock), self.clock.now(), &mut deferred);
         // No lock of a shard is held here, since this wakes tasks.
         drop(deferred);
     }
 
     /// Moves the states of a hold on to `now`, and ends the hold if it is over.
-    pub(super) fn advance(&self, shard: &mut Shard<K, P, C>, now: Nanos, deferred: &mut Deferred<C>) {
+    pub(super) fn advance(&self, shard: &mut Shard<K, P, C>, now: Nanos, deferred: &mut Deferred) {
         let Some(&hold) = shard.hold() else { return };
         let Hold { begin, since, opens, keeps_permits, .. } = hold;
         let (to, ends) = (now.min(opens).max(since), opens <= now && !hold.ended);
@@ -398,10 +398,10 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Pauses with all keys. The caller holds the lock of a shard: foreign code is left in
     /// `deferred`.
-    fn pause_with_all(self: &Arc<Self>, until: Nanos, keeps_permits: bool, deferred: &mut Deferred<C>) {
+    fn pause_with_all(self: &Arc<Self>, until: Nanos, keeps_permits: bool, deferred: &mut Deferred) {
         self.with_all(deferred, |line, visit| {
             let (changed, _) = line.pause(visit.rule, until, keeps_permits);
             if changed {
@@ -412,7 +412,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Resumes with all keys, as [`pause_with_all`](Shared::pause_with_all).
-    fn resume_with_all(self: &Arc<Self>, deferred: &mut Deferred<C>) {
+    fn resume_with_all(self: &Arc<Self>, deferred: &mut Deferred) {
         self.with_all(deferred, |line, visit| {
             if line.resume(visit.rule) {
                 self.retime_composites(line, visit);

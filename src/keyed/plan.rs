@@ -37,10 +37,10 @@
 //! **Checked by** `loom-tests/keyed.rs`, with a twin that adds a key without a look at the version,
 //! and by `tests/keyed/plans.rs`.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
+use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -247,7 +247,7 @@ where
         &self,
         shard: &mut Shard<K, P, C>,
         slice: &[Answer<'_, K, P>],
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> usize {
         let at = self.clock.now();
         self.advance(shard, at, deferred);
@@ -314,7 +314,7 @@ impl<P: Policy + Clone> Planned<P> {
         new: Option<&Arc<Terms<P>>>,
         at: Nanos,
         converted: &mut Converted<P>,
-        drops: &mut Vec<Box<dyn Any + Send>>,
+        drops: &mut Vec<Pin<Box<dyn Send>>>,
     ) {
         let (old, _) = self.read(common);
         let policy = new.map_or(common, |terms| &terms.policy);
@@ -325,7 +325,7 @@ impl<P: Policy + Clone> Planned<P> {
         }
         let change = change.map(|change| fresh_stays_fresh(change, old, &self.state, at));
         if let Some(terms) = change.and_then(|change| converted.change(self, common, policy, at, change)) {
-            drops.push(Box::new(self.terms.replace(terms)));
+            drops.push(Box::pin(self.terms.replace(terms)));
             return;
         }
         // The policy cannot become the other one: the key starts anew, with no more permits than it
@@ -342,7 +342,7 @@ impl<P: Policy + Clone> Planned<P> {
         }
         let new = Planned { terms: new.cloned(), state };
         let Planned { terms, state } = std::mem::replace(self, new);
-        drops.push(Box::new((terms, state)));
+        drops.push(Box::pin((terms, state)));
     }
 
     /// Applies a change of all keys to a key without a plan. Returns its terms before, if they were
@@ -406,7 +406,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         new: &P,
         common: bool,
         at: Nanos,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> bool {
         let policy = &self.rule.policy;
         let change = policy.policy().change_to(new);

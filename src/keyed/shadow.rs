@@ -42,7 +42,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
 
     /// Turns shadow mode of all keys on or off.
     pub(crate) fn set_shadow(&self, shadow: bool) {
-        let mut deferred = Deferred::<C>::new();
+        let mut deferred = Deferred::new();
         let mut limiters = vec![self.overflow.clone()];
         {
             let _one_at_a_time = lock(&self.changing);
@@ -65,10 +65,10 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Turns shadow mode on or off with all keys. The caller holds the lock of a shard: foreign
     /// code is left in `deferred`.
-    fn shadow_with_all(self: &Arc<Self>, shadow: bool, deferred: &mut Deferred<C>) {
+    fn shadow_with_all(self: &Arc<Self>, shadow: bool, deferred: &mut Deferred) {
         self.with_all(deferred, |line, _| line.settings.shadow_with_all = shadow);
     }
 

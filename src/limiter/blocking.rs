@@ -55,7 +55,7 @@ pub(crate) fn block_on<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Result<F:
 ///
 /// A request that waits no longer is still in line if it is a reservation: it waits on without the
 /// thread. Any other leaves the line when it is dropped.
-pub(crate) fn acquire<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
+pub(crate) fn acquire<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
     pending: &mut Pending<R, C, G>,
 ) -> Result<Receipt<R::Charge>, Refusal> {
     let mut cancellable = Cancellable::begin().inspect_err(|_| {

@@ -28,24 +28,24 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Computes the weights and times of all waiters anew, composites included, after a change of
     /// the terms.
-    pub(crate) fn weigh_anew(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
+    pub(crate) fn weigh_anew(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R>) {
         // Release: see `retime_composites`.
         self.changes.fetch_add(WEIGHTS_CHANGED, Ordering::Release);
         self.retime(line, visit);
     }
 
     /// Computes the times of all waiters anew, composites included, after permits were made later.
-    pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R, C>) {
+    pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R>) {
         line.retime(visit);
         self.retime_composites(line, visit);
     }
 
     /// Has the composites that wait here compute their times anew. That is all if times move up: no
     /// waiter is too late by that.
-    pub(crate) fn retime_composites(&self, line: &Line<R, C>, visit: &mut Visit<'_, R, C>) {
+    pub(crate) fn retime_composites(&self, line: &Line<R, C>, visit: &mut Visit<'_, R>) {
         // Release: a composite that reads the new number finds the state and the terms after the
         // change. One that reads an old number computes its times anew at its next look.
         self.changes.fetch_add(TIMES_CHANGED, Ordering::Release);

@@ -8,7 +8,7 @@ use crate::line::rule::Rule;
 use crate::policy::Policy;
 use crate::sync::lock;
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Grants no request any more, and refuses all that wait. Returns whether the limiter was open.
     pub(crate) fn close(&self) -> bool {
         let (was_open, has_seats) = self.serve_then(|line, visit| {

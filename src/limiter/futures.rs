@@ -46,14 +46,14 @@ pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 impl<'a, P: Policy, C: Timer> Acquire<'a, P, C> {
     #[inline]
     pub(super) fn new(shared: &'a Limiter<P, C>, request: &Request) -> Self {
-        Acquire { pending: Pending { shared, wait: Progress::with(request.permits, request) } }
+        Acquire { pending: Pending::new(shared, Progress::with(request.permits, request)) }
     }
 }
 
 impl<P: Policy, C: Timer> AcquireOwned<P, C> {
     pub(super) fn new(shared: Limiter<P, C>, request: &Request) -> Self {
         let wait = Progress::with(request.permits, request);
-        AcquireOwned { pending: Pending { shared, wait } }
+        AcquireOwned { pending: Pending::new(shared, wait) }
     }
 }
 

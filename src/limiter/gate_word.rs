@@ -87,7 +87,7 @@ impl GateWord {
     }
 
     /// Stores the word of the line. Under the lock.
-    pub(crate) fn store<R: Rule<C>, C: Timer>(&self, line: &Line<R, C>, late: bool) {
+    pub(crate) fn store<R: Rule, C: Timer>(&self, line: &Line<R, C>, late: bool) {
         // A store, not an exchange: only the holder of the lock writes the word.
         self.0.store(word_of(line).0 | if late { LATE } else { 0 }, Ordering::Relaxed);
     }
@@ -134,7 +134,7 @@ impl Word {
 }
 
 /// The word of a line, but for lateness.
-pub(crate) fn word_of<R: Rule<C>, C: Timer>(line: &Line<R, C>) -> Word {
+pub(crate) fn word_of<R: Rule, C: Timer>(line: &Line<R, C>) -> Word {
     let flag = |is: bool, flag: usize| if is { flag } else { 0 };
     let word = line.present().saturating_mul(ONE)
         // A closed line is paused for ever, and has neither a pause that ends nor a pace.

@@ -499,7 +499,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let request = request.into();
         let wait = Progress::with(request.permits, &request);
-        let mut pending = Pending { shared: &self.shared, wait };
+        let mut pending = Pending::new(&self.shared, wait);
         blocking::acquire(&mut pending).map(|answer| pending.grant(&answer))
     }
 

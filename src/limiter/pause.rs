@@ -111,7 +111,7 @@ fn random_up_to(most: u64) -> u64 {
     u64::try_from(scaled).unwrap_or(most)
 }
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Grants no request before the end of the pause, nor before the end of an earlier one.
     pub(crate) fn pause(&self, pause: Pause) {
         let until = pause.end(self.clock.now());

@@ -1,6 +1,7 @@
 //! A request on its way: what a future, a blocked thread or a reservation keeps.
 
 use std::borrow::Borrow;
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -54,16 +55,22 @@ pub(crate) enum Stage {
 
 /// A request on its way and the limiter at which it waits: the core of every future, of a blocked
 /// thread and of a reservation. Dropping it leaves the line.
-pub(crate) struct Pending<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> {
+pub(crate) struct Pending<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> {
     /// The limiter, as an `Arc` or a borrowed one.
     pub(crate) shared: G,
     pub(crate) wait: Progress<R::Ask>,
+    of: PhantomData<fn(&C)>,
 }
 
 /// [`Pending`] without a borrow.
 pub(crate) type OwnedPending<R, C> = Pending<R, C, Arc<Shared<R, C>>>;
 
-impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
+impl<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
+    #[inline]
+    pub(crate) fn new(shared: G, wait: Progress<R::Ask>) -> Self {
+        Pending { shared, wait, of: PhantomData }
+    }
+
     #[inline]
     pub(crate) fn poll(&mut self, poller: Poller<'_>) -> Poll<Result<Receipt<R::Charge>, Refusal>> {
         self.shared.borrow().poll(&mut self.wait, poller)
@@ -100,7 +107,7 @@ impl<P: Policy, C: Timer, G: Borrow<Arc<Shared<Single<P>, C>>>> Pending<Single<P
     }
 }
 
-impl<R: Rule<C>, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Drop for Pending<R, C, G> {
+impl<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Drop for Pending<R, C, G> {
     #[inline]
     fn drop(&mut self) {
         self.leave();

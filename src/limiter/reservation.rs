@@ -96,7 +96,7 @@ pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
 
 impl<P: Policy, C: Timer> Reservation<P, C> {
     pub(super) fn new(shared: Arc<Shared<Single<P>, C>>, wait: Progress<u32>) -> Self {
-        let mut this = Reservation { pending: Pending { shared, wait }, claimed: None };
+        let mut this = Reservation { pending: Pending::new(shared, wait), claimed: None };
         if this.pending.wait.is_done() {
             // In shadow mode a refused request passes, and takes nothing.
             this.keep(Receipt { waited: Nanos::ZERO, granted: None });

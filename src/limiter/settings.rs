@@ -14,7 +14,7 @@ use crate::policy::Policy;
 use crate::request::QueueBounds;
 
 /// Settings of any limiter: a plain one, a key's, or a composite.
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Sets the observer. Returns `false`, and changes nothing, if the limiter has one already.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
         // Before the flag is raised, so that a call that sees the flag has an observer to tell.

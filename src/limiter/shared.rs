@@ -43,10 +43,10 @@ use crate::time::Nanos;
 static LIMITERS_MADE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 /// How much a request took, and its grant; `None` in shadow.
-type Took<R, C> = (<R as Rule<C>>::Ask, Option<Granted<<R as Rule<C>>::Charge>>);
+type Took<R> = (<R as Rule>::Ask, Option<Granted<<R as Rule>::Charge>>);
 
 /// What a limiter and its futures share.
-pub(crate) struct Shared<R: Rule<C>, C: Timer> {
+pub(crate) struct Shared<R: Rule, C: Timer> {
     pub(crate) rule: R,
     pub(crate) clock: C,
     /// Its number among all limiters. Composites ask their members in the order of numbers.
@@ -66,7 +66,7 @@ pub(crate) struct Shared<R: Rule<C>, C: Timer> {
     pub(crate) events: Observers,
 }
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     pub(crate) fn new(rule: R, clock: C, catch_up: Duration) -> Self {
         let line = Line::new(&rule);
         Shared {
@@ -140,7 +140,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         demand: Demand<'_, R::Ask>,
         most: u32,
         kind: GrantKind,
-    ) -> Result<Took<R, C>, Refusal> {
+    ) -> Result<Took<R>, Refusal> {
         let word = self.gate_word.load();
         let taken = self.or_tell(demand.ask, || match kind {
             GrantKind::Final if word.needs_no_lock() => self
@@ -327,7 +327,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// The [`Visit`] of a lock holder at the time `now`.
-    pub(crate) fn visit_at<'a>(&'a self, now: Nanos, deferred: &'a mut Deferred<C>) -> Visit<'a, R, C> {
+    pub(crate) fn visit_at<'a>(&'a self, now: Nanos, deferred: &'a mut Deferred) -> Visit<'a, R> {
         let (rule, lateness) = (&self.rule, &self.lateness);
         Visit { rule, lateness, now, deferred, due: None, is_unchanged: false }
     }
@@ -339,7 +339,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Serves the waiters that are due, then runs `work` with the line.
-    pub(crate) fn serve_then<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
+    pub(crate) fn serve_then<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T) -> T {
         let mut work = Some(work);
         loop {
             let done = self.with_line(|line, visit| {
@@ -369,7 +369,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// A panic takes the result with it: an answer that was taken out of the line would be lost. So
     /// answers are taken in a section of their own ([`Line::collect`]), and permits are kept in a
     /// [`Held`].
-    pub(crate) fn with_line<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R, C>) -> T) -> T {
+    pub(crate) fn with_line<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T) -> T {
         let mut deferred = Deferred::new();
         let (mut line, now) = self.enter(lock(&self.line), &mut deferred);
         let mut visit = self.visit_at(now, &mut deferred);
@@ -385,7 +385,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     fn enter<'a>(
         &'a self,
         mut line: MutexGuard<'a, Line<R, C>>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> (MutexGuard<'a, Line<R, C>>, Nanos) {
         loop {
             let now = deferred.run(|| self.clock.now()).unwrap_or(line.latest());
@@ -403,7 +403,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     fn let_others<'a>(
         &'a self,
         line: MutexGuard<'a, Line<R, C>>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> MutexGuard<'a, Line<R, C>> {
         drop(line);
         deferred.wake_now();
@@ -414,7 +414,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     /// Notes the time, and does what a pause has to do by then, but first serves the waiters that
     /// were due [before](Line::serves_before): a slice of them. Returns `false` if there are more.
     /// Then the pause has still to end.
-    pub(crate) fn begin_visit(&self, line: &mut Line<R, C>, now: Nanos, deferred: &mut Deferred<C>) -> bool {
+    pub(crate) fn begin_visit(&self, line: &mut Line<R, C>, now: Nanos, deferred: &mut Deferred) -> bool {
         if let Some(at) = line.serves_before(now, self.lateness.catch_up())
             && line.serve(&mut self.visit_at(at, deferred)).is_some_and(|due| due <= at)
         {
@@ -434,7 +434,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         mut line: MutexGuard<'a, Line<R, C>>,
         mut now: Nanos,
         mut served: Option<Option<Nanos>>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) {
         loop {
             let due = served.take().unwrap_or_else(|| {
@@ -460,26 +460,26 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Recheck for Shared<R, C> {
+impl<R: Rule, C: Timer> Recheck for Shared<R, C> {
     fn recheck(&self) {
         self.serve_then(|_, _| ());
     }
 }
 
 /// A call that no observer is told of yet. Dropping it tells that the call took nothing.
-pub(crate) struct Untold<'a, R: Rule<C>, C: Timer> {
+pub(crate) struct Untold<'a, R: Rule, C: Timer> {
     shared: &'a Shared<R, C>,
     ask: &'a R::Ask,
     pub(crate) waited: Cell<Nanos>,
 }
 
-impl<'a, R: Rule<C>, C: Timer> Untold<'a, R, C> {
+impl<'a, R: Rule, C: Timer> Untold<'a, R, C> {
     pub(crate) fn new(shared: &'a Shared<R, C>, ask: &'a R::Ask) -> Self {
         Untold { shared, ask, waited: Cell::new(Nanos::ZERO) }
     }
 }
 
-impl<R: Rule<C>, C: Timer> Drop for Untold<'_, R, C> {
+impl<R: Rule, C: Timer> Drop for Untold<'_, R, C> {
     fn drop(&mut self) {
         let (permits, waited) = (self.shared.rule.permits(self.ask), self.waited.get().as_duration());
         self.shared.report(|events| events.cancelled(permits, waited));
@@ -488,13 +488,13 @@ impl<R: Rule<C>, C: Timer> Drop for Untold<'_, R, C> {
 
 /// A grant on its way to its caller. If foreign code panics in between, dropping it undoes the
 /// grant.
-pub(crate) struct Held<'a, R: Rule<C>, C: Timer> {
+pub(crate) struct Held<'a, R: Rule, C: Timer> {
     shared: &'a Shared<R, C>,
     /// `None` once the caller has it.
     grant: Option<Undoable<R::Charge>>,
 }
 
-impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
+impl<'a, R: Rule, C: Timer> Held<'a, R, C> {
     /// Holds a grant that was made just now, under the lock.
     pub(crate) fn new(shared: &'a Shared<R, C>, grant: Undoable<R::Charge>) -> Self {
         Held { shared, grant: Some(grant) }
@@ -509,7 +509,7 @@ impl<'a, R: Rule<C>, C: Timer> Held<'a, R, C> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
+impl<R: Rule, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(grant) = self.grant.take() else { return };
         // Serving comes behind it: permits put back are there for the waiters.
@@ -517,7 +517,7 @@ impl<R: Rule<C>, C: Timer> Drop for Held<'_, R, C> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Undoes a grant, or a part of one, and serves the waiters.
     ///
     /// A policy or part that counts undoes before the lock is taken, since a log takes a while for
@@ -531,7 +531,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
     }
 
     /// Undoes what parts that count granted, if there are any. Called without the lock.
-    pub(crate) fn undo_unlocked(&self, charge: &mut R::Charge, deferred: &mut Deferred<C>) {
+    pub(crate) fn undo_unlocked(&self, charge: &mut R::Charge, deferred: &mut Deferred) {
         if !counts(&self.rule, charge) {
             return;
         }

@@ -43,7 +43,7 @@ use crate::time::Nanos;
 /// different times.
 const TOO_OFTEN: u8 = 16;
 
-impl<R: Rule<C>, C: Timer> Shared<R, C> {
+impl<R: Rule, C: Timer> Shared<R, C> {
     /// Polls a request: on behalf of a task or a blocked thread.
     #[inline]
     pub(crate) fn poll(
@@ -226,7 +226,7 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
         ask: R::Ask,
         request: &Request,
     ) -> Result<Progress<R::Ask>, Refusal> {
-        let mut this = Pending { shared: self, wait: Progress::with(ask, request).tracked() };
+        let mut this = Pending::new(self, Progress::with(ask, request).tracked());
         let wait = &mut this.wait;
         if request.exempt {
             return Ok(this.release());
@@ -483,9 +483,9 @@ impl<R: Rule<C>, C: Timer> Shared<R, C> {
 ///
 /// The time is the request's own. One that the policy has let in stays, if a change makes it wait
 /// longer than `max_wait`.
-fn deadline<R: Rule<C>, C: Timer>(
+fn deadline<R: Rule, C: Timer>(
     line: &Line<R, C>,
-    visit: &Visit<'_, R, C>,
+    visit: &Visit<'_, R>,
     wait: &Progress<R::Ask>,
 ) -> Result<Nanos, Refusal> {
     if let Some(longest) = wait.longest(visit.rule.max_wait()) {

@@ -11,7 +11,7 @@ use crate::line::{Line, State};
 use crate::request::WhenFull;
 use crate::time::Nanos;
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     /// Whether there is room in line, without dropping a waiter.
     pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
         self.fits(rule, ask) && self.all_waiters.as_ref().is_none_or(|all| all.has_room(rule.permits(ask)))
@@ -23,11 +23,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Enters a newcomer among all requests that wait, in this line and in others, or refuses it.
-    pub(crate) fn enter(
-        &self,
-        visit: &Visit<'_, R, C>,
-        demand: Demand<'_, R::Ask>,
-    ) -> Result<Entered, Refusal> {
+    pub(crate) fn enter(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Result<Entered, Refusal> {
         let permits = visit.rule.permits(demand.ask);
         Entered::new(self.all_waiters.as_ref(), permits, false).ok_or_else(|| {
             // By then the request need not wait.
@@ -39,7 +35,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Makes room for a newcomer by the line's own bounds, or refuses it.
     pub(crate) fn make_room(
         &mut self,
-        visit: &mut Visit<'_, R, C>,
+        visit: &mut Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
     ) -> Result<(), Refusal> {
         if self.fits(visit.rule, demand.ask) {
@@ -99,7 +95,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// When there will be room for a newcomer, or its permits, if no other request comes.
     /// `Nanos::MAX` if no time is known.
-    fn room_at(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> Nanos {
+    fn room_at(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Nanos {
         let now = visit.now;
         let own = self.due_behind(visit, demand);
         let head = self.entries.contains(self.head as usize).then(|| self.due_of(visit, self.head));

@@ -14,31 +14,28 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Waker;
 
-use crate::clock::Timer;
 use crate::line::recheck::{Recheck, recheck_all};
 
 /// What a panic carries.
 pub(crate) type Payload = Box<dyn Any + Send>;
 
 /// Deferred work. It is done on drop, so also while a panic of foreign code unwinds.
-pub(crate) struct Deferred<C: Timer> {
+pub(crate) struct Deferred {
     pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
-    pub(crate) sleeps: Vec<Pin<Box<C::Sleep>>>,
     /// Limiters that have to look at their lines.
     pub(crate) rechecks: Vec<Arc<dyn Recheck>>,
-    /// Values that call foreign code on drop.
-    pub(crate) drops: Vec<Box<dyn Any + Send>>,
+    /// Sleeps, and other values that call foreign code on drop.
+    pub(crate) drops: Vec<Pin<Box<dyn Send>>>,
     /// The first panic of foreign code, which goes on when all work is done.
     panic: Option<Payload>,
 }
 
-impl<C: Timer> Deferred<C> {
+impl Deferred {
     pub(crate) fn new() -> Self {
         Deferred {
             wake: Vec::new(),
             discard: Vec::new(),
-            sleeps: Vec::new(),
             rechecks: Vec::new(),
             drops: Vec::new(),
             panic: None,
@@ -47,8 +44,8 @@ impl<C: Timer> Deferred<C> {
 
     /// Whether there is nothing to do: so it is after most calls.
     fn is_empty(&self) -> bool {
-        let Deferred { wake, discard, sleeps, rechecks, drops, panic } = self;
-        wake.len() + discard.len() + sleeps.len() + rechecks.len() + drops.len() == 0 && panic.is_none()
+        let Deferred { wake, discard, rechecks, drops, panic } = self;
+        wake.len() + discard.len() + rechecks.len() + drops.len() == 0 && panic.is_none()
     }
 
     /// Wakes the waiters that have their answer by now. Called without a lock.
@@ -105,19 +102,16 @@ pub(crate) fn run_in_drop(work: impl FnOnce()) {
     }
 }
 
-impl<C: Timer> Drop for Deferred<C> {
+impl Drop for Deferred {
     fn drop(&mut self) {
         if self.is_empty() {
             return;
         }
         // Each call is caught by itself, so that a waker that panics does not stop the others.
         self.wake_now();
-        let Deferred { discard, sleeps, rechecks, drops, panic, .. } = self;
+        let Deferred { discard, rechecks, drops, panic, .. } = self;
         for waker in discard.drain(..) {
             run(panic, || drop(waker));
-        }
-        for sleep in sleeps.drain(..) {
-            run(panic, || drop(sleep));
         }
         for item in drops.drain(..) {
             run(panic, || drop(item));

@@ -35,12 +35,9 @@ pub(crate) struct Schedule<'a, R> {
     pub(crate) settings: &'a Settings,
 }
 
-impl<R> Schedule<'_, R> {
+impl<R: Rule> Schedule<'_, R> {
     /// When a request of this priority is due behind all that are `ahead`.
-    pub(crate) fn due<C: Timer>(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos
-    where
-        R: Rule<C>,
-    {
+    pub(crate) fn due(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
         let opens = self.settings.opens_for(now);
         if opens == Nanos::MAX {
             return opens;
@@ -52,10 +49,7 @@ impl<R> Schedule<'_, R> {
 
     /// When a request is due of which nothing is to happen before `now`, at or after the end of a
     /// pause.
-    pub(crate) fn ready_at<C: Timer>(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos
-    where
-        R: Rule<C>,
-    {
+    pub(crate) fn ready_at(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
         let (rule, settings, kept) = (self.rule, self.settings, self.settings.kept_from(priority));
         let due = match &settings.pause {
             Some(pause) => rule.ready_after_pause(pause.until(settings.opens), now, ahead, ask, kept),
@@ -133,14 +127,14 @@ impl<Ahead> Memo<Ahead> {
 
 impl<Ahead> Sums<Ahead> {
     /// What stands before, by its sizes, or else by its weight.
-    fn new<C: Timer, R: Rule<C, Ahead = Ahead>>(rule: &R, sizes: &Sizes, weight: Ahead) -> Sums<Ahead> {
+    fn new<R: Rule<Ahead = Ahead>>(rule: &R, sizes: &Sizes, weight: Ahead) -> Sums<Ahead> {
         let crowd = Crowd::new(sizes.requests(), sizes.permits(), 0, sizes.largest());
         let weight = if crowd.requests > 0 { rule.weigh(sizes).unwrap_or(weight) } else { weight };
         Sums { crowd, weight }
     }
 }
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     /// All that go before a newcomer of this priority, summed; without seats.
     pub(crate) fn ahead(&self, rule: &R, priority: i8) -> R::Ahead {
         let mut ahead = R::Ahead::default();
@@ -174,7 +168,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// When a newcomer is due, behind the requests that go before it.
-    pub(crate) fn due_behind(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> Nanos {
+    pub(crate) fn due_behind(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Nanos {
         let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
         let (place, priorities) = (end_of(priority), self.priorities.before(priority));
         let steps = self.steps(rule, priorities);
@@ -202,7 +196,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// When an entry is due, if nothing changes: zero time from now if it is granted.
-    pub(crate) fn due_in(&self, visit: &Visit<'_, R, C>, key: u32) -> Duration {
+    pub(crate) fn due_in(&self, visit: &Visit<'_, R>, key: u32) -> Duration {
         match &self.entries[key as usize].state {
             State::Waiting(_) => {}
             State::Granted(_) | State::Shadowed(_) => return Duration::ZERO,
@@ -212,7 +206,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// When an entry in line is due.
-    pub(super) fn due_of(&self, visit: &Visit<'_, R, C>, key: u32) -> Nanos {
+    pub(super) fn due_of(&self, visit: &Visit<'_, R>, key: u32) -> Nanos {
         let &Visit { rule, now, .. } = visit;
         let Entry { ask, place, priority, .. } = &self.entries[key as usize];
         let steps = self.steps(rule, self.priorities.before(*priority));
@@ -229,7 +223,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// `None` if the entry does not stand among the first `steps`.
     ///
     /// So to ask for each entry of a line costs about as much as to ask for the last one.
-    fn remembered(&self, visit: &Visit<'_, R, C>, steps: usize, place: u64) -> Option<Nanos> {
+    fn remembered(&self, visit: &Visit<'_, R>, steps: usize, place: u64) -> Option<Nanos> {
         if self.settings.opens == Nanos::MAX {
             return Some(Nanos::MAX);
         }
@@ -245,7 +239,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// The forecast that is kept, or a new one where anything has changed since.
-    fn memo(&self, visit: &Visit<'_, R, C>) -> Box<Memo<R::Ahead>> {
+    fn memo(&self, visit: &Visit<'_, R>) -> Box<Memo<R::Ahead>> {
         let Settings { opens, kept, ref pause, ref paces, .. } = self.settings;
         let begin = self.forecast(visit.rule, visit.now);
         let terms = (opens, kept, pause.clone(), paces.clone());
@@ -270,7 +264,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Foresees so many more entries, but none from where `stops` says so.
     fn go_on(
         &self,
-        visit: &Visit<'_, R, C>,
+        visit: &Visit<'_, R>,
         memo: &mut Memo<R::Ahead>,
         steps: usize,
         stops: impl Fn(&Entry<R::Ask, R::Charge, C::RuntimeId>) -> bool,
@@ -332,11 +326,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// When so many entries have been served, counted from the head, that `fits` says so of the
     /// requests and permits that were served. `None` if it never does.
-    pub(super) fn served_when(
-        &self,
-        visit: &Visit<'_, R, C>,
-        fits: impl Fn(u64, u64) -> bool,
-    ) -> Option<Nanos> {
+    pub(super) fn served_when(&self, visit: &Visit<'_, R>, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
         let (mut requests, mut permits, mut at) = (0, 0, self.head);
         if let Some(index) = &self.index {
             at = index.find(|part| {
@@ -374,7 +364,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// by one, beside the entries that were foreseen before.
     fn foreseen(
         &self,
-        visit: &Visit<'_, R, C>,
+        visit: &Visit<'_, R>,
         (steps, end): (usize, u32),
         sums: Sums<R::Ahead>,
         demand: Demand<'_, R::Ask>,
@@ -430,21 +420,21 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 impl<P: Policy, C: Timer> Line<Single<P>, C> {
     /// When the limiter is full if no request takes permits: not before the end of a pause, in
     /// which no permit comes in, and not while grants are spaced after it.
-    pub(crate) fn full_at(&self, visit: &Visit<'_, Single<P>, C>) -> Nanos {
+    pub(crate) fn full_at(&self, visit: &Visit<'_, Single<P>>) -> Nanos {
         let (&Visit { rule, now, .. }, settings) = (visit, &self.settings);
         let stands_still = settings.pause.as_ref().and_then(|pause| {
             let Stop { from, to, keeps_permits } = pause.until(settings.opens);
             rule.policy.full_after_pause(&rule.state, from, to, keeps_permits)
         });
         let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
-        let paced = settings.paces_to_come::<C, _>(rule);
-        let paced = paced.map(|pace| Rule::<C>::come_in(rule, pace.part, pace.from, u64::MAX));
+        let paced = settings.paces_to_come(rule);
+        let paced = paced.map(|pace| rule.come_in(pace.part, pace.from, u64::MAX));
         full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens_for(now))
     }
 
     /// How many requests for one permit would get one now, one after the other, where so many are
     /// available, no request is in line and composites may hold seats.
-    pub(crate) fn beside_seats(&self, visit: &Visit<'_, Single<P>, C>, available: u64) -> u64 {
+    pub(crate) fn beside_seats(&self, visit: &Visit<'_, Single<P>>, available: u64) -> u64 {
         if self.seats.is_empty() {
             return available;
         }

@@ -105,7 +105,7 @@ impl<Charge> Granted<Charge> {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     /// Keeps track of a grant that may be undone later.
     pub(crate) fn track(&mut self, rule: &R, charge: R::Charge) -> Tracked<R::Charge> {
         let at = self.latest;
@@ -141,14 +141,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Undoes a grant, or the part of it that the charge says.
-    pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
+    pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R>, grant: Undoable<R::Charge>) {
         let (Visit { rule, deferred, .. }, at) = (visit, self.latest);
         self.undo_by(rule, grant, |charge, part, most| rule.undo(at, charge, part, most, deferred));
     }
 
     /// Undoes the rest of a grant, after the parts that [count](part_counts) were undone without
     /// the lock.
-    pub(crate) fn undo_rest(&mut self, visit: &mut Visit<'_, R, C>, grant: Undoable<R::Charge>) {
+    pub(crate) fn undo_rest(&mut self, visit: &mut Visit<'_, R>, grant: Undoable<R::Charge>) {
         let (Visit { rule, deferred, .. }, at) = (visit, self.latest);
         self.undo_by(rule, grant, |charge, part, most| match part_counts(*rule, charge, part) {
             true => u64::MAX,
@@ -227,11 +227,11 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
 /// Whether a part of the rule counts, as far as a grant took of it: it loses nothing by being full,
 /// so undoing the grant needs nothing that the line knows.
-pub(crate) fn part_counts<R: Rule<C>, C: Timer>(rule: &R, charge: &R::Charge, part: usize) -> bool {
+pub(crate) fn part_counts<R: Rule>(rule: &R, charge: &R::Charge, part: usize) -> bool {
     rule.moved(charge, part) == Some((0, u64::MAX))
 }
 
 /// Whether any part of the rule [counts](part_counts).
-pub(crate) fn counts<R: Rule<C>, C: Timer>(rule: &R, charge: &R::Charge) -> bool {
+pub(crate) fn counts<R: Rule>(rule: &R, charge: &R::Charge) -> bool {
     (0..R::PARTS).any(|part| part_counts(rule, charge, part))
 }

@@ -87,7 +87,7 @@ use crate::time::Nanos;
 /// at, so that is 10 ms to 30 ms.
 const ROUND: Nanos = Nanos::new(10_000_000);
 
-pub(crate) struct Line<R: Rule<C>, C: Timer> {
+pub(crate) struct Line<R: Rule, C: Timer> {
     entries: Entries<Entry<R::Ask, R::Charge, C::RuntimeId>>,
     /// The line, linked through the entries.
     head: u32,
@@ -119,7 +119,7 @@ pub(crate) struct Line<R: Rule<C>, C: Timer> {
     /// How much of each grant can still be given back.
     undo_log: UndoLog,
     /// Places of composites, which wait for other limiters as well.
-    pub(crate) seats: Seats<R, C>,
+    pub(crate) seats: Seats<R>,
     pub(crate) alarms: Alarms<C>,
     pub(crate) settings: Settings,
 }
@@ -194,7 +194,7 @@ struct Uncollected<Charge> {
     round: u32,
 }
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     pub(crate) fn new(rule: &R) -> Self {
         Line {
             entries: Entries::new(),
@@ -300,7 +300,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Refuses the waiters that miss their deadline because a request of this priority has gone
     /// before them.
-    fn moved_back(&mut self, visit: &mut Visit<'_, R, C>, priority: i8) {
+    fn moved_back(&mut self, visit: &mut Visit<'_, R>, priority: i8) {
         if self.priorities.behind(priority).iter().any(|class| class.with_deadline > 0) {
             self.retime(visit);
         }
@@ -310,7 +310,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// [entered](Line::enter) the request.
     pub(crate) fn push(
         &mut self,
-        visit: &mut Visit<'_, R, C>,
+        visit: &mut Visit<'_, R>,
         new_waiter: NewWaiter<R::Ask, C::RuntimeId>,
     ) -> u32 {
         let rule = visit.rule;
@@ -372,7 +372,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Takes an entry out of the line; it stays in memory.
-    fn unlink(&mut self, visit: &mut Visit<'_, R, C>, key: u32) {
+    fn unlink(&mut self, visit: &mut Visit<'_, R>, key: u32) {
         let rule = visit.rule;
         let Entry { ref ask, place, priority, previous, next, woken_by, deadline, .. } =
             self.entries[key as usize];
@@ -425,7 +425,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Ends the wait of an entry in line.
-    fn answer(&mut self, visit: &mut Visit<'_, R, C>, key: u32, state: State<R::Charge>) {
+    fn answer(&mut self, visit: &mut Visit<'_, R>, key: u32, state: State<R::Charge>) {
         self.unlink(visit, key);
         if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
             visit.deferred.wake.extend(waker);
@@ -522,7 +522,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// Removes an entry after the drop of its future. An entry in line owes nothing; a grant is
     /// undone, except that of a policy that [counts]: it is returned, to be undone without the
     /// lock.
-    pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R, C>, key: u32) -> Option<Tracked<R::Charge>> {
+    pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R>, key: u32) -> Option<Tracked<R::Charge>> {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(visit, key);
         }

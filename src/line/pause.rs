@@ -91,7 +91,7 @@ pub(crate) struct Pace {
 }
 
 impl Pausing {
-    fn new<C: Timer, R: Rule<C>>(rule: &R, begin: Nanos, since: Nanos, keeps_permits: bool) -> Pausing {
+    fn new<R: Rule>(rule: &R, begin: Nanos, since: Nanos, keeps_permits: bool) -> Pausing {
         let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
         let stocks = counting.map(|part| Stock { part, permits: rule.available(part, begin) }).collect();
         Pausing { since, keeps_permits, stocks }
@@ -116,7 +116,7 @@ impl Pace {
     }
 }
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     /// Notes the time, and does what a pause has to do by then. Each lock holder calls it first.
     pub(crate) fn begin_visit(&mut self, rule: &R, now: Nanos) {
         self.note_time(now);
@@ -395,12 +395,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
 impl Pace {
     /// Whether the part would be full by now, as far as the pace says.
-    fn is_over<C: Timer, R: Rule<C>>(self, rule: &R, now: Nanos) -> bool {
+    fn is_over<R: Rule>(self, rule: &R, now: Nanos) -> bool {
         rule.come_in(self.part, self.from, u64::MAX) <= now
     }
 
     /// When a request has come in behind so many permits, if it has to leave `kept` permits.
-    pub(super) fn due<C: Timer, R: Rule<C>>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
+    pub(super) fn due<R: Rule>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
         let permits = self.granted.saturating_add(ahead).saturating_add(rule.permits(ask));
         rule.come_in(self.part, self.from, permits.saturating_add(kept.into()))
     }
@@ -419,7 +419,7 @@ impl super::settings::Settings {
     }
 
     /// The paces that hold, or that will hold after the pause.
-    pub(super) fn paces_to_come<C: Timer, R: Rule<C>>(&self, rule: &R) -> impl Iterator<Item = Pace> {
+    pub(super) fn paces_to_come<R: Rule>(&self, rule: &R) -> impl Iterator<Item = Pace> {
         let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_permits);
         let held = self.pause.as_ref().map_or(Nanos::ZERO, |pause| self.opens.saturating_since(pause.since));
         let go_on = self.paces.iter().filter(move |_| !ends);

@@ -12,12 +12,12 @@ use crate::time::Nanos;
 /// many looks: a composite asks each member more than once. It takes about a microsecond.
 const LOOKS_FOR_TIME: usize = 8;
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     /// Computes times and weights anew after a change, but for the weights in the line of a
     /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`FORESEEN`] waiters,
     /// refuses at once each that will miss its deadline or can never be served. A waiter further
     /// back is refused at its deadline, or when it is the first.
-    pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R, C>) {
+    pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
         if !self.priorities.weigh(|sizes| rule.weigh(sizes)) || !self.seats.is_empty() {
@@ -56,12 +56,12 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// The first [`FORESEEN`] are counted with the seats that are here, and a waiter with a
     /// deadline as [`LOOKS_FOR_TIME`]. They are fewer of each composite where a change has rung
     /// several.
-    fn retime_by_sums(&mut self, visit: &mut Visit<'_, R, C>) {
+    fn retime_by_sums(&mut self, visit: &mut Visit<'_, R>) {
         look_at_most(|most| most - self.retime_first(visit, most));
     }
 
     /// Looks at so many waiters and seats at most. Returns how many more it might have looked at.
-    fn retime_first(&mut self, visit: &mut Visit<'_, R, C>, mut left: usize) -> usize {
+    fn retime_first(&mut self, visit: &mut Visit<'_, R>, mut left: usize) -> usize {
         let Visit { rule, now, .. } = *visit;
         let (mut ahead, mut passed, mut key) = (R::Ahead::default(), 0, self.head);
         while left > 0

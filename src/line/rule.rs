@@ -17,7 +17,7 @@ use crate::time::Nanos;
 ///
 /// The methods that take a [`Deferred`] are called with the line's lock held, and leave work there
 /// that has to be done without the lock.
-pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
+pub(crate) trait Rule: Send + Sync + 'static {
     /// The permits that one request asks for.
     type Ask: Clone + Debug + PartialEq + Send + 'static;
 
@@ -72,7 +72,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         at: Nanos,
         now: Nanos,
         ask: &Self::Ask,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> Result<Self::Charge, Refusal>;
 
     /// The request for as many permits as there are at a time, for a request that takes `ask` or
@@ -122,7 +122,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
 
     /// A pause of this line is to leave the rule empty at this time, or none is any more. Only the
     /// members of a composite have to be told.
-    fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred<C>) {
+    fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred) {
         let _ = (at, deferred);
     }
 
@@ -203,7 +203,7 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         charge: &mut Self::Charge,
         part: usize,
         most: u64,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> u64;
 
     /// See [`Policy::moved`]. `None` if the grant took nothing of this part.
@@ -238,14 +238,14 @@ pub(crate) trait Rule<C: Timer>: Send + Sync + 'static {
         &self,
         now: Nanos,
         first: Option<(&Self::Ask, i8, Nanos)>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) -> Nanos {
         let _ = (now, first, deferred);
         Nanos::MAX
     }
 
     /// No request of this priority is in line any more.
-    fn emptied(&self, priority: i8, deferred: &mut Deferred<C>) {
+    fn emptied(&self, priority: i8, deferred: &mut Deferred) {
         let _ = (priority, deferred);
     }
 
@@ -354,7 +354,7 @@ impl<P: Policy> Single<P> {
     }
 }
 
-impl<P: Policy, C: Timer> Rule<C> for Single<P> {
+impl<P: Policy> Rule for Single<P> {
     type Ask = u32;
     /// 2^32 weights of 2^64 cannot overflow it.
     type Ahead = u128;
@@ -391,13 +391,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     }
 
     #[inline]
-    fn take(
-        &self,
-        at: Nanos,
-        _now: Nanos,
-        n: &u32,
-        _deferred: &mut Deferred<C>,
-    ) -> Result<P::Charge, Refusal> {
+    fn take(&self, at: Nanos, _now: Nanos, n: &u32, _deferred: &mut Deferred) -> Result<P::Charge, Refusal> {
         self.policy.try_acquire(&self.state, at, *n)
     }
 
@@ -492,16 +486,16 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
     fn ready_after_pause(&self, stop: Stop, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         // The time is computed as if no part stood still.
         let ready_at = || {
-            let due = Rule::<C>::ready_at(self, at, ahead, n);
-            let leaving = || Rule::<C>::ready_leaving(self, at, ahead, n, kept);
+            let due = self.ready_at(at, ahead, n);
+            let leaving = || self.ready_leaving(at, ahead, n, kept);
             if kept > 0 { due.max(leaving()) } else { due }
         };
-        let Some(mut forecast) = Rule::<C>::forecast_pause(self, stop) else { return ready_at() };
+        let Some(mut forecast) = self.forecast_pause(stop) else { return ready_at() };
         forecast.at = forecast.at.max(at);
         if *ahead > 0 {
-            Rule::<C>::foresee_many(self, &mut forecast, &Crowd::new(0, 0, 0, 1), ahead);
+            self.foresee_many(&mut forecast, &Crowd::new(0, 0, 0, 1), ahead);
         }
-        let due = Rule::<C>::foresee(self, &mut forecast, n, kept);
+        let due = self.foresee(&mut forecast, n, kept);
         // A part that counts in real time does not foresee a sum. Any other part would be due no
         // later if it did not stand still.
         if P::PARTS > 1 { due.max(ready_at()) } else { due }
@@ -550,7 +544,7 @@ impl<P: Policy, C: Timer> Rule<C> for Single<P> {
         charge: &mut P::Charge,
         part: usize,
         most: u64,
-        _deferred: &mut Deferred<C>,
+        _deferred: &mut Deferred,
     ) -> u64 {
         self.of_part(Some(*charge), part, |part| part.undo(now, most))
     }

@@ -49,7 +49,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
 
-use crate::clock::Timer;
 use crate::line::deferred::Deferred;
 use crate::line::due::Schedule;
 use crate::line::place::{LAST_PLACE, priority_of};
@@ -72,7 +71,7 @@ const MOST_RINGS: usize = 64;
 const BLOCK: usize = 128;
 
 /// The seats in one line.
-pub(crate) struct Seats<R: Rule<C>, C: Timer> {
+pub(crate) struct Seats<R: Rule> {
     /// By their place in the line.
     list: BTreeMap<u64, Seat<R::Ask>>,
     /// The requests of the seats that are here, by place.
@@ -140,7 +139,7 @@ fn sum_before<T>(
     }
 }
 
-impl<R: Rule<C>, C: Timer> Seats<R, C> {
+impl<R: Rule> Seats<R> {
     pub(crate) fn new() -> Self {
         Seats {
             list: BTreeMap::new(),
@@ -361,14 +360,14 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
     }
 
     /// Rings the first seats, after a change.
-    pub(crate) fn ring_first(&self, deferred: &mut Deferred<C>) {
+    pub(crate) fn ring_first(&self, deferred: &mut Deferred) {
         let first = self.list.values().take(MOST_RINGS);
         deferred.rechecks.extend(first.filter_map(|seat| seat.shared.upgrade()));
     }
 
     /// Rings the first seats from a place on. Returns the place from which to go on, if there are
     /// more.
-    pub(crate) fn ring_from(&self, place: u64, deferred: &mut Deferred<C>) -> Option<u64> {
+    pub(crate) fn ring_from(&self, place: u64, deferred: &mut Deferred) -> Option<u64> {
         let mut seats = self.list.range(place..);
         let first = seats.by_ref().take(MOST_RINGS).filter_map(|(_, seat)| seat.shared.upgrade());
         deferred.rechecks.extend(first);
@@ -459,7 +458,7 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 
     /// Rings the seats that are due, and the first seat that is here if it is due earlier than it
     /// was told, or never.
-    pub(crate) fn ring(&mut self, schedule: &Schedule<'_, R>, now: Nanos, deferred: &mut Deferred<C>) {
+    pub(crate) fn ring(&mut self, schedule: &Schedule<'_, R>, now: Nanos, deferred: &mut Deferred) {
         let mut due = Vec::new();
         while let Some(ring) = self.rings.first().copied().filter(|(at, _)| *at <= now) {
             self.rings.remove(&ring);
@@ -483,12 +482,12 @@ impl<R: Rule<C>, C: Timer> Seats<R, C> {
 }
 
 impl<Ask> Seat<Ask> {
-    fn add_to<R: Rule<C, Ask = Ask>, C: Timer>(&self, rule: &R, sums: &mut Sums) {
+    fn add_to<R: Rule<Ask = Ask>>(&self, rule: &R, sums: &mut Sums) {
         sums.entries.merge(&self.before);
         rule.size(&self.ask).filter(|_| self.here).into_iter().for_each(|n| sums.here.add(n));
     }
 
-    fn subtract_from<R: Rule<C, Ask = Ask>, C: Timer>(&self, rule: &R, sums: &mut Sums) {
+    fn subtract_from<R: Rule<Ask = Ask>>(&self, rule: &R, sums: &mut Sums) {
         sums.entries.unmerge(&self.before);
         rule.size(&self.ask).filter(|_| self.here).into_iter().for_each(|n| sums.here.remove(n));
     }

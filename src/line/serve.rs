@@ -21,11 +21,11 @@ enum Head {
     WaitsUntil(Nanos),
 }
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     /// Grants waiters that are due, in order, and refuses waiters that cannot be served by their
     /// deadline, at most a [`SLICE`] of them. Returns when to serve the line next: a time that is
     /// not later than `now` if more waiters are due. Rings the composites that this concerns.
-    pub(crate) fn serve(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
+    pub(crate) fn serve(&mut self, visit: &mut Visit<'_, R>) -> Option<Nanos> {
         let now = visit.now;
         if self.len() > 0 {
             match visit.rule.changes() {
@@ -65,7 +65,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// In shadow no request waits: the waiters in line pass without a permit, a [`SLICE`] of them.
-    fn pass_all(&mut self, visit: &mut Visit<'_, R, C>) {
+    fn pass_all(&mut self, visit: &mut Visit<'_, R>) {
         let Visit { rule, now, .. } = *visit;
         let mut ahead = R::Ahead::default();
         for _ in 0..SLICE {
@@ -78,7 +78,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Once the limiter is closed no request waits: the waiters in line are refused, a [`SLICE`] of
     /// them.
-    fn refuse_all(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
+    fn refuse_all(&mut self, visit: &mut Visit<'_, R>) -> Option<Nanos> {
         for _ in 0..SLICE {
             if !self.entries.contains(self.head as usize) {
                 break;
@@ -89,7 +89,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Gives answers from the head on, a [`SLICE`] of them, until a waiter is not due.
-    fn serve_due(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Nanos> {
+    fn serve_due(&mut self, visit: &mut Visit<'_, R>) -> Option<Nanos> {
         for _ in 0..SLICE {
             if let Head::WaitsUntil(due) = self.serve_head(visit)? {
                 return Some(due);
@@ -100,7 +100,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
 
     /// Gives the head of the line its answer, if it is due or cannot be served. Returns `None` if
     /// no waiter is in line.
-    fn serve_head(&mut self, visit: &mut Visit<'_, R, C>) -> Option<Head> {
+    fn serve_head(&mut self, visit: &mut Visit<'_, R>) -> Option<Head> {
         let Visit { rule, now, .. } = *visit;
         let key = self.head;
         let first = self.entries.get(key as usize)?;
@@ -168,7 +168,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         })
     }
 
-    fn answer_head(&mut self, visit: &mut Visit<'_, R, C>, state: State<R::Charge>) -> Head {
+    fn answer_head(&mut self, visit: &mut Visit<'_, R>, state: State<R::Charge>) -> Head {
         self.answer(visit, self.head, state);
         Head::GoesOn
     }
@@ -178,7 +178,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// when they were due.
     fn more_for_head(
         &self,
-        visit: &Visit<'_, R, C>,
+        visit: &Visit<'_, R>,
         ask: &R::Ask,
         due: Nanos,
         turn: Option<Nanos>,
@@ -197,7 +197,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// As of when the head is charged, if it was due at `due`: then, so that a late timer costs no
     /// permits. But not further back than the catch-up, so that a machine that stood still does not
     /// grant a burst, and not before the request was made.
-    fn charged_as_of(&self, visit: &Visit<'_, R, C>, due: Nanos) -> Nanos {
+    fn charged_as_of(&self, visit: &Visit<'_, R>, due: Nanos) -> Nanos {
         let &Entry { woken_by, since, .. } = &self.entries[self.head as usize];
         let late = match woken_by {
             // A reservation that is not awaited has no timer that could be late: it is charged as
@@ -218,14 +218,14 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// says "now" of a permit that has been there for a while, so a late timer would refuse a
     /// waiter that was in time. It is not refused for as much lateness as grants are charged back
     /// elsewhere.
-    fn may_be_late(&self, visit: &Visit<'_, R, C>, due: Nanos, deadline: Nanos) -> bool {
+    fn may_be_late(&self, visit: &Visit<'_, R>, due: Nanos, deadline: Nanos) -> bool {
         let late = visit.now.saturating_since(deadline);
         due <= visit.now && !visit.rule.catches_up() && late <= visit.lateness.catch_up()
     }
 
     /// Refuses waiters that are still in line at their deadline, a [`SLICE`] of them. Returns the
     /// next deadline.
-    fn expire(&mut self, visit: &mut Visit<'_, R, C>, refusal: Refusal) -> Nanos {
+    fn expire(&mut self, visit: &mut Visit<'_, R>, refusal: Refusal) -> Nanos {
         for _ in 0..SLICE {
             match self.deadlines.first() {
                 Some(&(deadline, key)) if deadline <= visit.now => {

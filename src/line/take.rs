@@ -12,10 +12,10 @@ use crate::line::visit::{Demand, Visit};
 use crate::policy::limited;
 use crate::time::Nanos;
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     /// Whether a new request waits for the policy alone: no request is in line before it, and no
     /// seat loses its time by it.
-    pub(crate) fn is_open(&self, visit: &Visit<'_, R, C>, demand: Demand<'_, R::Ask>) -> bool {
+    pub(crate) fn is_open(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> bool {
         !self.is_paused()
             && self.priorities.before(demand.priority).is_empty()
             && (self.seats.is_empty() || self.due_behind(visit, demand) <= visit.now)
@@ -43,7 +43,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// is not zero, takes as many as there are.
     pub(crate) fn try_take(
         &mut self,
-        visit: &mut Visit<'_, R, C>,
+        visit: &mut Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
         most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
@@ -61,7 +61,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// line. With a time `at`, for as many as there were at that time: no grant was made since.
     pub(crate) fn as_many(
         &self,
-        visit: &Visit<'_, R, C>,
+        visit: &Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
         most: u32,
         own: u64,
@@ -95,7 +95,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// `most`, or exactly what it asks for if that is zero.
     pub(crate) fn take_as_many(
         &mut self,
-        visit: &mut Visit<'_, R, C>,
+        visit: &mut Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
         most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
@@ -113,7 +113,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// back.
     pub(crate) fn take(
         &mut self,
-        visit: &mut Visit<'_, R, C>,
+        visit: &mut Visit<'_, R>,
         demand: Demand<'_, R::Ask>,
     ) -> Result<R::Charge, Refusal> {
         let (Demand { ask, priority }, now) = (demand, visit.now);
@@ -138,7 +138,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// permits as of now.
     pub(crate) fn charge(
         &mut self,
-        visit: &mut Visit<'_, R, C>,
+        visit: &mut Visit<'_, R>,
         at: Nanos,
         ask: &R::Ask,
     ) -> Result<R::Charge, Refusal> {
@@ -154,7 +154,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// The one place where permits are taken under the lock.
     pub(super) fn charge_at(
         &mut self,
-        visit: &mut Visit<'_, R, C>,
+        visit: &mut Visit<'_, R>,
         at: Nanos,
         ask: &R::Ask,
     ) -> Result<R::Charge, Refusal> {
@@ -171,7 +171,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     /// the last permits of a part in between.
     fn take_parts(
         &mut self,
-        visit: &mut Visit<'_, R, C>,
+        visit: &mut Visit<'_, R>,
         at: Nanos,
         ask: &R::Ask,
     ) -> Result<R::Charge, Refusal> {

@@ -1,25 +1,24 @@
 //! The context of a thread that holds a line's lock.
 
-use crate::clock::Timer;
 use crate::line::deferred::Deferred;
 use crate::line::lateness::Lateness;
 use crate::time::Nanos;
 
 /// The context of a lock holder, beside the line itself.
-pub(crate) struct Visit<'a, R, C: Timer> {
+pub(crate) struct Visit<'a, R> {
     /// The policy and its state.
     pub(crate) rule: &'a R,
     pub(crate) lateness: &'a Lateness,
     pub(crate) now: Nanos,
     /// Foreign code, which runs without the lock.
-    pub(crate) deferred: &'a mut Deferred<C>,
+    pub(crate) deferred: &'a mut Deferred,
     /// When the line is to be served next, as it was told before the work of this lock holder.
     pub(crate) due: Option<Nanos>,
     /// Whether the work left the line and the policy as they were, so that `due` still holds.
     pub(crate) is_unchanged: bool,
 }
 
-impl<R, C: Timer> Visit<'_, R, C> {
+impl<R> Visit<'_, R> {
     /// The time as of which a request counts as made that comes now and is due at `due`: earlier
     /// than now where the last grants were late.
     pub(crate) fn made_at(&self, due: impl FnOnce() -> Nanos) -> Nanos {

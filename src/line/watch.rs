@@ -8,10 +8,10 @@ use crate::line::rule::Rule;
 use crate::line::{Entry, Line, State, WokenBy};
 use crate::time::Nanos;
 
-impl<R: Rule<C>, C: Timer> Line<R, C> {
+impl<R: Rule, C: Timer> Line<R, C> {
     /// Makes sure that an alarm or a blocked thread looks at the line when the head is due, at
     /// `due`. Returns an alarm that is to be set without the lock, if there is one.
-    pub(crate) fn watch(&mut self, due: Nanos, clock: &C, deferred: &mut Deferred<C>) -> Option<Arming<C>> {
+    pub(crate) fn watch(&mut self, due: Nanos, clock: &C, deferred: &mut Deferred) -> Option<Arming<C>> {
         loop {
             let first = match self.entries.get(self.head as usize)?.woken_by {
                 WokenBy::Task { alarm, .. } => Some(alarm as usize),
@@ -28,19 +28,19 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     }
 
     /// Puts back an alarm that was set, or that lost its event loop or timer (`gone`).
-    pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool, deferred: &mut Deferred<C>) {
+    pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool, deferred: &mut Deferred) {
         match self.alarms.put_back(arming, gone) {
             PutBack::There => {}
-            PutBack::Unused(sleep) => deferred.sleeps.push(sleep),
+            PutBack::Unused(sleep) => deferred.drops.push(sleep),
             PutBack::Lost(lost) => self.lose(lost, 0, deferred),
         }
     }
 
     /// Wakes the tasks that relied on a lost alarm, so that each of them makes a new one. `early`
     /// is 1 if it rang too early, and 0 if its event loop is gone.
-    fn lose(&mut self, lost: LostAlarm<C>, early: u8, deferred: &mut Deferred<C>) {
+    fn lose(&mut self, lost: LostAlarm<C>, early: u8, deferred: &mut Deferred) {
         let LostAlarm { key, runtime, sleep } = lost;
-        deferred.sleeps.extend(sleep);
+        deferred.drops.extend(sleep.map(|sleep| sleep as _));
         for (_, entry) in self.entries.iter_mut() {
             if let State::Waiting(waker) = &mut entry.state
                 && let WokenBy::Task { alarm, too_early } = entry.woken_by
@@ -58,7 +58,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
     ///
     /// The waker of a blocked thread is this crate's own and unparks it, so it may be cloned under
     /// the lock. A thread that has just joined unparks itself, and looks once more.
-    fn tell_thread(&mut self, due: Nanos, deferred: &mut Deferred<C>) {
+    fn tell_thread(&mut self, due: Nanos, deferred: &mut Deferred) {
         let first = self.priorities.first_thread();
         let own = first == self.head || self.alarms.is_empty();
         let at = if own { due } else { due.saturating_add(SLACK) };
@@ -89,7 +89,7 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         &mut self,
         key: u32,
         woken_by: WokenBy<C::RuntimeId>,
-        deferred: &mut Deferred<C>,
+        deferred: &mut Deferred,
     ) {
         let &Entry { place, priority, next, .. } = &self.entries[key as usize];
         if matches!(woken_by, WokenBy::Thread { .. }) {
@@ -121,9 +121,10 @@ impl<R: Rule<C>, C: Timer> Line<R, C> {
         NONE
     }
 
-    pub(crate) fn leave_alarm(&mut self, woken_by: WokenBy<C::RuntimeId>, deferred: &mut Deferred<C>) {
+    pub(crate) fn leave_alarm(&mut self, woken_by: WokenBy<C::RuntimeId>, deferred: &mut Deferred) {
         if let WokenBy::Task { alarm, .. } = woken_by {
-            deferred.sleeps.extend(self.alarms.leave(alarm as usize));
+            let sleep = self.alarms.leave(alarm as usize);
+            deferred.drops.extend(sleep.map(|sleep| sleep as _));
         }
     }
 }

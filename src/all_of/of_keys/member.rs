@@ -24,7 +24,7 @@ use crate::status::Status;
 use crate::time::Nanos;
 
 /// A limiter of keys, of whatever policy.
-pub(crate) trait KeyedMember<Q: ?Sized, C: Timer>: Send + Sync {
+pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
     /// Where it is, which is equal for all clones.
     fn address(&self) -> usize;
 
@@ -33,7 +33,7 @@ pub(crate) trait KeyedMember<Q: ?Sized, C: Timer>: Send + Sync {
     fn in_table(&self) -> Option<&dyn InTable<Q>>;
 
     /// The limiter of a key, in use until the lease is dropped.
-    fn lease(&self, key: &Q) -> Result<Lease<C>, Refusal>;
+    fn lease(&self, key: &Q) -> Result<Lease, Refusal>;
 
     /// The number of the limiter that a key has now, if it has one.
     fn number(&self, key: &Q) -> Option<u64>;
@@ -53,9 +53,9 @@ pub(crate) trait InTable<Q: ?Sized> {
 }
 
 /// The limiter of a key, as a member of the key's composite.
-pub(crate) struct Lease<C: Timer> {
+pub(crate) struct Lease {
     /// Dropped before `leave`, since the table settles a limiter to which it has the only handle.
-    pub(crate) kind: Kind<C>,
+    pub(crate) kind: Kind,
     pub(crate) number: u64,
     /// Dropping it tells the table of keys.
     pub(crate) leave: Box<dyn Send + Sync>,
@@ -84,7 +84,7 @@ fn handle<P: Policy + Clone, C: Timer>(line: &KeyLimiter<P, C>) -> Handle<KeyPol
     Handle(line.shared().clone())
 }
 
-impl<Q, K, P, C, R, F> KeyedMember<Q, C> for ByKey<K, P, C, R, F>
+impl<Q, K, P, C, R, F> KeyedMember<Q> for ByKey<K, P, C, R, F>
 where
     Q: ?Sized,
     K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
@@ -101,7 +101,7 @@ where
         Some(self)
     }
 
-    fn lease(&self, key: &Q) -> Result<Lease<C>, Refusal> {
+    fn lease(&self, key: &Q) -> Result<Lease, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let hash = table.hash_of(key);
         let line = table.limiter(key)?;
@@ -197,11 +197,10 @@ pub(crate) struct CountedByKey<K, R: ?Sized, F> {
     pub(crate) of: PhantomData<fn(&R)>,
 }
 
-impl<Q, K, C, R, F> KeyedMember<Q, C> for CountedByKey<K, R, F>
+impl<Q, K, R, F> KeyedMember<Q> for CountedByKey<K, R, F>
 where
     Q: ?Sized,
     K: Borrow<R> + Hash + Eq + Send + Sync + 'static,
-    C: Timer,
     R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     F: Fn(&Q) -> &R + Send + Sync,
 {
@@ -213,7 +212,7 @@ where
         None
     }
 
-    fn lease(&self, key: &Q) -> Result<Lease<C>, Refusal> {
+    fn lease(&self, key: &Q) -> Result<Lease, Refusal> {
         let lease = self.limit.lease((self.part)(key))?;
         let number = lease.limit.address() as u64;
         Ok(Lease { kind: Kind::Counting(lease.limit), number, leave: Box::new(lease.leave) })

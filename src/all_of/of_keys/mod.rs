@@ -130,7 +130,7 @@ use crate::time::Nanos;
 pub struct KeyedAllOf<Q: ?Sized, C: Timer = DefaultClock> {
     /// The members that all keys have in common. No request waits in it.
     common: AllOf<C>,
-    keyed: Vec<KeyedEntry<Q, C>>,
+    keyed: Vec<KeyedEntry<Q>>,
     /// The default cost of each member: first the common members, then the members of the key.
     ones: Weights,
     composites: Arc<Composites<C>>,
@@ -138,9 +138,9 @@ pub struct KeyedAllOf<Q: ?Sized, C: Timer = DefaultClock> {
     events: Option<Arc<dyn Events>>,
 }
 
-struct KeyedEntry<Q: ?Sized, C: Timer> {
+struct KeyedEntry<Q: ?Sized> {
     name: Name,
-    member: Arc<dyn KeyedMember<Q, C>>,
+    member: Arc<dyn KeyedMember<Q>>,
     /// What a request costs that does not name this member, if that was set.
     cost: Option<u32>,
 }
@@ -342,7 +342,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     #[track_caller]
-    fn and_keyed(mut self, name: Name, member: Arc<dyn KeyedMember<Q, C>>) -> Self {
+    fn and_keyed(mut self, name: Name, member: Arc<dyn KeyedMember<Q>>) -> Self {
         self.check_name(&name);
         if let Some(same) = self.keyed.iter().find(|other| other.member.address() == member.address()) {
             panic!("the limiter that is to be {name:?} is a member already, as {:?}", same.name);
@@ -394,7 +394,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     #[track_caller]
-    fn and_common(mut self, member: Entry<C>) -> Self {
+    fn and_common(mut self, member: Entry) -> Self {
         self.check_name(&member.name);
         self.common = self.common.and(member);
         self.renewed()
@@ -658,10 +658,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// [`AllRefusal::Member`] with [`Refusal::TooManyKeys`] if a limiter of keys has no room for a
     /// new one.
     pub fn for_key(&self, key: &Q) -> Result<AllOf<C>, AllRefusal> {
-        let lease = |entry: &KeyedEntry<Q, C>| {
-            entry.member.lease(key).map_err(|refusal| refused(&entry.name, refusal))
-        };
-        let leases: Vec<Lease<C>> = self.keyed.iter().map(lease).collect::<Result<_, _>>()?;
+        let lease =
+            |entry: &KeyedEntry<Q>| entry.member.lease(key).map_err(|refusal| refused(&entry.name, refusal));
+        let leases: Vec<Lease> = self.keyed.iter().map(lease).collect::<Result<_, _>>()?;
         let numbers: Numbers = leases.iter().map(|lease| lease.number).collect();
         let of = |shared| AllOf { shared, ones: self.ones.clone() };
         if let Some(shared) = self.composites.find(&numbers) {
@@ -690,7 +689,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn for_exempt(&self, key: &Q) -> AllOf<C> {
         self.in_use(key).unwrap_or_else(|| {
             let common = &self.common.shared;
-            let instead = |KeyedEntry { name, cost, .. }: &KeyedEntry<Q, C>| Entry {
+            let instead = |KeyedEntry { name, cost, .. }: &KeyedEntry<Q>| Entry {
                 name: name.clone(),
                 kind: Kind::Counting(CountingLimit::new(0)),
                 cost: *cost,
@@ -886,8 +885,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn ask(&self, request: &AllRequest<'_>) -> Result<Weights, AllRefusal> {
         let mut ask = self.ones.clone().of_request(&request.request);
         let common = &self.common.shared.rule.members;
-        let takes_number =
-            |entry: &KeyedEntry<Q, C>| entry.cost.is_none() && entry.member.in_table().is_some();
+        let takes_number = |entry: &KeyedEntry<Q>| entry.cost.is_none() && entry.member.in_table().is_some();
         let keyed = self.keyed.iter().enumerate().filter(|(_, entry)| takes_number(entry));
         let keyed = keyed.map(|(index, _)| common.len() + index);
         let find = |name: &str| {
@@ -935,7 +933,7 @@ impl<Q: ?Sized, C: Timer> Clone for KeyedAllOf<Q, C> {
     }
 }
 
-impl<Q: ?Sized, C: Timer> Clone for KeyedEntry<Q, C> {
+impl<Q: ?Sized> Clone for KeyedEntry<Q> {
     fn clone(&self) -> Self {
         KeyedEntry { name: self.name.clone(), member: self.member.clone(), cost: self.cost }
     }
