@@ -88,7 +88,7 @@ where
     }
 
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        self.keys.limiter(&self.key)?.pause(pause);
+        self.keys.table().own_limiter(&self.key)?.pause(pause);
         Ok(())
     }
 
@@ -122,7 +122,7 @@ where
 
     /// Closes this key alone, until the key is [removed](KeyedRateLimiter::remove).
     fn close(&self) -> Result<bool, AllRefusal> {
-        Ok(self.keys.limiter(&self.key)?.close())
+        Ok(self.keys.table().own_limiter(&self.key)?.close())
     }
 
     fn is_closed(&self) -> bool {

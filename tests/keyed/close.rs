@@ -4,7 +4,8 @@ use std::thread;
 use std::time::Duration;
 
 use tidegate::{
-    AnyLimiter, KeyedRateLimiter, ManualClock, OfKey, Rate, Refusal, Request, TokenBucket, WhenKeysFull,
+    AllRefusal, AnyKeyed, AnyLimiter, KeyedRateLimiter, ManualClock, OfKey, Rate, Refusal, Request,
+    TokenBucket, WhenKeysFull,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
@@ -150,5 +151,28 @@ fn the_end_of_a_pause_makes_no_room_and_ends_the_pause_of_no_other_key() -> Resu
         assert_eq!(paused.status(&key).paused_for, Duration::ZERO);
     }
     assert_eq!(paused.status(&3).paused_for, Duration::from_secs(1));
+    Ok(())
+}
+
+/// The handle of a key without room closed and paused the limiter that all such keys share.
+#[test]
+fn a_handle_of_a_key_without_room_closes_and_pauses_no_other_key() -> Result<(), Refusal> {
+    let shared = keys(1, WhenKeysFull::ShareOne);
+    shared.try_acquire(&1)?;
+    let no_room = AllRefusal::from(Refusal::TooManyKeys { limit: 1 });
+    for two in [
+        AnyLimiter::new(OfKey::new(&shared, 2)),
+        AnyKeyed::from(shared.clone()).limiter(2_u32).expect("room"),
+    ] {
+        assert_eq!(two.pause_for(Duration::from_secs(1)), Err(no_room.clone()));
+        assert_eq!(shared.status(&3).paused_for, Duration::ZERO);
+        assert_eq!(two.close(), Err(no_room.clone()));
+        assert!(!shared.limiter(&3)?.is_closed());
+    }
+    shared.try_acquire(&3)?;
+    // A key with room is closed as before.
+    let one = AnyLimiter::new(OfKey::new(&shared, 1));
+    assert_eq!((one.close(), one.is_closed()), (Ok(true), true));
+    assert_eq!(shared.try_acquire(&1).err(), Some(Refusal::Closed));
     Ok(())
 }
