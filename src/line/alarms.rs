@@ -1,45 +1,45 @@
-//! Alarms: timers that serve the line when the next permit is due.
+//! Alarms: timers that serve the queue when the next permit is due.
 //!
-//! The line has one alarm per event loop in which tasks wait: a [`Sleep`] set to the time at which
-//! the head of the line is due, with a waker that serves the line itself. So no waiter depends on
-//! another waiter being polled, and a time that moves is one alarm to set, not one timer per
-//! waiter.
+//! The queue has one alarm for each runtime in which tasks wait: a [`Sleep`] set to the time at
+//! which the head of the queue is due, with a waker that serves the queue itself. So no waiter
+//! depends on another waiter being polled. If the due time moves, one alarm is set anew instead of
+//! one timer for each waiter.
 //!
-//! Setting an alarm may call its waker on the spot, and the waker takes the line's lock. So an
-//! alarm is taken out of the line, set without the lock, and put back. A lock holder that finds an
-//! alarm taken leaves it alone: the thread that took it looks at the line again when it puts the
-//! alarm back.
+//! Setting an alarm may call its waker immediately, and the waker takes the lock of the queue. So
+//! an alarm is taken out of the queue, set without the lock, and put back. A lock holder that finds
+//! an alarm taken does not touch it: the thread that took it checks the queue again when it puts
+//! the alarm back.
 //!
 //! # States of an alarm
 //!
 //! | `sleep` | `armed` | meaning | changed by |
 //! |---|---|---|---|
-//! | there | none | not set: new, or it rang | the next lock holder, which takes it to set it |
-//! | there | a time | rings at that time | a lock holder that takes it to set it to another time; its ring |
-//! | taken | | a thread sets it right now | that thread, which puts it back |
+//! | there | none | not set: the alarm is new, or it fired | the next lock holder, which takes it to set it |
+//! | there | a time | fires at that time | a lock holder that takes it to set it to another time; its firing |
+//! | taken | | a thread is setting it | that thread, which puts it back |
 //!
-//! # Which alarm is set to when
+//! # Which alarm is set to which time
 //!
 //! | alarm | set to |
 //! |---|---|
-//! | the alarm of the head's event loop | when the head is due |
-//! | the reserve: of the other alarms, that of the event loop with the timer that rang last | [`SLACK`] later |
-//! | the second reserve: of the other alarms, that of the event loop with the task that joined the line last | [`SECOND`] later |
+//! | the alarm of the head's runtime | when the head is due |
+//! | the reserve: of the other alarms, that of the runtime whose timer fired last | [`SLACK`] later |
+//! | the second reserve: of the other alarms, that of the runtime whose task joined the queue last | [`SECOND`] later |
 //! | all other alarms | [`REST`] later |
 //!
-//! The reserves serve the line if the head's event loop stalls. While it runs they never ring: a
-//! reserve is moved later as soon as half of its margin is used up. An alarm is moved later at most
-//! once in [`EARLY`]: a time may move with the clock.
+//! The reserves serve the queue if the head's runtime stalls. While that runtime runs, they never
+//! fire: a reserve is moved later as soon as half of its margin is used up. An alarm is moved later
+//! at most once in [`EARLY`], because a due time may move with the clock.
 //!
-//! If one event loop stalls, each waiter of that event loop is served late by [`SLACK`] when it is
-//! the head. If the first reserve's event loop stalls too, the second reserve serves the line,
-//! [`SECOND`] late. That happens once: the second reserve has rung last, so it is the first reserve
-//! from then on.
+//! If one runtime stalls, each waiter of that runtime is served late by [`SLACK`] when it is the
+//! head. If the first reserve's runtime stalls too, the second reserve serves the queue, [`SECOND`]
+//! late. That happens once: the second reserve has fired last, so it is the first reserve from then
+//! on.
 //!
-//! An alarm is lost in three cases: it rings far too early, since its event loop is shutting down
-//! and fires all timers, or does not keep the clock's time; its event loop is gone when it is set;
-//! its timer panics. The tasks that relied on it are woken, and each task that still runs makes a
-//! new alarm or joins that of its event loop.
+//! An alarm is lost in three cases. It fires far too early, because its runtime is shutting down
+//! and fires all timers, or does not keep the clock's time. Its runtime is gone when the alarm is
+//! set. Its timer panics. The tasks that relied on the alarm are woken, and each task that still
+//! runs creates a new alarm or joins that of its runtime.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -51,33 +51,33 @@ use crate::line::recheck::Recheck;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
 
-/// The margin of the reserve, and of blocked threads that look at the line in its place. With the
-/// usual lateness of a timer it is less than the catch-up, so a stalled event loop loses no
+/// The margin of the reserve, and of blocked threads that check the queue in its place. With the
+/// usual lateness of a timer the margin is less than the catch-up, so a stalled runtime loses no
 /// permits.
 pub(crate) const SLACK: Nanos = Nanos::new(5_000_000);
 
 /// The margin of the second reserve.
 const SECOND: Nanos = Nanos::new(20_000_000);
 
-/// The margin of all other alarms. It is long since there may be hundreds, and each has to be moved
-/// later when half of the margin is used up.
+/// The margin of all other alarms. It is long because there may be hundreds of them, and each must
+/// be moved later when half of the margin is used up.
 const REST: Nanos = Nanos::new(1_000_000_000);
 
-/// How early an alarm may ring, since two clocks differ a little, or one ticks in milliseconds.
+/// How early an alarm may fire, because two clocks differ a little, or one ticks in milliseconds.
 const EARLY: Nanos = Nanos::new(2_000_000);
 
 /// The waker of an alarm.
 struct AlarmWaker {
-    /// Weak, so that a sleeping alarm does not keep a dropped limiter.
+    /// Weak, so that a sleeping alarm does not keep a dropped limiter alive.
     owner: Weak<dyn Recheck>,
     rung: Arc<AtomicBool>,
 }
 
 impl Wake for AlarmWaker {
     fn wake(self: Arc<Self>) {
-        // The flag is set before the lock is taken, so that a thread that holds the lock, or has
-        // taken the alarm, finds the ring when it looks again. Release: pairs with the Acquire load
-        // in `check`.
+        // The flag is set before the lock is taken. So a thread that holds the lock, or has taken
+        // the alarm, finds that the alarm fired when it checks again. Release: pairs with the
+        // Acquire load in `check`.
         self.rung.store(true, Ordering::Release);
         if let Some(owner) = self.owner.upgrade() {
             owner.recheck();
@@ -88,45 +88,45 @@ impl Wake for AlarmWaker {
 #[derive(Debug)]
 struct Alarm<C: Timer> {
     runtime: C::RuntimeId,
-    /// How many tasks of this event loop wait.
+    /// The number of waiting tasks of this runtime.
     users: usize,
-    /// `None` while a thread has taken it to set it.
+    /// `None` while a thread has taken the sleep to set it.
     sleep: Option<Pin<Box<C::Sleep>>>,
     waker: Waker,
     rung: Arc<AtomicBool>,
     armed: Option<Armed>,
-    /// The number of its latest user.
+    /// The number of the latest user.
     joined: u64,
 }
 
 /// What an alarm is set to.
 #[derive(Clone, Copy, Debug)]
 struct Armed {
-    /// When it was set.
+    /// When the alarm was set.
     since: Nanos,
     at: Nanos,
-    /// `at`, or earlier if it was moved later: it may have rung in that moment.
+    /// `at`, or an earlier time if the alarm was moved later: it may have fired at that moment.
     earliest: Nanos,
 }
 
-/// All alarms of a line.
+/// All alarms of a queue.
 pub(crate) struct Alarms<C: Timer> {
     list: Entries<Alarm<C>>,
-    /// How many users have joined so far.
+    /// The number of users that have joined so far.
     joins: u64,
-    /// The two event loops with the timers that rang last. Their alarms may be removed, and made
+    /// The two runtimes whose timers fired last. Their alarms may have been removed, and created
     /// again.
     rang_last: [Option<C::RuntimeId>; 2],
 }
 
-/// An alarm taken out to be set.
+/// An alarm taken out of the queue to be set.
 pub(crate) struct Arming<C: Timer> {
     key: usize,
     sleep: Pin<Box<C::Sleep>>,
     waker: Waker,
     rung: Arc<AtomicBool>,
     armed: Armed,
-    /// Whether the waker has to be left with the timer anew.
+    /// Whether the waker must be registered with the timer again.
     register: bool,
 }
 
@@ -134,17 +134,17 @@ pub(crate) struct Arming<C: Timer> {
 pub(crate) enum AlarmCheck<C: Timer> {
     /// All alarms are set.
     Nothing,
-    /// This one has to be set.
+    /// This alarm must be set.
     Arming(Arming<C>),
     /// An alarm was removed.
     Lost(LostAlarm<C>),
 }
 
-/// An alarm that was removed, and its users have none.
+/// A removed alarm. Its users have no alarm.
 pub(crate) struct LostAlarm<C: Timer> {
     pub(crate) key: usize,
     pub(crate) runtime: C::RuntimeId,
-    /// To be dropped without the lock.
+    /// Must be dropped without the lock.
     pub(crate) sleep: Option<Pin<Box<C::Sleep>>>,
 }
 
@@ -152,9 +152,9 @@ pub(crate) struct LostAlarm<C: Timer> {
 pub(crate) enum PutBack<C: Timer> {
     /// The alarm is set.
     There,
-    /// Its last user left meanwhile. The sleep is to be dropped without the lock.
+    /// Its last user left meanwhile. The sleep must be dropped without the lock.
     Unused(Pin<Box<C::Sleep>>),
-    /// Its event loop is gone, or its timer panicked: the alarm was removed.
+    /// Its runtime is gone, or its timer panicked: the alarm was removed.
     Lost(LostAlarm<C>),
 }
 
@@ -167,8 +167,8 @@ impl<C: Timer> Alarms<C> {
         self.list.is_empty()
     }
 
-    /// Adds a user from `runtime`, the calling task's event loop, and returns the key of its alarm.
-    /// A new alarm rings the `owner` of the line.
+    /// Adds a user from `runtime`, the calling task's runtime, and returns the key of its alarm. A
+    /// new alarm notifies the `owner` of the queue when it fires.
     pub(crate) fn join(
         &mut self,
         clock: &C,
@@ -189,44 +189,45 @@ impl<C: Timer> Alarms<C> {
         key
     }
 
-    /// The event loop of an alarm.
+    /// Returns the runtime of an alarm.
     pub(crate) fn runtime(&self, key: usize) -> C::RuntimeId {
         self.list[key].runtime
     }
 
-    /// Removes a user. Returns the sleep if that was the last user, to be dropped without the lock.
+    /// Removes a user. Returns the sleep if that was the last user. The sleep must be dropped
+    /// without the lock.
     #[must_use]
     pub(crate) fn leave(&mut self, key: usize) -> Option<Pin<Box<C::Sleep>>> {
         self.list[key].users -= 1;
         if self.list[key].users > 0 {
             return None;
         }
-        // If the sleep is taken, its holder does not find the alarm when it puts the sleep back,
-        // and drops it.
+        // If a thread has taken the sleep, it does not find the alarm when it puts the sleep back,
+        // and drops the sleep.
         self.list.remove(key).sleep
     }
 
-    /// Looks for an alarm that has to be set, if the head of the line is due at `due` and has the
-    /// alarm `first`.
+    /// Finds an alarm that must be set, if the head of the queue is due at `due` and has the alarm
+    /// `first`.
     pub(crate) fn check(&mut self, first: Option<usize>, due: Nanos, clock: &C) -> AlarmCheck<C> {
-        // With no preference, the first alarm is as good as any.
+        // If the head has no alarm, the first alarm takes its part.
         let first = first.or_else(|| self.list.iter().next().map(|(key, _)| key));
         let (reserve, second) = self.reserves(first);
         let mut lost = None;
         for (key, alarm) in self.list.iter_mut() {
             if alarm.sleep.is_none() {
-                // The thread that has taken the alarm looks again. The ring is left for that
-                // thread, since it may belong to the new setting already.
+                // The thread that has taken the alarm checks again. The flag is left for that
+                // thread, because it may belong to the new setting already.
                 continue;
             }
-            // Acquire: the code below, its clock reading included, comes after the ring.
+            // Acquire: the code below, including its clock reading, comes after the firing.
             if alarm.rung.load(Ordering::Acquire) {
-                // The clock is read anew, since an older reading may lie before the ring. It is
-                // read before any change, since a clock may panic.
+                // The clock is read again, because an older reading may be before the firing. It is
+                // read before any change, because a clock may panic.
                 let now = clock.now();
-                // Relaxed: a waker that rang before this store takes the lock after this
-                // section. Its ring is not needed: the alarm is set anew, here or by a later look,
-                // since `armed` is empty now.
+                // Relaxed: a waker that fired before this store takes the lock after this section.
+                // Its flag is not needed: `armed` is empty now, so the alarm is set anew, here or
+                // by a later check.
                 alarm.rung.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
                     lost = Some(key);
@@ -247,11 +248,11 @@ impl<C: Timer> Alarms<C> {
             let earliest = match alarm.armed {
                 _ if at == Nanos::MAX => continue,
                 None => at,
-                // A ring of the old setting comes later than the new time, so it is not too early.
+                // The old setting fires later than the new time, so it is not too early.
                 Some(armed) if armed.at > at => at,
-                // An alarm that may ring at this moment is not moved: its ring would be taken for
-                // one of the new setting. Neither is one that was set just now: where a time moves
-                // with the clock, it would be moved without end.
+                // An alarm that may fire at this moment is not moved: its firing would be taken for
+                // one of the new setting. An alarm that was set just now is not moved either: if a
+                // due time moves with the clock, the alarm would be moved without end.
                 Some(armed) if armed.at < half && armed.may_move(clock.now()) => armed.at,
                 Some(_) => continue,
             };
@@ -265,7 +266,7 @@ impl<C: Timer> Alarms<C> {
         lost.map_or(AlarmCheck::Nothing, |key| AlarmCheck::Lost(self.lose(key)))
     }
 
-    /// Which alarms, other than the `first`, are to ring in case that one is held up.
+    /// Returns the alarms, other than the `first`, that fire if the first one is held up.
     fn reserves(&self, first: Option<usize>) -> (Option<usize>, Option<usize>) {
         if self.list.iter().nth(1).is_none() {
             return (None, None);
@@ -291,7 +292,7 @@ impl<C: Timer> Alarms<C> {
     /// Puts back an alarm that was set, or that lost its event loop or timer (`gone`).
     pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool) -> PutBack<C> {
         match self.list.get_mut(arming.key) {
-            // The key may be another alarm's by now.
+            // The key may belong to another alarm by now.
             Some(alarm) if Arc::ptr_eq(&alarm.rung, &arming.rung) => {
                 alarm.sleep = Some(arming.sleep);
                 alarm.armed = Some(arming.armed);
@@ -303,13 +304,13 @@ impl<C: Timer> Alarms<C> {
 }
 
 impl<C: Timer> Arming<C> {
-    /// Sets the alarm. Returns whether its event loop is gone. Called without the line's lock,
-    /// since this may call the alarm's waker.
+    /// Sets the alarm. Returns whether its runtime is gone. Called without the lock of the queue,
+    /// because this may call the alarm's waker.
     pub(crate) fn run(&mut self) -> bool {
         self.sleep.as_mut().reset(self.armed.at);
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
-            // The flag is set as the waker of the alarm does: the holder of the lock that looks
-            // next finds the ring.
+            // The flag is set as the waker of the alarm sets it, so the lock holder that checks
+            // next finds that the alarm fired.
             self.rung.store(true, Ordering::Release);
         }
         self.sleep.is_gone()
@@ -317,12 +318,13 @@ impl<C: Timer> Arming<C> {
 }
 
 impl Armed {
-    /// Whether it may be moved later.
+    /// Returns whether the alarm may be moved later.
     fn may_move(self, now: Nanos) -> bool {
         self.at > now.saturating_add(EARLY) && now > self.since.saturating_add(EARLY)
     }
 
-    /// A steady clock and a steady timer drift apart by far less than an eighth.
+    /// Returns whether the alarm fired far too early. A steady clock and a steady timer drift apart
+    /// by far less than an eighth.
     fn is_far_too_early(self, now: Nanos) -> bool {
         let missing = self.earliest.saturating_since(now);
         // After the clock went back, the alarm only seems early.

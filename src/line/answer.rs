@@ -1,9 +1,9 @@
-//! The answer to a request: how it ends.
+//! The result of a request: how it ends.
 //!
-//! | type | made by | tells |
+//! | type | made by | content |
 //! |---|---|---|
-//! | [`Answer`] | the line, or a taker without its lock | a refusal, or how the request [`Passed`]; the observers are told from it |
-//! | [`Receipt`] | the limiter, of an answer that is no refusal | how long the request waited, and what it got; the caller's [`Grant`](crate::Grant) is made from it |
+//! | [`Answer`] | the queue, or a taker without its lock | a refusal, or how the request [`Passed`]; the observers are notified of it |
+//! | [`Receipt`] | the limiter, from an answer that is not a refusal | how long the request waited, and what it got; the caller's [`Grant`](crate::Grant) is made from it |
 
 use crate::error::Refusal;
 use crate::line::grants::Granted;
@@ -16,7 +16,7 @@ pub(crate) type Answer<Got> = Result<Passed<Got>, Refusal>;
 #[derive(Debug)]
 pub(crate) enum Passed<Got> {
     Granted(Got),
-    /// The limiter is in shadow mode. Outside of it the request would have got this refusal.
+    /// The limiter is in shadow mode. Outside shadow mode the request would have got this refusal.
     Shadow(Refusal),
     /// The request is exempt: the policy was not asked.
     Exempt,
@@ -31,7 +31,7 @@ impl<Got> Passed<Got> {
         }
     }
 
-    /// What the request took, if anything.
+    /// Returns what the request took, if anything.
     pub(crate) fn granted(self) -> Option<Got> {
         match self {
             Passed::Granted(grant) => Some(grant),
@@ -44,7 +44,7 @@ impl<Got> Passed<Got> {
 #[derive(Debug)]
 pub(crate) struct Receipt<Charge> {
     pub(crate) waited: Nanos,
-    /// `None` if the request passed without a permit: the limiter is in shadow, or the request is
-    /// exempt.
+    /// `None` if the request passed without a permit: the limiter is in shadow mode, or the request
+    /// is exempt.
     pub(crate) granted: Option<Granted<Charge>>,
 }

@@ -1,16 +1,17 @@
-//! An index of a long line: sums by place. With it the sum of all entries before a place is found
-//! without passing each entry.
+//! An index of a long queue: sums by position. It gives the sum of all entries before a position
+//! without visiting each entry.
 //!
-//! Places rise along the line. Entries with places that differ in the last eight bits alone are a
-//! block, and 256 blocks are a shelf. The sum before an entry adds the shelves before its shelf,
-//! the blocks before its block, and the entries before it in its block. A short line has no index,
-//! since passing its entries is as fast.
+//! Positions rise along the queue. Entries whose positions differ only in the last eight bits form
+//! a block, and 256 blocks form a shelf. The sum before an entry adds the shelves before its shelf,
+//! the blocks before its block in its shelf, and the entries before it in its block. A short queue
+//! has no index, because visiting its entries is as fast.
 
 use std::collections::BTreeMap;
 
 use crate::line::sizes::Sizes;
 
-/// A line gets an index when it is so long, and loses it when it is a quarter as long.
+/// A queue gets an index when it has this many entries, and loses it when it has fewer than a
+/// quarter of them.
 pub(super) const LONG: usize = 2048;
 
 #[derive(Debug, Default)]
@@ -26,7 +27,7 @@ struct Block {
     first: u32,
 }
 
-/// The block of a place.
+/// Returns the block of a position.
 pub(super) fn block_of(place: u64) -> u64 {
     place >> 8
 }
@@ -36,7 +37,7 @@ fn shelf_of(block: u64) -> u64 {
 }
 
 impl Index {
-    /// An entry has joined the line, behind all others of its block.
+    /// Adds an entry that has joined the queue, behind all others of its block.
     pub(super) fn add(&mut self, place: u64, key: u32, n: u32) {
         let block = block_of(place);
         self.shelves.entry(shelf_of(block)).or_default().add(n);
@@ -44,7 +45,7 @@ impl Index {
         self.blocks.entry(block).or_insert_with(new).sizes.add(n);
     }
 
-    /// An entry has left the line. The one behind it is `next`.
+    /// Removes an entry that has left the queue. The entry behind it is `next`.
     pub(super) fn remove(&mut self, place: u64, key: u32, n: u32, next: u32) {
         let block = block_of(place);
         if let Some(shelf) = self.shelves.get_mut(&shelf_of(block)) {
@@ -64,7 +65,7 @@ impl Index {
         }
     }
 
-    /// What stands before the block of a place, in parts.
+    /// Returns the sums of all entries before the block of a position, in parts.
     pub(super) fn before(&self, place: u64) -> impl Iterator<Item = &Sizes> {
         let block = block_of(place);
         let shelf = shelf_of(block);
@@ -72,8 +73,9 @@ impl Index {
         self.shelves.range(..shelf).map(|(_, shelf)| shelf).chain(blocks)
     }
 
-    /// The first block that is not passed, with its first entry. A part is passed if `passes` says
-    /// so, which is asked in order and says so no more after it has once said no.
+    /// Returns the first entry of the first block that is not passed. A part is passed if `passes`
+    /// returns true. `passes` is called in order, and must not return true after it has returned
+    /// false.
     pub(super) fn find(&self, mut passes: impl FnMut(&Sizes) -> bool) -> Option<u32> {
         let (shelf, _) = self.shelves.iter().find(|(_, sizes)| !passes(sizes))?;
         let mut blocks = self.blocks.range(shelf << 8..(shelf + 1) << 8);

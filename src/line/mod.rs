@@ -1,36 +1,36 @@
-//! The line: which request is next, when it is due, and which waiters are woken.
+//! The queue of a limiter: which request is next, when it is due, and which waiters are woken.
 //!
-//! Waiters are served by priority, and within a priority first come, first served. A waiter is
-//! charged when it is served, as of the time its permits were due, and then leaves the line. Its
-//! entry stays in memory until its future has seen the answer or is dropped.
+//! Waiters are served by priority, and within a priority first come, first served. When a waiter is
+//! served, it is charged as of the time at which its permits were due, and it leaves the queue. Its
+//! entry stays in memory until its future has collected the result or is dropped.
 //!
 //! # Entry
 //!
-//! | state | in line | charged | leaves by |
+//! | state | in the queue | charged | leaves by |
 //! |---|---|---|---|
-//! | waiting | yes | no | `serve_due`: granted or refused; `expire`: refused at its deadline; `retime`: refused since a change made it too late; `make_room`: refused in favour of a newcomer; `pass_all`: passed in shadow mode; `refuse_all`: refused since the limiter is closed; [`remove`](Line::remove): its future was dropped |
-//! | granted | no | yes | [`collect`](Line::collect): its future sees the grant; `remove`: the charge is undone |
-//! | passed | no | no | `collect` or `remove`; the entry was in line when shadow mode began |
+//! | waiting | yes | no | `serve_due`: granted or refused; `expire`: refused at its deadline; `retime`: refused because a change made it too late; `make_room`: refused in favour of a newcomer; `pass_all`: passed in shadow mode; `refuse_all`: refused because the limiter is closed; [`remove`](Line::remove): its future was dropped |
+//! | granted | no | yes | [`collect`](Line::collect): its future collects the grant; `remove`: the charge is undone |
+//! | passed | no | no | `collect` or `remove`; the entry was in the queue when shadow mode began |
 //! | refused | no | no | `collect` or `remove` |
 //!
 //! # Modules
 //!
 //! | module | content |
 //! |---|---|
-//! | `entries`, `place`, `priorities`, `index`, `sizes` | the entries in memory, and their order and sums |
-//! | `serve`, `take`, `bounds` | granting and refusing waiters, taking permits under the lock, making room in a full line |
-//! | `all_waiters` | a bound on the waiters of several lines together |
+//! | `entries`, `place`, `priorities`, `index`, `sizes` | the entries in memory, their order and their sums |
+//! | `serve`, `take`, `bounds` | granting and refusing waiters, taking permits under the lock, making room in a full queue |
+//! | `all_waiters` | a bound on the waiters of several queues together |
 //! | `due`, `settings`, `pause` | when a request is due, and the settings and pauses that decide it |
-//! | `retime` | the due times after a change, and the waiters that it makes too late |
-//! | `watch`, `alarms` | what wakes the line when its head is due |
-//! | `seats` | places of composites |
-//! | `grants`, `undo_log`, `lateness` | grants that can be undone, how much of them, and late grants |
-//! | `rule`, `visit`, `answer` | the interface to the policy, the context of a lock holder, the end of a request |
-//! | `deferred`, `recheck` | work for the time after the lock: wakers, drops, and other limiters that must look at their lines |
+//! | `retime` | the due times after a change, and the waiters that the change makes too late |
+//! | `watch`, `alarms` | what serves the queue when its head is due |
+//! | `seats` | advance reservations of composites |
+//! | `grants`, `undo_log`, `lateness` | grants that can be undone, how much of them can be given back, and late grants |
+//! | `rule`, `visit`, `answer` | the interface to the policy, the context of a lock holder, the result of a request |
+//! | `deferred`, `recheck` | work to do after the lock is released: wakers, drops, and other limiters that must check their queues |
 //!
-//! All of this is plain data under one lock. Wakers and sleeps are collected in
-//! [`Deferred`](deferred::Deferred) and called or dropped when the lock is gone, since both may run
-//! foreign code that comes back here.
+//! All of this is plain data under one lock. [`Deferred`](deferred::Deferred) collects wakers and
+//! sleeps, and calls or drops them after the lock is released, because both may run user code that
+//! calls this limiter again.
 
 pub(crate) mod alarms;
 pub(crate) mod all_waiters;
@@ -82,43 +82,43 @@ use crate::line::undo_log::UndoLog;
 use crate::line::visit::{Demand, Visit};
 use crate::time::Nanos;
 
-/// How long a round lasts. A grant that was not seen keeps newcomers in line in its round and in the
-/// next one: longer than an executor takes to run a woken task. A round ends when the line is looked
-/// at, so that is 10 ms to 30 ms.
+/// The duration of a round. A grant that was not collected keeps newcomers in the queue during its
+/// round and the next one. That is longer than an executor takes to run a woken task. A round ends
+/// when a lock holder next notes the time, so a grant counts for 10 ms to 30 ms.
 const ROUND: Nanos = Nanos::new(10_000_000);
 
 pub(crate) struct Line<R: Rule, C: Timer> {
     entries: Entries<Entry<R::Ask, R::Charge, C::RuntimeId>>,
-    /// The line, linked through the entries.
+    /// The first entry of the queue, which is linked through the entries.
     head: u32,
     priorities: Priorities<R::Ahead>,
-    /// Only a long line has one.
+    /// Only a long queue has an index.
     index: Option<Index>,
-    /// The forecast that was made for the last request that asked for its time behind all others.
+    /// The forecast made for the last request that asked for its due time behind all others.
     memo: Cell<Option<Box<Memo<R::Ahead>>>>,
     len: usize,
-    /// How many permits the waiters in line ask for.
+    /// The number of permits that the waiters in the queue ask for.
     permits: u128,
-    /// All requests that wait in this line and in others, if there is a bound on them.
+    /// All requests that wait in this queue and in others, if they are bounded together.
     pub(crate) all_waiters: Option<Arc<AllWaiters>>,
-    /// How many places were given, to entries and to seats.
+    /// The number of positions given so far, to entries and to seats.
     places_given: u64,
-    /// The deadlines of the entries in line that have one, in order of time.
+    /// The deadlines of the entries in the queue that have one, in order of time.
     deadlines: BTreeSet<(Nanos, u32)>,
     /// The highest clock reading so far.
     latest: Nanos,
     /// The latest time as of which a waiter was charged.
     pub(crate) charged: Nanos,
-    /// How many were granted in the round before and in this round and have not seen it; see
-    /// [`uncollected`](Line::uncollected).
+    /// The number of grants made in the previous round and in this round that were not collected;
+    /// see [`uncollected`](Line::uncollected).
     uncollected: [usize; 2],
-    /// The number of this round, so that an entry knows where it is counted.
+    /// The number of this round. An entry records the number of the round in which it is counted.
     round: u32,
     /// When this round began.
     round_began: Nanos,
     /// How much of each grant can still be given back.
     undo_log: UndoLog,
-    /// Places of composites, which wait for other limiters as well.
+    /// Advance reservations of composites, which wait for other limiters as well.
     pub(crate) seats: Seats<R>,
     pub(crate) alarms: Alarms<C>,
     pub(crate) settings: Settings,
@@ -126,14 +126,14 @@ pub(crate) struct Line<R: Rule, C: Timer> {
 
 #[derive(Debug)]
 struct Entry<Ask, Charge, RuntimeId> {
-    /// What it waits for; and from its grant on, what it got.
+    /// The permits that the entry waits for and, after its grant, the permits that it got.
     ask: Ask,
-    /// It takes up to so many permits, or exactly what it asks for if this is zero.
+    /// The entry takes up to this many permits. If this is zero, it takes exactly what it asks for.
     most: u32,
-    /// Its place among entries and seats.
+    /// The entry's position among entries and seats.
     place: u64,
     priority: i8,
-    /// Whether it may have to make room for others.
+    /// Whether the entry may be dropped to make room for a newcomer.
     droppable: bool,
     previous: u32,
     next: u32,
@@ -145,17 +145,18 @@ struct Entry<Ask, Charge, RuntimeId> {
     state: State<Charge>,
 }
 
-/// A request that joins the line.
+/// A request that joins the queue.
 pub(crate) struct NewWaiter<Ask, RuntimeId> {
     pub(crate) ask: Ask,
-    /// It takes up to so many permits, or exactly what it asks for if this is zero.
+    /// The waiter takes up to this many permits. If this is zero, it takes exactly what it asks
+    /// for.
     pub(crate) most: u32,
     pub(crate) priority: i8,
-    /// Whether it may have to make room for others.
+    /// Whether the waiter may be dropped to make room for a newcomer.
     pub(crate) droppable: bool,
     pub(crate) woken_by: WokenBy<RuntimeId>,
-    /// The waiter is not charged as of a time before this: now, or [earlier](Visit::made_at) where
-    /// the last grants were late.
+    /// The waiter is not charged as of a time before this. It is now, or [earlier](Visit::made_at)
+    /// if the last grants were late.
     pub(crate) since: Nanos,
     /// The waiter is refused if it is due later than this.
     pub(crate) deadline: Nanos,
@@ -165,13 +166,13 @@ pub(crate) struct NewWaiter<Ask, RuntimeId> {
 /// What wakes a waiter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum WokenBy<RuntimeId> {
-    /// A task, with the key of its event loop's alarm, and how many alarms of that event loop rang
-    /// too early for it.
+    /// A task, with the key of its runtime's alarm, and the number of alarms of that runtime that
+    /// fired too early for it.
     Task { alarm: u32, too_early: u8 },
-    /// A task that lost its alarm, and was woken to get a new one. So many alarms of this event
-    /// loop rang too early for it.
+    /// A task that lost its alarm and was woken to get a new one. `too_early` alarms of this
+    /// runtime fired too early for it.
     Lost { runtime: RuntimeId, too_early: u8 },
-    /// A blocked thread, which parks until this time and then looks at the line itself.
+    /// A blocked thread, which parks until this time and then checks the queue itself.
     Thread { looks_at: Nanos },
     /// A reservation that is not awaited yet. Nothing wakes it when it is due.
     Nobody,
@@ -181,7 +182,7 @@ pub(crate) enum WokenBy<RuntimeId> {
 enum State<Charge> {
     Waiting(Option<Waker>),
     Granted(Uncollected<Charge>),
-    /// The request passes without a permit; outside of shadow mode it would have got this refusal.
+    /// The request passes without a permit. Outside shadow mode it would have got this refusal.
     Shadowed(Refusal),
     Refused(Refusal),
 }
@@ -190,7 +191,7 @@ enum State<Charge> {
 #[derive(Debug)]
 struct Uncollected<Charge> {
     grant: Tracked<Charge>,
-    /// The round in which the line counts it as not collected.
+    /// The round in which the grant is counted as not collected.
     round: u32,
 }
 
@@ -223,7 +224,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.len
     }
 
-    /// Whether the line has no entry, not even one with an unseen grant, and no bounds.
+    /// Returns whether the queue has no entry, not even one with an uncollected grant, and no
+    /// bounds.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_unused(&self) -> bool {
         self.entries.is_empty() && self.settings.is_unbounded()
@@ -234,8 +236,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.latest = self.latest.max(now);
         let lasted = self.latest.saturating_since(self.round_began);
         if self.uncollected != [0, 0] && lasted > ROUND {
-            // The round before is forgotten, and this one becomes the round before; after two
-            // rounds without a look both are forgotten.
+            // The previous round is forgotten, and this one becomes the previous round. If no lock
+            // holder noted the time for two rounds, both are forgotten.
             let two = lasted > ROUND.saturating_add(ROUND);
             self.uncollected = [if two { 0 } else { self.uncollected[1] }, 0];
             self.round = self.round.wrapping_add(if two { 2 } else { 1 });
@@ -243,34 +245,34 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// How many waiters were granted lately and have not run since they were woken.
+    /// Returns how many waiters were granted lately and have not run since they were woken.
     ///
-    /// While there are any, a newcomer does not return at once even if its permit is available: it
-    /// joins the line, is granted, and is woken behind the earlier waiters. Rounds last for
-    /// `ROUND`; only this round and the one before are counted, so a future that never runs does
-    /// not keep all newcomers in line for ever.
+    /// While this is not zero, a newcomer does not return at once even if its permit is available:
+    /// it joins the queue, is granted, and is woken behind the earlier waiters. A round lasts for
+    /// `ROUND`. Only this round and the previous one are counted, so a future that never runs does
+    /// not keep newcomers in the queue for ever.
     pub(crate) fn uncollected(&self) -> usize {
         self.uncollected[0] + self.uncollected[1]
     }
 
-    /// How many requests are in line, were granted a moment ago and have not run yet, or hold a
-    /// seat.
+    /// Returns how many requests are in the queue, were granted a moment ago and have not run yet,
+    /// or hold a seat.
     pub(crate) fn present(&self) -> usize {
         self.len + self.uncollected() + self.seats.len()
     }
 
-    /// What decides when a request is due.
+    /// Returns the policy and the settings, which decide when a request is due.
     pub(crate) fn schedule<'a>(&'a self, rule: &'a R) -> Schedule<'a, R> {
         Schedule { rule, settings: &self.settings }
     }
 
-    /// A new place behind all others of a priority.
+    /// Returns a new position behind all others of a priority.
     fn new_place(&mut self, priority: i8) -> u64 {
         self.places_given += 1;
         place_of(priority, self.places_given)
     }
 
-    /// Takes a seat for a composite, behind all others of a priority. Returns its place.
+    /// Takes a seat for a composite, behind all others of a priority. Returns its position.
     pub(crate) fn sit(&mut self, rule: &R, demand: Demand<'_, R::Ask>, composite: Weak<dyn Recheck>) -> u64 {
         let Demand { ask, priority } = demand;
         let (place, mut entries) = (self.new_place(priority), Sizes::default());
@@ -279,8 +281,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         place
     }
 
-    /// Tells a seat its request and the time until which it is held. Returns whether that changes
-    /// anything for the requests behind, and when the seat is due here.
+    /// Sets the request of a seat and the time until which the seat is held. Returns whether that
+    /// changes anything for the requests behind, and when the seat is due here.
     pub(crate) fn tell_seat(
         &mut self,
         rule: &R,
@@ -289,11 +291,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
-        // `schedule` is not called here, since it borrows the seats as well.
+        // `schedule` is not called here, because it borrows the seats as well.
         self.seats.tell(&Schedule { rule, settings: &self.settings }, now, place, ask, at)
     }
 
-    /// Whether a pause lasts.
+    /// Returns whether the limiter is paused or closed.
     pub(crate) fn is_paused(&self) -> bool {
         self.settings.opens > self.latest
     }
@@ -306,8 +308,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Joins the line: behind all waiters of this priority or a higher one. The caller has
-    /// [entered](Line::enter) the request.
+    /// Adds a request to the queue, behind all waiters of its priority or a higher one. The caller
+    /// has [entered](Line::enter) the request.
     pub(crate) fn push(
         &mut self,
         visit: &mut Visit<'_, R>,
@@ -347,15 +349,15 @@ impl<R: Rule, C: Timer> Line<R, C> {
             entry.previous = key;
         }
         self.len += 1;
-        // The kept forecast stays right if the entry joins behind all others: it goes on from
-        // there.
+        // The kept forecast stays valid if the entry joins behind all others: it continues from its
+        // last entry.
         self.memo.set(self.memo.take().filter(|_| next == NONE).map(|memo| memo.with_last(key)));
         self.add_to_index(rule, key);
         self.moved_back(visit, priority);
         key
     }
 
-    /// Notes an entry that has joined. A line that is long by now gets an index.
+    /// Adds an entry that has joined to the index. Creates the index once the queue is long.
     fn add_to_index(&mut self, rule: &R, key: u32) {
         let new = self.index.is_none();
         if new && self.len < LONG {
@@ -364,14 +366,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let index = self.index.get_or_insert_default();
         let mut at = if new { self.head } else { key };
         while let Some(Entry { ask, place, next, .. }) = self.entries.get(at as usize) {
-            // The index sums sizes, so a line without sizes has none.
+            // The index sums sizes, so a queue of requests without sizes has no index.
             let Some(n) = rule.size(ask) else { return self.index = None };
             index.add(*place, at, n);
             at = if new { *next } else { NONE };
         }
     }
 
-    /// Takes an entry out of the line; it stays in memory.
+    /// Takes an entry out of the queue. The entry stays in memory.
     fn unlink(&mut self, visit: &mut Visit<'_, R>, key: u32) {
         let rule = visit.rule;
         let Entry { ref ask, place, priority, previous, next, woken_by, deadline, .. } =
@@ -401,7 +403,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             self.priorities.forget(priority);
             rule.emptied(priority, visit.deferred);
         } else if class.first_thread == key {
-            // All other threads of the level stand behind the first one.
+            // All other threads of the class are behind the first one.
             let first = self.thread_from(next, priority);
             self.priorities.class(priority).first_thread = first;
         }
@@ -415,8 +417,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.len -= 1;
         if let Some(index) = &mut self.index {
             n.into_iter().for_each(|n| index.remove(place, key, n, next));
-            // The bound is far below `LONG`, so that a line of about that length does not make its
-            // index again and again.
+            // The bound is far below `LONG`, so that a queue of about that length does not create
+            // its index again and again.
             if self.len < LONG / 4 {
                 self.index = None;
             }
@@ -424,7 +426,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.leave_alarm(woken_by, visit.deferred);
     }
 
-    /// Ends the wait of an entry in line.
+    /// Ends the wait of an entry in the queue.
     fn answer(&mut self, visit: &mut Visit<'_, R>, key: u32, state: State<R::Charge>) {
         self.unlink(visit, key);
         if let State::Waiting(waker) = std::mem::replace(&mut self.entries[key as usize].state, state) {
@@ -432,28 +434,28 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// What wakes an entry, if it still waits.
+    /// Returns what wakes an entry, or `None` if the entry no longer waits.
     pub(crate) fn waits(&self, key: u32) -> Option<WokenBy<C::RuntimeId>> {
         let Entry { woken_by, ref state, .. } = self.entries[key as usize];
         matches!(state, State::Waiting(_)).then_some(woken_by)
     }
 
-    /// Whether an entry was granted, and a future or a thread has waited for it.
+    /// Returns whether an entry was granted, and a future or a thread has waited for it.
     pub(crate) fn was_granted(&self, key: u32) -> bool {
         let Entry { woken_by, ref state, .. } = self.entries[key as usize];
         matches!(state, State::Granted(_)) && !matches!(woken_by, WokenBy::Nobody)
     }
 
-    /// Whether an entry was refused, and its request has still to learn it.
+    /// Returns whether an entry was refused, and its request has not collected the refusal yet.
     pub(crate) fn was_refused(&self, key: u32) -> bool {
         matches!(self.entries[key as usize].state, State::Refused(_))
     }
 
-    /// Takes the answer out of an entry and removes it, if its wait is over.
+    /// Removes an entry and returns its result, if its wait is over.
     ///
-    /// Another entry may get the key after that, so no foreign code may run before the future has
-    /// forgotten it. A grant of the kind `Final` can no longer be undone after that. Writes to
-    /// `ask` how many permits were granted, if the request took up to a number.
+    /// Another entry may get the key after that, so no user code may run before the future has
+    /// forgotten the key. A grant of the kind `Final` can no longer be undone after that. If the
+    /// request took up to a number of permits, the number granted is written to `ask`.
     pub(crate) fn collect(
         &mut self,
         key: u32,
@@ -478,7 +480,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// A grant is made that its future has still to collect.
+    /// Records a grant that its future has not collected yet.
     fn grant(
         &mut self,
         rule: &R,
@@ -495,7 +497,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         grant
     }
 
-    /// A grant of this round was collected, or given up.
+    /// Uncounts a grant that was collected or given up, if its round is still counted.
     fn uncount_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, round: u32) {
         match self.round.wrapping_sub(round) {
             _ if matches!(woken_by, WokenBy::Nobody) => {}
@@ -505,7 +507,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Leaves a waker with an entry in line, unless it has one that wakes this task.
+    /// Stores a waker in an entry in the queue, unless the entry has one that wakes the same task.
     pub(crate) fn set_waker(&mut self, key: u32, waker: &mut Option<Waker>) {
         if let State::Waiting(old) = &mut self.entries[key as usize].state
             && !old.as_ref().zip(waker.as_ref()).is_some_and(|(old, new)| old.will_wake(new))
@@ -514,14 +516,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// The highest clock reading so far.
+    /// Returns the highest clock reading so far.
     pub(crate) fn latest(&self) -> Nanos {
         self.latest
     }
 
-    /// Removes an entry after the drop of its future. An entry in line owes nothing; a grant is
-    /// undone, except that of a policy that [counts]: it is returned, to be undone without the
-    /// lock.
+    /// Removes an entry after its future was dropped. An entry in the queue owes nothing. A grant
+    /// is undone, unless a part of the policy [counts]: then the grant is returned, and the caller
+    /// undoes it without the lock.
     pub(crate) fn remove(&mut self, visit: &mut Visit<'_, R>, key: u32) -> Option<Tracked<R::Charge>> {
         if let State::Waiting(_) = self.entries[key as usize].state {
             self.unlink(visit, key);

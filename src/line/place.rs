@@ -1,26 +1,26 @@
-//! Places in a line, of its entries and of seats.
+//! Positions in the queue, of its entries and of seats.
 //!
-//! A place is a number: the priority in the upper eight bits, the most important lowest, and below
-//! it the order of arrival. So places rise along the line, and zero is no place: arrivals are
-//! counted from one.
+//! A position is a number. The upper eight bits hold the priority, the highest priority as the
+//! lowest number. The lower bits hold the order of arrival. So positions rise along the queue. Zero
+//! is not a position, because arrivals are counted from one.
 
-/// The bits of a place that count arrivals.
+/// The bits of a position that count arrivals.
 const SEQUENCE_BITS: u32 = 56;
 
-/// The place behind all others.
+/// The position behind all others.
 pub(crate) const LAST_PLACE: u64 = u64::MAX;
 
-/// The place of an arrival with this number, of this priority.
+/// Returns the position of the arrival with this number, of this priority.
 pub(crate) fn place_of(priority: i8, number: u64) -> u64 {
     ((i8::MAX.abs_diff(priority) as u64) << SEQUENCE_BITS) | number
 }
 
-/// The place behind all of a priority.
+/// Returns the position behind all others of a priority.
 pub(crate) fn end_of(priority: i8) -> u64 {
     place_of(priority, (1 << SEQUENCE_BITS) - 1)
 }
 
-/// The priority of a place.
+/// Returns the priority of a position.
 pub(crate) fn priority_of(place: u64) -> i8 {
     // The value has eight bits.
     #[allow(clippy::cast_possible_truncation)]

@@ -1,50 +1,53 @@
-//! Seats: places of composites in a limiter's line.
+//! Seats: advance reservations of composites in the queue of a limiter.
 //!
-//! The first waiter of a composite ([`AllOf`](crate::AllOf)) cannot stand in the lines of its
-//! members as other waiters do: when its turn comes here, another limiter may not be ready for an
-//! hour, and the line would stand still. If it went to the end each time, it would wait for ever
-//! where the permits of two busy limiters never coincide by chance. So it has a *seat*: a place
-//! with a time `at`, at which it expects to have permits of all members.
+//! The first waiter of a composite ([`AllOf`](crate::AllOf)) cannot wait in the queues of its
+//! members like other waiters. When its turn comes here, another limiter may not be ready for an
+//! hour, and this queue would stall. If the waiter went to the end of the queue each time, it would
+//! wait for ever if the permits of two busy limiters never coincide by chance. So it holds a
+//! *seat*: a position in the queue with a time `at`, at which it expects to have permits of all
+//! members. A seat is an advance reservation, as in a backfilling scheduler.
 //!
 //! # The rule
 //!
-//! | the seat | waits for | requests behind it |
+//! | the seat is | it waits for | requests behind it |
 //! |---|---|---|
-//! | here | this limiter and no other | go after it, as behind an entry of the line |
+//! | here | only this limiter | go after it, as behind an entry of the queue |
 //! | away | another limiter, until `at` | go first if the seat can still be served at its time |
 //! | idle | another limiter that may never be due, or a waiter of higher priority | go first |
 //!
 //! Job schedulers of large computers call this backfilling. A limiter that is due long before the
-//! other goes on serving the requests behind the seat, and stops in time to have the permits ready.
-//! At the time `at` the seat is rung: its composite takes from all members, or finds a later time.
+//! other limiter goes on serving the requests behind the seat, and stops in time to have the
+//! permits ready. At the time `at` the composite of the seat is notified: it takes from all
+//! members, or finds a later time.
 //!
-//! # What a look costs
+//! # What a check costs
 //!
 //! Seats that are here are summed. Of the seats that are away, the [`BACKFILL_DEPTH`] with the
-//! earliest times are judged, one by one. A seat with a later time loses nothing yet. If many times
+//! earliest times are judged one by one. A seat with a later time loses nothing yet. If many times
 //! come at once, a seat may find at its time that other requests have taken its permits. Then it
-//! becomes a seat that is here, at its old place, and no later request passes it. Example: a
+//! becomes a seat that is here, at its old position, and no later request overtakes it. Example: a
 //! composite waits for *A* and *B*. *B* is ready at 10 s, and ten seats with other times are judged
 //! at *A*. At 10 s the permits of *A* are gone, so the seat is here at *A*, and due at *A* at 11 s,
 //! behind the requests that came before it. At *B* it is away until 11 s, a time among the first
 //! there. So a seat does not wait for ever.
 //!
-//! Each seat counts the entries of the line between the seat before it and itself, by their sizes.
-//! Seats lie in blocks of about [`BLOCK`], in the order of their places, and each block has the
-//! sums of its seats. So the sum before a seat adds the blocks before its block, and the seats
-//! before it in its block, or subtracts the sizes behind from the sum of all, whichever are fewer.
-//! An entry or a seat that joins or leaves changes one seat and one block. Sizes are weighed when a
-//! time is asked for, so a new rate changes no sum.
+//! Each seat counts the entries of the queue between the previous seat and itself, by their sizes.
+//! Seats are grouped in blocks of about [`BLOCK`], in the order of their positions, and each block
+//! holds the sums of its seats. The sum before a seat adds the blocks before its block, and the
+//! seats before it in its block. Where fewer blocks or seats are behind, it subtracts their sums
+//! from the total instead. An entry or a seat that joins or leaves changes one seat and one block.
+//! Sizes are weighed when a time is computed, so a new rate changes no sum.
 //!
 //! # When a time moves
 //!
-//! If permits come earlier here, the first seat that is here is rung: its composite finds its time
-//! anew. The next one is rung when that one has left or waits for another limiter. If permits come
-//! later, a composite finds its later time at its former one. A change also rings the first
-//! [`MOST_RINGS`] seats at once, so that their composites refuse the waiters that it makes too late. Only
-//! shadow mode and the end ring all seats, so many at a time. When shadow mode begins, each
-//! composite finds a time without this limiter, and later seats are told that it is due at once.
-//! When the limiter is closed, each composite refuses its waiters.
+//! If permits become available earlier here, the composite of the first seat that is here is
+//! notified, and computes its time anew. The composite of the next seat is notified when that seat
+//! has left or waits for another limiter. If permits become available later, a composite finds its
+//! later time at its former one. A change also notifies the composites of the first [`MOST_RINGS`]
+//! seats at once, so that they refuse the waiters that the change makes too late. Only shadow mode
+//! and closing the limiter notify the composites of all seats, [`MOST_RINGS`] at a time. When
+//! shadow mode begins, each composite finds a time without this limiter, and later seats are due
+//! here at once. When the limiter is closed, each composite refuses its waiters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -57,39 +60,42 @@ use crate::line::rule::Rule;
 use crate::line::sizes::Sizes;
 use crate::time::Nanos;
 
-/// Two times that were converted from one clock to another may differ by what passes between two
-/// readings.
+/// Two times that were converted from one clock to another may differ by the time that passes
+/// between two clock readings.
 pub(crate) const CLOCK_SKEW: Nanos = Nanos::new(100_000);
 
-/// So many seats that are away are judged one by one.
+/// The number of seats that are away and are judged one by one.
 const BACKFILL_DEPTH: usize = 8;
 
-/// So many seats, the first ones, are rung by a change. Each costs the caller some microseconds.
+/// The number of seats, from the first one on, whose composites a change notifies. Each of them
+/// costs the caller some microseconds.
 const MOST_RINGS: usize = 64;
 
-/// The seats of a block, at most twice as many: about the root of the most seats expected.
+/// The number of seats in a block. A block has fewer than twice as many. This is about the square
+/// root of the greatest number of seats expected.
 const BLOCK: usize = 128;
 
-/// The seats in one line.
+/// The seats in the queue of one limiter.
 pub(crate) struct Seats<R: Rule> {
-    /// By their place in the line.
+    /// The seats, by position in the queue.
     list: BTreeMap<u64, Seat<R::Ask>>,
-    /// The requests of the seats that are here, by place.
+    /// The requests of the seats that are here, by position.
     here: BTreeMap<u64, R::Ask>,
-    /// The blocks, by the place from which on they hold all seats up to the next block.
+    /// The blocks. The key is the position at which a block begins; it holds all seats from there
+    /// up to the next block.
     blocks: BTreeMap<u64, Block>,
     /// The sums of all seats.
     total: Sums,
-    /// The seats that are away, by the time until which they are.
+    /// The seats that are away, by the time `at` of each.
     away: BTreeSet<(Nanos, u64)>,
-    /// The seats that have still to be rung, by their times.
+    /// The seats whose composites must still be notified, by their times.
     rings: BTreeSet<(Nanos, u64)>,
 }
 
 /// Sums of some neighbouring seats.
 #[derive(Clone, Debug, Default)]
 struct Sums {
-    /// The entries of the line that each counts before itself.
+    /// The entries of the queue that each of the seats counts before itself.
     entries: Sizes,
     /// The requests of the seats that are here.
     here: Sizes,
@@ -103,19 +109,19 @@ struct Block {
 
 struct Seat<Ask> {
     ask: Ask,
-    /// The entries of the line between the seat before this one and this one.
+    /// The entries of the queue between the previous seat and this one.
     before: Sizes,
-    /// When it expects to have permits of all limiters.
+    /// The time at which its composite expects to have permits of all limiters.
     at: Nanos,
-    /// When it was due here at the last `tell`.
+    /// The time at which it was due here at the last `tell`.
     due: Nanos,
-    /// Whether it waits for this limiter and no other.
+    /// Whether it waits only for this limiter.
     here: bool,
     shared: Weak<dyn Recheck>,
 }
 
-/// The sum of the parts `before`, if `all` sums these and the parts `behind`. Passes the parts
-/// before or the parts behind, whichever are fewer.
+/// Returns the sum of the parts `before`, where `all` sums these and the parts `behind`. Visits the
+/// parts before or the parts behind, whichever are fewer.
 fn sum_before<T>(
     all: &Sums,
     mut before: impl Iterator<Item = T>,
@@ -159,19 +165,19 @@ impl<R: Rule> Seats<R> {
         self.list.is_empty()
     }
 
-    /// An entry has joined the line.
+    /// Counts an entry that has joined the queue.
     pub(crate) fn joined(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         let n = rule.size(ask).unwrap_or(0);
         self.count_before_next(place, |entries| entries.add(n));
     }
 
-    /// An entry has left the line.
+    /// Uncounts an entry that has left the queue.
     pub(crate) fn left(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         let n = rule.size(ask).unwrap_or(0);
         self.count_before_next(place, |entries| entries.remove(n));
     }
 
-    /// Changes the entries that the first seat behind a place counts.
+    /// Changes the entries that the first seat behind a position counts.
     fn count_before_next(&mut self, place: u64, change: impl Fn(&mut Sizes)) {
         if self.list.last_key_value().is_none_or(|(last, _)| *last < place) {
             return;
@@ -192,9 +198,9 @@ impl<R: Rule> Seats<R> {
         change(&mut self.total.here);
     }
 
-    /// The sums of all seats before a place.
+    /// Returns the sums of all seats before a position.
     fn sums_before(&self, rule: &R, place: u64) -> Sums {
-        // The place is mostly that of the first seat, of the last one, or of a newcomer.
+        // The position is mostly that of the first seat, of the last one, or of a newcomer.
         match (self.list.first_key_value(), self.list.last_key_value()) {
             (Some((first, _)), Some((last, seat))) if *first < place => {
                 if *last <= place {
@@ -226,8 +232,8 @@ impl<R: Rule> Seats<R> {
         blocks
     }
 
-    /// Adds a seat behind entries of these sizes, and divides a block that is twice as large as it
-    /// should be.
+    /// Adds a seat behind entries of these sizes, and splits a block that has become twice as large
+    /// as it should be.
     fn insert(&mut self, rule: &R, place: u64, mut seat: Seat<R::Ask>) {
         // The seats before this one count these entries already.
         seat.before.unmerge(&self.sums_before(rule, place).entries);
@@ -255,7 +261,7 @@ impl<R: Rule> Seats<R> {
         self.blocks.insert(middle, second);
     }
 
-    /// Removes a seat that is not here, and its block if that was the last one in it.
+    /// Removes a seat that is not here, and its block if the seat was the last one in it.
     fn remove(&mut self, place: u64) -> Option<Seat<R::Ask>> {
         let seat = self.list.remove(&place)?;
         if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() {
@@ -270,13 +276,13 @@ impl<R: Rule> Seats<R> {
         Some(seat)
     }
 
-    /// The requests of the seats that are here between two places.
+    /// Returns the requests of the seats that are here between two positions.
     pub(crate) fn here_between(&self, from: u64, to: u64) -> impl Iterator<Item = &R::Ask> {
         self.here.range(from..to).map(|(_, ask)| ask)
     }
 
-    /// When a request at this place is due, not before `at`, if all entries before it are `ahead`
-    /// and no seat before it is held up. Leaves out the seat `own`.
+    /// Returns when a request at this position is due, not before `at`, if all entries before it
+    /// are `ahead` and no seat before it is held up. Leaves out the seat `own`.
     pub(crate) fn due(
         &self,
         schedule: &Schedule<'_, R>,
@@ -295,8 +301,8 @@ impl<R: Rule> Seats<R> {
         self.due_among(schedule, times, (place, own), &ahead, ask)
     }
 
-    /// When a request in the seat at this place is due, not before `at`; `None` if there is no such
-    /// seat.
+    /// Returns when a request in the seat at this position is due, not before `at`. Returns `None`
+    /// if no seat has this position.
     pub(crate) fn due_in_seat(
         &self,
         schedule: &Schedule<'_, R>,
@@ -312,8 +318,8 @@ impl<R: Rule> Seats<R> {
         Some(self.due_among(schedule, times, (place, place), &ahead, ask))
     }
 
-    /// When a request at this place is due, not before `at`, behind the sum `ahead` and among the
-    /// seats that are away.
+    /// Returns when a request at this position is due, not before `at`, behind the sum `ahead` and
+    /// among the seats that are away.
     pub(crate) fn due_among(
         &self,
         schedule: &Schedule<'_, R>,
@@ -330,12 +336,13 @@ impl<R: Rule> Seats<R> {
         let first = self.away.iter().take(BACKFILL_DEPTH);
         let before = first.filter(|(_, other)| *other < place && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
-        // A policy tells what it is like if requests go first as soon as they can, or at a given
-        // time all at once. The truth is in between, so the later of the two counts is taken.
+        // A policy can compute a due time if the requests ahead go first as soon as they can, or if
+        // they all go first at a given time. The true time is in between, so the later of the two
+        // is taken.
         let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
         rule.add(&mut one, ask);
-        // `first` sums the requests that go first, `last` the seats of them with the latest time,
-        // and `all` every request so far, this one included.
+        // `first` sums the requests that go first, `last` sums the seats among them with the latest
+        // time, and `all` sums every request so far, this one included.
         let (mut first, mut last, mut last_at) = (ahead.clone(), R::Ahead::default(), Nanos::ZERO);
         let mut all = ahead.clone();
         rule.add(&mut all, ask);
@@ -359,14 +366,14 @@ impl<R: Rule> Seats<R> {
         due
     }
 
-    /// Rings the first seats, after a change.
+    /// Notifies the composites of the first seats, after a change.
     pub(crate) fn ring_first(&self, deferred: &mut Deferred) {
         let first = self.list.values().take(MOST_RINGS);
         deferred.rechecks.extend(first.filter_map(|seat| seat.shared.upgrade()));
     }
 
-    /// Rings the first seats from a place on. Returns the place from which to go on, if there are
-    /// more.
+    /// Notifies the composites of the first seats from a position on. Returns the position from
+    /// which to continue, if there are more seats.
     pub(crate) fn ring_from(&self, place: u64, deferred: &mut Deferred) -> Option<u64> {
         let mut seats = self.list.range(place..);
         let first = seats.by_ref().take(MOST_RINGS).filter_map(|(_, seat)| seat.shared.upgrade());
@@ -374,7 +381,7 @@ impl<R: Rule> Seats<R> {
         seats.next().map(|(place, _)| *place)
     }
 
-    /// Takes a seat at this place, behind `entries` of the line.
+    /// Takes a seat at this position, behind `entries` of the queue.
     pub(crate) fn sit(
         &mut self,
         rule: &R,
@@ -383,13 +390,13 @@ impl<R: Rule> Seats<R> {
         entries: Sizes,
         shared: Weak<dyn Recheck>,
     ) {
-        // The seat is idle until it is told a time.
+        // The seat is idle until its time is set.
         let seat = Seat { ask, before: entries, at: Nanos::MAX, due: Nanos::ZERO, here: false, shared };
         self.insert(rule, place, seat);
     }
 
-    /// Tells a seat its request and the time until which it is held. Returns whether that changes
-    /// anything for the requests behind, and when the seat is due here.
+    /// Sets the request of a seat and the time until which the seat is held. Returns whether that
+    /// changes anything for the requests behind, and when the seat is due here.
     pub(crate) fn tell(
         &mut self,
         schedule: &Schedule<'_, R>,
@@ -402,14 +409,14 @@ impl<R: Rule> Seats<R> {
         (self.file(schedule.rule, place, ask, (at, due)), due)
     }
 
-    /// Makes a seat idle, for a waiter that is not the first of its composite any more. Returns
+    /// Makes a seat idle, for a waiter that is no longer the first of its composite. Returns
     /// whether that changes anything for the requests behind.
     pub(crate) fn stand_by(&mut self, rule: &R, place: u64) -> bool {
         let ask = self.list.get(&place).map(|seat| seat.ask.clone());
         ask.is_some_and(|ask| self.file(rule, place, &ask, (Nanos::MAX, Nanos::ZERO)))
     }
 
-    /// Files a seat as here, away or idle. Returns whether anything has changed.
+    /// Records a seat as here, away or idle. Returns whether anything has changed.
     fn file(&mut self, rule: &R, place: u64, ask: &R::Ask, (at, due): (Nanos, Nanos)) -> bool {
         let Some(seat) = self.list.get_mut(&place) else { return false };
         let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
@@ -436,14 +443,14 @@ impl<R: Rule> Seats<R> {
         moved || was_here != is_here
     }
 
-    /// A seat is not here any more.
+    /// Removes the request of a seat that is no longer here.
     fn leave(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         self.here.remove(&place);
         let n = rule.size(ask).unwrap_or(0);
         self.count_here(place, |here| here.remove(n));
     }
 
-    /// Gives up a seat. Returns whether it was there.
+    /// Gives up a seat. Returns whether the seat was there.
     pub(crate) fn rise(&mut self, rule: &R, place: u64) -> bool {
         let Some(Seat { ask, here, .. }) = self.list.get(&place) else { return false };
         if *here {
@@ -456,21 +463,22 @@ impl<R: Rule> Seats<R> {
         true
     }
 
-    /// Rings the seats that are due, and the first seat that is here if it is due earlier than it
-    /// was told, or never.
+    /// Notifies the composites of the seats whose time has come. Also notifies the composite of the
+    /// first seat that is here, if the seat is due earlier than recorded or will never be due.
     pub(crate) fn ring(&mut self, schedule: &Schedule<'_, R>, now: Nanos, deferred: &mut Deferred) {
         let mut due = Vec::new();
         while let Some(ring) = self.rings.first().copied().filter(|(at, _)| *at <= now) {
             self.rings.remove(&ring);
             due.push(ring.1);
         }
-        // The seats are told in the order of places, so that each composite finds a time behind the
-        // seats before its own, instead of an equal time.
+        // The composites are notified in the order of the positions of their seats, so that each
+        // one finds a time behind the seats before its own, instead of an equal time.
         due.sort_unstable();
         deferred.rechecks.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
         let Some((&place, ask)) = self.here.first_key_value() else { return };
         let Some(due) = self.due_in_seat(schedule, (now, now), place, ask) else { return };
-        // A request that can never be granted is refused now, or all behind it would wait.
+        // A request that can never be granted is refused now. Otherwise all requests behind it
+        // would wait.
         if let Some(seat) = self.list.get_mut(&place)
             && (due < seat.due || due == Nanos::MAX && seat.due < due)
             && seat.at > now
