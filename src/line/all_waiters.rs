@@ -1,14 +1,14 @@
-//! The requests that wait in several lines, and a bound on all of them.
+//! The requests that wait in several queues, and a bound on all of them.
 //!
-//! A line with such a bound enters each waiter here before it joins, and takes it out when it
-//! leaves the line. The lock of the count is taken while a line is locked, never the other way
-//! round.
+//! A queue with such a bound enters each waiter here before the waiter joins, and takes it out when
+//! it leaves the queue. The lock of the counts is taken while a queue is locked, never the other
+//! way round.
 
 use std::sync::Arc;
 
 use crate::sync::{Mutex, lock};
 
-/// All requests that wait in some lines.
+/// All requests that wait in a set of queues.
 #[derive(Debug)]
 pub(crate) struct AllWaiters(Mutex<Counts>);
 
@@ -20,7 +20,7 @@ struct Counts {
     max_permits: u64,
 }
 
-/// A request that was entered, and may still fail to join its line. Dropping this takes it out.
+/// A request that was entered, and may still fail to join its queue. Dropping this takes it out.
 pub(crate) struct Entered {
     all_waiters: Option<Arc<AllWaiters>>,
     permits: u64,
@@ -53,12 +53,12 @@ impl AllWaiters {
         (counts.max_requests, counts.max_permits)
     }
 
-    /// Returns whether one more request may wait, for so many permits.
+    /// Returns whether one more request may wait for `permits` permits.
     pub(crate) fn has_room(&self, permits: u64) -> bool {
         lock(&self.0).have_room(permits)
     }
 
-    /// Takes out a request that left its line.
+    /// Takes out a request that has left its queue.
     pub(crate) fn leave(&self, permits: u64) {
         let mut counts = lock(&self.0);
         counts.requests = counts.requests.saturating_sub(1);
@@ -74,11 +74,12 @@ impl Counts {
 }
 
 impl Entered {
-    /// Enters a request for so many permits. Returns `None` if there is no room, unless it enters
+    /// Enters a request for `permits` permits. Returns `None` if it has no room, unless it enters
     /// `anyway`.
     pub(crate) fn new(all_waiters: Option<&Arc<AllWaiters>>, permits: u64, anyway: bool) -> Option<Entered> {
         if let Some(all_waiters) = all_waiters {
-            // One section checks and counts, so that no two requests take the last place.
+            // One critical section checks and counts, so that two requests cannot both take the
+            // last free place.
             let mut counts = lock(&all_waiters.0);
             if !anyway && !counts.have_room(permits) {
                 return None;
@@ -89,7 +90,8 @@ impl Entered {
         Some(Entered { all_waiters: all_waiters.cloned(), permits })
     }
 
-    /// The request has joined its line, and is taken out when it leaves the line.
+    /// Keeps the request entered after it has joined its queue. It is taken out when it leaves the
+    /// queue.
     pub(crate) fn keep(mut self) {
         self.all_waiters = None;
     }

@@ -1,26 +1,26 @@
-//! The memory of a line: entries under keys, in chunks.
+//! The memory of a queue: entries under keys, in chunks.
 //!
-//! A future keeps the key of its entry, so an entry never moves. One list for all of them would be
-//! copied as a whole when it grows, with the line's lock held, and would keep its memory for as
-//! long as its last entry is there. A chunk is small enough to be copied, and is given back when it
-//! is empty.
+//! A future keeps the key of its entry, so an entry never moves. One list for all entries would be
+//! copied as a whole when it grows, with the lock of the queue held, and would keep its memory for
+//! as long as its last entry exists. A chunk is small enough to be copied, and its memory is freed
+//! when it is empty.
 
 use std::collections::BTreeSet;
 use std::ops::{Index, IndexMut};
 
-/// So many entries are in one chunk.
+/// The number of entries in one chunk.
 const CHUNK: usize = 512;
 
 #[derive(Debug)]
 pub(crate) struct Entries<T> {
-    /// A chunk that was given back leaves its number to another one.
+    /// A chunk that is freed leaves its number to another one.
     chunks: Vec<Option<Chunk<T>>>,
     /// The chunks that have room. The lowest is filled first, so that the others can become empty.
     room: BTreeSet<usize>,
     /// The numbers below the length of `chunks` that have no chunk.
     free: BTreeSet<usize>,
-    /// An empty chunk that is kept, so that a line that grows and shrinks at the end of a chunk
-    /// allocates nothing.
+    /// An empty chunk that is kept, so that a queue that grows and shrinks at the boundary of a
+    /// chunk allocates nothing.
     spare: Option<usize>,
     len: usize,
 }
@@ -68,7 +68,7 @@ impl<T> Entries<T> {
         self.len == 0
     }
 
-    /// For how many entries there is memory.
+    /// Returns the number of entries that fit in the allocated memory.
     #[cfg(all(test, not(tidegate_loom)))]
     pub(crate) fn capacity(&self) -> usize {
         self.chunks.iter().flatten().map(|chunk| chunk.slots.capacity()).sum()
@@ -101,9 +101,11 @@ impl<T> Entries<T> {
         number
     }
 
+    /// Removes the entry with this key and returns it.
+    ///
     /// # Panics
     ///
-    /// If there is no such entry.
+    /// If no entry has this key.
     pub(crate) fn remove(&mut self, key: usize) -> T {
         let number = key / CHUNK;
         let Some(chunk) = self.chunks.get_mut(number).and_then(Option::as_mut) else { panic!("invalid key") };
@@ -121,7 +123,7 @@ impl<T> Entries<T> {
         entry
     }
 
-    /// Drops a chunk that is empty.
+    /// Frees a chunk that is empty.
     fn give_back(&mut self, number: usize) {
         self.chunks[number] = None;
         self.room.remove(&number);
@@ -147,7 +149,7 @@ impl<T> Entries<T> {
         self.get(key).is_some()
     }
 
-    /// All of them with their keys, in the order of keys.
+    /// Returns all entries with their keys, in the order of keys.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         let chunks = self.chunks.iter().zip((0..).step_by(CHUNK));
         let slots =
@@ -155,7 +157,7 @@ impl<T> Entries<T> {
         slots.filter_map(|(key, entry)| Some((key, entry.as_ref()?)))
     }
 
-    /// All of them with their keys, in the order of keys.
+    /// Returns all entries with their keys, in the order of keys.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
         let chunks = self.chunks.iter_mut().zip((0..).step_by(CHUNK));
         let slots = chunks.flat_map(|(chunk, first)| {
@@ -202,8 +204,7 @@ mod tests {
                         there.push((entries.insert(next), next));
                         next += 1;
                     } else if let Some(last) = there.len().checked_sub(1) {
-                        // The entries that leave are some of the first, some of the last and some
-                        // in between.
+                        // Entries are removed at the beginning, at the end and in between.
                         let (key, entry) = there.swap_remove((step * 7919) % (last + 1));
                         prop_assert_eq!(entries.remove(key), entry);
                         prop_assert!(!entries.contains(key));

@@ -1,12 +1,12 @@
-//! Grants, as long as they can be undone.
+//! Grants, and until when they can be undone.
 //!
 //! | type | holder | can be undone |
 //! |---|---|---|
 //! | `Uncollected` (`line/mod.rs`) | the entry of a waiter that was granted and has not run since | yes: its future may be dropped |
-//! | [`Undoable`] | a taker, before its caller has it | yes |
-//! | `Held` (`limiter/shared.rs`) | a taker, while foreign code runs that may panic | yes: dropping it undoes it |
-//! | [`Tracked`] | any of these, with the number that the undo log knows it by | until it is released |
-//! | [`Granted`] | the receipt of a request | where it is tracked: by a reservation that is settled |
+//! | [`Undoable`] | a taker, before its caller has the grant | yes |
+//! | `Held` (`limiter/shared.rs`) | a taker, while user code runs that may panic | yes: dropping it undoes it |
+//! | [`Tracked`] | any of these, with the grant's number in the undo log | until it is released |
+//! | [`Granted`] | the receipt of a request | if it is tracked: by a reservation that is settled |
 //! | [`Grant`](crate::Grant) | the user | no |
 
 use crate::clock::Timer;
@@ -24,7 +24,7 @@ pub(crate) struct Tracked<Charge> {
     pub(crate) id: GrantId,
 }
 
-/// What the undo log knows a grant by.
+/// The number of a grant in the undo log.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GrantId(pub(super) u64);
 
@@ -45,7 +45,8 @@ impl<Charge> Undoable<Charge> {
         }
     }
 
-    /// The undo log's number of the grant, or the log's next number when it was made.
+    /// Returns the undo log's number of the grant, or the log's next number at the time it was
+    /// made.
     fn number(&self) -> u64 {
         match self {
             Undoable::Tracked(Tracked { id, .. }) => id.0,
@@ -59,7 +60,7 @@ impl<Charge> Undoable<Charge> {
         }
     }
 
-    /// The grant as its caller gets it.
+    /// Returns the grant in the form that its caller gets.
     pub(crate) fn granted(self) -> Granted<Charge> {
         match self {
             Undoable::Tracked(grant) => Granted::Tracked(grant),
@@ -78,7 +79,7 @@ pub(crate) enum GrantKind {
 /// What a request got.
 #[derive(Debug)]
 pub(crate) enum Granted<Charge> {
-    /// No part of it can be undone any more.
+    /// No part of it can be undone.
     Final(Charge),
     Tracked(Tracked<Charge>),
 }
@@ -96,7 +97,7 @@ impl<Charge> Granted<Charge> {
         }
     }
 
-    /// The grant, if the request asked for one that can be undone in part.
+    /// Returns the grant if the request asked for one that can be undone in part.
     pub(crate) fn tracked(self) -> Option<Tracked<Charge>> {
         match self {
             Granted::Final(_) => None,
@@ -106,7 +107,7 @@ impl<Charge> Granted<Charge> {
 }
 
 impl<R: Rule, C: Timer> Line<R, C> {
-    /// Keeps track of a grant that may be undone later.
+    /// Tracks a grant that may be undone later.
     pub(crate) fn track(&mut self, rule: &R, charge: R::Charge) -> Tracked<R::Charge> {
         let at = self.latest;
         let id = self
@@ -132,7 +133,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Makes a grant undoable until its caller has it, since foreign code may panic before.
+    /// Makes a grant undoable until its caller has it, because user code may panic before that.
     pub(crate) fn undoable(&mut self, rule: &R, charge: R::Charge, kind: GrantKind) -> Undoable<R::Charge> {
         match kind {
             GrantKind::Tracked => Undoable::Tracked(self.track(rule, charge)),
@@ -140,7 +141,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Undoes a grant, or the part of it that the charge says.
+    /// Undoes a grant, or the part of it that the charge states.
     pub(crate) fn take_back(&mut self, visit: &mut Visit<'_, R>, grant: Undoable<R::Charge>) {
         let (Visit { rule, deferred, .. }, at) = (visit, self.latest);
         self.undo_by(rule, grant, |charge, part, most| rule.undo(at, charge, part, most, deferred));
@@ -156,7 +157,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         });
     }
 
-    /// Undoes each part of a grant by `undo`, at most as much of it as the undo log allows.
+    /// Undoes each part of a grant through `undo`, at most as much of it as the undo log allows.
     fn undo_by(
         &mut self,
         rule: &R,
@@ -175,12 +176,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Where each part stands before a grant is undone.
+    /// Returns the measure of each part before a grant is undone.
     ///
-    /// As of the latest time: permits that overflowed by then are lost, also if the clock went back
-    /// since.
+    /// It is taken as of the latest time: permits that overflowed by then are lost, even if the
+    /// clock went back since.
     fn measures(&mut self, rule: &R, charge: &R::Charge) -> PerPart<Measure> {
-        // Permits come earlier after the undoing, so the kept forecast is outdated.
+        // Permits are available earlier after the undoing, so the kept forecast is outdated.
         self.memo.set(None);
         PerPart::new(R::PARTS, |part| self.measure(rule, charge, part))
     }
@@ -189,12 +190,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Measure { moved: rule.moved(charge, part), full: rule.full_level(self.latest, part) }
     }
 
-    /// The next number of the undo log. It rises with each mark, refund, debit and change.
+    /// Returns the next number of the undo log. It rises with each mark, refund, debit and change.
     pub(crate) fn undo_number(&self) -> u64 {
         self.undo_log.number()
     }
 
-    /// Gives back so many permits, part by part, and notes the level that it leaves.
+    /// Gives back `permits` permits, part by part, and notes the level that `refund` leaves.
     pub(crate) fn refund(&mut self, rule: &R, permits: u32, refund: impl FnMut(usize) -> u64) {
         self.memo.set(None);
         self.stock_grows(permits.into());
@@ -202,7 +203,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.undo_log.refund(|part| rule.full_level(at, part), refund);
     }
 
-    /// Changes the terms of one part, or of all, and notes the level that it leaves.
+    /// Changes the terms of one part, or of all, and notes the level that `change` leaves.
     pub(crate) fn change<E>(
         &mut self,
         rule: &R,
@@ -218,20 +219,21 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Ok(())
     }
 
-    /// Notes that permits were charged which cannot be undone.
+    /// Notes that permits were charged that cannot be undone.
     pub(crate) fn debited(&mut self) {
         self.memo.set(None);
         self.undo_log.touch();
     }
 }
 
-/// Whether a part of the rule counts, as far as a grant took of it: it loses nothing by being full,
-/// so undoing the grant needs nothing that the line knows.
+/// Returns whether a part of the rule only counts what this grant took of it, as a window policy
+/// does: the part loses no permits by being full, so undoing the grant needs nothing from the
+/// queue.
 pub(crate) fn part_counts<R: Rule>(rule: &R, charge: &R::Charge, part: usize) -> bool {
     rule.moved(charge, part) == Some((0, u64::MAX))
 }
 
-/// Whether any part of the rule [counts](part_counts).
+/// Returns whether any part of the rule [counts](part_counts).
 pub(crate) fn counts<R: Rule>(rule: &R, charge: &R::Charge) -> bool {
     (0..R::PARTS).any(|part| part_counts(rule, charge, part))
 }

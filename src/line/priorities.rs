@@ -1,9 +1,10 @@
-//! The classes of a line: one for each priority that waits, the most important first.
+//! The classes of a queue: one for each priority that has waiters, the highest priority first.
 //!
-//! The line itself is linked through its entries. A class knows where it ends, so that a newcomer
-//! finds its place without passing the waiters, and the sum of its entries, so that the newcomer's
-//! due time can be told. There are as many classes as different priorities in line, at most 256: a
-//! sorted list that is searched by halving, and keeps its memory while no request waits.
+//! The queue itself is linked through its entries. A class records its last entry, so that a
+//! newcomer finds its position without visiting the waiters, and the sum of its entries, so that
+//! the newcomer's due time can be computed. There are as many classes as different priorities in
+//! the queue, at most 256. They are a sorted list with binary search, and it keeps its memory while
+//! no request waits.
 
 use crate::line::sizes::Sizes;
 
@@ -22,7 +23,7 @@ pub(crate) struct Class<Ahead> {
     pub(crate) sizes: Sizes,
     /// The first blocked thread.
     pub(crate) first_thread: u32,
-    /// How many are to be refused if they are due too late.
+    /// The number of waiters that are refused if they are due too late.
     pub(crate) with_deadline: usize,
 }
 
@@ -34,22 +35,22 @@ impl<Ahead: Default> Priorities<Ahead> {
         Priorities(Vec::new())
     }
 
-    /// All of them, the most important first.
+    /// Returns all classes, the highest priority first.
     pub(crate) fn all(&self) -> &[Class<Ahead>] {
         &self.0
     }
 
-    /// The classes that go before a newcomer of this priority.
+    /// Returns the classes that go before a newcomer of this priority.
     pub(crate) fn before(&self, priority: i8) -> &[Class<Ahead>] {
         &self.0[..self.count_before(priority)]
     }
 
-    /// The classes that a newcomer of this priority goes before.
+    /// Returns the classes that a newcomer of this priority goes before.
     pub(crate) fn behind(&self, priority: i8) -> &[Class<Ahead>] {
         &self.0[self.count_before(priority)..]
     }
 
-    /// The last entry that goes before a newcomer of this priority.
+    /// Returns the last entry that goes before a newcomer of this priority.
     pub(crate) fn last_before(&self, priority: i8) -> u32 {
         self.before(priority).last().map_or(NONE, |class| class.last)
     }
@@ -58,7 +59,7 @@ impl<Ahead: Default> Priorities<Ahead> {
         self.0.partition_point(|class| class.priority >= priority)
     }
 
-    /// The class of a priority. It is made if no waiter has that priority.
+    /// Returns the class of a priority. Creates it if no waiter has that priority.
     pub(crate) fn class(&mut self, priority: i8) -> &mut Class<Ahead> {
         let count = self.count_before(priority);
         let at = match count.checked_sub(1) {
@@ -85,12 +86,12 @@ impl<Ahead: Default> Priorities<Ahead> {
         self.0.retain(|class| class.priority != priority);
     }
 
-    /// Weighs all of them anew, where their sizes tell it. Returns whether they did.
+    /// Weighs all classes anew if their sizes determine their weights. Returns whether they do.
     pub(crate) fn weigh(&mut self, weigh: impl Fn(&Sizes) -> Option<Ahead>) -> bool {
         self.0.iter_mut().all(|class| weigh(&class.sizes).map(|ahead| class.ahead = ahead).is_some())
     }
 
-    /// The first blocked thread in line.
+    /// Returns the first blocked thread in the queue.
     pub(crate) fn first_thread(&self) -> u32 {
         self.0.iter().map(|class| class.first_thread).find(|first| *first != NONE).unwrap_or(NONE)
     }

@@ -1,11 +1,11 @@
-//! Requests counted by how many permits they ask for.
+//! Requests counted by the number of permits they ask for.
 //!
-//! A new rate changes what each request weighs. Counted like this, all of them are weighed anew by
-//! one multiplication for each size that there is, whatever their number.
+//! A new rate changes the weight of each request. With these counts, all requests are weighed anew
+//! by one multiplication for each different size, however many requests there are.
 
 use std::collections::BTreeMap;
 
-/// How many requests there are of each size.
+/// The number of requests of each size.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sizes {
     requests: u64,
@@ -29,7 +29,7 @@ impl Sizes {
         }
     }
 
-    /// All of `more`, too.
+    /// Adds all requests of `more`.
     pub(crate) fn merge(&mut self, more: &Sizes) {
         if more.requests == 0 {
             return;
@@ -59,7 +59,7 @@ impl Sizes {
         self.permits -= u128::from(n) * u128::from(removed);
     }
 
-    /// The requests of `less` no more.
+    /// Removes all requests of `less`.
     pub(crate) fn unmerge(&mut self, less: &Sizes) {
         if less.requests == 0 {
             return;
@@ -67,7 +67,7 @@ impl Sizes {
         less.counts().for_each(|(n, count)| self.remove_many(n, count));
     }
 
-    /// Each size, and how many requests there are of it. One size may come twice.
+    /// Returns each size with the number of requests of that size. One size may appear twice.
     fn counts(&self) -> impl Iterator<Item = (u32, u64)> {
         let others = self.others.iter().map(|(n, count)| (*n, *count));
         std::iter::once(self.one).filter(|(_, count)| *count > 0).chain(others)
@@ -77,18 +77,18 @@ impl Sizes {
         self.requests
     }
 
-    /// The largest request, or zero.
+    /// Returns the size of the largest request, or zero.
     pub(crate) fn largest(&self) -> u32 {
         let others = self.others.last_key_value().map_or(0, |(n, _)| *n);
         if self.one.1 > 0 { others.max(self.one.0) } else { others }
     }
 
-    /// How many permits all of them ask for.
+    /// Returns the number of permits that all requests ask for.
     pub(crate) fn permits(&self) -> u64 {
         u64::try_from(self.permits).unwrap_or(u64::MAX)
     }
 
-    /// The weight of all requests, by the weight of a request of each size.
+    /// Returns the weight of all requests, from the weight of a request of each size.
     pub(crate) fn weigh(&self, weight: impl Fn(u32) -> u64) -> u128 {
         self.counts().map(|(n, count)| u128::from(weight(n)) * u128::from(count)).sum()
     }

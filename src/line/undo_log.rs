@@ -1,67 +1,70 @@
 //! How much of each grant can still be given back.
 //!
-//! A grant is undone as if it had never been made. Without it the limiter would have been fuller,
-//! by what the grant took, and what came in while it was full would have been lost. So the grant
-//! gives back the *least room* there was at any moment since, at most; the room is what a limiter
-//! lacks to be full. And an undone grant takes room away from all others that were there when it
-//! was: without it, the history of these was fuller, too.
+//! A grant is undone as if it had never been made. Without the grant the limiter would have been
+//! fuller by what the grant took, and permits that accrued while it was full would have been lost.
+//! The *room* is what a limiter lacks to be full. So the grant gives back at most the *least room*
+//! at any moment since the grant. An undone grant also takes room away from all other grants that
+//! existed when it did: without it, the limiter was fuller during their history, too.
 //!
 //! # Input
 //!
 //! Two numbers say how full a limiter is: its [level](crate::Policy::moved), which only grants and
 //! debits raise, and the [level of a full one](crate::Policy::full_level), which rises with time.
-//! The room is their difference. Grants without the lock are not seen here, but these raise the
-//! level. So between two looks the room is never less than the level at the first one less the
-//! level of a full limiter at the second one. Every grant, undoing, refund and change under the
-//! lock is a look, and says what level it left.
+//! The room is their difference. The log observes the state at every grant, undoing, refund and
+//! change under the lock, and records the level that it left. A grant without the lock is not
+//! observed, but it raises the level. So between two observations the room is never less than the
+//! level at the first one minus the level of a full limiter at the second one.
 //!
 //! # State
 //!
-//! | | is |
+//! | term | meaning |
 //! |---|---|
-//! | a mark | the least room from one look to another, and the grants made since the mark before it that may still be undone |
-//! | its gap | its room less the room of the mark before it: rooms rise from mark to mark, since a mark with no less room than a later one is left out |
-//! | recent | how many grants were made since the last mark |
-//! | level | no more than the level of the state at any moment since the last look |
-//! | base | no more than the level less all that recent grants took |
+//! | observation (`Look`) | the room found at one moment, and the level left |
+//! | mark | the least room from one observation to another, and the grants made since the previous mark that may still be undone |
+//! | gap of a mark | its room minus the room of the previous mark. Rooms rise from mark to mark, because a mark with at least as much room as a later one is left out |
+//! | recent | the number of grants made since the last mark |
+//! | level | at most the level of the state at any moment since the last observation |
+//! | base | at most the level minus all that recent grants took |
 //!
-//! The room of a mark is the sum of the gaps up to it, and the least room since each of its grants.
-//! Undoing one of these grants lowers the room of its mark and of all later marks, and cuts earlier
-//! marks to that. In gaps: it takes from the mark's own gap, and then from the gaps before it. A
-//! mark with a used-up gap becomes one with the mark before it. So an undoing costs O(log n) for n
-//! grants, amortized, in whatever order.
+//! The room of a mark is the sum of the gaps up to it. It is also the least room since each of its
+//! grants. Undoing one of these grants lowers the room of its mark and of all later marks, and
+//! limits the room of earlier marks to the lowered room. In gaps: it takes from the mark's own gap,
+//! and then from the gaps before it. A mark with a used-up gap is merged with the mark before it.
+//! So undoing costs O(log n) for n grants, amortized, in any order.
 //!
-//! # Why no permit is invented
+//! # Why undoing creates no permits
 //!
 //! Claim: the marks never say more than the least room in a replay of history without the grants
-//! undone so far. A look keeps it, as said above. An undoing keeps it: the grant gives back *b*, no
-//! more than the room of its mark. In a replay without this grant as well, the room at each moment
-//! since is smaller by what of the grant had not overflowed by then. That is *b*, or more where the
-//! room shrank to *b* later; but at that later moment, which all older grants have seen as well, no
-//! room is left. So marks that are lowered by *b* say no more than the replay.
+//! undone so far. An observation keeps the claim, as shown above. Undoing keeps it, too: the grant
+//! gives back *b*, which is at most the room of its mark. In a replay without this grant as well,
+//! the room at each moment since the grant is smaller by the part of the grant that had not
+//! overflowed by then. That part is *b*, or more if the room shrank to *b* later. But at that later
+//! moment, which all older grants include as well, the replay has no room left. So marks that are
+//! lowered by *b* say no more than the replay.
 //!
-//! A look writes no mark while the base lies as far above a full limiter as the last mark's room:
-//! then all grants could be undone and the room at this moment would suffice. So grants that wait
-//! to be seen cost nothing while the limiter is far from full.
+//! An observation writes no mark while the base is above the level of a full limiter by at least
+//! the last mark's room: then the room at this moment would suffice even if all grants were undone.
+//! So uncollected grants cost nothing while the limiter is far from full.
 //!
-//! Where the line sees every grant, exactly the right number is given back: then each look is a
-//! moment at which the replay is cut, too.
+//! If the queue observes every grant, exactly the right number of permits is given back: then each
+//! observation is also a moment at which the replay discards what overflowed.
 //!
-//! **A change of terms** is a look by the old terms. Rooms are converted as the policy converts its
-//! stock, rounded down. A policy that does not convert by a factor returns level 0, and grants from
-//! before the change give back nothing.
+//! **A change of terms** is an observation by the old terms. Rooms are converted as the policy
+//! converts its stored permits, rounded down. A policy that does not convert by a factor returns
+//! level 0, and grants from before the change give back nothing.
 //!
-//! **A clock that goes back** is not followed: the time of a look is the latest that the line was
-//! told. What a grant without the lock found at a later time than that is not seen here.
+//! **A clock that goes back** is not followed: the time of an observation is the latest clock
+//! reading that the queue has noted. What a grant without the lock found at a later time is not
+//! observed here.
 //!
 //! **The remaining error.** A taker without the lock may read a later time than the thread that
-//! holds the lock, if this thread is kept off its processor between reading the clock and looking
-//! at the state. By what comes in within that time, too much may be given back, once.
+//! holds the lock, if that thread is preempted between reading the clock and reading the state.
+//! Then too much may be given back, once, by the permits that accrue in that time.
 //!
-//! **A policy of several parts** has a level for each part, and each part has marks and looks of
-//! its own. The parts are looked at one after the other and share the numbers, so one number names
-//! a grant in all of them. A grant that took nothing of a part, or of which nothing of a part is to
-//! be put back, gives back nothing there.
+//! **A policy of several parts** has a level for each part, and each part has its own marks and
+//! observations. The parts are observed one after the other and share the numbers, so one number
+//! names a grant in all of them. A grant that took nothing of a part, or of which nothing must be
+//! put back into a part, gives back nothing there.
 //!
 //! **Checked by** the test below, by `tests/limiter/undo.rs` against replays of history, and by
 //! `loom-tests/compose.rs`.
@@ -71,34 +74,34 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::line::grants::GrantId;
 use crate::policy::interval::Interval;
 
-/// So many looks are kept for grants that were made without the lock.
+/// The number of observations kept for grants that were made without the lock.
 const KEPT: usize = 32;
 
-/// The log of a state: one part for each level.
+/// The log of a state, with one part for each level.
 #[derive(Debug)]
 pub(crate) struct UndoLog {
     parts: PerPart<PartLog>,
-    /// The number of the next note, a mark or a giving back. It begins above `forgotten`.
+    /// The number of the next record: a mark, or permits given back. It begins above `forgotten`.
     next: u64,
-    /// The number of the last thing noted but grants.
+    /// The number of the last record that is not a grant.
     touched: u64,
 }
 
-/// The log of one part, with numbers that all parts share.
+/// The log of one part. All parts share the numbers.
 #[derive(Debug)]
 struct PartLog {
-    /// By number.
+    /// The marks by number.
     marks: BTreeMap<u64, Mark>,
-    /// The room of the last mark, or a little more: see [`PartLog::changed`].
+    /// The room of the last mark, or slightly more: see [`PartLog::changed`].
     top: u64,
     recent: usize,
     base: u64,
     level: u64,
     /// The unit of levels; see [`Policy::level_unit`](crate::Policy::level_unit).
     unit: (u64, u64),
-    /// The last looks, for grants that were made without the lock.
+    /// The last observations, for grants that were made without the lock.
     looks: VecDeque<Look>,
-    /// The number of the last look that is not among them.
+    /// The number of the last observation that is no longer in `looks`.
     forgotten: u64,
 }
 
@@ -123,10 +126,10 @@ impl<T> PerPart<T> {
     }
 }
 
-/// Where one part of a policy stands.
+/// The measures of one part of a policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measure {
-    /// What a grant moved; `None` if it took nothing of this part.
+    /// The levels between which a grant moved the part; `None` if the grant took nothing of it.
     pub(crate) moved: Option<Moved>,
     /// The level of a full limiter.
     pub(crate) full: u64,
@@ -134,7 +137,7 @@ pub(crate) struct Measure {
 
 #[derive(Debug)]
 struct Mark {
-    /// In the unit that was in force when it was last looked at.
+    /// In the unit that was in force when the gap was last used.
     gap: u64,
     unit: (u64, u64),
     grants: usize,
@@ -143,19 +146,19 @@ struct Mark {
 #[derive(Debug)]
 struct Look {
     number: u64,
-    /// The least room up to it, less what was undone since.
+    /// The least room up to this observation, minus what was undone since.
     room: u64,
-    /// How much of a grant was undone. That lowers all levels since the grant.
+    /// How much of a grant was undone. Undoing it lowers all levels since the grant.
     back: u64,
-    /// The level that was left.
+    /// The level that the observation left.
     level: u64,
 }
 
-/// The levels that a grant moved the state between.
+/// The levels between which a grant moved the state: before, and after.
 pub(crate) type Moved = (u64, u64);
 
 impl Mark {
-    /// Puts the gap into this unit.
+    /// Converts the gap to this unit.
     fn convert(&mut self, unit: (u64, u64)) {
         if self.unit != unit {
             let interval = |(ticks, permits)| Interval::from_words([0, ticks, permits]);
@@ -166,17 +169,17 @@ impl Mark {
 }
 
 impl UndoLog {
-    /// A log for a state with levels in these units.
+    /// Creates a log for a state whose levels have these units.
     pub(crate) fn new(parts: usize, unit: impl Fn(usize) -> (u64, u64)) -> UndoLog {
         UndoLog { parts: PerPart::new(parts, |part| PartLog::new(unit(part))), next: 1, touched: 0 }
     }
 
-    /// The next number of the log. It rises with each mark, refund, debit and change.
+    /// Returns the next number of the log. It rises with each mark, refund, debit and change.
     pub(crate) fn number(&self) -> u64 {
         self.next
     }
 
-    /// Tracks a grant that each part measures so.
+    /// Tracks a grant with this measure of each part.
     pub(crate) fn track(&mut self, measure: impl Fn(usize) -> Measure) -> GrantId {
         for (index, part) in self.parts.iter_mut().enumerate() {
             part.track(measure(index), &mut self.next);
@@ -184,13 +187,13 @@ impl UndoLog {
         GrantId(self.next)
     }
 
-    /// A grant is final.
+    /// Makes a grant final.
     pub(crate) fn release(&mut self, GrantId(id): GrantId) {
         self.parts.iter_mut().for_each(|part| part.release(id));
     }
 
-    /// Undoes a grant by `put_back`, which is told for each part what
-    /// [`Policy::undo`](crate::Policy::undo) has to know, and returns the level it left.
+    /// Undoes a grant through `put_back`. It gets the index of each part and the `most` of
+    /// [`Policy::undo`](crate::Policy::undo), and returns the level that it left.
     pub(crate) fn undo(
         &mut self,
         GrantId(id): GrantId,
@@ -227,8 +230,8 @@ impl UndoLog {
         self.touch();
     }
 
-    /// Gives back permits that belong to no grant here, by `refund`, which returns the level it
-    /// left. `full` is the level of a full limiter.
+    /// Gives back permits that belong to no grant in this log, through `refund`, which returns the
+    /// level that it left. `full` is the level of a full limiter.
     pub(crate) fn refund(&mut self, full: impl Fn(usize) -> u64, mut refund: impl FnMut(usize) -> u64) {
         for (index, part) in self.parts.iter_mut().enumerate() {
             let room = part.look(full(index), &mut self.next);
@@ -237,14 +240,14 @@ impl UndoLog {
         self.touch();
     }
 
-    /// Something was taken or owed that cannot be undone.
+    /// Notes that something was taken or debited that cannot be undone.
     pub(crate) fn touch(&mut self) {
         self.touched = self.next;
         self.next += 1;
     }
 
-    /// The terms of one part have changed, or of all: `full` is by the old ones, all else by the
-    /// new ones.
+    /// Notes that the terms of one part, or of all, have changed. `full` is by the old terms,
+    /// everything else by the new ones.
     pub(crate) fn changed(
         &mut self,
         only: Option<usize>,
@@ -277,7 +280,7 @@ impl PartLog {
 
     fn track(&mut self, Measure { moved, full }: Measure, next: &mut u64) {
         let room = self.look(full, next);
-        // A change that took nothing of this part moves no level.
+        // A grant that took nothing of this part moves no level.
         let (before, after) = moved.unwrap_or((self.level, self.level));
         if self.recent == 0 {
             self.base = before.min(after);
@@ -310,7 +313,7 @@ impl PartLog {
         }
     }
 
-    /// `touched` says that something else than grants was noted since this one.
+    /// `touched` says that something other than grants was noted since this grant.
     fn undo(
         &mut self,
         (id, touched): (u64, bool),
@@ -324,7 +327,7 @@ impl PartLog {
             self.take(number, price)
         } else {
             let back = price.min(room);
-            // Recent grants took so much less.
+            // Recent grants took that much less.
             self.level -= back;
             back
         };
@@ -353,21 +356,22 @@ impl PartLog {
         }
         self.lower_looks(since, back);
         if seen < u64::MAX {
-            // Looks that wrote no mark would have written one, had they seen so much less room.
+            // Observations that wrote no mark would have written one if they had found `back` less
+            // room.
             self.mark(room.min(seen).saturating_sub(back), next);
         }
         self.gave(room, back, put_back(if touched { back } else { u64::MAX }), next);
     }
 
-    /// So much of a grant was given back, or nothing of a grant but of a refund. That left the
-    /// state at this level.
+    /// Records that `back` of a grant was given back, or that permits were refunded: then `back` is
+    /// zero. That left the state at `level`.
     fn gave(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
         // The base is below the new level by the permits that recent grants took.
         self.base = self.base.min(level.saturating_sub(self.level.saturating_sub(self.base)));
         self.leave(room, back, level, next);
     }
 
-    /// Ends a look that found so much room.
+    /// Ends an observation that found `room`.
     fn leave(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
         self.level = level;
         if self.looks.len() == KEPT
@@ -385,7 +389,8 @@ impl PartLog {
         }
     }
 
-    /// The least room since the last look. Writes a mark if that matters.
+    /// Begins an observation. Returns the least room since the last one. Writes a mark unless the
+    /// base is high enough.
     fn look(&mut self, full: u64, next: &mut u64) -> u64 {
         let room = self.level.saturating_sub(full);
         if self.base < full.saturating_add(self.top) {
@@ -394,9 +399,9 @@ impl PartLog {
         room
     }
 
-    /// Gaps are converted when they are looked at, each rounded down; the last mark's room at once.
-    /// So it may be more than the sum of the gaps, by a tick for each. The next mark's gap is the
-    /// smaller for it.
+    /// Converts the room of the last mark to the new unit at once. Each gap is converted when it is
+    /// next used, rounded down. So the room may exceed the sum of the gaps, by one tick for each
+    /// gap. The gap of the next mark is smaller by that amount.
     fn changed(&mut self, full: u64, unit: (u64, u64), level: u64, next: &mut u64) {
         self.mark(self.level.saturating_sub(full), next);
         let mut last = Mark { gap: self.top, unit: self.unit, grants: 0 };
@@ -407,7 +412,7 @@ impl PartLog {
         self.forgotten = *next;
     }
 
-    /// Writes a mark for the grants made so far.
+    /// Writes a mark for the grants made since the last mark.
     fn mark(&mut self, room: u64, next: &mut u64) {
         let mut grants = std::mem::take(&mut self.recent);
         while self.top >= room
@@ -429,8 +434,8 @@ impl PartLog {
         self.base = self.level;
     }
 
-    /// Takes so much of the room of this mark, or what there is, and of all later ones. Returns how
-    /// much.
+    /// Takes `wanted` from the room of this mark and of all later ones, or all the room that this
+    /// mark has. Returns the amount taken.
     fn take(&mut self, number: u64, wanted: u64) -> u64 {
         let mut left = wanted;
         while let Some(mark) = self.marks.get_mut(&number) {
@@ -453,7 +458,7 @@ impl PartLog {
         wanted - left
     }
 
-    /// Takes so much of the room of all marks after this one, which has none left.
+    /// Takes `wanted` from the room of all marks after this one, which has no room left.
     fn take_after(&mut self, number: u64, wanted: u64) {
         let (mut number, mut left) = (number, wanted);
         while left > 0
@@ -483,8 +488,8 @@ mod tests {
     /// The size of the bucket.
     const SIZE: u64 = 50;
 
-    /// A grant that may be undone: its place in history, what it is undone with, and the levels it
-    /// moved.
+    /// A grant that may be undone: its index in the history, what it is undone with, the levels
+    /// between which it moved the state, and whether the log tracks it.
     struct Grant {
         place: usize,
         with: u64,
@@ -492,7 +497,7 @@ mod tests {
         told: bool,
     }
 
-    /// The level after a history of prices and, where they are given back, negative ones.
+    /// Returns the level after a history of costs. A refund is a negative cost.
     fn replay(history: &[(u64, i64)]) -> u64 {
         history.iter().fold(0, |level, (now, price)| {
             let full = now - SIZE;
@@ -504,8 +509,8 @@ mod tests {
     }
 
     proptest! {
-        /// Grants under the lock and without it, undone in any order. Marks are no more than
-        /// grants.
+        /// Makes grants under the lock and without it, and undoes them in any order. There are
+        /// never more marks than grants.
         #[test]
         fn a_bucket_is_never_fuller_than_in_a_replay(
             acts in proptest::collection::vec((0..7u8, 0..30u64, any::<usize>()), 1..120),
@@ -517,7 +522,7 @@ mod tests {
                 let full = now - SIZE;
                 match act {
                     0 | 1 => now += number,
-                    // The last one was not told of, and is not undone either.
+                    // Act 2 is tracked. Acts 3 and 4 are not tracked, and act 4 is not undone.
                     2..=4 => {
                         let since = room.number();
                         let before = level.max(full);
