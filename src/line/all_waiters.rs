@@ -79,7 +79,7 @@ impl Entered {
     pub(crate) fn new(all_waiters: Option<&Arc<AllWaiters>>, permits: u64, anyway: bool) -> Option<Entered> {
         if let Some(all_waiters) = all_waiters {
             // One critical section checks and counts, so that two requests cannot both take the
-            // last free place.
+            // last free slot.
             let mut counts = lock(&all_waiters.0);
             if !anyway && !counts.have_room(permits) {
                 return None;

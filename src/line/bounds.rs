@@ -1,4 +1,4 @@
-//! Bounds on the line, and making room when they are reached.
+//! Bounds on the queue, and making room when they are reached.
 
 use crate::clock::Timer;
 use crate::error::Refusal;
@@ -12,27 +12,27 @@ use crate::request::WhenFull;
 use crate::time::Nanos;
 
 impl<R: Rule, C: Timer> Line<R, C> {
-    /// Whether there is room in line, without dropping a waiter.
+    /// Returns whether the queue has room, without dropping a waiter.
     pub(crate) fn has_room(&self, rule: &R, ask: &R::Ask) -> bool {
         self.fits(rule, ask) && self.all_waiters.as_ref().is_none_or(|all| all.has_room(rule.permits(ask)))
     }
 
-    /// Whether the line's own bounds have room.
+    /// Returns whether the queue's own bounds have room.
     fn fits(&self, rule: &R, ask: &R::Ask) -> bool {
         self.settings.bounds.fit(self.len(), self.permits, rule.permits(ask))
     }
 
-    /// Enters a newcomer among all requests that wait, in this line and in others, or refuses it.
+    /// Enters a newcomer among all requests that wait, in this queue and in others, or refuses it.
     pub(crate) fn enter(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Result<Entered, Refusal> {
         let permits = visit.rule.permits(demand.ask);
         Entered::new(self.all_waiters.as_ref(), permits, false).ok_or_else(|| {
-            // By then the request need not wait.
+            // At that time the request need not wait.
             let retry_after = self.due_behind(visit, demand).saturating_since(visit.now);
             Refusal::QueueFull { retry_after }
         })
     }
 
-    /// Makes room for a newcomer by the line's own bounds, or refuses it.
+    /// Makes room for a newcomer within the queue's own bounds, or refuses it.
     pub(crate) fn make_room(
         &mut self,
         visit: &mut Visit<'_, R>,
@@ -51,8 +51,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Ok(())
     }
 
-    /// The waiters to drop, so that there is room for so many permits; `None` if that makes no
-    /// room.
+    /// Returns the waiters to drop, so that `n` permits have room. Returns `None` if dropping
+    /// waiters makes no room.
     fn victims(&self, rule: &R, n: u64, priority: i8) -> Option<Vec<u32>> {
         let bounds = self.settings.bounds;
         let oldest = match bounds.when_full {
@@ -62,8 +62,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
             WhenFull::DropLeastImportant => false,
         };
         let (mut waiting, mut permits, mut victims) = (self.len(), self.permits, Vec::new());
-        // So many waiters are looked at, so that a newcomer costs no more behind a million that
-        // cannot be dropped.
+        // This many waiters are visited at most, so that a newcomer costs no more behind a million
+        // waiters that cannot be dropped.
         let mut looks = FORESEEN;
         for class in self.priorities.all().iter().rev() {
             if class.priority > priority || (!oldest && class.priority == priority) {
@@ -87,20 +87,20 @@ impl<R: Rule, C: Timer> Line<R, C> {
         None
     }
 
-    /// The first in line of a priority.
+    /// Returns the first entry in the queue of a priority.
     fn first_of(&self, priority: i8) -> u32 {
         let before = priority.checked_add(1).map_or(NONE, |higher| self.priorities.last_before(higher));
         self.entries.get(before as usize).map_or(self.head, |last| last.next)
     }
 
-    /// When there will be room for a newcomer, or its permits, if no other request comes.
-    /// `Nanos::MAX` if no time is known.
+    /// Returns when the queue will have room for a newcomer, or the newcomer's permits will be
+    /// available, if no other request comes. Returns `Nanos::MAX` if no time is known.
     fn room_at(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Nanos {
         let now = visit.now;
         let own = self.due_behind(visit, demand);
         let head = self.entries.contains(self.head as usize).then(|| self.due_of(visit, self.head));
         if own <= now || head.is_some_and(|head| head <= now) {
-            // The line was served just now, so it waits for something else than time.
+            // The queue was served just now, so it waits for something other than time.
             return Nanos::MAX;
         }
         let (bounds, n) = (self.settings.bounds, visit.rule.permits(demand.ask));

@@ -1,46 +1,48 @@
-//! Lateness: how far the last grants lie behind their times, which the next requests may use.
+//! Lateness: by how much the last grants were late. The next requests may make up for it.
 //!
-//! A timer is late, so a waiter sees its grant a while after it was due. The grant is charged as of
-//! when it was due. But the waiter's next request is later by that while as well. Where no permits
-//! are saved, charging it as of now would lose what came in meanwhile: a single task that loops at
-//! 10,000 permits per second, with a timer that is 1 ms late, would get one permit in eleven. So
-//! the limiter remembers by how much it is late. A request is charged as of when it was due, though
-//! not further back than that. It is as if the timer had been on time and the clock ran later.
+//! Timers fire late, so a waiter collects its grant some time after the grant was due. The grant is
+//! charged as of when it was due. But the waiter's next request is late by the same time. If no
+//! permits are saved, charging that request as of now would lose the permits that accrued
+//! meanwhile: a single task that loops at 10,000 permits per second, with a timer that is 1 ms
+//! late, would get one permit in eleven. So the limiter records by how much it is late. A request
+//! is charged as of when it was due, but not further back than the lateness. The effect is as if
+//! the timer had been on time and the clock ran later.
 //!
 //! | event | lateness afterwards |
 //! |---|---|
-//! | a waiter sees its grant, and no other is left in line | the time since the latest charge |
+//! | a waiter collects its grant, and no other waiter is left in the queue | the time since the latest charge |
 //! | a request is granted as of an earlier time | the time from then until now: no more than before |
-//! | a request comes when its permit has been due for more than twice the lateness: the limiter was idle | none |
+//! | a request is made when its permit has been due for more than twice the lateness: the limiter was idle | none |
 //! | a request is granted as of now | none |
 //! | neither of the first two happens for longer than the catch-up | none |
 //!
 //! So lateness comes only from grants that were late, requests never add to it, and an idle limiter
 //! has none. It counts up to the [catch-up](crate::RateLimiter::set_catch_up), so the bound is the
-//! one that the catch-up states. It ends by time alone, so that the limiter of a key can be put
-//! away when it has ended: see `keyed/`.
+//! bound that the catch-up states. It ends by time alone, so that the limiter of a key can be
+//! removed from memory when the lateness has ended: see `keyed/`.
 //!
-//! The limiter counts as idle after twice the lateness, since the request before was granted late
-//! itself: it was charged at *c* and seen at *c* + *late*, and the next one comes within *late* of
-//! that.
+//! The limiter counts as idle only after twice the lateness, because the previous request was
+//! granted late itself: it was charged at *c* and collected at *c* + *late*, and the next request
+//! comes within *late* of that.
 //!
 //! # Memory ordering
 //!
 //! **Shared**: `late` and `noted`, two numbers; and the flag
-//! [`LATE`](crate::limiter::gate_word::LATE) of the gate word, which says that it may not be zero.
+//! [`LATE`](crate::limiter::gate_word::LATE) of the gate word, which says that `late` may not be
+//! zero.
 //!
-//! | operation | ordering | what for |
+//! | operation | ordering | purpose |
 //! |---|---|---|
-//! | `noted`, then `late` is stored, under the line's lock, by a waiter that sees its grant | Relaxed | before the gate word is stored with the flag |
-//! | `late` is loaded, and exchanged for less, without the lock; then `noted` is stored | Relaxed | |
+//! | a waiter that collects its grant stores `noted`, then `late`, under the lock of the queue | Relaxed | before the gate word is stored with the flag |
+//! | a request without the lock loads `late`, lowers it with a CAS, and then stores `noted` | Relaxed | |
 //!
-//! **Why enough.** No permit depends on the two: a request is charged between `now - catch_up` and
-//! now, whatever number it reads, and the policy's state alone says whether the permit is there. A
-//! request that reads an old number is charged up to the catch-up too early or too late. The gate
-//! is only stored under the lock, as ever: a request that uses up the lateness tries the lock to
-//! take the flag down, and leaves that to the holder if there is one. If the holder had read `late`
-//! before, the flag stays up until the lock is taken next, and requests find that there is no
-//! lateness.
+//! **Why enough.** No permit depends on the two numbers: a request is charged between `now -
+//! catch_up` and now, whatever number it reads, and only the policy's state decides whether the
+//! permit is available. A request that reads an old number is charged up to the catch-up too early
+//! or too late. The gate is stored only under the lock, as always: a request that uses up the
+//! lateness tries the lock to clear the flag, and leaves that to the lock holder if there is one.
+//! If the lock holder had read `late` before, the flag stays set until the lock is taken next, and
+//! requests find that the lateness is zero.
 //!
 //! **Checked by** `loom-tests/lateness.rs`, with a twin that stores the gate word without the lock.
 
@@ -50,13 +52,14 @@ use crate::sync::{AtomicU64, Ordering};
 use crate::time::Nanos;
 
 /// The default catch-up: a late grant is charged at most this far back. Timers are later than this
-/// only on a machine that stands still.
+/// only on a stalled machine.
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(10);
 
 pub(crate) struct Lateness {
-    /// In nanoseconds; zero if there is none.
+    /// In nanoseconds; zero if the limiter is not late.
     late: AtomicU64,
-    /// When a waiter last saw its grant late, or a request last used the lateness: in nanoseconds.
+    /// When a waiter last collected its grant late, or a request last used the lateness, in
+    /// nanoseconds.
     noted: AtomicU64,
     /// How far back a grant can be charged, in nanoseconds.
     catch_up: AtomicU64,
@@ -72,7 +75,7 @@ impl Lateness {
     }
 
     pub(crate) fn catch_up(&self) -> Nanos {
-        // Relaxed: the number is whole by itself.
+        // Relaxed: the number is complete by itself.
         Nanos::new(self.catch_up.load(Ordering::Relaxed))
     }
 
@@ -81,22 +84,22 @@ impl Lateness {
         self.catch_up.store(Nanos::from_duration(catch_up).as_u64(), Ordering::Relaxed);
     }
 
-    /// Whether there is any.
+    /// Returns whether the lateness is not zero.
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         // Relaxed: no permit depends on it.
         self.late.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a request that comes now may use any.
+    /// Returns whether a request that is made now may use the lateness.
     pub(crate) fn is_usable(&self, now: Nanos) -> bool {
         // Relaxed: an old time only ends the lateness early.
         let noted = Nanos::new(self.noted.load(Ordering::Relaxed));
         self.is_some() && now.saturating_since(noted) <= self.catch_up()
     }
 
-    /// The time as of which a request counts as made that comes now and is due at `due`: now, less
-    /// the lateness.
+    /// Returns the time as of which a request counts as made, if it is made now and is due at
+    /// `due`: now minus the lateness.
     pub(crate) fn made_at(&self, now: Nanos, due: Nanos) -> Nanos {
         if !self.is_usable(now) {
             return now;
@@ -107,19 +110,20 @@ impl Lateness {
         if idle > late.saturating_mul(2) { now } else { Nanos::new(now.as_u64().saturating_sub(late)) }
     }
 
-    /// Forgets it.
+    /// Sets the lateness to zero.
     pub(crate) fn clear(&self) {
-        // Relaxed: a request that overlaps with this, and still uses the lateness, came first.
+        // Relaxed: a request that overlaps with this, and still uses the lateness, counts as
+        // earlier.
         self.late.store(0, Ordering::Relaxed);
     }
 
-    /// A request was granted now, as of `at`.
+    /// Notes that a request was granted now, as of `at`.
     pub(crate) fn used(&self, now: Nanos, at: Nanos) {
         // Relaxed, in each operation here: any number is within the bound.
         let (late, left) = (self.late.load(Ordering::Relaxed), now.saturating_since(at).as_u64());
         if left < late {
             // If this fails, another thread has stored a newer lateness meanwhile. Relaxed: only
-            // the number itself counts.
+            // the number itself matters.
             let _ = self.late.compare_exchange(late, left, Ordering::Relaxed, Ordering::Relaxed);
         }
         if late > 0 {
@@ -127,11 +131,11 @@ impl Lateness {
         }
     }
 
-    /// A waiter sees its grant so late. Under the lock.
+    /// Notes that a waiter collects its grant late by `late`. Called under the lock.
     pub(crate) fn seen(&self, now: Nanos, late: Nanos) {
         // Relaxed: the lock publishes nothing to readers without it, and they rely on no order.
         self.noted.store(now.as_u64(), Ordering::Relaxed);
-        // After `noted`: the lateness counts from now on. No permit depends on the order.
+        // After `noted`: the lateness holds from now on. No permit depends on the order.
         self.late.store(late.as_u64(), Ordering::Relaxed);
     }
 }

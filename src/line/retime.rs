@@ -1,4 +1,4 @@
-//! The due times of a line after a change, and the waiters that it makes too late.
+//! The due times of a queue after a change, and the waiters that the change makes too late.
 
 use crate::clock::Timer;
 use crate::line::due::FORESEEN;
@@ -8,15 +8,15 @@ use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State};
 use crate::time::Nanos;
 
-/// To tell when a request is due among seats, or in the line of a composite, is as much work as so
-/// many looks: a composite asks each member more than once. It takes about a microsecond.
+/// The cost of one due time among seats, or in the queue of a composite, measured in visited
+/// requests: a composite asks each member more than once. It takes about a microsecond.
 const LOOKS_FOR_TIME: usize = 8;
 
 impl<R: Rule, C: Timer> Line<R, C> {
-    /// Computes times and weights anew after a change, but for the weights in the line of a
+    /// Computes times and weights anew after a change, except the weights in the queue of a
     /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`FORESEEN`] waiters,
-    /// refuses at once each that will miss its deadline or can never be served. A waiter further
-    /// back is refused at its deadline, or when it is the first.
+    /// refuses at once each waiter that will miss its deadline or can never be served. A waiter
+    /// further back is refused at its deadline, or when it is the first.
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
@@ -25,7 +25,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         let opens = self.settings.opens_for(now);
         let (mut key, mut forecast) = (self.head, self.forecast(rule, now));
-        // Only a deadline makes a due time matter.
+        // A due time matters only to a waiter with a deadline.
         let mut deadlines = self.deadlines.len();
         for _ in 0..FORESEEN {
             let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
@@ -33,8 +33,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 break;
             };
             if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
-                // The policy can no longer give so many at once. The waiter would keep all others
-                // waiting for ever.
+                // The policy can no longer grant this many permits at once. The waiter would keep
+                // all others waiting for ever.
                 self.answer(visit, key, State::Refused(never));
             } else if deadline < Nanos::MAX {
                 let mark = forecast.mark();
@@ -52,15 +52,15 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// As [`retime`](Self::retime), where composites have seats, and in the line of a composite.
-    /// The first [`FORESEEN`] are counted with the seats that are here, and a waiter with a
-    /// deadline as [`LOOKS_FOR_TIME`]. They are fewer of each composite where a change has rung
-    /// several.
+    /// Like [`retime`](Self::retime), for a queue in which composites have seats, and for the queue
+    /// of a composite. Visits [`FORESEEN`] waiters and seats that are here at most, and counts a
+    /// waiter with a deadline as [`LOOKS_FOR_TIME`]. If a change has notified several composites,
+    /// they share that number.
     fn retime_by_sums(&mut self, visit: &mut Visit<'_, R>) {
         look_at_most(|most| most - self.retime_first(visit, most));
     }
 
-    /// Looks at so many waiters and seats at most. Returns how many more it might have looked at.
+    /// Visits `left` waiters and seats at most. Returns how many more it could have visited.
     fn retime_first(&mut self, visit: &mut Visit<'_, R>, mut left: usize) -> usize {
         let Visit { rule, now, .. } = *visit;
         let (mut ahead, mut passed, mut key) = (R::Ahead::default(), 0, self.head);
@@ -91,7 +91,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         left
     }
 
-    /// Weighs each request anew, where sizes do not tell its weight: in the line of a composite.
+    /// Weighs each request anew, where its size does not determine its weight: in the queue of a
+    /// composite.
     pub(super) fn weigh_all(&mut self, rule: &R) {
         let mut sums: Vec<(i8, R::Ahead)> = Vec::with_capacity(self.priorities.all().len());
         let mut key = self.head;

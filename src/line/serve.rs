@@ -1,4 +1,4 @@
-//! Serving the line: grants waiters that are due, in order, and refuses waiters that will miss
+//! Serving the queue: grants waiters that are due, in order, and refuses waiters that will miss
 //! their deadline.
 
 use crate::clock::Timer;
@@ -10,12 +10,12 @@ use crate::line::{Entry, Line, State, WokenBy};
 use crate::policy::limited;
 use crate::time::Nanos;
 
-/// So many requests are given their answer before others may have the lock.
+/// The number of requests that get their result before other threads may have the lock.
 const SLICE: usize = 1024;
 
-/// What became of the head of the line.
+/// What became of the head of the queue.
 enum Head {
-    /// It has its answer, or has to be asked for again.
+    /// The head has its result, or must be served again.
     GoesOn,
     /// No waiter is served before this time.
     WaitsUntil(Nanos),
@@ -23,8 +23,8 @@ enum Head {
 
 impl<R: Rule, C: Timer> Line<R, C> {
     /// Grants waiters that are due, in order, and refuses waiters that cannot be served by their
-    /// deadline, at most a [`SLICE`] of them. Returns when to serve the line next: a time that is
-    /// not later than `now` if more waiters are due. Rings the composites that this concerns.
+    /// deadline, at most a [`SLICE`] of them. Returns when to serve the queue next: a time that is
+    /// not later than `now` if more waiters are due. Notifies the composites that this concerns.
     pub(crate) fn serve(&mut self, visit: &mut Visit<'_, R>) -> Option<Nanos> {
         let now = visit.now;
         if self.len() > 0 {
@@ -42,13 +42,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
             false => self.serve_due(visit),
         };
         if let Some(first) = due.as_mut().filter(|first| **first > now) {
-            // No waiter is due now, so each waiter past its deadline is refused. These may be
-            // waiters that a change has made too late, too far back to be refused by it.
+            // No waiter is due now, so each waiter past its deadline is refused. A change may have
+            // made such a waiter too late while it was too far back for the change to refuse it.
             let refusal = self.too_early(*first, now);
             *first = self.expire(visit, refusal).min(*first);
         }
-        // Requests pass in shadow after the grants: in shadow, too, a request takes permits that
-        // are there.
+        // Requests pass in shadow mode after the grants: in shadow mode, too, a request takes
+        // permits that are available.
         if due.is_some() && self.settings.is_shadow() && !self.settings.closed {
             self.pass_all(visit);
             due = (self.len() > 0).then_some(now);
@@ -57,14 +57,16 @@ impl<R: Rule, C: Timer> Line<R, C> {
             let schedule = Schedule { rule: visit.rule, settings: &self.settings };
             self.seats.ring(&schedule, now, visit.deferred);
         }
-        // Only a composite looks at its first request, since it has to wait for its members.
+        // Only the rule of a composite uses the first request, because that request must wait for
+        // the members.
         let first = self.entries.get(self.head as usize).zip(due);
         let first = first.map(|(first, due)| (&first.ask, first.priority, due));
         let look_at = visit.rule.wait_first(now, first, visit.deferred);
         due.map(|due| due.min(look_at))
     }
 
-    /// In shadow no request waits: the waiters in line pass without a permit, a [`SLICE`] of them.
+    /// In shadow mode no request waits: the waiters in the queue pass without a permit, a [`SLICE`]
+    /// of them.
     fn pass_all(&mut self, visit: &mut Visit<'_, R>) {
         let Visit { rule, now, .. } = *visit;
         let mut ahead = R::Ahead::default();
@@ -76,8 +78,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Once the limiter is closed no request waits: the waiters in line are refused, a [`SLICE`] of
-    /// them.
+    /// Once the limiter is closed no request waits: the waiters in the queue are refused, a
+    /// [`SLICE`] of them.
     fn refuse_all(&mut self, visit: &mut Visit<'_, R>) -> Option<Nanos> {
         for _ in 0..SLICE {
             if !self.entries.contains(self.head as usize) {
@@ -88,7 +90,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         (self.len() > 0).then_some(visit.now)
     }
 
-    /// Gives answers from the head on, a [`SLICE`] of them, until a waiter is not due.
+    /// Serves waiters from the head on, a [`SLICE`] of them, until a waiter is not due.
     fn serve_due(&mut self, visit: &mut Visit<'_, R>) -> Option<Nanos> {
         for _ in 0..SLICE {
             if let Head::WaitsUntil(due) = self.serve_head(visit)? {
@@ -98,8 +100,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         (self.len() > 0).then_some(visit.now)
     }
 
-    /// Gives the head of the line its answer, if it is due or cannot be served. Returns `None` if
-    /// no waiter is in line.
+    /// Grants or refuses the head of the queue, if it is due or cannot be served. Returns `None` if
+    /// the queue is empty.
     fn serve_head(&mut self, visit: &mut Visit<'_, R>) -> Option<Head> {
         let Visit { rule, now, .. } = *visit;
         let key = self.head;
@@ -109,15 +111,16 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let unattended = matches!(woken_by, WokenBy::Nobody);
         let begins = since.max(self.charged).max(self.settings.opens_for(now));
         // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
-        // policy that counts says "now" of any time that has passed. So the policy is asked as of
-        // the grant before the reservation, and then tells when the reservation was due.
+        // window policy returns the time it is asked for as the due time if that due time has
+        // passed. So the policy is asked as of the grant before the reservation, and then returns
+        // when the reservation was due.
         let as_of = match unattended && !rule.catches_up() && self.seats.is_empty() {
             true => begins.min(now),
             false => now,
         };
         if let Err(never) = self.check(rule, now, Demand { ask: &ask, priority }) {
-            // A change came while the waiter was too far back to be refused by it, or a member of a
-            // composite changed.
+            // A change came while the waiter was too far back to be refused by the change, or a
+            // member of a composite changed.
             return Some(self.answer_head(visit, State::Refused(never)));
         }
         let due = self.due(rule, as_of, place, &none, &ask);
@@ -128,8 +131,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         if due > now {
             return Some(Head::WaitsUntil(due));
         }
-        // A reservation that is not awaited takes the permits that were there at its turn,
-        // whichever call finds that out.
+        // A reservation that is not awaited takes the permits that were available at its turn,
+        // whichever call serves it.
         let turn = unattended.then(|| due.max(begins).min(now));
         let (more, due) = self.more_for_head(visit, &ask, due, turn);
         let at = self.charged_as_of(visit, due);
@@ -142,21 +145,22 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 }
                 Head::GoesOn
             }
-            // A request that overlapped with the joining has just taken some of the permits. The
-            // waiter takes at least the number that it asks for.
+            // A request without the lock that overlapped with the joining has just taken some of
+            // the permits. The waiter takes at least the number that it asks for.
             Err(_) if more.is_some() => {
                 self.entries[key as usize].most = 0;
                 Head::GoesOn
             }
-            // A request that overlapped with the joining has just taken the permit. If the waiter
-            // is still due but refused, another request got in between, or the policy does not
-            // agree with itself: the line looks again, but does not spin.
+            // A request without the lock that overlapped with the joining has just taken the
+            // permit. If the policy still says that the waiter is due but refuses it, another
+            // request has intervened, or the policy contradicts itself: the queue is served again,
+            // but later, so that it does not spin.
             Err(Refusal::Limited { .. }) => match self.due(rule, now, place, &none, &ask) <= due {
                 true => Head::WaitsUntil(due.max(now.saturating_add(Nanos::new(1)))),
                 false => Head::GoesOn,
             },
-            // No due time is known: when a permit in use is given back, this line is rechecked.
-            // Until then only deadlines end.
+            // No due time is known. When a permit in use is given back, this queue is rechecked.
+            // Until then waiters leave only at their deadlines.
             Err(refusal @ Refusal::InUse { .. }) => {
                 let next = self.expire(visit, refusal);
                 match self.entries.contains(self.head as usize) && self.head == key {
@@ -173,9 +177,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Head::GoesOn
     }
 
-    /// The permits for a head that takes as many as there are, and is due at `due`: more than it
-    /// asks for at least, or `None`. With a `turn`, as many as there were then. Returns with them
-    /// when they were due.
+    /// Returns the permits for a head that takes as many as are available and is due at `due`: more
+    /// than the minimum that it asks for, or `None`. With a `turn`, as many as were available then.
+    /// Also returns when these permits were due.
     fn more_for_head(
         &self,
         visit: &Visit<'_, R>,
@@ -188,22 +192,22 @@ impl<R: Rule, C: Timer> Line<R, C> {
         if more == *ask {
             return (None, due);
         }
-        // As many permits were there a moment ago.
+        // The policy has just found this many permits.
         let turn = turn.unwrap_or(visit.now);
         let due_all = self.due(visit.rule, turn, place, &R::Ahead::default(), &more);
         if due_all <= turn { (Some(more), due_all) } else { (None, due) }
     }
 
-    /// As of when the head is charged, if it was due at `due`: then, so that a late timer costs no
-    /// permits. But not further back than the catch-up, so that a machine that stood still does not
-    /// grant a burst, and not before the request was made.
+    /// Returns the time as of which the head is charged, if it was due at `due`. That is `due`, so
+    /// that a late timer costs no permits. It is not further back than the catch-up, so that a
+    /// machine that stalled does not grant a burst, and not before the request was made.
     fn charged_as_of(&self, visit: &Visit<'_, R>, due: Nanos) -> Nanos {
         let &Entry { woken_by, since, .. } = &self.entries[self.head as usize];
         let late = match woken_by {
             // A reservation that is not awaited has no timer that could be late: it is charged as
             // of its time, however long ago.
             WokenBy::Nobody => u64::MAX,
-            // A policy that counts in real time is charged as of now.
+            // A window policy is charged as of now.
             _ if !visit.rule.catches_up() => 0,
             WokenBy::Task { .. } | WokenBy::Lost { .. } | WokenBy::Thread { .. } => {
                 visit.lateness.catch_up().as_u64()
@@ -214,17 +218,17 @@ impl<R: Rule, C: Timer> Line<R, C> {
         due.max(oldest).min(visit.now)
     }
 
-    /// Whether a waiter that is found after its deadline may have its permit. A policy that counts
-    /// says "now" of a permit that has been there for a while, so a late timer would refuse a
-    /// waiter that was in time. It is not refused for as much lateness as grants are charged back
-    /// elsewhere.
+    /// Returns whether a waiter that is found after its deadline may have its permit. A window
+    /// policy returns "now" for a permit that has been available for a while, so a late timer would
+    /// refuse a waiter that was in time. The waiter is tolerated for as much lateness as grants of
+    /// other policies are charged back.
     fn may_be_late(&self, visit: &Visit<'_, R>, due: Nanos, deadline: Nanos) -> bool {
         let late = visit.now.saturating_since(deadline);
         due <= visit.now && !visit.rule.catches_up() && late <= visit.lateness.catch_up()
     }
 
-    /// Refuses waiters that are still in line at their deadline, a [`SLICE`] of them. Returns the
-    /// next deadline.
+    /// Refuses waiters that are still in the queue at their deadline, a [`SLICE`] of them. Returns
+    /// the next deadline.
     fn expire(&mut self, visit: &mut Visit<'_, R>, refusal: Refusal) -> Nanos {
         for _ in 0..SLICE {
             match self.deadlines.first() {

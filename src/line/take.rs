@@ -13,21 +13,22 @@ use crate::policy::limited;
 use crate::time::Nanos;
 
 impl<R: Rule, C: Timer> Line<R, C> {
-    /// Whether a new request waits for the policy alone: no request is in line before it, and no
-    /// seat loses its time by it.
+    /// Returns whether a new request waits only for the policy: no request is in the queue before
+    /// it, and no seat loses its time because of it.
     pub(crate) fn is_open(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> bool {
         !self.is_paused()
             && self.priorities.before(demand.priority).is_empty()
             && (self.seats.is_empty() || self.due_behind(visit, demand) <= visit.now)
     }
 
-    /// The refusal of a request that is due at `due`, and would have to be served `by` a time.
+    /// Returns the refusal of a request that is due at `due`, and would have to be served `by` a
+    /// time.
     pub(crate) fn too_early(&self, due: Nanos, by: Nanos) -> Refusal {
         let retry_after = due.saturating_since(by);
         if self.is_paused() { Refusal::Paused { retry_after } } else { Refusal::Limited { retry_after } }
     }
 
-    /// Whether a request of this priority can ever be granted.
+    /// Returns an error if a request of this priority can never be granted.
     pub(crate) fn check(&self, rule: &R, now: Nanos, demand: Demand<'_, R::Ask>) -> Result<(), Refusal> {
         if self.settings.closed {
             return Err(Refusal::Closed);
@@ -39,8 +40,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         rule.check(demand.ask)
     }
 
-    /// Takes permits if no waiter goes before this request; refuses otherwise. With a `most` that
-    /// is not zero, takes as many as there are.
+    /// Takes permits if no waiter goes before this request; refuses otherwise. If `most` is not
+    /// zero, takes as many permits as are available, at most `most`.
     pub(crate) fn try_take(
         &mut self,
         visit: &mut Visit<'_, R>,
@@ -56,9 +57,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Err(refusal)
     }
 
-    /// The request for as many permits as there are, for a request that takes `most` at most, or
-    /// exactly what it asks for if that is zero. `own` are the permits that it waits for in this
-    /// line. With a time `at`, for as many as there were at that time: no grant was made since.
+    /// Returns the request for as many permits as are available, for a request that takes `most` at
+    /// most, or exactly what it asks for if `most` is zero. `own` is the number of permits that it
+    /// waits for in this queue. With a time `at`, for as many as were available at that time: no
+    /// grant was made since.
     pub(crate) fn as_many(
         &self,
         visit: &Visit<'_, R>,
@@ -76,12 +78,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
         visit.rule.as_many(at.unwrap_or(visit.now), ask, most, line)
     }
 
-    /// What this line leaves at a time to a request that takes as many permits as there are, and
-    /// waits in this line for so many permits, and in so many seats.
+    /// Returns what this queue leaves at a time to a request that takes as many permits as are
+    /// available, and waits in this queue for `own` permits, and in `seats` seats.
     ///
-    /// All other requests in line are left the permits that they wait for, whether or not they are
-    /// due. What composites wait for in their seats depends on their other members, so beside them
-    /// a request takes what it asks for at least.
+    /// The permits that all other requests in the queue wait for are left to them, whether or not
+    /// they are due. The permits that composites wait for in their seats depend on their other
+    /// members. So while composites hold other seats, a request takes the minimum that it asks for.
     pub(crate) fn leaves(&self, rule: &R, at: Nanos, priority: i8, own: u64, seats: usize) -> LeftByLine {
         if self.is_paused() || self.seats.len() > seats {
             return LeftByLine { most: 0, kept: 0 };
@@ -91,8 +93,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         LeftByLine { most: self.restraint(rule, at), kept }
     }
 
-    /// Takes permits for a request that no waiter goes before: as many as there are, at most
-    /// `most`, or exactly what it asks for if that is zero.
+    /// Takes permits for a request that no waiter goes before: as many as are available, at most
+    /// `most`, or exactly what it asks for if `most` is zero.
     pub(crate) fn take_as_many(
         &mut self,
         visit: &mut Visit<'_, R>,
@@ -120,8 +122,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let due = || self.due(visit.rule, now, end_of(priority), &R::Ahead::default(), ask);
         if self.settings.kept_from(priority) > 0 || !self.settings.paces.is_empty() {
             // Counting the remaining permits and taking some are two steps. No request takes
-            // permits in between, since while a share is kept, or grants are spaced, every request
-            // needs this lock.
+            // permits in between: while a share is kept, or grants are spaced, every request needs
+            // this lock.
             let due = due();
             if due > now {
                 return Err(limited(due, now));
@@ -151,7 +153,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Ok(charge)
     }
 
-    /// The one place where permits are taken under the lock.
+    /// Takes permits as of `at`. All permits that are taken under the lock are taken here.
     pub(super) fn charge_at(
         &mut self,
         visit: &mut Visit<'_, R>,
@@ -167,8 +169,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Ok(charge)
     }
 
-    /// Takes of all parts, or puts back as the undo log says: a request without the lock may take
-    /// the last permits of a part in between.
+    /// Takes from all parts. If a request without the lock takes the last permits of a part in
+    /// between, puts back what was taken, as the undo log allows.
     fn take_parts(
         &mut self,
         visit: &mut Visit<'_, R>,
@@ -176,7 +178,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         ask: &R::Ask,
     ) -> Result<R::Charge, Refusal> {
         let rule = visit.rule;
-        // Both closures use the line, one after the other, so each borrows it for its call alone.
+        // Both closures use the queue, one after the other, so each borrows it only for its call.
         let line = RefCell::new((self, visit));
         let number = || line.borrow().0.undo_number();
         rule.take_all(at, ask, number, |number, taken| {

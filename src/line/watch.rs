@@ -1,4 +1,4 @@
-//! Waking the line when its head is due: by the alarm of an event loop, or by a blocked thread.
+//! Serving the queue when its head is due: by the alarm of a runtime, or by a blocked thread.
 
 use crate::clock::Timer;
 use crate::line::alarms::{AlarmCheck, Arming, LostAlarm, PutBack, SLACK};
@@ -9,8 +9,8 @@ use crate::line::{Entry, Line, State, WokenBy};
 use crate::time::Nanos;
 
 impl<R: Rule, C: Timer> Line<R, C> {
-    /// Makes sure that an alarm or a blocked thread looks at the line when the head is due, at
-    /// `due`. Returns an alarm that is to be set without the lock, if there is one.
+    /// Makes sure that an alarm or a blocked thread checks the queue when the head is due, at
+    /// `due`. Returns an alarm that must be set without the lock, if there is one.
     pub(crate) fn watch(&mut self, due: Nanos, clock: &C, deferred: &mut Deferred) -> Option<Arming<C>> {
         loop {
             let first = match self.entries.get(self.head as usize)?.woken_by {
@@ -36,8 +36,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Wakes the tasks that relied on a lost alarm, so that each of them makes a new one. `early`
-    /// is 1 if it rang too early, and 0 if its event loop is gone.
+    /// Wakes the tasks that relied on a lost alarm, so that each of them gets a new one. `early` is
+    /// 1 if the alarm fired too early, and 0 if its runtime is gone or its timer panicked.
     fn lose(&mut self, lost: LostAlarm<C>, early: u8, deferred: &mut Deferred) {
         let LostAlarm { key, runtime, sleep } = lost;
         deferred.drops.extend(sleep.map(|sleep| sleep as _));
@@ -52,12 +52,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Tells the first blocked thread in line when to look. It looks when the head is due if it is
-    /// the head itself, or if there are no alarms. Otherwise it looks a little later, in case the
-    /// alarms are held up.
+    /// Sets the time at which the first blocked thread in the queue checks the queue. It checks
+    /// when the head is due if the thread is the head itself, or if no alarms exist. Otherwise it
+    /// checks slightly later, in case the alarms are held up.
     ///
-    /// The waker of a blocked thread is this crate's own and unparks it, so it may be cloned under
-    /// the lock. A thread that has just joined unparks itself, and looks once more.
+    /// The waker of a blocked thread is this crate's own and unparks the thread, so it may be
+    /// cloned under the lock. A thread that has just joined unparks itself, and checks once more.
     fn tell_thread(&mut self, due: Nanos, deferred: &mut Deferred) {
         let first = self.priorities.first_thread();
         let own = first == self.head || self.alarms.is_empty();
@@ -72,14 +72,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Until when the blocked thread of an entry is to be parked.
+    /// Returns the time until which the blocked thread of an entry must park.
     pub(crate) fn looks_at(&self, key: u32) -> Nanos {
         match &self.entries[key as usize] {
             Entry { state: State::Waiting(_), woken_by: WokenBy::Thread { looks_at }, .. } => *looks_at,
             // The entry relies on an alarm.
             Entry { state: State::Waiting(_), .. } => Nanos::MAX,
-            // The entry has its answer, so the thread must not park. It cannot rely on its unpark
-            // token: foreign code that this thread ran may have parked and used the token up.
+            // The entry has its result, so the thread must not park. It cannot rely on its unpark
+            // token: user code that this thread ran may have parked and used the token up.
             _ => Nanos::ZERO,
         }
     }
@@ -107,8 +107,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.leave_alarm(old, deferred);
     }
 
-    /// The first blocked thread of a class from an entry on. Each entry is passed once, since all
-    /// threads of the class stand behind its first.
+    /// Returns the first blocked thread of a class from an entry on. Each entry is visited once,
+    /// because all threads of the class are behind its first.
     pub(super) fn thread_from(&self, mut key: u32, priority: i8) -> u32 {
         while let Some(entry) = self.entries.get(key as usize)
             && entry.priority == priority
