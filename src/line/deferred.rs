@@ -1,12 +1,12 @@
 //! Work that is deferred until the lock is released.
 //!
-//! Wakers, sleeps, rings and guards run foreign code, which may take its time, call the limiter, or
-//! panic. So the holder of a line's lock collects them in a [`Deferred`], which calls or drops them
+//! Wakers, sleeps, rechecks and guards run user code, which may take its time, call the limiter, or
+//! panic. So the lock holder of a queue collects them in a [`Deferred`], which calls or drops them
 //! after the lock is released.
 //!
-//! A panic of foreign code is kept until all deferred work is done. It then goes on from the drop
-//! of the `Deferred`, in the thread that held the lock: into the caller of the limiter, or, where
-//! an alarm rang, into the timer's thread. A later panic is leaked.
+//! A panic of user code is kept until all deferred work is done. It then resumes from the drop of
+//! the `Deferred`, in the thread that held the lock: into the caller of the limiter or, if an alarm
+//! fired, into the timer's thread. A later panic is leaked.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -16,18 +16,18 @@ use std::task::Waker;
 
 use crate::line::recheck::{Recheck, recheck_all};
 
-/// What a panic carries.
+/// The payload of a panic.
 pub(crate) type Payload = Box<dyn Any + Send>;
 
-/// Deferred work. It is done on drop, so also while a panic of foreign code unwinds.
+/// Deferred work. It is done on drop, so even while a panic of user code unwinds.
 pub(crate) struct Deferred {
     pub(crate) wake: Vec<Waker>,
     pub(crate) discard: Vec<Waker>,
-    /// Limiters that have to look at their lines.
+    /// Limiters that must check their queues.
     pub(crate) rechecks: Vec<Arc<dyn Recheck>>,
-    /// Sleeps, and other values that call foreign code on drop.
+    /// Sleeps, and other values that call user code on drop.
     pub(crate) drops: Vec<Pin<Box<dyn Send>>>,
-    /// The first panic of foreign code, which goes on when all work is done.
+    /// The first panic of user code, which resumes when all work is done.
     panic: Option<Payload>,
 }
 
@@ -42,25 +42,25 @@ impl Deferred {
         }
     }
 
-    /// Whether there is nothing to do: so it is after most calls.
+    /// Returns whether there is no work, as after most calls.
     fn is_empty(&self) -> bool {
         let Deferred { wake, discard, rechecks, drops, panic } = self;
         wake.len() + discard.len() + rechecks.len() + drops.len() == 0 && panic.is_none()
     }
 
-    /// Wakes the waiters that have their answer by now. Called without a lock.
+    /// Wakes the waiters that have their result by now. Called without a lock.
     pub(crate) fn wake_now(&mut self) {
         for waker in self.wake.drain(..) {
             run(&mut self.panic, || waker.wake());
         }
     }
 
-    /// Runs foreign code. Keeps a panic, which goes on when all work is done.
+    /// Runs user code. Keeps a panic, which resumes when all work is done.
     pub(crate) fn run<T>(&mut self, foreign: impl FnOnce() -> T) -> Option<T> {
         run(&mut self.panic, foreign)
     }
 
-    /// Runs foreign code that may defer work itself. Keeps a panic as [`run`](Self::run) does.
+    /// Runs user code that may defer work itself. Keeps a panic like [`run`](Self::run).
     pub(crate) fn run_with<T>(&mut self, foreign: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let mut panic = None;
         let result = run(&mut panic, || foreign(self));
@@ -71,7 +71,7 @@ impl Deferred {
     }
 }
 
-/// Runs foreign code. Returns `None` if it panicked; the first panic is kept.
+/// Runs user code. Returns `None` if it panicked; the first panic is kept.
 pub(crate) fn run<T>(first: &mut Option<Payload>, foreign: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(foreign)) {
         Ok(result) => Some(result),
@@ -82,8 +82,8 @@ pub(crate) fn run<T>(first: &mut Option<Payload>, foreign: impl FnOnce() -> T) -
     }
 }
 
-/// Keeps the first panic. Another one is leaked: dropping what it carries is foreign code, which
-/// may panic again.
+/// Keeps the first panic. A later panic is leaked: dropping its payload is user code, which may
+/// panic again.
 fn keep(first: &mut Option<Payload>, panic: Payload) {
     match first {
         None => *first = Some(panic),
@@ -91,8 +91,8 @@ fn keep(first: &mut Option<Payload>, panic: Payload) {
     }
 }
 
-/// Runs what may panic, and swallows a panic in a thread that is unwinding already: a second one
-/// would end the process.
+/// Runs work that may panic, and swallows a panic in a thread that is already unwinding: a second
+/// panic would abort the process.
 pub(crate) fn run_in_drop(work: impl FnOnce()) {
     if !std::thread::panicking() {
         return work();
@@ -123,8 +123,8 @@ impl Drop for Deferred {
     }
 }
 
-/// Lets a kept panic go on. In a thread that is unwinding already it is leaked, since a second
-/// panic would end the process.
+/// Resumes a kept panic. In a thread that is already unwinding the panic is leaked, because a
+/// second panic would abort the process.
 pub(crate) fn go_on(panic: Option<Payload>) {
     match panic {
         None => {}

@@ -1,15 +1,16 @@
-//! Told times: when a request is due behind the waiters in line.
+//! Predicted waits: when a request is due behind the waiters in the queue.
 //!
-//! A [`Schedule`] says when a request is due behind a weight: by the policy, a kept share and a
-//! pause. The [`Line`] knows the weight.
+//! A [`Schedule`] computes when a request is due behind a weight, from the policy, a kept share and
+//! a pause. The [`Line`] knows the weight.
 //!
-//! For most policies the sum of the weights ahead tells the time, at a cost that does not depend on
-//! their number. For a window it does not: a request that does not fit leaves room that no other
-//! request uses, so each request ahead is foreseen, in order. That costs a few nanoseconds for
-//! each, so it ends after [`FORESEEN`], and the next request goes on from there. The due times that
-//! were foreseen are kept until something changes, so asking again for any of these entries is a
-//! search by halving. All others are a crowd of which sums are known, and are foreseen as slow as
-//! they can be: a told time may then be too late, and is never too early.
+//! For most policies the sum of the weights ahead determines the due time, at a cost that does not
+//! depend on the number of requests. For a window it does not: a request that does not fit leaves
+//! room that no other request uses, so each request ahead is forecast, in order. That costs a few
+//! nanoseconds for each request, so it ends after [`FORESEEN`] requests, and the next call
+//! continues from there. The due times of these requests are kept until something changes, so
+//! asking again for any of these entries is a binary search. All other requests are a crowd of
+//! which only sums are known, and the forecast assumes the slowest order for them. A predicted due
+//! time may then be too late, and is never too early.
 
 use std::time::Duration;
 
@@ -26,29 +27,29 @@ use crate::line::{Entry, Line, State};
 use crate::policy::{Crowd, Forecast, Policy};
 use crate::time::Nanos;
 
-/// So many requests are foreseen one by one, at most.
+/// The number of requests that are forecast one by one, at most.
 pub(super) const FORESEEN: usize = 4096;
 
-/// What decides when a request is due: the policy with its state, and the settings.
+/// What determines when a request is due: the policy with its state, and the settings.
 pub(crate) struct Schedule<'a, R> {
     pub(crate) rule: &'a R,
     pub(crate) settings: &'a Settings,
 }
 
 impl<R: Rule> Schedule<'_, R> {
-    /// When a request of this priority is due behind all that are `ahead`.
+    /// Returns when a request of this priority is due behind all requests that are `ahead`.
     pub(crate) fn due(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
         let opens = self.settings.opens_for(now);
         if opens == Nanos::MAX {
             return opens;
         }
-        // The policy is asked as of the end of a pause, since permits accrue until then, up to the
-        // burst.
+        // The policy is asked as of the end of a pause, because permits accrue until then, up to
+        // the burst.
         self.ready_at(now.max(opens), priority, ahead, ask).max(opens)
     }
 
-    /// When a request is due of which nothing is to happen before `now`, at or after the end of a
-    /// pause.
+    /// Returns when a request is due if no request is granted before `now`, which is not before the
+    /// end of a pause.
     pub(crate) fn ready_at(&self, now: Nanos, priority: i8, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
         let (rule, settings, kept) = (self.rule, self.settings, self.settings.kept_from(priority));
         let due = match &settings.pause {
@@ -69,31 +70,32 @@ impl<R: Rule> Schedule<'_, R> {
     }
 }
 
-/// Requests in line before some place, as sums.
+/// The requests in the queue before a position, as sums.
 struct Sums<Ahead> {
     crowd: Crowd,
     weight: Ahead,
 }
 
-/// A forecast that went along the line, to go on from there for the next one that asks. It is
-/// dropped when an entry leaves the line, or joins it before the end, and when anything is changed
+/// A forecast of the entries from the head on. The next request that asks continues it. It is
+/// dropped when an entry leaves the queue, or joins it before the end, and when anything is changed
 /// or given back.
 #[derive(Debug)]
 pub(super) struct Memo<Ahead> {
-    /// What the state was when it began: a request that came before the line formed may take
-    /// something yet.
+    /// The state when the forecast began: a request that came before the queue formed may still
+    /// take permits.
     begin: Forecast,
     forecast: Forecast,
-    /// The first entry that was not foreseen, or none.
+    /// The first entry that is not in the forecast, or none.
     next: u32,
-    /// All that were foreseen.
+    /// The number of entries in the forecast.
     requests: u64,
     permits: u64,
     weight: Ahead,
-    /// The place of each of the first that were foreseen, and when it is due, in order.
+    /// The positions of the first entries in the forecast, and when each of them is due, in order.
     dues: Vec<(u64, Nanos)>,
-    /// The forecast as it was behind the first [`FORESEEN`], without their due times: for a request
-    /// that asks for the time of an entry between them and the last that was foreseen.
+    /// The forecast as it was behind the first [`FORESEEN`] entries, without their due times: for a
+    /// request that asks for the due time of an entry between them and the last one in the
+    /// forecast.
     first: Option<Box<Memo<Ahead>>>,
     /// The pause, and the kept share.
     terms: (Nanos, Option<KeptShare>, Option<Pausing>, Vec<Pace>),
@@ -110,7 +112,7 @@ impl<Ahead> Memo<Ahead> {
         Memo { begin, forecast, weight, dues: Vec::new(), first: None, terms, ..*self }
     }
 
-    /// An entry has joined behind all.
+    /// Notes an entry that has joined behind all others.
     pub(super) fn with_last(mut self: Box<Self>, key: u32) -> Box<Self> {
         if self.next == NONE {
             self.next = key;
@@ -118,7 +120,8 @@ impl<Ahead> Memo<Ahead> {
         self
     }
 
-    /// When the entry at a place is due, if it is among the first that were foreseen.
+    /// Returns when the entry at a position is due, if it is among the first entries in the
+    /// forecast.
     fn due_at(&self, place: u64) -> Option<Nanos> {
         let index = self.dues.binary_search_by_key(&place, |(place, _)| *place).ok()?;
         Some(self.dues[index].1)
@@ -126,7 +129,7 @@ impl<Ahead> Memo<Ahead> {
 }
 
 impl<Ahead> Sums<Ahead> {
-    /// What stands before, by its sizes, or else by its weight.
+    /// Sums the requests before a position by their sizes, or else by their weight.
     fn new<R: Rule<Ahead = Ahead>>(rule: &R, sizes: &Sizes, weight: Ahead) -> Sums<Ahead> {
         let crowd = Crowd::new(sizes.requests(), sizes.permits(), 0, sizes.largest());
         let weight = if crowd.requests > 0 { rule.weigh(sizes).unwrap_or(weight) } else { weight };
@@ -135,7 +138,7 @@ impl<Ahead> Sums<Ahead> {
 }
 
 impl<R: Rule, C: Timer> Line<R, C> {
-    /// All that go before a newcomer of this priority, summed; without seats.
+    /// Returns the sum of all requests that go before a newcomer of this priority, without seats.
     pub(crate) fn ahead(&self, rule: &R, priority: i8) -> R::Ahead {
         let mut ahead = R::Ahead::default();
         for class in self.priorities.before(priority) {
@@ -144,7 +147,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         ahead
     }
 
-    /// When a request at this place is due, behind requests that weigh `ahead` together.
+    /// Returns when a request at this position is due, behind requests that weigh `ahead` together.
     pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
         let schedule = self.schedule(rule);
         if self.seats.is_empty() {
@@ -153,9 +156,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.seats.due(&schedule, (now, now), (place, 0), ahead, ask)
     }
 
-    /// Looks among the last [`FORESEEN`] of the requests that go before a newcomer for those of
-    /// which its rule has to know. If it finds none, the newcomer is told a time that may be too
-    /// late.
+    /// Searches the last [`FORESEEN`] requests that go before a newcomer for the requests that its
+    /// rule must know. If it finds none, the predicted due time of the newcomer may be too late.
     fn look_back(&self, rule: &R, ahead: &mut R::Ahead, Demand { ask, priority }: Demand<'_, R::Ask>) {
         let mut key = self.priorities.last_before(priority);
         for _ in 0..FORESEEN {
@@ -167,7 +169,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// When a newcomer is due, behind the requests that go before it.
+    /// Returns when a newcomer is due, behind the requests that go before it.
     pub(crate) fn due_behind(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Nanos {
         let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
         let (place, priorities) = (end_of(priority), self.priorities.before(priority));
@@ -195,7 +197,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// When an entry is due, if nothing changes: zero time from now if it is granted.
+    /// Returns the time until an entry is due, if nothing changes: zero if it is granted.
     pub(crate) fn due_in(&self, visit: &Visit<'_, R>, key: u32) -> Duration {
         match &self.entries[key as usize].state {
             State::Waiting(_) => {}
@@ -205,7 +207,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.due_of(visit, key).saturating_since(visit.now).as_duration()
     }
 
-    /// When an entry in line is due.
+    /// Returns when an entry in the queue is due.
     pub(super) fn due_of(&self, visit: &Visit<'_, R>, key: u32) -> Nanos {
         let &Visit { rule, now, .. } = visit;
         let Entry { ask, place, priority, .. } = &self.entries[key as usize];
@@ -219,10 +221,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
         })
     }
 
-    /// When the entry at a place is due, by the forecast that is kept, which goes on to there.
-    /// `None` if the entry does not stand among the first `steps`.
+    /// Returns when the entry at a position is due, from the kept forecast, which is extended to
+    /// there. Returns `None` if the entry is not among the first `steps`.
     ///
-    /// So to ask for each entry of a line costs about as much as to ask for the last one.
+    /// So asking for each entry of a queue costs about as much as asking for the last one.
     fn remembered(&self, visit: &Visit<'_, R>, steps: usize, place: u64) -> Option<Nanos> {
         if self.settings.opens == Nanos::MAX {
             return Some(Nanos::MAX);
@@ -238,7 +240,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         due
     }
 
-    /// The forecast that is kept, or a new one where anything has changed since.
+    /// Returns the kept forecast, or a new one if anything has changed since.
     fn memo(&self, visit: &Visit<'_, R>) -> Box<Memo<R::Ahead>> {
         let Settings { opens, kept, ref pause, ref paces, .. } = self.settings;
         let begin = self.forecast(visit.rule, visit.now);
@@ -261,7 +263,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         })
     }
 
-    /// Foresees so many more entries, but none from where `stops` says so.
+    /// Extends the forecast by `steps` entries, but not from an entry on for which `stops` returns
+    /// true.
     fn go_on(
         &self,
         visit: &Visit<'_, R>,
@@ -296,7 +299,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Ok(())
     }
 
-    /// All that stand in line before an entry.
+    /// Returns the sums of all requests in the queue before an entry.
     fn sums_before(&self, rule: &R, key: u32) -> Sums<R::Ahead> {
         let &Entry { ref ask, place, .. } = &self.entries[key as usize];
         let (mut sizes, mut weight, mut last) = (Sizes::default(), R::Ahead::default(), None);
@@ -313,7 +316,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             index.before(place).for_each(|part| sizes.merge(part));
             last = Some(block_of(place));
         }
-        // The entries looked at are those of the request's own block, or all of a short line.
+        // This visits the entries of the request's own block, or all entries of a short queue.
         while let Some(Entry { previous, .. }) = self.entries.get(at as usize)
             && let Some(entry) = self.entries.get(*previous as usize)
             && last.is_none_or(|block| block_of(entry.place) == block)
@@ -324,8 +327,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Sums::new(rule, &sizes, weight)
     }
 
-    /// When so many entries have been served, counted from the head, that `fits` says so of the
-    /// requests and permits that were served. `None` if it never does.
+    /// Returns when entries have been served, counted from the head, such that `fits` returns true
+    /// for the numbers of requests and permits served. Returns `None` if it never does.
     pub(super) fn served_when(&self, visit: &Visit<'_, R>, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
         let (mut requests, mut permits, mut at) = (0, 0, self.head);
         if let Some(index) = &self.index {
@@ -349,19 +352,19 @@ impl<R: Rule, C: Timer> Line<R, C> {
         None
     }
 
-    /// How many of these have to be foreseen one by one, at most.
+    /// Returns how many requests of these classes must be forecast one by one, at most.
     fn steps(&self, rule: &R, priorities: &[Class<R::Ahead>]) -> usize {
         if !self.seats.is_empty() || priorities.is_empty() {
             return 0;
         }
-        // A request that has to leave some permits waits as one that asks for them. A window does
-        // not fill as soon as it could with permits that a pause or a pace holds back.
+        // A request that must leave some permits waits like a request that asks for them. A window
+        // does not fill as soon as it could with permits that a pause or a pace holds back.
         let unlike = self.settings.kept.is_some() || self.settings.is_restrained();
         rule.one_by_one(if unlike { u32::MAX } else { largest(priorities) }).min(FORESEEN)
     }
 
-    /// When a request is due behind all from the head to `end`, of which `steps` are foreseen one
-    /// by one, beside the entries that were foreseen before.
+    /// Returns when a request is due behind all requests from the head to `end`. Of these, `steps`
+    /// are forecast one by one, in addition to the entries already in the forecast.
     fn foreseen(
         &self,
         visit: &Visit<'_, R>,
@@ -376,8 +379,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         let end_place = self.entries.get(end as usize).map_or(u64::MAX, |end| end.place);
         let mut memo = self.memo(visit);
-        // The kept forecast may have gone beyond the end. Such a forecast is put aside for this
-        // once.
+        // The kept forecast may extend beyond the end. Then this call sets it aside.
         let is_beyond = |memo: &Memo<R::Ahead>| {
             let next = self.entries.get(memo.next as usize);
             end != NONE && next.is_none_or(|next| next.place > end_place)
@@ -418,8 +420,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
 }
 
 impl<P: Policy, C: Timer> Line<Single<P>, C> {
-    /// When the limiter is full if no request takes permits: not before the end of a pause, in
-    /// which no permit comes in, and not while grants are spaced after it.
+    /// Returns when the limiter is full if no request takes permits. It is not full before the end
+    /// of a pause, in which no permits accrue, nor while grants are spaced after the pause.
     pub(crate) fn full_at(&self, visit: &Visit<'_, Single<P>>) -> Nanos {
         let (&Visit { rule, now, .. }, settings) = (visit, &self.settings);
         let stands_still = settings.pause.as_ref().and_then(|pause| {
@@ -432,8 +434,8 @@ impl<P: Policy, C: Timer> Line<Single<P>, C> {
         full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens_for(now))
     }
 
-    /// How many requests for one permit would get one now, one after the other, where so many are
-    /// available, no request is in line and composites may hold seats.
+    /// Returns how many requests for one permit would be granted now, one after the other, if
+    /// `available` permits are available, no request is in the queue and composites may hold seats.
     pub(crate) fn beside_seats(&self, visit: &Visit<'_, Single<P>>, available: u64) -> u64 {
         if self.seats.is_empty() {
             return available;
@@ -454,10 +456,10 @@ impl<P: Policy, C: Timer> Line<Single<P>, C> {
     }
 }
 
-/// An entry that is foreseen is never due.
+/// An entry in the forecast is never due.
 struct Never;
 
-/// The most permits that one of these asks for.
+/// Returns the most permits that one request of these classes asks for.
 fn largest<Ahead>(priorities: &[Class<Ahead>]) -> u32 {
     priorities.iter().map(|class| class.sizes.largest()).max().unwrap_or(0)
 }

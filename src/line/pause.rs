@@ -1,7 +1,7 @@
-//! Pauses: nothing passes, and nothing comes in.
+//! Pauses: no request passes, and no permits accrue.
 //!
-//! No thread runs when a pause ends. So the settings say what a pause still has to do, and each
-//! holder of the lock does as much of it as is due before it looks at anything else.
+//! No thread runs when a pause ends. So the settings record what a pause must still do. Each lock
+//! holder first does as much of that as is due.
 //!
 //! | `pause` | `pace` | time | the limiter is | a request |
 //! |---|---|---|---|---|
@@ -12,34 +12,36 @@
 //! | none | some | before the pace is over | open, and spaces its grants | takes the lock |
 //! | none | some | later | the next lock holder forgets the pace | takes the lock |
 //!
-//! The flag `PAUSED` of the gate word is up in every row but the first, and while a composite that
-//! has this member is paused.
+//! The flag `PAUSED` of the gate word is set in every row but the first, and while a composite that
+//! has this limiter as a member is paused.
 //!
-//! **Nothing comes in.** Where stock and debt are times, as in a bucket, each lock holder moves the
-//! state on by the time since the last one ([`Policy::pause`](crate::Policy::pause)). So at any
-//! time the state is what it was at the beginning, but for what was given back, debited or changed
-//! since. A `resume` has nothing left to do. At the end the stock is spent, as of `opens`, however
+//! **No permits accrue.** If stored permits and a negative balance are times, as in a bucket, each
+//! lock holder moves the state on by the time since the last lock holder
+//! ([`Policy::pause`](crate::Policy::pause)). So at any time the state is the state at the
+//! beginning of the pause, except for what was given back, debited or changed since. A `resume` has
+//! nothing left to do. At the end of the pause the stored permits are spent, as of `opens`, however
 //! late the lock holder comes.
 //!
 //! A window counts in real time, and cannot stand still. A `resume` takes the permits that came
-//! back meanwhile. At the end a [`Pace`] begins: as if the limiter were an empty bucket of its rate
-//! and its limit, beside the window. Both hold until that bucket would be full, which is when the
-//! window holds no permit that is older than the pause.
+//! back to the window during the pause. At the end of the pause a [`Pace`] begins: the limiter
+//! behaves as if it were, besides the window, an empty bucket with its rate and its limit. Both
+//! bounds hold until that bucket would be full. At that time the window holds no permit that is
+//! older than the pause.
 //!
 //! **Each part** of a policy is paused by itself. So in a [`Both`](crate::policy::Both) of a bucket
 //! and a window, the bucket stands still and the window has a pace.
 //!
 //! **The pause of a composite** leaves its members empty at its end. Each member has the end in
-//! `emptied` from the beginning of the pause on, and the flag `PAUSED` is up until then. So the
+//! `emptied` from the beginning of the pause on, and the flag `PAUSED` is set until then. So the
 //! first lock holder after the end leaves the limiter empty as of the end, and then does its work.
 //!
-//! **A request without the lock** may have read the gate word before the pause began, and ask the
+//! **A request without the lock** may have read the gate word before the pause began, and call the
 //! policy later. It overlaps with the call that pauses, and may pass. The permits that it takes are
-//! missing from the state like any other: moving the state on keeps the debt. After the end its
-//! clock reading may be older than `opens`, or newer: either way it finds the state before the end,
-//! and takes stock that would have been spent a moment later, or the state after it, and finds
-//! none. No exchange is lost, since the policy moves its state by a compare-and-swap. So the stock
-//! is spent once.
+//! missing from the state like any other: moving the state on keeps the negative balance. After the
+//! end of the pause, the clock reading of such a request may be before `opens` or after it. Either
+//! the request finds the state before the end, and takes stored permits that would have been spent
+//! a moment later; or it finds the state after the end, and no stored permits. No update is lost,
+//! because the policy moves its state by a CAS. So the stored permits are spent once.
 //!
 //! **Checked by** `loom-tests/control.rs` and `tests/limiter/pause.rs`.
 
@@ -50,15 +52,15 @@ use crate::line::{Line, WokenBy};
 use crate::policy::Forecast;
 use crate::time::Nanos;
 
-/// What a pause has still to do.
+/// What a pause must still do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pausing {
     /// The state is as of this time.
     pub(crate) since: Nanos,
-    /// Whether the limiter goes on with the permits that it had, at the end.
+    /// Whether the limiter keeps the permits that it had, at the end of the pause.
     pub(crate) keeps_permits: bool,
-    /// For each part that counts in real time: the permits that were available at the beginning,
-    /// and the permits given back since.
+    /// For each window part: the permits that were available at the beginning, and the permits
+    /// given back since.
     stocks: Vec<Stock>,
 }
 
@@ -69,8 +71,8 @@ struct Stock {
     permits: u64,
 }
 
-/// The time in which no permits come in. Unless it keeps the stock, the limiter is empty at its
-/// end.
+/// The time in which no permits accrue. Unless the stop keeps the stored permits, the limiter is
+/// empty at its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stop {
     pub(crate) from: Nanos,
@@ -78,7 +80,7 @@ pub(crate) struct Stop {
     pub(crate) keeps_permits: bool,
 }
 
-/// How the first grants after a pause are spaced, where a part of the policy cannot.
+/// How the first grants after a pause are spaced, for a part of the policy that cannot stand still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pace {
     pub(crate) part: usize,
@@ -86,7 +88,7 @@ pub(crate) struct Pace {
     pub(crate) from: Nanos,
     /// The permits granted since.
     pub(crate) granted: u64,
-    /// The undo log's number then. Grants with a lower one are not counted here.
+    /// The undo log's number at the beginning. Grants with a lower number are not counted here.
     number: u64,
 }
 
@@ -97,14 +99,14 @@ impl Pausing {
         Pausing { since, keeps_permits, stocks }
     }
 
-    /// The rest of the pause, which ends at `opens`.
+    /// Returns the rest of the pause, which ends at `opens`.
     pub(super) fn until(&self, opens: Nanos) -> Stop {
         Stop { from: self.since, to: opens, keeps_permits: self.keeps_permits }
     }
 }
 
 impl Stop {
-    /// The end of a pause that leaves a limiter empty.
+    /// Returns the end of a pause that leaves a limiter empty.
     pub(super) fn end(at: Nanos) -> Stop {
         Stop { from: at, to: at, keeps_permits: false }
     }
@@ -117,7 +119,7 @@ impl Pace {
 }
 
 impl<R: Rule, C: Timer> Line<R, C> {
-    /// Notes the time, and does what a pause has to do by then. Each lock holder calls it first.
+    /// Notes the time, and does what a pause must do by then. Each lock holder calls this first.
     pub(crate) fn begin_visit(&mut self, rule: &R, now: Nanos) {
         self.note_time(now);
         if self.settings.is_restrained() {
@@ -125,9 +127,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// As [`begin_visit`](Line::begin_visit), for a lock holder that cannot serve waiters. While
-    /// some are still to be served [before](Line::serves_before) the end of a pause, that end is
-    /// left to a lock holder that can.
+    /// Like [`begin_visit`](Line::begin_visit), for a lock holder that cannot serve waiters. While
+    /// waiters must still be served [before](Line::serves_before) the end of a pause, that end is
+    /// left to a lock holder that can serve them.
     pub(crate) fn begin_look(&mut self, rule: &R, now: Nanos, catch_up: Nanos) {
         if self.serves_before(now, catch_up).is_none() {
             self.begin_visit(rule, now);
@@ -137,7 +139,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     #[cold]
     fn pause_goes_on(&mut self, rule: &R) {
         let now = self.latest;
-        // The last one leaves what all of them leave.
+        // The last end leaves the state that all of them together leave.
         let mut last = None;
         while let Some(first) = self.settings.emptied.first_entry().filter(|first| *first.key() <= now) {
             last = Some(first.remove_entry().0);
@@ -149,9 +151,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.pause_goes_on_until(rule, now);
     }
 
-    /// The time before which waiters are still to be served, if a pause of a composite has ended by
-    /// `now` and has not left the limiter empty yet: a timer may be a moment late, and nothing
-    /// wakes a reservation that no task awaits.
+    /// Returns the time before which waiters must still be served, if a pause of a composite has
+    /// ended by `now` and has not left the limiter empty yet: a timer may be a moment late, and
+    /// nothing wakes a reservation that no task awaits.
     pub(crate) fn serves_before(&self, now: Nanos, catch_up: Nanos) -> Option<Nanos> {
         let (&at, _) = self.settings.emptied.first_key_value().filter(|(at, _)| **at <= now)?;
         let head = self.entries.get(self.head as usize).filter(|_| self.settings.pause.is_none())?;
@@ -166,13 +168,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
             let over = opens <= now;
             let (from, to) = (pause.since, now.min(opens).max(pause.since));
             let ends = over && !pause.keeps_permits;
-            // A panic of the policy must not end the pause twice.
+            // If the policy panics, the pause must not end twice.
             self.settings.pause = (!over).then_some(Pausing { since: to, ..pause });
             if to > from {
                 for pace in &mut self.settings.paces {
                     pace.from = pace.from.saturating_add(to.saturating_since(from));
                 }
-                // The room of a part in which nothing comes in does not shrink.
+                // The room of a part in which no permits accrue does not shrink.
                 let stop = Stop { from, to, keeps_permits: true };
                 self.pause_parts(rule, stop, |part| rule.full_level(from, part));
             }
@@ -189,7 +191,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Leaves each part empty that can stand still. The permits that earlier grants took are spent
-    /// as well: these grants give back no more than the debt beyond that.
+    /// as well: these grants give back no more than the negative balance beyond that.
     fn spend_stock(&mut self, rule: &R, at: Nanos) {
         self.pause_parts(rule, Stop::end(at), |part| rule.empty_level(at, part));
     }
@@ -198,12 +200,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
     fn pause_parts(&mut self, rule: &R, stop: Stop, full: impl Fn(usize) -> u64) {
         self.memo.set(None);
         let levels = PerPart::new(R::PARTS, |part| rule.pause(part, stop));
-        // A part that goes on in real time loses nothing by being full.
+        // A part that goes on in real time loses no permits by being full.
         let level = |part| levels.iter().nth(part).copied().flatten().unwrap_or(u64::MAX);
         self.undo_log.refund(full, level);
     }
 
-    /// Spaces the grants of some parts from a time on, where they count in real time.
+    /// Spaces the grants of some window parts from a time on.
     fn begin_paces(&mut self, rule: &R, from: Nanos, of: impl Fn(usize) -> bool) {
         self.memo.set(None);
         // The log is touched so that grants from before have lower numbers.
@@ -214,7 +216,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.settings.paces.extend(parts.map(|part| Pace { part, from, granted: 0, number }));
     }
 
-    /// Begins a pause, or prolongs it. Returns whether anything has changed, and whether it ends
+    /// Begins or extends a pause. Returns whether anything has changed, and whether the pause ends
     /// later than before.
     pub(crate) fn pause(&mut self, rule: &R, until: Nanos, keeps_permits: bool) -> (bool, bool) {
         let (now, settings) = (self.latest, &mut self.settings);
@@ -231,7 +233,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         (is_new || spends || later, later)
     }
 
-    /// Begins a new line with a pause that began earlier, and may be over.
+    /// Starts a new queue with a pause that began earlier, and may be over.
     #[cfg(feature = "keyed")]
     pub(crate) fn begin_paused(&mut self, rule: &R, begin: Nanos, stop: Stop) {
         let Stop { from, to, keeps_permits } = stop;
@@ -239,14 +241,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.settings.pause = Some(Pausing::new(rule, begin, from, keeps_permits));
     }
 
-    /// Begins a new line in a time in which the grants of some parts are spaced.
+    /// Starts a new queue at a time at which the grants of some parts are spaced.
     #[cfg(feature = "keyed")]
     pub(crate) fn begin_spaced(&mut self, from: Vec<(usize, Nanos)>) {
         self.settings.paces = from.into_iter().map(|(part, from)| Pace::new(part, from)).collect();
     }
 
-    /// Ends a pause with the stock there is, unless the limiter is closed. Returns whether there
-    /// was one.
+    /// Ends a pause with the permits that are stored, unless the limiter is closed. Returns whether
+    /// the limiter was paused.
     pub(crate) fn resume(&mut self, rule: &R) -> bool {
         if self.settings.closed {
             return false;
@@ -262,8 +264,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         paused
     }
 
-    /// Forgets a pause and what follows from it, unless the limiter is closed. Returns whether
-    /// there was one.
+    /// Forgets a pause and its consequences, unless the limiter is closed. Returns whether the
+    /// limiter was paused.
     pub(crate) fn reset_pause(&mut self) -> bool {
         if self.settings.closed {
             return false;
@@ -285,8 +287,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.begin_paces(rule, at, |part| !spaced.contains(&part));
     }
 
-    /// The limiter is left as if it were empty at the time `at`, for a composite with a pause that
-    /// ends then; and no longer at the time `before`, when it was to end until now.
+    /// Leaves the limiter as if it were empty at the time `at`, for a composite with a pause that
+    /// ends then. The limiter is no longer left empty at `before`, the former end of that pause.
     pub(crate) fn empty_at(&mut self, before: Option<Nanos>, at: Option<Nanos>) {
         let emptied = &mut self.settings.emptied;
         at.into_iter().for_each(|at| *emptied.entry(at).or_default() += 1);
@@ -300,15 +302,15 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Permits were granted.
+    /// Counts permits that were granted.
     pub(super) fn count_in_pace(&mut self, permits: u64) {
         for pace in &mut self.settings.paces {
             pace.granted = pace.granted.saturating_add(permits);
         }
     }
 
-    /// A grant with this number in the undo log is given back, or the part of it that the charge
-    /// says.
+    /// Uncounts a grant with this number in the undo log that is given back, or the part of it that
+    /// the charge states.
     pub(super) fn uncount(&mut self, rule: &R, charge: &R::Charge, number: u64) {
         if let Some(pause) = &mut self.settings.pause {
             for Stock { part, permits } in &mut pause.stocks {
@@ -320,15 +322,15 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// Permits are given back that belong to no grant.
+    /// Counts permits that are given back and belong to no grant.
     pub(super) fn stock_grows(&mut self, permits: u64) {
         for stock in self.settings.pause.iter_mut().flat_map(|pause| &mut pause.stocks) {
             stock.permits = stock.permits.saturating_add(permits);
         }
     }
 
-    /// No more permits than so many are available: the part that has the fewest is left so many,
-    /// and the others are charged as many as it.
+    /// Limits the available permits to `permits`. The part that has the fewest keeps `permits`, and
+    /// each other part is charged as many permits as that one.
     pub(crate) fn stock_at_most(&mut self, rule: &R, permits: u64) {
         let Some(pause) = &mut self.settings.pause else { return };
         let still = (0..R::PARTS).filter(|part| rule.stands_still(*part));
@@ -339,8 +341,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// The rate of one part has changed, or of all. Permits that came in at the old rate have
-    /// another worth at the new one.
+    /// Starts the paces anew after the rate of one part, or of all, has changed. Permits that
+    /// accrued at the old rate have another worth at the new one.
     pub(super) fn pace_anew(&mut self, rule: &R, only: Option<usize>) {
         let latest = self.latest;
         let concerns = |pace: &&Pace| pace.from < latest && only.is_none_or(|only| only == pace.part);
@@ -350,12 +352,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
     }
 
-    /// The most permits that are available at a time, by a pause and the paces that follow it.
+    /// Returns the most permits that are available at a time under a pause and the paces that
+    /// follow it.
     pub(crate) fn restraint(&self, rule: &R, at: Nanos) -> u64 {
         if self.settings.pause.is_some() {
             return 0;
         }
-        // A pace that was over before the waiters were served counts them, and restrains no more.
+        // A pace that was over before the waiters were served counts them, and no longer restrains.
         let held = |pace: &&Pace| !pace.is_over(rule, at);
         let paced = self
             .settings
@@ -373,7 +376,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         paused.unwrap_or_else(|| rule.forecast(now.max(opens)))
     }
 
-    /// When a request is due behind all that were foreseen; and foresees it, too.
+    /// Returns when a request is due behind all requests in the forecast. Adds the request to the
+    /// forecast.
     pub(super) fn foresee(&self, rule: &R, forecast: &mut Forecast, ask: &R::Ask, priority: i8) -> Nanos {
         let kept = self.settings.kept_from(priority);
         if !self.settings.is_restrained() {
@@ -394,12 +398,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
 }
 
 impl Pace {
-    /// Whether the part would be full by now, as far as the pace says.
+    /// Returns whether the part would be full by now, as far as the pace determines.
     fn is_over<R: Rule>(self, rule: &R, now: Nanos) -> bool {
         rule.come_in(self.part, self.from, u64::MAX) <= now
     }
 
-    /// When a request has come in behind so many permits, if it has to leave `kept` permits.
+    /// Returns when the permits of a request have accrued behind `ahead` permits, if it must leave
+    /// `kept` permits.
     pub(super) fn due<R: Rule>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
         let permits = self.granted.saturating_add(ahead).saturating_add(rule.permits(ask));
         rule.come_in(self.part, self.from, permits.saturating_add(kept.into()))
@@ -407,18 +412,18 @@ impl Pace {
 }
 
 impl super::settings::Settings {
-    /// Whether a pause or its consequences hold for requests.
+    /// Returns whether a pause or its consequences hold for requests.
     pub(crate) fn is_restrained(&self) -> bool {
         self.pause.is_some() || !self.paces.is_empty() || !self.emptied.is_empty()
     }
 
-    /// When a pause will leave the limiter empty.
+    /// Returns when a pause will leave the limiter empty.
     pub(crate) fn leaves_empty(&self) -> Option<Nanos> {
         let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_permits) && self.opens < Nanos::MAX;
         ends.then_some(self.opens)
     }
 
-    /// The paces that hold, or that will hold after the pause.
+    /// Returns the paces that hold, or that will hold after the pause.
     pub(super) fn paces_to_come<R: Rule>(&self, rule: &R) -> impl Iterator<Item = Pace> {
         let ends = self.pause.as_ref().is_some_and(|pause| !pause.keeps_permits);
         let held = self.pause.as_ref().map_or(Nanos::ZERO, |pause| self.opens.saturating_since(pause.since));

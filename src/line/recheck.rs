@@ -1,13 +1,14 @@
-//! Asking another limiter to look at its line again, when no lock is held.
+//! Rechecks: asking another limiter to check its queue, when no lock is held.
 //!
-//! A composite and its members tell each other when times have moved. One may not lock the other
-//! while it holds its own lock, so it leaves the recheck in its
-//! [`Deferred`](crate::line::deferred::Deferred). And one recheck often leads to the next, along a
-//! chain as long as there are limiters. So a thread that is at a recheck already puts further ones
-//! on its list and goes on in a loop, instead of calling deeper and deeper.
+//! A composite and its members notify each other when times have moved. A limiter may not lock
+//! another one while it holds its own lock, so it leaves the recheck in its
+//! [`Deferred`](crate::line::deferred::Deferred). One recheck often leads to the next, along a
+//! chain as long as the number of limiters. So a thread that is already in a recheck puts further
+//! rechecks on its list and runs them in a loop, instead of nesting calls deeper and deeper.
 //!
-//! A change of a member rings many composites, and each looks at the first waiters of its line. So
-//! that the call costs as much beside any number of them, they share the looks of one.
+//! A change of a member notifies many composites, and each of them visits the first waiters of its
+//! queue. They share the number of visits that one composite would make, so the cost of the call
+//! does not depend on the number of composites.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -17,26 +18,27 @@ use crate::line::deferred::{Payload, run};
 use crate::line::due::FORESEEN;
 use crate::sync::thread_local;
 
-/// A limiter that can be asked to look at its line.
+/// A limiter that can be asked to check its queue.
 pub(crate) trait Recheck: Send + Sync {
     /// Serves the waiters that are due. Called without any lock.
     fn recheck(&self);
 }
 
 struct List {
-    /// The limiters that this thread has still to recheck, behind the one that it is at.
+    /// The limiters that this thread must still recheck, after the current one.
     rechecks: VecDeque<Arc<dyn Recheck>>,
-    /// How many waiters they may look at after a change, all together.
+    /// How many waiters these limiters may visit after a change, all together.
     looks: usize,
 }
 
 thread_local! {
-    /// `None` if this thread is at no recheck.
+    /// `None` if this thread is in no recheck.
     static LIST: RefCell<Option<List>> = RefCell::default();
 }
 
-/// Looks at waiters in line after a change, at most as many as this tells, and tells how many. That
-/// is an equal share of all that this thread has still to recheck.
+/// Calls `look` to visit waiters in the queue after a change. `look` gets the greatest number that
+/// it may visit, and returns how many it has visited. The greatest number is an equal share of the
+/// visits left to all limiters that this thread must still recheck.
 pub(super) fn look_at_most(look: impl FnOnce(usize) -> usize) {
     let share = |list: &List| list.looks.div_ceil(list.rechecks.len() + 1).max(1);
     let most = LIST.try_with(|list| list.borrow().as_ref().map(share)).unwrap_or(None);
@@ -49,8 +51,8 @@ pub(super) fn look_at_most(look: impl FnOnce(usize) -> usize) {
     });
 }
 
-/// Rechecks all of them, and the limiters that they ask in turn. Returns the first panic of foreign
-/// code.
+/// Rechecks all of these limiters, and the limiters that they notify in turn. Returns the first
+/// panic of user code.
 pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
     if rechecks.is_empty() {
         return None;
@@ -67,8 +69,8 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
         }
     });
     let mut panic = None;
-    // A recheck that panics must not take the others with it. The limiter may be gone with its last
-    // reference, which is foreign code, too.
+    // A recheck that panics must not stop the others. Dropping the last reference may drop the
+    // limiter, which is user code, too.
     let mut recheck = |shared: Arc<dyn Recheck>| {
         run(&mut panic, || {
             shared.recheck();
@@ -78,7 +80,7 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
     match outermost {
         Ok(false) => {}
         Ok(true) => std::iter::from_fn(next).for_each(recheck),
-        // The thread is ending, and has no list any more.
+        // The thread is ending, and no longer has a list.
         Err(_) => rechecks.into_iter().flatten().for_each(&mut recheck),
     }
     panic

@@ -1,4 +1,4 @@
-//! Rules: what a line asks for permits. A rule is a policy with its state, one key of many, or
+//! Rules: what a queue asks for permits. A rule is a policy with its state, one key of many, or
 //! several limiters at once.
 
 use std::fmt::Debug;
@@ -13,52 +13,54 @@ use crate::policy::part::{self, Part};
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
 use crate::time::Nanos;
 
-/// Decides about requests. The line adds the waiting.
+/// Decides about requests. The queue adds the waiting.
 ///
-/// The methods that take a [`Deferred`] are called with the line's lock held, and leave work there
-/// that has to be done without the lock.
+/// The methods that take a [`Deferred`] are called with the lock of the queue held, and leave work
+/// there that must be done without the lock.
 pub(crate) trait Rule: Send + Sync + 'static {
     /// The permits that one request asks for.
     type Ask: Clone + Debug + PartialEq + Send + 'static;
 
-    /// The sum of requests that go first.
+    /// The sum of the requests that go first.
     type Ahead: Clone + Default + Debug + Send + 'static;
 
     /// The permits that one grant took, and what the policy needs to undo it.
     type Charge: Debug + Send + 'static;
 
-    /// Whether such a request can ever be granted.
+    /// Returns an error if such a request can never be granted.
     fn check(&self, ask: &Self::Ask) -> Result<(), Refusal>;
 
-    /// The refusal that a request is told, of the refusal by the line. Called without any lock.
+    /// Returns the refusal that the caller gets, given the refusal by the queue. Called without any
+    /// lock.
     fn told(&self, ask: &Self::Ask, refusal: Refusal) -> Refusal {
         let _ = ask;
         refusal
     }
 
-    /// How many permits a request asks for, to count them.
+    /// Returns how many permits a request asks for, to count them.
     fn permits(&self, ask: &Self::Ask) -> u64;
 
-    /// One request more goes first, behind those that are `ahead`.
+    /// Adds a request that goes first, behind the requests that are `ahead`.
     fn add(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
 
-    /// One of the requests `ahead` goes first no more.
+    /// Removes one of the requests `ahead`, which no longer goes first.
     fn subtract(&self, ahead: &mut Self::Ahead, ask: &Self::Ask);
 
-    /// All of `more` go first, too, behind those that are `ahead`.
+    /// Adds all requests of `more`, which go first, too, behind the requests that are `ahead`.
     fn merge(&self, ahead: &mut Self::Ahead, more: &Self::Ahead);
 
-    /// The requests of `less` do not go first any more.
+    /// Removes the requests of `less`, which no longer go first.
     fn unmerge(&self, ahead: &mut Self::Ahead, less: &Self::Ahead);
 
-    /// Whether the last request of `ahead` is to be [found](Rule::find_last) that asks for what
-    /// this one does not ask for, since this one waits for that, too. Only a composite asks.
+    /// Returns whether the rule must [find](Rule::find_last) the last request of `ahead` that asks
+    /// for something that this request does not ask for. This request waits for that, too. Only a
+    /// composite returns true.
     fn looks_back(&self, ahead: &Self::Ahead, ask: &Self::Ask) -> bool {
         let _ = (ahead, ask);
         false
     }
 
-    /// This is a request of `ahead`, with none behind it but those that were told before.
+    /// Notes a request of `ahead`. Earlier calls have noted all requests behind it.
     fn find_last(&self, ahead: &mut Self::Ahead, before: &Self::Ask) {
         let _ = (ahead, before);
     }
@@ -75,16 +77,16 @@ pub(crate) trait Rule: Send + Sync + 'static {
         deferred: &mut Deferred,
     ) -> Result<Self::Charge, Refusal>;
 
-    /// The request for as many permits as there are at a time, for a request that takes `ask` or
-    /// more: at most `most`, and no more than the line leaves to it. Not less than `ask`. It only
-    /// looks: another request may take some of them before this one does.
+    /// Returns the request for as many permits as are available at a time, for a request that takes
+    /// `ask` or more: at most `most`, no more than the queue leaves to it, and not less than `ask`.
+    /// It takes nothing: another request may take some of the permits before this one does.
     fn as_many(&self, at: Nanos, ask: &Self::Ask, most: u32, line: LeftByLine) -> Self::Ask;
 
-    /// When a request is due behind all that are `ahead`.
+    /// Returns when a request is due behind all requests that are `ahead`.
     fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
 
-    /// When a request is due that has to leave `kept` permits, at least one, for others. Only where
-    /// the limiter can be told to keep some.
+    /// Returns when a request is due that must leave `kept` permits, at least one, for others.
+    /// Called only if the limiter can be set to keep permits.
     fn ready_leaving(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask, kept: u32) -> Nanos {
         let _ = kept;
         self.ready_at(now, ahead, ask)
@@ -96,44 +98,46 @@ pub(crate) trait Rule: Send + Sync + 'static {
         Ok(())
     }
 
-    /// How many permits one request asks for, where a sum of requests is told by their sizes.
+    /// Returns how many permits one request asks for. `None` if a sum of requests cannot be
+    /// computed from their sizes.
     fn size(&self, ask: &Self::Ask) -> Option<u32>;
 
-    /// The weight of requests of these sizes at the current rate. `None` where sizes do not tell
-    /// it.
+    /// Returns the weight of requests of these sizes at the current rate. `None` if sizes do not
+    /// determine it.
     fn weigh(&self, sizes: &Sizes) -> Option<Self::Ahead>;
 
-    /// How many requests, the first in line, have to be foreseen before a sum of the others tells
-    /// the rest; see [`Policy::one_by_one`].
+    /// Returns how many requests, from the head on, must be forecast one by one before the sum of
+    /// the others determines the rest; see [`Policy::one_by_one`].
     fn one_by_one(&self, largest: u32) -> usize;
 
     /// Begins a forecast of the grants from `now` on.
     fn forecast(&self, now: Nanos) -> Forecast;
 
-    /// When a request is due behind all that were foreseen, if it has to leave `kept` permits; and
-    /// foresees it, too.
+    /// Returns when a request is due behind all requests in the forecast, if it must leave `kept`
+    /// permits. Adds the request to the forecast.
     fn foresee(&self, forecast: &mut Forecast, ask: &Self::Ask, kept: u32) -> Nanos;
 
-    /// Foresees many requests of which only sums are known.
+    /// Adds many requests to the forecast of which only sums are known.
     fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
 
     /// Pauses one part; see [`Policy::pause`].
     fn pause(&self, part: usize, stop: Stop) -> Option<u64>;
 
-    /// A pause of this line is to leave the rule empty at this time, or none is any more. Only the
-    /// members of a composite have to be told.
+    /// Notes that a pause of this queue will leave the rule empty at this time, or that no pause
+    /// will any longer. Only the rule of a composite passes this on, to its members.
     fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred) {
         let _ = (at, deferred);
     }
 
-    /// Whether a part can stand still in a pause. A part that counts in real time cannot.
+    /// Returns whether a part can stand still in a pause. A window part cannot: it counts in real
+    /// time.
     fn stands_still(&self, part: usize) -> bool;
 
     /// See [`Policy::forecast_pause`].
     fn forecast_pause(&self, stop: Stop) -> Option<Forecast>;
 
-    /// When a request is due after a pause, not before `at`, behind all that are `ahead`, if it has
-    /// to leave `kept` permits.
+    /// Returns when a request is due after a pause, not before `at`, behind all requests that are
+    /// `ahead`, if it must leave `kept` permits.
     fn ready_after_pause(
         &self,
         stop: Stop,
@@ -143,37 +147,37 @@ pub(crate) trait Rule: Send + Sync + 'static {
         kept: u32,
     ) -> Nanos;
 
-    /// When so many permits have come in that a part was to space since `from`, one interval apart,
-    /// or when that part is full.
+    /// Returns when `permits` permits have accrued since `from`, one interval apart, in a part that
+    /// must space its grants, or when that part is full.
     fn come_in(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
         let _ = (part, permits);
         from
     }
 
-    /// How many permits came in between two times, one interval apart.
+    /// Returns how many permits accrue between two times, one interval apart.
     fn came_in(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
         let _ = (part, from, to);
         u64::MAX
     }
 
-    /// How many permits requests ask for that weigh so much together, or a few more.
+    /// Returns how many permits requests of this total weight ask for, or a few more.
     fn permits_in(&self, ahead: &Self::Ahead) -> u64 {
         let _ = ahead;
         0
     }
 
-    /// The permits that are available in a part.
+    /// Returns the permits that are available in a part.
     fn available(&self, part: usize, now: Nanos) -> u64 {
         let _ = (part, now);
         u64::MAX
     }
 
-    /// Takes the permits of a part that are available beyond so many.
+    /// Takes the permits of a part that are available beyond `permits`.
     fn keep_permits(&self, part: usize, now: Nanos, permits: u64) {
         let _ = (part, now, permits);
     }
 
-    /// How many permits a grant took of a part that counts in real time; see [`Policy::permits`].
+    /// Returns how many permits a grant took of a window part; see [`Policy::permits`].
     fn permits_of(&self, charge: &Self::Charge, part: usize) -> u64 {
         let _ = (charge, part);
         0
@@ -182,9 +186,9 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// See [`Policy::PARTS`].
     const PARTS: usize = 1;
 
-    /// Like [`try_take`](Rule::try_take) for a rule of several [parts](Rule::PARTS), of which
-    /// another request may take the last permits in between. Then `put_back` gets what was taken,
-    /// with what `begin` returned before.
+    /// Like [`try_take`](Rule::try_take), for a rule of several [parts](Rule::PARTS). Another
+    /// request may take the last permits of a part in between. Then `put_back` gets what was taken,
+    /// and the value that `begin` returned before.
     fn take_all<B>(
         &self,
         now: Nanos,
@@ -212,7 +216,7 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// See [`Policy::full_level`].
     fn full_level(&self, now: Nanos, part: usize) -> u64;
 
-    /// The level of a part that a pause left empty at this time, or more.
+    /// Returns the level of a part that a pause left empty at this time, or more.
     fn empty_level(&self, at: Nanos, part: usize) -> u64 {
         let _ = (at, part);
         0
@@ -221,19 +225,19 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// See [`Policy::level_unit`].
     fn level_unit(&self, part: usize) -> (u64, u64);
 
-    /// Whether the limiter remembers by how much its grants are late: see `line/lateness.rs`.
+    /// Returns whether the limiter records by how much its grants are late: see `line/lateness.rs`.
     fn knows_lateness(&self) -> bool {
         self.catches_up()
     }
 
-    /// A waiter sees its grant. Called without any lock.
+    /// Notes that a waiter collects its grant. Called without any lock.
     fn seen(&self, charge: &Self::Charge) {
         let _ = charge;
     }
 
-    /// The first in line has this priority and waits until `due`, if nothing changes; or no request
-    /// is in line. Called whenever the line was served. Returns when the line is to be looked at,
-    /// should that be earlier.
+    /// Notes the first request in the queue, its priority, and the time `due` until which it waits
+    /// if nothing changes; or that no request is in the queue. Called whenever the queue was
+    /// served. Returns when the queue must be checked, if that is earlier.
     fn wait_first(
         &self,
         now: Nanos,
@@ -244,35 +248,35 @@ pub(crate) trait Rule: Send + Sync + 'static {
         Nanos::MAX
     }
 
-    /// No request of this priority is in line any more.
+    /// Notes that no request of this priority is in the queue any longer.
     fn emptied(&self, priority: i8, deferred: &mut Deferred) {
         let _ = (priority, deferred);
     }
 
-    /// What has changed since the last call of this method without the lock of the line. Only the
-    /// members of a composite do.
+    /// Returns what has changed since the last call of this method without the lock of the queue.
+    /// Only the members of a composite change anything.
     fn changes(&self) -> Changes {
         Changes::Nothing
     }
 
-    /// Whether a late grant may be charged as of the time it was due.
+    /// Returns whether a late grant may be charged as of the time it was due.
     fn catches_up(&self) -> bool;
 
-    /// The longest time that a request may wait.
+    /// Returns the maximum wait of a request.
     fn max_wait(&self) -> Duration;
 }
 
-/// What the members of a composite have changed for the requests in its line.
+/// What the members of a composite have changed for the requests in its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changes {
     Nothing,
     /// When requests are due, or whether they can be granted.
     Times,
-    /// The weights of requests, so that the sums of the line are outdated; and the times.
+    /// The weights of requests, so that the sums of the queue are outdated; and the times.
     Weights,
 }
 
-/// What a line leaves to a request that takes as many permits as there are.
+/// What a queue leaves to a request that takes as many permits as are available.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeftByLine {
     /// The most permits that a request may take now.
@@ -282,15 +286,15 @@ pub(crate) struct LeftByLine {
 }
 
 impl LeftByLine {
-    /// Nothing waits, and nothing is kept.
+    /// No request waits, and no permits are kept.
     pub(crate) const FREE: LeftByLine = LeftByLine { most: u64::MAX, kept: 0 };
 
-    /// How many of the available permits are left to a request.
+    /// Returns how many of the available permits are left to a request.
     pub(crate) fn of(self, available: u64) -> u64 {
         available.min(self.most).saturating_sub(self.kept)
     }
 
-    /// How many of the available permits a request takes that asks for `n` or more.
+    /// Returns how many of the available permits a request takes that asks for `n` or more.
     pub(crate) fn more_of(self, available: u64, n: u32, most: u32) -> u32 {
         u32::try_from(self.of(available)).unwrap_or(u32::MAX).min(most).max(n)
     }
@@ -333,7 +337,7 @@ impl<P: Policy> Single<P> {
         (self.policy, self.state.0)
     }
 
-    /// Asks one part of the policy.
+    /// Calls `ask` with one part of the policy.
     #[inline]
     pub(crate) fn of_part<T: Default>(
         &self,
@@ -348,7 +352,7 @@ impl<P: Policy> Single<P> {
         self.policy.status(&self.state, at)
     }
 
-    /// The largest request that can be granted if `kept` permits are kept.
+    /// Returns the largest request that can be granted if `kept` permits are kept.
     fn left_by(&self, now: Nanos, kept: u32) -> u64 {
         self.status(now).limit.saturating_sub(kept.into())
     }
@@ -356,7 +360,7 @@ impl<P: Policy> Single<P> {
 
 impl<P: Policy> Rule for Single<P> {
     type Ask = u32;
-    /// 2^32 weights of 2^64 cannot overflow it.
+    /// 2^32 weights of 2^64 cannot overflow this type.
     type Ahead = u128;
     type Charge = P::Charge;
 
@@ -403,8 +407,8 @@ impl<P: Policy> Rule for Single<P> {
         self.policy.ready_at(&self.state, now, u64::try_from(*ahead).unwrap_or(u64::MAX), *n)
     }
 
-    /// The time at which the policy could grant the kept permits as well: all at once and, since
-    /// some policies grant on credit, one by one; the later of the two.
+    /// The time at which the policy could grant the kept permits as well: all at once, and one by
+    /// one, because some policies grant on credit. The later of the two counts.
     fn ready_leaving(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if self.left_by(now, kept) < u64::from(*n) {
@@ -417,7 +421,7 @@ impl<P: Policy> Rule for Single<P> {
         one_by_one.max(ready_at(*ahead, n.saturating_add(kept)))
     }
 
-    /// A request for one permit is never refused for good, as no policy does.
+    /// No policy refuses a request for one permit for good, so this does not either.
     fn check_leaving(&self, now: Nanos, n: &u32, kept: u32) -> Result<(), Refusal> {
         let left = self.left_by(now, kept);
         if *n == 1 || u64::from(*n) <= left {
@@ -442,8 +446,8 @@ impl<P: Policy> Rule for Single<P> {
         self.policy.forecast(&self.state, now)
     }
 
-    /// The time at which the policy could grant the kept permits as well: all at once and, since
-    /// some policies grant on credit, one by one; the later of the two.
+    /// The time at which the policy could grant the kept permits as well: all at once, and one by
+    /// one, because some policies grant on credit. The later of the two counts.
     fn foresee(&self, forecast: &mut Forecast, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if kept > 0 {
@@ -484,7 +488,7 @@ impl<P: Policy> Rule for Single<P> {
     }
 
     fn ready_after_pause(&self, stop: Stop, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
-        // The time is computed as if no part stood still.
+        // Computes the time as if no part stood still.
         let ready_at = || {
             let due = self.ready_at(at, ahead, n);
             let leaving = || self.ready_leaving(at, ahead, n, kept);
@@ -496,8 +500,8 @@ impl<P: Policy> Rule for Single<P> {
             self.foresee_many(&mut forecast, &Crowd::new(0, 0, 0, 1), ahead);
         }
         let due = self.foresee(&mut forecast, n, kept);
-        // A part that counts in real time does not foresee a sum. Any other part would be due no
-        // later if it did not stand still.
+        // A window part does not forecast a sum. Any other part would be due no later if it did not
+        // stand still.
         if P::PARTS > 1 { due.max(ready_at()) } else { due }
     }
 

@@ -1,4 +1,4 @@
-//! The settings of a limiter that can change at run time: plain data under the line's lock.
+//! The settings of a limiter that can change at run time: plain data under the lock of the queue.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use crate::time::Nanos;
 
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// The end of the latest pause, also if it is over. No request passes before this time. Never,
-    /// once the limiter is closed.
+    /// The end of the latest pause, even if it is over. No request passes before this time.
+    /// [`Nanos::MAX`] once the limiter is closed.
     pub(crate) opens: Nanos,
-    /// No request is granted any more, and none waits.
+    /// Whether the limiter is closed: no request is granted, and none waits.
     pub(crate) closed: bool,
-    /// Until a lock holder has ended the pause: see `line/pause.rs`.
+    /// The pause, until a lock holder has ended it: see `line/pause.rs`.
     pub(crate) pause: Option<Pausing>,
-    /// After a pause, one for each part of the policy that counts in real time.
+    /// After a pause, one pace for each window part of the policy.
     pub(crate) paces: Vec<Pace>,
-    /// The ends of pauses of composites, each of which leaves the limiter empty, and how many end
-    /// at that time.
+    /// The ends of the pauses of composites, each of which leaves the limiter empty, and the number
+    /// of pauses that end at that time.
     pub(crate) emptied: BTreeMap<Nanos, usize>,
-    /// An observer is told of each call.
+    /// Whether an observer is notified of each call.
     pub(crate) observed: bool,
-    /// No request is refused, and none waits.
+    /// Whether the limiter is in shadow mode: no request is refused, and none waits.
     pub(crate) shadow: bool,
-    /// As `shadow`, with all keys.
+    /// Like `shadow`, set for all keys together.
     pub(crate) shadow_with_all: bool,
     /// `None` if no permits are kept.
     pub(crate) kept: Option<KeptShare>,
@@ -54,7 +54,7 @@ impl Settings {
         }
     }
 
-    /// Whether no request is refused, and none waits.
+    /// Returns whether the limiter is in shadow mode: no request is refused, and none waits.
     pub(crate) fn is_shadow(&self) -> bool {
         self.shadow || self.shadow_with_all
     }
@@ -64,19 +64,20 @@ impl Settings {
         self.bounds == QueueBounds::UNBOUNDED
     }
 
-    /// The end of the latest pause, for a call that reads this time. A pause that has ended does
-    /// not hold again for a call with a clock reading behind its end.
+    /// Returns the end of the latest pause, for a call that reads this time. A pause that has ended
+    /// does not hold again for a call with a clock reading before its end.
     pub(crate) fn opens_for(&self, now: Nanos) -> Nanos {
         if self.pause.is_none() && !self.closed && now < self.opens { Nanos::ZERO } else { self.opens }
     }
 
-    /// Grants no request any more: a pause that nothing ends. Returns whether it was open.
+    /// Closes the limiter: it grants no further request, as in a pause that nothing ends. Returns
+    /// whether the limiter was open.
     pub(crate) fn close(&mut self) -> bool {
         self.opens = Nanos::MAX;
         !std::mem::replace(&mut self.closed, true)
     }
 
-    /// How many permits a request of this priority has to leave.
+    /// Returns how many permits a request of this priority must leave.
     pub(crate) fn kept_from(&self, priority: i8) -> u32 {
         match self.kept {
             Some(KeptShare { permits, from }) if priority < from => permits,
