@@ -289,7 +289,7 @@ impl<C: Timer> Alarms<C> {
         LostAlarm { key, runtime, sleep }
     }
 
-    /// Puts back an alarm that was set, or that lost its event loop or timer (`gone`).
+    /// Puts back an alarm that was set, or that lost its runtime or timer (`gone`).
     pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool) -> PutBack<C> {
         match self.list.get_mut(arming.key) {
             // The key may belong to another alarm by now.

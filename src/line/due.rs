@@ -263,8 +263,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         })
     }
 
-    /// Extends the forecast by `steps` entries, but not from an entry on for which `stops` returns
-    /// true.
+    /// Extends the forecast by at most `steps` entries. Ends before the first entry for which
+    /// `stops` returns true.
     fn go_on(
         &self,
         visit: &Visit<'_, R>,
@@ -327,8 +327,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         Sums::new(rule, &sizes, weight)
     }
 
-    /// Returns when entries have been served, counted from the head, such that `fits` returns true
-    /// for the numbers of requests and permits served. Returns `None` if it never does.
+    /// Returns when the entries that are served, counted from the head, satisfy `fits`. It gets the
+    /// numbers of requests and permits served. Returns `None` if it never returns true.
     pub(super) fn served_when(&self, visit: &Visit<'_, R>, fits: impl Fn(u64, u64) -> bool) -> Option<Nanos> {
         let (mut requests, mut permits, mut at) = (0, 0, self.head);
         if let Some(index) = &self.index {

@@ -184,7 +184,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 self.begin_paces(rule, to, |_| true);
             }
         }
-        // A reservation in line may have been due long ago, while the pace held.
+        // A reservation in the queue may have been due long ago, while the pace held.
         if self.settings.pause.is_none() && self.len() == 0 {
             self.settings.paces.retain(|pace| !pace.is_over(rule, now));
         }
@@ -342,7 +342,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Starts the paces anew after the rate of one part, or of all, has changed. Permits that
-    /// accrued at the old rate have another worth at the new one.
+    /// accrued at the old rate have a different worth at the new one.
     pub(super) fn pace_anew(&mut self, rule: &R, only: Option<usize>) {
         let latest = self.latest;
         let concerns = |pace: &&Pace| pace.from < latest && only.is_none_or(|only| only == pace.part);
@@ -358,7 +358,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         if self.settings.pause.is_some() {
             return 0;
         }
-        // A pace that was over before the waiters were served counts them, and no longer restrains.
+        // A pace that was over before the waiters were served counts their permits, and no longer
+        // restrains.
         let held = |pace: &&Pace| !pace.is_over(rule, at);
         let paced = self
             .settings

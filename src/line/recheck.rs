@@ -70,7 +70,7 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
     });
     let mut panic = None;
     // A recheck that panics must not stop the others. Dropping the last reference may drop the
-    // limiter, which is user code, too.
+    // limiter, which runs user code, too.
     let mut recheck = |shared: Arc<dyn Recheck>| {
         run(&mut panic, || {
             shared.recheck();

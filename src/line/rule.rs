@@ -117,14 +117,14 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// permits. Adds the request to the forecast.
     fn foresee(&self, forecast: &mut Forecast, ask: &Self::Ask, kept: u32) -> Nanos;
 
-    /// Adds many requests to the forecast of which only sums are known.
+    /// Adds many requests, of which only sums are known, to the forecast.
     fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
 
     /// Pauses one part; see [`Policy::pause`].
     fn pause(&self, part: usize, stop: Stop) -> Option<u64>;
 
     /// Notes that a pause of this queue will leave the rule empty at this time, or that no pause
-    /// will any longer. Only the rule of a composite passes this on, to its members.
+    /// will do so. Only the rule of a composite passes this on, to its members.
     fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred) {
         let _ = (at, deferred);
     }
@@ -407,8 +407,8 @@ impl<P: Policy> Rule for Single<P> {
         self.policy.ready_at(&self.state, now, u64::try_from(*ahead).unwrap_or(u64::MAX), *n)
     }
 
-    /// The time at which the policy could grant the kept permits as well: all at once, and one by
-    /// one, because some policies grant on credit. The later of the two counts.
+    /// Returns the time at which the policy could grant the kept permits as well: the later of the
+    /// times for all at once and for one by one, because some policies grant on credit.
     fn ready_leaving(&self, now: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if self.left_by(now, kept) < u64::from(*n) {
@@ -446,8 +446,8 @@ impl<P: Policy> Rule for Single<P> {
         self.policy.forecast(&self.state, now)
     }
 
-    /// The time at which the policy could grant the kept permits as well: all at once, and one by
-    /// one, because some policies grant on credit. The later of the two counts.
+    /// Returns the time at which the policy could grant the kept permits as well: the later of the
+    /// times for all at once and for one by one, because some policies grant on credit.
     fn foresee(&self, forecast: &mut Forecast, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if kept > 0 {

@@ -336,9 +336,9 @@ impl<R: Rule> Seats<R> {
         let first = self.away.iter().take(BACKFILL_DEPTH);
         let before = first.filter(|(_, other)| *other < place && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
-        // A policy can compute a due time if the requests ahead go first as soon as they can, or if
-        // they all go first at a given time. The true time is in between, so the later of the two
-        // is taken.
+        // A policy can compute a due time for two cases: the requests ahead go first as soon as
+        // they can, or all of them go first at a given time. The truth is in between, so the later
+        // of the two due times is taken.
         let (mut due, mut one) = (if at > now { due.max(at) } else { due }, R::Ahead::default());
         rule.add(&mut one, ask);
         // `first` sums the requests that go first, `last` sums the seats among them with the latest

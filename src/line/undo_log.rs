@@ -3,8 +3,9 @@
 //! A grant is undone as if it had never been made. Without the grant the limiter would have been
 //! fuller by what the grant took, and permits that accrued while it was full would have been lost.
 //! The *room* is what a limiter lacks to be full. So the grant gives back at most the *least room*
-//! at any moment since the grant. An undone grant also takes room away from all other grants that
-//! existed when it did: without it, the limiter was fuller during their history, too.
+//! at any moment since the grant. Undoing a grant also takes room away from every other grant that
+//! existed at the same time: without the undone grant, the limiter was fuller during their history,
+//! too.
 //!
 //! # Input
 //!
@@ -192,8 +193,8 @@ impl UndoLog {
         self.parts.iter_mut().for_each(|part| part.release(id));
     }
 
-    /// Undoes a grant through `put_back`. It gets the index of each part and the `most` of
-    /// [`Policy::undo`](crate::Policy::undo), and returns the level that it left.
+    /// Undoes a grant through `put_back`. For each part, `put_back` gets the index of the part and
+    /// the `most` of [`Policy::undo`](crate::Policy::undo), and returns the level that it left.
     pub(crate) fn undo(
         &mut self,
         GrantId(id): GrantId,

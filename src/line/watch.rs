@@ -27,7 +27,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         None
     }
 
-    /// Puts back an alarm that was set, or that lost its event loop or timer (`gone`).
+    /// Puts back an alarm that was set, or that lost its runtime or timer (`gone`).
     pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool, deferred: &mut Deferred) {
         match self.alarms.put_back(arming, gone) {
             PutBack::There => {}
