@@ -36,10 +36,10 @@
 //! | a waiter that collects its grant stores `noted`, then `late`, under the lock of the queue | Relaxed | before the gate word is stored with the flag |
 //! | a request without the lock loads `late`, lowers it with a CAS, and then stores `noted` | Relaxed | |
 //!
-//! **Why enough.** No permit depends on the two numbers: a request is charged between `now - catch_up`
-//! and now, whatever number it reads, and only the policy's state decides whether the
-//! permit is available. A request that reads an old number is charged up to the catch-up too early
-//! or too late. The gate is stored only under the lock, as always: a request that uses up the
+//! **Why enough.** No permit depends on the two numbers: a request is charged between
+//! `now - catch_up` and now, whatever number it reads, and only the policy's state decides whether
+//! the permit is available. A request that reads an old number is charged up to the catch-up too
+//! early or too late. The gate is stored only under the lock, as always: a request that uses up the
 //! lateness tries the lock to clear the flag, and leaves that to the lock holder if there is one.
 //! If the lock holder had read `late` before, the flag stays set until the lock is taken next, and
 //! requests find that the lateness is zero.
