@@ -1,4 +1,4 @@
-//! What an [`AllOf`](crate::AllOf) answers: permits of all members, or a refusal.
+//! The result of a call of an [`AllOf`](crate::AllOf): permits of all members, or a refusal.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,23 +10,23 @@ use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::time::Nanos;
 
-/// Permits of all members, given by an [`AllOf`](crate::AllOf).
+/// Permits of all members, granted by an [`AllOf`](crate::AllOf).
 ///
-/// Permits of a rate are used up. Permits of a [`CountingLimit`](crate::CountingLimit) are given
-/// back when this is dropped.
+/// Permits of a rate are used up. Dropping this value gives back its permits of a
+/// [`CountingLimit`](crate::CountingLimit).
 #[must_use = "hold it until the work is done, as `let _permits`: dropping it gives back the permits that are counted while in use"]
 pub struct AllPermits {
     pub(super) permits: Permits,
     pub(super) n: u32,
     pub(super) waited: Nanos,
-    /// In a box, since few grants have any. Dropped after the permits.
+    /// Boxed, because few grants have any. Dropped after the permits.
     pub(super) more: Option<Box<More>>,
 }
 
-/// What some grants have beside permits.
+/// What some grants carry besides permits.
 #[derive(Default)]
 pub(super) struct More {
-    /// What the grant left.
+    /// The permits that the grant left in the members.
     pub(super) left: Option<AllStatus>,
     /// What another kind of limiter holds while the permits are in use.
     pub(super) held: Option<Box<dyn Send + Sync>>,
@@ -35,29 +35,29 @@ pub(super) struct More {
 }
 
 impl AllPermits {
-    /// Permits that a limiter of another kind gave. Dropping `held` gives back the permits that are
-    /// counted while in use. For an own [`Limiter`](crate::Limiter).
+    /// Creates permits with a guard. Dropping `held` gives back the permits that are counted while
+    /// in use. For implementors of [`Limiter`](crate::Limiter).
     pub fn with_guard(grant: Grant, held: impl Send + Sync + 'static) -> AllPermits {
         let more = More { held: Some(Box::new(held)), ..More::default() };
         AllPermits { more: Some(Box::new(more)), ..AllPermits::from(grant) }
     }
 
-    /// Sets what the grant left in each limit. For an own [`Limiter`](crate::Limiter).
+    /// Sets what the grant left in each limit. For implementors of [`Limiter`](crate::Limiter).
     pub fn with_left(mut self, left: AllStatus) -> AllPermits {
         self.more.get_or_insert_default().left = Some(left);
         self
     }
 
-    /// Marks the permits as granted without the store that was to decide. For an own
+    /// Marks the permits as granted without the store that should have decided. For implementors of
     /// [`Limiter`](crate::Limiter) over a network.
     pub fn as_degraded(mut self) -> AllPermits {
         self.more.get_or_insert_default().degraded = true;
         self
     }
 
-    /// Returns whether the request was decided without the store of the limiter, which did not
-    /// answer: the permits are of the share of this process, or the request passed without permits.
-    /// `false` for every limiter in one process.
+    /// Returns whether the request was decided without the store of the limiter, because the store
+    /// did not reply: the permits come from the share of this process, or the request passed
+    /// without permits. `false` for every limiter in one process.
     ///
     /// # Examples
     ///
@@ -74,21 +74,20 @@ impl AllPermits {
     }
 
     /// Returns what the grant left in each limit, if the request asked for it by
-    /// [`AllRequest::with_left`](crate::AllRequest::with_left). A request that passed without
-    /// permits is told nothing.
+    /// [`AllRequest::with_left`](crate::AllRequest::with_left). Returns `None` for a request that
+    /// passed without permits.
     ///
-    /// The numbers of a member with a rate belong to this grant, whatever other threads do
-    /// meanwhile. The numbers of a [`CountingLimit`](crate::CountingLimit), and of a member that
-    /// was not asked, are those of the time of the answer, and so is the number of requests that
-    /// wait.
+    /// The numbers of a rate limiter are exactly those that this grant left, whatever other threads
+    /// do meanwhile. The numbers of a [`CountingLimit`](crate::CountingLimit), of a member that was
+    /// not asked, and of the waiting requests are those at the time of the decision.
     #[must_use]
     pub fn left(&self) -> Option<&AllStatus> {
         self.more.as_ref()?.left.as_ref()
     }
 
-    /// How many permits of each rate limiter were taken that the request does not name: as many as
-    /// it asked for, or as there were if it asked for [up to](crate::Request::up_to) a number, or 0
-    /// if it passed without permits.
+    /// Returns the number of permits taken from each rate limiter that the request does not name.
+    /// This is the number asked for; or, for a request for [up to](crate::Request::up_to) a number,
+    /// as many as were available; or 0 if the request passed without permits.
     ///
     /// # Examples
     ///
@@ -109,7 +108,7 @@ impl AllPermits {
         self.n
     }
 
-    /// The time waited for them, zero if they were there.
+    /// Returns the time waited for the permits; zero if they were available at once.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited.as_duration()
@@ -136,42 +135,42 @@ impl fmt::Debug for AllPermits {
     }
 }
 
-/// Why an [`AllOf`](crate::AllOf) gave no permits. Nothing was taken from any member.
+/// The reason why an [`AllOf`](crate::AllOf) granted no permits. Nothing was taken from any member.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AllRefusal {
     /// A member refused.
     Member {
-        /// The name of the member that is ready last, or refuses for good.
+        /// The name of the member that is ready last, or refuses permanently.
         name: Name,
-        /// Why. Its `retry_after` counts for all members: without other requests, an equal call
-        /// succeeds that much later and not before.
+        /// The refusal. Its `retry_after` applies to all members: if no other request arrives, an
+        /// equal call succeeds after that time and not before.
         refusal: Refusal,
-        /// What else is told: see [`left`](AllRefusal::left) and
+        /// Further details: see [`left`](AllRefusal::left) and
         /// [`is_degraded`](AllRefusal::is_degraded).
         details: Option<Box<RefusalDetails>>,
     },
-    /// The composite itself refused: its queue is full, it is paused or closed, or the call was
-    /// cancelled. Or there is no limiter to ask, when it is made from the refusal of
+    /// The `AllOf` itself refused: its queue is full, it is paused or closed, or the call was
+    /// cancelled. A refusal of
     /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
-    /// by `?`.
+    /// that `?` converts is of this variant, too: there is no limiter to ask.
     Queue {
-        /// Why.
+        /// The refusal.
         refusal: Refusal,
-        /// What else is told: see [`left`](AllRefusal::left) and
+        /// Further details: see [`left`](AllRefusal::left) and
         /// [`is_degraded`](AllRefusal::is_degraded).
         details: Option<Box<RefusalDetails>>,
     },
-    /// The request names a member that there is not. Waiting does not help.
+    /// The request names a member that does not exist. Waiting does not help.
     NoMember {
-        /// The name that it gives.
+        /// The name in the request.
         name: Box<str>,
         /// The names of the members, in the order in which they were added.
         members: Box<[Name]>,
     },
 }
 
-/// What some refusals tell beside the reason. In a box, so that all others stay small.
+/// What some refusals carry besides the reason. Boxed, so that all other refusals stay small.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RefusalDetails {
     left: Option<AllStatus>,
@@ -180,13 +179,14 @@ pub struct RefusalDetails {
 }
 
 impl AllRefusal {
-    /// The refusal by the limit with this name. For an own [`Limiter`](crate::Limiter); a refusal
-    /// by all limits together is made from a [`Refusal`].
+    /// Creates the refusal by the limit with this name. For implementors of
+    /// [`Limiter`](crate::Limiter); a refusal by all limits together is converted from a
+    /// [`Refusal`].
     pub fn from_member(name: impl Into<Name>, refusal: Refusal) -> AllRefusal {
         AllRefusal::Member { name: name.into(), refusal, details: None }
     }
 
-    /// Sets the state of each limit. A refusal for a name that there is not tells none.
+    /// Sets the state of each limit. Does nothing for [`NoMember`](AllRefusal::NoMember).
     #[must_use]
     pub fn with_left(mut self, status: AllStatus) -> AllRefusal {
         self.change_details(|details| details.left = Some(status));
@@ -194,28 +194,28 @@ impl AllRefusal {
     }
 
     /// Returns the state of each limit, if the request asked for it by
-    /// [`AllRequest::with_left`](crate::AllRequest::with_left): the limit, the permits that are
-    /// there, when the next one comes, and when the limit is full.
+    /// [`AllRequest::with_left`](crate::AllRequest::with_left): the limit, the available permits,
+    /// when the next permit comes, and when the limit is full.
     ///
-    /// The state does not contradict the refusal, whatever other threads do meanwhile: of the
-    /// member that refused it tells fewer permits than the request asked for.
+    /// The state does not contradict the refusal, whatever other threads do meanwhile: for the
+    /// member that refused, it shows fewer permits than the request asked for.
     #[must_use]
     pub fn left(&self) -> Option<&AllStatus> {
         self.details()?.left.as_ref()
     }
 
-    /// Marks the refusal as made without the store that was to decide. For an own
-    /// [`Limiter`](crate::Limiter) over a network. A refusal for a name that there is not needs no
-    /// store.
+    /// Marks the refusal as made without the store that should have decided. For implementors of
+    /// [`Limiter`](crate::Limiter) over a network. Does nothing for
+    /// [`NoMember`](AllRefusal::NoMember), which needs no store.
     #[must_use]
     pub fn as_degraded(mut self) -> AllRefusal {
         self.change_details(|details| details.degraded = true);
         self
     }
 
-    /// Returns whether the request was decided without the store of the limiter, which did not
-    /// answer: by the share of this process, or as [`Refusal::Unavailable`]. `false` for every
-    /// limiter in one process.
+    /// Returns whether the request was decided without the store of the limiter, because the store
+    /// did not reply: by the share of this process, or as [`Refusal::Unavailable`]. `false` for
+    /// every limiter in one process.
     ///
     /// # Examples
     ///
@@ -247,8 +247,8 @@ impl AllRefusal {
         }
     }
 
-    /// This refusal of a request that did not wait, and asked for so many permits of the member
-    /// with a name: the state is that which it met.
+    /// Sets the state of the member that refused to the state that the request met. The request did
+    /// not wait, and asked each member for `asked(name)` permits.
     pub(crate) fn at_once(mut self, asked: impl Fn(&str) -> u32) -> AllRefusal {
         if let AllRefusal::Member {
             name,
@@ -262,8 +262,8 @@ impl AllRefusal {
         self
     }
 
-    /// How long to wait before an equal call can succeed; `None` if it never can, or if the time is
-    /// not known.
+    /// Returns how long to wait before an equal call can succeed; `None` if it never can, or if the
+    /// time is unknown.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.refusal().and_then(Refusal::retry_after)
@@ -287,14 +287,15 @@ impl AllRefusal {
         self.refusal().and_then(Refusal::retry_after_secs)
     }
 
-    /// The status code by which an HTTP server tells this refusal to a client, as
-    /// [`Refusal::status_code`]; 500 if the request named a member that is not there.
+    /// Returns the HTTP status code for this refusal, like [`Refusal::status_code`]; 500 if the
+    /// request named a member that does not exist.
     #[must_use]
     pub fn status_code(&self) -> u16 {
         self.refusal().map_or(500, Refusal::status_code)
     }
 
-    /// The name of the member that is ready last, or refuses for good; `None` if it was no member.
+    /// Returns the name of the member that is ready last, or refuses permanently; `None` if no
+    /// member refused.
     #[must_use]
     pub fn member(&self) -> Option<&str> {
         match self {
@@ -303,7 +304,7 @@ impl AllRefusal {
         }
     }
 
-    /// The refusal without the name.
+    /// Returns the refusal without the name; `None` for [`NoMember`](AllRefusal::NoMember).
     #[must_use]
     pub fn refusal(&self) -> Option<Refusal> {
         match self {
@@ -312,7 +313,7 @@ impl AllRefusal {
         }
     }
 
-    /// Whether an equal request may be granted later; see [`Refusal::may_retry`].
+    /// Returns whether an equal request may be granted later; see [`Refusal::may_retry`].
     #[must_use]
     pub fn may_retry(&self) -> bool {
         self.refusal().is_some_and(Refusal::may_retry)

@@ -6,9 +6,9 @@
 //!
 //! # Usage
 //!
-//! Try, and refuse at once if a member has too few permits. Keep the permits until the work is
-//! done: when they are dropped, those of a [`CountingLimit`] go back. Permits of a rate are used
-//! up.
+//! Try, and refuse at once if a member has too few permits. Hold the returned permits until the
+//! work is done: dropping them gives back the permits of a [`CountingLimit`]. Permits of a rate are
+//! used up.
 //!
 //! ```
 //! use tidegate::{AllOf, Rate, RateLimiter, TokenBucket};
@@ -59,7 +59,7 @@
 //!
 //! let mut call = api.reserve([("tokens", 800)])?; // one request, about 800 tokens
 //! (&mut call).await?;
-//! call.settle([("tokens", 300)])?; // it was 300: 500 tokens are given back
+//! call.settle([("tokens", 300)])?; // it was 300: this refunds 500 tokens
 //! assert_eq!(tokens.status().available, 700);
 //! # Ok(())
 //! # }
@@ -67,58 +67,62 @@
 
 // # How it works
 //
-// An `AllOf` waits as a `RateLimiter` does, with an equal queue, alarms, threads and deadlines. Its
-// rule asks several limiters instead of one policy. There are two ways through it.
+// An `AllOf` waits like a `RateLimiter`, with the same queue, alarms, threads and deadlines. Its
+// rule asks several limiters instead of one policy. A request takes one of two paths.
 //
-// **While no request waits.** First the composite looks at all members; a refusal writes nothing.
-// Then one member after the other takes, each inside the call of the one before. A later member may
-// have too few permits after all, because another request took them just now. Then the earlier
-// members put back exactly what they took. Meanwhile other requests may see fewer permits than
-// there are, never more. No lock is taken and nothing is allocated, unless a request waits at a
-// member: then the composite asks the member's line, and the waiters in it go first.
+// **No request waits.** The composite first checks all members; a refusal at this step writes
+// nothing. Then the members take in order, each inside the call of the member before it. A later
+// member may still have too few permits, because another request took them after the check. Then
+// the earlier members put back exactly what they took. Meanwhile other requests may see fewer
+// permits than a member has, never more. This path takes no lock and allocates nothing, unless a
+// request waits at a member: then the composite asks the member's queue, and the waiters in that
+// queue go first.
 //
-// **Waiting.** The waiters of one `AllOf` stand in its own queue. The first of them has a *seat* in
-// the line of each member, which keeps its place there and does not delay the requests behind it
-// (`src/line/seats.rs`). When the waiter is due at all members it is charged, by all or none.
+// **Waiting.** The waiters of one `AllOf` stand in its own queue. The first waiter has a *seat* in
+// the queue of each member. The seat keeps the waiter's position in that queue, and lets requests
+// behind it pass as long as they do not delay it (`src/line/seats.rs`). When the waiter is due at
+// all members, all of them are charged, or none.
 //
 // | the first waiter | its seats | its permits |
 // |---|---|---|
-// | is due at *T*, the latest of its members' times | have the time *T*; requests behind pass as long as that does not delay the seat | none |
-// | *T* has come, and no permit is free at a counting limit | have its deadline as their time, or never | none |
+// | is due at *T*, the latest of its members' times | have the time *T*; requests behind a seat pass as long as they do not delay it | none |
+// | has reached *T*, and a counting limit has no free permit | have the waiter's deadline as their time, or never | none |
 // | has its turn, and all members have enough permits | are given up | all: it is granted and woken |
-// | is dropped | go to the next waiter of this priority, or are given up | none |
-// | is no longer the first, since a waiter of higher priority came | keep their places and delay no request, until it is the first again | none |
+// | is dropped | pass to the next waiter of this priority, or are given up | none |
+// | is no longer the first, because a waiter of higher priority came | keep their positions and delay no request, until the waiter is the first again | none |
 //
-// At counting limits the waiter has places of another kind: `src/all_of/counting.rs`.
+// At counting limits the waiter has seats of another kind: `src/all_of/counting.rs`.
 //
 // # Locks
 //
 // The lock of an `AllOf` comes before the locks of its members, rates and counting limits alike.
-// One member at a time is locked, for a moment. While the lock of an `AllOf` is held no foreign
-// code runs: wakers, rings, and values that call foreign code on drop are collected in a list, and
-// are called without a lock. A member never locks an `AllOf`: it *rings* it from that list, when no
-// lock is held. So no order of locks makes two threads wait for each other, and a chain of rings is
-// a loop, not a recursion (`src/line/recheck.rs`).
+// The members are locked one at a time, each for a short section. No user code runs while the lock
+// of an `AllOf` is held: wakers, notifications, and values that call user code on drop are
+// collected in a list, and are called without a lock. A member never locks an `AllOf`: it
+// *notifies* the `AllOf` from that list, when no lock is held. So no order of locks makes two
+// threads wait for each other, and a chain of notifications is a loop, not a recursion
+// (`src/line/recheck.rs`).
 //
 // # Why no time is missed
 //
-// A change that makes permits of a member come earlier (a refund, a new rate, a waiter that leaves)
-// happens under the member's lock, and rings the first seat that waits for this member alone; the
-// next such seat is rung when this one has left. If there was no seat yet, the composite
-// finds the change: after it has taken its seats it asks all members again, and if one of them is
-// due earlier than before, it rings itself. The change and the sitting down both happen under the
-// member's lock, so one of them sees the other.
+// A change that makes permits of a member due earlier (a refund, a new rate, a waiter that leaves)
+// happens under the member's lock, and notifies the first seat that waits for this member only. The
+// next such seat is notified when this one has left. If the composite had no seat yet, it finds the
+// change itself: after it has taken its seats, it asks all members again, and if a member is due
+// earlier than before, it notifies itself. The change and the taking of the seat both happen under
+// the member's lock, so one of them sees the other.
 //
-// A change that makes permits come later needs no ring. When *T* comes and a member is not ready,
-// the composite finds a later time. That happens only where permits were taken past the seats: by
-// requests that overlapped with sitting down, or by a lower rate. A change of the member also rings
-// its first 64 seats, so that their composites refuse at once the waiters that it makes too late.
+// A change that makes permits due later needs no notification. If a member is not ready at *T*, the
+// composite finds a later time. That happens only if a lower rate delayed the permits, or if
+// requests that overlapped with the taking of the seats took them. A change of the member also
+// notifies its first 64 seats, so that their composites refuse at once the waiters that the change
+// makes too late.
 //
-// The orderings of the way without the lock are argued in `all_of/member.rs`.
+// `all_of/member.rs` argues the memory orderings of the path without the lock.
 //
 // **Checked by** `loom-tests/compose.rs`: two composites that share two members, a composite
 // against a plain taker, a dropped wait against its grant; with twins that do not undo, undo too
-// much, or forget to ring.
+// much, or forget to notify.
 
 pub(crate) mod all;
 mod answer;
@@ -165,57 +169,60 @@ use crate::policy::Policy;
 use crate::request::Request;
 use crate::time::Nanos;
 
-/// Several limits at once: a request is granted by all of them or by none.
+/// Several limits at once: either all of them grant a request, or none does.
 ///
-/// Built once from named limiters of any policies, and counting limits.
-/// The limiters stay usable on their own, and in other composites. Clones share one queue; a clone
-/// costs a reference count.
+/// An `AllOf` is built once from named limiters, its *members*: rate limiters of any policies, and
+/// counting limits. The limiters stay usable on their own, and in other `AllOf`s. Clones share one
+/// queue; a clone costs a reference count.
 ///
-/// | call | not due now |
+/// | call | if the permits are not due now |
 /// |---|---|
 /// | [`acquire`](AllOf::acquire), [`acquire_many`](AllOf::acquire_many) | waits |
-/// | [`acquire_within`](AllOf::acquire_within) | waits if that takes no longer than a time, else refuses at once |
+/// | [`acquire_within`](AllOf::acquire_within) | waits if the permits are due within a given time, else refuses at once |
 /// | [`try_acquire`](AllOf::try_acquire), [`try_acquire_many`](AllOf::try_acquire_many) | refuses at once |
-/// | [`blocking_acquire`](AllOf::blocking_acquire), [`blocking_acquire_many`](AllOf::blocking_acquire_many) | waits in that queue, too, from a plain thread |
-/// | [`reserve`](AllOf::reserve) | takes a place in the queue, for a cost that is settled later |
+/// | [`blocking_acquire`](AllOf::blocking_acquire), [`blocking_acquire_many`](AllOf::blocking_acquire_many) | blocks a plain thread, which waits in the same queue |
+/// | [`reserve`](AllOf::reserve) | takes a position in the queue, for a cost that is settled later |
 ///
-/// A request asks for one permit of each member, or for its [default cost](AllOf::default_cost),
-/// unless it names a member and says how many: one call and 850 tokens are `[("tokens", 850)]`. A
-/// member of which 0 are asked for is not asked, but the request waits behind others that wait for
-/// it. The calls that take such a list take an [`AllRequest`] as well, which says more: a priority,
-/// a longest wait, an exemption.
+/// A request asks for one permit of each member, or for the member's [default
+/// cost](AllOf::default_cost), unless it names the member and gives a number: one call and 850
+/// tokens are `[("tokens", 850)]`. A request for 0 permits of a member takes nothing from it, but
+/// still waits behind earlier requests that wait for this member. The calls that accept such a list
+/// also accept an [`AllRequest`], which can set more: a priority, a maximum wait, an exemption.
 ///
-/// Add each limiter once. All rate limiters of one composite have clocks of one type that run at
-/// one pace; they may have begun at different times. Alarms are set by the clock of the first.
+/// Add each limiter once. All rate limiters of one `AllOf` have clocks of one type that run at the
+/// same pace; the clocks may have started at different times. The clock of the first limiter sets
+/// the alarms.
 ///
 /// # Fairness
 ///
-/// The waiters of one composite are served first come, first served. The first of them has a place
-/// in the line of each member. Requests behind that place may go first where that does not delay
-/// it, so a wait of an hour for one member does not block the other members. The waiter does not
-/// depend on busy members having permits at one moment by chance: when its turn comes, permits are
-/// kept for it. After a grant the next waiter goes to the end of the members' lines.
+/// The waiters of one `AllOf` are served first come, first served. The first waiter holds a
+/// position in the queue of each member. Requests behind that position may go first if they do not
+/// delay the waiter, so a wait of an hour for one member does not block the other members. When the
+/// waiter's turn comes, the members keep permits for it, so it does not depend on busy members
+/// having permits at the same moment by chance. After a grant, the next waiter goes to the end of
+/// the members' queues.
 ///
 /// # Settings of members
 ///
-/// | set on a member | for requests through a composite |
+/// | set on a member | effect on requests through an `AllOf` |
 /// |---|---|
-/// | a rate, a burst, a debt, a refund, a pause | holds, also for waiters, unless they and those before them ask for 0 of it |
-/// | [a share that is kept](RateLimiter::keep_for_priority) | holds; the [priority](AllRequest::priority) of the request says whether it may use the share |
-/// | [shadow mode](RateLimiter::set_shadow) | the member refuses no request, and takes permits where it has enough; no observer is told of the requests that the member would have refused |
-/// | [a bound on its queue](RateLimiter::set_queue_bounds), [an observer](RateLimiter::observe) | does not hold: set it on the composite |
+/// | a rate, a burst, a debit, a refund, a pause | applies to waiters too, unless neither a waiter nor any request before it needs this member |
+/// | [a kept share](RateLimiter::keep_for_priority) | applies; the [priority](AllRequest::priority) of the request decides whether it may use the share |
+/// | [shadow mode](RateLimiter::set_shadow) | the member refuses no request, and takes permits if it has enough; observers are not notified of requests that the member would have refused |
+/// | [a bound on its queue](RateLimiter::set_queue_bounds), [an observer](RateLimiter::observe) | does not apply: set it on the `AllOf` |
 ///
 /// # Cost
 ///
-/// A few hundred bytes and two allocations: a composite may be made for a single request. Only
-/// clones of one composite share a queue; the waiters of different composites meet in the lines of
-/// their members, first come, first served. For a user's limit and that of all users there is
+/// An `AllOf` costs a few hundred bytes and two allocations, so it may be made for a single
+/// request. Only clones of one `AllOf` share a queue; the waiters of different `AllOf`s meet in the
+/// queues of their members, first come, first served. For a user's limit combined with the limit of
+/// all users, use
 #[cfg_attr(feature = "keyed", doc = "[`KeyedAllOf`].")]
 #[cfg_attr(not(feature = "keyed"), doc = "`KeyedAllOf`.")]
 ///
 /// # Cancel safety
 ///
-/// A wait can be dropped at any time, and a refusal happen at any point, without a trace in any
+/// A wait can be dropped at any time, and a refusal can happen at any point, without a trace in any
 /// member. While a request is being decided, other requests may see fewer permits of a member than
 /// it has, never more.
 ///
@@ -248,7 +255,7 @@ use crate::time::Nanos;
 /// # Ok::<(), tidegate::AllRefusal>(())
 /// ```
 ///
-/// One request and 850 tokens, of which ten calls may be in flight:
+/// One request and 850 tokens, with at most ten calls in flight:
 ///
 /// ```
 /// use tidegate::{AllOf, CountingLimit, Rate, RateLimiter, TokenBucket};
@@ -263,18 +270,18 @@ use crate::time::Nanos;
 ///
 /// let permits = api.try_acquire_many([("tokens", 850)])?;
 /// assert_eq!(in_flight.available(), 9);
-/// drop(permits); // the call is over
+/// drop(permits); // the call is done
 /// assert_eq!(in_flight.available(), 10);
 /// # Ok::<(), tidegate::AllRefusal>(())
 /// ```
 pub struct AllOf<C: Timer = DefaultClock> {
     shared: Arc<Shared<All<C>, C>>,
-    /// The default cost of each, and the priority of the requests of this handle.
+    /// The default cost of each member, and the priority of requests through this handle.
     ones: Weights,
 }
 
 impl<C: Timer + Clone> AllOf<C> {
-    /// A composite of one limiter so far. `name` is what requests and refusals call it.
+    /// Creates an `AllOf` of one limiter. Requests and refusals call the limiter `name`.
     #[must_use]
     pub fn new<P: Policy>(name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
         let clock = limiter.clock().clone();
@@ -283,11 +290,11 @@ impl<C: Timer + Clone> AllOf<C> {
 
     /// Adds a limiter.
     ///
-    /// The result has a queue of its own: build a composite before it is used.
+    /// The result has its own queue, so finish building an `AllOf` before you use it.
     ///
     /// # Panics
     ///
-    /// If it is a member already, or a member has this name.
+    /// Panics if this limiter was added before, or if a member already has this name.
     #[must_use]
     #[track_caller]
     pub fn with<P: Policy>(self, name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
@@ -296,37 +303,38 @@ impl<C: Timer + Clone> AllOf<C> {
 
     /// Adds a counting limit, which bounds the permits in use at one time.
     ///
-    /// A request that waits holds no permit: it takes from all members at one moment, when all
-    /// permits are there. While the rates are not due, other callers of the limit go first. Where
-    /// the permits of two busy members do not come at one moment, the request may keep a free
-    /// permit from callers behind it, until the rates are due or another such limit has come, but
-    /// never for longer than it has waited for permits in use before. A request for more than a
-    /// lowered limit has is refused at once, as by a rate.
+    /// A waiting request holds no permit: it takes from all members at one moment, when all permits
+    /// are available. While the rates are not due, other callers of the limit go first. If the
+    /// permits of two busy members do not become free at the same moment, the waiting request may
+    /// keep a free permit from callers behind it: until the rates are due, or another counting
+    /// limit has its permits, but never for longer than the request has already waited for permits
+    /// in use. A request for more permits than a lowered limit has is refused at once, as by a
+    /// rate.
     ///
-    /// A request that is granted holds its permits until its future, or the [`AllPermits`] it
-    /// returned, is dropped, whether the future is polled or not.
+    /// A granted request holds its permits until its future, or the [`AllPermits`] that the future
+    /// returned, is dropped. This holds whether the future is polled after the grant or not.
     ///
     /// # Panics
     ///
-    /// If it is a member already, or a member has this name.
+    /// Panics if this limiter was added before, or if a member already has this name.
     #[must_use]
     #[track_caller]
     pub fn with_counting(self, name: impl Into<Name>, limit: &CountingLimit) -> Self {
         self.and(Entry::new(name.into(), Kind::Counting(limit.clone())))
     }
 
-    /// Sets what a request costs at this member where the request does not name it: 1 unless set.
-    /// With 0 a member is asked by requests that name it, and by no others.
+    /// Sets the cost at this member of a request that does not name the member. The initial value
+    /// is 1. With 0, only requests that name the member ask it.
     ///
-    /// The number of a request that names no member, such as `try_acquire_many(3)`, is not for
-    /// this member any more: the default cost holds. A request for one permit of each member
-    /// asks for the default cost.
+    /// The number of a request that names no member, such as `try_acquire_many(3)`, no longer
+    /// applies to this member: the request asks it for the default cost. A request for one permit
+    /// of each member also asks this member for the default cost.
     ///
-    /// The result has a queue of its own: build a composite before it is used.
+    /// The result has its own queue, so finish building an `AllOf` before you use it.
     ///
     /// # Panics
     ///
-    /// If no member has this name.
+    /// Panics if no member has this name.
     ///
     /// # Examples
     ///
@@ -364,7 +372,7 @@ impl<C: Timer + Clone> AllOf<C> {
     fn and(self, member: Entry) -> Self {
         let mut members = self.shared.rule.members.clone();
         if let Some(same) = members.iter().find(|other| other.rank() == member.rank()) {
-            panic!("the limiter that is to be {:?} is a member already, as {:?}", member.name, same.name);
+            panic!("this limiter was added twice: as {:?}, and now as {:?}", same.name, member.name);
         }
         if members.iter().any(|other| other.name == member.name) {
             panic!("there is a member {:?} already", member.name);
@@ -375,22 +383,22 @@ impl<C: Timer + Clone> AllOf<C> {
 
     fn of(members: Vec<Entry>, clock: C) -> Self {
         let ones = ones(&members);
-        // How far back a late grant is charged, each member says.
+        // Each member decides how far back a late grant is charged.
         let catch_up = Duration::MAX;
         let shared =
             Arc::new_cyclic(|shared| Shared::new(All::new(members, shared.clone()), clock, catch_up));
         AllOf { shared, ones }
     }
 
-    /// A composite of the same members, one of which is the limiter of a key. When the composite
-    /// ends, `leave` is dropped after the members.
+    /// A composite of the same members, one of which is the limiter of a key. When the composite is
+    /// dropped, `leave` is dropped after the members.
     #[cfg(feature = "keyed")]
     pub(crate) fn of_key(self, leave: Box<dyn Send + Sync>) -> Self {
         let (members, clock) = (self.shared.rule.members.clone(), self.shared.clock.clone());
         AllOf::observed_by(None, members, Some(of_keys::Home::apart(leave)), clock)
     }
 
-    /// A composite with an observer, if there is one, from the start.
+    /// A composite that has this observer, if any, from the start.
     #[cfg(feature = "keyed")]
     fn observed_by(
         events: Option<Arc<dyn crate::limiter::events::Events>>,
@@ -412,7 +420,7 @@ fn ones(members: &[Entry]) -> Weights {
     Weights::ones(members.len()).with_costs(members.iter().map(|member| member.cost))
 }
 
-/// The members that the number of a request is for.
+/// The members to which the number of a request applies.
 fn rates(members: &[Entry]) -> impl Iterator<Item = usize> + Clone {
     members.iter().enumerate().filter(|(_, member)| member.takes_number()).map(|(index, _)| index)
 }
@@ -422,35 +430,36 @@ fn rate<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> Kind {
 }
 
 impl<C: Timer> AllOf<C> {
-    /// Takes one permit of each member now, or none.
+    /// Takes one permit of each member now, or takes nothing.
     ///
-    /// While no request waits, this takes no lock and allocates nothing, and a refusal writes
+    /// While no request waits, this call takes no lock and allocates nothing, and a refusal writes
     /// nothing.
     ///
     /// # Errors
     ///
-    /// - [`AllRefusal::Member`] if a member has no permit, or other requests wait for it. Its
-    ///   `retry_after` is the longest of all members, and exact if no other request comes and no
-    ///   request waits at the members. It is `None` if a [`CountingLimit`] has no permit.
+    /// - [`AllRefusal::Member`] if a member has no permit, or if other requests wait for it. Its
+    ///   `retry_after` is the longest of all members. It is exact if no other request arrives and
+    ///   no request waits at the members. It is `None` if a [`CountingLimit`] has no permit.
     /// - [`AllRefusal::Member`] with [`Refusal::Paused`] or [`Refusal::Closed`] if a member is
-    ///   paused or closed, and [`AllRefusal::Queue`] with these if the composite itself is.
-    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] if a member can never give its
+    ///   paused or closed; [`AllRefusal::Queue`] with the same refusals if the `AllOf` itself is
+    ///   paused or closed.
+    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] if a member can never grant its
     ///   [default cost](AllOf::default_cost).
     #[inline]
     pub fn try_acquire(&self) -> Result<AllPermits, AllRefusal> {
         self.attempt(&self.ones)
     }
 
-    /// Takes what an [`AllRequest`] asks for now, or nothing. The request may be just a list of
-    /// costs by name.
+    /// Takes the permits that an [`AllRequest`] asks for now, or takes nothing. A list of costs by
+    /// name is enough as a request.
     ///
     /// # Errors
     ///
-    /// As [`try_acquire`](AllOf::try_acquire), and:
+    /// The errors of [`try_acquire`](AllOf::try_acquire), and:
     ///
-    /// - [`AllRefusal::Member`] with a refusal for good if a member can never give so many at once,
-    ///   or the request asks for 0 permits of each.
-    /// - [`AllRefusal::NoMember`] if no member has a name that the request gives.
+    /// - [`AllRefusal::Member`] with a permanent refusal if a member can never grant this many
+    ///   permits at once, or if the request asks for 0 permits of each member.
+    /// - [`AllRefusal::NoMember`] if the request names a member that does not exist.
     pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AllPermits, AllRefusal> {
         let request = request.into();
         let ask = self.ask(&request)?;
@@ -461,7 +470,8 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Fairness
     ///
-    /// First polled, first served, within this composite; see [above](AllOf#fairness) for others.
+    /// Within this `AllOf`, first polled, first served; see [above](AllOf#fairness) for requests
+    /// outside it.
     ///
     /// # Cancel safety
     ///
@@ -471,16 +481,17 @@ impl<C: Timer> AllOf<C> {
     ///
     /// - [`AllRefusal::Member`] with [`Refusal::Limited`] or [`Refusal::Paused`] from a
     ///   [`LeakyBucket`](crate::LeakyBucket) without room.
-    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] if a member can never give its
+    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] if a member can never grant its
     ///   [default cost](AllOf::default_cost).
     /// - [`AllRefusal::Member`] with [`Refusal::Closed`] if a member is closed, before the call or
-    ///   while it waits, and [`AllRefusal::Queue`] with it if the composite itself is.
+    ///   during the wait; [`AllRefusal::Queue`] with the same refusal if the `AllOf` itself is
+    ///   closed.
     /// - [`AllRefusal::Queue`] with [`Refusal::QueueFull`] or [`Refusal::Displaced`] if the queue
     ///   is [bounded](AllOf::set_queue_bounds).
     ///
     /// # Panics
     ///
-    /// As [`RateLimiter::acquire`].
+    /// Panics under the conditions of [`RateLimiter::acquire`].
     ///
     /// # Examples
     ///
@@ -505,54 +516,56 @@ impl<C: Timer> AllOf<C> {
         AcquireAll::new(self, &AllRequest::new())
     }
 
-    /// Waits for the permits that an [`AllRequest`] asks for, which may be just a list of costs by
-    /// name.
+    /// Waits for the permits that an [`AllRequest`] asks for. A list of costs by name is enough as
+    /// a request.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](AllOf::acquire), and:
+    /// The errors of [`acquire`](AllOf::acquire), and:
     ///
-    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] or [`Refusal::ZeroPermits`], which
-    ///   waiting cannot cure.
+    /// - [`AllRefusal::Member`] with [`Refusal::ExceedsLimit`] or [`Refusal::ZeroPermits`]; waiting
+    ///   does not help.
     /// - [`AllRefusal::Member`] with [`Refusal::Limited`] or [`Refusal::Paused`] if the request
     ///   cannot be served [within](AllRequest::within) its time; it names the member that is ready
-    ///   last. [`AllRefusal::Queue`] with `Paused` if that is due to a pause of the composite.
-    /// - [`AllRefusal::NoMember`] if no member has a name that the request gives.
+    ///   last. [`AllRefusal::Queue`] with `Paused` if a pause of the `AllOf` itself is the reason.
+    /// - [`AllRefusal::NoMember`] if the request names a member that does not exist.
     pub fn acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> AcquireAll<C> {
         AcquireAll::new(self, &request.into())
     }
 
-    /// Waits for one permit of each member if that takes no longer than `within`; else refuses at
-    /// once and spends nothing.
+    /// Waits for one permit of each member if they are due within `within`; otherwise refuses at
+    /// once and takes nothing.
     ///
-    /// It is [`acquire_many`](AllOf::acquire_many) of one permit each
+    /// This call is [`acquire_many`](AllOf::acquire_many) for one permit of each member
     /// [`within`](AllRequest::within) that time.
     ///
     /// # Errors
     ///
-    /// As [`RateLimiter::acquire_within`], with the name of the member that is ready last.
+    /// The errors of [`RateLimiter::acquire_within`], with the name of the member that is ready
+    /// last.
     pub fn acquire_within(&self, within: Duration) -> AcquireAll<C> {
         AcquireAll::new(self, &AllRequest::new().within(within))
     }
 
     /// Blocks the calling thread until it has one permit of each member.
     ///
-    /// Threads and tasks wait in one queue. Do not call it from a task: it blocks the executor's
-    /// thread. It needs no runtime.
+    /// Threads and tasks wait in one queue. Do not call this method from a task: it blocks the
+    /// executor's thread. It needs no runtime.
     ///
     /// # Errors
     ///
-    /// As [`blocking_acquire_many`](AllOf::blocking_acquire_many).
+    /// The errors of [`blocking_acquire_many`](AllOf::blocking_acquire_many).
     pub fn blocking_acquire(&self) -> Result<AllPermits, AllRefusal> {
         self.blocking_acquire_many(AllRequest::new())
     }
 
-    /// Blocks the calling thread until it has what an [`AllRequest`] asks for.
+    /// Blocks the calling thread until it has the permits that an [`AllRequest`] asks for.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](AllOf::acquire_many); and [`AllRefusal::Queue`] with
-    /// [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that is cancelled.
+    /// The errors of [`acquire_many`](AllOf::acquire_many), and [`AllRefusal::Queue`] with
+    /// [`Refusal::Cancelled`] if the call runs under a [`CancelToken`](crate::CancelToken) that is
+    /// cancelled.
     pub fn blocking_acquire_many<'a>(
         &self,
         request: impl Into<AllRequest<'a>>,
@@ -562,7 +575,7 @@ impl<C: Timer> AllOf<C> {
         self.block(Progress::with(ask, &request.request))
     }
 
-    /// Blocks the calling thread until a request has its answer.
+    /// Blocks the calling thread until a request is decided.
     fn block(&self, wait: Progress<Weights>) -> Result<AllPermits, AllRefusal> {
         let mut pending = Pending::new(&self.shared, wait);
         match blocking::acquire(&mut pending) {
@@ -571,29 +584,30 @@ impl<C: Timer> AllOf<C> {
         }
     }
 
-    /// Takes a place in the queue now for what an [`AllRequest`] asks for, for a cost that is known
-    /// only later: reserve the estimate, await it, and [settle](AllReservation::settle) it.
+    /// Takes a position in the queue now for what an [`AllRequest`] asks for, if the cost is known
+    /// only later: reserve the estimate, await the reservation, and
+    /// [settle](AllReservation::settle) it.
     ///
-    /// When its time comes it is charged, whether it is awaited or not, and holds its permits of a
-    /// [`CountingLimit`] until it is dropped or settled.
+    /// The reservation is charged when its time comes, whether it is awaited or not. It holds its
+    /// permits of a [`CountingLimit`] until it is dropped or settled.
     ///
-    /// Await `&mut` the reservation, and keep it until the work is done. `reserve(..)?.await?`
-    /// yields a [`Duration`] and drops the reservation: its permits of a [`CountingLimit`] go back
-    /// before the work begins, and its cost cannot be settled any more.
+    /// Await `&mut` the reservation, and keep the reservation until the work is done.
+    /// `reserve(..)?.await?` yields a [`Duration`] and drops the reservation: its permits of a
+    /// [`CountingLimit`] go back before the work begins, and its cost can no longer be settled.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](AllOf::acquire_many).
+    /// The errors of [`acquire_many`](AllOf::acquire_many).
     pub fn reserve<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<AllReservation<C>, AllRefusal> {
         let request = request.into();
         self.reserve_ask(self.ask(&request)?, &request.request)
     }
 
-    /// How many requests wait in this composite, how long its own pause lasts, and the status of
-    /// each member.
+    /// Returns the number of requests that wait in this `AllOf`, how long its own pause lasts, and
+    /// the status of each member.
     ///
-    /// The numbers of different members are not summed up: requests, tokens and calls in flight
-    /// have no common unit.
+    /// The numbers of different members are not added up: requests, tokens and calls in flight have
+    /// no common unit.
     ///
     /// # Examples
     ///
@@ -621,7 +635,7 @@ impl<C: Timer> AllOf<C> {
         status(&self.shared)
     }
 
-    /// The names of the members, in the order in which they were added.
+    /// Returns the names of the members, in the order in which they were added.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.shared.rule.members.iter().map(|entry| entry.name.as_str())
     }
@@ -660,7 +674,7 @@ impl<C: Timer> AllOf<C> {
         }
     }
 
-    /// The refusal of a request that does not wait.
+    /// Returns the refusal of a request that does not wait.
     fn refused(&self, ask: &Weights, refusal: Refusal) -> AllRefusal {
         let refusal = blame(&self.shared, ask, refusal);
         if ask.wants_left { self.at_once(ask, refusal) } else { refusal }
@@ -705,14 +719,14 @@ fn status<C: Timer>(of: &Shared<All<C>, C>) -> AllStatus {
     AllStatus { waiting, paused_for: of.paused_for(), members: members.collect() }
 }
 
-/// What a grant left in all members.
+/// Returns what a grant left in all members.
 #[cold]
 fn left<C: Timer>(of: &Shared<All<C>, C>, charge: &AllCharge) -> AllStatus {
     let taken = charge.taken.iter().filter_map(|(index, share)| Some((*index, share.left()?)));
     status(of).with_left(charge.left.iter().flat_map(|left| left.iter().copied()).chain(taken))
 }
 
-/// Names the member that refused, and tells the permits left if the request asks for them.
+/// Names the member that refused, and adds the permits left if the request asks for them.
 fn blame<C: Timer>(of: &Shared<All<C>, C>, ask: &Weights, refusal: Refusal) -> AllRefusal {
     let refusal = of.rule.blame(ask, refusal);
     if ask.wants_left { refusal.with_left(status(of)) } else { refusal }
@@ -743,17 +757,17 @@ impl<C: Timer> All<C> {
         if named.is_none() && (refusal == Refusal::Closed || !paused_for.is_zero()) {
             return refusal.into();
         }
-        // All costs are zero, or it can be had after all by now.
+        // All costs are zero, or the permits are available by now.
         let name = named.or(self.members.first()).map_or_else(|| "".into(), |entry| entry.name.clone());
         AllRefusal::from_member(name, refusal)
     }
 
-    /// Sets the costs to the costs of a request.
+    /// Sets `ask` to the costs of a request.
     fn set_costs(&self, ask: &mut Weights, request: &AllRequest<'_>) -> Result<(), AllRefusal> {
         ask.set_costs(request, rates(&self.members), |name| self.find(name))
     }
 
-    /// The member with this name.
+    /// Returns the index of the member with this name.
     fn find(&self, name: &str) -> Result<usize, AllRefusal> {
         self.members.iter().position(|entry| entry.name == *name).ok_or_else(|| self.no_member(name))
     }
@@ -777,21 +791,22 @@ impl<C: Timer> fmt::Debug for AllOf<C> {
     }
 }
 
-/// The future of [`AllOf::acquire`] and its variants: permits of all members.
+/// The future of [`AllOf::acquire`] and its variants, which resolves to permits of all members.
 ///
-/// Lazy: it joins the queue when it is first polled. `Unpin`, `Send` and without a borrow.
+/// The future is lazy: it joins the queue at its first poll. It is `Unpin` and `Send`, and borrows
+/// nothing.
 ///
 /// # Cancel safety
 ///
-/// Dropping it at any time leaves no trace in any member.
+/// Dropping the future at any time leaves no trace in any member.
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics. So does waiting with the default clock in a tokio
-/// runtime without its time driver.
+/// Panics if it is polled again after it was ready, or if it waits with the default clock in a
+/// tokio runtime without a time driver.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAll<C: Timer = DefaultClock> {
-    /// Or the refusal that the first poll returns.
+    /// The wait, or the refusal that the first poll returns.
     waiting: Result<OwnedPending<All<C>, C>, AllRefusal>,
 }
 

@@ -1,18 +1,18 @@
-//! Everything that a call of an [`AllOf`](crate::AllOf) may say about what it asks for.
+//! [`AllRequest`]: everything that a call of an [`AllOf`](crate::AllOf) can ask for.
 
 use std::time::{Duration, Instant};
 
 use crate::request::Request;
 
-/// So many costs are kept without allocating.
+/// The number of costs kept without allocating.
 const FEW: usize = 4;
 
-/// What a call of an [`AllOf`](crate::AllOf) asks for: the cost at each member by its name, how
-/// important it is, how long it waits.
+/// What a call of an [`AllOf`](crate::AllOf) asks for: the cost at each member by its name, the
+/// priority, and the maximum wait.
 ///
 /// A member that is not named is asked for one permit, or for its [default
-/// cost](crate::AllOf::default_cost). So a call of an API that counts requests and tokens names the
-/// tokens alone. A list of costs will do where nothing else is to be said:
+/// cost](crate::AllOf::default_cost). So a call of an API that counts requests and tokens names
+/// only the tokens. A list of costs is enough if the request sets nothing else:
 /// `acquire_many([("tokens", 850)])` is `acquire_many(AllRequest::new().cost("tokens", 850))`.
 ///
 /// # Examples
@@ -45,20 +45,20 @@ const FEW: usize = 4;
 #[derive(Clone, Debug)]
 #[must_use = "a request does nothing unless it is given to a limiter"]
 pub struct AllRequest<'a> {
-    /// The first of the costs that were named, which need no allocation, and how many they are.
+    /// The first costs that were named, which need no allocation; `len` of them are in use.
     few: [(&'a str, u32); FEW],
     len: usize,
     more: Vec<(&'a str, u32)>,
-    /// The cost of members that are not named, if one was given.
+    /// The cost of members that are not named, if the request gives one.
     others: Option<u32>,
     /// Whether a member with a default cost costs nothing if it is not named.
     pub(crate) without_defaults: bool,
-    /// All else that it says.
+    /// All other settings of the request.
     pub(crate) request: Request,
 }
 
 impl<'a> AllRequest<'a> {
-    /// Asks for one permit of each member, at priority 0, for as long as it takes.
+    /// Creates a request for one permit of each member, at priority 0, with no limit on the wait.
     pub const fn new() -> AllRequest<'a> {
         AllRequest {
             few: [("", 0); FEW],
@@ -70,10 +70,10 @@ impl<'a> AllRequest<'a> {
         }
     }
 
-    /// Asks for `n` permits of the member with this name. A member of which 0 are asked for is not
-    /// asked. If a member is named twice, the last number counts.
+    /// Asks for `n` permits of the member with this name. With 0, nothing is taken from the member.
+    /// If a member is named twice, the last number counts.
     ///
-    /// A name that no member has is refused by the call that gets this request:
+    /// The call that receives this request refuses an unknown name with
     /// [`AllRefusal::NoMember`](crate::AllRefusal::NoMember). Up to four costs are kept without
     /// allocating.
     pub fn cost(mut self, name: &'a str, n: u32) -> AllRequest<'a> {
@@ -87,37 +87,38 @@ impl<'a> AllRequest<'a> {
         self
     }
 
-    /// Asks for `n` permits of each rate limiter that no [`cost`](AllRequest::cost) names: bytes,
-    /// for example, that count at a connection, at its user and at all users. A
+    /// Asks for `n` permits of each rate limiter that no [`cost`](AllRequest::cost) names: for
+    /// example, bytes that count at a connection, at its user and at all users. A
     /// [`CountingLimit`](crate::CountingLimit) that is not named is still asked for one permit, and
-    /// a member with a [default cost](crate::AllOf::default_cost) for that.
+    /// a member with a [default cost](crate::AllOf::default_cost) for that cost.
     pub const fn cost_of_others(mut self, n: u32) -> AllRequest<'a> {
         self.others = Some(n);
         self
     }
 
-    /// The costs by name, in the order in which they were given. If a name comes twice, the last
-    /// number counts.
+    /// Returns the costs by name, in the order in which they were given. If a name appears twice,
+    /// the last number counts.
     pub fn costs(&self) -> impl DoubleEndedIterator<Item = (&'a str, u32)> {
         self.few[..self.len].iter().chain(&self.more).copied()
     }
 
-    /// The cost that the request gives for this name; `None` if it does not name it.
+    /// Returns the cost that the request gives for this name; `None` if the request does not name
+    /// it.
     #[must_use]
     pub fn cost_of(&self, name: &str) -> Option<u32> {
         self.costs().rev().find(|(of, _)| *of == name).map(|(_, n)| n)
     }
 
-    /// The cost at each rate limiter that is not named, if the request gives one: by
+    /// Returns the cost at each rate limiter that is not named, if the request gives one: by
     /// [`cost_of_others`](AllRequest::cost_of_others), a number or a [`Request`]. Without it the
-    /// cost is 1, and where a reservation is settled, as many as were reserved.
+    /// cost is 1; when a reservation is settled, it is the number that was reserved.
     #[must_use]
     pub const fn others(&self) -> Option<u32> {
         self.others
     }
 
-    /// What the request asks of each member that is not named, and of a limiter without members:
-    /// the number of permits, the priority, the longest wait, and whether it is exempt.
+    /// Returns what the request asks of each member that is not named, and of a limiter without
+    /// members: the number of permits, the priority, the maximum wait, and whether it is exempt.
     ///
     /// # Examples
     ///
@@ -130,41 +131,42 @@ impl<'a> AllRequest<'a> {
     /// assert_eq!(AllRequest::from(Request::up_to(9)).to_request().most, 9);
     /// ```
     pub fn to_request(&self) -> Request {
-        // Not a request for up to one where it asks for none.
+        // So a request for no permits does not become a request for up to one.
         self.request.at_least(self.others.unwrap_or(1))
     }
 
-    /// How important the request is: the higher, the sooner. 0 unless set.
+    /// Sets the priority of the request: a request of higher priority is served sooner. 0 unless
+    /// set.
     ///
-    /// It holds in the queue of the `AllOf` and in the lines of its members, and for what a member
-    /// [keeps](crate::RateLimiter::keep_for_priority) for important requests. See
-    /// [`Request::priority`].
+    /// The priority applies in the queue of the `AllOf` and in the queues of its members, and to
+    /// the permits that a member [keeps](crate::RateLimiter::keep_for_priority) for important
+    /// requests. See [`Request::priority`].
     pub const fn priority(mut self, priority: i8) -> AllRequest<'a> {
         self.request = self.request.priority(priority);
         self
     }
 
-    /// The request waits no longer than this. It is refused at once if its permits are due later.
-    /// See [`Request::within`].
+    /// Sets the maximum wait. The request is refused at once if its permits are due later. See
+    /// [`Request::within`].
     ///
-    /// The time at which a [`CountingLimit`](crate::CountingLimit) has a permit is not known ahead.
-    /// A request that waits for nothing else is refused when its time is over.
+    /// The time at which a [`CountingLimit`](crate::CountingLimit) will have a free permit is
+    /// unknown. A request that waits only for such a permit is refused when its time is over.
     pub const fn within(mut self, within: Duration) -> AllRequest<'a> {
         self.request = self.request.within(within);
         self
     }
 
-    /// The request is served at this time at the latest. See [`Request::deadline`].
+    /// Sets the latest time at which the request may be served. See [`Request::deadline`].
     pub fn deadline(mut self, deadline: Instant) -> AllRequest<'a> {
         self.request = self.request.deadline(deadline);
         self
     }
 
-    /// Lets the answer tell the state of each limit, from the decision itself: a grant by
-    /// [`AllPermits::left`](crate::AllPermits::left), a refusal by
+    /// Asks for the state of each limit, as the decision itself left or found it: a grant returns
+    /// it from [`AllPermits::left`](crate::AllPermits::left), a refusal from
     /// [`AllRefusal::left`](crate::AllRefusal::left).
     ///
-    /// Requests that do not ask for this pay nothing for it.
+    /// A request that does not ask for this pays nothing for it.
     ///
     /// # Examples
     ///
@@ -200,7 +202,7 @@ impl<'a> AllRequest<'a> {
         self
     }
 
-    /// The request passes at once and takes nothing. See [`Request::exempt`].
+    /// Exempts the request: it passes at once and takes nothing. See [`Request::exempt`].
     pub const fn exempt(mut self) -> AllRequest<'a> {
         self.request = self.request.exempt();
         self
@@ -213,7 +215,7 @@ impl Default for AllRequest<'_> {
     }
 }
 
-/// Asks for so many permits of each rate limiter.
+/// Asks for this many permits of each rate limiter.
 impl From<u32> for AllRequest<'_> {
     fn from(n: u32) -> Self {
         AllRequest::new().cost_of_others(n)
@@ -223,23 +225,25 @@ impl From<u32> for AllRequest<'_> {
 /// Asks for as many permits of each rate limiter as the request says, with its priority, its
 /// maximum wait and its exemption.
 ///
-/// A request for [up to](Request::up_to) a number takes an equal number of each rate limiter that
-/// no cost names: as many as all of them have.
-/// [`AllPermits::permits`](crate::AllPermits::permits) tells how many.
+/// A request for [up to](Request::up_to) a number takes an equal number of permits from each rate
+/// limiter that no cost names: as many as all of them have.
+/// [`AllPermits::permits`](crate::AllPermits::permits) returns this number.
 impl From<Request> for AllRequest<'_> {
     fn from(request: Request) -> Self {
         AllRequest { request, ..AllRequest::from(request.permits) }
     }
 }
 
-/// Asks for so many permits of the members with these names, and for one of each other member.
+/// Asks for these numbers of permits of the members with these names, and for one permit of each
+/// other member.
 impl<'a, const N: usize> From<[(&'a str, u32); N]> for AllRequest<'a> {
     fn from(costs: [(&'a str, u32); N]) -> AllRequest<'a> {
         costs.into_iter().collect()
     }
 }
 
-/// Asks for so many permits of the members with these names, and for one of each other member.
+/// Asks for these numbers of permits of the members with these names, and for one permit of each
+/// other member.
 impl<'a> From<&[(&'a str, u32)]> for AllRequest<'a> {
     fn from(costs: &[(&'a str, u32)]) -> AllRequest<'a> {
         costs.iter().copied().collect()
