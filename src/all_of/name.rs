@@ -5,14 +5,14 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Names of up to so many bytes lie in place. A refusal carries a name: cloning a counter instead
-/// would make all threads that are refused write to one cache line.
+/// Names of up to this many bytes are stored inline. A refusal carries a name: cloning an `Arc`
+/// instead would make all refused threads write to one cache line.
 const SHORT: usize = 22;
 
 /// The name of a member of an [`AllOf`](crate::AllOf).
 ///
-/// Made from a `&str`, a `String` or an `Arc<str>`. Up to 22 bytes are kept in place; a longer name
-/// is allocated once and shared by its clones.
+/// Converted from a `&str`, a `String` or an `Arc<str>`. A name of up to 22 bytes is stored inline;
+/// a longer name is allocated once and shared by its clones.
 ///
 /// # Examples
 ///
@@ -21,7 +21,7 @@ const SHORT: usize = 22;
 ///
 /// let name = Name::from("requests per minute");
 /// assert_eq!(name, "requests per minute");
-/// assert_eq!(name.len(), 19); // it derefs to a `str`
+/// assert_eq!(name.len(), 19); // it dereferences to a `str`
 /// ```
 #[derive(Clone)]
 pub struct Name(Repr);
@@ -33,7 +33,7 @@ enum Repr {
 }
 
 impl Name {
-    /// The bytes of the name: all that comparing needs.
+    /// Returns the bytes of the name, which are enough for comparing.
     pub(super) fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             Repr::Short { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or(bytes),
@@ -41,11 +41,11 @@ impl Name {
         }
     }
 
-    /// The name as a string.
+    /// Returns the name as a string.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match &self.0 {
-            // They were copied from a `str`, so this does not fail.
+            // The bytes were copied from a `str`, so this does not fail.
             Repr::Short { .. } => std::str::from_utf8(self.as_bytes()).unwrap_or_default(),
             Repr::Long(name) => name,
         }

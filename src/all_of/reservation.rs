@@ -1,4 +1,4 @@
-//! A place in the queue of an [`AllOf`](crate::AllOf), and a grant that can be settled.
+//! A position in the queue of an [`AllOf`](crate::AllOf), and a grant that can be settled.
 
 use std::fmt;
 use std::pin::Pin;
@@ -18,23 +18,22 @@ use crate::line::answer::Receipt;
 use crate::line::grants::{Granted, Tracked};
 use crate::sync::lock;
 
-/// A place in the queue of an [`AllOf`](crate::AllOf), taken at once: made by
-/// [`AllOf::reserve`](crate::AllOf::reserve). A [`Reservation`](crate::Reservation) of several
-/// limiters.
+/// A position in the queue of an [`AllOf`](crate::AllOf), taken at once by
+/// [`AllOf::reserve`](crate::AllOf::reserve). It is a [`Reservation`](crate::Reservation) of
+/// several limiters.
 ///
-/// A cost that is known only afterwards is reserved as an estimate, and
-/// [settled](AllReservation::settle) when it is known. Permits of a
-/// [`CountingLimit`](crate::CountingLimit) are in use from the grant until the reservation is
-/// settled or dropped.
+/// If a cost is known only afterwards, reserve an estimate, and [settle](AllReservation::settle) it
+/// when the cost is known. Permits of a [`CountingLimit`](crate::CountingLimit) are in use from the
+/// grant until the reservation is settled or dropped.
 ///
-/// Await `&mut` the reservation, and keep it until the work is done. A reservation that is awaited
-/// by value yields a [`Duration`] and is dropped: its permits of a `CountingLimit` go back before
-/// the work begins.
+/// Await `&mut` the reservation, and keep the reservation until the work is done. A reservation
+/// that is awaited by value yields a [`Duration`] and is dropped: its permits of a `CountingLimit`
+/// go back before the work begins.
 ///
 /// # Cancel safety
 ///
-/// Dropping a reservation that was not claimed leaves no trace. A claimed one that is dropped
-/// without being settled has used all of its permits.
+/// Dropping an unclaimed reservation leaves no trace. Dropping a claimed reservation without
+/// settling it uses up all of its permits.
 ///
 /// # Examples
 ///
@@ -58,7 +57,7 @@ use crate::sync::lock;
 ///
 /// let mut place = api.reserve([("tokens", 850)])?;
 /// (&mut place).await?;
-/// // The answer was shorter than expected, and the call is over.
+/// // The response was shorter than expected, and the call is done.
 /// place.settle([("tokens", 200)])?;
 /// assert_eq!(tokens.status().available, 800);
 /// assert_eq!(in_flight.available(), 2);
@@ -67,11 +66,11 @@ use crate::sync::lock;
 /// ```
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct AllReservation<C: Timer = DefaultClock> {
-    /// What it took, once it is claimed. Dropped before the handle to the composite, which then is
-    /// the last one to the limiters of its key.
+    /// What the reservation took, once it is claimed. Dropped before the handle to the composite,
+    /// which then is the last handle to the limiters of its key.
     claimed: Option<AllCharge>,
     pending: OwnedPending<All<C>, C>,
-    /// Whether it passes and takes nothing.
+    /// Whether the reservation is exempt: it passes and takes nothing.
     exempt: bool,
 }
 
@@ -94,10 +93,10 @@ impl<C: Timer> AllReservation<C> {
         blame(&self.pending.shared, self.pending.ask(), refusal)
     }
 
-    /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
-    /// [`Duration::MAX`] means never, or that it was refused. The time at which a
-    /// [`CountingLimit`](crate::CountingLimit) has a permit is not known and not counted: with
-    /// zero, the reservation may still wait for one.
+    /// Returns how long until the reservation is due, if nothing changes; zero if it is due or was
+    /// claimed. [`Duration::MAX`] means that it will never be due, or that it was refused. The time
+    /// at which a [`CountingLimit`](crate::CountingLimit) will have a permit is unknown and not
+    /// counted: at zero, the reservation may still wait for one.
     #[must_use]
     pub fn due_in(&self) -> Duration {
         if self.pending.wait.is_done() && self.claimed.is_none() {
@@ -106,8 +105,8 @@ impl<C: Timer> AllReservation<C> {
         self.pending.shared.due_in(&self.pending.wait)
     }
 
-    /// Takes the permits if they are due. Returns whether they are the caller's, now or since an
-    /// earlier claim.
+    /// Takes the permits if they are due. Returns whether the caller has them, from this claim or
+    /// an earlier one.
     pub fn claim(&mut self) -> bool {
         if let Some(Ok(answer)) = self.pending.claim() {
             self.keep(answer.granted);
@@ -116,14 +115,15 @@ impl<C: Timer> AllReservation<C> {
     }
 
     /// Blocks the calling thread until the reservation is due, and claims it. Returns the time
-    /// since it was made, or zero if it was claimed before.
+    /// since the reservation was made, or zero if it was claimed before.
     ///
-    /// Do not call it from a task: it blocks the executor's thread. It needs no runtime.
+    /// Do not call this method from a task: it blocks the executor's thread. It needs no runtime.
     ///
     /// # Errors
     ///
-    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
-    /// is cancelled. Then the reservation keeps its place.
+    /// The errors of awaiting the reservation, and [`Refusal::Cancelled`] if the call runs under a
+    /// [`CancelToken`](crate::CancelToken) that is cancelled. Then the reservation keeps its
+    /// position.
     pub fn blocking_claim(&mut self) -> Result<Duration, AllRefusal> {
         if self.claimed.is_some() {
             return Ok(Duration::ZERO);
@@ -137,21 +137,24 @@ impl<C: Timer> AllReservation<C> {
         }
     }
 
-    /// Tells how many permits were really used of the members with these names, for a cost that was
-    /// estimated. Of a member that is not named, what was reserved was used.
+    /// Settles the reservation by the numbers of permits that were really used of the members with
+    /// these names. A member that is not named counts as having used the number that was reserved.
     ///
-    /// A rate limiter of which fewer were used gets the rest back, and one of which more were used
-    /// charges them; waiters are moved at once. The call is over: permits of a
-    /// [`CountingLimit`](crate::CountingLimit) are free again, whatever their number here. For a
-    /// call that was not made there is [`settle_unused`](AllReservation::settle_unused).
+    /// A rate limiter gets unused permits back, and charges permits used beyond the reservation;
+    /// waiters are moved at once. The call is over: permits of a
+    /// [`CountingLimit`](crate::CountingLimit) are free again, whatever number is given for it
+    /// here. For a call that was not made there is
+    /// [`settle_unused`](AllReservation::settle_unused).
     ///
-    /// A reservation that is settled without being claimed gives up its place, and all that was
-    /// used is charged. An [exempt](crate::AllRequest::exempt) one charges nothing.
+    /// A reservation that is settled without being claimed gives up its position, and charges
+    /// everything that was used. An [exempt](crate::AllRequest::exempt) reservation charges
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] if no member has such a name. Then a claimed reservation has used
-    /// what was reserved. One that was not claimed gives up its place, and charges nothing.
+    /// [`AllRefusal::NoMember`] if a name is unknown. Then a claimed reservation has used the
+    /// permits that were reserved. An unclaimed reservation gives up its position, and charges
+    /// nothing.
     pub fn settle(
         mut self,
         used: impl IntoIterator<Item = (impl AsRef<str>, u32)>,
@@ -164,7 +167,7 @@ impl<C: Timer> AllReservation<C> {
         Ok(())
     }
 
-    /// As [`settle`](AllReservation::settle), by what a request tells of its costs.
+    /// Like [`settle`](AllReservation::settle), by the costs of a request.
     pub(crate) fn settle_as(mut self, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         let mut all = self.pending.ask().clone();
         self.pending.shared.rule.set_costs(&mut all, used)?;
@@ -172,8 +175,8 @@ impl<C: Timer> AllReservation<C> {
         Ok(())
     }
 
-    /// Takes back the whole reservation, as far as that is possible: for a call that failed or was
-    /// not made. As [`settle`](AllReservation::settle) with 0 for each member.
+    /// Takes back the whole reservation, as far as possible: for a call that failed or was not
+    /// made. Like [`settle`](AllReservation::settle) with 0 for each member.
     pub fn settle_unused(mut self) {
         self.used(&vec![0; self.pending.ask().len()]);
     }
@@ -202,40 +205,42 @@ impl<C: Timer> AllReservation<C> {
     }
 
     /// Returns what the grant left in each member, once the reservation is claimed, if the request
-    /// asked for it by [`AllRequest::with_left`]. Call it right after the claim: other grants since
-    /// then do not count, and time that has passed does.
+    /// asked for it by [`AllRequest::with_left`]. Call this method right after the claim: the
+    /// result ignores other grants since the claim, and includes the time that has passed since.
     #[must_use]
     pub fn left(&self) -> Option<AllStatus> {
         let charge = self.claimed.as_ref().filter(|_| self.pending.ask().wants_left && !self.exempt)?;
         Some(left(&self.pending.shared, charge))
     }
 
-    /// Whether it passes and takes nothing.
+    /// Whether the reservation is exempt: it passes and takes nothing.
     pub(crate) fn is_exempt(&self) -> bool {
         self.exempt
     }
 
-    /// How many permits of each member were reserved, in the order in which the members were added.
+    /// Returns the number of permits of each member that were reserved, in the order in which the
+    /// members were added.
     pub fn costs(&self) -> impl Iterator<Item = (&str, u32)> {
         let members = &self.pending.shared.rule.members;
         members.iter().zip(self.pending.ask().iter()).map(|(entry, n)| (entry.name.as_str(), *n))
     }
 }
 
-/// Waits until the reservation is due and claims it. Returns the time since it was made, or zero if
-/// it was claimed before.
+/// Waits until the reservation is due and claims it. Returns the time since the reservation was
+/// made, or zero if it was claimed before.
 ///
-/// Await `&mut reservation` to keep the reservation. Awaited by value it is dropped: its permits of
-/// a [`CountingLimit`](crate::CountingLimit) go back, and its cost cannot be settled.
+/// Await `&mut reservation` to keep the reservation. A reservation that is awaited by value is
+/// dropped: its permits of a [`CountingLimit`](crate::CountingLimit) go back, and its cost cannot
+/// be settled.
 ///
 /// # Errors
 ///
-/// As [`AllOf::acquire_many`](crate::AllOf::acquire_many).
+/// The errors of [`AllOf::acquire_many`](crate::AllOf::acquire_many).
 ///
 /// # Panics
 ///
-/// With the default clock, if it has to wait in a tokio runtime without its time driver. Polling it
-/// again after it was refused panics.
+/// Panics with the default clock if it has to wait in a tokio runtime without a time driver. Also
+/// panics if it is polled again after it was refused.
 impl<C: Timer> Future for AllReservation<C> {
     type Output = Result<Duration, AllRefusal>;
 

@@ -1,4 +1,4 @@
-//! Settings of a composite that change at run time.
+//! Settings of an [`AllOf`] that change at run time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +12,27 @@ use crate::limiter::pause::Pause;
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
-/// Changes at run time, from any clone. They hold for calls of this composite only; each member has
-/// settings of its own.
+/// Changes at run time, from any clone. A change applies only to calls of this `AllOf`; each member
+/// has its own settings.
 impl<C: Timer> AllOf<C> {
-    /// Pauses the composite for the time `span`, as a server's `Retry-After` asks for. See
+    /// Pauses the `AllOf` for the duration `span`, as a server's `Retry-After` asks. See
     /// [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
     ///
-    /// The members are not paused: other callers go on with them. At the end each member with a
-    /// rate is left as if it were empty, also for other callers, and whether or not the composite
-    /// is asked again, since the service that said stop has no permits left either. So no burst
-    /// follows. A refund or a reset of a member after the end stands. [`Pause::keep_permits`] leaves
-    /// the members alone; use it where they belong to more services than the one that said stop. So
-    /// does a pause that is [ended](AllOf::resume) before its time, also by dropping the composite.
+    /// The members are not paused: other callers continue to use them. At the end of the pause,
+    /// each rate limiter is left as if it were empty, because the service that demanded the pause
+    /// has no permits left either. So no burst follows. This affects other callers of the member,
+    /// too, and happens even if the `AllOf` is not called again. A refund or a reset of a member
+    /// after the end takes effect. [`Pause::keep_permits`] leaves the members unchanged; use it if
+    /// they serve other services besides the one that demanded the pause. A pause that is
+    /// [ended](AllOf::resume) early also leaves the members unchanged, even if it is ended by
+    /// dropping the `AllOf`.
     ///
-    /// A time after the end that a member tells its own callers, or those of another composite,
-    /// does not allow for the end: like a debit, it makes them wait longer. Until the end each call
-    /// of the member takes a lock.
+    /// The times that a member predicts for its own callers, or for callers of another `AllOf`,
+    /// ignore the end of this pause. If such a time is after the end, the caller waits longer than
+    /// predicted, as after a debit. Until the end, each call of the member takes a lock.
     ///
-    /// A refusal names the member that is ready last, or the first one if all are ready.
+    /// A refusal names the member that is ready last if that is not before the end of the pause.
+    /// Otherwise it is [`AllRefusal::Queue`] and names no member.
     ///
     /// # Examples
     ///
@@ -44,7 +47,7 @@ impl<C: Timer> AllOf<C> {
     /// api.pause_for(Duration::from_secs(30));
     /// let refusal = api.try_acquire().map(drop).unwrap_err();
     /// assert_eq!(refusal.retry_after(), Some(Duration::from_millis(30_100)));
-    /// assert!(tokens.try_acquire().is_ok()); // by itself it is not paused
+    /// assert!(tokens.try_acquire().is_ok()); // the member itself is not paused
     /// clock.advance(Duration::from_millis(30_100));
     /// assert!(api.try_acquire().is_ok());
     /// ```
@@ -52,13 +55,13 @@ impl<C: Timer> AllOf<C> {
         self.shared.pause(Pause::lasting(span));
     }
 
-    /// Pauses the composite until this time of the first member's clock. See
+    /// Pauses the `AllOf` until this time of the first member's clock. See
     /// [`RateLimiter::pause_until`](crate::RateLimiter::pause_until).
     pub fn pause_until(&self, until: Nanos) {
         self.shared.pause(Pause::until(until));
     }
 
-    /// Pauses the composite as `pause` says. See
+    /// Pauses the `AllOf` as `pause` specifies. See
     /// [`RateLimiter::pause`](crate::RateLimiter::pause).
     pub fn pause(&self, pause: Pause) {
         self.shared.pause(pause);
@@ -69,31 +72,31 @@ impl<C: Timer> AllOf<C> {
         self.shared.resume()
     }
 
-    /// Closes the composite for good: see [`RateLimiter::close`](crate::RateLimiter::close). Its
-    /// members stay open. Returns whether it was open.
+    /// Closes the `AllOf` permanently: see [`RateLimiter::close`](crate::RateLimiter::close). Its
+    /// members stay open. Returns whether the `AllOf` was open.
     ///
-    /// If a member is closed, requests of the composite are refused with the name of that member.
+    /// If a member is closed, requests of the `AllOf` are refused with the name of that member.
     pub fn close(&self) -> bool {
         self.shared.close()
     }
 
-    /// Whether the composite was [closed](AllOf::close) itself.
+    /// Returns whether the `AllOf` itself was [closed](AllOf::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared.is_closed()
     }
 
-    /// Charges permits of the members, also if fewer are available: for a call that was made
+    /// Charges permits of the members, even if fewer are available: for a call that was made
     /// without asking, or that a server counted. See
     /// [`RateLimiter::debit`](crate::RateLimiter::debit).
     ///
-    /// As in a request, a number is charged to each member with a rate, and a list of costs to the
-    /// members with these names, with one permit for each other member with a rate; a cost of 0
-    /// charges nothing. A [`CountingLimit`](crate::CountingLimit) is never charged.
+    /// As in a request, a number is charged to each rate limiter. A list of costs is charged to the
+    /// members with these names, plus one permit to each other rate limiter. A cost of 0 charges
+    /// nothing. A [`CountingLimit`](crate::CountingLimit) is never charged.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] if no member has such a name; then nothing is charged.
+    /// [`AllRefusal::NoMember`] if a name is unknown; then nothing is charged.
     ///
     /// # Examples
     ///
@@ -106,7 +109,7 @@ impl<C: Timer> AllOf<C> {
     /// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
     /// let tokens = RateLimiter::with_clock(policy, clock);
     /// let api = AllOf::new("requests", &requests).with("tokens", &tokens);
-    /// api.debit([("tokens", 850)])?; // and a request
+    /// api.debit([("tokens", 850)])?; // plus one request
     /// api.debit(AllRequest::new().cost("tokens", 50).cost_of_others(0))?;
     /// assert_eq!((requests.status().available, tokens.status().available), (59, 100));
     /// # Ok::<(), tidegate::AllRefusal>(())
@@ -118,13 +121,13 @@ impl<C: Timer> AllOf<C> {
     /// Gives back permits of the members that were acquired and not used. See
     /// [`RateLimiter::refund`](crate::RateLimiter::refund).
     ///
-    /// Costs are told as in [`debit`](AllOf::debit): tell those that the call got. Permits of a
-    /// [`CountingLimit`](crate::CountingLimit) go back when the [`AllPermits`](crate::AllPermits)
-    /// are dropped.
+    /// Costs are given as in [`debit`](AllOf::debit): give the costs that the call was granted.
+    /// Permits of a [`CountingLimit`](crate::CountingLimit) go back when the
+    /// [`AllPermits`](crate::AllPermits) are dropped.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] if no member has such a name; then nothing is given back.
+    /// [`AllRefusal::NoMember`] if a name is unknown; then nothing is given back.
     ///
     /// # Examples
     ///
@@ -148,7 +151,7 @@ impl<C: Timer> AllOf<C> {
         self.for_each_rate(&costs.into(), |member, n| member.refund(n))
     }
 
-    /// Calls this for each member with a rate that costs something, with its cost.
+    /// Calls `change` for each rate limiter with a cost above 0, with that cost.
     fn for_each_rate(
         &self,
         costs: &AllRequest<'_>,
@@ -166,12 +169,12 @@ impl<C: Timer> AllOf<C> {
     }
 
     /// Takes the permits that the member with this name has beyond `permits`, and returns how many
-    /// it took: for a server that says how many permits are left of which limit. Other callers of
+    /// it took. Use it if a server reports how many permits of a limit are left. Other callers of
     /// the member find fewer permits, too. See
     /// [`RateLimiter::keep_at_most`](crate::RateLimiter::keep_at_most).
     ///
-    /// It takes nothing of a [`CountingLimit`](crate::CountingLimit): nothing would give such
-    /// permits back.
+    /// It takes nothing from a [`CountingLimit`](crate::CountingLimit), because such permits would
+    /// never be given back.
     ///
     /// # Errors
     ///
@@ -198,19 +201,19 @@ impl<C: Timer> AllOf<C> {
         })
     }
 
-    /// Bounds the queue of this composite, by requests and by their costs summed. As
-    /// [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds). A
+    /// Bounds the queue of this `AllOf`, by the number of requests and by the sum of their costs.
+    /// See [`RateLimiter::set_queue_bounds`](crate::RateLimiter::set_queue_bounds). A
     /// [reservation](AllOf::reserve) is never dropped from a full queue.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.shared.set_bounds(bounds);
     }
 
-    /// Sets the observer, which is told of each call of this composite; its costs, summed, are
-    /// the permits. Returns `false`, and changes nothing, if the composite has an observer already.
-    /// See [`RateLimiter::observe`](crate::RateLimiter::observe).
+    /// Sets the observer, which is notified of each call of this `AllOf`. The permits that it sees
+    /// are the sum of the call's costs. Returns `false`, and changes nothing, if the `AllOf`
+    /// already has an observer. See [`RateLimiter::observe`](crate::RateLimiter::observe).
     ///
-    /// The observer of a member is not told of permits that composites take from it. No observer is
-    /// told of a call with the name of a member that there is not, which asks no limiter.
+    /// The observer of a member is not notified of permits that an `AllOf` takes from it. No
+    /// observer is notified of a call with an unknown name, because that call asks no limiter.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.shared.observe(events)
     }

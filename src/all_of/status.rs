@@ -7,23 +7,23 @@ use crate::grant::Left;
 use crate::status::Status;
 
 /// A snapshot of an [`AllOf`](crate::AllOf). It may be outdated when it is returned, and its
-/// members were looked at one after the other.
+/// members were read one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AllStatus {
-    /// How many requests wait in the queue of this composite.
+    /// The number of requests that wait in the queue of this `AllOf`.
     pub waiting: usize,
-    /// How long a [pause](crate::AllOf::pause_for) of the composite itself still lasts; zero
-    /// without a pause. A member may be paused as well.
+    /// How long a [pause](crate::AllOf::pause_for) of the `AllOf` itself still lasts; zero without
+    /// a pause. A member may be paused as well.
     pub paused_for: Duration,
-    /// The status of each member, in the order in which they were added. It counts all requests at
-    /// the member, not only the requests of this composite.
+    /// The status of each member, in the order in which the members were added. It counts all
+    /// requests at the member, not only the requests of this `AllOf`.
     pub members: Vec<(Name, Status)>,
 }
 
 impl AllStatus {
-    /// The status of members with these names, at which no request waits. For a limiter of your
-    /// own.
+    /// Creates the status of members with these names, with no waiting request. For implementors of
+    /// [`Limiter`](crate::Limiter).
     ///
     /// # Examples
     ///
@@ -39,7 +39,7 @@ impl AllStatus {
         AllStatus { waiting: 0, paused_for: Duration::ZERO, members }
     }
 
-    /// Sets how many requests wait for all members together.
+    /// Sets the number of requests that wait for all members together.
     #[must_use]
     pub fn waiting(self, waiting: usize) -> AllStatus {
         AllStatus { waiting, ..self }
@@ -51,7 +51,7 @@ impl AllStatus {
         AllStatus { paused_for, ..self }
     }
 
-    /// This status with what a grant left in some of the members.
+    /// This status, updated with what a grant left in some of the members.
     pub(crate) fn with_left(mut self, left: impl Iterator<Item = (usize, Left)>) -> AllStatus {
         for (index, left) in left {
             if let Some((_, status)) = self.members.get_mut(index) {
@@ -61,14 +61,14 @@ impl AllStatus {
         self
     }
 
-    /// A refused request for `n` permits met too few at the member with this name.
+    /// Records that a refused request for `n` permits found too few at the member with this name.
     pub(crate) fn met(&mut self, name: &str, n: u32, wait: Duration) {
         for (_, status) in self.members.iter_mut().filter(|(of, _)| *of == *name) {
             *status = status.as_refused(n, wait);
         }
     }
 
-    /// The status of the member with this name; `None` if there is no such member.
+    /// Returns the status of the member with this name; `None` if there is no such member.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<Status> {
         self.members.iter().find(|(of, _)| *of == *name).map(|(_, status)| *status)

@@ -7,35 +7,35 @@ use std::sync::Arc;
 use crate::all_of::{AllRefusal, AllRequest};
 use crate::request::Request;
 
-/// So many are kept without allocating.
+/// The number of weights kept without allocating.
 const FEW: usize = 6;
 
-/// One number for each member, in their order, and how important the request is.
+/// One number for each member, in the members' order, and the priority of the request.
 #[derive(Clone)]
 pub(crate) struct Weights {
     pub(crate) priority: i8,
     few: [u32; FEW],
     len: usize,
-    /// All of them, if they are more than a few.
+    /// All numbers, if there are more than `FEW`.
     more: Option<Arc<[u32]>>,
-    /// The number of each member with a rate that the request does not name.
+    /// The number for each rate limiter that the request does not name.
     pub(crate) others: u32,
-    /// Whether the answer tells the permits left.
+    /// Whether the result includes the permits left.
     pub(crate) wants_left: bool,
-    /// Where the request takes as many of these members as there are.
+    /// Set if the request takes as many permits of these members as they have.
     pub(crate) as_many: Option<Arc<AsMany>>,
 }
 
-/// A request that takes an equal number of these members: as many as all of them have.
+/// A request that takes an equal number of each of these members: as many as all of them have.
 pub(crate) struct AsMany {
-    /// At most so many.
+    /// The most permits to take of each member.
     pub(crate) most: u32,
-    /// Members with a rate that the request does not name.
+    /// The rate limiters that the request does not name.
     pub(crate) members: Vec<usize>,
 }
 
 impl Weights {
-    /// At priority 0.
+    /// Creates weights at priority 0.
     pub(crate) fn new(weights: &[u32]) -> Weights {
         let mut few = [0; FEW];
         let more = match few.get_mut(..weights.len()) {
@@ -48,7 +48,7 @@ impl Weights {
         Weights { priority: 0, few, len: weights.len(), more, others: 1, wants_left: false, as_many: None }
     }
 
-    /// One of each member, at priority 0.
+    /// Creates weights of one permit for each member, at priority 0.
     pub(crate) fn ones(members: usize) -> Weights {
         match members {
             0..=FEW => Weights { few: [1; FEW], len: members, ..Weights::new(&[]) },
@@ -56,7 +56,7 @@ impl Weights {
         }
     }
 
-    /// These numbers, with the costs that were set for members, in their order.
+    /// These numbers, with the costs that were set for members, in the members' order.
     pub(crate) fn with_costs(mut self, costs: impl Iterator<Item = Option<u32>>) -> Weights {
         for (index, cost) in costs.enumerate() {
             if let Some(n) = cost {
@@ -66,13 +66,14 @@ impl Weights {
         self
     }
 
-    /// These numbers, for a request.
+    /// These numbers, with the priority of a request and its wish for the permits left.
     pub(crate) fn of_request(self, request: &Request) -> Weights {
         let Request { priority, wants_left, .. } = *request;
         Weights { priority, wants_left, ..self }
     }
 
-    /// Sets the numbers to the costs of a request. `rates` are the members that its number is for.
+    /// Sets the numbers to the costs of a request. `rates` are the members to which its number
+    /// applies.
     pub(super) fn set_costs(
         &mut self,
         request: &AllRequest<'_>,
@@ -95,7 +96,8 @@ impl Weights {
         Ok(())
     }
 
-    /// These numbers, with another number of each of some members that the request does not name.
+    /// These numbers, with the number `n` for each of these members, which the request does not
+    /// name.
     pub(super) fn with_others(&self, n: u32, members: &[usize]) -> Weights {
         let mut weights = Weights { others: n, ..self.clone() };
         members.iter().for_each(|index| weights.set(*index, n));

@@ -170,7 +170,7 @@ fn a_paused_composite_blames_no_member() {
 }
 
 #[test]
-#[should_panic(expected = "the limiter that is to be \"b\" is a member already, as \"a\"")]
+#[should_panic(expected = "this limiter was added twice: as \"a\", and now as \"b\"")]
 fn a_limiter_is_a_member_once() {
     let (a, ..) = two();
     let _ = AllOf::new("a", &a).with("b", &a);

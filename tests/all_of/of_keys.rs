@@ -498,7 +498,7 @@ fn a_thread_waits_in_the_queue_of_its_key_until_it_is_served_or_cancelled() {
 }
 
 #[test]
-#[should_panic(expected = "the limiter that is to be \"other\" is a member already, as \"user\"")]
+#[should_panic(expected = "this limiter was added twice: as \"user\", and now as \"other\"")]
 fn a_limiter_of_keys_is_a_member_once() {
     let (users, _, api, _) = users_and_all();
     let _ = api.with_keyed("other", &users);
