@@ -1,4 +1,4 @@
-//! All of several limiters as one rule: what an [`AllOf`](crate::AllOf) asks for permits.
+//! All of several limiters as one rule, which an [`AllOf`](crate::AllOf) asks for permits.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,28 +28,28 @@ use crate::status::Status;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use crate::time::Nanos;
 
-/// How often the members are asked again about the time found so far. One round is enough unless
-/// other composites have seats, too.
+/// The most rounds in which the members are asked again about the time found so far. One round is
+/// enough unless other composites have seats, too.
 const ROUNDS: usize = 4;
 
 /// All of several limiters.
 pub(crate) struct All<C: Timer> {
     pub(crate) members: Vec<Entry>,
-    /// The order in which members are asked for permits. Any two composites ask common members in
-    /// one order, so that of two that meet at the last permits one gets them. Counting limits come
-    /// last.
+    /// The order in which members are asked for permits. Any two composites ask their common
+    /// members in the same order, so if both compete for the last permits, one of them gets them.
+    /// Counting limits come last.
     order: Vec<usize>,
-    /// The places in the lines of the members. Used under the composite's lock.
+    /// The seats in the queues of the members. Accessed under the composite's lock.
     pub(super) seats: Mutex<Seats>,
-    /// The time of the last grant to a waiter, in nanoseconds: the one behind it was not due
-    /// earlier, so it is not charged as of a time before, however long its own rates were due.
+    /// The time of the last grant to a waiter, in nanoseconds. The waiter behind it was not due
+    /// earlier, so it is not charged as of an earlier time, however long its own rates were due.
     /// Changed under the composite's lock.
     last: AtomicU64,
-    /// The changes of the members, summed, when this composite last looked at them. Changed under
+    /// The sum of the members' change counters when this composite last read them. Changed under
     /// the composite's lock.
     changes: AtomicU64,
     pub(super) shared: Weak<Shared<All<C>, C>>,
-    /// The last field: it tells the tables of keys that the members are dropped.
+    /// The last field, because its drop notifies the tables of keys that the members were dropped.
     #[cfg(feature = "keyed")]
     home: Option<Home<C>>,
 }
@@ -58,7 +58,7 @@ pub(crate) struct All<C: Timer> {
 pub(crate) struct Entry {
     pub(crate) name: Name,
     pub(crate) kind: Kind,
-    /// What a request costs that does not name this member, if that was set.
+    /// The cost of a request that does not name this member, if it was set.
     pub(crate) cost: Option<u32>,
 }
 
@@ -68,16 +68,17 @@ pub(crate) enum Kind {
     Counting(CountingLimit),
 }
 
-/// The first waiter of each priority keeps its places while a more important one is first.
+/// The seats of the first waiters. The first waiter of each priority keeps its seats while a waiter
+/// of higher priority is first.
 pub(super) struct Seats {
-    /// The places in the line of each member, for each priority that has a waiter which was once
-    /// the first; 0 where there is none.
+    /// The places of the seats in the queue of each member, for each priority with a waiter that
+    /// was once the first; 0 without a seat.
     pub(super) places: BTreeMap<i8, Vec<u64>>,
-    /// The priority of the first waiter, as long as it has places.
+    /// The priority of the first waiter, as long as it has seats.
     first: i8,
     /// The state of the first waiter at the counting limits.
     pub(super) counting: Counting,
-    /// When a pause leaves each member empty, by the member's clock.
+    /// The time at which a pause leaves each member empty, by the member's clock.
     emptied: Vec<Option<Nanos>>,
 }
 
@@ -87,7 +88,7 @@ impl Seats {
     }
 }
 
-/// Permits of counting limits. Nearly always there is one at most, which is kept without
+/// Permits of counting limits. A grant nearly always has at most one, which is kept without
 /// allocating.
 #[derive(Debug, Default)]
 pub(crate) struct Permits {
@@ -96,24 +97,24 @@ pub(crate) struct Permits {
     more: Option<Box<Vec<CountingPermit>>>,
 }
 
-/// The requests that go first at one member.
+/// The sum of the requests that go first at one member.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sum {
-    /// In the member's own unit.
+    /// The weight of the requests, in the member's own unit.
     weight: u128,
-    /// How many permits the last of them asks for; 0 if that is not known.
+    /// The permits that the last request asks for; 0 if unknown.
     last: u32,
-    /// The priority of the last of them.
+    /// The priority of the last request.
     priority: i8,
 }
 
 /// The permits that one grant took.
 #[derive(Default)]
 pub(crate) struct AllCharge {
-    /// Empty for a grant that was made without the lock, since its owner saw it at once.
+    /// Empty for a grant that was made without the lock, because its owner saw the grant at once.
     pub(crate) taken: Vec<(usize, Box<dyn Taken>)>,
     pub(crate) permits: Permits,
-    /// What a grant that was made without the lock left in the members, if that is told.
+    /// What a grant that was made without the lock left in the members, if the request asks for it.
     #[expect(clippy::box_collection, reason = "a grant is moved and dropped sooner")]
     pub(crate) left: Option<Box<Vec<(usize, Left)>>>,
 }
@@ -136,7 +137,7 @@ impl Entry {
         Entry { name, kind, cost: None }
     }
 
-    /// Whether the number of a request that names no member is for this one.
+    /// Returns whether the number of a request that names no member applies to this one.
     pub(crate) fn takes_number(&self) -> bool {
         self.cost.is_none() && matches!(self.kind, Kind::Rate(_))
     }
@@ -156,11 +157,11 @@ impl Entry {
         }
     }
 
-    /// Where it comes in the order; each limiter has one of its own.
+    /// Returns the member's rank in the order of asking; each limiter has a rank of its own.
     pub(crate) fn rank(&self) -> (bool, u64) {
         match &self.kind {
             Kind::Rate(member) => (false, member.number()),
-            // An address is as good as a number.
+            // An address identifies the limit as well as a number does.
             Kind::Counting(limit) => (true, limit.address() as u64),
         }
     }
@@ -185,20 +186,20 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// Whether permits in use keep this composite.
+    /// Returns whether permits in use keep this composite alive.
     #[cfg(feature = "keyed")]
     pub(super) fn is_kept(&self) -> bool {
         self.home.as_ref().is_some_and(|home| home.is_kept)
     }
 
-    /// The rule of one key, among the composites of all keys.
+    /// This rule as that of one key, among the composites of all keys.
     #[cfg(feature = "keyed")]
     pub(super) fn with_home(mut self, home: Option<Home<C>>) -> All<C> {
         self.home = home;
         self
     }
 
-    /// The members with a rate that this request asks, in order.
+    /// Returns the rate limiters that this request asks, in order.
     fn rates<'a>(&'a self, ask: &'a [u32]) -> impl Iterator<Item = (usize, &'a Arc<dyn Member>, u32)> {
         self.order.iter().filter_map(|&index| match (&self.members.get(index)?.kind, *ask.get(index)?) {
             (_, 0) | (Kind::Counting(_), _) => None,
@@ -206,9 +207,10 @@ impl<C: Timer> All<C> {
         })
     }
 
-    /// The members with a rate that this request waits for behind all that are `ahead`, in order:
-    /// with the weight of those ahead, and what is asked for behind them. A member of which the
-    /// request asks nothing has to be ready for the last request before it that does.
+    /// Returns the rate limiters that this request waits for behind all requests that are `ahead`,
+    /// in order. Each comes with the weight of the requests ahead, and with the permits and the
+    /// priority that are asked for behind them. A member of which the request asks nothing must be
+    /// ready for the last request before it that asks for some.
     fn waited_for<'a>(
         &'a self,
         ask: &'a Weights,
@@ -228,8 +230,8 @@ impl<C: Timer> All<C> {
         })
     }
 
-    /// The costs of a request, and a permit of each member of which it asks nothing, but requests
-    /// before it do. Called without any lock.
+    /// Returns the costs of a request, plus one permit of each member of which it asks nothing
+    /// although requests before it do. Called without any lock.
     fn with_waited_for(&self, ask: &Weights) -> Weights {
         let mut asked = ask.clone();
         if ask.contains(&0)
@@ -243,7 +245,7 @@ impl<C: Timer> All<C> {
         asked
     }
 
-    /// The counting limits that this request asks, in order.
+    /// Returns the counting limits that this request asks, in order.
     pub(super) fn counting<'a>(
         &'a self,
         ask: &'a [u32],
@@ -254,7 +256,7 @@ impl<C: Timer> All<C> {
         })
     }
 
-    /// Looks whether all members have enough permits, and takes none.
+    /// Checks whether all members have enough permits, and takes none.
     fn look(&self, ask: &Weights) -> Result<(), Refusal> {
         for (_, limit, n) in self.counting(ask) {
             if limit.available() < n {
@@ -267,8 +269,8 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// The member with a rate that is ready last for a request and those before it, and how long
-    /// that takes. Called without any lock.
+    /// Returns the rate limiter that is ready last for a request and the requests before it, and
+    /// how long that takes. Called without any lock.
     pub(super) fn last(&self, ask: &Weights) -> Option<(Wait, &Entry)> {
         let ask = self.with_waited_for(ask);
         let asked = self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
@@ -276,12 +278,13 @@ impl<C: Timer> All<C> {
             Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
             Kind::Counting(_) => None,
         });
-        // The first of the members that are ready last.
+        // Of several members that are ready last, the first one counts.
         waits.reduce(|last, other| if other.0 > last.0 { other } else { last })
     }
 
-    /// Takes from all members in their order, one inside the other, and lets the `rest` take
-    /// innermost. Each puts back if a later one has not enough. On a refusal, drop the permits.
+    /// Takes from all members in their order, each inside the call of the member before it, and
+    /// calls `rest` innermost. A member puts its permits back if a later one has too few. On a
+    /// refusal, the caller drops the permits in `charge`.
     pub(super) fn take_then(
         &self,
         ask: &Weights,
@@ -318,7 +321,7 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// Gives up seats in the lines of the members.
+    /// Gives up seats in the queues of the members.
     fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred) {
         for places in places {
             for (entry, place) in self.members.iter().zip(places) {
@@ -351,7 +354,7 @@ impl<C: Timer> Rule for All<C> {
         self.members.iter().zip(ask.iter()).try_for_each(|(entry, n)| entry.check(*n, ask.priority))
     }
 
-    /// A request waits for the end of a pause if the member that it waits for is paused.
+    /// The refusal names a pause if the member that is ready last is paused.
     fn told(&self, ask: &Weights, refusal: Refusal) -> Refusal {
         match refusal {
             Refusal::Limited { retry_after } => match self.last(ask) {
@@ -411,9 +414,10 @@ impl<C: Timer> Rule for All<C> {
         let mut charge = AllCharge::default();
         match self.take_then(ask, &mut charge, &mut || Ok(())) {
             Ok(()) => Ok(charge),
-            // Another request took the permits just now. An equal call would get this refusal now;
-            // if it would be granted, the first refusal counts. It would find the permits of the
-            // limits that this one took.
+            // Another request took the permits just now. Return the refusal that an equal call
+            // would get now. If an equal call would be granted, return the first refusal. The
+            // charge is dropped before the check, so that the check finds the counted permits that
+            // it took.
             Err(refusal) => {
                 drop(charge);
                 Err(self.look(ask).err().unwrap_or(refusal))
@@ -455,12 +459,13 @@ impl<C: Timer> Rule for All<C> {
         }
         // Relaxed: as above.
         self.last.store(at.as_u64(), Ordering::Relaxed);
-        // The next one of this priority sits down behind others.
+        // The next waiter of this priority takes its seats behind others.
         self.emptied(ask.priority, deferred);
         Ok(AllCharge { taken, permits, left: None })
     }
 
-    /// An equal number of each member that the request does not name.
+    /// Asks for an equal number of each member in `as_many`, which are those that the request does
+    /// not name.
     fn as_many(&self, _at: Nanos, ask: &Weights, most: u32, line: LeftByLine) -> Weights {
         let Some(as_many) = &ask.as_many else { return ask.clone() };
         let seats = lock(&self.seats);
@@ -473,14 +478,13 @@ impl<C: Timer> Rule for All<C> {
     }
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<Sum>, ask: &Weights) -> Nanos {
-        // The members tell how long it takes from now, and this may be asked for the end of a
-        // pause.
+        // The members return durations from now, and `now` may be the end of a pause.
         let told = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
         let begin = span(now, told);
         let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
         for _ in 0..ROUNDS {
-            // By then other seats may go first that do not go first now, or the other way round. If
-            // this request is due by then anyway, that makes no difference.
+            // At the time found so far, other seats may go first than do now. If this request is
+            // due by then anyway, that makes no difference.
             let judged = self.waited_for(ask, ahead).filter(|(index, ..)| from != Some(*index));
             let judged = judged.map(|(index, member, ahead, (n, priority))| {
                 let own = seats.place(index, seats.first);
@@ -497,13 +501,13 @@ impl<C: Timer> Rule for All<C> {
         time(told, due)
     }
 
-    /// The members are not paused: they go on for other requests.
+    /// The members are not paused: they go on serving other requests.
     fn pause(&self, _part: usize, _stop: Stop) -> Option<u64> {
         Some(u64::MAX)
     }
 
-    /// The members are left as if they were empty at the end of the composite's pause, whether it
-    /// is asked then or not.
+    /// Leaves the members as if they were empty at the end of the composite's pause, whether the
+    /// composite is called then or not.
     fn empty_at(&self, at: Option<Nanos>, deferred: &mut Deferred) {
         let Some(shared) = self.shared.upgrade() else { return };
         let span = at.map(|at| move || span(at, shared.clock.now()));
@@ -537,7 +541,7 @@ impl<C: Timer> Rule for All<C> {
         None
     }
 
-    /// Sums tell it, as well as they do.
+    /// Sums predict the times of all requests, as well as they can.
     fn one_by_one(&self, _largest: u32) -> usize {
         0
     }
@@ -566,7 +570,7 @@ impl<C: Timer> Rule for All<C> {
         u64::MAX
     }
 
-    /// There is always room: the members' queues see to theirs.
+    /// There is always room here: each member's queue limits what is put back there.
     fn moved(&self, _charge: &AllCharge, _part: usize) -> Option<(u64, u64)> {
         Some((0, u64::MAX))
     }
@@ -579,7 +583,7 @@ impl<C: Timer> Rule for All<C> {
         (1, 1)
     }
 
-    /// Each member does.
+    /// Each member knows its own lateness.
     fn knows_lateness(&self) -> bool {
         false
     }
@@ -627,13 +631,13 @@ impl<C: Timer> Rule for All<C> {
         let look_at = self.seat_counting(&mut seats, now, (ask, due), deferred);
         // `ready_at` takes this lock.
         drop(seats);
-        // Before there was a seat to ring, a time may have moved.
+        // A time may have moved before there was a seat to notify.
         if new && self.ready_at(now, &Vec::new(), ask) < due {
             deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as Arc<dyn Recheck>));
         }
-        // If the request is due later than at each member by itself, other seats will go first at
-        // some member. Then its seats are away everywhere until that time, and from then on it
-        // waits for one member alone.
+        // If the request is due later than `alone_from`, when each member by itself would serve it,
+        // other seats will go first at some member. Then its seats are away everywhere until
+        // `alone_from`, and from then on the request waits for one member only.
         let alone_from = time(now, alone_from);
         if alone_from > now && alone_from.saturating_add(CLOCK_SKEW) < due {
             alone_from.min(look_at)
@@ -653,11 +657,11 @@ impl<C: Timer> Rule for All<C> {
         self.rise(places, deferred);
     }
 
-    /// The terms of the members give the weight of a request.
+    /// The terms of the members determine the weight of a request.
     fn changes(&self) -> Changes {
         let changes = self.members.iter().map(|entry| match &entry.kind {
             Kind::Rate(member) => member.changes(),
-            // A request may ask for more than a lower limit.
+            // A request may ask for more permits than a lowered limit has.
             Kind::Counting(limit) => limit.pool.lowered().wrapping_mul(TIMES_CHANGED),
         });
         let changes = changes.fold(0, u64::wrapping_add);
@@ -684,7 +688,7 @@ impl<C: Timer> Rule for All<C> {
 }
 
 impl<C: Timer> All<C> {
-    /// Tells all members with a rate that they are to be left empty so long from now, or not.
+    /// Schedules that all rate limiters are left empty `span` from now, or cancels this.
     fn empty_in(&self, span: Option<&dyn Fn() -> Span>, deferred: &mut Deferred) {
         for (entry, emptied) in self.members.iter().zip(&mut lock(&self.seats).emptied) {
             if let Kind::Rate(member) = &entry.kind
@@ -695,7 +699,7 @@ impl<C: Timer> All<C> {
         }
     }
 
-    /// How long the composite itself is still paused.
+    /// Returns how long the composite itself is still paused.
     pub(crate) fn paused_for(&self) -> Duration {
         self.shared.upgrade().map_or(Duration::ZERO, |shared| shared.paused_for())
     }
@@ -705,14 +709,14 @@ impl<C: Timer> All<C> {
     }
 }
 
-/// When the last handle is gone no request waits any more, whether its future was dropped or
+/// When the last handle is dropped, no request waits any longer, whether its future was dropped or
 /// leaked.
 impl<C: Timer> Drop for All<C> {
     fn drop(&mut self) {
         let mut deferred = Deferred::new();
         let places = std::mem::take(&mut lock(&self.seats).places);
         self.rise(places.into_values(), &mut deferred);
-        // A pause that is not over ends.
+        // A pause that is still in effect ends here.
         self.empty_in(None, &mut deferred);
         drop(deferred);
     }

@@ -151,9 +151,9 @@ pub enum AllRefusal {
         details: Option<Box<RefusalDetails>>,
     },
     /// The `AllOf` itself refused: its queue is full, it is paused or closed, or the call was
-    /// cancelled. A refusal of
+    /// cancelled. The operator `?` also converts a refusal of
     /// [`KeyedRateLimiter::limiter`](https://docs.rs/tidegate/latest/tidegate/struct.KeyedRateLimiter.html#method.limiter)
-    /// that `?` converts is of this variant, too: there is no limiter to ask.
+    /// to this variant: then there is no limiter to ask.
     Queue {
         /// The refusal.
         refusal: Refusal,

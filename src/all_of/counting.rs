@@ -1,24 +1,27 @@
 //! The first waiter of a composite at its counting limits.
 //!
-//! A composite that waits holds no permit. It has a seat in the line of each limit
-//! (`src/counting/line.rs`) and takes from all members at one moment, when all permits are there.
+//! A waiting composite holds no permit. It has a seat in the queue of each limit
+//! (`src/counting/line.rs`) and takes from all members at one moment, when all permits are
+//! available.
 //!
 //! | the first waiter | its seats | what a free permit does meanwhile |
 //! |---|---|---|
 //! | waits for a rate | parked | serves others |
-//! | waits for permits that are in use | stand where they are missing | |
-//! | has its turn at one limit, and misses something else | stand until `until`, then they are parked | waits no longer than the composite has waited before |
+//! | waits for permits that are in use | stand at the limits that lack permits | |
+//! | has its turn at one limit, and lacks permits elsewhere | stand until `until`, then they are parked | is kept no longer than the composite has waited before |
 //! | is served, or dropped | are given up | |
 //!
-//! # Why does a seat stand although something else is missing?
+//! # Why does a seat stand while permits are missing elsewhere?
 //!
-//! The permits of two busy members need not come at one moment. If the composite always let others
-//! go first, it could wait for ever beside them; if it never did, it would keep permits idle for as
-//! long as the other member likes. So it may keep a free permit from others for as long as it has
-//! waited for permits in use before, and no longer. A rate tells when it is due, so the permit is
-//! kept only if that is soon enough. A limit does not, so the permit is kept until the time is
-//! over; then the composite lets others pass there, until another of its limits has come. Each wait
-//! is longer than the one before, so in the end one of them is longer than the other member needs.
+//! The permits of two busy members may never be free at one moment. If the composite always let
+//! others go first, it could wait for ever. If it never did, it would keep permits idle for as long
+//! as the other member takes. So it may keep a free permit from others for as long as it has
+//! already waited for permits in use, and no longer.
+//!
+//! A rate predicts when it is due, so the permit is kept only if the rate is due soon enough. A
+//! counting limit predicts nothing, so the permit is kept until the time is over. Then the
+//! composite lets others pass at that limit, until another of its limits has permits. Each time is
+//! longer than the one before, so in the end one of them is longer than the other member needs.
 
 use crate::all_of::all::{All, Kind, Permits, Seats};
 use crate::all_of::weights::Weights;
@@ -28,28 +31,28 @@ use crate::line::deferred::Deferred;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-/// The state of the first waiter at the counting limits. Used under the composite's lock.
+/// The state of the first waiter at the counting limits. Accessed under the composite's lock.
 #[derive(Debug)]
 pub(crate) struct Counting {
-    /// The request that found permits missing in this look, with all rates due.
+    /// The request that found permits missing at this check, with all rates due.
     short: Option<Weights>,
-    /// The priority of the first waiter, if it found so in the look before.
+    /// The priority of the first waiter, if it found permits missing at the check before.
     was_short: Option<i8>,
-    /// The request of the first waiter. Another request has a state of its own.
+    /// The request of the first waiter. Another request starts with a new state.
     ask: Option<Weights>,
     /// When the first waiter found permits missing for the first time.
     since: Option<Nanos>,
-    /// Until when it keeps free permits from others.
+    /// The time until which it keeps free permits from others.
     until: Nanos,
-    /// One for each member of the composite.
+    /// One mark for each member of the composite.
     marks: Vec<Mark>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
-    /// Whether its permits were there at the last look.
+    /// Whether the member's permits were available at the last check.
     there: bool,
-    /// Whether it lets others pass, since the time to keep its permits was over.
+    /// Whether the waiter lets others pass here, because the time to keep its permits is over.
     passes: bool,
 }
 
@@ -59,29 +62,32 @@ impl Counting {
         Counting { short: None, was_short: None, ask: None, since: None, until: Nanos::ZERO, marks }
     }
 
-    /// Another waiter is the first.
+    /// Resets the state: another waiter is the first.
     pub(crate) fn begin(&mut self) {
         self.marks.fill(Mark::default());
         (self.was_short, self.ask, self.since, self.until) = (None, None, None, Nanos::ZERO);
     }
 
-    /// Whether the first waiter missed permits in use until now, so that its rates were not late.
+    /// Returns whether the first waiter lacked permits in use until now, so that its rates were not
+    /// late.
     pub(crate) fn was_short(&self, priority: i8) -> bool {
         self.was_short == Some(priority)
     }
 
-    /// Whether free permits may be kept from others for so long from now.
+    /// Returns whether free permits may be kept from others for `span` from now.
     fn may_keep(&self, now: Nanos, span: Nanos) -> bool {
         self.since.is_some_and(|since| span <= now.saturating_since(since))
     }
 }
 
 impl<C: Timer> All<C> {
-    /// Takes the permits in use, all or none, for a waiter that is due at its rates.
+    /// Takes the permits of the counting limits, all or none, for a waiter that is due at its
+    /// rates.
     pub(super) fn take_counting(&self, ask: &Weights, deferred: &mut Deferred) -> Result<Permits, Refusal> {
         let mut seats = lock(&self.seats);
         let place = |seats: &Seats, index| seats.place(index, ask.priority);
-        // All are looked at first: taking and giving back would ring the composite again.
+        // All limits are checked first: taking permits and giving them back would notify the
+        // composite again.
         let missing = self.counting(ask).find_map(|(index, limit, n)| {
             let in_use = || Refusal::InUse { limit: limit.limit() };
             limit.check(n).err().or_else(|| (!limit.pool.has_turn(place(&seats, index), n)).then(in_use))
@@ -100,8 +106,8 @@ impl<C: Timer> All<C> {
         })
     }
 
-    /// Sees to the seats of the first waiter, which is `due` then by its rates. Returns when to
-    /// look again.
+    /// Updates the seats of the first waiter, which is due at its rates at `due`. Returns when to
+    /// check again.
     pub(super) fn seat_counting(
         &self,
         seats: &mut Seats,
@@ -111,8 +117,8 @@ impl<C: Timer> All<C> {
     ) -> Nanos {
         let Seats { places, counting, .. } = seats;
         let Some(places) = places.get_mut(&ask.priority) else { return Nanos::MAX };
-        // A request that asks nothing of a limit has a seat there as well: it is rung if the limit
-        // is lowered, for the requests behind it.
+        // A request that asks nothing of a limit has a seat there as well: the seat is notified if
+        // the limit is lowered, for the requests behind this one.
         for ((entry, place), n) in self.members.iter().zip(places.iter_mut()).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Rate(_) => {}
@@ -125,7 +131,7 @@ impl<C: Timer> All<C> {
             counting.begin();
             counting.ask = Some(ask.clone());
         }
-        // The waiter that found so may have been refused since.
+        // The waiter that found permits missing may have been refused since.
         counting.was_short = counting.short.take().filter(|short| short == ask).map(|short| short.priority);
         let places: &[u64] = places;
         let asked = || self.counting(ask).map(|(index, limit, n)| (index, limit, places[index], n));
@@ -154,7 +160,7 @@ impl<C: Timer> All<C> {
             if mark.passes {
                 limit.pool.park(place, deferred);
             } else if limit.pool.stand(place, n, deferred) {
-                // If it came a moment ago, that is to be looked at as above.
+                // If the permit became free just now, the recheck handles it as above.
                 again |= !mark.there;
                 look_at = counting.until;
             }

@@ -1,18 +1,18 @@
-//! One limiter among several: what a composite asks of it.
+//! One limiter among several: the calls that a composite makes to it.
 //!
-//! There are two kinds of calls. A call of a `try_` holds no lock when it comes, and takes none
-//! while no request is in the member's line. A call on behalf of a waiter comes with the
-//! composite's lock, takes the member's for a moment, and leaves all foreign code in [`Deferred`].
+//! There are two kinds of calls. A `try_` call arrives without a lock, and takes none while no
+//! request is in the member's queue. A call on behalf of a waiter arrives with the composite's
+//! lock, takes the member's lock for a short section, and leaves all user code in [`Deferred`].
 //!
 //! # Taking without the lock
 //!
-//! A member takes, keeps what it took on its own stack, and lets the rest take. If the rest fails
-//! it puts back exactly that, as far as there was room since (`line/undo_log.rs`). The line knows
-//! that only of grants that were made under its lock. So the limiter publishes a number
-//! (`undo_number`) that changes each time permits are given back, and at other times, and the line
-//! keeps how much was given back the last times. The room since the number that was read before the
-//! take follows from that. If permits were given back more often than is kept, or the terms were
-//! changed, nothing is put back.
+//! A member takes, keeps on its own stack what it took, and lets the rest take. If the rest fails,
+//! it puts back exactly that, limited to the room that there was since (`line/undo_log.rs`). The
+//! line knows this room only for grants that were made under its lock. So the limiter publishes a
+//! number (`undo_number`) that changes each time permits are given back, and at other times. The
+//! line remembers how much the last of these changes gave back. From that follows the room since
+//! the number that was read before the take. If permits were given back more often than the line
+//! remembers, or if the terms were changed, nothing is put back.
 //!
 //! | operation | ordering | pairs with | what for |
 //! |---|---|---|---|
@@ -20,14 +20,14 @@
 //! | `undo_number` is loaded, before the take without the lock | Acquire | the store | a thread that reads a number takes from a state in which these permits are back |
 //! | `undo_number` is compared, under the lock | as the lock | | |
 //!
-//! **Why enough.** The bad execution: permits are given back after the take, and the number is that
-//! read before it. Giving back happens under the lock and raises the line's own number in one
-//! section. The comparison takes the lock after the take. If it comes after that section, it sees
-//! the higher number. If it comes before, the permits are given back after the undoing, which is no
-//! harm. The other way round, a number that is read with Acquire and counts a level means that the
-//! take comes after it in the order of the state. **Why not less.** With Relaxed on both sides the
-//! take could come before permits that the number counts already, and be undone with too high a
-//! level.
+//! **Why enough.** The bad execution: permits are given back after the take, and the number at the
+//! comparison is still the one read before the take. Giving back happens under the lock and raises
+//! the line's own number in one section. The comparison takes the lock after the take. If the
+//! comparison comes after that section, it sees the higher number. If it comes before, the permits
+//! are given back after the undo, which does no harm. Conversely, if a number that is read with
+//! Acquire counts a level, the take comes after that level in the order of the state. **Why not
+//! less.** With Relaxed on both sides, the take could come before permits that the number counts
+//! already, and be undone with a level that is too high.
 
 use std::fmt::Debug;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -52,26 +52,26 @@ use crate::status::Status;
 use crate::sync::{MutexGuard, Ordering, lock};
 use crate::time::Nanos;
 
-/// A time from now, so that clocks with different zeros understand each other; negative if it is
-/// past.
+/// A time relative to now, so that clocks with different zeros can be compared; negative for a past
+/// time.
 pub(crate) type Span = i128;
 
 /// Never.
 pub(crate) const NEVER: Span = Span::MAX;
 
-/// The span from `now` to `at`.
+/// Returns the span from `now` to `at`.
 pub(crate) fn span(at: Nanos, now: Nanos) -> Span {
     if at == Nanos::MAX { NEVER } else { Span::from(at.as_u64()) - Span::from(now.as_u64()) }
 }
 
-/// The time that lies a span from `now`.
+/// Returns the time that is `span` after `now`.
 pub(crate) fn time(now: Nanos, span: Span) -> Nanos {
     let at = span.saturating_add(Span::from(now.as_u64())).max(0);
     Nanos::new(u64::try_from(at).unwrap_or(u64::MAX))
 }
 
-/// How long until permits are due, and whether the limiter is paused. The longer wait is the
-/// greater one; of two that are equally long, that of a paused limiter.
+/// How long until permits are due, and whether the limiter is paused. The longer wait is greater;
+/// of two equally long waits, the wait at a paused limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Wait {
     pub(crate) time: Nanos,
@@ -81,7 +81,7 @@ pub(crate) struct Wait {
 impl Wait {
     pub(crate) const NONE: Wait = Wait { time: Nanos::ZERO, paused: false };
 
-    /// The refusal of a request that waits so long.
+    /// Returns the refusal of a request that would have to wait this long.
     pub(crate) fn refusal(self) -> Refusal {
         let retry_after = self.time;
         if self.paused { Refusal::Paused { retry_after } } else { Refusal::Limited { retry_after } }
@@ -90,46 +90,46 @@ impl Wait {
 
 /// A limiter among several.
 pub(crate) trait Member: Recheck {
-    /// Whether `n` permits can ever be granted to a request of this priority.
+    /// Checks whether `n` permits can ever be granted to a request of this priority.
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal>;
 
-    /// What has changed for the requests of composites, counted as [`TIMES_CHANGED`] and
-    /// [`WEIGHTS_CHANGED`].
+    /// Returns a count of the changes for the requests of composites, in units of [`TIMES_CHANGED`]
+    /// and [`WEIGHTS_CHANGED`].
     ///
     /// [`TIMES_CHANGED`]: crate::limiter::change::TIMES_CHANGED
     /// [`WEIGHTS_CHANGED`]: crate::limiter::change::WEIGHTS_CHANGED
     fn changes(&self) -> u64;
 
-    /// Charges `n` permits, also if they are not available.
+    /// Charges `n` permits, even if they are not available.
     fn debit(&self, n: u32);
 
     /// Gives back `n` permits that were not used.
     fn refund(&self, n: u32);
 
-    /// Takes the permits that are available beyond so many. Returns how many it took.
+    /// Takes the permits that are available beyond `permits`. Returns how many it took.
     fn keep_at_most(&self, permits: u64) -> u64;
 
-    /// How many permits a request of this priority may take that takes as many as there are, and
-    /// has this seat, or none with place 0. Takes no permits.
+    /// Returns how many permits a request may take that has this priority and this seat (place 0:
+    /// no seat) and takes as many permits as are available. Takes no permits.
     fn leaves(&self, seat: u64, priority: i8) -> u64;
 
-    /// The weight of `n` permits in a sum of requests that go first.
+    /// Returns the weight of `n` permits in a sum of requests that go first.
     fn weight(&self, n: u32) -> u128;
 
-    /// The longest time that a request may wait.
+    /// Returns the maximum wait of a request.
     fn max_wait(&self) -> Duration;
 
     fn status(&self) -> Status;
 
-    /// The number of the limiter, equal for all clones.
+    /// Returns the number of the limiter, which is equal for all clones.
     fn number(&self) -> u64;
 
-    /// How long until `n` permits are due, behind all waiters. Takes no permits, and writes nothing
-    /// while no request waits.
+    /// Returns how long until `n` permits are due, behind all waiters. Takes no permits, and writes
+    /// nothing while no request waits.
     fn look(&self, n: u32, priority: i8) -> Wait;
 
-    /// Takes so many permits for a request of this priority now, then lets the `rest` take; puts
-    /// them back if it fails. Tells what this leaves, where that is asked for.
+    /// Takes the permits `asked` for, at a priority, now; then calls `rest`, and puts the permits
+    /// back if `rest` fails. Sets `left`, if given, to what this leaves.
     fn take_then(
         &self,
         asked: (u32, i8),
@@ -137,16 +137,17 @@ pub(crate) trait Member: Recheck {
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal>;
 
-    /// When the seat is due, or with place 0 when a newcomer is, behind all in line and others that
-    /// weigh `ahead`, if nothing happens before `begin`; not before `at`. Leaves out the seat
-    /// `own`.
+    /// Returns when the seat is due; or, with place 0, when a newcomer would be due behind all
+    /// requests in the queue and others of the total weight `ahead`. Assumes that nothing happens
+    /// before `begin`. The result is not before `at`. Leaves out the seat `own`.
     fn due(&self, times: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
 
-    /// The limiter will be left as if it were empty, so long from now: at the end of a pause of the
-    /// composite. And no longer at the time that this returned `before`.
+    /// Schedules that the limiter is left as if it were empty `span` from now, at the end of a
+    /// pause of the composite, and returns that time; without `span` it schedules nothing. Cancels
+    /// this for the time `before`, which an earlier call returned.
     ///
-    /// The span is asked for after the limiter has read its clock, so that it is empty by that end,
-    /// and not a moment later.
+    /// Calls `span` after the limiter has read its clock, so that the limiter is empty by the end
+    /// of the pause, and not a moment later.
     fn empty_in(
         &self,
         before: Option<Nanos>,
@@ -154,7 +155,7 @@ pub(crate) trait Member: Recheck {
         deferred: &mut Deferred,
     ) -> Option<Nanos>;
 
-    /// Takes a seat, or keeps the one at this place, for a request of `n` permits that expects to
+    /// Takes a seat, or keeps the seat at this place, for a request of `n` permits that expects to
     /// be granted `at`. Returns the place, and when the request is due here.
     fn sit(
         &self,
@@ -165,13 +166,14 @@ pub(crate) trait Member: Recheck {
         deferred: &mut Deferred,
     ) -> (u64, Span);
 
-    /// Keeps a seat as a place only.
+    /// Keeps the place of a seat and makes it idle.
     fn stand_by(&self, seat: u64, deferred: &mut Deferred);
 
     /// Gives up a seat.
     fn rise(&self, seat: u64, deferred: &mut Deferred);
 
-    /// Takes `n` permits through a seat, or with place 0 as a newcomer, as of so long ago.
+    /// Takes `n` permits through a seat, or with place 0 as a newcomer. Charges them as of `late`
+    /// ago.
     fn take(
         &self,
         late: Nanos,
@@ -183,34 +185,34 @@ pub(crate) trait Member: Recheck {
 
 /// A member's grant to a waiter of a composite. Dropping it makes the grant final.
 pub(crate) trait Taken: Send + Debug {
-    /// Makes it final: so much of it was used, or more than it.
+    /// Makes the grant final. `used` permits of it were used, or more than it has.
     fn settle(self: Box<Self>, used: u32);
 
-    /// Puts it back.
+    /// Puts the grant back.
     fn undo(self: Box<Self>, deferred: &mut Deferred);
 
-    /// A waiter sees its grant.
+    /// Records that a waiter sees its grant.
     fn seen(&self);
 
-    /// What it left in the limiter; `None` if it took nothing.
+    /// Returns what the grant left in the limiter; `None` if it took nothing.
     fn left(&self) -> Option<Left>;
 }
 
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// The line, on behalf of a waiter of a composite. Call [`let_go`](Shared::let_go) if anything
-    /// has changed.
+    /// Locks the line on behalf of a waiter of a composite. Call [`let_go`](Shared::let_go) if
+    /// anything has changed.
     fn reach(self: &Arc<Self>, deferred: &mut Deferred) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
         if line.serves_before(now, self.lateness.catch_up()).is_some() {
-            // Waiters are served first. The waiter behind them needs an alarm, or is one of more.
+            // These waiters are served first. The next waiter needs an alarm, or is due as well.
             deferred.rechecks.push(self.clone());
         }
         self.begin_visit(&mut line, now, deferred);
         (line, now)
     }
 
-    /// The line, for a short look.
+    /// Locks the line for a short check.
     fn look_at_line(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
@@ -218,8 +220,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         (line, now)
     }
 
-    /// Unlocks. If anything has changed for requests other than the `own` seats, the line is
-    /// rechecked when no lock is held.
+    /// Unlocks the line. If anything has changed for requests other than the `own` seats, the line
+    /// is rechecked when no lock is held.
     fn let_go(
         self: &Arc<Self>,
         line: MutexGuard<'_, Line<Single<P>, C>>,
@@ -234,12 +236,12 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     }
 }
 
-/// `Arc<Shared>`, so that it can be rung later.
+/// Holds an `Arc<Shared>`, so that the limiter can be notified later.
 impl<P: Policy, C: Timer> Member for Handle<P, C> {
     fn check(&self, n: u32, priority: i8) -> Result<(), Refusal> {
         let shared = &self.0;
         let word = shared.gate_word.load();
-        // A closed limiter shows as paused.
+        // A closed limiter also has the flag `PAUSED`.
         if !word.has(SHARE_KEPT) && !word.has(PAUSED) {
             return shared.rule.policy.check(n);
         }
@@ -318,8 +320,8 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         let shared = &self.0;
         let word = shared.gate_word.load();
         let taken = if word.needs_no_lock() {
-            // Before the take, so that a refund in between counts as after it. Acquire: the take
-            // finds the state with all refunds that the number counts.
+            // Load the number before the take, so that a refund in between counts as after the
+            // take. Acquire: the take finds the state with all refunds that the number counts.
             let undo_number = shared.undo_number.load(Ordering::Acquire);
             let charge = shared.take_without_lock(word, shared.clock.now(), &n);
             charge.map(|charge| Undoable::Since(charge, undo_number))
@@ -331,14 +333,14 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         };
         let grant = match taken {
             Ok(taken) => taken,
-            // It would have refused, and lets pass.
+            // In shadow mode the member lets the request pass that it would have refused.
             Err(_) if word.has(SHADOW) => return rest(),
             Err(refusal) => return Err(refusal),
         };
         if let Some(left) = left {
             *left = Some(shared.left(grant.charge()));
         }
-        // The rest may call foreign code, which may panic: then this is undone as well.
+        // The rest may call user code, which may panic: then this take is undone as well.
         let result = catch_unwind(AssertUnwindSafe(rest));
         if let Ok(Ok(())) = result {
             if let Undoable::Tracked(Tracked { id, .. }) = grant {
@@ -371,7 +373,8 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
                 line.seats.due(&schedule, times, (end_of(priority), own), &ahead, &n)
             }
         };
-        // Where grants are not charged as of an earlier time, it does not matter when it came due.
+        // If grants are not charged as of an earlier time, it does not matter when the request
+        // became due.
         if due <= now && !shared.rule.policy.catches_up() { Span::MIN } else { span(due, now) }
     }
 
@@ -384,7 +387,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         let (mut line, now) = self.0.reach(deferred);
         let at = span.map(|span| time(now, span()));
         line.empty_at(before, at);
-        // A pause that was over by now has made times later.
+        // A pause that ended by now may have made times later.
         self.0.let_go(line, true, 0, deferred);
         at
     }
@@ -405,8 +408,8 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
             false => seat,
         };
         if is_new && line.settings.is_shadow() {
-            // The composite may have asked for its time before shadow mode began, which rang the
-            // seats that there were.
+            // The composite may have asked for its time before shadow mode began, and the start of
+            // shadow mode notified only the seats that existed then.
             deferred.rechecks.extend(waiter.upgrade());
         }
         let (news, due) = line.tell_seat(&shared.rule, now, seat, &n, time(now, at));
@@ -448,7 +451,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         let late =
             if shared.rule.policy.catches_up() { late.min(shared.lateness.catch_up()) } else { Nanos::ZERO };
         let at = Nanos::new(now.as_u64().saturating_sub(late.as_u64()));
-        // A request that just came may use how late the last grants were.
+        // A new request may use the lateness of the last grants.
         let at = if due <= now { at.min(visit.made_at(|| due).max(due)) } else { at };
         let charge = match due <= now {
             true => line.charge(visit, at, &n),
@@ -456,12 +459,12 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         };
         let grant = match charge {
             Ok(charge) => Ok(Some(line.track(&shared.rule, charge))),
-            // It would have refused, and lets pass.
+            // In shadow mode the member lets the request pass that it would have refused.
             Err(_) if line.settings.is_shadow() => Ok(None),
             Err(refusal) => Err(refusal),
         };
         let taken = grant.map(|grant| Box::new(Share { shared: shared.clone(), n, grant }) as Box<dyn Taken>);
-        // The waiters that were served just now are woken, and the next one needs an alarm.
+        // The waiters that were served just now are woken, and the next waiter needs an alarm.
         shared.let_go(line, true, usize::from(seat > 0), deferred);
         taken
     }
@@ -484,7 +487,7 @@ impl<P: Policy, C: Timer> Taken for Share<P, C> {
     fn undo(mut self: Box<Self>, deferred: &mut Deferred) {
         let Some(mut grant) = self.grant.take() else { return };
         let shared = &self.shared;
-        // Without the member's lock, as `Shared::undo`.
+        // Without the member's lock, like `Shared::undo`.
         shared.undo_unlocked(&mut grant.charge, deferred);
         let (mut line, now) = shared.reach(deferred);
         line.undo_rest(&mut shared.visit_at(now, deferred), Undoable::Tracked(grant));

@@ -87,7 +87,7 @@
 // |---|---|---|
 // | is due at *T*, the latest of its members' times | have the time *T*; requests behind a seat pass as long as they do not delay it | none |
 // | has reached *T*, and a counting limit has no free permit | have the waiter's deadline as their time, or never | none |
-// | has its turn, and all members have enough permits | are given up | all: it is granted and woken |
+// | has its turn, and all members have enough permits | are given up | all: the waiter is granted and woken |
 // | is dropped | pass to the next waiter of this priority, or are given up | none |
 // | is no longer the first, because a waiter of higher priority came | keep their positions and delay no request, until the waiter is the first again | none |
 //

@@ -1,10 +1,10 @@
-//! The composites of the keys that are in use, so that all calls for one key share a queue.
+//! The composites of the keys in use, so that all calls for one key share a queue.
 //!
-//! A composite is known by the numbers of its limiters of this key, and not by the key: so no code
-//! of a key runs here. A key that was [removed](crate::KeyedRateLimiter::remove) meanwhile has a
-//! new limiter, and so another composite. The table has weak handles. The last handle to a
-//! composite takes its entry away when it is dropped, so the table is as large as the number of
-//! keys in use.
+//! A composite is identified by the numbers of the limiters of its key, and not by the key, so no
+//! code of the key type runs here. A key that was [removed](crate::KeyedRateLimiter::remove) in
+//! between has a new limiter, and so another composite. The table holds weak handles. Dropping the
+//! last handle to a composite removes its entry, so the table is as large as the number of keys in
+//! use.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -22,11 +22,11 @@ pub(crate) type Composite<C> = Shared<All<C>, C>;
 
 /// The composites in use.
 pub(crate) struct Composites<C: Timer> {
-    /// A tree, which no insertion has to copy under the lock.
+    /// A tree, because no insertion into it copies the table under the lock.
     table: Mutex<BTreeMap<Numbers, Weak<Composite<C>>>>,
-    /// How many are in the table, or about to be.
+    /// The number of composites that are in the table, or are about to be added.
     len: AtomicUsize,
-    /// Raised before the lock of the table is taken, and read under it by a call that adds.
+    /// Set before the lock of the table is taken, and read under that lock by a call that adds.
     closed: AtomicBool,
 }
 
@@ -39,12 +39,13 @@ impl<C: Timer> Composites<C> {
         }
     }
 
-    /// Closes all composites, also composites to come. Returns whether they were open.
+    /// Closes all composites, including those added later. Returns whether they were open.
     pub(crate) fn close(&self) -> bool {
         // Relaxed: the lock of the table below orders the flag for each call that adds a composite.
         let was_open = !self.closed.swap(true, Ordering::Relaxed);
         let composites: Vec<_> = lock(&self.table).values().filter_map(Weak::upgrade).collect();
-        // Without the lock, since closing wakes tasks, and dropping the last handle takes the lock.
+        // Without the lock, because closing wakes tasks, and dropping the last handle takes the
+        // lock.
         let mut panic = None;
         for composite in composites {
             run(&mut panic, || composite.close());
@@ -55,30 +56,30 @@ impl<C: Timer> Composites<C> {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        // Relaxed: where it decides, the lock of the table orders it.
+        // Relaxed: where the flag decides, the lock of the table orders it.
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Whether no key is in use.
+    /// Returns whether no key is in use.
     ///
-    /// A request that has joined a queue is counted before its poll returns. A call that comes
-    /// after that sees the count, by the order of changes of one atomic, at any ordering.
+    /// A request that has joined a queue is counted before its poll returns. A call that begins
+    /// later sees the count at any ordering, by the modification order of one atomic.
     pub(crate) fn is_empty(&self) -> bool {
         // Relaxed: see above.
         self.len.load(Ordering::Relaxed) == 0
     }
 
-    /// The composite of these limiters, if it is in use.
+    /// Returns the composite of these limiters, if it is in use.
     pub(crate) fn find(&self, numbers: &[u64]) -> Option<Arc<Composite<C>>> {
         lock(&self.table).get(numbers)?.upgrade()
     }
 
-    /// Adds a composite, unless another call has added one of these limiters just now. Returns the
-    /// one to use.
+    /// Adds a composite, unless another call has just added one of these limiters. Returns the
+    /// composite to use.
     pub(crate) fn add(&self, numbers: Numbers, new: Arc<Composite<C>>) -> Arc<Composite<C>> {
         let mut table = lock(&self.table);
         if let Some(other) = table.get(&numbers).and_then(Weak::upgrade) {
-            // `new` is dropped at the return, and asks for the lock.
+            // `new` is dropped at the return, and its drop takes the lock.
             drop(table);
             return other;
         }
@@ -96,32 +97,33 @@ impl<C: Timer> Composites<C> {
         new
     }
 
-    /// Takes the entry of a composite away that nothing uses any more.
+    /// Removes the entry of a composite that nothing uses any longer.
     fn forget(&self, numbers: &[u64]) {
         let mut table = lock(&self.table);
-        // Another composite of these limiters may have come in its place.
+        // Another composite of these limiters may have replaced it.
         if table.get(numbers).is_some_and(|composite| composite.strong_count() == 0)
             && table.remove(numbers).is_some()
         {
-            // Relaxed: a call that reads an older count looks into the table, and finds nothing.
+            // Relaxed: a call that reads an older count searches the table, and finds nothing.
             self.len.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
-/// What the composite of a key leaves behind when it is dropped.
+/// The clean-up that the composite of a key does when it is dropped.
 pub(crate) struct Home<C: Timer> {
     pub(crate) composites: Arc<Composites<C>>,
     pub(crate) numbers: Numbers,
-    /// Whether permits in use keep the composite, since a table of keys is to be told when they are
-    /// given back.
+    /// Whether permits in use keep the composite alive, because a table of keys must be notified
+    /// when they are given back.
     pub(crate) is_kept: bool,
-    /// Dropping them tells the tables of the keys that their limiters are no longer in use.
+    /// Dropping these notifies the tables of keys that their limiters are no longer in use.
     pub(crate) _leave: Vec<Box<dyn Send + Sync>>,
 }
 
 impl<C: Timer> Home<C> {
-    /// That of a composite that no other call finds, with permits in use that keep it.
+    /// Creates the home of a composite that no other call finds, and that permits in use keep
+    /// alive.
     pub(crate) fn apart(leave: Box<dyn Send + Sync>) -> Home<C> {
         let (composites, numbers) = (Arc::new(Composites::new()), Numbers::default());
         Home { composites, numbers, is_kept: true, _leave: vec![leave] }

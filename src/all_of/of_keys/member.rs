@@ -1,7 +1,8 @@
-//! A limiter of keys as a member: what a composite asks of it, with the key as an argument.
+//! A limiter of keys as a member: the calls that a composite makes to it, with the key as an
+//! argument.
 //!
-//! A key that is known and has no line is asked in the table. So a request that is decided at once
-//! makes no limiter for its key.
+//! A known key without a queue is decided in the table. So a request that is decided at once
+//! creates no limiter for its key.
 
 use std::borrow::Borrow;
 use std::hash::Hash;
@@ -23,41 +24,41 @@ use crate::request::Request;
 use crate::status::Status;
 use crate::time::Nanos;
 
-/// A limiter of keys, of whatever policy.
+/// A limiter of keys, of any policy.
 pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
-    /// Where it is, which is equal for all clones.
+    /// Returns its address, which is equal for all clones.
     fn address(&self) -> usize;
 
-    /// This member, if it can be asked without a limiter for the key. A limit of permits in use
-    /// cannot: its permits are the limiter's.
+    /// Returns this member, if it can be asked without a limiter for the key. A limit of permits in
+    /// use cannot, because its permits belong to the limiter of the key.
     fn in_table(&self) -> Option<&dyn InTable<Q>>;
 
-    /// The limiter of a key, in use until the lease is dropped.
+    /// Returns the limiter of a key, which is in use until the lease is dropped.
     fn lease(&self, key: &Q) -> Result<Lease, Refusal>;
 
-    /// The number of the limiter that a key has now, if it has one.
+    /// Returns the number of the limiter that a key has now, if it has one.
     fn number(&self, key: &Q) -> Option<u64>;
 
     fn status(&self, key: &Q) -> Status;
 }
 
-/// What a decision about a key asks, if no composite is needed for it.
+/// The calls for a decision about a key that needs no composite.
 pub(crate) trait InTable<Q: ?Sized> {
-    /// How long until `n` permits are due, behind all waiters; or why never. Takes no permits, and
-    /// adds no key.
+    /// Returns how long until `n` permits are due, behind all waiters; or why they never will be.
+    /// Takes no permits, and adds no key.
     fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
 
-    /// Takes `n` permits now, or none. Tells no observer. Tells what this leaves, where that is
-    /// asked for.
+    /// Takes `n` permits now, or none. Notifies no observer. Sets `left`, if given, to what this
+    /// leaves.
     fn take(&self, key: &Q, asked: (u32, i8), left: Option<&mut Option<Left>>) -> Result<(), Refusal>;
 }
 
 /// The limiter of a key, as a member of the key's composite.
 pub(crate) struct Lease {
-    /// Dropped before `leave`, since the table settles a limiter to which it has the only handle.
+    /// Dropped before `leave`, because the table settles a limiter to which it has the only handle.
     pub(crate) kind: Kind,
     pub(crate) number: u64,
-    /// Dropping it tells the table of keys.
+    /// Dropping this notifies the table of keys.
     pub(crate) leave: Box<dyn Send + Sync>,
 }
 
@@ -73,7 +74,7 @@ impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Drop for Leave<K, P, C> 
     }
 }
 
-/// A limiter of keys, and which part of the composite's key is the key here.
+/// A limiter of keys, and the part of the composite's key that is the key here.
 pub(crate) struct ByKey<K, P: Policy + Clone, C: Timer, R: ?Sized, F> {
     pub(crate) limiter: KeyedRateLimiter<K, P, C>,
     pub(crate) part: F,
@@ -182,14 +183,14 @@ where
                 Ok(())
             }
             Ok(Taken::Limiter(line)) => handle(&line).take_then((n, priority), left, &mut || Ok(())),
-            // As a member in shadow: it refuses no request.
+            // Like a member in shadow mode, it refuses no request.
             Err(refusal) if table.passes(refusal) => Ok(()),
             Err(refusal) => Err(refusal),
         }
     }
 }
 
-/// A limit of the permits of each key in use, and which part of the composite's key is the key
+/// A limit of the permits in use of each key, and the part of the composite's key that is the key
 /// here.
 pub(crate) struct CountedByKey<K, R: ?Sized, F> {
     pub(crate) limit: KeyedCountingLimit<K>,

@@ -2,16 +2,16 @@
 //!
 //! # How it works
 //!
-//! | a request for a key | how it is decided |
+//! | case | how a request for a key is decided |
 //! |---|---|
-//! | while no request waits for this key | in the table of keys, without a limiter for the key: the common members are asked first, then the key |
-//! | that asks several limiters of keys, or for permits in use of its key, or has to wait | by an [`AllOf`] of the common members and the limiters of the key |
-//! | while others wait for this key | by the [`AllOf`] in which they wait |
+//! | no request waits for this key | in the table of keys, without a limiter for the key: the common members are asked first, then the key |
+//! | the request asks several limiters of keys, or asks for permits in use of its key, or has to wait | by an [`AllOf`] of the common members and the limiters of the key |
+//! | other requests wait for this key | by the [`AllOf`] in which they wait |
 //!
-//! The way through the table takes from the common members one inside the other, as an [`AllOf`]
-//! does, and from the key innermost. So a grant of a key never has to be put back, which a state in
-//! a table of keys could not: it has no log. That is why it is the way for one limiter of keys
-//! alone.
+//! The path through the table takes from the common members, each inside the call of the one before
+//! it, as an [`AllOf`] does, and from the key innermost. So a grant of a key never has to be put
+//! back. A state in a table of keys could not put it back, because it has no log. That is why only
+//! a single limiter of keys takes this path.
 //!
 //! **No request overtakes a waiter.** A waiter's composite is in `Composites`, and its limiters are
 //! in the tables of keys, before the waiter's first poll returns. A request that begins later finds
@@ -53,48 +53,47 @@ use crate::policy::Policy;
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
-/// Several limits at once, of which some are limits of a key: a user's limit *and* that of all
-/// users.
+/// Several limits at once, some of them for each key: a user's limit *and* the limit of all users.
 ///
-/// Built once. Each call says its key, and is granted by all members or by none. Members are
-/// limiters that all keys have in common, and limiters of keys. `Q` is the key as calls give it:
-/// `str` if the keys of the [`KeyedRateLimiter`] are `String`s.
+/// A `KeyedAllOf` is built once. Each call names its key, and is granted by all members or by none.
+/// Members are limiters that all keys have in common, and limiters of keys. `Q` is the type of the
+/// key in calls: `str` if the keys of the [`KeyedRateLimiter`] are `String`s.
 ///
-/// | call | not due now |
+/// | call | if the permits are not due now |
 /// |---|---|
 /// | [`try_acquire`](KeyedAllOf::try_acquire), [`try_acquire_many`](KeyedAllOf::try_acquire_many) | refuses at once |
 /// | [`acquire`](KeyedAllOf::acquire), [`acquire_many`](KeyedAllOf::acquire_many) | waits in a queue of this key |
 /// | [`blocking_acquire`](KeyedAllOf::blocking_acquire), [`blocking_acquire_many`](KeyedAllOf::blocking_acquire_many) | blocks the thread, in that queue |
-/// | [`acquire_within`](KeyedAllOf::acquire_within) | waits if that takes no longer than a time, else refuses at once |
-/// | [`reserve`](KeyedAllOf::reserve) | takes a place in the queue of this key, for a cost that is settled later |
-/// | [`for_key`](KeyedAllOf::for_key) | returns the [`AllOf`] of one key, with all of its calls |
+/// | [`acquire_within`](KeyedAllOf::acquire_within) | waits if the permits are due within a given time, else refuses at once |
+/// | [`reserve`](KeyedAllOf::reserve) | takes a position in the queue of this key, for a cost that is settled later |
+/// | [`for_key`](KeyedAllOf::for_key) | returns the [`AllOf`] of one key, with all of its methods |
 ///
 /// Costs are given by name, as for an [`AllOf`].
 ///
-/// It takes all permits in one step in one process alone. Over a store, a limit of each key and one
-/// of all keys are two limiters and two calls: the README of `tidegate-redis` has an example, and
-/// the table of the other differences from one process.
+/// A `KeyedAllOf` takes all permits in one step only within one process. Over a store, a limit of
+/// each key and a limit of all keys are two limiters and two calls: the README of `tidegate-redis`
+/// has an example, and a table of the other differences from one process.
 ///
 /// # Fairness
 ///
-/// The waiters of one key are served first come, first served. The first of each key has a place in
-/// the lines of the members, as the first waiter of an [`AllOf`] has. A key that waits for its own
-/// limit does not hold up other keys.
+/// The waiters of one key are served first come, first served. The first waiter of each key holds a
+/// position in the queues of the members, like the first waiter of an [`AllOf`]. A key that waits
+/// for its own limit does not block other keys.
 ///
 /// # Cost
 ///
-/// Nothing is kept for a key that is not waiting, beside its state in the [`KeyedRateLimiter`]. A
-/// key that waits costs its limiter and a composite, about 4 kB, until its last wait ends.
+/// A key without waiters costs nothing besides its state in the [`KeyedRateLimiter`]. A key with
+/// waiters costs a limiter and an `AllOf`, about 4 kB, until its last wait ends.
 ///
-/// A decision about a key takes the lock of a part of the table of keys, as
-/// [`KeyedRateLimiter::try_acquire`] does, and no other lock while no request waits.
+/// A decision about a key takes the lock of one part of the table of keys, like
+/// [`KeyedRateLimiter::try_acquire`], and no other lock while no request waits.
 ///
 /// # Settings
 ///
-/// Pause a member that all keys have in common to hold up all of them, and close one to end all
-/// waits. A bound on the queue of each
-/// key is set with [`with_queue_bounds`](KeyedAllOf::with_queue_bounds), and an observer of all
-/// calls with [`observed_by`](KeyedAllOf::observed_by). For the settings of members see
+/// To hold up all keys, pause a member that all keys have in common. To end all waits, close such a
+/// member. To bound the queue of each key, call
+/// [`with_queue_bounds`](KeyedAllOf::with_queue_bounds). To observe all calls, call
+/// [`observed_by`](KeyedAllOf::observed_by). For the settings of members see
 /// [`AllOf`](AllOf#settings-of-members).
 ///
 /// # Cancel safety
@@ -103,7 +102,7 @@ use crate::time::Nanos;
 ///
 /// # Examples
 ///
-/// Two requests a second for each user, and ten for all:
+/// Two requests per second for each user, and ten for all users together:
 ///
 /// ```
 /// use std::time::Duration;
@@ -141,7 +140,7 @@ pub struct KeyedAllOf<Q: ?Sized, C: Timer = DefaultClock> {
 struct KeyedEntry<Q: ?Sized> {
     name: Name,
     member: Arc<dyn KeyedMember<Q>>,
-    /// What a request costs that does not name this member, if that was set.
+    /// The cost of a request that does not name this member, if it was set.
     cost: Option<u32>,
 }
 
@@ -153,7 +152,8 @@ struct OfKey<'a, Q: ?Sized> {
 }
 
 impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
-    /// A composite of one limiter of keys so far. `name` is what requests and refusals call it.
+    /// Creates a `KeyedAllOf` of one limiter of keys. Requests and refusals call the limiter
+    /// `name`.
     #[must_use]
     pub fn new<K, P>(name: impl Into<Name>, limiter: &KeyedRateLimiter<K, P, C>) -> Self
     where
@@ -164,8 +164,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         KeyedAllOf::with_key_part(name, limiter, |key: &Q| key)
     }
 
-    /// As [`new`](KeyedAllOf::new), for a limiter with a key that is a part of the key of the
-    /// calls.
+    /// Like [`new`](KeyedAllOf::new), for a limiter whose key is a part of the key of the calls.
     #[must_use]
     pub fn with_key_part<K, P, R>(
         name: impl Into<Name>,
@@ -191,23 +190,22 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     /// Adds a limiter that all keys have in common.
     ///
-    /// The result has queues of its own: build a composite before it is used.
+    /// The result has its own queues, so finish building a `KeyedAllOf` before you use it.
     ///
     /// # Panics
     ///
-    /// If it is a member already, or a member has this name.
+    /// Panics if this limiter was added before, or if a member already has this name.
     #[must_use]
     #[track_caller]
     pub fn with<P: Policy>(self, name: impl Into<Name>, limiter: &RateLimiter<P, C>) -> Self {
         self.and_common(Entry::new(name.into(), rate(limiter)))
     }
 
-    /// Adds a counting limit that all keys have in common; see
-    /// [`AllOf::with_counting`].
+    /// Adds a counting limit that all keys have in common; see [`AllOf::with_counting`].
     ///
     /// # Panics
     ///
-    /// If it is a member already, or a member has this name.
+    /// Panics if this limiter was added before, or if a member already has this name.
     #[must_use]
     #[track_caller]
     pub fn with_counting(self, name: impl Into<Name>, limit: &CountingLimit) -> Self {
@@ -218,7 +216,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     ///
     /// # Panics
     ///
-    /// If it is a member already, or a member has this name.
+    /// Panics if this limiter was added before, or if a member already has this name.
     #[must_use]
     #[track_caller]
     pub fn with_keyed<K, P>(self, name: impl Into<Name>, limiter: &KeyedRateLimiter<K, P, C>) -> Self
@@ -230,15 +228,15 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.with_keyed_by(name, limiter, |key: &Q| key)
     }
 
-    /// Adds another limiter of keys. Its key is a part of the key of the calls.
+    /// Adds another limiter of keys, whose key is a part of the key of the calls.
     ///
     /// # Panics
     ///
-    /// If it is a member already, or a member has this name.
+    /// Panics if this limiter was added before, or if a member already has this name.
     ///
     /// # Examples
     ///
-    /// A limit of the user, and one of the user's tenant:
+    /// A limit for each user, and one for the user's tenant:
     ///
     /// ```
     /// use tidegate::{KeyedAllOf, KeyedRateLimiter, ManualClock, Rate, TokenBucket};
@@ -282,15 +280,15 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.and_keyed(name.into(), Arc::new(ByKey { limiter: limiter.clone(), part, of: PhantomData }))
     }
 
-    /// Adds a limit of the permits of each key in use; see [`AllOf::with_counting`].
+    /// Adds a limit of the permits in use of each key; see [`AllOf::with_counting`].
     ///
     /// # Panics
     ///
-    /// If it is a member already, or a member has this name.
+    /// Panics if this limiter was added before, or if a member already has this name.
     ///
     /// # Examples
     ///
-    /// At most two calls of a user at one time:
+    /// At most two calls of a user at the same time:
     ///
     /// ```
     /// use tidegate::{AllRefusal, KeyedAllOf, KeyedCountingLimit, KeyedRateLimiter};
@@ -320,12 +318,12 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.with_keyed_counting_by(name, limit, |key: &Q| key)
     }
 
-    /// As [`with_keyed_counting`](KeyedAllOf::with_keyed_counting), for a limit with a key that is
-    /// a part of the key of the calls.
+    /// Like [`with_keyed_counting`](KeyedAllOf::with_keyed_counting), for a limit whose key is a
+    /// part of the key of the calls.
     ///
     /// # Panics
     ///
-    /// If it is a member already, or a member has this name.
+    /// Panics if this limiter was added before, or if a member already has this name.
     #[must_use]
     #[track_caller]
     pub fn with_keyed_counting_by<K, R>(
@@ -345,21 +343,20 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn and_keyed(mut self, name: Name, member: Arc<dyn KeyedMember<Q>>) -> Self {
         self.check_name(&name);
         if let Some(same) = self.keyed.iter().find(|other| other.member.address() == member.address()) {
-            panic!("the limiter that is to be {name:?} is a member already, as {:?}", same.name);
+            panic!("this limiter was added twice: as {:?}, and now as {name:?}", same.name);
         }
         self.keyed.push(KeyedEntry { name, member, cost: None });
         self.renewed()
     }
 
-    /// Sets what a request costs at this member where the request does not name it: 1 unless set.
-    /// With 0 a member is asked by requests that name it, and by no others. See
-    /// [`AllOf::default_cost`].
+    /// Sets the cost at this member of a request that does not name the member. The initial value
+    /// is 1. With 0, only requests that name the member ask it. See [`AllOf::default_cost`].
     ///
-    /// The result has queues of its own: build a composite before it is used.
+    /// The result has its own queues, so finish building a `KeyedAllOf` before you use it.
     ///
     /// # Panics
     ///
-    /// If no member has this name.
+    /// Panics if no member has this name.
     #[must_use]
     #[track_caller]
     pub fn default_cost(mut self, name: &str, n: u32) -> Self {
@@ -370,23 +367,24 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.renewed()
     }
 
-    /// Bounds the queue of each key, by requests and by their costs summed; see
+    /// Bounds the queue of each key, by the number of requests and by the sum of their costs; see
     /// [`AllOf::set_queue_bounds`]. A [reservation](KeyedAllOf::reserve) is never dropped from a
     /// full queue.
     ///
-    /// The result has queues of its own: build a composite before it is used.
+    /// The result has its own queues, so finish building a `KeyedAllOf` before you use it.
     #[must_use]
     pub fn with_queue_bounds(mut self, bounds: QueueBounds) -> Self {
         self.bounds = bounds;
         self.renewed()
     }
 
-    /// Sets the observer, which is told of each call for any key; its costs, summed, are the
-    /// permits. See [`RateLimiter::observe`]. A second observer replaces the first.
+    /// Sets the observer, which is notified of each call for any key. The permits that it sees are
+    /// the sum of the call's costs. See [`RateLimiter::observe`]. A second observer replaces the
+    /// first.
     ///
-    /// The observer of a member is not told of permits that composites take from it.
+    /// The observer of a member is not notified of permits that a `KeyedAllOf` takes from it.
     ///
-    /// The result has queues of its own: build a composite before it is used.
+    /// The result has its own queues, so finish building a `KeyedAllOf` before you use it.
     #[must_use]
     pub fn observed_by(mut self, events: Arc<dyn Events>) -> Self {
         self.events = Some(events);
@@ -405,7 +403,7 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
         assert!(self.names().all(|other| *name != *other), "there is a member {name:?} already");
     }
 
-    /// This composite with queues of its own.
+    /// This composite with new queues.
     fn renewed(self) -> Self {
         let members = self.common.shared.rule.members.clone();
         let clock = self.common.shared.clock.clone();
@@ -418,22 +416,22 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
 }
 
 impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
-    /// Takes one permit of each member for a key now, or none.
+    /// Takes one permit of each member for a key now, or takes nothing.
     ///
     /// # Errors
     ///
-    /// As [`AllOf::try_acquire`], and [`Refusal::TooManyKeys`] by a limiter of keys that has no
-    /// room for a new one.
+    /// The errors of [`AllOf::try_acquire`], and [`Refusal::TooManyKeys`] from a limiter of keys
+    /// that has no room for a new key.
     pub fn try_acquire(&self, key: &Q) -> Result<AllPermits, AllRefusal> {
         self.try_ask(key, &self.ones)
     }
 
-    /// Takes what an [`AllRequest`] asks for from a key now, or nothing. The request may be just a
-    /// list of costs by name.
+    /// Takes now, for a key, the permits that an [`AllRequest`] asks for, or takes nothing. A list
+    /// of costs by name is enough as a request.
     ///
     /// # Errors
     ///
-    /// As [`try_acquire`](KeyedAllOf::try_acquire) and [`AllOf::try_acquire_many`].
+    /// The errors of [`try_acquire`](KeyedAllOf::try_acquire) and of [`AllOf::try_acquire_many`].
     pub fn try_acquire_many<'a>(
         &self,
         key: &Q,
@@ -448,7 +446,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     ///
     /// # Fairness
     ///
-    /// First polled, first served, among the waiters of a key; see [above](KeyedAllOf#fairness).
+    /// Among the waiters of one key, first polled, first served; see [above](KeyedAllOf#fairness).
     ///
     /// # Cancel safety
     ///
@@ -456,7 +454,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedAllOf::acquire_many).
+    /// The errors of [`acquire_many`](KeyedAllOf::acquire_many).
     ///
     /// # Examples
     ///
@@ -485,13 +483,13 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.acquire_many(key, AllRequest::new()).await
     }
 
-    /// Waits for what an [`AllRequest`] asks for from a key, which may be just a list of costs by
-    /// name.
+    /// Waits, for a key, for the permits that an [`AllRequest`] asks for. A list of costs by name
+    /// is enough as a request.
     ///
     /// # Errors
     ///
-    /// As [`AllOf::acquire_many`], and [`Refusal::TooManyKeys`] by a limiter of keys that has no
-    /// room for a new one.
+    /// The errors of [`AllOf::acquire_many`], and [`Refusal::TooManyKeys`] from a limiter of keys
+    /// that has no room for a new key.
     pub async fn acquire_many<'a>(
         &self,
         key: &Q,
@@ -523,7 +521,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         match self.common.shared.or_tell(ask, || self.take_now(key, ask)) {
             Some(Err(refusal)) if !refusal.may_retry() => self.refuse(key, ask, refusal),
             Some(Ok(permits)) => self.tell(ask, Ok(permits)).map(ControlFlow::Break),
-            // Not told: it waits now.
+            // No observer is notified: the request waits now.
             Some(Err(_)) | None => match self.for_key(key) {
                 Ok(all) => Ok(ControlFlow::Continue(all)),
                 Err(refusal) => self.refuse(key, ask, refusal),
@@ -531,34 +529,36 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
-    /// Waits for one permit of each member for a key if that takes no longer than `within`; else
-    /// refuses at once and spends nothing.
+    /// Waits for one permit of each member for a key if they are due within `within`; otherwise
+    /// refuses at once and takes nothing.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedAllOf::acquire_many).
+    /// The errors of [`acquire_many`](KeyedAllOf::acquire_many).
     pub async fn acquire_within(&self, key: &Q, within: Duration) -> Result<AllPermits, AllRefusal> {
         self.acquire_many(key, AllRequest::new().within(within)).await
     }
 
     /// Blocks the calling thread until it has one permit of each member for a key.
     ///
-    /// Threads and tasks wait in one queue. Do not call it from a task: it blocks the executor's
-    /// thread. It needs no runtime.
+    /// Threads and tasks wait in one queue. Do not call this method from a task: it blocks the
+    /// executor's thread. It needs no runtime.
     ///
     /// # Errors
     ///
-    /// As [`blocking_acquire_many`](KeyedAllOf::blocking_acquire_many).
+    /// The errors of [`blocking_acquire_many`](KeyedAllOf::blocking_acquire_many).
     pub fn blocking_acquire(&self, key: &Q) -> Result<AllPermits, AllRefusal> {
         self.blocking_acquire_many(key, AllRequest::new())
     }
 
-    /// Blocks the calling thread until it has what an [`AllRequest`] asks for from a key.
+    /// Blocks the calling thread until it has, for a key, the permits that an [`AllRequest`] asks
+    /// for.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedAllOf::acquire_many); and [`AllRefusal::Queue`] with
-    /// [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that is cancelled.
+    /// The errors of [`acquire_many`](KeyedAllOf::acquire_many), and [`AllRefusal::Queue`] with
+    /// [`Refusal::Cancelled`] if the call runs under a [`CancelToken`](crate::CancelToken) that is
+    /// cancelled.
     ///
     /// # Examples
     ///
@@ -591,14 +591,14 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
-    /// Takes a place in the queue of a key now for what an [`AllRequest`] asks for; see
-    /// [`AllOf::reserve`]. Await `&mut` the reservation, and keep it until the work is done:
-    /// awaited by value it is dropped, and its permits of a counting limit go back before the work
-    /// begins.
+    /// Takes a position in the queue of a key now for what an [`AllRequest`] asks for; see
+    /// [`AllOf::reserve`]. Await `&mut` the reservation, and keep the reservation until the work is
+    /// done. A reservation that is awaited by value is dropped, and its permits of a counting limit
+    /// go back before the work begins.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedAllOf::acquire_many).
+    /// The errors of [`acquire_many`](KeyedAllOf::acquire_many).
     ///
     /// # Examples
     ///
@@ -633,7 +633,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         all.reserve_ask(ask, &request.request)
     }
 
-    /// The composite that is to answer a request; or the answer, of which the observer was told.
+    /// Returns the composite that must decide a request; or the refusal, of which the observer was
+    /// notified.
     pub(crate) fn for_request(&self, key: &Q, request: &AllRequest<'_>) -> Result<AllOf<C>, AllRefusal> {
         self.for_ask(key, &self.ask(request)?, request.request.exempt)
     }
@@ -641,22 +642,22 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn for_ask(&self, key: &Q, ask: &Weights, exempt: bool) -> Result<AllOf<C>, AllRefusal> {
         match exempt {
             true => Ok(self.for_exempt(key)),
-            // It needs no room for its key.
+            // A refusal needs no room for its key.
             false if self.is_closed() => self.refuse(key, ask, Refusal::Closed.into()),
             false => self.for_key(key).or_else(|refusal| self.refuse(key, ask, refusal)),
         }
     }
 
-    /// Returns the composite of one key, with every method of an [`AllOf`]. All calls for this key
-    /// wait in its queue.
+    /// Returns the [`AllOf`] of one key, with all of its methods. All calls for this key wait in
+    /// its queue.
     ///
     /// While you hold it, its limiters of the key are in use, and the key is not forgotten. Its own
-    /// settings, such as a pause, end when its last handle and its last wait end.
+    /// settings, such as a pause, last until its last handle is dropped and its last wait ends.
     ///
     /// # Errors
     ///
     /// [`AllRefusal::Member`] with [`Refusal::TooManyKeys`] if a limiter of keys has no room for a
-    /// new one.
+    /// new key.
     pub fn for_key(&self, key: &Q) -> Result<AllOf<C>, AllRefusal> {
         let lease =
             |entry: &KeyedEntry<Q>| entry.member.lease(key).map_err(|refusal| refused(&entry.name, refusal));
@@ -683,9 +684,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         Ok(of(self.composites.add(numbers, all.shared)))
     }
 
-    /// The composite for an exempt request, which takes no permits: that of the key if it is in
-    /// use, or else one with other limits in the places of the limits of the key. So no key is
-    /// added.
+    /// Returns the composite for an exempt request, which takes no permits: the composite of the
+    /// key if that is in use, or else one with placeholder limits instead of the limits of the key.
+    /// So no key is added.
     fn for_exempt(&self, key: &Q) -> AllOf<C> {
         self.in_use(key).unwrap_or_else(|| {
             let common = &self.common.shared;
@@ -700,11 +701,11 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         })
     }
 
-    /// Closes the composite of each key, also of those to come: all requests that wait, and all
-    /// later ones, are refused at once with [`Refusal::Closed`]. The members stay open. Returns
-    /// whether it was open.
+    /// Closes the [`AllOf`] of each key, including those created later. All waiting requests, and
+    /// all later ones, are refused at once with [`Refusal::Closed`]. The members stay open. Returns
+    /// whether this `KeyedAllOf` was open.
     ///
-    /// A request that overlaps with this call may be granted: it came first.
+    /// A request that overlaps with this call may be granted, as if it came first.
     ///
     /// # Examples
     ///
@@ -723,14 +724,14 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.composites.close()
     }
 
-    /// Whether it was [closed](KeyedAllOf::close) itself.
+    /// Returns whether this `KeyedAllOf` itself was [closed](KeyedAllOf::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.composites.is_closed()
     }
 
-    /// How many requests wait for a key, and the status of each member for this key. See
-    /// [`AllOf::status`].
+    /// Returns the number of requests that wait for a key, and the status of each member for this
+    /// key. See [`AllOf::status`].
     #[must_use]
     pub fn status(&self, key: &Q) -> AllStatus {
         if let Some(all) = self.in_use(key) {
@@ -742,7 +743,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         status
     }
 
-    /// The composite of a key that is in use, by a request that waits or by a handle.
+    /// Returns the composite of a key, if a waiting request or a handle uses it.
     fn in_use(&self, key: &Q) -> Option<AllOf<C>> {
         if self.composites.is_empty() {
             return None;
@@ -765,13 +766,14 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
-    /// Refuses a request without a composite: tells the observer, and the permits left if the
-    /// request asks for them.
+    /// Refuses a request without a composite: notifies the observer, and adds the permits left if
+    /// the request asks for them.
     fn refuse<T>(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> Result<T, AllRefusal> {
         self.tell(ask, Err(self.tell_left(key, ask, refusal)))
     }
 
-    /// Tells the permits left to a request that was refused at once, if it asks for them.
+    /// Adds the permits left to the refusal of a request that was refused at once, if the request
+    /// asks for them.
     fn tell_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
         if !ask.wants_left {
             return refusal;
@@ -780,7 +782,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         refusal.with_left(self.status(key)).at_once(asked)
     }
 
-    /// Takes without a composite, now or not at all. `None` if that is not possible.
+    /// Takes without a composite, now or not at all. Returns `None` if a composite is needed.
     fn take_now(&self, key: &Q, ask: &Weights) -> Option<Result<AllPermits, AllRefusal>> {
         if self.is_closed() {
             return Some(Err(Refusal::Closed.into()));
@@ -795,7 +797,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             Some((entry, n)) => Some(OfKey { name: &entry.name, member: entry.member.in_table()?, n }),
             None => None,
         };
-        // What the outer one of two has taken could not be put back.
+        // With two limiters of keys, what the outer one has taken could not be put back.
         if asked.next().is_some() {
             return None;
         }
@@ -817,7 +819,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         };
         Some(took.map(granted).map_err(|refusal| {
             // Another request took the permits just now, or there is no room for the key. If an
-            // equal call would be granted, this refusal counts.
+            // equal call would be granted by now, this refusal counts.
             self.look(key, ask, of_key.as_ref()).err().unwrap_or_else(|| match by_key {
                 Some(name) => refused(name, refusal),
                 None => rule.blame(ask, refusal),
@@ -825,8 +827,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }))
     }
 
-    /// Looks whether all members have enough permits, and takes none. Of the members that all
-    /// refuse for now, the one that is ready last is named.
+    /// Checks whether all members have enough permits, and takes none. If several members refuse
+    /// for now, the refusal names the member that is ready last.
     fn look(&self, key: &Q, ask: &Weights, of_key: Option<&OfKey<'_, Q>>) -> Result<(), AllRefusal> {
         if ask.iter().all(|n| *n == 0) {
             return Err(refused(self.entries().next().unwrap_or(&"".into()), Refusal::ZeroPermits));
@@ -864,7 +866,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         }
     }
 
-    /// Tells the observer of a call that was decided without a composite.
+    /// Notifies the observer of a call that was decided without a composite.
     fn tell<T>(&self, ask: &Weights, answer: Result<T, AllRefusal>) -> Result<T, AllRefusal> {
         if self.events.is_some() {
             self.common.shared.report(|events| {
@@ -903,13 +905,13 @@ fn refused(name: &Name, refusal: Refusal) -> AllRefusal {
 }
 
 impl<Q: ?Sized, C: Timer> KeyedAllOf<Q, C> {
-    /// The names of the members: first of the members that all keys have in common, and then of the
+    /// Returns the names of the members: first the members that all keys have in common, then the
     /// limiters of keys.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries().map(Name::as_str)
     }
 
-    /// The place of the member with this name.
+    /// Returns the index of the member with this name.
     fn place(&self, name: &str) -> Option<usize> {
         self.entries().position(|of| *of == *name)
     }
