@@ -483,8 +483,8 @@ impl<C: Timer> Rule for All<C> {
         let begin = span(now, told);
         let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
         for _ in 0..ROUNDS {
-            // At the time found so far, other seats may go first than do now. If this request is
-            // due by then anyway, that makes no difference.
+            // The seats that go first at the time found so far may differ from those that go first
+            // now. If this request is due by then anyway, that makes no difference.
             let judged = self.waited_for(ask, ahead).filter(|(index, ..)| from != Some(*index));
             let judged = judged.map(|(index, member, ahead, (n, priority))| {
                 let own = seats.place(index, seats.first);

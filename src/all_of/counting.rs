@@ -14,9 +14,9 @@
 //! # Why does a seat stand while permits are missing elsewhere?
 //!
 //! The permits of two busy members may never be free at one moment. If the composite always let
-//! others go first, it could wait for ever. If it never did, it would keep permits idle for as long
-//! as the other member takes. So it may keep a free permit from others for as long as it has
-//! already waited for permits in use, and no longer.
+//! others go first, it could wait for ever. If it never let others go first, it would keep permits
+//! idle for as long as the other member takes. So it may keep a free permit from others for as long
+//! as it has already waited for permits in use, and no longer.
 //!
 //! A rate predicts when it is due, so the permit is kept only if the rate is due soon enough. A
 //! counting limit predicts nothing, so the permit is kept until the time is over. Then the

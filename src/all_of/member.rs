@@ -7,7 +7,7 @@
 //! # Taking without the lock
 //!
 //! A member takes, keeps on its own stack what it took, and lets the rest take. If the rest fails,
-//! it puts back exactly that, limited to the room that there was since (`line/undo_log.rs`). The
+//! it puts back exactly that, as far as there was room since the take (`line/undo_log.rs`). The
 //! line knows this room only for grants that were made under its lock. So the limiter publishes a
 //! number (`undo_number`) that changes each time permits are given back, and at other times. The
 //! line remembers how much the last of these changes gave back. From that follows the room since

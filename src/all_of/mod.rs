@@ -324,7 +324,7 @@ impl<C: Timer + Clone> AllOf<C> {
     }
 
     /// Sets the cost at this member of a request that does not name the member. The initial value
-    /// is 1. With 0, only requests that name the member ask it.
+    /// is 1. With 0, the member is asked only by requests that name it.
     ///
     /// The number of a request that names no member, such as `try_acquire_many(3)`, no longer
     /// applies to this member: the request asks it for the default cost. A request for one permit
@@ -450,8 +450,8 @@ impl<C: Timer> AllOf<C> {
         self.attempt(&self.ones)
     }
 
-    /// Takes the permits that an [`AllRequest`] asks for now, or takes nothing. A list of costs by
-    /// name is enough as a request.
+    /// Takes the permits of an [`AllRequest`] now, or takes nothing. A list of costs by name is
+    /// enough as a request.
     ///
     /// # Errors
     ///

@@ -31,8 +31,8 @@ impl<C: Timer> AllOf<C> {
     /// ignore the end of this pause. If such a time is after the end, the caller waits longer than
     /// predicted, as after a debit. Until the end, each call of the member takes a lock.
     ///
-    /// A refusal names the member that is ready last if that is not before the end of the pause.
-    /// Otherwise it is [`AllRefusal::Queue`] and names no member.
+    /// A refusal names the member that is ready last, if that member is not ready before the end of
+    /// the pause. Otherwise it is [`AllRefusal::Queue`] and names no member.
     ///
     /// # Examples
     ///

@@ -350,7 +350,8 @@ impl<Q: ?Sized + 'static, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     /// Sets the cost at this member of a request that does not name the member. The initial value
-    /// is 1. With 0, only requests that name the member ask it. See [`AllOf::default_cost`].
+    /// is 1. With 0, the member is asked only by requests that name it. See
+    /// [`AllOf::default_cost`].
     ///
     /// The result has its own queues, so finish building a `KeyedAllOf` before you use it.
     ///
@@ -426,8 +427,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.try_ask(key, &self.ones)
     }
 
-    /// Takes now, for a key, the permits that an [`AllRequest`] asks for, or takes nothing. A list
-    /// of costs by name is enough as a request.
+    /// Takes the permits of an [`AllRequest`] for a key now, or takes nothing. A list of costs by
+    /// name is enough as a request.
     ///
     /// # Errors
     ///
@@ -483,8 +484,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.acquire_many(key, AllRequest::new()).await
     }
 
-    /// Waits, for a key, for the permits that an [`AllRequest`] asks for. A list of costs by name
-    /// is enough as a request.
+    /// Waits for the permits of an [`AllRequest`] for a key. A list of costs by name is enough as a
+    /// request.
     ///
     /// # Errors
     ///
@@ -551,8 +552,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         self.blocking_acquire_many(key, AllRequest::new())
     }
 
-    /// Blocks the calling thread until it has, for a key, the permits that an [`AllRequest`] asks
-    /// for.
+    /// Blocks the calling thread until it has the permits of an [`AllRequest`] for a key.
     ///
     /// # Errors
     ///
