@@ -344,7 +344,7 @@ fn refusals_are_known_by_status_and_headers() {
         assert_eq!(pause(&read(status, &[("retry-after", "0")])), BACK_OFF);
         assert_eq!(pause(&read(status, &[("retry-after", "3")])), for_seconds(3));
     }
-    for status in [400, 403, 503] {
+    for status in [400, 403, 503, 529] {
         assert_eq!(pause(&read(status, &[])), Advice::Go);
         assert_eq!(pause(&read(status, &[("retry-after", "3")])), for_seconds(3));
         assert_eq!(
@@ -643,4 +643,74 @@ fn a_refusal_of_grpc_tells_a_limit() {
     assert!(!read(200, &[pushback]).refused);
     // The client must not retry.
     assert!(!read(200, &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")]).refused);
+}
+
+/// Brave Search sells plans without a quota by the month, and sends a quota of 0 for it. Localist
+/// and Tyk send 0 for no limit. Each success paused the client.
+#[test]
+fn a_limit_of_zero_on_a_success_is_none() {
+    let brave = [
+        ("x-ratelimit-limit", "50, 0"),
+        ("x-ratelimit-policy", "50;w=1, 0;w=2678400"),
+        ("x-ratelimit-remaining", "49, 0"),
+        ("x-ratelimit-reset", "1, 2501234"),
+    ];
+    let limit = only(&brave);
+    assert_eq!((limit.limit, limit.remaining, limit.reset), (Some(50.0), Some(49.0), seconds(1.0)));
+    assert_eq!(limit.window, Some(Duration::from_secs(1)));
+    assert_eq!(pause(&read(200, &brave)), Advice::Go);
+
+    let unlimited = [("x-ratelimit-limit", "0"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "0")];
+    for headers in [&unlimited[..2], &unlimited] {
+        for status in [200, 204, 404] {
+            let answer = read(status, headers);
+            assert_eq!((pause(&answer), answer.limits), (Advice::Go, vec![]), "{status}");
+        }
+        for status in [403, 429] {
+            let refusal = read(status, headers);
+            assert_eq!((pause(&refusal), refusal.limits.len()), (BACK_OFF, 1), "{status}");
+        }
+    }
+}
+
+/// OpenAlex bills in dollars, and sends balances that were never filled. Each success made the
+/// client back off.
+#[test]
+fn a_balance_of_nothing_refuses_no_request() {
+    let openalex = [
+        ("x-ratelimit-limit", "10000"),
+        ("x-ratelimit-remaining", "2098"),
+        ("x-ratelimit-reset", "41992"),
+        ("x-ratelimit-limit-usd", "1"),
+        ("x-ratelimit-remaining-usd", "0.2098"),
+        ("x-ratelimit-prepaid-remaining-usd", "0"),
+        ("x-ratelimit-onetime-remaining", "0"),
+        ("x-ratelimit-cost-usd", "0.001"),
+        ("x-ratelimit-credits-used", "10"),
+    ];
+    let answer = read(200, &openalex);
+    assert_eq!(pause(&answer), Advice::Go);
+    let told: Vec<_> = answer.limits.iter().map(|l| (l.unit, l.limit, l.remaining, l.reset)).collect();
+    assert_eq!(
+        told,
+        [
+            (Some(Unit::Requests), Some(10000.0), Some(2098.0), seconds(41_992.0)),
+            (None, Some(1.0), Some(0.2098), None),
+        ]
+    );
+    // A limit of dollars is used up when nothing is left of it.
+    let used_up = [openalex[3], ("x-ratelimit-remaining-usd", "0"), ("x-ratelimit-reset-usd", "60")];
+    assert_eq!(pause(&read(200, &used_up)), for_seconds(60));
+}
+
+/// 418 and 529 are no statuses of an RFC.
+#[test]
+fn statuses_of_single_apis_refuse_with_a_time_only() {
+    // Binance and Upbit block a client that went on after 429.
+    assert_eq!(pause(&read(418, &[("retry-after", "120")])), for_seconds(120));
+    assert_eq!(pause(&read(418, &[])), Advice::Go);
+    assert_eq!(pause(&read(418, &[("x-ratelimit-remaining", "5")])), Advice::Go);
+    // Anthropic is overloaded.
+    assert_eq!(pause(&read(529, &[("retry-after", "7")])), for_seconds(7));
+    assert_eq!(pause(&read(529, &[])), Advice::Go);
 }

@@ -32,16 +32,19 @@ pub struct ServerLimit {
 }
 
 impl ServerLimit {
-    /// Returns whether less than one unit is left.
+    /// Returns whether less than one unit is left. A limit of an unknown unit, such as money, is
+    /// exhausted when nothing is left.
     #[must_use]
     pub fn is_exhausted(&self) -> bool {
-        self.remaining.is_some_and(|left| left < 1.0)
+        self.remaining.is_some_and(|left| left <= 0.0 || (left < 1.0 && self.unit.is_some()))
     }
 
-    /// Whether the limit refuses until its reset. One of calls in flight does not: calls that end
-    /// give it back.
+    /// Whether the limit refuses until its reset. A limit of calls in flight does not: calls that
+    /// end give it back. A count of an unknown unit with neither a limit nor a reset does not
+    /// either: it may be a balance that was never filled.
     pub(crate) fn is_used_up(&self) -> bool {
-        self.is_exhausted() && self.unit != Some(Unit::Concurrency)
+        let is_balance = self.unit.is_none() && self.limit.is_none() && self.reset.is_none();
+        self.is_exhausted() && !is_balance && self.unit != Some(Unit::Concurrency)
     }
 
     /// Whether the answer tells more than a window and names.

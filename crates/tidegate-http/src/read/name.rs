@@ -256,6 +256,10 @@ fn classify(words: &[&str]) -> Option<Name> {
     if words.is_empty() {
         return Some(Name::of(Field::Whole));
     }
+    // An account that does not refill.
+    if words.iter().any(|w| matches!(*w, "prepaid" | "onetime" | "balance")) {
+        return None;
+    }
     // A part of a limit, or a share of one; not the limit.
     if words.iter().any(|w| matches!(*w, "currentrequest" | "percentage" | "percent" | "cost" | "delay"))
         && !words.iter().any(|w| matches!(*w, "limit" | "remaining" | "reset"))
@@ -414,7 +418,8 @@ pub(super) fn label_unit(label: &str) -> Option<Unit> {
             "points" | "point" | "complexity" | "cost" | "weight" | "credits" | "units" => Some(Unit::Points),
             "concurrent" | "concurrency" => Some(Unit::Concurrency),
             "requests" | "request" | "req" | "calls" => Some(Unit::Requests),
-            "pages" | "time" | "characters" | "chars" | "audio" | "images" | "unified" | "db" | "neurons" => {
+            "pages" | "time" | "characters" | "chars" | "audio" | "images" | "unified" | "db" | "neurons"
+            | "usd" => {
                 return None;
             }
             _ => continue,

@@ -160,7 +160,8 @@ impl Reader {
         let used_up = limits.iter().any(super::ServerLimit::is_used_up);
         let refused = match status.as_u16() {
             420 | 429 => true,
-            400 | 403 | 503 => retry_after.is_some() || used_up || marked,
+            400 | 403 | 503 | 529 => retry_after.is_some() || used_up || marked,
+            418 => retry_after.is_some(),
             // A call of gRPC: RESOURCE_EXHAUSTED, which a message that is too long gets as well, or
             // UNAVAILABLE.
             200 if matches!(text(GRPC_STATUS), Some("8" | "14")) => {
@@ -168,6 +169,10 @@ impl Reader {
             }
             _ => false,
         };
+        if !refused {
+            // A limit that allows nothing, and let this request pass, is none.
+            limits.retain(|limit| limit.limit != Some(0.0) || limit.remaining != Some(0.0));
+        }
         let cached = text(AGE).and_then(super::number::count).is_some_and(|age| age > 0.0);
         let redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
         let back_off = self.back_off.or(vendor.map(Vendor::back_off)).unwrap_or_default();
