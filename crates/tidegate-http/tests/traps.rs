@@ -395,9 +395,12 @@ fn a_status_of_one_window_of_anthropic_refuses_nothing() {
             assert_eq!((pause(&answer), answer.reason), (Advice::Go, None), "{status} {verdict}");
         }
     }
-    assert_eq!(pause(&read(400, &told("rejected"))), BACK_OFF);
+    // The reset without a window is the end of the refusal, whichever window refused.
+    let hour = Duration::from_secs(3600);
+    let until_reset = Advice::Pause { wait: DEFAULT_MAX_PAUSE, asked: hour };
+    assert_eq!(pause(&read(400, &told("rejected"))), until_reset);
     let refused = read(429, &told("rejected"));
-    assert_eq!((pause(&refused), refused.reason.as_deref()), (BACK_OFF, Some("rejected")));
+    assert_eq!((pause(&refused), refused.reason.as_deref()), (until_reset, Some("rejected")));
 }
 
 /// Each plain error of a server that limits calls in flight was read as a refusal, and each success
@@ -713,4 +716,79 @@ fn statuses_of_single_apis_refuse_with_a_time_only() {
     // Anthropic is overloaded.
     assert_eq!(pause(&read(529, &[("retry-after", "7")])), for_seconds(7));
     assert_eq!(pause(&read(529, &[])), Advice::Go);
+}
+
+/// Discord sent milliseconds before version 8 of its API: a wait of seconds became one of hours.
+#[test]
+fn retry_after_in_milliseconds_is_known_by_the_reset() {
+    let discord = [
+        ("retry-after", "6457"),
+        ("x-ratelimit-limit", "10"),
+        ("x-ratelimit-remaining", "0"),
+        ("x-ratelimit-reset", "1792567687"),
+        ("x-ratelimit-reset-after", "7"),
+        ("x-ratelimit-bucket", "abcd1234"),
+        DATE,
+    ];
+    assert_eq!(read(429, &discord).retry_after, seconds(6.457));
+    assert_eq!(
+        pause(&read(429, &discord[..3])),
+        Advice::Pause { wait: DEFAULT_MAX_PAUSE, asked: Duration::from_secs(6457) }
+    );
+    let by_date = [discord[0], discord[2], discord[3], DATE];
+    assert_eq!(read(429, &by_date).retry_after, seconds(6.457));
+    // A quota of the day refused, and a limit of the second has permits left.
+    let day = [discord[0], ("x-ratelimit-remaining", "3"), discord[4]];
+    assert_eq!(read(429, &day).retry_after, seconds(6457.0));
+    // A date is in no unit, and the name tells the unit.
+    let date = [("retry-after", "Wed, 21 Oct 2026 09:15:37 GMT"), discord[2], discord[4], DATE];
+    assert_eq!(read(429, &date).retry_after, seconds(6457.0));
+    let told = [("x-ratelimit-retry-after-seconds", "6457"), discord[2], discord[4]];
+    assert_eq!(read(429, &told).retry_after, seconds(6457.0));
+}
+
+/// A subscription of Anthropic has windows of five hours and of seven days, and sends the share of
+/// each that is used.
+#[test]
+fn a_share_that_is_used_is_a_limit_of_one() {
+    let claude = |status, used| {
+        [
+            ("anthropic-ratelimit-unified-status", status),
+            ("anthropic-ratelimit-unified-reset", "1792568000"),
+            ("anthropic-ratelimit-unified-5h-reset", "1792568000"),
+            ("anthropic-ratelimit-unified-5h-status", status),
+            ("anthropic-ratelimit-unified-5h-utilization", used),
+            ("anthropic-ratelimit-unified-7d-reset", "1792740480"),
+            ("anthropic-ratelimit-unified-7d-status", "allowed"),
+            ("anthropic-ratelimit-unified-7d-utilization", "0.46"),
+            ("anthropic-ratelimit-unified-representative-claim", "five_hour"),
+            DATE,
+        ]
+    };
+    let refusal = read(429, &claude("rejected", "1.0"));
+    assert_eq!(pause(&refusal), for_seconds(320));
+    let of = |window: Duration| {
+        let limit = refusal.limits.iter().find(|limit| limit.window == Some(window)).unwrap();
+        (limit.name.as_deref(), limit.unit, limit.limit, limit.remaining, limit.reset)
+    };
+    let five_hours = (Some("unified-5h"), None, Some(1.0), Some(0.0), seconds(320.0));
+    assert_eq!(of(Duration::from_secs(5 * 3600)), five_hours);
+    let week = (Some("unified-7d"), None, Some(1.0), Some(0.54), seconds(172_800.0));
+    assert_eq!(of(Duration::from_secs(7 * 86_400)), week);
+    // Some of the window is left, and use beyond the subscription is allowed.
+    for used in ["0.995", "1.0", "1.02"] {
+        assert_eq!(pause(&read(200, &claude("allowed_warning", used))), Advice::Go, "{used}");
+    }
+    // A percentage is no share.
+    assert_eq!(pause(&read(200, &[("x-ratelimit-utilization", "46")])), Advice::Go);
+}
+
+#[test]
+fn a_refusal_ends_at_a_reset_of_a_limit_that_does_not_say_what_is_left() {
+    let lark = [("x-ogw-ratelimit-limit", "100"), ("x-ogw-ratelimit-reset", "60")];
+    assert_eq!(pause(&read(429, &lark)), for_seconds(60));
+    assert_eq!(pause(&read(200, &lark)), Advice::Go);
+    // This limit did not refuse.
+    let left = [lark[0], lark[1], ("x-ogw-ratelimit-remaining", "9")];
+    assert_eq!(pause(&read(429, &left)), BACK_OFF);
 }

@@ -102,7 +102,9 @@ impl ResponseLimits {
     /// Returns what a client should do. `now` is the time at which the answer came; it
     /// counts only if the answer has no `Date`. No pause is longer than `cap`.
     ///
-    /// A refusal pauses for its `retry_after`, or else until limits with nothing left are reset.
+    /// A refusal pauses for its `retry_after`, or else until limits with nothing left are reset. If
+    /// no limit says that nothing is left, it pauses until the first reset of a limit that does not
+    /// say how much is left.
     /// Another answer pauses if one of its limits has nothing left, until that is reset. A limit of
     /// calls in flight pauses nothing, since calls that end give it back.
     #[must_use]
@@ -120,9 +122,19 @@ impl ResponseLimits {
             return Advice::Go;
         }
         let told = self.retry_after.filter(|_| self.refused).map(|at| at.wait(now));
-        match told.or_else(|| waits.into_iter().flatten().max()) {
+        let longest = || match waits.is_empty() {
+            false => waits.iter().copied().flatten().max(),
+            true => self.first_reset(now),
+        };
+        match told.or_else(longest) {
             Some(asked) if !asked.is_zero() => Advice::Pause { wait: asked.min(cap), asked },
             _ => Advice::BackOff { at_least: self.back_off.min(cap) },
         }
+    }
+
+    /// The first reset ahead, of the limits that do not say how much is left.
+    fn first_reset(&self, now: SystemTime) -> Option<Duration> {
+        let unknown = self.limits.iter().filter(|limit| limit.remaining.is_none());
+        unknown.filter_map(|limit| Some(limit.reset?.wait(now))).filter(|wait| !wait.is_zero()).min()
     }
 }

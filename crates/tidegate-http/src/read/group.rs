@@ -21,6 +21,8 @@ struct Group {
     limits: Vec<Count>,
     remaining: Vec<Count>,
     used: Vec<Count>,
+    /// The counts are shares of an unknown limit.
+    is_share: bool,
     resets: Vec<Reset>,
     window: Option<Duration>,
     /// The window is a number with a name that tells no unit.
@@ -107,6 +109,12 @@ impl Group {
             Field::Limit => self.limit(value),
             Field::Remaining => self.remaining.extend(count::counts(value)),
             Field::Used => self.used.extend(count::counts(value)),
+            // A larger number is a percentage, or means something else.
+            Field::Share => {
+                let shares = count::counts(value).into_iter().filter(|share| share.value <= 2.0);
+                self.used.extend(shares.map(|share| Count { out_of: Some(1.0), ..share }));
+                self.is_share = true;
+            }
             Field::Reset if self.resets.len() < 16 => self.add_resets(name, value),
             Field::Window if self.window.is_none() => {
                 self.window = draft::window(value, name.unit);
@@ -249,6 +257,7 @@ impl Group {
 
     fn unit(&self) -> Option<Unit> {
         match (self.family.as_str(), label_unit(&self.label)) {
+            _ if self.is_share => None,
             // Kong's plugin for language models counts tokens.
             ("ai", Some(Unit::Requests)) => Some(Unit::Tokens),
             (_, unit) => unit,

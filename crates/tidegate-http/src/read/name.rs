@@ -27,6 +27,8 @@ pub(super) enum Field {
     Limit,
     Remaining,
     Used,
+    /// The share that is used, of 1.
+    Share,
     Reset,
     Window,
     /// A `Retry-After` in other words.
@@ -197,8 +199,8 @@ fn retry(words: &[&str]) -> Option<Name> {
     };
     // AWS counts in milliseconds without saying so.
     let aws = words.contains(&"amz");
-    let unit = rest.first().and_then(|w| unit_of(w)).unwrap_or(if aws { MILLISECOND } else { SECOND });
-    Some(Name { unit: Some(unit), from_now: true, ..Name::of(Field::Retry) })
+    let unit = rest.first().and_then(|w| unit_of(w)).or(aws.then_some(MILLISECOND));
+    Some(Name { unit, from_now: true, ..Name::of(Field::Retry) })
 }
 
 /// Splits at `ratelimit`, `rate-limit`, or `quota` before another word of a field.
@@ -320,6 +322,7 @@ fn field_of(word: &str) -> Field {
         "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "capacity" => Field::Limit,
         "remaining" | "remain" | "remains" | "left" | "available" => Field::Remaining,
         "used" | "usage" | "count" | "consumed" | "observed" | "current" => Field::Used,
+        "utilization" => Field::Share,
         "reset" | "resets" | "resetson" | "next" | "expire" | "expires" | "expiry" => Field::Reset,
         // GitHub Models tells a wait so.
         "timeremaining" => Field::Retry,

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use super::answer::ResponseLimits;
 use super::graphql;
 use super::group::Groups;
-use super::limit::later;
+use super::limit::{ServerLimit, later};
 use super::name::{Field, Name};
 use super::time::{Clock, Numbers, SECOND};
 use super::usage;
@@ -118,7 +118,8 @@ impl Reader {
         let mut groups = Groups::new(numbers, clock);
         let mut limits = Vec::new();
         let mut retry_after: Option<When> = None;
-        let (mut marked, mut is_global) = (false, false);
+        let mut plain_retry = true;
+        let (mut marked, mut is_global, mut allowed) = (false, false, false);
         let (mut reason, mut scope) = (None, None);
         let mut names = 0;
         for (header, value) in headers {
@@ -133,6 +134,7 @@ impl Reader {
             names += 1;
             match name.field {
                 Field::Retry => {
+                    plain_retry &= name.unit.is_none() && value.trim().bytes().all(|b| b.is_ascii_digit());
                     for when in retries(clock, value, name.unit.unwrap_or(SECOND)) {
                         retry_after = Some(retry_after.map_or(when, |before| longer(before, when)));
                     }
@@ -143,7 +145,7 @@ impl Reader {
                     reason =
                         reason.or_else(|| Some(value.to_owned()).filter(|v| v != "true" && v.len() <= 128));
                 }
-                Field::Mark => {}
+                Field::Mark => allowed |= value.trim().starts_with("allowed"),
                 field => {
                     if field == Field::Scope && value.len() <= 128 {
                         scope = scope.or_else(|| Some(value.trim().to_owned()));
@@ -154,10 +156,13 @@ impl Reader {
         }
         limits.append(&mut groups.finish(retry_after));
         limits.truncate(MOST_LIMITS);
+        if plain_retry {
+            retry_after = retry_after.map(|when| by_the_resets(when, &limits));
+        }
 
         // A scope that is told by its name counts more.
         let scope = scope.or_else(|| is_global.then(|| "global".to_owned()));
-        let used_up = limits.iter().any(super::ServerLimit::is_used_up);
+        let used_up = limits.iter().any(ServerLimit::is_used_up);
         let refused = match status.as_u16() {
             420 | 429 => true,
             400 | 403 | 503 | 529 => retry_after.is_some() || used_up || marked,
@@ -172,6 +177,11 @@ impl Reader {
         if !refused {
             // A limit that allows nothing, and let this request pass, is none.
             limits.retain(|limit| limit.limit != Some(0.0) || limit.remaining != Some(0.0));
+        }
+        if !refused && allowed {
+            // Anthropic allows use beyond a share that is used up, and says so.
+            let shares = limits.iter_mut().filter(|limit| limit.unit.is_none() && limit.is_exhausted());
+            shares.for_each(|share| share.remaining = None);
         }
         let cached = text(AGE).and_then(super::number::count).is_some_and(|age| age > 0.0);
         let redirect = status.is_redirection() && status != StatusCode::NOT_MODIFIED;
@@ -198,6 +208,20 @@ fn retries(clock: Clock, value: &str, unit: Duration) -> Vec<When> {
     match clock.retry_after(value.trim(), unit) {
         Some(when) => vec![when],
         None => value.split(',').take(16).filter_map(|one| clock.retry_after(one.trim(), unit)).collect(),
+    }
+}
+
+/// A wait of 1000 seconds or more is in milliseconds if the limits that are used up are reset after
+/// as many milliseconds. Discord sent it so before version 8 of its API.
+fn by_the_resets(retry_after: When, limits: &[ServerLimit]) -> When {
+    let resets = limits.iter().filter(|limit| limit.is_used_up()).filter_map(|limit| limit.reset);
+    match (retry_after, resets.reduce(later)) {
+        (When::In(wait), Some(When::In(reset)))
+            if wait >= 1000 * SECOND && reset.abs_diff(wait / 1000) <= SECOND =>
+        {
+            When::In(wait / 1000)
+        }
+        _ => retry_after,
     }
 }
 
