@@ -792,3 +792,30 @@ fn a_refusal_ends_at_a_reset_of_a_limit_that_does_not_say_what_is_left() {
     let left = [lark[0], lark[1], ("x-ogw-ratelimit-remaining", "9")];
     assert_eq!(pause(&read(429, &left)), BACK_OFF);
 }
+
+#[test]
+fn names_of_limits_in_pairs_are_told() {
+    let json = r#"{"limit":1000,"remaining":999,"name":"General"}"#;
+    for (header, value, name) in [
+        ("x-ratelimit", json, "General"),
+        ("x-rate-limit", "user-hour-lim:3600;user-hour-rem:0;", "user-hour"),
+        ("remaining-req", "group=market; min=600; sec=9", "market"),
+        ("auth0-client-quota-limit", "b=per_hour;q=100;r=90;t=3600", "per_hour"),
+    ] {
+        assert_eq!(only(&[(header, value)]).name.as_deref(), Some(name), "{value}");
+    }
+}
+
+#[test]
+fn pairs_that_are_no_limit_are_ignored() {
+    for value in
+        ["{}", "{", "[1]", "{\"limit\":{\"limit\":5}}", "{\"limit\":-1}", "q=5;r=0;t=9", "sec=", "-lim:5"]
+    {
+        let limits = limits(&[("x-ratelimit", value)]);
+        assert!(limits.iter().all(|limit| limit.remaining.is_none()), "{value}: {limits:?}");
+    }
+    let deep = "{\"limit\":".repeat(400);
+    assert_eq!(limits(&[("x-ratelimit", &deep)]), []);
+    let many = "limit=1,remaining=1,".repeat(200);
+    assert!(limits(&[("x-ratelimit", &many)]).len() <= 32);
+}

@@ -475,6 +475,25 @@ const VENDORS: &[(&str, &str, &str)] = &[
          x-app-limit-24hour-limit: 100 | x-app-limit-24hour-remaining: 7 | x-app-limit-24hour-reset: 1792654081",
         "requests 1200000 1199998 900 -, requests 25 0 86400 86400, requests 100 7 86401 86400",
     ),
+    (
+        "Unity",
+        "Unity-RateLimit: limit=20, remaining=19, reset=1; limit=4000, remaining=3994, reset=1579",
+        "requests 20 19 1 -, requests 4000 3994 1579 -",
+    ),
+    (
+        "Basecamp",
+        "X-Ratelimit: {\"name\":\"General\",\"period\":60,\"limit\":1000,\"remaining\":999,\
+         \"until\":\"2026-10-21T07:28:30Z\"}",
+        "requests 1000 999 30 60",
+    ),
+    ("App Store Connect", "X-Rate-Limit: user-hour-lim:3600;user-hour-rem:0;", "requests 3600 0 - 3600"),
+    ("Upbit", "Remaining-Req: group=market; min=600; sec=9", "requests - 9 - 1"),
+    (
+        "Auth0, a client",
+        "Auth0-Client-Quota-Limit: b=per_hour;q=100;r=90;t=3600,b=per_day;q=1000;r=950;t=86400 | \
+         Auth0-Organization-Quota-Limit: b=per_hour;q=500;r=0;t=60",
+        "requests 100 90 3600 3600, requests 1000 950 86400 86400, requests 500 0 60 3600",
+    ),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];
 

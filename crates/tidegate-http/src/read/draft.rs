@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::count::{self, Count};
 use super::limit::ServerLimit;
 use super::number;
-use super::time::{self, Clock, Numbers};
+use super::time;
 use crate::structured::{Bare, Member, Params, parse_list};
 use crate::{Unit, When};
 
@@ -86,32 +86,6 @@ pub(super) fn join(states: Vec<ServerLimit>, mut policies: Vec<ServerLimit>) -> 
     policies.retain(|_| !used.next().unwrap_or_default());
     limits.append(&mut policies);
     limits
-}
-
-/// Reads `Remaining: 394 Time until reset: 3589` of Pingdom.
-pub(super) fn sentence(field: &str) -> Option<ServerLimit> {
-    let (remaining, time) = field.strip_prefix("Remaining:")?.trim_start().split_once(' ')?;
-    let (_, seconds) = time.rsplit_once(':')?;
-    let reset = number::decimal(seconds)?.times(time::SECOND).filter(|d| *d < time::FURTHEST);
-    let (unit, remaining) = (Some(Unit::Requests), number::count(remaining));
-    Some(ServerLimit { unit, remaining, reset: reset.map(When::In), ..ServerLimit::default() })
-}
-
-/// Reads pairs such as `limit=100, remaining=50, reset=30` of draft -07, and
-/// `total=100; remaining=99; resets=50` of Zendesk.
-pub(super) fn pairs(field: &str, numbers: Numbers, clock: Clock) -> Option<ServerLimit> {
-    let mut limit = ServerLimit { unit: Some(Unit::Requests), ..ServerLimit::default() };
-    for pair in field.split([',', ';']).take(16) {
-        let Some((key, value)) = pair.split_once('=') else { continue };
-        match key.trim().to_ascii_lowercase().as_str() {
-            "limit" | "total" => limit.limit = number::count(value),
-            "remaining" => limit.remaining = number::count(value),
-            "reset" | "resets" => limit.reset = clock.reset(value.trim(), numbers, None),
-            "window" | "period" => limit.window = time::window(value),
-            _ => {}
-        }
-    }
-    limit.tells().then_some(limit)
 }
 
 /// The items of a List that are named by a String, or by a Token as in examples of the draft.

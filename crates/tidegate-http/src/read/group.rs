@@ -9,6 +9,7 @@ use super::limit::{ServerLimit, later};
 use super::merge::{Found, merge};
 use super::name::{Field, Name, label_unit, label_window};
 use super::number;
+use super::pairs;
 use super::time::{self, Clock, Numbers, SECOND};
 use crate::{Unit, When};
 
@@ -106,7 +107,7 @@ impl Groups {
 impl Group {
     fn add(&mut self, name: &Name, value: &str, numbers: Numbers, clock: Clock) {
         match name.field {
-            Field::Limit => self.limit(value),
+            Field::Limit => self.limit(value, numbers, clock),
             Field::Remaining => self.remaining.extend(count::counts(value)),
             Field::Used => self.used.extend(count::counts(value)),
             // A larger number is a percentage, or means something else.
@@ -159,12 +160,14 @@ impl Group {
     }
 
     /// `100`, `600,30000`, `10, 10;w=1` of drafts up to -03, `100;w=21600` of Docker Hub.
-    fn limit(&mut self, value: &str) {
-        if count::counts(value).is_empty() {
+    fn limit(&mut self, value: &str, numbers: Numbers, clock: Clock) {
+        let counts = count::counts(value);
+        if counts.is_empty() {
             // AspNetCoreRateLimit tells the window as the limit: `1m`.
             self.window = self.window.or(time::window(value));
+            self.states.extend(pairs::limits(value, numbers, clock));
         }
-        for count in count::counts(value) {
+        for count in counts {
             if count.out_of.is_some() {
                 self.used.push(count);
             } else if count.is_policy && !self.limits.is_empty() {
@@ -176,11 +179,15 @@ impl Group {
     }
 
     fn whole(&mut self, value: &str, numbers: Numbers, clock: Clock) {
-        let states = draft::states(value);
+        let mut states = draft::states(value);
+        if states.is_empty() {
+            states = pairs::limits(value, numbers, clock);
+        }
+        if states.is_empty() {
+            states.extend(pairs::sentence(value));
+        }
         if !states.is_empty() {
             self.states.extend(states);
-        } else if let Some(limit) = draft::pairs(value, numbers, clock).or_else(|| draft::sentence(value)) {
-            self.states.push(limit);
         } else if self.label.is_empty() {
             // Salesforce separates its fractions by semicolons.
             let value = if value.contains('/') { value.replace(';', ",") } else { value.to_owned() };

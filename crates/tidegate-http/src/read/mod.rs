@@ -70,6 +70,7 @@ mod limit;
 mod merge;
 mod name;
 mod number;
+mod pairs;
 mod reader;
 mod time;
 mod usage;

@@ -103,6 +103,8 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("http-x-shopify-shop-api-call-limit", "x-shopify-ratelimit"),
     // Traefik
     ("x-retry-in", "x-retry-after"),
+    // Upbit
+    ("remaining-req", "x-ratelimit"),
     // Walmart
     ("x-current-token-count", "x-ratelimit-remaining"),
     ("x-next-replenishment-time", "x-ratelimit-reset"),
