@@ -819,3 +819,39 @@ fn pairs_that_are_no_limit_are_ignored() {
     let many = "limit=1,remaining=1,".repeat(200);
     assert!(limits(&[("x-ratelimit", &many)]).len() <= 32);
 }
+
+#[test]
+fn a_wait_of_each_response_counts_on_a_refusal() {
+    let qualys = |left, wait| {
+        [
+            ("x-ratelimit-limit", "300"),
+            ("x-ratelimit-remaining", left),
+            ("x-ratelimit-towait-sec", wait),
+            ("x-ratelimit-window-sec", "3600"),
+        ]
+    };
+    assert_eq!(pause(&read(409, &qualys("0", "181"))), for_seconds(181));
+    assert_eq!(pause(&read(409, &qualys("5", "181"))), Advice::Go);
+    assert_eq!(pause(&read(409, &[("x-ratelimit-towait-sec", "181")])), Advice::Go);
+    let success = read(200, &qualys("9", "0"));
+    assert_eq!((pause(&success), success.retry_after), (Advice::Go, None));
+    // A conflict of a server that told its limit.
+    let conflict = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "9")];
+    assert!(!read(409, &conflict).refused);
+
+    assert_eq!(pause(&read(429, &[("x-ratelimit-delay", "10")])), for_seconds(10));
+    assert_eq!(pause(&read(429, &[("x-ratelimit-delay", "10"), ("retry-after", "3")])), for_seconds(3));
+    let success = read(200, &[("x-ratelimit-delay", "10")]);
+    assert_eq!((pause(&success), success.retry_after, success.limits), (Advice::Go, None, vec![]));
+}
+
+#[test]
+fn limits_of_names_outside_the_grammar_refuse() {
+    let eve = [("x-esi-error-limit-remain", "0"), ("x-esi-error-limit-reset", "43")];
+    assert_eq!(pause(&read(420, &eve)), for_seconds(43));
+    assert_eq!(pause(&read(200, &eve)), for_seconds(43));
+    assert_eq!(pause(&read(200, &[("x-rl", "0"), ("x-ttl", "60")])), for_seconds(60));
+    assert_eq!(pause(&read(429, &[("x-ttl", "60")])), BACK_OFF);
+    let throttled = [("x-ratelimit-state", "THROTTLED"), ("x-ratelimit-period-in-sec", "60")];
+    assert!(read(403, &throttled).refused);
+}

@@ -494,6 +494,67 @@ const VENDORS: &[(&str, &str, &str)] = &[
          Auth0-Organization-Quota-Limit: b=per_hour;q=500;r=0;t=60",
         "requests 100 90 3600 3600, requests 1000 950 86400 86400, requests 500 0 60 3600",
     ),
+    (
+        "DocuSign",
+        "X-RateLimit-Limit: 1000 | X-RateLimit-Remaining: 970 | X-RateLimit-Reset: 1792569600 | \
+         X-BurstLimit-Limit: 500 | X-BurstLimit-Remaining: 498",
+        "requests 1000 970 1920 -, requests 500 498 - -",
+    ),
+    (
+        "Qualys",
+        "X-RateLimit-Limit: 300 | X-RateLimit-Window-Sec: 3600 | X-RateLimit-Remaining: 299 | X-RateLimit-ToWait-Sec: 0 | \
+         X-Concurrency-Limit-Limit: 10 | X-Concurrency-Limit-Running: 1",
+        "requests 300 299 - 3600, concurrent-requests 10 9 - -",
+    ),
+    (
+        "Kintone",
+        "X-ConcurrencyLimit-Limit: 100 | X-ConcurrencyLimit-Running: 1",
+        "concurrent-requests 100 99 - -",
+    ),
+    (
+        "Zuora",
+        "RateLimit-Limit: 50000;w=60 | RateLimit-Remaining: 49999;w=60 | RateLimit-Reset: 8 | \
+         Concurrency-Limit-Limit: 40 | Concurrency-Limit-Remaining: 39 | Concurrency-Limit-Type: Default",
+        "requests 50000 49999 8 60, concurrent-requests 40 39 - -",
+    ),
+    ("EVE", "X-Esi-Error-Limit-Remain: 98 | X-Esi-Error-Limit-Reset: 43", "- - 98 43 -"),
+    ("Qiita", "Rate-Limit: 60 | Rate-Remaining: 57 | Rate-Reset: 1792567740", "requests 60 57 60 -"),
+    (
+        "Qiita, before",
+        "X-Rate-Limit: 60 | X-Rate-Remaining: 57 | X-Rate-Reset: 1792567740",
+        "requests 60 57 60 -",
+    ),
+    ("football-data", "X-Requests-Available-Minute: 9 | X-RequestCounter-Reset: 43", "requests - 9 43 60"),
+    (
+        "Nexus Mods",
+        "X-RL-Hourly-Limit: 100 | X-RL-Hourly-Remaining: 99 | X-RL-Hourly-Reset: 2026-10-21T08:00:00+00:00 | \
+         X-RL-Daily-Limit: 2500 | X-RL-Daily-Remaining: 2493 | X-RL-Daily-Reset: 2026-10-22 00:00:00 +0000",
+        "requests 100 99 1920 3600, requests 2500 2493 59520 86400",
+    ),
+    ("ip-api", "X-Rl: 44 | X-Ttl: 60", "requests - 44 60 -"),
+    ("a lifetime in a cache", "X-Ttl: 60", ""),
+    (
+        "Affinity",
+        "X-Ratelimit-Limit-User: 900 | X-Ratelimit-Limit-User-Remaining: 899 | X-Ratelimit-Limit-User-Reset: 20 | \
+         X-Ratelimit-Limit-Org: 100000 | X-Ratelimit-Limit-Org-Remaining: 99000 | X-Ratelimit-Limit-Org-Reset: 2000",
+        "requests 900 899 20 -, requests 100000 99000 2000 -",
+    ),
+    (
+        "currencyapi",
+        "X-RateLimit-Limit-Quota-Minute: 10 | X-RateLimit-Limit-Quota-Month: 300 | \
+         X-RateLimit-Remaining-Quota-Minute: 5 | X-RateLimit-Remaining-Quota-Month: 199",
+        "requests 10 5 - 60, requests 300 199 - -",
+    ),
+    (
+        "an interval with a length",
+        "X-RateLimit-Limit: 100 | X-RateLimit-Remaining: 99 | X-RateLimit-Interval-Length-Seconds: 60",
+        "requests 100 99 - 60",
+    ),
+    (
+        "a period in seconds",
+        "X-RateLimit-Limit: 100 | X-RateLimit-Remaining: 99 | X-RateLimit-Period-In-Sec: 60",
+        "requests 100 99 - 60",
+    ),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];
 

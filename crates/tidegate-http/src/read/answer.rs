@@ -35,7 +35,7 @@ pub struct ResponseLimits {
     pub retry_after: Option<When>,
     /// Whether a limit refused the request. Status 429 and 420 say so; 400, 403, 503 and 529 do if
     /// a header says it as well, and so do `RESOURCE_EXHAUSTED` and `UNAVAILABLE` of gRPC. 418 does
-    /// if the server sends a time to come again. A limit of calls in flight with nothing left does
+    /// if the server sends a time to come again, and 409 if nothing is left as well. A limit of calls in flight with nothing left does
     /// not say so.
     pub refused: bool,
     /// What the first header says by which a vendor marks a refusal: the limit that refused the

@@ -131,7 +131,7 @@ impl Group {
                 self.policies.extend(policies);
             }
             Field::Whole => self.whole(value, numbers, clock),
-            Field::Reset | Field::Window | Field::Retry | Field::Mark => {}
+            Field::Reset | Field::Window | Field::Retry | Field::Wait | Field::Mark => {}
         }
         // A header that is repeated without end adds no more.
         for counts in [&mut self.limits, &mut self.remaining, &mut self.used] {

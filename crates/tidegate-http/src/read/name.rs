@@ -33,6 +33,8 @@ pub(super) enum Field {
     Window,
     /// A `Retry-After` in other words.
     Retry,
+    /// A wait that a server sends with each response. It counts on a refusal.
+    Wait,
     /// The name of the limit.
     Name,
     Scope,
@@ -85,10 +87,16 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("x-limit-per-second", "x-ratelimit-limit-second"),
     ("x-remaining-this-second", "x-ratelimit-remaining-second"),
     ("x-remaining-today", "x-ratelimit-remaining-day"),
+    // football-data
+    ("x-requestcounter-reset", "x-ratelimit-reset"),
+    ("x-requests-available-minute", "x-ratelimit-remaining-minute"),
     // gRPC
     ("grpc-retry-pushback-ms", "x-retry-after-ms"),
     // Gorgias
     ("x-gorgias-account-api-call-limit", "x-gorgias-ratelimit"),
+    // ip-api
+    ("x-rl", "x-ratelimit-remaining"),
+    ("x-ttl", "x-ratelimit-reset-after"),
     // Lightspeed
     ("x-ls-api-bucket-level", "x-ls-ratelimit"),
     // Pingdom
@@ -120,8 +128,16 @@ const SYNONYMS: &[(&str, &str)] = &[
 const PREFIXES: &[(&str, &str)] = &[
     ("anthropic-fast-", "anthropic-fast-ratelimit-"),
     ("anthropic-priority-", "anthropic-priority-ratelimit-"),
+    ("concurrency-limit-", "ratelimit-concurrency-"),
     ("ratelimitbysize-", "ratelimit-tokens-"),
     ("x-ratelimitbysize-", "x-ratelimit-tokens-"),
+    ("x-burstlimit-", "x-ratelimit-burst-"),
+    ("x-concurrency-limit-", "x-ratelimit-concurrency-"),
+    ("x-concurrencylimit-", "x-ratelimit-concurrency-"),
+    // EVE
+    ("x-esi-error-limit-", "x-esi-ratelimit-errors-"),
+    // Nexus Mods
+    ("x-rl-", "x-ratelimit-"),
     ("x-tokenlimit-", "x-ratelimit-tokens-"),
     // X
     ("x-app-limit-24hour-", "x-app-ratelimit-24hour-"),
@@ -205,7 +221,7 @@ fn retry(words: &[&str]) -> Option<Name> {
     Some(Name { unit, from_now: true, ..Name::of(Field::Retry) })
 }
 
-/// Splits at `ratelimit`, `rate-limit`, or `quota` before another word of a field.
+/// Splits at `ratelimit`, `rate-limit`, or at `rate` or `quota` before another word of a field.
 fn split_at_keyword<'a, 'w>(words: &'a [&'w str]) -> Option<(&'a [&'w str], &'a [&'w str])> {
     for (at, word) in words.iter().enumerate() {
         if word.ends_with("ratelimit") || matches!(*word, "ratelimits" | "ratelimited" | "ratelimiting") {
@@ -216,6 +232,9 @@ fn split_at_keyword<'a, 'w>(words: &'a [&'w str]) -> Option<(&'a [&'w str], &'a 
         let next = words.get(at + 1).copied();
         if *word == "rate" && matches!(next, Some("limit" | "limits" | "limited" | "limiting")) {
             return Some((&words[..at], &words[at + 2..]));
+        }
+        if *word == "rate" && matches!(next, Some("remaining" | "used" | "reset")) {
+            return Some((&words[..at], &words[at + 1..]));
         }
         if *word == "quota"
             && matches!(
@@ -265,7 +284,7 @@ fn classify(words: &[&str]) -> Option<Name> {
         return None;
     }
     // A part of a limit, or a share of one; not the limit.
-    if words.iter().any(|w| matches!(*w, "currentrequest" | "percentage" | "percent" | "cost" | "delay"))
+    if words.iter().any(|w| matches!(*w, "currentrequest" | "percentage" | "percent" | "cost"))
         && !words.iter().any(|w| matches!(*w, "limit" | "remaining" | "reset"))
     {
         return None;
@@ -277,11 +296,12 @@ fn classify(words: &[&str]) -> Option<Name> {
     };
     let mut name = Name::of(field_of(words[at]));
     let mut label = Vec::new();
-    let timed = matches!(name.field, Field::Reset | Field::Window | Field::Retry);
+    let timed = matches!(name.field, Field::Reset | Field::Window | Field::Retry | Field::Wait);
     for (i, word) in words.iter().enumerate() {
         match *word {
             _ if i == at => {}
             "after" | "in" if name.field == Field::Reset => name.from_now = true,
+            "length" | "in" if name.field == Field::Window => {}
             "time" if words.get(i + 1) == Some(&"remaining") => label.push("time"),
             "at" | "time" | "timestamp" | "epoch" | "unix" | "utc" | "date" | "per" | "this" | "of"
             | "for" => {}
@@ -301,9 +321,14 @@ fn classify(words: &[&str]) -> Option<Name> {
         name.from_now = true;
         label.clear();
     }
-    // `limit-remaining` says no more than `remaining`.
-    if label == ["limit"] {
-        label.clear();
+    // `limit-remaining` says no more than `remaining`, and `limit-user-remaining` no more than
+    // `user-remaining`.
+    if label.first() == Some(&"limit") {
+        label.remove(0);
+    }
+    // `limit-quota-minute` is `limit-minute`, and so is `remaining-quota-minute`.
+    if label.len() > 1 {
+        label.retain(|word| *word != "quota");
     }
     name.label = label.join("-");
     Some(name)
@@ -323,11 +348,12 @@ fn field_of(word: &str) -> Field {
     match word {
         "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "capacity" => Field::Limit,
         "remaining" | "remain" | "remains" | "left" | "available" => Field::Remaining,
-        "used" | "usage" | "count" | "consumed" | "observed" | "current" => Field::Used,
+        "used" | "usage" | "count" | "consumed" | "observed" | "current" | "running" => Field::Used,
         "utilization" => Field::Share,
         "reset" | "resets" | "resetson" | "next" | "expire" | "expires" | "expiry" => Field::Reset,
         // GitHub Models tells a wait so.
         "timeremaining" => Field::Retry,
+        "delay" | "towait" => Field::Wait,
         "window" | "period" | "interval" | "renewalperiod" => Field::Window,
         "policy" => Field::Policy,
         "name" | "bucket" | "resource" | "group" => Field::Name,
@@ -360,7 +386,7 @@ fn without_field(words: &[&str]) -> Option<Name> {
 
 /// Words between a field and its unit.
 fn is_link(word: &str) -> bool {
-    matches!(word, "after" | "in" | "time")
+    matches!(word, "after" | "in" | "time" | "length")
 }
 
 /// Units of times. `second` is a window: `reset-second`.
@@ -424,7 +450,7 @@ pub(super) fn label_unit(label: &str) -> Option<Unit> {
             "concurrent" | "concurrency" => Some(Unit::Concurrency),
             "requests" | "request" | "req" | "calls" => Some(Unit::Requests),
             "pages" | "time" | "characters" | "chars" | "audio" | "images" | "unified" | "db" | "neurons"
-            | "usd" => {
+            | "usd" | "errors" => {
                 return None;
             }
             _ => continue,

@@ -119,6 +119,7 @@ impl Reader {
         let mut limits = Vec::new();
         let mut retry_after: Option<When> = None;
         let mut plain_retry = true;
+        let mut wait = None;
         let (mut marked, mut is_global, mut allowed) = (false, false, false);
         let (mut reason, mut scope) = (None, None);
         let mut names = 0;
@@ -130,6 +131,10 @@ impl Reader {
             if names == MOST_NAMES && header != RETRY_AFTER {
                 continue;
             }
+            // ip-api sends `X-Ttl` with `X-Rl`. By itself it is the lifetime of an entry in a cache.
+            if header == "x-ttl" && !headers.contains_key("x-rl") {
+                continue;
+            }
             let Some(name) = Name::parse(header.as_str()) else { continue };
             names += 1;
             match name.field {
@@ -138,6 +143,10 @@ impl Reader {
                     for when in retries(clock, value, name.unit.unwrap_or(SECOND)) {
                         retry_after = Some(retry_after.map_or(when, |before| longer(before, when)));
                     }
+                }
+                Field::Wait => {
+                    let unit = name.unit.unwrap_or(SECOND);
+                    wait = wait.or(clock.retry_after(value, unit).filter(|w| *w != When::In(Duration::ZERO)));
                 }
                 Field::Mark if is_true(value) => {
                     marked = true;
@@ -166,6 +175,8 @@ impl Reader {
         let refused = match status.as_u16() {
             420 | 429 => true,
             400 | 403 | 503 | 529 => retry_after.is_some() || used_up || marked,
+            // Qualys refuses so, and a conflict of another API has no such wait.
+            409 => wait.is_some() && used_up,
             418 => retry_after.is_some(),
             // A call of gRPC: RESOURCE_EXHAUSTED, which a message that is too long gets as well, or
             // UNAVAILABLE.
@@ -174,7 +185,9 @@ impl Reader {
             }
             _ => false,
         };
-        if !refused {
+        if refused {
+            retry_after = retry_after.or(wait);
+        } else {
             // A limit that allows nothing, and let this request pass, is none.
             limits.retain(|limit| limit.limit != Some(0.0) || limit.remaining != Some(0.0));
         }
