@@ -99,6 +99,15 @@ fn resets_are_read_by_their_form() {
         ("Wed Oct 21 2026 07:28:30 GMT+0000 (Coordinated Universal Time)", 30.0),
         ("Wed Oct 21 2026 09:28:30 GMT+0200", 30.0),
         ("2026-12-31T23:59:60Z", 6_193_919.0),
+        ("Wed Oct 21 07:28:30 UTC 2026", 30.0),
+        ("Wed Oct 21 07:28:30 GMT 2026", 30.0),
+        ("Wed Oct 21 09:28:30 +0200 2026", 30.0),
+        ("2026/10/21 07:28:30", 30.0),
+        ("Wednesday, October 21, 2026 7:28:30 AM GMT", 30.0),
+        ("Wednesday, October 21, 2026 12:28:30 PM GMT", 18_030.0),
+        // Not a duration of 56 years.
+        ("1792567710s", 30.0),
+        ("1792567710250ms", 30.25),
     ] {
         assert_eq!(reset(text), seconds(expected), "{text}");
     }
@@ -854,4 +863,32 @@ fn limits_of_names_outside_the_grammar_refuse() {
     assert_eq!(pause(&read(429, &[("x-ttl", "60")])), BACK_OFF);
     let throttled = [("x-ratelimit-state", "THROTTLED"), ("x-ratelimit-period-in-sec", "60")];
     assert!(read(403, &throttled).refused);
+}
+
+/// Sentry sends the limits that are in force: the seconds of each, its categories and its scope.
+#[test]
+fn limits_by_categories_have_names_and_scopes() {
+    let value = "60:default;error;security;attachment:organization:error_usage_exceeded, 2700::organization";
+    let sentry = [("x-sentry-rate-limits", value)];
+    let answer = read(429, &sentry);
+    let told: Vec<_> = answer.limits.iter().map(|l| (l.name.as_deref(), l.scope.as_deref())).collect();
+    let organization = Some("organization");
+    assert_eq!(told, [(Some("default;error;security;attachment"), organization), (None, organization)]);
+    let until_reset = Advice::Pause { wait: DEFAULT_MAX_PAUSE, asked: Duration::from_secs(2700) };
+    assert_eq!((pause(&answer), pause(&read(200, &sentry))), (until_reset, until_reset));
+    assert_eq!(pause(&read(429, &[sentry[0], ("retry-after", "60")])), for_seconds(60));
+    for value in ["60:error", "60:error:5", "60:5:key", ":error:key", "-1:error:key", "x:error:key"] {
+        assert_eq!(limits(&[("x-sentry-rate-limits", value)]), [], "{value}");
+    }
+    assert_eq!(limits(&[("x-ratelimit-key", "60:user:name")]), []);
+    assert_eq!(limits(&[("x-ratelimit-limit", "00:00:30")]), []);
+}
+
+#[test]
+fn a_state_of_a_limit_marks_no_refusal() {
+    let state = [("x-rate-limit-ip", "8:10:60"), ("x-rate-limit-ip-state", "7:10:0")];
+    let answer = read(400, &state);
+    assert_eq!((answer.refused, answer.reason.as_deref(), pause(&answer)), (false, None, Advice::Go));
+    let banned = [("x-rate-limit-ip", "8:10:60"), ("x-rate-limit-ip-state", "1:10:60")];
+    assert_eq!(pause(&read(200, &banned)), for_seconds(60));
 }

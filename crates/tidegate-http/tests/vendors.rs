@@ -555,6 +555,19 @@ const VENDORS: &[(&str, &str, &str)] = &[
         "X-RateLimit-Limit: 100 | X-RateLimit-Remaining: 99 | X-RateLimit-Period-In-Sec: 60",
         "requests 100 99 - 60",
     ),
+    (
+        "Sentry, of an event",
+        "X-Sentry-Rate-Limits: 60:default;error;security;attachment:organization:error_usage_exceeded, 2700::organization",
+        "requests - 0 60 -, requests - 0 2700 -",
+    ),
+    (
+        "Path of Exile",
+        "X-Rate-Limit-Policy: backend-item-request-limit | X-Rate-Limit-Rules: Account,Ip | \
+         X-Rate-Limit-Account: 3:5:60 | X-Rate-Limit-Account-State: 4:5:60 | \
+         X-Rate-Limit-Ip: 8:10:60,15:60:120 | X-Rate-Limit-Ip-State: 7:10:60,15:60:0",
+        "requests 3 0 60 5, requests 8 0 60 10, requests 15 0 - 60",
+    ),
+    ("remaining of limit", "X-RateLimit-Remaining: 59/60 | X-RateLimit-Reset: 7", "requests 60 59 7 -"),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];
 

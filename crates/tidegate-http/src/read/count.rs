@@ -14,6 +14,9 @@ pub(super) struct Count {
     pub(super) out_of: Option<f64>,
     /// `name;107` or `name=18/5000`.
     pub(super) name: Option<String>,
+    /// The third number of a rule, `8:10:60`: how long a client that exceeds the limit is refused.
+    /// Of a used count it is how long it is refused still.
+    pub(super) penalty: Option<Duration>,
     /// `100;w=60`: a member that older drafts of the IETF call a policy.
     pub(super) is_policy: bool,
 }
@@ -44,7 +47,7 @@ fn thousands(text: &str) -> Option<f64> {
 }
 
 fn plain(value: f64) -> Count {
-    Count { value, window: None, out_of: None, name: None, is_policy: false }
+    Count { value, window: None, out_of: None, name: None, penalty: None, is_policy: false }
 }
 
 fn parse_count(text: &str) -> Option<Count> {
@@ -72,9 +75,16 @@ fn parse_count(text: &str) -> Option<Count> {
         });
         return Some(Count { window: window.filter(|w| !w.is_zero()), is_policy: window.is_some(), ..count });
     }
-    if let Some(seconds) = rest.strip_prefix(':') {
-        let window = number::decimal(seconds)?.times(time::SECOND);
-        return Some(Count { window: window.filter(|w| !w.is_zero()), ..count });
+    if let Some(rest) = rest.strip_prefix(':') {
+        let seconds = |text| number::decimal(text)?.times(time::SECOND).filter(|span| *span < time::FURTHEST);
+        let not_zero = |span: Duration| Some(span).filter(|span| !span.is_zero());
+        return match rest.split_once(':') {
+            None => Some(Count { window: not_zero(seconds(rest)?), ..count }),
+            Some((window, penalty)) => {
+                let (window, penalty) = (Some(not_zero(seconds(window)?)?), not_zero(seconds(penalty)?));
+                Some(Count { window, penalty, ..count })
+            }
+        };
     }
     if let Some(after) = rest.strip_prefix('/') {
         // `17/250(appName=x)`

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::MOST_LIMITS;
+use super::categories;
 use super::count::{self, Count};
 use super::draft::{self, NumberedPolicy};
 use super::limit::{ServerLimit, later};
@@ -92,7 +93,7 @@ impl Groups {
                 if label.is_empty() && limit.name.is_none() {
                     limit.name = of(&named, &family);
                 }
-                limit.scope = of(&scoped, &family);
+                limit.scope = limit.scope.or_else(|| of(&scoped, &family));
                 if limit.unit == Some(Unit::Requests) && limit.name.as_deref().is_some_and(counts_points) {
                     limit.unit = Some(Unit::Points);
                 }
@@ -183,12 +184,14 @@ impl Group {
         if states.is_empty() {
             states = pairs::limits(value, numbers, clock);
         }
-        if states.is_empty() {
-            states.extend(pairs::sentence(value));
+        // With a label, `5:user:name` may be a key.
+        if states.is_empty() && self.label.is_empty() {
+            states = categories::limits(value);
         }
         if !states.is_empty() {
             self.states.extend(states);
-        } else if self.label.is_empty() {
+        } else if self.label.is_empty() || value.matches(':').count() > 1 {
+            // With a label, a number may mean anything, but `8:10:60` is a limit.
             // Salesforce separates its fractions by semicolons.
             let value = if value.contains('/') { value.replace(';', ",") } else { value.to_owned() };
             let (used, limits): (Vec<_>, Vec<_>) =
@@ -234,18 +237,20 @@ impl Group {
             let window = [limit, remaining, used].into_iter().flatten().find_map(|count| count.window);
             let window =
                 window.or(self.own_window()).or_else(|| label_window(&self.label)).or_else(|| self.rate());
-            let most = limit.map(|c| c.value).or(used.and_then(|c| c.out_of));
+            let out_of = |count: Option<&Count>| count.and_then(|c| c.out_of);
+            let most = limit.map(|c| c.value).or(out_of(used)).or(out_of(remaining));
             // Lists that do not belong together: the fewest left is the careful reading.
             let fewest = || self.remaining.iter().map(|c| c.value).reduce(f64::min);
             let left = if parallel { remaining.map(|c| c.value) } else { fewest() };
+            let banned = used.and_then(|c| c.penalty);
             let left = left.or_else(|| Some((most? - used?.value).max(0.0)));
             let names = [limit, remaining, used].into_iter().flatten().find_map(|count| count.name.clone());
             ServerLimit {
                 name: names.or_else(|| Some(self.label.clone()).filter(|l| !l.is_empty())),
                 unit: self.unit(),
                 limit: most,
-                remaining: left,
-                reset: self.reset(i, numbers, clock, window),
+                remaining: if banned.is_some() { Some(0.0) } else { left },
+                reset: self.reset(i, numbers, clock, window).or(banned.map(When::In)),
                 window,
                 ..ServerLimit::default()
             }

@@ -62,6 +62,7 @@
 //! ```
 
 mod answer;
+mod categories;
 mod count;
 mod draft;
 mod graphql;

@@ -371,6 +371,12 @@ fn without_field(words: &[&str]) -> Option<Name> {
     if words.first() == Some(&"unified") && words != ["unified", "status"] {
         return None;
     }
+    // Path of Exile sends what is used of `x-rate-limit-ip` in `x-rate-limit-ip-state`.
+    if let [label @ .., "state"] = words
+        && !label.is_empty()
+    {
+        return Some(Name { label: label.join("-"), ..Name::of(Field::Used) });
+    }
     let mark = words.iter().any(|w| field_of(w) == Field::Mark);
     // `ratelimit-daily`, `rate-limit-24-hour`
     let is_number = |w: &str| w.bytes().all(|b| b.is_ascii_digit());

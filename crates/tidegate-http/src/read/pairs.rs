@@ -22,6 +22,8 @@ const MOST_PAIRS: usize = 64;
 /// - Auth0: `b=per_hour;q=100;r=90;t=3600,b=per_day;q=1000;r=950;t=86400`;
 /// - Basecamp and Trakt: `{"name":"General","period":60,"limit":1000,"remaining":999,
 ///   "until":"2020-11-02T23:33:00Z"}`.
+///
+/// Pingdom writes a sentence.
 pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
     let mut limits = Vec::new();
     let mut limit = ServerLimit { unit: Some(Unit::Requests), ..ServerLimit::default() };
@@ -53,6 +55,7 @@ pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLi
         }
     }
     limits.push(limit);
+    limits.extend(sentence(text));
     limits.retain(ServerLimit::tells);
     for limit in &mut limits {
         let by_name = || label_window(&limit.name.as_ref()?.to_ascii_lowercase().replace('_', "-"));
@@ -96,8 +99,8 @@ fn pairs(text: &str) -> Vec<(String, String)> {
 }
 
 /// Reads `Remaining: 394 Time until reset: 3589` of Pingdom.
-pub(super) fn sentence(field: &str) -> Option<ServerLimit> {
-    let (remaining, time) = field.strip_prefix("Remaining:")?.trim_start().split_once(' ')?;
+fn sentence(text: &str) -> Option<ServerLimit> {
+    let (remaining, time) = text.strip_prefix("Remaining:")?.trim_start().split_once(' ')?;
     let (_, seconds) = time.rsplit_once(':')?;
     let reset = number::decimal(seconds)?.times(time::SECOND).filter(|d| *d < time::FURTHEST);
     let (unit, remaining) = (Some(Unit::Requests), number::count(remaining));

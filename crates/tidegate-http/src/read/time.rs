@@ -119,7 +119,12 @@ impl Clock {
 
     fn duration_or_date(self, text: &str) -> Option<When> {
         match parse_duration(text) {
-            Some(duration) => (duration < FURTHEST).then_some(When::In(duration)),
+            // A Unix time with a unit: `1792567710s`.
+            Some(at) if at.as_secs() >= UNIX_SECONDS => {
+                let at = jiff::SignedDuration::try_from(at).ok().filter(|_| at < FURTHEST)?;
+                Timestamp::from_duration(at).ok().map(|at| self.when(at))
+            }
+            Some(duration) => Some(When::In(duration)),
             None => parse_date(text).map(|at| self.when(at)),
         }
     }
@@ -177,7 +182,8 @@ pub(super) fn unit_of_time(word: &str) -> Option<Duration> {
     }))
 }
 
-/// Reads the dates of RFC 9110, of RFC 3339 and ISO 8601 with parts missing, and of JavaScript.
+/// Reads the dates of RFC 9110, of RFC 3339 and ISO 8601 with parts missing, of JavaScript, of Java
+/// and .NET.
 fn parse_date(text: &str) -> Option<Timestamp> {
     if !short(text) {
         return None;
@@ -196,11 +202,18 @@ fn parse_date(text: &str) -> Option<Timestamp> {
         .or_else(|| utc("%d-%b-%y %H:%M:%S", no_day))
         .or_else(|| utc("%d-%b-%Y %H:%M:%S", no_day))
         .or_else(|| utc("%b %e %H:%M:%S %Y", no_day))
+        .or_else(|| utc("%b %e %H:%M:%S UTC %Y", no_day))
+        .or_else(|| utc("%b %e %H:%M:%S GMT %Y", no_day))
+        .or_else(|| utc("%B %d, %Y %I:%M:%S %p", no_day))
+        .or_else(|| utc("%Y/%m/%d %H:%M:%S", no_zone))
     {
         return at(date);
     }
     if let Ok(zoned) = rfc2822::DateTimeParser::new().relaxed_weekday(true).parse_timestamp(text) {
         return Some(zoned);
+    }
+    if let Ok(time) = strtime::parse("%b %e %H:%M:%S %z %Y", no_day) {
+        return time.to_timestamp().ok();
     }
     // JavaScript: "Thu Jan 01 2026 00:00:00 GMT+0000 (Coordinated Universal Time)"
     let no_comment = no_day.split(" (").next().unwrap_or(no_day);
