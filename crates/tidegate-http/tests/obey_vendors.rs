@@ -70,6 +70,17 @@ fn each_api_is_obeyed() {
             (0, 999),
         ),
         Row(
+            "Brave Search, without a quota by the month",
+            429,
+            &[
+                ("x-ratelimit-limit", "50, 0"),
+                ("x-ratelimit-remaining", "0, 0"),
+                ("x-ratelimit-reset", "1, 2501234"),
+            ],
+            1_000,
+            (0, 999),
+        ),
+        Row(
             "OpenAI",
             200,
             &[

@@ -672,6 +672,10 @@ fn a_limit_of_zero_on_a_success_is_none() {
     assert_eq!(limit.window, Some(Duration::from_secs(1)));
     assert_eq!(pause(&read(200, &brave)), Advice::Go);
 
+    // The limit of the second refused, and ends in a second. The other one would end in a month.
+    let refused = [brave[0], brave[1], ("x-ratelimit-remaining", "0, 0"), brave[3]];
+    assert_eq!(pause(&read(429, &refused)), for_seconds(1));
+
     let unlimited = [("x-ratelimit-limit", "0"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "0")];
     for headers in [&unlimited[..2], &unlimited] {
         for status in [200, 204, 404] {

@@ -197,6 +197,10 @@ impl State {
         if limit.unit == Some(Unit::Concurrency) || (count.is_none() && !limit.is_exhausted()) {
             return;
         }
+        // Whether such a limit refused, the advice says.
+        if limit.is_zero() {
+            return;
+        }
         let ended = |count| self.lost.of(count).saturating_sub(ticket.lost.of(count));
         let uncounted = count.map_or(0, |count| self.open.of(count).saturating_add(ended(count)));
         let left = whole(remaining).saturating_sub(uncounted);

@@ -112,7 +112,10 @@ impl ResponseLimits {
         if !self.trusted && !self.refused {
             return Advice::Go;
         }
-        let used_up = self.limits.iter().filter(|limit| limit.is_used_up());
+        let used_up = || self.limits.iter().filter(|limit| limit.is_used_up());
+        // A limit that allows nothing refused only if no other one did: it may mean no limit.
+        let all_zero = used_up().all(ServerLimit::is_zero);
+        let used_up = used_up().filter(|limit| all_zero || !limit.is_zero());
         // A reset that is not ahead is over: the limit has units again.
         let waits: Vec<Option<Duration>> = used_up
             .map(|limit| limit.reset.map(|reset| reset.wait(now)))

@@ -47,6 +47,11 @@ impl ServerLimit {
         self.is_exhausted() && !is_balance && self.unit != Some(Unit::Concurrency)
     }
 
+    /// Whether the limit allows nothing. On a success it is no limit.
+    pub(crate) fn is_zero(&self) -> bool {
+        self.limit == Some(0.0) && self.remaining == Some(0.0)
+    }
+
     /// Whether the answer tells more than a window and names.
     pub(super) fn tells(&self) -> bool {
         self.limit.is_some() || self.remaining.is_some() || self.reset.is_some()

@@ -11,6 +11,9 @@
 //!   `x-ratelimit-remaining-tokens`, `anthropic-ratelimit-requests-reset`,
 //!   `x-rate-limit-limit-minute`;
 //! - headers of vendors with names of their own, such as Shopify's call limit;
+//! - values that hold a whole limit: `limit=100, remaining=50, reset=30`, `32/40`, `8:10:60`, or an
+//!   object of JSON, and the limits in force of Sentry;
+//! - shares of a limit that is used, of Anthropic and Meta;
 //! - `Retry-After` in seconds or as a date, and headers of this meaning in milliseconds;
 //! - if asked, the limits in bodies of the GraphQL APIs of GitHub, Shopify and Linear.
 //!
@@ -19,7 +22,8 @@
 //! A reset without a unit is read by its form: `6m0s` is a duration, `2026-03-26T16:00Z` a date,
 //! a number above 10^9 a Unix time in seconds, above 10^12 in milliseconds, and a smaller number
 //! counts seconds from now. [`Numbers`] sets it where this guess is wrong. Times of the calendar
-//! count from the `Date` of the answer. A time that is past counts as zero; a negative one, `-1`
+//! count from the `Date` of the answer. A `Retry-After` of a thousand seconds or more is read in
+//! milliseconds if the limit that is used up is reset after as many milliseconds. A time that is past counts as zero; a negative one, `-1`
 //! and other text that is no time are ignored. [`Reader::of`] an API with known numbers does
 //! not guess.
 //!

@@ -189,7 +189,7 @@ impl Reader {
             retry_after = retry_after.or(wait);
         } else {
             // A limit that allows nothing, and let this request pass, is none.
-            limits.retain(|limit| limit.limit != Some(0.0) || limit.remaining != Some(0.0));
+            limits.retain(|limit| !limit.is_zero());
         }
         if !refused && allowed {
             // Anthropic allows use beyond a share that is used up, and says so.

@@ -64,6 +64,11 @@ const NAMES: &[&str] = &[
     "max",
     "concurrent",
     "unified",
+    "utilization",
+    "delay",
+    "state",
+    "running",
+    "length",
 ];
 
 const WHOLE_NAMES: &[&str] = &[
@@ -85,6 +90,16 @@ const WHOLE_NAMES: &[&str] = &[
     "x-amzn-ratelimit-limit",
     "grpc-status",
     "grpc-retry-pushback-ms",
+    "x-ratelimit",
+    "x-sentry-rate-limits",
+    "x-rate-limit-ip",
+    "x-rate-limit-ip-state",
+    "remaining-req",
+    "auth0-client-quota-limit",
+    "anthropic-ratelimit-unified-5h-utilization",
+    "x-ratelimit-towait-sec",
+    "x-rl",
+    "x-ttl",
 ];
 
 const VALUES: &[&str] = &[
@@ -132,6 +147,18 @@ const VALUES: &[&str] = &[
     "api-usage=18/5000",
     "name;107",
     "{\"call_count\":1e308}",
+    "{\"name\":\"a\",\"period\":60,\"limit\":1e3,\"remaining\":0,\"until\":\"2026-11-02T23:33:00Z\"}",
+    "limit=20, remaining=19, reset=1; limit=4000, remaining=0, reset=1579",
+    "user-hour-lim:3600;user-hour-rem:0;",
+    "group=market; min=600; sec=9",
+    "b=per_hour;q=100;r=0;t=3600,b=per_day;q=1000;r=950;t=86400",
+    "60:default;error:organization:error_usage_exceeded, 2700::organization",
+    "8:10:60,15:60:0",
+    "59/60",
+    "1792567710s",
+    "allowed",
+    "rejected",
+    "0.995",
     "{\"a\":[{\"call_count\":101}]}",
     "[[[[[[[[",
     "\u{e9}",
