@@ -197,7 +197,7 @@ impl State {
         if limit.unit == Some(Unit::Concurrency) || (count.is_none() && !limit.is_exhausted()) {
             return;
         }
-        // Whether such a limit refused, the advice says.
+        // `ResponseLimits::advice` decides whether a limit of zero refused the call.
         if limit.is_zero() {
             return;
         }

@@ -35,8 +35,8 @@ pub struct ResponseLimits {
     pub retry_after: Option<When>,
     /// Whether a limit refused the request. Status 429 and 420 say so; 400, 403, 503 and 529 do if
     /// a header says it as well, and so do `RESOURCE_EXHAUSTED` and `UNAVAILABLE` of gRPC. 418 does
-    /// if the server sends a time to come again, and 409 if nothing is left as well. A limit of calls in flight with nothing left does
-    /// not say so.
+    /// if the server sends a time to come again, and 409 if the server sends a wait and nothing is
+    /// left. A limit of calls in flight with nothing left does not say so.
     pub refused: bool,
     /// What the first header says by which a vendor marks a refusal: the limit that refused the
     /// request, as in `jira-burst-based` or `endpoint-rate`, or only that one did, as in
@@ -104,16 +104,15 @@ impl ResponseLimits {
     ///
     /// A refusal pauses for its `retry_after`, or else until limits with nothing left are reset. If
     /// no limit says that nothing is left, it pauses until the first reset of a limit that does not
-    /// say how much is left.
-    /// Another answer pauses if one of its limits has nothing left, until that is reset. A limit of
-    /// calls in flight pauses nothing, since calls that end give it back.
+    /// say how much is left. Another answer pauses if one of its limits has nothing left, until that
+    /// is reset. A limit of calls in flight pauses nothing, since calls that end give it back.
     #[must_use]
     pub fn advice(&self, now: SystemTime, cap: Duration) -> Advice {
         if !self.trusted && !self.refused {
             return Advice::Go;
         }
         let used_up = || self.limits.iter().filter(|limit| limit.is_used_up());
-        // A limit that allows nothing refused only if no other one did: it may mean no limit.
+        // A limit of zero counts only if no other limit is used up: it may mean no limit.
         let all_zero = used_up().all(ServerLimit::is_zero);
         let used_up = used_up().filter(|limit| all_zero || !limit.is_zero());
         // A reset that is not ahead is over: the limit has units again.

@@ -14,8 +14,8 @@ pub(super) struct Count {
     pub(super) out_of: Option<f64>,
     /// `name;107` or `name=18/5000`.
     pub(super) name: Option<String>,
-    /// The third number of a rule, `8:10:60`: how long a client that exceeds the limit is refused.
-    /// Of a used count it is how long it is refused still.
+    /// The third number of a rule, `8:10:60`: how long the server refuses a client that exceeds the
+    /// limit. In a used count it is the rest of this time.
     pub(super) penalty: Option<Duration>,
     /// `100;w=60`: a member that older drafts of the IETF call a policy.
     pub(super) is_policy: bool,

@@ -191,7 +191,7 @@ impl Group {
         if !states.is_empty() {
             self.states.extend(states);
         } else if self.label.is_empty() || value.matches(':').count() > 1 {
-            // With a label, a number may mean anything, but `8:10:60` is a limit.
+            // With a label, a plain number may mean anything, but `8:10:60` is a limit.
             // Salesforce separates its fractions by semicolons.
             let value = if value.contains('/') { value.replace(';', ",") } else { value.to_owned() };
             let (used, limits): (Vec<_>, Vec<_>) =

@@ -8,7 +8,7 @@ use super::number;
 use super::time::{self, Clock, Numbers, SECOND};
 use crate::{Unit, When};
 
-/// No value tells more than a few limits of five pairs.
+/// A value has a few limits of five pairs.
 const MOST_PAIRS: usize = 64;
 
 /// Reads the limits of a value. The next limit begins where a key is repeated, or begins with
@@ -27,9 +27,11 @@ const MOST_PAIRS: usize = 64;
 pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
     let mut limits = Vec::new();
     let mut limit = ServerLimit { unit: Some(Unit::Requests), ..ServerLimit::default() };
+    let is_short = |name: &&str| name.len() <= 128;
     for (key, value) in pairs(text).into_iter().take(MOST_PAIRS) {
         let key = key.to_ascii_lowercase();
         let (name, key) = key.rsplit_once('-').map_or((None, &*key), |(name, key)| (Some(name), key));
+        let name = name.filter(is_short);
         let Some(field) = field_of(key, limit.name.is_some()) else { continue };
         let is_next = match field {
             Field::Limit => limit.limit.is_some(),
@@ -48,7 +50,7 @@ pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLi
             Field::Remaining => limit.remaining = number::count(&value),
             Field::Reset => limit.reset = clock.reset(value.trim(), numbers, None),
             Field::Window => limit.window = time::window(&value),
-            _ => limit.name = Some(value.trim().to_owned()).filter(|name| name.len() <= 128),
+            _ => limit.name = Some(value.trim()).filter(is_short).map(str::to_owned),
         }
         if key == "sec" {
             limit.window = Some(SECOND);
@@ -64,8 +66,8 @@ pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLi
     limits
 }
 
-/// The field that a key means. One letter means a field only after the name of a limit: the
-/// fields of the current draft have such parameters, and one of them without its name is damaged.
+/// The field that a key means. A key of one letter counts only after the name of a limit: the
+/// current draft has parameters of these letters, and a field without the names is malformed.
 fn field_of(key: &str, is_named: bool) -> Option<Field> {
     Some(match key {
         "limit" | "total" | "lim" => Field::Limit,
