@@ -1,4 +1,4 @@
-//! [`ClientAddress`]: which address a request comes from.
+//! [`ClientAddress`]: the address of the client of a request.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -13,33 +13,33 @@ use crate::network::{InvalidNetwork, Network};
 
 /// The address of the client of a request, as a key of a limiter.
 ///
-/// The address is that of the peer of the connection. Behind proxies, name the proxies that you
-/// [trust](ClientAddress::trust), or [count them](ClientAddress::trust_hops), and the
-/// [header](ClientAddress::header) that they write. Without a list of proxies no header is read,
+/// By default, the address is that of the peer of the connection. Behind proxies, list the proxies
+/// that you [trust](ClientAddress::trust), or [count them](ClientAddress::trust_hops), and name the
+/// [header](ClientAddress::header) that they write. Without trusted proxies no header is read,
 /// because every client can send one.
 ///
 /// # Which address
 ///
-/// Each proxy adds the address of its own client to the right of the header. So the addresses are
-/// read from the right: as long as an address is that of a trusted proxy, the address to its left
-/// is what this proxy saw. The first address that is not of a trusted proxy is the client. What
-/// stands to its left was written by the client, and is not read: no bytes there change how the
-/// elements of the proxies are read. At an element that is no address, such as `unknown`, reading
-/// stops, and the last proxy counts as the client.
+/// Each proxy adds the address of its own client to the right end of the header. So the addresses
+/// are read from the right. If an address is that of a trusted proxy, the address to its left is
+/// the one that this proxy saw. The first address that is not of a trusted proxy is the client. The
+/// text to its left was written by the client and is not read: no bytes there change how the
+/// elements of the proxies are read. Reading stops at an element that is not an address, such as
+/// `unknown`, and the last proxy counts as the client.
 ///
-/// In `Forwarded`, quoted strings are read from the right, too: one begins at the nearest quote to
-/// the left of its end that no backslash escapes. So a quote that a client leaves open hides
-/// nothing that a proxy adds. A trusted proxy must write the text of its clients, such as the
-/// host, as a quoted string with escapes, or not at all.
+/// In `Forwarded`, quoted strings are read from the right, too. A quoted string begins at the
+/// nearest quote to the left of its end that no backslash escapes. So a quote that a client leaves
+/// open hides nothing that a proxy adds. A trusted proxy must write text of its clients, such as
+/// the host, as a quoted string with escapes, or not write it.
 ///
 /// An IPv6 network gives each customer 2<sup>64</sup> addresses or more. So the key of an IPv6
-/// client is the [prefix](ClientAddress::ipv6_prefix) of its address, 64 bits unless set. An IPv4
-/// address inside of an IPv6 address is an IPv4 address.
+/// client is a [prefix](ClientAddress::ipv6_prefix) of its address, by default 64 bits. An
+/// IPv4-mapped IPv6 address counts as the IPv4 address.
 ///
 /// # Examples
 ///
-/// An axum server behind a proxy in a private network. The address of the peer is where the server
-/// keeps it; here with `into_make_service_with_connect_info::<SocketAddr>()`.
+/// An axum server behind a proxy in a private network. The server stores the address of the peer in
+/// the extensions, here through `into_make_service_with_connect_info::<SocketAddr>()`.
 ///
 /// ```
 /// use std::net::{IpAddr, SocketAddr};
@@ -71,7 +71,7 @@ enum Trust {
     Hops(usize),
 }
 
-/// The header in which proxies tell the address of their client. No other header is read.
+/// The header in which proxies report the address of their client. No other header is read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ForwardingHeader {
@@ -85,7 +85,8 @@ pub enum ForwardingHeader {
 }
 
 impl ClientAddress {
-    /// The address of the peer, as this function finds it in the extensions of a request.
+    /// Creates a `ClientAddress` that finds the address of the peer with this function, in the
+    /// extensions of a request.
     ///
     /// | server | peer |
     /// |---|---|
@@ -101,11 +102,12 @@ impl ClientAddress {
         }
     }
 
-    /// Trusts proxies with an address in one of these networks. Replaces what was trusted before.
+    /// Trusts proxies with an address in one of these networks. Replaces any earlier setting of
+    /// trust.
     ///
     /// # Errors
     ///
-    /// [`InvalidNetwork`] with the first text that is no network.
+    /// [`InvalidNetwork`] with the first text that is not a network.
     pub fn trust(
         self,
         networks: impl IntoIterator<Item: AsRef<str>>,
@@ -115,17 +117,17 @@ impl ClientAddress {
         Ok(self.trust_networks(networks))
     }
 
-    /// As [`trust`](ClientAddress::trust), for networks that are parsed already.
+    /// Like [`trust`](ClientAddress::trust), for parsed networks.
     #[must_use]
     pub fn trust_networks(mut self, networks: impl IntoIterator<Item = Network>) -> ClientAddress {
         self.trust = Trust::Networks(networks.into_iter().collect());
         self
     }
 
-    /// Trusts the last `proxies` hops, whatever their addresses are: 1 if each request comes
-    /// through one proxy. Replaces what was trusted before.
+    /// Trusts the last `proxies` hops, whatever their addresses are: 1 if each request passes
+    /// through one proxy. Replaces any earlier setting of trust.
     ///
-    /// Choose this only if no client can reach the server past a proxy.
+    /// Use this only if no client can bypass the proxies and reach the server directly.
     #[must_use]
     pub fn trust_hops(mut self, proxies: usize) -> ClientAddress {
         self.trust = Trust::Hops(proxies);
@@ -140,21 +142,21 @@ impl ClientAddress {
         self
     }
 
-    /// Sets how many bits of an IPv6 address tell clients apart. The default is 64; 56 and 48 are
-    /// what some providers give to one customer.
+    /// Sets how many bits of an IPv6 address distinguish clients. The default is 64. Some providers
+    /// give one customer a prefix of 56 or 48 bits.
     #[must_use]
     pub fn ipv6_prefix(mut self, bits: u8) -> ClientAddress {
         self.ipv6_prefix = bits;
         self
     }
 
-    /// The key of a request, for [`RateLimitLayer::keyed`](crate::RateLimitLayer::keyed): the
-    /// address of its client, and of an IPv6 address the prefix.
+    /// Returns the key of a request, for [`RateLimitLayer::keyed`](crate::RateLimitLayer::keyed):
+    /// the address of its client, and for an IPv6 address the prefix.
     ///
     /// # Errors
     ///
-    /// Status 500 if the address of the peer is not known: then the server does not keep it where
-    /// the function of [`of_peer`](ClientAddress::of_peer) looks.
+    /// Status 500 if the address of the peer is unknown, because the function given to
+    /// [`of_peer`](ClientAddress::of_peer) did not find it in the request.
     pub fn key(&self, request: &Parts) -> Result<IpAddr, StatusCode> {
         match self.client(request).ok_or(StatusCode::INTERNAL_SERVER_ERROR)? {
             v4 @ IpAddr::V4(_) => Ok(v4),
@@ -162,7 +164,7 @@ impl ClientAddress {
         }
     }
 
-    /// The address of the client; `None` if the address of the peer is not known.
+    /// Returns the address of the client; `None` if the address of the peer is unknown.
     #[must_use]
     pub fn client(&self, request: &Parts) -> Option<IpAddr> {
         let peer = (self.peer)(request)?.to_canonical();
@@ -175,7 +177,7 @@ impl ClientAddress {
         }
         let told: Box<dyn Iterator<Item = Option<IpAddr>>> = match &self.header {
             ForwardingHeader::Single(name) => {
-                // More than one address is not what one proxy wrote.
+                // One proxy writes one address, so several addresses are not from a proxy.
                 let mut lines = request.headers.get_all(name).iter();
                 let only = lines.next().filter(|_| lines.next().is_none());
                 return Some(only.and_then(|line| node(line.as_bytes())).unwrap_or(peer));
@@ -211,12 +213,12 @@ impl fmt::Debug for ClientAddress {
     }
 }
 
-/// The parts of a text between separators outside of quoted strings, from the right.
+/// Returns the parts of a text between separators outside of quoted strings, from the right.
 ///
 /// A quoted string ends with a quote, and begins with the next quote to the left that is not
 /// escaped. A quote is escaped if the number of backslashes before it is odd: a backslash escapes
-/// the next one, and no backslash stands before a quoted string. So the parts that a proxy wrote
-/// well are the same whatever stands to their left.
+/// the next one, and no backslash precedes a quoted string. So the parts that a proxy wrote
+/// correctly are the same whatever text is to their left.
 fn split_unquoted(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
@@ -234,13 +236,13 @@ fn split_unquoted(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Whether the byte at this place of a quoted string is escaped.
+/// Returns whether the byte at this index of a quoted string is escaped.
 fn is_escaped(text: &[u8], at: usize) -> bool {
     let backslashes = text[..at].iter().rev().take_while(|byte| **byte == b'\\').count();
     backslashes % 2 == 1
 }
 
-/// The value of `for` in an element of `Forwarded`.
+/// Returns the value of `for` in an element of `Forwarded`.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut found = split_unquoted(element, b';').filter_map(|pair| {
         let equals = pair.iter().position(|byte| *byte == b'=')?;
@@ -255,7 +257,7 @@ fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// An address with or without a port: `203.0.113.7:80`, `[2001:db8::7]:80`, `2001:db8::7`.
+/// Parses an address with or without a port: `203.0.113.7:80`, `[2001:db8::7]:80`, `2001:db8::7`.
 fn node(text: &[u8]) -> Option<IpAddr> {
     let text = str::from_utf8(text.trim_ascii()).ok()?;
     let bare = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<std::net::Ipv6Addr>().ok();

@@ -1,4 +1,4 @@
-//! [`Body`]: the body of an answer, which keeps permits until it ends.
+//! [`Body`]: the body of a response, which keeps permits until it ends.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -10,10 +10,10 @@ use pin_project_lite::pin_project;
 use crate::hold::Hold;
 
 pin_project! {
-    /// The body of an answer: the body of the service, or of a refusal.
+    /// The body of a response: the body of the service, or of a refusal.
     ///
     /// It keeps the permits of its call until it ends, fails or is dropped. The default is a body
-    /// without data that keeps nothing, for layers that answer by themselves.
+    /// without data that keeps nothing, for layers that respond themselves.
     #[derive(Debug)]
     pub struct Body<B> {
         #[pin]
@@ -69,7 +69,7 @@ where
             }
             InnerProjection::Service { mut body, hold } => {
                 let frame = ready!(body.as_mut().poll_frame(context));
-                // A server may stop polling a body that says that it is at its end.
+                // A server may stop polling a body that reports its end.
                 if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
                     hold.end();
                 }

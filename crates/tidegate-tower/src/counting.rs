@@ -1,7 +1,6 @@
-//! Limits of calls in flight alone, as a [`Limit`].
+//! Limits of calls in flight only, as a [`Limit`].
 //!
-//! Permits that can be settled are those of a composite, since a counting limit has no reservations
-//! of its own.
+//! A counting limit has no reservations, so permits that can be settled are those of a composite.
 
 use std::fmt;
 use std::hash::Hash;
@@ -14,12 +13,12 @@ use tidegate::{
 use crate::limit::{Limit, or_free, reserve_of_key};
 use crate::refused::NAME;
 
-/// `n` permits that `held` gives back when it is dropped.
+/// Returns `n` permits. Dropping them drops `held`, which gives the permits back.
 fn granted(n: u32, held: impl Send + Sync + 'static) -> AllPermits {
     AllPermits::with_guard(Grant::new(n, tidegate::Nanos::ZERO), held)
 }
 
-/// A request that passes without permits.
+/// Returns the permits of an exempt request: none.
 fn exempt() -> AllPermits {
     granted(0, ())
 }
@@ -86,12 +85,12 @@ where
     }
 
     fn status(&self, key: &K) -> Option<AllStatus> {
-        // A key without room has no limit to tell.
+        // A key without room has no limit to report.
         Some(AllStatus::new([(NAME, self.limit(key).ok()?.status())]))
     }
 }
 
-/// The wait for a permit, which an exempt request does not need.
+/// Waits for a permit, unless the request is exempt.
 fn wait<P: Send + Sync + 'static>(
     ask: Request,
     permit: impl Future<Output = Result<P, Refusal>> + Send + 'static,

@@ -1,23 +1,23 @@
-//! What a kind of layer makes of a decision, and of the answer of its service.
+//! How each kind of layer turns a decision and the response of its service into its own response.
 
 use http::{Request, Response, request};
 use http_body::Body as HttpBody;
 
 use crate::body::Body;
-use crate::gate::{Denial, Pass};
+use crate::gate::{Admission, RefusalWithState};
 use crate::hold::Hold;
 use crate::kind::{Client, Kind, Plain, Server};
 use crate::layer::RateLimitLayer;
 use crate::limit::Limit;
 use crate::refused::{Error, Refused};
 
-/// A request while it is decided about: the layer looks at a `V` of it.
+/// A request before its decision. The functions of the layer see a `V` of it.
 pub trait Asking<V> {
     type Request;
 
     fn view(&self) -> &V;
 
-    /// Marks the request with the refusal that shadow mode did not count.
+    /// Marks the request with the refusal that shadow mode did not enforce.
     fn mark(&mut self, shadowed: Refused);
 
     fn into_request(self) -> Self::Request;
@@ -39,7 +39,7 @@ impl<B> Asking<request::Parts> for (request::Parts, B) {
     }
 }
 
-/// A request without extensions, which is not marked.
+/// A request without extensions, which cannot be marked.
 #[derive(Debug)]
 pub struct Whole<R>(pub(crate) R);
 
@@ -57,7 +57,7 @@ impl<R> Asking<R> for Whole<R> {
     }
 }
 
-/// What a kind of layer answers for a service with this response and error.
+/// The response and error of a kind of layer, for a service with this response and error.
 pub trait Finish<A, E>: Kind {
     type Answer;
     type Error;
@@ -65,10 +65,10 @@ pub trait Finish<A, E>: Kind {
     fn deny<L: Limit>(
         layer: &RateLimitLayer<L, Self>,
         request: &Self::Request,
-        denial: Denial,
+        refusal: RefusalWithState,
     ) -> Result<Self::Answer, Self::Error>;
 
-    fn answer<L: Limit>(layer: &RateLimitLayer<L, Self>, answer: A, pass: Pass) -> Self::Answer;
+    fn answer<L: Limit>(layer: &RateLimitLayer<L, Self>, answer: A, admission: Admission) -> Self::Answer;
 
     fn fail(error: E) -> Self::Error;
 }
@@ -80,23 +80,27 @@ impl<B: HttpBody, E> Finish<Response<B>, E> for Server {
     fn deny<L: Limit>(
         layer: &RateLimitLayer<L, Self>,
         request: &request::Parts,
-        Denial { refused, state }: Denial,
+        RefusalWithState { refused, state }: RefusalWithState,
     ) -> Result<Self::Answer, E> {
         let mut response = match &layer.kind.refuse {
             Some(refuse) => refuse(&refused, request),
             None => refused.to_response(request),
         };
-        layer.kind.tell.refused(&refused, state, layer.gate.name.as_deref(), response.headers_mut());
+        layer.kind.headers.refused(&refused, state, layer.gate.name.as_deref(), response.headers_mut());
         Ok(response.map(Body::of_refusal))
     }
 
-    fn answer<L: Limit>(layer: &RateLimitLayer<L, Self>, answer: Response<B>, pass: Pass) -> Self::Answer {
-        let state = pass.told.as_ref();
+    fn answer<L: Limit>(
+        layer: &RateLimitLayer<L, Self>,
+        answer: Response<B>,
+        admission: Admission,
+    ) -> Self::Answer {
+        let state = admission.state.as_ref();
         let (mut parts, body) = answer.into_parts();
         if let Some(state) = state {
-            layer.kind.tell.granted(state, layer.gate.name.as_deref(), &mut parts.headers);
+            layer.kind.headers.granted(state, layer.gate.name.as_deref(), &mut parts.headers);
         }
-        let hold = layer.settled(&parts, pass.hold);
+        let hold = layer.settled(&parts, admission.hold);
         Response::from_parts(parts, Body::of_service(body, hold))
     }
 
@@ -112,14 +116,18 @@ impl<B: HttpBody, E> Finish<Response<B>, E> for Client {
     fn deny<L: Limit>(
         _: &RateLimitLayer<L, Self>,
         _: &request::Parts,
-        denial: Denial,
+        refusal: RefusalWithState,
     ) -> Result<Self::Answer, Error<E>> {
-        Err(denial.refused.into())
+        Err(refusal.refused.into())
     }
 
-    fn answer<L: Limit>(layer: &RateLimitLayer<L, Self>, answer: Response<B>, pass: Pass) -> Self::Answer {
+    fn answer<L: Limit>(
+        layer: &RateLimitLayer<L, Self>,
+        answer: Response<B>,
+        admission: Admission,
+    ) -> Self::Answer {
         let (parts, body) = answer.into_parts();
-        let hold = layer.settled(&parts, pass.hold);
+        let hold = layer.settled(&parts, admission.hold);
         Response::from_parts(parts, Body::of_service(body, hold))
     }
 
@@ -132,13 +140,13 @@ impl<R: 'static, A: 'static, E> Finish<A, E> for Plain<R, A> {
     type Answer = A;
     type Error = Error<E>;
 
-    fn deny<L: Limit>(_: &RateLimitLayer<L, Self>, _: &R, denial: Denial) -> Result<A, Error<E>> {
-        Err(denial.refused.into())
+    fn deny<L: Limit>(_: &RateLimitLayer<L, Self>, _: &R, refusal: RefusalWithState) -> Result<A, Error<E>> {
+        Err(refusal.refused.into())
     }
 
-    fn answer<L: Limit>(layer: &RateLimitLayer<L, Self>, answer: A, pass: Pass) -> A {
+    fn answer<L: Limit>(layer: &RateLimitLayer<L, Self>, answer: A, admission: Admission) -> A {
         // The call is over.
-        drop::<Hold>(layer.settled(&answer, pass.hold));
+        drop::<Hold>(layer.settled(&answer, admission.hold));
         answer
     }
 

@@ -1,16 +1,17 @@
-//! [`Gate`]: what a layer asks its limiter for each request; and [`Admission`], the wait for it.
+//! [`Gate`]: the requests of a layer to its limiter; and [`PendingAdmission`], the wait for a
+//! decision.
 //!
-//! An [`Admission`] is polled until it lets the request pass or refuses it.
+//! A [`PendingAdmission`] is polled until the request is admitted or refused.
 //!
 //! | state | holds | next |
 //! |---|---|---|
 //! | `New` | nothing | decided at once, `Key`, `Acquire` or `Reserve` |
-//! | `Key` | the future of the key | as `New`, with the key |
-//! | `Acquire` | a place in the queue, from its first poll on | decided |
-//! | `Reserve` | a place in the queue | decided |
-//! | `Decided` | nothing: the permits are in the [`Pass`] | |
+//! | `Key` | the future of the key | like `New`, with the key |
+//! | `Acquire` | a position in the queue, from its first poll on | decided |
+//! | `Reserve` | a position in the queue | decided |
+//! | `Decided` | nothing: the permits are in the [`Admission`] | |
 //!
-//! Dropping it in any state drops the place in the queue, which leaves no trace.
+//! Dropping it in any state drops the position in the queue, without a trace.
 
 use std::fmt;
 use std::pin::Pin;
@@ -29,7 +30,7 @@ type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// A function of the user.
 pub(crate) type Function<V, T> = Arc<dyn Fn(&V) -> T + Send + Sync>;
 
-/// What a layer asks its limiter for each request of which it sees a `V`.
+/// What a layer asks its limiter for each request. The functions see a `V` of the request.
 pub(crate) struct Gate<L: Limit, V> {
     pub(crate) limit: L,
     pub(crate) key: KeyOf<L::Key, V>,
@@ -44,7 +45,7 @@ pub(crate) enum KeyOf<K, V> {
     Later(Function<V, BoxFuture<Key<K>>>),
 }
 
-/// What happens to a request if its permits are not there.
+/// What happens to a request if its permits are not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Refuse,
@@ -53,17 +54,17 @@ pub(crate) enum Mode {
     Shadow,
 }
 
-/// What an admitted request holds and was told.
+/// The permits of an admitted request, and what the layer reports about them.
 #[derive(Debug, Default)]
-pub struct Pass {
+pub struct Admission {
     pub(crate) hold: Hold,
     /// The state of the limits, from the decision.
-    pub(crate) told: Option<AllStatus>,
-    /// The refusal that did not count, in shadow mode.
+    pub(crate) state: Option<AllStatus>,
+    /// The refusal that shadow mode did not enforce.
     pub(crate) shadowed: Option<Refused>,
 }
 
-/// What a request needs beside permits.
+/// What a request needs besides permits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
     /// The state of the limits, for headers.
@@ -73,14 +74,14 @@ pub(crate) struct Needs {
     pub(crate) mode: Mode,
 }
 
-/// A refusal, with the state of the limits if there is one to tell.
+/// A refusal, with the state of the limits if there is a state to report.
 #[derive(Debug)]
-pub struct Denial {
+pub struct RefusalWithState {
     pub(crate) refused: Refused,
     pub(crate) state: Option<AllStatus>,
 }
 
-pub(crate) enum Admission<L: Limit> {
+pub(crate) enum PendingAdmission<L: Limit> {
     New,
     Key(BoxFuture<Key<L::Key>>),
     Acquire(L::Key, AcquireAny),
@@ -88,29 +89,29 @@ pub(crate) enum Admission<L: Limit> {
     Decided,
 }
 
-impl<L: Limit> Admission<L> {
+impl<L: Limit> PendingAdmission<L> {
     /// Polls for the decision about a request.
     ///
     /// # Panics
     ///
-    /// If it is polled after it decided.
+    /// Panics if it is polled after it decided.
     pub(crate) fn poll<V>(
         &mut self,
         gate: &Gate<L, V>,
         needs: Needs,
         request: &V,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Pass, Denial>> {
+    ) -> Poll<Result<Admission, RefusalWithState>> {
         loop {
             let (key, answer) = match self {
-                Admission::New => {
+                PendingAdmission::New => {
                     if gate.exempt.as_ref().is_some_and(|exempt| exempt(request)) {
-                        *self = Admission::Decided;
-                        return Poll::Ready(Ok(Pass::default()));
+                        *self = PendingAdmission::Decided;
+                        return Poll::Ready(Ok(Admission::default()));
                     }
                     match &gate.key {
                         KeyOf::Later(key) => {
-                            *self = Admission::Key(key(request));
+                            *self = PendingAdmission::Key(key(request));
                             continue;
                         }
                         KeyOf::Now(key) => match self.begin(gate, needs, request, key(request)) {
@@ -119,29 +120,32 @@ impl<L: Limit> Admission<L> {
                         },
                     }
                 }
-                Admission::Key(key) => {
+                PendingAdmission::Key(key) => {
                     let key = ready!(key.as_mut().poll(context));
                     match self.begin(gate, needs, request, key) {
                         Some(decision) => return Poll::Ready(decision),
                         None => continue,
                     }
                 }
-                Admission::Acquire(key, wait) => {
+                PendingAdmission::Acquire(key, wait) => {
                     let answer = ready!(Pin::new(wait).poll(context));
                     (key, answer.map(granted))
                 }
-                Admission::Reserve(key, place) => {
+                PendingAdmission::Reserve(key, place) => {
                     let answer = ready!(Pin::new(&mut *place).poll(context));
                     let (left, is_degraded) = (place.left(), place.is_degraded());
                     (key, answer.map(|_| Granted { hold: Hold::default(), left, is_degraded }))
                 }
-                Admission::Decided => panic!("polled after it was ready"),
+                PendingAdmission::Decided => panic!("polled after it was ready"),
             };
             let decision = gate.decide(needs, key, answer);
-            let Admission::Reserve(_, place) = std::mem::replace(self, Admission::Decided) else {
+            let PendingAdmission::Reserve(_, place) = std::mem::replace(self, PendingAdmission::Decided)
+            else {
                 return Poll::Ready(decision);
             };
-            return Poll::Ready(decision.map(|pass| Pass { hold: Hold::estimate(place), ..pass }));
+            return Poll::Ready(
+                decision.map(|admission| Admission { hold: Hold::estimate(place), ..admission }),
+            );
         }
     }
 
@@ -152,18 +156,18 @@ impl<L: Limit> Admission<L> {
         needs: Needs,
         request: &V,
         key: Key<L::Key>,
-    ) -> Option<Result<Pass, Denial>> {
+    ) -> Option<Result<Admission, RefusalWithState>> {
         // If a function of the user panics, the request is over.
-        *self = Admission::Decided;
+        *self = PendingAdmission::Decided;
         let key = match key {
             Key::Of(key) => key,
-            Key::Unlimited => return Some(Ok(Pass::default())),
+            Key::Unlimited => return Some(Ok(Admission::default())),
             Key::Refused(status) => {
                 let refused = Refused::no_key(status).named(gate.name.clone(), false);
                 if needs.mode == Mode::Shadow {
-                    return Some(Ok(Pass { shadowed: Some(refused), ..Pass::default() }));
+                    return Some(Ok(Admission { shadowed: Some(refused), ..Admission::default() }));
                 }
-                return Some(Err(Denial { refused, state: None }));
+                return Some(Err(RefusalWithState { refused, state: None }));
             }
         };
         let mut ask = gate.ask.as_ref().map(|ask| ask(request)).unwrap_or_default();
@@ -176,25 +180,25 @@ impl<L: Limit> Admission<L> {
             Mode::Refuse | Mode::Shadow if needs.settles => ask = ask.within(Duration::ZERO),
             Mode::Refuse | Mode::Shadow => {
                 let answer = gate.limit.acquire_now(&key, &ask);
-                *self = Admission::Acquire(key, answer);
+                *self = PendingAdmission::Acquire(key, answer);
                 return None;
             }
             Mode::Wait => {}
         }
         if needs.settles {
             match gate.limit.reserve(&key, &ask) {
-                Ok(place) => *self = Admission::Reserve(key, place),
+                Ok(place) => *self = PendingAdmission::Reserve(key, place),
                 Err(refusal) => return Some(gate.decide(needs, &key, Err(refusal))),
             }
         } else {
             let wait = gate.limit.acquire(&key, &ask);
-            *self = Admission::Acquire(key, wait);
+            *self = PendingAdmission::Acquire(key, wait);
         }
         None
     }
 }
 
-/// What a call holds, and what it left.
+/// The hold of a granted call, and the state that the call left.
 struct Granted {
     hold: Hold,
     left: Option<AllStatus>,
@@ -212,8 +216,8 @@ impl<L: Limit, V> Gate<L, V> {
         needs: Needs,
         key: &L::Key,
         answer: Result<Granted, AllRefusal>,
-    ) -> Result<Pass, Denial> {
-        // The limits are not known where their store did not answer.
+    ) -> Result<Admission, RefusalWithState> {
+        // The state of the limits is unknown if their store did not reply.
         let state = |left: Option<AllStatus>, is_degraded: bool| match left {
             _ if !needs.state => None,
             None if is_degraded => None,
@@ -221,12 +225,12 @@ impl<L: Limit, V> Gate<L, V> {
         };
         match answer {
             Ok(Granted { hold, left, is_degraded }) => {
-                Ok(Pass { hold, told: state(left, is_degraded), shadowed: None })
+                Ok(Admission { hold, state: state(left, is_degraded), shadowed: None })
             }
-            Err(refusal) if asked_for_none(&refusal) => Ok(Pass::default()),
+            Err(refusal) if asked_for_none(&refusal) => Ok(Admission::default()),
             Err(refusal) => {
                 let (left, is_degraded) = (refusal.left().cloned(), refusal.is_degraded());
-                // A key without room has no limit to tell.
+                // A key without room has no limit to report.
                 let has_limit = !matches!(refusal.refusal(), Some(Refusal::TooManyKeys { .. }));
                 let members = || match &left {
                     Some(left) => Some(left.members.len()),
@@ -235,9 +239,12 @@ impl<L: Limit, V> Gate<L, V> {
                 let is_only = refusal.member().is_some() && self.name.is_some() && members() == Some(1);
                 let refused = Refused::by_limit(refusal).named(self.name.clone(), is_only);
                 if needs.mode == Mode::Shadow {
-                    return Ok(Pass { shadowed: Some(refused), ..Pass::default() });
+                    return Ok(Admission { shadowed: Some(refused), ..Admission::default() });
                 }
-                Err(Denial { refused, state: has_limit.then(|| state(left, is_degraded)).flatten() })
+                Err(RefusalWithState {
+                    refused,
+                    state: has_limit.then(|| state(left, is_degraded)).flatten(),
+                })
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The answer to a refused call of gRPC, without a library of gRPC.
+//! The response to a refused gRPC call, without a gRPC library.
 //!
-//! A refusal is a response of headers alone ("Trailers-Only"): the HTTP status is 200, and
-//! `grpc-status` stands in the headers. The response has no body and no trailers.
+//! A refusal is a response of only headers ("Trailers-Only"): the HTTP status is 200, and
+//! `grpc-status` is in the headers. The response has no body and no trailers.
 //!
 //! # Source
 //!
@@ -23,7 +23,7 @@ const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
 
-/// The content type of the request if it is a call of gRPC or gRPC-Web.
+/// Returns the content type of the request if it is a gRPC or gRPC-Web call.
 pub(crate) fn content_type(request: &Parts) -> Option<HeaderValue> {
     let content_type = request.headers.get(CONTENT_TYPE)?;
     let (name, rest) = content_type.as_bytes().split_at_checked(b"application/grpc".len())?;
@@ -50,9 +50,9 @@ pub(crate) fn refuse(refused: &Refused, content_type: HeaderValue) -> Response<B
     response
 }
 
-/// The code of gRPC for a status of HTTP, as `http-grpc-status-mapping.md` maps it, with two
-/// exceptions. There 429 is UNAVAILABLE and 500 is UNKNOWN, since a proxy may have answered. Here
-/// 429 says that a limit refused, and 500 that the server made a mistake.
+/// The gRPC code of an HTTP status, as `http-grpc-status-mapping.md` maps it, with two exceptions.
+/// That document maps 429 to UNAVAILABLE and 500 to UNKNOWN, because the response may be from a
+/// proxy. Here 429 says that a limit refused, and 500 that the server made an error.
 fn code(status: StatusCode) -> u16 {
     match status.as_u16() {
         429 => 8,        // RESOURCE_EXHAUSTED
@@ -65,13 +65,13 @@ fn code(status: StatusCode) -> u16 {
     }
 }
 
-/// Rounded up, within the 31 bits that implementations read.
+/// Rounds up, within the 31 bits that implementations read.
 fn milliseconds_up(wait: Duration) -> u32 {
     let milliseconds = wait.as_nanos().div_ceil(1_000_000);
     u32::try_from(milliseconds).unwrap_or(u32::MAX).min(i32::MAX.unsigned_abs())
 }
 
-/// All bytes but printable ASCII, and the percent sign, as `%XX`.
+/// Encodes the percent sign and all bytes that are not printable ASCII as `%XX`.
 fn percent_encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -103,7 +103,7 @@ mod tests {
         };
         let message = |refusal: Refusal| message_of(refusal.into());
         let retry_after = Nanos::new(194_888_130);
-        for (refusal, told) in [
+        for (refusal, message_text) in [
             (Refusal::Limited { retry_after }, "limit: limited, retry after 195ms"),
             (Refusal::Paused { retry_after }, "limit: paused, retry after 195ms"),
             (Refusal::QueueFull { retry_after }, "limit: queue is full, retry after 195ms"),
@@ -112,11 +112,11 @@ mod tests {
                 "the service cannot decide about the request now, retry after 195ms",
             ),
         ] {
-            assert_eq!(message(refusal), (told.to_owned(), "195".to_owned()));
+            assert_eq!(message(refusal), (message_text.to_owned(), "195".to_owned()));
         }
         let never = Refusal::Paused { retry_after: Nanos::MAX };
         assert_eq!(message(never).0, "limit: paused until the pause is ended");
-        // It told how many keys the limiter keeps, and the names of its limits.
+        // The message revealed how many keys the limiter keeps, and the names of its limits.
         let full = Refusal::TooManyKeys { limit: 100_000 };
         assert_eq!(message(full).0, "limit: no room for a new key now");
         let mistake = AllRefusal::NoMember { name: "tonkes".into(), members: Box::new(["tokens".into()]) };

@@ -1,4 +1,4 @@
-//! [`Hold`]: what a call keeps until it is over.
+//! [`Hold`]: the permits or the estimate that a call keeps until it is over.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use tidegate::{AllPermits, AllRequest, AnyReservation};
 use tidegate_http::obey::Call;
 
-/// What a call keeps until it is over. Dropping it ends the call: permits that are counted while in
-/// use go back, and an estimate is settled.
+/// The permits or the estimate that a call keeps until it is over. Dropping it ends the call:
+/// permits that are counted while in use are given back, and an estimate is settled.
 #[derive(Default)]
 pub(crate) struct Hold(Held);
 
@@ -17,8 +17,8 @@ enum Held {
     Nothing,
     /// Kept for its drop.
     Permits(#[expect(dead_code)] AllPermits),
-    /// An estimate, and what was really used if that is known. Without it the estimate was used.
-    /// The lock is never taken: it lets threads share the body that keeps the estimate.
+    /// An estimate, and the actual cost if it is known. Otherwise the estimate is the cost. The
+    /// lock is never taken: it only lets threads share the body that keeps the estimate.
     Estimate(Box<(Mutex<AnyReservation>, Option<AllRequest<'static>>)>),
     /// Kept for its drop.
     Call(#[expect(dead_code)] Box<Call>),
@@ -33,17 +33,17 @@ impl Hold {
         Hold(Held::Estimate(Box::new((Mutex::new(place), None))))
     }
 
-    /// A call to a server that is obeyed, which had its answer.
+    /// Holds a call to a server that is obeyed, after its response.
     pub(crate) fn call(call: Call) -> Hold {
         Hold(Held::Call(Box::new(call)))
     }
 
-    /// Whether there is an estimate to settle.
+    /// Returns whether there is an estimate to settle.
     pub(crate) fn is_estimate(&self) -> bool {
         matches!(self.0, Held::Estimate(_))
     }
 
-    /// Tells the number of permits really used when the call ends.
+    /// Sets the actual cost, which is settled when the call ends.
     pub(crate) fn settle(&mut self, used: AllRequest<'static>) {
         if let Held::Estimate(estimate) = &mut self.0 {
             estimate.1 = Some(used);
@@ -55,7 +55,7 @@ impl Hold {
         if let Held::Estimate(estimate) = std::mem::take(&mut self.0)
             && let (place, Some(used)) = *estimate
         {
-            // A name that no limit has charges the estimate.
+            // If a cost names an unknown limit, the estimate is charged.
             let _ = place.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used);
         }
     }

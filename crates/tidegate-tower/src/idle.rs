@@ -1,18 +1,19 @@
-//! [`Idle`]: permits of services that are ready and not called go back.
+//! [`Idle`]: gives back the permits of services that are ready and not called.
 //!
-//! Each service that is ready has a [`Slot`] with its permits, and the slot stands in a list,
-//! sorted by the time at which the service counts as idle. A service that has to wait looks at the
-//! list: it takes the permits out of the slots whose time has come, and gives them back. While it
-//! waits, it wakes up when the next time comes. So idle permits need no task and no thread, and if
-//! no service waits nothing happens.
+//! Each ready service has a [`Slot`] with its permits. The slot is in a list, sorted by the time at
+//! which the service counts as idle. A service that waits checks the list: it takes the permits out
+//! of the slots whose time has come, and gives them back. While it waits, it wakes up at the next
+//! time in the list. So idle permits need no task and no thread, and if no service waits, nothing
+//! happens.
 //!
 //! | a slot | the list | next |
 //! |---|---|---|
 //! | holds permits, listed at *T* | has (*T*, slot) | called: empty, off the list. Dropped: given back, off the list. At *T*, if a service waits: given back, off the list |
 //! | empty | may have an older (*T*, slot), just being removed | ready: holds permits, listed anew |
 //!
-//! A slot that is taken from the list may have been called and filled again before it is emptied.
-//! So it is only emptied if it still has the number under which it was listed.
+//! Between the removal of a slot from the list and its emptying, the service may be called and the
+//! slot filled again. So a slot is only emptied if it still has the number under which it was
+//! listed.
 //!
 //! A waiter that finds no slot wakes up after the idle time. No service that becomes ready later
 //! counts as idle before that, so no time is missed.
@@ -25,18 +26,18 @@ use std::time::Duration;
 
 use tidegate::{AnyReservation, Nanos, Timer};
 
-/// The permits of a service that is ready.
+/// The permits of a ready service.
 #[derive(Debug, Default)]
 pub(crate) struct Slot(Mutex<Option<Held>>);
 
 #[derive(Debug)]
 struct Held {
     place: AnyReservation,
-    /// Where the slot is listed.
+    /// The entry of the slot in the list.
     listed: Option<Listed>,
 }
 
-/// The time at which a service counts as idle, and a number that is used once.
+/// The time at which a service counts as idle, and a unique number.
 type Listed = (Nanos, u64);
 
 /// The slots of a layer that can become idle.
@@ -68,7 +69,7 @@ impl<C: Timer> IdleClock for C {
     }
 }
 
-/// No code of others runs under these locks but that of the clock; a poisoned lock guards a whole
+/// The clock is the only user code that runs under these locks. A poisoned lock guards a whole
 /// value.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -76,7 +77,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Gives all permits back.
 pub(crate) fn give_back(place: AnyReservation) {
-    // No name is given that could be wrong.
+    // The cost names no limit, so no name can be wrong.
     let _ = place.settle(0);
 }
 
@@ -84,8 +85,8 @@ impl Slot {
     /// Fills the slot.
     pub(crate) fn put(self: &Arc<Self>, place: AnyReservation, idle: Option<&Idle>) {
         let due = idle.map(|idle| (idle, idle.due()));
-        // Filled before it can be taken from the list. No thread locks a slot while it holds the
-        // list.
+        // The slot is filled before another thread can take it from the list. No thread locks a
+        // slot while it holds the lock of the list.
         let mut held = lock(&self.0);
         let listed = due.map(|(idle, due)| idle.add(self, due));
         *held = Some(Held { place, listed });
@@ -95,7 +96,7 @@ impl Slot {
         lock(&self.0).is_some()
     }
 
-    /// Takes the permits, unless they went back.
+    /// Takes the permits, unless they were given back.
     pub(crate) fn take(&self, idle: Option<&Idle>) -> Option<AnyReservation> {
         let Held { place, listed } = lock(&self.0).take()?;
         if let (Some(idle), Some(listed)) = (idle, listed) {
@@ -104,7 +105,7 @@ impl Slot {
         Some(place)
     }
 
-    /// Takes the permits that were listed so.
+    /// Takes the permits if the slot is still listed as `as_listed`.
     fn take_listed(&self, as_listed: Listed) -> Option<AnyReservation> {
         let mut held = lock(&self.0);
         held.take_if(|held| held.listed == Some(as_listed)).map(|held| held.place)
@@ -113,7 +114,8 @@ impl Slot {
 
 impl Idle {
     pub(crate) fn new(after: Duration, clock: impl Timer) -> Idle {
-        // After no time a service that waits would look for idle ones without end.
+        // With an idle time of zero, a waiting service would check for idle services in an endless
+        // loop.
         let after = after.max(Duration::from_millis(1));
         Idle { after, clock: Box::new(clock), list: Mutex::default() }
     }
@@ -126,12 +128,12 @@ impl Idle {
         listed
     }
 
-    /// The time at which a service that becomes ready now counts as idle.
+    /// Returns the time at which a service that becomes ready now counts as idle.
     fn due(&self) -> Nanos {
         self.clock.now().saturating_add(Nanos::from_duration(self.after))
     }
 
-    /// Gives the permits of idle services back. Returns the time at which to look again.
+    /// Gives the permits of idle services back. Returns the time of the next check.
     pub(crate) fn give_back(&self) -> Nanos {
         let now = self.clock.now();
         loop {
@@ -143,7 +145,7 @@ impl Idle {
                     None => return self.due(),
                 }
             };
-            // Outside of the list's lock: giving back wakes other requests.
+            // Outside of the list's lock: giving permits back wakes other requests.
             if let Some(place) = slot.take_listed(listed) {
                 give_back(place);
             }

@@ -2,16 +2,17 @@
 
 use http::StatusCode;
 
-/// The key of the limit that a request counts for: what a key function returns, or is made from.
+/// The key of the limit that a request counts for. A key function returns a `Key`, or a value that
+/// converts into one.
 ///
-/// | a key function returns | |
+/// | a key function returns | meaning |
 /// |---|---|
 /// | the key | the request counts for this key |
 /// | `Some(key)`, `None` | `None`: the request is not limited |
 /// | `Ok(key)`, `Err(status)` | `Err`: the request is refused with this status |
 ///
-/// In [shadow mode](crate::RateLimitLayer::shadow) a refused request passes without permits. A
-/// request that is [exempt](crate::RateLimitLayer::exempt) is not asked for its key.
+/// In [shadow mode](crate::RateLimitLayer::shadow) a refused request passes without permits. The
+/// key function is not called for an [exempt](crate::RateLimitLayer::exempt) request.
 ///
 /// # Examples
 ///
@@ -26,7 +27,7 @@ use http::StatusCode;
 /// assert_eq!(refused, Key::Refused(StatusCode::UNAUTHORIZED));
 /// ```
 ///
-/// A request without a key is refused with 401, and one with an unknown key with 403:
+/// A request without a key is refused with 401, and a request with an unknown key with 403:
 ///
 /// ```
 /// use std::collections::HashSet;
@@ -49,8 +50,8 @@ pub enum Key<K> {
     Of(K),
     /// The request is not limited.
     Unlimited,
-    /// The request has no key, and is refused with this status, unless the layer is in
-    /// [shadow mode](crate::RateLimitLayer::shadow).
+    /// The request has no key and is refused with this status, unless the layer is in [shadow
+    /// mode](crate::RateLimitLayer::shadow).
     Refused(StatusCode),
 }
 

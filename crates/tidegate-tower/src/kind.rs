@@ -7,25 +7,25 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, request, response};
 
+use crate::headers::StateHeaders;
 use crate::refused::Refused;
-use crate::tell::Tell;
 
-/// A kind of [`RateLimitLayer`](crate::RateLimitLayer): what it sees of requests and responses, and
-/// what a refusal is. This trait is sealed.
+/// A kind of [`RateLimitLayer`](crate::RateLimitLayer). It determines what the functions of the
+/// layer see of requests and responses, and what a refusal is. This trait is sealed.
 pub trait Kind: sealed::Sealed + Clone + fmt::Debug + Send + Sync + 'static {
-    /// What the functions of the layer see of a request.
+    /// The part of a request that the functions of the layer see.
     type Request: 'static;
-    /// What the functions of the layer see of a response.
+    /// The part of a response that the functions of the layer see.
     type Response: 'static;
 }
 
 pub(crate) mod sealed {
     pub trait Sealed {
-        /// Whether a request waits unless the layer was told otherwise.
+        /// Whether a request waits by default.
         const WAITS: bool;
 
-        /// Whether answers tell the state of the limits.
-        fn tells(&self) -> bool {
+        /// Returns whether responses report the state of the limits.
+        fn writes_state(&self) -> bool {
             false
         }
     }
@@ -33,20 +33,22 @@ pub(crate) mod sealed {
 
 pub(crate) type Refuse = Arc<dyn Fn(&Refused, &request::Parts) -> Response<Bytes> + Send + Sync>;
 
-/// A layer of an HTTP server: it answers a refused request. The error type of the service stays.
+/// A layer of an HTTP server: it responds to a refused request itself. The error type of the
+/// service stays.
 #[derive(Clone, Default)]
 pub struct Server {
-    pub(crate) tell: Tell,
-    /// The answer to a refused request, if it is not the default.
+    pub(crate) headers: StateHeaders,
+    /// The response to a refused request, if it is not the default.
     pub(crate) refuse: Option<Refuse>,
 }
 
-/// A layer of an HTTP client: requests wait, and a refusal is an [`Error`](crate::Error).
+/// A layer of an HTTP client: requests wait by default, and a refusal is an
+/// [`Error`](crate::Error).
 #[derive(Clone, Debug, Default)]
 pub struct Client(());
 
-/// A layer of any service with this request and this response: a refusal is an
-/// [`Error`](crate::Error).
+/// A layer of any service with this request type and this response type: requests wait by default,
+/// and a refusal is an [`Error`](crate::Error).
 pub struct Plain<Request, Response>(PhantomData<fn(Request) -> Response>);
 
 impl Kind for Server {
@@ -57,8 +59,8 @@ impl Kind for Server {
 impl sealed::Sealed for Server {
     const WAITS: bool = false;
 
-    fn tells(&self) -> bool {
-        self.tell.format.is_some()
+    fn writes_state(&self) -> bool {
+        self.headers.format.is_some()
     }
 }
 
@@ -82,7 +84,7 @@ impl<Request, Response> sealed::Sealed for Plain<Request, Response> {
 
 impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Server").field("tell", &self.tell).finish_non_exhaustive()
+        f.debug_struct("Server").field("headers", &self.headers).finish_non_exhaustive()
     }
 }
 

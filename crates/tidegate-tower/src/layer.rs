@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use tidegate::AllRequest;
-use tidegate_http::write::{Format, Limit as ToldLimit};
+use tidegate_http::write::{Format, Limit as NamedLimit};
 
 use crate::gate::{Function, Gate, KeyOf, Mode, Needs};
 use crate::hold::Hold;
@@ -16,39 +16,39 @@ use crate::kind::{Client, Kind, Plain, Server};
 use crate::limit::Limit;
 use crate::refused::Refused;
 
-/// A limiter in front of services: all services that one layer makes, and all their clones, share
+/// A limiter in front of services. All services that one layer makes, and all their clones, share
 /// its permits.
 ///
-/// | call | sets |
+/// | method | sets |
 /// |---|---|
 /// | [`new`](RateLimitLayer::new), [`keyed`](RateLimitLayer::keyed), [`keyed_async`](RateLimitLayer::keyed_async) | the limiter, and the key of each request |
-/// | [`for_client`](RateLimitLayer::for_client), [`plain`](RateLimitLayer::plain), [`plain_keyed`](RateLimitLayer::plain_keyed) | that a refusal is an error, and not an answer |
-/// | [`cost`](RateLimitLayer::cost), [`exempt`](RateLimitLayer::exempt) | what a request asks for |
-/// | [`refuse`](RateLimitLayer::refuse), [`wait`](RateLimitLayer::wait), [`wait_at_most`](RateLimitLayer::wait_at_most), [`shadow`](RateLimitLayer::shadow) | what happens to a request whose permits are not there |
-/// | [`settle`](RateLimitLayer::settle), [`refund_if`](RateLimitLayer::refund_if), [`refund_errors`](RateLimitLayer::refund_errors) | what a request really cost, by its response |
-/// | [`refuse_with`](RateLimitLayer::refuse_with), [`named`](RateLimitLayer::named), [`format`](RateLimitLayer::format), [`no_headers`](RateLimitLayer::no_headers) | what a server tells |
+/// | [`for_client`](RateLimitLayer::for_client), [`plain`](RateLimitLayer::plain), [`plain_keyed`](RateLimitLayer::plain_keyed) | that a refusal is an error instead of a response |
+/// | [`cost`](RateLimitLayer::cost), [`exempt`](RateLimitLayer::exempt) | the permits that a request asks for |
+/// | [`refuse`](RateLimitLayer::refuse), [`wait`](RateLimitLayer::wait), [`wait_at_most`](RateLimitLayer::wait_at_most), [`shadow`](RateLimitLayer::shadow) | what happens to a request whose permits are not available |
+/// | [`settle`](RateLimitLayer::settle), [`refund_if`](RateLimitLayer::refund_if), [`refund_errors`](RateLimitLayer::refund_errors) | the actual cost of a request, from its response |
+/// | [`refuse_with`](RateLimitLayer::refuse_with), [`named`](RateLimitLayer::named), [`format`](RateLimitLayer::format), [`no_headers`](RateLimitLayer::no_headers) | what a server's responses say about the limits |
 ///
 /// # When permits are taken
 ///
-/// A request asks for permits when the future of its answer is first polled. A future that is
-/// dropped before that costs nothing, and neither does a service that is ready and not called.
-/// While a request waits, it keeps the inner service ready: put a limit that waits outside of a
+/// A request asks for permits when its response future is first polled. A future that is dropped
+/// before that costs nothing. A service that is ready but never called costs nothing either. While
+/// a request waits, it keeps the inner service ready, so put a limit that waits outside of a
 /// `ConcurrencyLimit` or a `Buffer`. [`ReadyRateLimitLayer`](crate::ReadyRateLimitLayer) waits
-/// before there is a request.
+/// before the request exists.
 ///
 /// # When a call is over
 ///
-/// A call ends with the body of its answer: when the body is read to its end, fails or is dropped.
-/// Then permits that are [counted while in use](tidegate::CountingLimit) go back, and estimates are
-/// settled. A call without an answer ends when its service fails or its future is dropped, and its
-/// cost stays as it was estimated. [`refund_errors`](RateLimitLayer::refund_errors) gives back the
-/// permits of a call whose service fails.
+/// A call ends when the body of its response is read to the end, fails or is dropped. Then permits
+/// that are [counted while in use](tidegate::CountingLimit) are given back, and estimates are
+/// settled. A call without a response ends when its service fails or its future is dropped; it then
+/// costs its estimate. [`refund_errors`](RateLimitLayer::refund_errors) gives back the permits of a
+/// call whose service fails.
 ///
 /// # Cost
 ///
-/// Without waiting, headers and settling, a layer of a rate allocates nothing, unless its key
-/// function is async. A layer of permits in use allocates what gives them back. See the README for
-/// figures.
+/// A layer over a rate limit allocates nothing if it does not wait, write headers or settle, and
+/// its key function is not async. A layer over a limit of permits in use allocates the guard that
+/// gives the permits back. See the README for figures.
 ///
 /// # Examples
 ///
@@ -86,8 +86,8 @@ pub struct RateLimitLayer<L: Limit, M: Kind = Server> {
 }
 
 impl<L: Limit> RateLimitLayer<L> {
-    /// One limit for all requests to an HTTP server. A request without a permit is refused with an
-    /// answer.
+    /// Creates a layer of an HTTP server with one limit for all requests. A request without a
+    /// permit gets a response that refuses it.
     #[must_use]
     pub fn new(limiter: L) -> Self
     where
@@ -96,8 +96,8 @@ impl<L: Limit> RateLimitLayer<L> {
         RateLimitLayer::of(limiter, KeyOf::Now(Arc::new(|_| Key::Of(()))))
     }
 
-    /// A limit for each key of the requests to an HTTP server. See [`Key`] for what the function
-    /// may return.
+    /// Creates a layer of an HTTP server with a limit for each key. See [`Key`] for what the
+    /// function may return.
     ///
     /// # Examples
     ///
@@ -121,8 +121,8 @@ impl<L: Limit> RateLimitLayer<L> {
         RateLimitLayer::of(limiter, KeyOf::Now(Arc::new(move |request| key(request).into())))
     }
 
-    /// As [`keyed`](RateLimitLayer::keyed), for a key that must be looked up, in a database of
-    /// sessions for example. The future must not borrow the request.
+    /// Like [`keyed`](RateLimitLayer::keyed), for a key that must be looked up, for example in a
+    /// database of sessions. The future must not borrow the request.
     ///
     /// # Examples
     ///
@@ -163,12 +163,12 @@ impl<L: Limit> RateLimitLayer<L> {
         RateLimitLayer::of(limiter, KeyOf::Later(Arc::new(key)))
     }
 
-    /// Makes the layer one of an HTTP client: a request [waits](RateLimitLayer::wait) unless it is
-    /// set otherwise, and a refusal is an [`Error`](crate::Error).
+    /// Turns the layer into one of an HTTP client: a request [waits](RateLimitLayer::wait) by
+    /// default, and a refusal is an [`Error`](crate::Error).
     ///
     /// # Examples
     ///
-    /// A client of hyper, with a limit for each host:
+    /// A hyper client with a limit for each host:
     ///
     /// ```
     /// use std::time::Duration;
@@ -193,10 +193,10 @@ impl<L: Limit> RateLimitLayer<L> {
         RateLimitLayer { gate, settle, refunds_errors, kind: Client::default() }
     }
 
-    /// Sets the answer to a refused request. The layer adds the `RateLimit` headers and
-    /// `Retry-After`, unless the answer has them.
+    /// Sets the response to a refused request. The layer adds the `RateLimit` headers and
+    /// `Retry-After`, unless the response already has them.
     ///
-    /// Without this, the answer is that of [`Refused::to_response`].
+    /// The default is the response of [`Refused::to_response`].
     ///
     /// # Examples
     ///
@@ -225,33 +225,34 @@ impl<L: Limit> RateLimitLayer<L> {
         self
     }
 
-    /// Sets the headers that tell the state of the limits. The default is
-    /// [`Format::Draft`]. The time in [`Format::XRateLimitUnix`] is set anew for each answer.
+    /// Sets the format of the headers that report the state of the limits. The default is
+    /// [`Format::Draft`]. The time in [`Format::XRateLimitUnix`] is set anew for each response.
     ///
-    /// Granted requests are told the limits, too. The state is that which the request itself left,
-    /// or met where it was refused, of each limit. The window of a limit is the time in which a
-    /// whole quota comes in.
+    /// Responses to granted requests have these headers, too. They report the state of each limit
+    /// after the request took its permits, or the state in which the limit refused it. The window
+    /// of a limit is the time in which a whole quota accrues.
     ///
-    /// Several layers should have one format. With [`Format::Draft`] each tells its limits; give
-    /// each a [name](RateLimitLayer::named). With the other formats the answer tells the tightest
-    /// limit of all layers.
+    /// Use one format for all layers. With [`Format::Draft`] each layer reports its own limits, so
+    /// give each layer a [name](RateLimitLayer::named). With the other formats the response reports
+    /// the tightest limit of all layers.
     #[must_use]
     pub fn format(mut self, format: Format) -> Self {
-        self.kind.tell.format = Some(format);
+        self.kind.headers.format = Some(format);
         self
     }
 
-    /// Tells no state of the limits. A refusal still has its `Retry-After`.
+    /// Omits the headers that report the state of the limits. A refusal still has its
+    /// `Retry-After`.
     #[must_use]
     pub fn no_headers(mut self) -> Self {
-        self.kind.tell.format = None;
+        self.kind.headers.format = None;
         self
     }
 }
 
 impl<L: Limit, R: 'static, A: 'static> RateLimitLayer<L, Plain<R, A>> {
-    /// One limit for all requests to a service of any kind. A request waits unless it is set
-    /// otherwise, and a refusal is an [`Error`](crate::Error).
+    /// Creates a layer of any service with one limit for all requests. A request waits by default,
+    /// and a refusal is an [`Error`](crate::Error).
     ///
     /// # Examples
     ///
@@ -282,8 +283,8 @@ impl<L: Limit, R: 'static, A: 'static> RateLimitLayer<L, Plain<R, A>> {
         RateLimitLayer::of(limiter, KeyOf::Now(Arc::new(|_| Key::Of(()))))
     }
 
-    /// A limit for each key of the requests to a service of any kind. See [`Key`] for what the
-    /// function may return.
+    /// Creates a layer of any service with a limit for each key. See [`Key`] for what the function
+    /// may return.
     #[must_use]
     pub fn plain_keyed<K>(limiter: L, key: impl Fn(&R) -> K + Send + Sync + 'static) -> Self
     where
@@ -302,10 +303,10 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         RateLimitLayer { gate, settle: None, refunds_errors: false, kind: M::default() }
     }
 
-    /// Sets what a request asks for. Without this it asks for one permit of each limit.
+    /// Sets what a request asks for. The default is one permit of each limit.
     ///
     /// The function returns a number of permits or a [`Request`](tidegate::Request), which may have
-    /// a priority, a longest wait or an exemption. For an `AllOf` it returns an [`AllRequest`] or a
+    /// a priority, a maximum wait or an exemption. For an `AllOf` it returns an [`AllRequest`] or a
     /// list of costs by name. A cost of 0 is free.
     ///
     /// # Examples
@@ -342,28 +343,26 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     }
 
     /// Sets which requests pass without asking the limiter. This function runs before the key
-    /// function: an exempt request needs no key, and is not refused for want of one.
+    /// function: an exempt request needs no key, and is never refused for lack of a key.
     ///
-    /// The observer of the limiter is not told of such a request. It is told of one whose
-    /// [cost](RateLimitLayer::cost) is [exempt](tidegate::Request::exempt).
+    /// The observer of the limiter is not notified of such a request. It is notified of a request
+    /// whose [cost](RateLimitLayer::cost) is [exempt](tidegate::Request::exempt).
     #[must_use]
     pub fn exempt(mut self, exempt: impl Fn(&M::Request) -> bool + Send + Sync + 'static) -> Self {
         self.gate.exempt = Some(Arc::new(exempt));
         self
     }
 
-    /// Refuses a request at once if its permits are not there. A server does so unless it is set
-    /// otherwise.
+    /// Refuses a request at once if its permits are not available. This is the default of a server.
     #[must_use]
     pub fn refuse(mut self) -> Self {
         self.gate.mode = Some(Mode::Refuse);
         self
     }
 
-    /// Lets a request wait until its permits are there. A client does so unless it is set
-    /// otherwise.
+    /// Lets a request wait until its permits are available. This is the default of a client.
     ///
-    /// The number of requests that wait is bounded by the limiter: see
+    /// The limiter bounds the number of waiting requests: see
     /// [`QueueBounds`](tidegate::QueueBounds).
     #[must_use]
     pub fn wait(mut self) -> Self {
@@ -371,41 +370,42 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Lets a request wait if its permits are due within this time, or within the shorter one that
-    /// its [cost](RateLimitLayer::cost) tells. Otherwise it is refused at once.
+    /// Lets a request wait if its permits are due within this time, or within the shorter maximum
+    /// wait that its [cost](RateLimitLayer::cost) sets. Otherwise the request is refused at once.
     ///
     /// The [`retry_after`](Refused::retry_after) of such a refusal is the time until the layer
-    /// would accept the request: until its wait would be no longer than the longest wait. It is not
-    /// the time until its permits are due.
+    /// would accept the request, that is, until its wait would not exceed the maximum wait. It is
+    /// not the time until its permits are due.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> Self {
         self.gate.mode = Some(Mode::WaitAtMost(within));
         self
     }
 
-    /// Lets all requests pass, and takes permits where they are there. A request of HTTP that would
-    /// have been refused has a [`Refused`] as an extension. Answers do not tell the limits.
+    /// Lets all requests pass, and takes permits where they are available. An HTTP request that
+    /// would have been refused carries a [`Refused`] as an extension. Responses do not report the
+    /// limits.
     ///
     /// A request that the key function [refuses](crate::Key::Refused) passes without permits, with
     /// the status in its extension.
     ///
     /// # The shadow mode of a limiter
     ///
-    /// A limiter of a rate has a shadow mode of its own: [`RateLimiter::set_shadow`] and
-    /// [`KeyedRateLimiter::set_shadow_all`]. Of several limits, each member has its own.
+    /// A rate limiter has a shadow mode of its own: [`RateLimiter::set_shadow`] and
+    /// [`KeyedRateLimiter::set_shadow_all`]. Each member of an `AllOf` has its own shadow mode.
     ///
     /// | | shadow mode of the layer | shadow mode of the limiter |
     /// |---|---|---|
-    /// | a request without permits is counted as | [`limited`], as any refusal | [`shadowed`] |
-    /// | holds for | the requests of the layer | all calls of the limiter |
-    /// | the request has a [`Refused`] as an extension | yes | no |
+    /// | a request without permits is counted as | [`limited`], like any refusal | [`shadowed`] |
+    /// | applies to | the requests of the layer | all calls of the limiter |
+    /// | the request carries a [`Refused`] as an extension | yes | no |
     /// | a request that the key function refuses | passes | is refused |
-    /// | answers have the `RateLimit` headers | no | yes, of a limit that is not enforced |
+    /// | responses have the `RateLimit` headers | no | yes, of a limit that is not enforced |
     ///
-    /// To count what a new limit would refuse, choose the shadow mode of the limiter, with
-    /// [`no_headers`](RateLimitLayer::no_headers) unless clients are to read the limit already. To
-    /// let the service see which requests would be refused, choose that of the layer: the counts of
-    /// its observer look as if requests were refused.
+    /// To count what a new limit would refuse, use the shadow mode of the limiter. Add
+    /// [`no_headers`](RateLimitLayer::no_headers) unless clients should already read the limit. To
+    /// let the service see which requests would be refused, use the shadow mode of the layer. Its
+    /// observer then counts these requests as refused.
     ///
     /// [`RateLimiter::set_shadow`]: tidegate::RateLimiter::set_shadow
     /// [`KeyedRateLimiter::set_shadow_all`]: tidegate::KeyedRateLimiter::set_shadow_all
@@ -417,12 +417,13 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Names the only limit of the limiter, in headers and refusals, also if it lies in a store. Of
-    /// several limits, of an `AllOf` or of one tag of a store, each keeps its own name.
+    /// Names the only limit of the limiter, in headers and refusals, even if the limit is in a
+    /// store. With several limits, of an `AllOf` or of one tag of a store, each limit keeps its own
+    /// name.
     ///
-    /// Without this, the limit has the name that it has in its limiter, which is `limit` unless it
-    /// is a member or lies in a store. Where a request passes several layers, name each, or a
-    /// client cannot tell their limits apart.
+    /// Without a name, the limit has the name that it has in its limiter. That name is `limit`,
+    /// unless the limit is a member of an `AllOf` or is in a store. If a request passes several
+    /// layers, name each layer. Otherwise a client cannot distinguish their limits.
     ///
     /// # Panics
     ///
@@ -430,22 +431,23 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     #[must_use]
     #[track_caller]
     pub fn named(mut self, name: &str) -> Self {
-        if let Err(error) = ToldLimit::new(name, 0) {
+        if let Err(error) = NamedLimit::new(name, 0) {
             panic!("{error}");
         }
         self.gate.name = Some(name.into());
         self
     }
 
-    /// Sets what a call really cost, by its response: a number of permits, or costs by name. `None`
-    /// leaves the cost as it was estimated.
+    /// Sets the actual cost of a call from its response: a number of permits, or costs by name.
+    /// `None` leaves the cost at its estimate.
     ///
-    /// When the [call is over](RateLimitLayer#when-a-call-is-over), the rest of the estimate goes
-    /// back to the limiter, and a higher cost is charged. A handler can put what it knows into the
-    /// extensions of the response. A call that was estimated as 0 is charged what it really cost.
-    /// Of several such functions, the first that tells a cost counts. If a cost has a name that no
-    /// limit has, the estimate is the cost, since the answer is on its way by then. A call that is
-    /// [refunded](RateLimitLayer::refund_if) costs nothing, whatever they tell.
+    /// When the [call is over](RateLimitLayer#when-a-call-is-over), the unused part of the estimate
+    /// goes back to the limiter, and a higher cost is charged. A handler can put the cost into the
+    /// extensions of the response. A call that was estimated as 0 is charged its actual cost. If
+    /// `settle` is called several times, the first function that returns a cost decides. If a cost
+    /// names a limit that does not exist, the estimate is the cost, because the response is already
+    /// on its way. A call that is [refunded](RateLimitLayer::refund_if) costs nothing, whatever
+    /// these functions return.
     ///
     /// # Examples
     ///
@@ -478,9 +480,9 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Gives the permits of a call back if its response is one of these: a response of status 500,
-    /// or one from a cache. It comes before [`settle`](RateLimitLayer::settle), in whatever order
-    /// the two are called.
+    /// Gives the permits of a call back if this function returns `true` for its response, for
+    /// example for a response of status 500 or one from a cache. It takes precedence over
+    /// [`settle`](RateLimitLayer::settle), whichever of the two is called first.
     ///
     /// A service that fails has no response: see [`refund_errors`](RateLimitLayer::refund_errors).
     ///
@@ -506,8 +508,8 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         self
     }
 
-    /// Gives the permits of a call back if the service fails, and so has no response. Without this,
-    /// such a call costs what it was estimated to cost.
+    /// Gives the permits of a call back if the service fails and thus has no response. Without
+    /// this, such a call costs its estimate.
     #[must_use]
     pub fn refund_errors(mut self) -> Self {
         self.refunds_errors = true;
@@ -516,7 +518,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
 
     pub(crate) fn needs(&self) -> Needs {
         let mode = self.gate.mode.unwrap_or(if M::WAITS { Mode::Wait } else { Mode::Refuse });
-        let state = self.kind.tells() && mode != Mode::Shadow;
+        let state = self.kind.writes_state() && mode != Mode::Shadow;
         Needs { state, settles: self.settle.is_some() || self.refunds_errors, mode }
     }
 
@@ -527,7 +529,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
         }
     }
 
-    /// What a call holds, and what it settles when it is over.
+    /// Returns the hold of a call, with the cost that it settles when the call is over.
     pub(crate) fn settled(&self, response: &M::Response, mut hold: Hold) -> Hold {
         if hold.is_estimate()
             && let Some(used) = self.settle.as_ref().and_then(|settle| settle(response))

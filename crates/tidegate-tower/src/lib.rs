@@ -7,6 +7,7 @@ mod counting;
 mod finish;
 mod gate;
 mod grpc;
+mod headers;
 mod hold;
 mod idle;
 mod key;
@@ -19,7 +20,6 @@ mod problem;
 mod ready;
 mod refused;
 mod service;
-mod tell;
 
 pub use address::{ClientAddress, ForwardingHeader};
 pub use body::Body;

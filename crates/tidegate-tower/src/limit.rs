@@ -1,4 +1,4 @@
-//! [`Limit`]: what a layer asks for permits.
+//! [`Limit`]: a limiter that a layer can ask for permits.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -11,7 +11,7 @@ use tidegate::{
 };
 
 /// A limiter that a [`RateLimitLayer`](crate::RateLimitLayer) can ask: every limiter of the crate
-/// `tidegate`, or one of your own.
+/// `tidegate`, or a custom limiter.
 ///
 /// | limiter | key | a cost is |
 /// |---|---|---|
@@ -24,14 +24,14 @@ use tidegate::{
 /// | [`AnyLimiter`] | none | an [`AllRequest`] |
 /// | [`AnyKeyed`] | its key | an [`AllRequest`] |
 ///
-/// Clones must share their permits, because each service of a layer has a clone. A limiter over a
-/// network is an [`AnyLimiter`] or an [`AnyKeyed`], and a layer over it blocks no thread.
+/// Clones must share their permits, because each service of a layer has its own clone. A limiter
+/// over a network is an [`AnyLimiter`] or an [`AnyKeyed`]. A layer over it blocks no thread.
 ///
 /// # Calls in flight
 ///
-/// A counting limit has no priorities, and gives a request for up to a number of permits the fewest
-/// that it takes. An [`AnyLimiter`] made from it has priorities and pauses. To limit a rate as
-/// well, put both into an [`AllOf`].
+/// A counting limit has no priorities. A request for [up to](Request::up_to) a number of permits
+/// gets the fewest that it accepts. An [`AnyLimiter`] made from a counting limit has priorities and
+/// pauses. To limit a rate as well, put both into an [`AllOf`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no limiter that a layer can ask",
     note = "give the layer the limiter itself, without `Arc` or `&`: its clones share their permits",
@@ -49,12 +49,12 @@ pub trait Limit: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The reason. Then nothing was taken.
+    /// The reason of the refusal. Nothing was taken.
     fn try_acquire(&self, key: &Self::Key, ask: &Self::Ask) -> Result<AllPermits, AllRefusal>;
 
-    /// Takes the permits now, or refuses, as [`try_acquire`](Limit::try_acquire), by a future that
-    /// waits for the answer alone. A limiter over a network needs it; by default it is ready at
-    /// once.
+    /// Takes the permits now, or refuses, like [`try_acquire`](Limit::try_acquire). The future
+    /// waits only for the decision, not for permits. A limiter over a network must implement this
+    /// method; the default future is ready at once.
     fn acquire_now(&self, key: &Self::Key, ask: &Self::Ask) -> AcquireAny {
         AcquireAny::ready(self.try_acquire(key, ask))
     }
@@ -62,35 +62,35 @@ pub trait Limit: Clone + Send + Sync + 'static {
     /// Waits for the permits.
     fn acquire(&self, key: &Self::Key, ask: &Self::Ask) -> AcquireAny;
 
-    /// Takes a place in the queue now, for permits that are settled later. For an estimate of 0 it
-    /// is an [`AnyReservation::empty`]. It must not block the thread: the place of a
-    /// limiter over a network is decided when it is [awaited](AnyLimiter::non_blocking).
+    /// Enters the queue now, for permits that are settled later. For an estimate of 0 it returns an
+    /// [`AnyReservation::empty`]. It must not block the thread: the reservation at a limiter over a
+    /// network is decided when it is [awaited](AnyLimiter::non_blocking).
     ///
     /// # Errors
     ///
-    /// The reason. Then nothing was taken.
+    /// The reason of the refusal. Nothing was taken.
     fn reserve(&self, key: &Self::Key, ask: &Self::Ask) -> Result<AnyReservation, AllRefusal>;
 
-    /// A snapshot of the limits of a key, unless that takes a call to a store. A layer tells it
-    /// where the answer itself tells no [state](AllPermits::left) and
-    /// [is not degraded](AllPermits::is_degraded).
+    /// Returns a snapshot of the limits of a key, unless that takes a call to a store. A layer
+    /// reports this snapshot if the decision has no [state](AllPermits::left) and [is not
+    /// degraded](AllPermits::is_degraded).
     fn status(&self, key: &Self::Key) -> Option<AllStatus>;
 
-    /// How many limits the limiter has, without a call to a store; `None` if that is not known. An
-    /// only limit has the [name](crate::RateLimitLayer::named) of the layer. By default the status
-    /// tells the number.
+    /// Returns the number of limits, without a call to a store; `None` if the number is unknown. If
+    /// there is only one limit, it gets the [name](crate::RateLimitLayer::named) of the layer. The
+    /// default implementation counts the members of the status.
     fn members(&self, key: &Self::Key) -> Option<usize> {
         self.status(key).map(|status| status.members.len())
     }
 }
 
-/// What a request asks a [`Limit`] for: [`Request`] or [`AllRequest`].
+/// A request to a [`Limit`]: [`Request`] or [`AllRequest`].
 pub trait Ask: Clone + Default + Send + Sync + 'static {
-    /// Sets the longest wait, unless the request has a shorter one.
+    /// Sets the maximum wait, unless the request has a shorter one.
     #[must_use]
     fn within(self, within: Duration) -> Self;
 
-    /// Asks for the state of each limit with the answer.
+    /// Asks for the state of each limit along with the decision.
     #[must_use]
     fn with_left(self) -> Self;
 }
@@ -265,7 +265,7 @@ impl<K: Clone + Send + Sync + 'static> Limit for AnyKeyed<K> {
     }
 
     fn status(&self, key: &K) -> Option<AllStatus> {
-        // A key without room has no limit to tell.
+        // A key without room has no limit to report.
         Limit::status(&self.limiter(key.clone()).ok()?, &())
     }
 
@@ -274,12 +274,12 @@ impl<K: Clone + Send + Sync + 'static> Limit for AnyKeyed<K> {
     }
 }
 
-/// Whether the request asked for no permits. Then there is nothing to refuse.
+/// Returns whether the request asked for no permits. Then there is nothing to refuse.
 pub(crate) fn asked_for_none(refusal: &AllRefusal) -> bool {
     refusal.refusal() == Some(Refusal::ZeroPermits)
 }
 
-/// A reservation, or one of no permits if the request asks for none.
+/// Returns the reservation, or one of no permits if the request asks for none.
 pub(crate) fn or_free<L: Into<AnyLimiter>>(
     reserved: Result<AnyReservation, AllRefusal>,
     limiter: impl FnOnce() -> L,
@@ -290,8 +290,9 @@ pub(crate) fn or_free<L: Into<AnyLimiter>>(
     }
 }
 
-/// As [`or_free`], for a limiter of keys. An exempt request needs no room for its key, and an
-/// observer is told of a request whose key has none: so the limiter of the key is not asked for.
+/// Like [`or_free`], for a keyed limiter. The limiter of the key is looked up only for a request of
+/// no permits: an exempt request needs no room for its key, and the observer must be notified of a
+/// request whose key has no room.
 pub(crate) fn reserve_of_key<K: Clone + 'static>(
     keys: &AnyKeyed<K>,
     key: &K,

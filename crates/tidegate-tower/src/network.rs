@@ -1,4 +1,4 @@
-//! [`Network`]: a range of addresses, as `10.0.0.0/8`.
+//! [`Network`]: a range of addresses, such as `10.0.0.0/8`.
 
 use std::error::Error;
 use std::fmt;
@@ -23,7 +23,7 @@ pub struct Network {
     prefix: u8,
 }
 
-/// A text that is not a [`Network`].
+/// The error for a text that is not a [`Network`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InvalidNetwork {
@@ -32,8 +32,8 @@ pub struct InvalidNetwork {
 }
 
 impl Network {
-    /// The addresses that have the first `prefix` bits of `address`. A prefix longer than an
-    /// address means that one address.
+    /// Creates the range of the addresses that share the first `prefix` bits of `address`. A prefix
+    /// longer than the address gives the range of only that address.
     #[must_use]
     pub fn new(address: IpAddr, prefix: u8) -> Network {
         let address = address.to_canonical();
@@ -42,15 +42,15 @@ impl Network {
         Network { address: masked(address, prefix), prefix }
     }
 
-    /// Returns whether the address is in this range. An IPv4 address inside of an IPv6 address
-    /// counts as the IPv4 address.
+    /// Returns whether the address is in this range. An IPv4-mapped IPv6 address counts as the IPv4
+    /// address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         address.is_ipv4() == self.address.is_ipv4() && masked(address, self.prefix) == self.address
     }
 
-    /// The first address of the range.
+    /// Returns the first address of the range.
     pub(crate) fn address(&self) -> IpAddr {
         self.address
     }
@@ -90,7 +90,7 @@ impl FromStr for Network {
         let Some(prefix) = prefix else { return Ok(address.into()) };
         let digits = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
         let prefix = prefix.parse().ok().filter(|prefix| digits && *prefix <= longest).ok_or_else(invalid)?;
-        // A range of mapped addresses is one of IPv4 addresses.
+        // A range of mapped addresses is a range of IPv4 addresses.
         match (address, address.to_canonical()) {
             (IpAddr::V6(_), IpAddr::V4(v4)) if prefix >= 96 => Ok(Network::new(v4.into(), prefix - 96)),
             (IpAddr::V6(_), IpAddr::V4(_)) => Err(invalid()),

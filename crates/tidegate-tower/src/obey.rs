@@ -1,4 +1,4 @@
-//! [`ObeyLayer`]: a client that obeys what servers answer.
+//! [`ObeyLayer`]: a client that obeys the responses of servers.
 
 use std::fmt;
 use std::pin::Pin;
@@ -19,36 +19,35 @@ use crate::gate::Function;
 use crate::hold::Hold;
 use crate::refused::{Error, Refused};
 
-/// A limiter in front of an HTTP client that obeys what the server answers: hyper's, tonic's, or
-/// any other that is a service. All clients that one layer makes, and all their clones, share its
-/// limits.
+/// A limiter in front of an HTTP client that obeys the server's responses. The client is hyper's,
+/// tonic's, or any other client that is a service. All clients that one layer makes, and all their
+/// clones, share its limits.
 ///
-/// A request waits until its permits are there. The answer is obeyed: `Retry-After`, the headers of
-/// many vendors and the pushback of gRPC pause the limiter or lower its available permits, for all
-/// requests that wait. See [`obey`](tidegate_http::obey).
+/// A request waits until its permits are available. The layer obeys the response: `Retry-After`,
+/// the headers of many vendors and the pushback of gRPC pause the limiter or lower its available
+/// permits, for all waiting requests. See [`obey`](tidegate_http::obey).
 ///
-/// | call | limits |
+/// | method | limits |
 /// |---|---|
 /// | [`new`](ObeyLayer::new) | all requests together |
 /// | [`per_host`](ObeyLayer::per_host) | the requests to each host |
-/// | [`per`](ObeyLayer::per) | the requests of each route, token, or what else a server counts by |
+/// | [`per`](ObeyLayer::per) | the requests of each route, token, or whatever else a server counts by |
 ///
-/// Put it below a layer that retries or follows redirects: then each try waits its turn, and
-/// each answer counts for the host that sent it.
+/// Put the layer below a layer that retries or follows redirects. Then each attempt waits its turn,
+/// and each response counts for the host that sent it.
 ///
-/// [`RateLimitLayer::for_client`](crate::RateLimitLayer::for_client) is a client's limit that does
-/// not look at answers.
+/// [`RateLimitLayer::for_client`](crate::RateLimitLayer::for_client) is a limit for clients that
+/// ignores responses.
 ///
 /// # When a call is over
 ///
-/// A request asks for permits when the future of its answer is first polled. A call ends with the
-/// body of its answer. Then permits of a [`CountingLimit`](tidegate::CountingLimit) go back. A
-/// request that is dropped while it waits costs nothing. A request that failed has used its
-/// permits.
+/// A request asks for permits when its response future is first polled. A call ends with the body
+/// of its response. Then permits of a [`CountingLimit`](tidegate::CountingLimit) are given back. A
+/// request that is dropped while it waits costs nothing. A failed request has used its permits.
 ///
 /// # Examples
 ///
-/// A client of hyper:
+/// A hyper client:
 ///
 /// ```
 /// use std::time::Duration;
@@ -67,7 +66,7 @@ use crate::refused::{Error, Refused};
 ///     .service(Client::builder(TokioExecutor::new()).build_http::<String>());
 /// ```
 ///
-/// A client of tonic:
+/// A tonic client:
 ///
 /// ```no_run
 /// use tidegate::{Rate, RateLimiter};
@@ -87,8 +86,8 @@ use crate::refused::{Error, Refused};
 /// # }
 /// ```
 ///
-/// A call whose cost is known only from its response reserves an estimate and settles it, without
-/// the layer:
+/// If the cost of a call is only known from its response, reserve an estimate and settle it,
+/// without the layer:
 ///
 /// ```
 /// use std::error::Error;
@@ -123,28 +122,30 @@ pub struct ObeyLayer {
 #[derive(Clone)]
 enum Limit {
     One(Obey),
-    /// Each request is in a scope; without one it is not limited.
+    /// Each request is in a scope. A request without a scope is not limited.
     Scopes(Scopes, Function<Parts, Option<String>>),
 }
 
 type Wait = Pin<Box<dyn Future<Output = Result<Call, AllRefusal>> + Send>>;
 
 impl ObeyLayer {
-    /// One limit for all requests.
+    /// Creates a layer with one limit for all requests.
     #[must_use]
     pub fn new(obey: Obey) -> ObeyLayer {
         ObeyLayer::of(Limit::One(obey))
     }
 
-    /// A limit for each host, by the authority of the request's address: for `https://api.example/`
-    /// it is named `api.example`, for `http://localhost:3000/` it is named `localhost:3000`. A dot
-    /// at the end, the port of the scheme and the case of letters do not count. A request without a
-    /// host is not limited. A client of tonic that is told no origin sends such requests.
+    /// Creates a layer with a limit for each host, by the authority of the request's address: the
+    /// limit of `https://api.example/` is named `api.example`, that of `http://localhost:3000/` is
+    /// named `localhost:3000`. A trailing dot, the default port of the scheme and the case of
+    /// letters do not matter. A request without a host is not limited. A tonic client without an
+    /// origin sends such requests.
     #[must_use]
     pub fn per_host(scopes: Scopes) -> ObeyLayer {
         ObeyLayer::per(scopes, |request| {
             let host = request.uri.host()?;
-            // One host, in any case, with the dot of the root, and with the port of its scheme.
+            // The same host in any case, with the dot of the root, or with the default port of its
+            // scheme.
             let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
             Some(match (request.uri.port_u16(), request.uri.scheme_str()) {
                 (None, _) | (Some(80), Some("http")) | (Some(443), Some("https")) => host,
@@ -153,7 +154,8 @@ impl ObeyLayer {
         })
     }
 
-    /// A limit for each scope that this function names. A request without a scope is not limited.
+    /// Creates a layer with a limit for each scope that this function names. A request without a
+    /// scope is not limited.
     #[must_use]
     pub fn per(
         scopes: Scopes,
@@ -166,9 +168,9 @@ impl ObeyLayer {
         ObeyLayer { limit, costs: None, within: None }
     }
 
-    /// Sets what a request costs: a number of permits, costs by the names of an
-    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one
-    /// permit of each limit. A cost of 0 is free: the request takes no permits, and its answer is
+    /// Sets the cost of a request: a number of permits, costs by the names of an
+    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. The default is one permit
+    /// of each limit. A cost of 0 is free: the request takes no permits, and its response is still
     /// obeyed.
     #[must_use]
     pub fn cost<C>(mut self, cost: impl Fn(&Parts) -> C + Send + Sync + 'static) -> ObeyLayer
@@ -179,15 +181,15 @@ impl ObeyLayer {
         self
     }
 
-    /// Refuses a request at once if its permits are due later than this. A shorter time that its
-    /// [cost](ObeyLayer::cost) tells holds. Without both a request waits as long as it takes.
+    /// Refuses a request at once if its permits are due later than this. A shorter maximum wait in
+    /// its [cost](ObeyLayer::cost) takes precedence. Without either, a request waits without bound.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> ObeyLayer {
         self.within = Some(within);
         self
     }
 
-    /// The wait of a request; `None` if it is not limited.
+    /// Returns the wait of a request; `None` if it is not limited.
     fn wait(&self, request: &Parts) -> Option<Wait> {
         let obey = match &self.limit {
             Limit::One(obey) => obey.clone(),
@@ -220,7 +222,7 @@ impl fmt::Debug for ObeyLayer {
     }
 }
 
-/// An HTTP client that obeys: made by an [`ObeyLayer`].
+/// An HTTP client that obeys responses: made by an [`ObeyLayer`].
 #[derive(Clone, Debug)]
 pub struct Obeying<S> {
     inner: S,
@@ -228,17 +230,17 @@ pub struct Obeying<S> {
 }
 
 impl<S> Obeying<S> {
-    /// The inner client.
+    /// Returns the inner client.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The inner client.
+    /// Returns the inner client.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The inner client.
+    /// Returns the inner client.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -260,7 +262,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (parts, body) = request.into_parts();
         let wait = self.layer.wait(&parts);
-        // A clone may not be ready. The service that was polled to be ready makes the call.
+        // A clone may not be ready. The service that was polled until ready makes the call.
         let clone = self.inner.clone();
         let service = std::mem::replace(&mut self.inner, clone);
         let request = Some((service, Request::from_parts(parts, body)));
@@ -269,7 +271,7 @@ where
 }
 
 pin_project! {
-    /// The future of an answer of [`Obeying`].
+    /// The response future of [`Obeying`].
     ///
     /// # Cancel safety
     ///
@@ -277,7 +279,7 @@ pin_project! {
     ///
     /// # Panics
     ///
-    /// Polling it again after it was ready panics.
+    /// Panics if it is polled again after it was ready.
     #[must_use = "futures do nothing unless polled"]
     pub struct ObeyingFuture<S, R>
     where

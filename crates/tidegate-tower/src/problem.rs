@@ -1,4 +1,4 @@
-//! [`Refused::to_response`]: the answer to a refused request, and that of plain HTTP.
+//! [`Refused::to_response`]: the response to a refused request, for plain HTTP and gRPC.
 
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
@@ -11,17 +11,17 @@ use crate::grpc;
 use crate::refused::Refused;
 
 impl Refused {
-    /// The answer of a layer that was told no other.
+    /// Creates the default response of a layer.
     ///
-    /// A call of gRPC gets status 200 and `grpc-status` 8 (`RESOURCE_EXHAUSTED`) or 14
+    /// A gRPC call gets status 200 and `grpc-status` 8 (`RESOURCE_EXHAUSTED`) or 14
     /// (`UNAVAILABLE`), with the time to wait in `grpc-retry-pushback-ms`. Any other request gets
-    /// [`status`](Refused::status) and a body of type `application/problem+json`, or no body if it
-    /// has no key, or if its cost names a member that is not there: that is an error of the server.
-    /// The layer adds the `RateLimit` headers and `Retry-After`.
+    /// [`status`](Refused::status) and a body of type `application/problem+json`. The response has
+    /// no body if the request has no key, or if its cost names an unknown member, which is an error
+    /// of the server. The layer adds the `RateLimit` headers and `Retry-After`.
     ///
-    /// The text of the answer tells the time to wait as its header does: in whole seconds, or for
-    /// gRPC in milliseconds. The text of this value itself is for the logs of the service: it tells
-    /// the time exactly, and that a store is away.
+    /// The text of the response has the time to wait in the unit of the header: in whole seconds,
+    /// or in milliseconds for gRPC. The `Display` text of this value is for the logs of the
+    /// service: it has the exact time, and says if a store is unavailable.
     #[must_use]
     pub fn to_response(&self, request: &Parts) -> Response<Bytes> {
         match grpc::content_type(request) {
@@ -37,13 +37,13 @@ fn refuse(refused: &Refused) -> Response<Bytes> {
     let mut problem = match refused.status() {
         StatusCode::TOO_MANY_REQUESTS => Problem::quota_exceeded(violated),
         StatusCode::SERVICE_UNAVAILABLE => Problem::temporary_reduced_capacity(violated),
-        // No problem of the draft, or no limit was asked.
+        // The draft has no problem type for this status, or no limit was asked.
         status => return of_status(status, Bytes::new()),
     };
     if refused.refusal().is_none() {
         return of_status(refused.status(), Bytes::new());
     }
-    // As `Retry-After` has the time.
+    // In whole seconds, like `Retry-After`.
     problem.detail = Some(refused.detail(Nanos::new(1_000_000_000)));
     let mut response = of_status(problem.status, problem.to_json().into());
     response.headers_mut().insert(CONTENT_TYPE, Problem::CONTENT_TYPE);
@@ -67,8 +67,8 @@ mod tests {
         Problem::from_json(response.body()).expect("a problem")
     }
 
-    /// The name of a limit that there is not was told, as one that was violated; and that a limiter
-    /// keeps its permits in a store, which is no matter of the client.
+    /// The response named a limit that does not exist as the violated one. It also revealed that
+    /// the limiter keeps its permits in a store, which does not concern the client.
     #[test]
     fn a_store_that_is_away_names_no_limit() {
         let retry_after = Nanos::new(1_000_000_000);

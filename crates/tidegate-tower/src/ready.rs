@@ -1,4 +1,4 @@
-//! [`ReadyRateLimitLayer`]: permits are taken before a request is there.
+//! [`ReadyRateLimitLayer`]: takes permits before the request exists.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -21,28 +21,28 @@ use crate::limit::Limit;
 use crate::refused::{Error, Refused};
 
 /// A limiter in front of services that takes permits in
-/// [`poll_ready`](tower_service::Service::poll_ready), before there is a request.
+/// [`poll_ready`](tower_service::Service::poll_ready), before the request exists.
 ///
-/// So it exerts backpressure: a service is not ready as long as there is no permit. Use it where a
-/// caller chooses by readiness, such as a load balancer, or with tower's `LoadShed` around it. The
-/// request is not known yet, so there are no keys, and all requests cost alike.
-/// [`RateLimitLayer`](crate::RateLimitLayer) is for everything else.
+/// The layer exerts backpressure: a service is not ready until its permits are available. Use it
+/// where a caller chooses a service by readiness, for example a load balancer, or with tower's
+/// `LoadShed` around it. The request is not known yet, so there are no keys, and all requests have
+/// the same cost. [`RateLimitLayer`](crate::RateLimitLayer) is for everything else.
 ///
-/// [`new`](ReadyRateLimitLayer::new) is for services of HTTP, of servers and clients: permits that
-/// are [counted while in use](tidegate::CountingLimit) go back when the body of the answer ends,
-/// fails or is dropped. [`plain`](ReadyRateLimitLayer::plain) is for all other services: there the
-/// answer ends the call.
+/// [`new`](ReadyRateLimitLayer::new) is for HTTP services, servers and clients: permits that are
+/// [counted while in use](tidegate::CountingLimit) are given back when the body of the response
+/// ends, fails or is dropped. [`plain`](ReadyRateLimitLayer::plain) is for all other services: the
+/// response ends the call.
 ///
-/// The inner service is asked first, so no permit is taken for a service that is not ready.
+/// The layer polls the inner service first, so it takes no permit for a service that is not ready.
 ///
 /// # Idle services
 ///
-/// A service that is ready keeps its permits until it is called or dropped. If it is dropped, its
-/// permits go back. With [`idle_after`](ReadyRateLimitLayer::idle_after) they also go back if the
-/// service was not called for so long, as soon as another service of this layer waits. If that
-/// service is called after all, its request waits for new permits.
+/// A ready service keeps its permits until it is called or dropped. If it is dropped, its permits
+/// are given back. With [`idle_after`](ReadyRateLimitLayer::idle_after) the permits of a service
+/// that was not called for this long are given back, too, as soon as another service of this layer
+/// waits. If the idle service is called after all, its request waits for new permits.
 ///
-/// A service that stops polling while it waits keeps its place in the queue until it is dropped.
+/// A service that stops polling while it waits keeps its position in the queue until it is dropped.
 ///
 /// # Fairness
 ///
@@ -50,8 +50,8 @@ use crate::refused::{Error, Refused};
 ///
 /// # Cancel safety
 ///
-/// Dropping a service gives up its place in the queue or its permits. Dropping the future of an
-/// answer gives back the permits that are counted while in use.
+/// Dropping a service gives up its position in the queue or its permits. Dropping a response future
+/// gives back the permits that are counted while in use.
 ///
 /// # Examples
 ///
@@ -84,21 +84,20 @@ pub struct ReadyRateLimitLayer<L: Limit<Key = ()>, M = UntilBodyEnds> {
     call: PhantomData<fn() -> M>,
 }
 
-/// How long a call of a service that is ready lasts, where its answer is an `A`. This trait is
-/// sealed.
+/// The duration of a call of a ready service with the response type `A`. This trait is sealed.
 #[diagnostic::on_unimplemented(
     message = "`{A}` is no response of HTTP with a body",
     note = "`ReadyRateLimitLayer::plain` is for services of other kinds"
 )]
 pub trait Lasts<A>: sealed::Lasts {
-    /// What the layer makes of the answer.
+    /// The type into which the layer turns the response.
     type Answer;
 
     #[doc(hidden)]
     fn until_end(answer: A, call: InFlight) -> Self::Answer;
 }
 
-/// What a call holds until it ends.
+/// The permits that a call holds until it ends.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct InFlight(Hold);
@@ -107,11 +106,11 @@ mod sealed {
     pub trait Lasts: 'static {}
 }
 
-/// A call of HTTP lasts until the body of its answer ends.
+/// An HTTP call lasts until the body of its response ends.
 #[derive(Debug)]
 pub struct UntilBodyEnds(());
 
-/// A call of another service lasts until it has its answer.
+/// A call of another service lasts until its response.
 #[derive(Debug)]
 pub struct UntilResponse(());
 
@@ -136,8 +135,8 @@ impl<A> Lasts<A> for UntilResponse {
 }
 
 impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L> {
-    /// A layer of this limiter, for services of HTTP. A request costs one permit of each limit, and
-    /// permits of idle services do not go back.
+    /// Creates a layer over this limiter, for HTTP services. A request costs one permit of each
+    /// limit, and idle services keep their permits.
     #[must_use]
     pub fn new(limiter: L) -> Self {
         ReadyRateLimitLayer::of(limiter)
@@ -145,7 +144,7 @@ impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L> {
 }
 
 impl<L: Limit<Key = ()>> ReadyRateLimitLayer<L, UntilResponse> {
-    /// As [`new`](ReadyRateLimitLayer::new), for services of any kind.
+    /// Like [`new`](ReadyRateLimitLayer::new), for services of any kind.
     #[must_use]
     pub fn plain(limiter: L) -> Self {
         ReadyRateLimitLayer::of(limiter)
@@ -157,23 +156,23 @@ impl<L: Limit<Key = ()>, M> ReadyRateLimitLayer<L, M> {
         ReadyRateLimitLayer { limit, ask: L::Ask::default(), idle: None, call: PhantomData }
     }
 
-    /// Sets the cost of a request: a number of permits, a [`Request`](tidegate::Request), or for an
-    /// `AllOf` an [`AllRequest`](tidegate::AllRequest).
+    /// Sets the cost of a request: a number of permits, a [`Request`](tidegate::Request), or an
+    /// [`AllRequest`](tidegate::AllRequest) for an `AllOf`.
     #[must_use]
     pub fn cost(mut self, cost: impl Into<L::Ask>) -> Self {
         self.ask = cost.into();
         self
     }
 
-    /// Gives the permits of a service back that was not called for this long. A time below a
-    /// millisecond counts as one. Known to this layer and its clones from now on; layers that were
-    /// cloned before do not look at these services.
+    /// Gives back the permits of a service that was not called for this long. A time below a
+    /// millisecond counts as one millisecond. The setting applies to this layer and to clones made
+    /// from now on. Layers cloned earlier do not check these services.
     #[must_use]
     pub fn idle_after(self, after: Duration) -> Self {
         self.idle_after_on(after, DefaultClock::new())
     }
 
-    /// As [`idle_after`](ReadyRateLimitLayer::idle_after), on this clock.
+    /// Like [`idle_after`](ReadyRateLimitLayer::idle_after), on this clock.
     #[must_use]
     pub fn idle_after_on(mut self, after: Duration, clock: impl Timer) -> Self {
         self.idle = Some(Arc::new(Idle::new(after, clock)));
@@ -208,11 +207,11 @@ impl<L: Limit<Key = ()>, M> fmt::Debug for ReadyRateLimitLayer<L, M> {
 
 /// A service behind a limiter: made by a [`ReadyRateLimitLayer`].
 ///
-/// A clone is a service of its own, and not ready.
+/// A clone is a separate service, and starts not ready.
 pub struct ReadyRateLimit<S, L: Limit<Key = ()>, M = UntilBodyEnds> {
     inner: S,
     layer: ReadyRateLimitLayer<L, M>,
-    /// Reached without locking: the mutex lets threads share the service.
+    /// Never locked: the mutex only lets threads share the service.
     state: Mutex<State>,
     /// The permits, when this service is ready.
     slot: Arc<Slot>,
@@ -225,12 +224,12 @@ enum State {
 }
 
 impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
-    /// The inner service.
+    /// Returns the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
@@ -243,7 +242,7 @@ impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
         loop {
             match state {
                 State::Ready if self.slot.is_full() => return Poll::Ready(Ok(())),
-                // Or it was idle for too long.
+                // A `Ready` service without permits was idle for too long.
                 State::Ready | State::Idle => match self.layer.limit.reserve(&(), &self.layer.ask) {
                     Ok(place) => *state = State::Waiting { place, sleep: None },
                     Err(refusal) => {
@@ -269,7 +268,8 @@ impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
                             ready!(time.as_mut().poll(context));
                             *sleep = None;
                         }
-                        // Giving back may make this service ready: so it is asked again.
+                        // Giving back permits may make this service ready, so the loop polls it
+                        // again.
                         None => *sleep = Some(idle.sleep_until(idle.give_back())),
                     }
                 }
@@ -297,7 +297,7 @@ where
         *self.state.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Idle;
         let state = match self.slot.take(self.layer.idle.as_deref()) {
             Some(place) => Calling::Call { future: self.inner.call(request), hold: Hold::estimate(place) },
-            // The permits went back, or `poll_ready` was not called.
+            // The permits were given back, or `poll_ready` was not called.
             None => {
                 let clone = self.inner.clone();
                 let service = std::mem::replace(&mut self.inner, clone);
@@ -330,7 +330,7 @@ impl<S: fmt::Debug, L: Limit<Key = ()>, M> fmt::Debug for ReadyRateLimit<S, L, M
 }
 
 pin_project! {
-    /// The future of an answer of a [`ReadyRateLimit`].
+    /// The response future of a [`ReadyRateLimit`].
     #[must_use = "futures do nothing unless polled"]
     pub struct ReadyFuture<S, R, M = UntilBodyEnds>
     where

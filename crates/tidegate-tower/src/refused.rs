@@ -8,10 +8,10 @@ use std::time::Duration;
 use http::StatusCode;
 use tidegate::{AllRefusal, Nanos, Refusal};
 
-/// The name of a limit without a name.
+/// The name of a limit that has no other name.
 pub(crate) const NAME: &str = "limit";
 
-/// Why a layer refused a request.
+/// The reason why a layer refused a request.
 ///
 /// In [shadow mode](crate::RateLimitLayer::shadow) the request carries it as an extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct Refused {
     why: Why,
     /// The name that the layer was given.
     name: Option<Arc<str>>,
-    /// Whether the limiter has no limit but the one that refused.
+    /// Whether the limit that refused is the only limit of the limiter.
     is_only: bool,
 }
 
@@ -38,12 +38,12 @@ impl Refused {
         Refused { why: Why::NoKey(status), name: None, is_only: false }
     }
 
-    /// Gives the refusal the name of the layer, which its only limit has.
+    /// Sets the name of the layer. The layer's only limit has this name.
     pub(crate) fn named(self, name: Option<Arc<str>>, is_only: bool) -> Refused {
         Refused { name, is_only, ..self }
     }
 
-    /// The refusal of the limiter. `None` if the request has no key.
+    /// Returns the refusal of the limiter. `None` if the request has no key.
     #[must_use]
     pub fn refusal(&self) -> Option<&AllRefusal> {
         match &self.why {
@@ -52,8 +52,9 @@ impl Refused {
         }
     }
 
-    /// The name of the limit that refused, as headers tell it: of several limits that of the
-    /// member, and else the [name](crate::RateLimitLayer::named) of the layer.
+    /// Returns the name of the limit that refused, as it is in the headers. With several limits
+    /// this is the name of the member, otherwise the [name](crate::RateLimitLayer::named) of the
+    /// layer.
     #[must_use]
     pub fn limit(&self) -> &str {
         let name = self.name.as_deref();
@@ -64,15 +65,16 @@ impl Refused {
         }
     }
 
-    /// Whether no limit refused, since the store of the limiter is away.
+    /// Returns whether the request was refused because the store of the limiter is unavailable, not
+    /// by a limit.
     pub(crate) fn is_undecided(&self) -> bool {
         let refusal = self.refusal().and_then(AllRefusal::refusal);
         matches!(refusal, Some(Refusal::Unavailable { .. }))
     }
 
-    /// The reason as a client of the service reads it: with the time to wait in whole units of this
-    /// time, at least one, as the header of the time has it. A client is not told where the limiter
-    /// keeps its permits, for how many keys, and what members it has.
+    /// Returns the reason as clients of the service see it. The time to wait is in whole units of
+    /// `unit`, at least one, like the header with that time. The text does not reveal where the
+    /// limiter keeps its permits, how many keys it has, or which members it has.
     pub(crate) fn detail(&self, unit: Nanos) -> String {
         let rounded = |wait: Nanos| match wait {
             Nanos::MAX => wait,
@@ -104,19 +106,19 @@ impl Refused {
         format!("{}: {reason}", self.limit())
     }
 
-    /// How long to wait before the request can succeed. `None` if the time is unknown, or if the
-    /// request can never succeed.
+    /// Returns the time to wait before the request can succeed. `None` if the time is unknown, or
+    /// if the request can never succeed.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.refusal()?.retry_after()
     }
 
-    /// The status that fits: 429 or 503, as [`Refusal::status_code`] tells; 500 if the cost names a
-    /// member that the limiter does not have; or the status with which the key function
+    /// Returns the status of the response. It is 429 or 503 as in [`Refusal::status_code`], 500 if
+    /// the cost names an unknown member, or the status with which the key function
     /// [refused](crate::Key::Refused) the request.
     ///
-    /// A full limit of permits in use is a limit that is reached, and so 429: the layer cannot tell
-    /// a limit of one client from one of the whole fleet.
+    /// A full limit of permits in use results in 429, because it is a limit that was reached: the
+    /// layer cannot distinguish a limit of one client from a limit of the whole fleet.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         match &self.why {
@@ -147,7 +149,7 @@ impl StdError for Refused {
     }
 }
 
-/// The error of a service that a layer limits: a refusal, or an error of the service.
+/// The error of a service behind a layer: a refusal, or an error of the service.
 #[derive(Debug)]
 pub enum Error<E> {
     /// The layer refused the request. The service was not called.
@@ -157,7 +159,7 @@ pub enum Error<E> {
 }
 
 impl<E> Error<E> {
-    /// The refusal, unless the service failed.
+    /// Returns the refusal, unless the service failed.
     #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
         match self {
@@ -166,7 +168,7 @@ impl<E> Error<E> {
         }
     }
 
-    /// The error of either kind as a boxed error, also where `E` is a boxed error.
+    /// Returns the error of either kind as a boxed error, even if `E` is a boxed error.
     #[must_use]
     pub fn into_boxed(self) -> Box<dyn StdError + Send + Sync>
     where

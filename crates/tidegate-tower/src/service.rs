@@ -1,4 +1,4 @@
-//! [`RateLimit`]: a service behind a limiter, and the future of its answers.
+//! [`RateLimit`]: a service behind a limiter, and its response future.
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,7 +11,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::finish::{Asking, Finish, Whole};
-use crate::gate::{Admission, Pass};
+use crate::gate::{Admission, PendingAdmission};
 use crate::kind::{Client, Kind, Plain, Server};
 use crate::layer::RateLimitLayer;
 use crate::limit::Limit;
@@ -19,8 +19,8 @@ use crate::limit::Limit;
 /// A service behind a limiter: made by a [`RateLimitLayer`].
 ///
 /// [`poll_ready`](Service::poll_ready) is that of the inner service. [`call`](Service::call) moves
-/// the inner service that is ready into the future of the answer, and keeps a clone for the next
-/// request. The request asks for its permits when that future is first polled.
+/// the ready inner service into the response future, and keeps a clone for the next request. The
+/// request asks for its permits when that future is first polled.
 pub struct RateLimit<S, L: Limit, M: Kind = Server> {
     inner: S,
     layer: Arc<RateLimitLayer<L, M>>,
@@ -35,22 +35,22 @@ impl<S, L: Limit, M: Kind> Layer<S> for RateLimitLayer<L, M> {
 }
 
 impl<S, L: Limit, M: Kind> RateLimit<S, L, M> {
-    /// The limiter.
+    /// Returns the limiter.
     pub fn limiter(&self) -> &L {
         &self.layer.gate.limit
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -59,11 +59,14 @@ impl<S, L: Limit, M: Kind> RateLimit<S, L, M> {
     where
         S: Service<R> + Clone,
     {
-        // A clone may not be ready. The service that was polled to be ready makes the call.
+        // A clone may not be ready. The service that was polled until ready makes the call.
         let clone = self.inner.clone();
         let service = std::mem::replace(&mut self.inner, clone);
         let call = Some((service, asking));
-        ResponseFuture { layer: self.layer.clone(), state: State::Asking { admission: Admission::New, call } }
+        ResponseFuture {
+            layer: self.layer.clone(),
+            state: State::Asking { pending: PendingAdmission::New, call },
+        }
     }
 }
 
@@ -79,7 +82,7 @@ impl<S: fmt::Debug, L: Limit, M: Kind> fmt::Debug for RateLimit<S, L, M> {
     }
 }
 
-/// The future of an answer of [`RateLimit`].
+/// The response future of a [`RateLimit`] of a server.
 pub(crate) type ServerFuture<S, L, B> = ResponseFuture<S, L, Server, Request<B>, (request::Parts, B)>;
 
 impl<S, L, B, Out> Service<Request<B>> for RateLimit<S, L, Server>
@@ -101,7 +104,7 @@ where
     }
 }
 
-/// The future of an answer of a [`RateLimit`] of a client.
+/// The response future of a [`RateLimit`] of a client.
 pub(crate) type ClientFuture<S, L, B> = ResponseFuture<S, L, Client, Request<B>, (request::Parts, B)>;
 
 impl<S, L, B, Out> Service<Request<B>> for RateLimit<S, L, Client>
@@ -123,7 +126,7 @@ where
     }
 }
 
-/// The future of an answer of a [`RateLimit`] of any service.
+/// The response future of a [`RateLimit`] of any service.
 pub(crate) type PlainFuture<S, L, R> =
     ResponseFuture<S, L, Plain<R, <S as Service<R>>::Response>, R, Whole<R>>;
 
@@ -148,17 +151,16 @@ where
 }
 
 pin_project! {
-    /// The future of an answer of a [`RateLimit`].
+    /// The response future of a [`RateLimit`].
     ///
     /// # Cancel safety
     ///
-    /// A future that is dropped before its first poll, or while it waits for permits, costs
-    /// nothing. Dropped later, it has used its permits; permits that are counted while in use go
-    /// back.
+    /// Dropping the future before its first poll, or while it waits for permits, costs nothing.
+    /// Dropping it later costs its permits; permits that are counted while in use are given back.
     ///
     /// # Panics
     ///
-    /// Polling it again after it was ready panics.
+    /// Panics if it is polled again after it was ready.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, M, R, H>
     where
@@ -178,8 +180,8 @@ pin_project! {
     where
         L: Limit,
     {
-        Asking { admission: Admission<L>, call: Option<(S, H)> },
-        Calling { #[pin] future: F, pass: Pass },
+        Asking { pending: PendingAdmission<L>, call: Option<(S, H)> },
+        Calling { #[pin] future: F, admission: Admission },
     }
 }
 
@@ -196,28 +198,28 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProjection::Asking { admission, call } => {
+                StateProjection::Asking { pending, call } => {
                     let (_, asking) = call.as_ref().expect("polled after it was ready");
                     let needs = this.layer.needs();
-                    let decision = ready!(admission.poll(&this.layer.gate, needs, asking.view(), context));
+                    let decision = ready!(pending.poll(&this.layer.gate, needs, asking.view(), context));
                     let (mut service, mut asking) = call.take().expect("polled after it was ready");
-                    let mut pass = match decision {
-                        Ok(pass) => pass,
-                        Err(denial) => return Poll::Ready(M::deny(this.layer, asking.view(), denial)),
+                    let mut admission = match decision {
+                        Ok(admission) => admission,
+                        Err(refusal) => return Poll::Ready(M::deny(this.layer, asking.view(), refusal)),
                     };
-                    if let Some(shadowed) = pass.shadowed.take() {
+                    if let Some(shadowed) = admission.shadowed.take() {
                         asking.mark(shadowed);
                     }
                     let future = service.call(asking.into_request());
-                    this.state.set(State::Calling { future, pass });
+                    this.state.set(State::Calling { future, admission });
                 }
-                StateProjection::Calling { future, pass } => {
+                StateProjection::Calling { future, admission } => {
                     let answer = ready!(future.poll(context));
-                    let pass = std::mem::take(pass);
+                    let admission = std::mem::take(admission);
                     return Poll::Ready(match answer {
-                        Ok(answer) => Ok(M::answer(this.layer, answer, pass)),
+                        Ok(answer) => Ok(M::answer(this.layer, answer, admission)),
                         Err(error) => {
-                            this.layer.failed(pass.hold);
+                            this.layer.failed(admission.hold);
                             Err(M::fail(error))
                         }
                     });

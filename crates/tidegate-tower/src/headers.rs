@@ -1,4 +1,4 @@
-//! [`Tell`]: the state of limits as headers of an answer.
+//! [`StateHeaders`]: the state of limits as headers of a response.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,28 +8,28 @@ use tidegate_http::write::{self, Format, Limit};
 
 use crate::refused::Refused;
 
-/// How the state of limits is told.
+/// The format of the headers that report the state of limits.
 #[derive(Debug, Clone)]
-pub(crate) struct Tell {
-    /// `None` tells nothing but `Retry-After`.
+pub(crate) struct StateHeaders {
+    /// `None` writes no header except `Retry-After`.
     pub(crate) format: Option<Format>,
 }
 
-impl Default for Tell {
+impl Default for StateHeaders {
     fn default() -> Self {
-        Tell { format: Some(Format::Draft) }
+        StateHeaders { format: Some(Format::Draft) }
     }
 }
 
-impl Tell {
-    /// Adds the headers of a request that was granted. `name` is the name of an only limit.
+impl StateHeaders {
+    /// Adds the headers of a granted request. `name` is the name of an only limit.
     pub(crate) fn granted(&self, state: &AllStatus, name: Option<&str>, headers: &mut HeaderMap) {
         let Some(format) = self.format() else { return };
         let limits = Self::limits(state, name);
-        beside(self.format, headers, |headers| write::granted(&limits, format, headers));
+        merge(self.format, headers, |headers| write::granted(&limits, format, headers));
     }
 
-    /// Adds the headers of a request that was refused.
+    /// Adds the headers of a refused request.
     pub(crate) fn refused(
         &self,
         refused: &Refused,
@@ -38,7 +38,7 @@ impl Tell {
         headers: &mut HeaderMap,
     ) {
         let wait = refused.retry_after();
-        beside(self.format, headers, |headers| match (self.format(), state) {
+        merge(self.format, headers, |headers| match (self.format(), state) {
             (Some(format), Some(state)) => {
                 let limits = Self::limits(&state, name);
                 match wait {
@@ -75,48 +75,48 @@ impl Tell {
     }
 }
 
-/// The limit that refused has enough permits after `wait`, though it may not be full: the draft
-/// asks for a `Retry-After` that is not before the end of the time told with the limit.
+/// The limit that refused has enough permits after `wait`, though it may not be full then. The
+/// draft requires that `Retry-After` is not before the end of the time reported with the limit.
 fn within<'a>(limit: Limit<'a>, refused: &Refused, wait: Duration) -> Limit<'a> {
     if limit.name() == refused.limit() { limit.reset(wait) } else { limit }
 }
 
-/// Tells headers beside those of an answer, which an inner layer or the service told.
+/// Adds headers to a response that may already have headers from an inner layer or the service.
 ///
-/// | headers | become |
+/// | headers | merged as |
 /// |---|---|
 /// | the fields of the draft, and `RateLimit-Policy` of older ones | both lists |
-/// | the state in another format | that of the tighter limit alone; of equal ones that which lasts longer |
+/// | the state in another format | the state of the tighter limit only; of equal ones, the state that lasts longer |
 /// | `RateLimit-Limit` of [`Format::Draft03`] | the tighter limit, and the policies of both |
-/// | `Retry-After`, and a state that cannot be compared | as they were |
-fn beside(format: Option<Format>, headers: &mut HeaderMap, tell: impl FnOnce(&mut HeaderMap)) {
-    let is_told = |name: &HeaderName| name == RETRY_AFTER || name.as_str().contains("ratelimit");
-    if !headers.keys().any(is_told) {
-        return tell(headers);
+/// | `Retry-After`, and a state that cannot be compared | the existing headers stay |
+fn merge(format: Option<Format>, headers: &mut HeaderMap, add: impl FnOnce(&mut HeaderMap)) {
+    let is_limit_header = |name: &HeaderName| name == RETRY_AFTER || name.as_str().contains("ratelimit");
+    if !headers.keys().any(is_limit_header) {
+        return add(headers);
     }
-    let mut told = HeaderMap::new();
-    tell(&mut told);
+    let mut added = HeaderMap::new();
+    add(&mut added);
     let state = |headers| format.and_then(|format| Tightness::of(format, headers));
-    let replaces = match (state(headers), state(&told)) {
+    let replaces = match (state(headers), state(&added)) {
         (Some(before), Some(new)) => new.is_tighter_than(&before),
         _ => false,
     };
     if format == Some(Format::Draft03)
-        && let (Some(before), Some(new)) = (headers.get(LIMIT), told.get(LIMIT))
+        && let (Some(before), Some(new)) = (headers.get(LIMIT), added.get(LIMIT))
         && let Some(both) = joined(before, new, replaces)
     {
         headers.insert(LIMIT, both.clone());
-        told.insert(LIMIT, both);
+        added.insert(LIMIT, both);
     }
     let names = names_of_state(format);
     if replaces {
-        // Also those that the new state does not tell.
+        // Even headers that the new state does not have.
         for name in names {
             headers.remove(*name);
         }
     }
     let keeps = names.iter().any(|name| headers.contains_key(*name));
-    for (name, value) in told {
+    for (name, value) in added {
         let Some(name) = name else { continue };
         let is_list = name == POLICY || (name == STATE && format == Some(Format::Draft));
         if is_list {
@@ -127,7 +127,7 @@ fn beside(format: Option<Format>, headers: &mut HeaderMap, tell: impl FnOnce(&mu
     }
 }
 
-/// The headers of the one state that a format has room for: the quota, what remains, and the reset.
+/// The headers of a format that has room for only one state: the quota, the rest, and the reset.
 fn names_of_state(format: Option<Format>) -> &'static [&'static str] {
     match format {
         Some(Format::Draft07) => &[STATE],
@@ -161,7 +161,7 @@ struct Tightness {
 }
 
 impl Tightness {
-    /// `None` if the headers tell no state in this format.
+    /// Returns `None` if the headers report no state in this format.
     fn of(format: Format, headers: &HeaderMap) -> Option<Tightness> {
         let text = |name: &str| headers.get(name)?.to_str().ok();
         // The first item of a list.
@@ -176,12 +176,12 @@ impl Tightness {
             });
         }
         let [quota, remaining, reset] = names_of_state(Some(format)) else { return None };
-        let told = |name: &str| text(name).and_then(number);
-        Some(Tightness { quota: told(quota)?, remaining: told(remaining)?, reset: told(reset) })
+        let value = |name: &str| text(name).and_then(number);
+        Some(Tightness { quota: value(quota)?, remaining: value(remaining)?, reset: value(reset) })
     }
 
     fn is_tighter_than(&self, other: &Tightness) -> bool {
-        // remaining / quota of each, without the division.
+        // Compares remaining / quota of both, without the division.
         let this = u128::from(self.remaining) * u128::from(other.quota);
         let that = u128::from(other.remaining) * u128::from(self.quota);
         this < that || (this == that && self.reset > other.reset)
