@@ -20,11 +20,11 @@ mod readme {}
 
 /// Adds [`rate_limited`](LimitSink::rate_limited) to all sinks.
 pub trait LimitSink<Item>: Sink<Item> + Sized {
-    /// Accepts each item when the limiter grants a permit: one for each item, or its
-    /// [cost](LimitedSink::cost).
+    /// Creates a sink that accepts each item when the limiter grants its permit, or the permits of
+    /// its [cost](LimitedSink::cost).
     ///
     /// The limiter is a `RateLimiter`, an `AllOf`, a key (`OfKey`) or an [`AnyLimiter`]. Sinks and
-    /// streams that share it wait in one queue.
+    /// streams that share a limiter wait in one queue.
     ///
     /// # Examples
     ///
@@ -58,26 +58,26 @@ pub trait LimitSink<Item>: Sink<Item> + Sized {
 impl<Item, S: Sink<Item>> LimitSink<Item> for S {}
 
 pin_project! {
-    /// A sink that accepts each item when its permits are due. Made by
+    /// A sink that accepts each item when its permits are due. Created by
     /// [`rate_limited`](LimitSink::rate_limited).
     ///
-    /// Flushing and closing do not wait.
+    /// Flushing and closing do not wait for permits.
     ///
     /// # Errors
     ///
-    /// A [`SinkError`]: that of the inner sink, or a refusal: the limiter was closed, or it never
-    /// grants a permit. After a refusal the next item asks again.
+    /// A [`SinkError`]: an error of the inner sink, or a refusal because the limiter was closed or
+    /// can never grant a permit. After a refusal, the next item asks the limiter again.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future of a send before the item was accepted keeps the place in the queue, in
-    /// the sink. Dropping, flushing or closing the sink gives back what no item has used. An item
-    /// that a ready sink accepts after it was flushed owes its whole cost.
+    /// If the future of a send is dropped before the item was accepted, the sink keeps its position
+    /// in the queue. Dropping, flushing or closing the sink gives back a permit that no item has
+    /// used. If a ready sink is flushed and then accepts an item, the item owes its whole cost.
     ///
     /// # Fairness
     ///
-    /// Sinks that share a limiter wait in its queue, in the order in which their items came. A sink
-    /// has at most one place in it.
+    /// Sinks that share a limiter wait in its queue, in the order of their items. A sink has at
+    /// most one position in the queue.
     ///
     /// # Costs
     ///
@@ -92,16 +92,16 @@ pin_project! {
     }
 }
 
-/// The place of the next item in the queue. Dropping it leaves the queue, or gives back the permit.
+/// The reservation of the next item. Dropping it leaves the queue, or gives back the permit.
 #[derive(Default)]
 struct Place {
     reservation: Option<AnyReservation>,
-    /// Whether its permit is there.
+    /// Whether the permit of the reservation is due.
     due: bool,
 }
 
 impl Place {
-    /// Waits until the place is due; takes one if there is none.
+    /// Waits until the reservation is due; makes one if the sink has none.
     fn poll_due(&mut self, limiter: &AnyLimiter, context: &mut Context<'_>) -> Poll<Result<(), AllRefusal>> {
         if self.due {
             return Poll::Ready(Ok(()));
@@ -120,7 +120,7 @@ impl Place {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the place, and returns it if its permit is there.
+    /// Takes the reservation out, and returns it if its permit is due.
     fn take_due(&mut self) -> Option<AnyReservation> {
         let due = std::mem::replace(&mut self.due, false);
         self.reservation.take().filter(|_| due)
@@ -130,7 +130,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(place) = self.take_due() {
-            // One number for all limits: no name in it can be wrong.
+            // One number for all limits, without a name that could be wrong.
             let _ = place.settle(0);
         }
     }
@@ -139,9 +139,9 @@ impl Drop for Place {
 impl<S, F> LimitedSink<S, F> {
     /// Charges this cost for each item.
     ///
-    /// The sink learns of an item when it accepts it, with one permit. The rest of the cost is
-    /// owed: later items, of all that share the limiter, wait until it has come in. An item of cost
-    /// 0 waits for a permit and gives it back.
+    /// The sink accepts an item with one permit, and learns its cost only then. The rest of the
+    /// cost is owed: later items, of all sinks and streams that share the limiter, wait until the
+    /// rest has accrued. An item of cost 0 waits for a permit and gives it back.
     ///
     /// # Examples
     ///
@@ -173,22 +173,22 @@ impl<S, F> LimitedSink<S, F> {
         LimitedSink { inner, place, limiter, cost }
     }
 
-    /// The inner sink.
+    /// Returns the inner sink.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The inner sink. An item sent through it needs no permit.
+    /// Returns the inner sink. An item sent through it needs no permit.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The inner sink, pinned. An item sent through it needs no permit.
+    /// Returns the inner sink, pinned. An item sent through it needs no permit.
     pub fn get_pin_mut(self: Pin<&mut Self>) -> Pin<&mut S> {
         self.project().inner
     }
 
-    /// The inner sink. A permit that no item used is given back.
+    /// Returns the inner sink. A permit that no item used is given back.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -210,7 +210,7 @@ impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, 
         // Again one number for all limits.
         let _ = match this.place.take_due() {
             Some(place) => place.settle(cost),
-            // The sink was flushed since it was ready, so the permit went back.
+            // The sink was flushed after it was ready, so the permit was given back.
             None => this.limiter.debit(cost),
         };
         Ok(())
@@ -218,7 +218,7 @@ impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, 
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         let this = self.project();
-        // No item follows for now.
+        // A flush ends a series of items, so the permit is given back.
         *this.place = Place::default();
         this.inner.poll_flush(context).map_err(SinkError::Inner)
     }
@@ -240,7 +240,7 @@ impl<S: fmt::Debug, F> fmt::Debug for LimitedSink<S, F> {
     }
 }
 
-/// Why a [`LimitedSink`] did not accept an item.
+/// The reason why a [`LimitedSink`] did not accept an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SinkError<E> {

@@ -65,8 +65,8 @@ fn a_permit_that_no_item_used_is_given_back() {
     assert_eq!(limiter.status().available, 1);
 }
 
-/// A sink that was ready accepts an item also after it was flushed. The flush gave the permit back,
-/// and the item was free.
+/// A ready sink that is flushed still accepts an item. The flush gave the permit back, and the item
+/// was free.
 #[test]
 fn an_item_after_a_flush_costs_as_any_other() {
     for cost in [0, 1, 8] {

@@ -7,11 +7,11 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use reqwest::{Body, Response, ResponseBuilderExt};
 use tidegate_http::obey::Call;
 
-/// The response. Its body keeps the call until it ends, fails or is dropped.
+/// Returns the response with a body that keeps the call until it ends, fails or is dropped.
 pub(crate) fn keep_until_end(response: Response, call: Call) -> Response {
     let url = response.url().clone();
     let (mut parts, body) = http::Response::from(response).into_parts();
-    // A response of reqwest takes its address from an extension that only this builder can set.
+    // reqwest reads the address of a response from an extension that only this builder can set.
     if let Ok(with_url) = http::Response::builder().url(url).body(()) {
         parts.extensions.extend(with_url.into_parts().0.extensions);
     }

@@ -5,10 +5,10 @@ use std::fmt;
 
 use tidegate::AllRefusal;
 
-/// The error of a request: it was refused by its limit, or it failed.
+/// The error of a request: its limit refused it, or it failed.
 ///
-/// The refusal is the [source](StdError::source) of the error. So it is found in the chain of an
-/// error that other middlewares wrapped.
+/// The refusal is the [source](StdError::source) of the error, so it can be found in the chain of
+/// an error that other middlewares wrapped.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,7 +19,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The refusal, unless the request failed.
+    /// Returns the refusal, unless the request failed.
     #[must_use]
     pub fn refusal(&self) -> Option<&AllRefusal> {
         match self {

@@ -1,4 +1,4 @@
-//! [`RateLimit`]: a limit of the requests of a client.
+//! [`RateLimit`]: a limit on the requests of a client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::error::Error;
 
 type Function<T> = Arc<dyn Fn(&Request) -> T + Send + Sync>;
 
-/// A limit of the requests of a client. Clones share it.
+/// A limit on the requests of a client. Clones share it.
 ///
-/// It is a middleware of `reqwest-middleware`, and it [sends](RateLimit::send) requests without
-/// one. A request waits until its permits are there. The answer is obeyed: `Retry-After` and the
-/// headers of many vendors pause the limiter or lower its available permits, for all requests that
-/// wait. See [`obey`](tidegate_http::obey).
+/// It is a middleware of `reqwest-middleware`. Without the middleware, its method
+/// [`send`](RateLimit::send) sends requests. A request waits until its permits are available. The
+/// response is obeyed: `Retry-After` and the headers of many vendors pause the limiter or lower its
+/// available permits, for all waiting requests. See [`obey`](tidegate_http::obey).
 ///
-/// | call | limits |
+/// | method | limits |
 /// |---|---|
 /// | [`new`](RateLimit::new), [`obeying`](RateLimit::obeying) | all requests together |
 /// | [`per_host`](RateLimit::per_host) | the requests to each host |
-/// | [`per`](RateLimit::per) | the requests of each route, token, or what else a server counts by |
+/// | [`per`](RateLimit::per) | the requests of each route, token, or whatever else a server counts by |
 ///
-/// A redirect that reqwest follows is part of its request, and costs nothing. An answer of another
-/// host is not obeyed. To repeat a request is a new request: it waits its turn, and costs again.
+/// A redirect that reqwest follows is part of its request, and costs nothing. A response of another
+/// host is not obeyed. A retry is a new request: it waits its turn, and costs its permits again.
 ///
 /// # When a call is over
 ///
 /// A call ends with the body of its response. Then permits of a
-/// [`CountingLimit`](tidegate::CountingLimit) go back. A request that is dropped while it waits
-/// costs nothing. A request that failed has used its permits.
+/// [`CountingLimit`](tidegate::CountingLimit) are given back. A request that is dropped while it
+/// waits costs nothing. A failed request has used its permits.
 ///
 /// # Examples
 ///
@@ -62,17 +62,17 @@ pub struct RateLimit {
 #[derive(Clone)]
 enum Limit {
     One(Obey),
-    /// Each request is in a scope; without one it is not limited.
+    /// Each request is in a scope. A request without a scope is not limited.
     Scopes(Scopes, Function<Option<String>>),
 }
 
 impl RateLimit {
-    /// One limit for all requests.
+    /// Creates one limit for all requests.
     ///
     /// # Examples
     ///
-    /// 50 requests per second, and at most 20 in flight. A request takes from both limits at one
-    /// moment, or from none, and is in flight until the body of its response has ended.
+    /// 50 requests per second, and at most 20 in flight. A request takes permits from both limits
+    /// at the same time or from neither, and is in flight until the body of its response has ended.
     ///
     /// ```
     /// use tidegate::{AllOf, CountingLimit, Rate, RateLimiter};
@@ -88,7 +88,7 @@ impl RateLimit {
         RateLimit::obeying(Obey::new(limiter))
     }
 
-    /// One limit for all requests, which obeys answers by options of its own.
+    /// Creates one limit for all requests, with custom options for obeying responses.
     ///
     /// # Examples
     ///
@@ -111,8 +111,8 @@ impl RateLimit {
         RateLimit::of(Limit::One(obey))
     }
 
-    /// A limit for each host: for `https://api.example` it is named `api.example`, for
-    /// `http://localhost:3000` it is named `localhost:3000`. A dot at the end does not count.
+    /// Creates a limit for each host: the limit of `https://api.example` is named `api.example`,
+    /// that of `http://localhost:3000` is named `localhost:3000`. A trailing dot does not matter.
     ///
     /// # Examples
     ///
@@ -135,7 +135,8 @@ impl RateLimit {
         RateLimit::per(scopes, |request| Some(host(request.url())))
     }
 
-    /// A limit for each scope that this function names. A request without a scope is not limited.
+    /// Creates a limit for each scope that this function names. A request without a scope is not
+    /// limited.
     #[must_use]
     pub fn per(
         scopes: Scopes,
@@ -148,9 +149,9 @@ impl RateLimit {
         RateLimit { limit, costs: None, within: None, timeout_counts_wait: false }
     }
 
-    /// Sets what a request costs: a number of permits, costs by the names of an
-    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. Without this it costs one
-    /// permit of each limit. A cost of 0 is free: the request takes no permits, and its answer is
+    /// Sets the cost of a request: a number of permits, costs by the names of an
+    /// [`AllOf`](tidegate::AllOf), or an [`AllRequest`] with a priority. The default is one permit
+    /// of each limit. A cost of 0 is free: the request takes no permits, and its response is still
     /// obeyed.
     ///
     /// # Examples
@@ -173,35 +174,35 @@ impl RateLimit {
         self
     }
 
-    /// Refuses a request at once if its permits are due later than this. A shorter time that its
-    /// [cost](RateLimit::cost) tells holds. Without both a request waits as long as it takes.
+    /// Refuses a request at once if its permits are due later than this. A shorter maximum wait in
+    /// its [cost](RateLimit::cost) takes precedence. Without either, a request waits without bound.
     ///
-    /// The [`retry_after`](AllRefusal::retry_after) of such a refusal is the time until a request
-    /// like it would be accepted: until its wait would be no longer than the longest wait. It is
-    /// not the time until its permits are due.
+    /// The [`retry_after`](AllRefusal::retry_after) of such a refusal is the time until the limit
+    /// would accept an equal request, that is, until its wait would not exceed the maximum wait. It
+    /// is not the time until its permits are due.
     #[must_use]
     pub fn wait_at_most(mut self, within: Duration) -> RateLimit {
         self.within = Some(within);
         self
     }
 
-    /// Counts the wait for permits as a part of the [timeout](reqwest::RequestBuilder::timeout) of
-    /// each request. A request whose permits are due after its timeout is refused at once. reqwest
-    /// itself counts from the time at which the request is sent. The timeout of a whole client is
-    /// not known here.
+    /// Counts the wait for permits towards the [timeout](reqwest::RequestBuilder::timeout) of each
+    /// request. A request whose permits are due after its timeout is refused at once. reqwest
+    /// itself counts the timeout from the time at which the request is sent. The timeout of a whole
+    /// client is unknown to this limit.
     #[must_use]
     pub fn timeout_counts_wait(mut self) -> RateLimit {
         self.timeout_counts_wait = true;
         self
     }
 
-    /// Waits for the permits of a request, sends it, and obeys the answer.
+    /// Waits for the permits of a request, sends it, and obeys the response.
     ///
     /// # Errors
     ///
-    /// - [`Error::Refused`] if the limit refused it, for example because its permits are due too
-    ///   late.
-    /// - [`Error::Reqwest`] if it failed.
+    /// - [`Error::Refused`] if the limit refused the request, for example because its permits are
+    ///   due too late.
+    /// - [`Error::Reqwest`] if the request failed.
     ///
     /// # Cancel safety
     ///
@@ -211,11 +212,11 @@ impl RateLimit {
         self.execute(&client, request?).await
     }
 
-    /// As [`send`](RateLimit::send), for a request that was built before.
+    /// Like [`send`](RateLimit::send), for a built request.
     ///
     /// # Errors
     ///
-    /// As [`send`](RateLimit::send).
+    /// See [`send`](RateLimit::send).
     pub async fn execute(&self, client: &Client, mut request: Request) -> Result<Response, Error> {
         let ticket = self.begin(&mut request).await?;
         let response = client.execute(request).await?;
@@ -258,10 +259,10 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Obeys the answer, and keeps the call until its body has ended.
+    /// Obeys the response, and keeps the call until the body of the response has ended.
     pub(crate) fn end(self, response: Response) -> Response {
         let Some(mut call) = self.call else { return response };
-        // What another host tells is not about this limit.
+        // A response of another host is not about this limit.
         if host(response.url()) == self.host {
             call.obey(response.status(), response.headers());
         }
@@ -269,7 +270,7 @@ impl Ticket {
     }
 }
 
-/// The host, with its port unless it is that of the scheme.
+/// Returns the host, with its port unless it is the default port of the scheme.
 fn host(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     // The dot of the root.

@@ -7,11 +7,10 @@ use reqwest_middleware::{Error as MiddlewareError, Middleware, Next, Result};
 use crate::error::Error;
 use crate::limit::RateLimit;
 
-/// Add it after a middleware that retries: then each try waits its turn and costs its permits.
+/// Add it after a middleware that retries. Then each attempt waits its turn and costs its permits.
 ///
 /// A refusal is an error of the middleware. Its reason, an [`AllRefusal`](tidegate::AllRefusal), is
 /// in the chain of the error:
-///
 /// ```
 /// use reqwest_middleware::Error;
 /// use tidegate::AllRefusal;

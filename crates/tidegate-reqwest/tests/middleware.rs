@@ -17,7 +17,7 @@ use tidegate_http::obey::{Obey, Options};
 use tidegate_reqwest::RateLimit;
 use tokio::net::TcpListener;
 
-/// Fails twice, and then answers 200.
+/// Fails two requests, and then responds with 200.
 async fn server() -> String {
     let requests = Arc::new(AtomicU32::new(0));
     let app = Router::new().fallback(move || async move {

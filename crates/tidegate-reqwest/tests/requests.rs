@@ -27,7 +27,7 @@ fn limiter(burst: u32) -> RateLimiter<TokenBucket, ManualClock> {
     RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), burst), ManualClock::new())
 }
 
-/// A server whose paths are statuses, as `/429`; `/away` leads to another host.
+/// A server whose paths are statuses, such as `/429`; `/away` redirects to another host.
 async fn server(away: Option<SocketAddr>) -> (SocketAddr, Arc<AtomicU32>) {
     let requests = Arc::new(AtomicU32::new(0));
     let count = requests.clone();
@@ -67,13 +67,13 @@ async fn a_request_that_would_wait_too_long_is_not_sent() {
         assert_eq!(response.text().await.unwrap(), "hello");
     }
     let refused = limit.send(client.get(format!("http://{address}/200"))).await.unwrap_err();
-    // Due in 200 ms, of which it may wait 150.
+    // The permits are due in 200 ms, and the request may wait for 150 ms.
     assert_eq!(retry_after(&refused), Some(Duration::from_millis(50)));
     assert_eq!(refused.to_string(), "a rate limit refused the request: limited, retry after 50ms");
     assert_eq!(requests.load(Ordering::Relaxed), 2);
 }
 
-/// The longest wait of the limit replaced that of the request.
+/// The maximum wait of the limit replaced that of the request.
 #[tokio::test]
 async fn of_two_longest_waits_the_shorter_one_holds() {
     for (own, of_limit) in [(50, 30_000), (30_000, 50)] {
@@ -118,7 +118,7 @@ async fn hosts_have_limits_of_their_own() {
     let send = async |url: String| limit.send(client.get(url)).await.map(|response| response.status());
     assert_eq!(send(format!("http://{first}/429")).await.unwrap(), 429);
     assert!(send(format!("http://{first}/200")).await.is_err());
-    // It was led to the other host, whose answer says nothing of this one.
+    // The request was redirected to the other host, whose response says nothing about this one.
     assert_eq!(send(format!("http://{second}/away")).await.unwrap(), 429);
     assert_eq!(send(format!("http://{second}/200")).await.unwrap(), 200);
     assert!(send(format!("http://{second}/200")).await.is_err());
@@ -184,7 +184,7 @@ async fn a_timeout_can_count_the_wait() {
     assert_eq!(limiter.status().waiting, 0);
 }
 
-/// A server that answers one request with a body of what is sent here.
+/// A server that responds to one request with a body of the chunks sent to this channel.
 async fn server_of_one_body() -> (SocketAddr, Sender<Bytes>) {
     let (sender, body) = Channel::<Bytes>::new(1);
     let body = Arc::new(Mutex::new(Some(body)));
@@ -198,7 +198,8 @@ async fn server_of_one_body() -> (SocketAddr, Sender<Bytes>) {
     (address, sender)
 }
 
-/// The permit of a request that was led to another host went back with the head of the response.
+/// The permit of a request that was redirected to another host was given back with the head of the
+/// response.
 #[tokio::test]
 async fn a_counted_permit_is_kept_until_the_body_ends() {
     for is_led_away in [false, true] {
