@@ -1,14 +1,14 @@
-//! What does a layer cost a request, beside no layer and the layers of others?
+//! What does a layer cost a request, compared with no layer and with the layers of other crates?
 //!
 //! ```sh
 //! cargo bench -p tidegate-tower --bench layers
 //! cargo bench -p tidegate-tower --bench layers -- 5      # fewer rounds
 //! ```
 //!
-//! The first table calls a service that answers at once: time and allocations of the layer itself.
+//! The first table calls a service that responds at once: time and allocations of the layer itself.
 //! The second one sends requests over a connection to an axum server. Each round measures all
-//! subjects, one after the other, and the tables tell medians, so that a busy machine slows all of
-//! them down alike.
+//! subjects, one after the other, and the tables contain medians, so that a busy machine slows all
+//! of them down alike.
 
 #![allow(clippy::unwrap_used)]
 
@@ -42,15 +42,15 @@ use tower_governor::governor::GovernorConfigBuilder;
 static ALLOCATOR: StatsAlloc<System> = StatsAlloc::system();
 
 const PEER: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 4711);
-/// Calls of one subject in one round.
+/// The calls of one subject in one round.
 const CALLS: u32 = 2000;
 
-/// Enough for all requests.
+/// A policy with enough permits for all requests.
 fn plenty() -> TokenBucket {
     TokenBucket::new(Rate::per_second(1_000_000_000), 1_000_000_000)
 }
 
-/// Refuses all requests but the first.
+/// A policy that refuses all requests except the first.
 fn scarce() -> TokenBucket {
     TokenBucket::new(Rate::per_hour(1), 1)
 }
@@ -73,7 +73,7 @@ macro_rules! governor {
     };
 }
 
-/// A service that answers at once, as axum's are: with a clone of its own for each request.
+/// A service that responds at once. Like axum's, it is cloned for each request.
 fn inner() -> impl Service<
     Request<Full<Bytes>>,
     Response = Response<axum::body::Body>,
@@ -85,7 +85,7 @@ fn inner() -> impl Service<
     service_fn(|_| ready(Ok(Response::new(axum::body::Body::from("hello")))))
 }
 
-/// A service with its name, called once.
+/// A named service that is called once.
 struct Subject<'a> {
     name: &'a str,
     call: Box<dyn FnMut()>,
@@ -216,7 +216,7 @@ async fn requests(rounds: u32) {
     println!("\n| requests over a connection | requests/s | to no layer |\n|---|---|---|");
     let mut bare = subjects[0].2.clone();
     for (name, _, times) in &mut subjects {
-        // Ratios within a round, where the machine was equally busy.
+        // Ratios within a round, in which the machine was equally busy.
         let mut ratios: Vec<_> =
             times.iter().zip(&bare).map(|(t, b)| b.as_secs_f64() / t.as_secs_f64()).collect();
         ratios.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! The client of a request, behind honest proxies and with headers that clients made up.
+//! The client address of a request, behind honest proxies and with forged headers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -80,7 +80,7 @@ fn all_lines_of_the_header_count_as_one_list() {
 
 #[test]
 fn reading_stops_at_an_entry_that_is_no_address() {
-    // The last trusted proxy counts as the client, and not what a client wrote further left.
+    // The last trusted proxy counts as the client, not the text that a client wrote further left.
     for told in [
         "1.1.1.1, unknown, 10.0.0.2",
         "1.1.1.1, , 10.0.0.2",
@@ -118,7 +118,7 @@ fn addresses_have_ports_and_brackets() {
     ] {
         assert_eq!(client(&trusting(), "10.0.0.1", &[(XFF, told)]), expected, "{told}");
     }
-    // A trusted peer, inside of an IPv6 address.
+    // A trusted peer, as an IPv4-mapped IPv6 address.
     assert_eq!(client(&trusting(), "::ffff:10.0.0.1", &[(XFF, "203.0.113.7")]), "203.0.113.7");
 }
 
@@ -130,7 +130,7 @@ fn forwarded_of_rfc_7239_is_read() {
         ("proto=http; For=\"[2001:db8:cafe::17]:4711\"", "2001:db8:cafe::17"),
         ("for=1.1.1.1, for=203.0.113.7", "203.0.113.7"),
         ("host=\"a, for=1.1.1.1\";for=203.0.113.7", "203.0.113.7"),
-        // A client opened a quote, and a proxy added to its right.
+        // A client opened a quote, and a proxy added an element to the right of it.
         ("for=\"1.1.1.1, for=203.0.113.7", "203.0.113.7"),
         ("for=203.0.113.7;for=1.1.1.1", "10.0.0.1"),
         ("for=unknown", "10.0.0.1"),
@@ -148,7 +148,7 @@ fn a_number_of_proxies_is_trusted_whatever_their_addresses() {
     assert_eq!(hops(0), "198.51.100.1");
     assert_eq!(hops(1), "198.51.100.2");
     assert_eq!(hops(2), "203.0.113.7");
-    // More than the header has: the left-most address.
+    // More hops than the header has: the left-most address.
     assert_eq!(hops(9), "1.1.1.1");
 }
 
@@ -170,7 +170,7 @@ fn a_byte_that_is_no_text_voids_no_element_of_a_proxy() {
     for (of, name, told, expected) in [
         (&trusting(), XFF, &b"\xe9, 203.0.113.7"[..], "203.0.113.7"),
         (&trusting(), XFF, b"1.1.1.1\xe9,203.0.113.7, 10.0.0.2", "203.0.113.7"),
-        // The element of the proxy itself is no address.
+        // The element of the proxy itself is not an address.
         (&trusting(), XFF, b"1.1.1.1, 203.0.113.7\xe9", "10.0.0.1"),
         (&forwarded, "forwarded", b"\xe9\", for=203.0.113.7", "203.0.113.7"),
         (&forwarded, "forwarded", b"for=203.0.113.7;host=\"\xe9\"", "203.0.113.7"),
@@ -245,14 +245,14 @@ fn networks_are_read_or_refused() {
     ] {
         assert_eq!(text.parse::<Network>().unwrap_err().text, text);
     }
-    // Each range holds addresses of its own kind alone.
+    // Each range has only addresses of its own kind.
     assert!(!"0.0.0.0/0".parse::<Network>().unwrap().contains("2001:db8::1".parse().unwrap()));
     assert!(!"::/0".parse::<Network>().unwrap().contains("10.0.0.1".parse().unwrap()));
 }
 
 proptest! {
-    /// Whatever a client sends, in the header or as the host that its proxy tells, the address that
-    /// the proxy adds is found.
+    /// Whatever a client sends, in the header or as the host that its proxy forwards, the address
+    /// that the proxy adds is found.
     #[test]
     fn no_bytes_of_a_client_hide_it_from_its_proxy(
         sent in prop::collection::vec(prop_oneof![32..=126u8, 128..=255u8, Just(b'"'), Just(b'\\'), Just(b',')], 0..40),
@@ -279,7 +279,7 @@ proptest! {
 
     #[test]
     fn a_network_holds_the_addresses_of_its_prefix(bits in any::<u128>(), prefix in 0..=128u8, flipped in 0..128u32) {
-        // No IPv4 address inside.
+        // Not an IPv4-mapped address.
         let bits = bits | 1 << 127;
         let network = Network::new(IpAddr::V6(Ipv6Addr::from_bits(bits)), prefix);
         let other = bits ^ (1 << (127 - flipped));

@@ -13,7 +13,7 @@ use tidegate::{KeyedRateLimiter, ManualClock, Rate, RateLimiter, TokenBucket};
 use tidegate_tower::{ClientAddress, RateLimitLayer};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Sends requests over one connection, and counts which answers are of status 200.
+/// Sends requests over one connection, and counts the responses of status 200.
 async fn connection(address: SocketAddr, requests: u32) -> u32 {
     let stream = TcpStream::connect(address).await.unwrap();
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
@@ -45,8 +45,8 @@ async fn served(app: Router) -> SocketAddr {
     address
 }
 
-/// tower's own `RateLimit` behind a `Buffer` limits each connection apart, so that all of these
-/// pass.
+/// tower's own `RateLimit` behind a `Buffer` limits each connection separately, so all of these
+/// requests would pass.
 #[tokio::test]
 async fn five_of_1500_requests_pass_whatever_their_connection() {
     let policy = TokenBucket::new(Rate::per_second(5), 5);

@@ -51,7 +51,7 @@ async fn a_refused_request_is_an_error_with_its_reason() {
     let error = call("a.example").await;
     let refused = error.refused().unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    // In 500 ms it would wait for 500 ms.
+    // In 500 ms the request would wait for 500 ms.
     assert_eq!(refused.retry_after(), Some(Duration::from_millis(500)));
     assert!(error.source().is_some());
     assert!(error.into_boxed().is::<tidegate_tower::Refused>());
@@ -117,7 +117,8 @@ async fn keys_and_kinds_of_limiters_are_many() {
     assert!(service.ready().await.unwrap().call("alice").await.is_err());
 }
 
-/// In a queue or in flight, a call whose service fails has used its permits.
+/// A call whose service fails has used its permits of the rate, and its permit in flight is given
+/// back.
 #[tokio::test]
 async fn a_failed_call_has_used_its_permits() {
     let in_flight = CountingLimit::new(1);

@@ -1,4 +1,4 @@
-//! Limits of calls in flight alone, in each layer.
+//! Limits of calls in flight only, in each layer.
 
 #![allow(clippy::unwrap_used)]
 
@@ -37,7 +37,7 @@ async fn a_call_is_in_flight_until_its_body_ends() {
     let refused = service.clone().oneshot(hello()).await.unwrap();
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(refused.headers()["ratelimit"], r#""calls";r=0"#);
-    // When a permit comes back is not known.
+    // The time at which a permit comes back is unknown.
     assert!(!refused.headers().contains_key("retry-after"));
     first.into_body().collect().await.unwrap();
     assert_eq!(calls.available(), 1);
@@ -57,7 +57,7 @@ async fn users_have_calls_of_their_own() {
     };
     let (alice, bob) = (call("alice").await, call("bob").await);
     assert_eq!((alice.status(), bob.status()), (StatusCode::OK, StatusCode::OK));
-    // A body without bytes is over at once.
+    // A body without bytes has ended at once.
     assert_eq!((calls.available("alice"), calls.len()), (1, 0));
     let held = calls.try_acquire("alice").unwrap();
     assert_eq!(call("alice").await.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -122,7 +122,7 @@ async fn services_become_ready_in_turn() {
     let mut services: Vec<_> = (0..4).map(|_| layer.layer(plain)).collect();
     let mut first = services.remove(0);
     first.ready().await.unwrap();
-    // The last one is asked last at first, and then first of all.
+    // The last service is polled last at first, and first after that.
     assert_eq!(services.iter_mut().map(is_ready).collect::<Vec<_>>(), [false, false, false]);
     while !services.is_empty() {
         drop(first.call(7));

@@ -1,4 +1,4 @@
-//! Requests that are exempt by their cost, at limiters of keys without room or without an end.
+//! Requests that are exempt by their cost, at keyed limiters without room or that are closed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ fn ask(request: &Parts) -> Ask {
     if request.headers.contains_key("exempt") { Ask::permits(1).exempt() } else { Ask::permits(1) }
 }
 
-/// A table with room for one key, and all limits of keys of it.
+/// Creates a table with room for one key, and a `KeyedAllOf` of its limits.
 fn table() -> (Users, Arc<Statistics>, KeyedAllOf<str, ManualClock>) {
     let statistics = Arc::new(Statistics::new());
     let policy = TokenBucket::new(Rate::per_second(5), 1);
@@ -35,7 +35,7 @@ fn table() -> (Users, Arc<Statistics>, KeyedAllOf<str, ManualClock>) {
     (users, statistics, all)
 }
 
-/// The layers of each kind of call: one that refuses, one that waits, and one that settles.
+/// Creates a layer for each kind of call: one that refuses, one that waits, and one that settles.
 fn layers<L>(limit: &L) -> [RateLimitLayer<L>; 3]
 where
     L: Limit<Key = String>,
@@ -64,7 +64,7 @@ async fn an_exempt_request_needs_no_room_for_its_key() {
             assert_eq!(status(layer, "/alice", false).await, StatusCode::OK);
             assert_eq!(status(layer, "/bob", true).await, StatusCode::OK);
             assert_eq!(status(any, "/bob", true).await, StatusCode::OK);
-            // The observer is told of each, and of a refusal.
+            // The observer is notified of each exempt request, and of a refusal.
             assert_eq!(statistics.snapshot().exempted, 2);
             assert_eq!(statistics.snapshot().granted, 1);
             assert_eq!(status(layer, "/bob", false).await, StatusCode::SERVICE_UNAVAILABLE);

@@ -1,4 +1,4 @@
-//! A limiter of another crate, made by public items alone: behind a handle, a layer, a client that
+//! A limiter of another crate, made only from public items: behind a handle, a layer, a client that
 //! obeys, a stream and a reader.
 
 #![allow(clippy::unwrap_used)]
@@ -25,8 +25,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// Two named limits that a mutex guards. A wait books its permits when it begins, as one at a store
-/// does. Requests of negative priority leave one permit of each limit.
+/// Two named limits that a mutex guards. A wait books its permits when it begins, like a wait at a
+/// store. Requests of negative priority leave one permit of each limit.
 #[derive(Clone, Debug)]
 struct Foreign(Arc<Shared>);
 
@@ -60,7 +60,7 @@ type Costs = [u32; 2];
 impl Bucket {
     fn new(name: &'static str, per_second: u64, burst: u32) -> Bucket {
         let bucket = Bucket { name, burst, interval: 1_000_000_000 / per_second, empty_at: 0 };
-        // The time begins when it is full.
+        // The bucket is full when the time begins.
         Bucket { empty_at: START - bucket.time_of(burst), ..bucket }
     }
 
@@ -76,7 +76,7 @@ impl Bucket {
             .full_in(at(self.empty_at + self.time_of(self.burst)))
     }
 
-    /// Takes `n` permits, and tells when they are there.
+    /// Takes `n` permits, and returns the time at which they are due.
     fn book(&mut self, now: u64, n: u32) -> u64 {
         let oldest = now.saturating_sub(self.time_of(self.burst));
         self.empty_at = self.empty_at.max(oldest) + self.time_of(n);
@@ -111,7 +111,7 @@ impl Foreign {
         self.0.began + Duration::from_nanos(at.saturating_sub(START))
     }
 
-    /// The place of a limit.
+    /// Returns the index of a limit.
     fn find(&self, name: &str) -> Result<usize, AllRefusal> {
         let limits = self.state().limits;
         limits.iter().position(|limit| limit.name == name).ok_or_else(|| AllRefusal::NoMember {
@@ -128,7 +128,8 @@ impl Foreign {
         Ok(costs)
     }
 
-    /// Books the permits of a request that may wait. Returns them, and when they are there.
+    /// Books the permits of a request that may wait. Returns the booking, which has the time at
+    /// which the permits are due.
     fn book(&self, request: &AllRequest<'_>, within: Option<Duration>) -> Result<Booking, AllRefusal> {
         let Request { permits, most, priority, exempt, .. } = request.to_request();
         let mut costs = self.costs(request, [permits; 2])?;
@@ -143,7 +144,7 @@ impl Foreign {
         let refused = |at: usize, refusal| Err(AllRefusal::from_member(state.limits[at].name, refusal));
         let (mut n, unnamed) = (permits, [0, 1].map(|at| request.cost_of(state.limits[at].name).is_none()));
         if most > permits {
-            // As many as both have.
+            // The number of permits that both limits have.
             let opens = state.paused_until.as_u64();
             let there = (0..2).filter(|at| unnamed[*at]);
             let there = there.map(|at| state.limits[at].left(now, opens).available).min().unwrap_or(0);
@@ -183,7 +184,7 @@ impl Foreign {
     }
 }
 
-/// Permits that are booked. Dropping it gives them back.
+/// Booked permits. Dropping them gives them back.
 struct Booking {
     of: Foreign,
     costs: Costs,
@@ -193,7 +194,7 @@ struct Booking {
 }
 
 impl Booking {
-    /// Waits for them.
+    /// Waits for the permits.
     async fn wait(&mut self) -> Result<Grant, AllRefusal> {
         let mut closed = self.of.0.closed.subscribe();
         let due = self.of.instant(self.due);
@@ -203,14 +204,14 @@ impl Booking {
         Ok(Grant::new(self.n, Nanos::new(self.due - self.now)))
     }
 
-    /// The permits are used. What this returns is dropped when the call is over.
+    /// Uses the permits. The caller drops the returned guard when the call is over.
     fn permits(mut self, grant: Grant) -> AllPermits {
         self.used(self.costs);
         self.of.state().in_use += 1;
         AllPermits::with_guard(grant, InUse(self.of.clone()))
     }
 
-    /// So many were used of those that were booked.
+    /// Settles the booking: `used` permits were used.
     fn used(&mut self, used: Costs) {
         let mut state = self.of.state();
         let now = self.of.now();
@@ -253,7 +254,7 @@ impl Limiter for Foreign {
         }
     }
 
-    /// As over a network: the answer takes a millisecond.
+    /// Like over a network: the decision takes a millisecond.
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
         let answer_at = Instant::now() + Duration::from_millis(1);
         let answer = self.try_acquire(request);
@@ -264,7 +265,7 @@ impl Limiter for Foreign {
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        // The future owns what it asks for.
+        // The future must own its costs.
         let costs: Vec<_> = request.costs().map(|(name, n)| (name.to_owned(), n)).collect();
         let (this, all_else, others) = (self.clone(), request.to_request(), request.others());
         AcquireAny::new(async move {
@@ -344,7 +345,7 @@ impl Limiter for Foreign {
 
 struct Reservation {
     booking: Booking,
-    /// What was booked.
+    /// The booked permits.
     costs: Costs,
     sleep: Pin<Box<tokio::time::Sleep>>,
 }
@@ -355,7 +356,7 @@ impl Future for Reservation {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let answer = self.sleep.as_mut().poll(context);
         if answer.is_ready() {
-            // Used, unless it is settled.
+            // The permits count as used, unless the reservation is settled.
             self.booking.costs = [0; 2];
         }
         let Booking { n, due, now, .. } = self.booking;
@@ -453,7 +454,7 @@ async fn a_layer_tells_its_limits_and_waits_for_its_answers() {
     assert_eq!(answers[0], (ok, r#""requests";r=1;t=1, "tokens";r=999;t=1"#.to_owned()));
     assert_eq!(answers[1].0, ok);
     assert_eq!(answers[2], (refused, r#""requests";r=0;t=1, "tokens";r=1000;t=0"#.to_owned()));
-    // Each answer took a millisecond, and no thread was blocked.
+    // Each decision took a millisecond, and no thread was blocked.
     assert_eq!(begin.elapsed(), 3 * MS);
 }
 

@@ -1,4 +1,4 @@
-//! A client that obeys what servers answer.
+//! A client that obeys the responses of servers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -35,7 +35,7 @@ fn obey(limiter: impl Into<tidegate::AnyLimiter>, clock: &ManualClock) -> Obey {
     Obey::with_options(limiter, Options::new().clock(clock.clone()).jitter(0.0))
 }
 
-/// A server whose paths are statuses, as `/429`, and the number of requests to it.
+/// A server whose paths are statuses, such as `/429`, and the number of requests to it.
 async fn server() -> (String, Arc<AtomicU32>) {
     let requests = Arc::new(AtomicU32::new(0));
     let count = requests.clone();
@@ -93,7 +93,7 @@ async fn hosts_have_limits_of_their_own() {
     assert_eq!(hosts.len(), 2);
 }
 
-/// A service that answers at once.
+/// A service that responds at once.
 fn local() -> impl Service<
     Request<String>,
     Response = Response<String>,
@@ -115,7 +115,7 @@ async fn a_host_is_one_in_any_case_with_the_dot_of_the_root_and_with_the_port_of
     for uri in ["http://api.example/", "http://API.Example/", "http://api.example./"] {
         assert_eq!(send(uri).await, 1, "{uri}");
     }
-    // The port of the scheme made a second limiter.
+    // The default port of the scheme made a second limiter.
     for uri in ["http://api.example:80/", "https://api.example/", "https://api.example.:443/"] {
         assert_eq!(send(uri).await, 1, "{uri}");
     }
@@ -127,7 +127,7 @@ async fn a_host_is_one_in_any_case_with_the_dot_of_the_root_and_with_the_port_of
     }
 }
 
-/// The longest wait of the layer replaced that of the request.
+/// The maximum wait of the layer replaced that of the request.
 #[tokio::test]
 async fn of_two_longest_waits_the_shorter_one_holds() {
     for (own, of_layer) in [(50, 30_000), (30_000, 50)] {
@@ -183,7 +183,7 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
     let api = obey(AllOf::new("rate", &unlimited).with_counting("calls", &calls), &clock);
     let mut client = ObeyLayer::new(api.clone()).layer(local());
     let answer = client.ready().await.unwrap().call(Request::new("hello".to_owned())).await.unwrap();
-    // The call was answered, and its body is still to come.
+    // The call has its response, but not yet its body.
     assert_eq!((api.in_flight(), calls.available()), (0, 0));
     answer.into_body().collect().await.unwrap();
     assert_eq!(calls.available(), 1);
@@ -194,7 +194,7 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
     assert_eq!((api.in_flight(), calls.available()), (0, 1));
 }
 
-/// The server of tonic tells when to come again, and the client of tonic obeys.
+/// The tonic server sends a time to retry after, and the tonic client obeys.
 #[tokio::test]
 async fn a_client_of_tonic_obeys_the_pushback_of_a_server() {
     let server_clock = ManualClock::new();

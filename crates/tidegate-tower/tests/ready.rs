@@ -157,7 +157,7 @@ async fn a_counted_permit_is_in_use_until_the_answer() {
     assert_eq!(calls.available(), 1);
 }
 
-/// A service of HTTP answers before its body has come.
+/// An HTTP service responds before its body has ended.
 #[tokio::test]
 async fn a_counted_permit_is_in_use_until_the_body_ends() {
     let (limit, calls) = in_flight(1);
@@ -200,7 +200,7 @@ async fn permits_of_an_idle_service_go_to_a_service_that_waits() {
     assert_eq!(begin.elapsed(), Duration::from_secs(7));
     assert_eq!(calls.available(), 0);
 
-    // The idle service is not ready any more: a call waits for its turn.
+    // The idle service is no longer ready: a call waits for its turn.
     let call = idle.call(1);
     let mut call = Box::pin(call);
     assert!(timeout(Duration::from_secs(5), &mut call).await.is_err());
@@ -243,14 +243,14 @@ async fn a_service_that_is_called_in_time_keeps_its_permit() {
         sleep(IDLE - Duration::from_millis(1)).await;
         assert_eq!(poll_ready(&mut other), Poll::Pending);
         assert_eq!(busy.call(n).await.unwrap(), n);
-        // It waited, so it is the next one.
+        // The service waited, so it is the next one.
         assert_eq!(poll_ready(&mut other), Poll::Ready(true));
         assert_eq!(other.call(n).await.unwrap(), n);
     }
     assert_eq!(calls.available(), 1);
 }
 
-/// A clock that does not make sleeps without end.
+/// A clock that fails a test that creates sleeps in an endless loop.
 #[derive(Clone, Debug)]
 struct FewSleeps(ManualClock, Arc<AtomicU32>);
 
@@ -278,7 +278,8 @@ impl Timer for FewSleeps {
     }
 }
 
-/// A time of zero was over at once, so a service that waited looked for idle ones without end.
+/// An idle time of zero had always passed, so a waiting service looked for idle services in an
+/// endless loop.
 #[tokio::test]
 async fn permits_go_back_after_no_time_without_a_spin() {
     for is_called in [true, false] {

@@ -22,7 +22,7 @@ use tidegate_http::write::Format;
 use tidegate_tower::{Key, Limit, RateLimitLayer, Refused};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// At 5 per second on a clock that stands still.
+/// Creates a limiter of 5 per second on a clock that stands still.
 fn limiter(burst: u32) -> RateLimiter<TokenBucket, ManualClock> {
     RateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), burst), ManualClock::new())
 }
@@ -31,7 +31,7 @@ fn keyed<K: std::hash::Hash + Eq>(burst: u32) -> KeyedRateLimiter<K, TokenBucket
     KeyedRateLimiter::with_clock(TokenBucket::new(Rate::per_second(5), burst), 100, ManualClock::new())
 }
 
-/// Answers 200 and counts its calls.
+/// Responds with 200 and counts its calls.
 fn counted(
     calls: &Arc<AtomicU32>,
 ) -> impl Service<
@@ -99,7 +99,7 @@ async fn a_refusal_has_all_headers_and_problem_details() {
     assert_eq!(problem.detail.as_deref(), Some("api: limited, retry after 1s"));
 }
 
-/// Headers had the name of the layer, and refusals that of the member.
+/// Headers had the name of the layer, but refusals had the name of the member.
 #[tokio::test]
 async fn an_only_member_has_the_name_of_the_layer_in_headers_and_refusals() {
     for (layer_name, name) in [(Some("api"), "api"), (None, "second")] {
@@ -125,7 +125,8 @@ async fn granted_answers_tell_the_decision_itself() {
     let layer = RateLimitLayer::new(limiter(10)).named("api");
     for left in (0..10).rev() {
         let granted = send(&layer, get("/")).await;
-        // 200 ms for each permit until it is full; without any, until the next one.
+        // 200 ms for each permit until the bucket is full; without any permit, until the next
+        // permit.
         let t = if left == 0 { 1 } else { (10 - left + 4) / 5 };
         assert_eq!(text(granted.headers(), "ratelimit"), format!(r#""api";r={left};t={t}"#));
         assert!(granted.headers().get("retry-after").is_none());
@@ -164,7 +165,7 @@ async fn nested_layers_of_the_draft_tell_each_limit() {
     assert_eq!(lines, [r#""one";r=2;t=1"#, r#""all";r=4;t=1"#]);
 }
 
-/// A limit of calls in flight has no reset, and was told with that of the other limit.
+/// A limit of calls in flight has no reset, and was reported with the reset of the other limit.
 #[tokio::test]
 async fn a_state_is_told_of_one_limit_alone() {
     let in_flight = CountingLimit::new(20);
@@ -188,11 +189,11 @@ async fn a_state_is_told_of_one_limit_alone() {
     }
 }
 
-/// Of several layers in one format, a format with room for one limit tells the tightest.
+/// With several layers in one format, a format with room for one limit reports the tightest limit.
 #[tokio::test]
 async fn nested_layers_of_other_formats_tell_the_tightest_limit() {
     let layer = |burst, format| RateLimitLayer::new(limiter(burst)).format(format);
-    // 4 of 5 are left of one, 9 of 10 of the other, 19 of 20 of the third.
+    // One limit has 4 of 5 permits left, one has 9 of 10, and one has 19 of 20.
     for bursts in [[5, 10, 20], [5, 20, 10], [10, 5, 20], [20, 5, 10], [10, 20, 5], [20, 10, 5]] {
         let send = async |format| {
             let [outer, middle, inner] = bursts.map(|burst| layer(burst, format));
@@ -302,14 +303,14 @@ async fn a_request_costs_what_it_is_said_to() {
     assert_eq!(limit.status().available, 3);
     let refused = send(&layer, get("/1234")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
-    // 3 are left, and 4 are there in 200 ms.
+    // 3 permits are left, and 4 are available in 200 ms.
     assert_eq!(text(refused.headers(), "ratelimit"), r#""limit";r=3;t=1"#);
     assert_eq!(text(refused.headers(), "retry-after"), "1");
-    // More than there can ever be.
+    // More permits than the limit can ever grant.
     let refused = send(&layer, get("/12345678901")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert!(refused.headers().get("retry-after").is_none());
-    // Nothing.
+    // No permits.
     assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
     assert_eq!(limit.status().available, 3);
 }
@@ -330,7 +331,7 @@ async fn a_paused_limiter_has_no_capacity() {
     limit.pause_for(Duration::from_secs(30));
     let refused = send(&RateLimitLayer::new(limit), get("/")).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
-    // The first permit comes 200 ms after the pause.
+    // The first permit accrues 200 ms after the pause.
     assert_eq!(text(refused.headers(), "retry-after"), "31");
 }
 
@@ -345,7 +346,7 @@ async fn a_full_table_of_keys_has_no_capacity() {
     assert!(refused.headers().get("retry-after").is_none());
 }
 
-/// The headers told a full limit, beside the refusal.
+/// The headers of the refusal reported a full limit.
 #[tokio::test]
 async fn a_key_without_room_is_told_no_limit() {
     async fn check<L: Limit<Key = String>>(limit: L) {
@@ -384,7 +385,7 @@ async fn shadow_mode_marks_what_it_would_refuse() {
     assert_eq!(*marks.lock().unwrap(), [None, refused, refused]);
 }
 
-/// The key function refused a request in shadow mode, too: a limit on trial turned clients away.
+/// The key function refused requests in shadow mode, too: a limit on trial turned clients away.
 #[tokio::test]
 async fn shadow_mode_lets_a_request_without_a_key_pass() {
     let unauthorized = |request: &Parts| from_header(request).ok_or(StatusCode::UNAUTHORIZED);
@@ -428,7 +429,7 @@ async fn the_shadow_modes_of_layer_and_limiter_are_counted_and_told_apart() {
     assert_eq!(told, ["", "", "", empty, empty, empty]);
 }
 
-/// The client of an API read nanoseconds.
+/// The detail of a refusal had nanoseconds.
 #[tokio::test(start_paused = true)]
 async fn problem_details_tell_the_time_of_retry_after() {
     let policy = TokenBucket::new(Rate::new(1, Duration::from_millis(1300)).unwrap(), 1);
@@ -454,7 +455,7 @@ async fn a_request_waits_if_it_may() {
         assert_eq!(send(&waits, get("/")).await.status(), StatusCode::OK);
         assert_eq!(begin.elapsed(), Duration::from_millis(200) * n);
     }
-    // Refused at once: it would be due in 200 ms.
+    // Refused at once: the permit would be due in 200 ms.
     let short = RateLimitLayer::new(limit.clone()).wait_at_most(Duration::from_millis(199));
     assert_eq!(send(&short, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(begin.elapsed(), Duration::from_millis(600));
@@ -463,7 +464,7 @@ async fn a_request_waits_if_it_may() {
     assert_eq!(begin.elapsed(), Duration::from_millis(800));
 }
 
-/// The longest wait of the layer replaced that of the request.
+/// The maximum wait of the layer replaced that of the request.
 #[tokio::test]
 async fn of_two_longest_waits_the_shorter_one_holds() {
     for (own, of_layer) in [(50, 30_000), (30_000, 50)] {
@@ -523,7 +524,7 @@ async fn several_limits_are_asked_as_one() {
     let refused = send(&layer, get("/12345")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(text(refused.headers(), "ratelimit"), r#""user";r=1;t=1, "all";r=5;t=1"#);
-    // Nothing was taken of the limit that did not refuse.
+    // The limit that did not refuse lost no permit.
     assert_eq!((user.status().available, all.status().available), (1, 5));
     let problem = tidegate_http::Problem::from_json(refused.body()).unwrap();
     assert_eq!(problem.violated_policies, ["all"]);
@@ -568,7 +569,7 @@ async fn an_estimate_is_settled_by_the_response() {
         assert_eq!(response.status(), StatusCode::OK, "{path}");
         left.push(limit.status().available);
     }
-    // The last call keeps its estimate; and then there is not enough for an estimate.
+    // The last call keeps its estimate. After it, the rest is too small for an estimate.
     assert_eq!(left, [90, 40, 0]);
     assert_eq!(
         layer.layer(service).oneshot(get("/0")).await.unwrap().status(),
@@ -577,14 +578,14 @@ async fn an_estimate_is_settled_by_the_response() {
     assert_eq!(limit.status().waiting, 0);
 }
 
-/// An estimate of 0 is charged by its real cost, of every kind of limiter.
+/// With every kind of limiter, an estimate of 0 is charged its actual cost.
 #[tokio::test]
 async fn a_call_that_was_estimated_as_free_is_settled() {
     let used = |_: &http::response::Parts| Some(7);
     let one = limiter(10);
     send(&RateLimitLayer::new(one.clone()).cost(|_| 0).settle(used), get("/")).await;
     assert_eq!(one.status().available, 3);
-    // Nothing is left: a call that is free passes, and the limiter owes its cost.
+    // No permit is left: a free call passes, and the limiter owes its cost.
     for _ in 0..2 {
         let layer = RateLimitLayer::new(one.clone()).cost(|_| 0).settle(used);
         assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
@@ -645,7 +646,7 @@ async fn refunded_requests_were_not_counted() {
     assert_eq!(limit.status().available, 1);
 }
 
-/// Layers of tower-http make bodies from nothing, and boxed bodies are shared by threads.
+/// Layers of tower-http create default bodies, and threads share boxed bodies.
 #[tokio::test]
 async fn a_body_can_be_made_from_nothing_and_boxed() {
     let layer = RateLimitLayer::new(limiter(2)).refund_if(|_| true);
@@ -657,7 +658,7 @@ async fn a_body_can_be_made_from_nothing_and_boxed() {
     assert!(none.collect().await.unwrap().to_bytes().is_empty());
 }
 
-/// A limit of calls in flight: of a hundred that come at once, two begin.
+/// A limit of calls in flight: of a hundred concurrent calls, two begin.
 #[tokio::test]
 async fn a_counted_permit_is_kept_until_the_body_ends() {
     let in_flight = CountingLimit::new(2);
@@ -679,7 +680,7 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
     assert!(response.body_mut().frame().await.is_none());
     assert_eq!(in_flight.available(), 2);
 
-    // A body that is dropped, and one that has ended before it is read.
+    // A body that is dropped, and a body that has ended before it is read.
     let full = service_fn(|request: Request<String>| {
         let text = request.uri().path()[1..].to_owned();
         ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text)))))
@@ -697,7 +698,7 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
-/// A settled cost is reserved, and a reservation could wait.
+/// A call with a settled cost makes a reservation, and the reservation could wait.
 #[tokio::test]
 async fn a_settled_request_is_refused_at_once_if_all_calls_are_in_use() {
     let in_flight = CountingLimit::new(1);
@@ -713,7 +714,7 @@ async fn a_settled_request_is_refused_at_once_if_all_calls_are_in_use() {
     assert_eq!((rate.status().available, in_flight.available()), (4, 1));
 }
 
-/// A body that a server drops after its last frame, without asking for one more.
+/// A server drops a body after its last frame, without polling for another frame.
 #[tokio::test]
 async fn a_counted_permit_goes_back_with_the_last_frame() {
     let in_flight = CountingLimit::new(1);
@@ -728,7 +729,7 @@ async fn a_counted_permit_goes_back_with_the_last_frame() {
     assert_eq!(in_flight.available(), 1);
 }
 
-/// A service that panics if it is called without having been ready, and whose clones are not.
+/// A service that panics if it is called while not ready, and whose clones are not ready.
 #[derive(Debug)]
 struct Strict(AtomicBool);
 

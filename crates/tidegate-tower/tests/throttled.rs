@@ -1,4 +1,4 @@
-//! Bodies of an axum server that wait for permits, beside the layer.
+//! Bodies of an axum server that wait for permits, behind the layer.
 
 #![allow(clippy::unwrap_used)]
 
@@ -42,7 +42,7 @@ async fn uploads_and_downloads_of_a_server_are_charged() {
     let mut answer = client.request(upload).await.unwrap();
     assert_eq!(up.status().available, 940_000);
     assert_eq!(answer.headers()["content-length"], "600000", "the size is still known");
-    // Eight chunks. The clock stands still, so the rest of the answer waits.
+    // Eight chunks. The clock stands still, so the rest of the body waits.
     let mut came = 0;
     while came < 8 * 65_536 {
         came += answer.frame().await.unwrap().unwrap().into_data().unwrap().len();
@@ -51,7 +51,7 @@ async fn uploads_and_downloads_of_a_server_are_charged() {
         tokio::task::yield_now().await;
     }
     assert_eq!((came, down.status().available, calls.available()), (8 * 65_536, 0, 0));
-    // The client goes away: the answer leaves the queue, and the call is over.
+    // The client disconnects: the body leaves the queue, and the call is over.
     drop((answer, client));
     while calls.available() == 0 {
         tokio::task::yield_now().await;

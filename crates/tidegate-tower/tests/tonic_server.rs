@@ -1,4 +1,4 @@
-//! A server of tonic, and its own client.
+//! A tonic server and a tonic client.
 
 #![allow(clippy::unwrap_used)]
 
@@ -73,7 +73,7 @@ async fn the_peer_of_a_connection_is_found() {
     assert_eq!(clients.len(), 1);
 }
 
-/// A client of tonic takes the layer around its channel.
+/// A tonic client takes the layer around its channel.
 #[tokio::test]
 async fn a_client_waits_for_its_turn() {
     let unlimited = RateLimiter::with_clock(policy(100), ManualClock::new());

@@ -7,8 +7,8 @@
 //!
 //! A client at exactly this rate is never refused. A client at 150 % of it is refused once its
 //! requests have filled NGINX's bucket. Then the client pauses for the second that NGINX asks for,
-//! and the bucket becomes empty. So the client is refused again only after the whole burst passed.
-//! The program prints the statuses in NGINX's log, and fails if a claim does not hold.
+//! and the bucket empties. So the client is refused again only after a whole burst has passed. The
+//! program prints the statuses in NGINX's log, and fails if a claim does not hold.
 
 mod server;
 
@@ -22,7 +22,8 @@ use tokio::task::JoinSet;
 
 use self::server::{BURST, Nginx, RATE, Refusal};
 
-/// So many requests are sent in each run, and more until NGINX has refused as many as are wanted.
+/// The number of requests in each run. A run sends more until NGINX has made the wanted number of
+/// refusals.
 const REQUESTS: u32 = 150;
 const MOST_REQUESTS: u32 = 3000;
 
@@ -50,8 +51,9 @@ async fn main() -> Result<()> {
     check(&runs, 503)
 }
 
-/// Sends requests to an NGINX until it has refused so many: a machine that stands still for a while
-/// is not too fast. Returns the statuses that NGINX logged, and how often in a row.
+/// Sends requests to an NGINX until it has refused `refusals` of them, because a machine that
+/// stalls for a while may not be too fast. Returns the runs of equal statuses in NGINX's log: the
+/// status, and the length of the run.
 async fn run(
     name: &str,
     refusal: Refusal,
@@ -92,8 +94,8 @@ async fn run(
     Ok(runs)
 }
 
-/// Checks that each refusal stands alone, and that the whole burst passed after it: then the client
-/// had paused until NGINX's bucket was empty. Both hold at any speed of this machine.
+/// Checks that no two refusals are adjacent, and that a whole burst passed after each refusal. Then
+/// the client had paused until NGINX's bucket was empty. Both hold at any speed of this machine.
 fn check(runs: &[(u16, u32)], refusal: u16) -> Result<()> {
     let refusals = runs.iter().filter(|(status, _)| *status == refusal).count();
     if refusals < 2 {
@@ -102,7 +104,7 @@ fn check(runs: &[(u16, u32)], refusal: u16) -> Result<()> {
     if runs.iter().any(|(status, times)| *status != 200 && (*status != refusal || *times > 1)) {
         return Err("a refusal was not obeyed".into());
     }
-    // The last requests are not followed by a refusal.
+    // No refusal follows the last requests.
     let whole = &runs[..runs.len() - 1];
     if whole.iter().any(|(status, times)| *status == 200 && *times <= BURST) {
         return Err("a pause was too short for NGINX's bucket to become empty".into());

@@ -1,4 +1,4 @@
-//! An NGINX process with a directory of its own.
+//! An NGINX process with its own directory.
 
 use std::error::Error;
 use std::net::{TcpListener, TcpStream};
@@ -7,16 +7,16 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use std::{env, fs, thread};
 
-/// Requests per second that NGINX lets through, and how many more it lets through at once.
+/// The rate in requests per second, and the burst that NGINX accepts on top at once.
 pub(crate) const RATE: u32 = 50;
 pub(crate) const BURST: u32 = 10;
 
-/// What NGINX answers to a request above its limit.
+/// NGINX's response to a request above its limit.
 #[derive(Clone, Copy)]
 pub(crate) enum Refusal {
     /// 429 with `Retry-After: 1`.
     RetryAfter,
-    /// 503 and no time, as NGINX does unless it is configured otherwise.
+    /// 503 without a time, which is NGINX's default.
     Default,
 }
 
@@ -42,7 +42,7 @@ impl Nginx {
         let directory = env::temp_dir().join(format!("tidegate-nginx-{}", std::process::id()));
         fs::create_dir_all(&directory)?;
         fs::write(directory.join("index.html"), "hello\n")?;
-        // NGINX cannot tell which port it was given, so it gets one that was free just now.
+        // NGINX cannot report which port it was given, so it gets a port that was free just now.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         fs::write(directory.join("nginx.conf"), configuration(port, refusal))?;
         let process = command(&directory).spawn().map_err(|error| format!("nginx: {error}"))?;
@@ -60,7 +60,7 @@ impl Nginx {
         format!("http://127.0.0.1:{}/", self.port)
     }
 
-    /// Lets NGINX end, and reads the statuses of its answers from its log.
+    /// Lets NGINX end, and reads the statuses of its responses from its log.
     pub(crate) fn statuses(mut self) -> Result<Vec<u16>, Box<dyn Error>> {
         command(&self.directory).args(["-s", "quit"]).stderr(Stdio::null()).status()?;
         self.process.wait()?;
@@ -71,7 +71,7 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // It has ended, unless this program fails.
+        // NGINX has already ended, unless this program fails.
         let _ = self.process.kill();
         let _ = self.process.wait();
         let _ = fs::remove_dir_all(&self.directory);
@@ -79,7 +79,7 @@ impl Drop for Nginx {
 }
 
 fn command(directory: &Path) -> Command {
-    // Debian has NGINX in a directory that only root searches.
+    // Debian installs NGINX in a directory that is only in the path of root.
     let path = format!("{}:/usr/sbin", env::var("PATH").unwrap_or_default());
     let mut command = Command::new("nginx");
     command.env("PATH", path).stdin(Stdio::null());
@@ -87,7 +87,7 @@ fn command(directory: &Path) -> Command {
     command
 }
 
-/// One process without privileges, whose files are all in its directory. The zone has one key, so
+/// One process without privileges, with all its files in its directory. The zone has one key, so
 /// all requests share the limit.
 fn configuration(port: u16, refusal: Refusal) -> String {
     format!(

@@ -23,7 +23,7 @@ pub(crate) fn new(plans: Plans) -> Router {
         .route("/admin/plans", post(change).with_state(plans))
 }
 
-/// Replaces the plans by those of the body.
+/// Replaces the plans by the plans in the body.
 async fn change(State(plans): State<Plans>, headers: HeaderMap, text: String) -> (StatusCode, String) {
     let secret = std::env::var("ADMIN_TOKEN").unwrap_or_else(|_| "secret".into());
     if headers.get("authorization").is_none_or(|token| *token != format!("Bearer {secret}")) {

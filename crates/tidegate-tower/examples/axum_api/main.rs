@@ -5,8 +5,8 @@
 //! curl -i -H 'x-api-key: key-of-bob' http://127.0.0.1:3000/
 //! ```
 //!
-//! An answer tells the limit in its headers. A request above the plan gets status 429, a request
-//! without a known key 401. The plans change at run time:
+//! A response reports the limit in its headers. A request above the plan gets status 429, a request
+//! without a known key gets 401. The plans can be changed at run time:
 //!
 //! ```sh
 //! sed 's|5/s burst 10|1/s burst 1|' crates/tidegate-tower/examples/axum_api/plans.toml |

@@ -1,4 +1,4 @@
-//! The plans and API keys of the file, and a limiter of them that follows changes.
+//! The plans and API keys of the file, and a limiter that follows their changes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -8,10 +8,10 @@ use http::request::Parts;
 use serde::Deserialize;
 use tidegate::{AnyPolicy, DenyAll, KeyedRateLimiter, Plan};
 
-/// The file that the server reads unless it is given another one.
+/// The file that the server reads by default.
 pub(crate) const PLANS: &str = include_str!("plans.toml");
 
-/// What the file says.
+/// The content of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -42,7 +42,7 @@ impl Plans {
         Ok(Plans { plan_of, limiter })
     }
 
-    /// Replaces all plans, while requests come. Keys keep what they have used. Returns how many
+    /// Replaces all plans, while requests arrive. Keys keep their used permits. Returns how many
     /// keys keep their old plan for now, because it cannot be changed while requests wait for it.
     /// On an error nothing changes.
     pub(crate) fn change(&self, text: &str) -> Result<usize, String> {
@@ -50,7 +50,7 @@ impl Plans {
         Ok(self.limiter.replan())
     }
 
-    /// The API key of a request.
+    /// Returns the API key of a request.
     pub(crate) fn key(&self, request: &Parts) -> Result<String, StatusCode> {
         let key = request.headers.get("x-api-key").and_then(|key| key.to_str().ok());
         let known = self.plan_of.read().unwrap_or_else(PoisonError::into_inner);

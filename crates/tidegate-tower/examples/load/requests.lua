@@ -1,5 +1,5 @@
--- What wrk sends, and what it counts. Each connection sends a request, waits for the answer, and
--- then for 40 ms.
+-- The requests that wrk sends, and the responses that it counts. Each connection sends a request,
+-- waits for the response, and then waits for 40 ms.
 
 local threads = {}
 
