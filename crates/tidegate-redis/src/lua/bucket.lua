@@ -2,66 +2,70 @@
 --
 --   | term | name  | unit                | meaning                                              |
 --   |------|-------|---------------------|------------------------------------------------------|
---   | 1    | refill| units per us or step| what comes in                                        |
---   | 2    | price | units               | of one permit                                        |
+--   | 1    | refill| units per us or step| the units that accrue                                |
+--   | 2    | price | units               | the cost of one permit                               |
 --   | 3    | cap   | units               | the level never rises above it                       |
---   | 4    | full  | units               | a limiter of this level is told as full               |
+--   | 4    | full  | units               | a limiter of this level is reported as full           |
 --   | 5    | start | units               | the level of a new state                             |
 --   | 6    | most  | permits             | the most that can be available                       |
 --   | 7    | mode  |                     | 0: a request of more than the cap is never due;      |
---   |      |       |                     | 1: it waits for its own price; 2: the next one pays  |
---   | 8    | step  | us                  | 0, or refill comes in once per step of Unix time      |
+--   |      |       |                     | 1: it waits for its own cost; 2: the next one pays   |
+--   | 8    | step  | us                  | 0, or the refill accrues once per step of Unix time   |
 --   | 9    | offset| us                  | of the steps                                         |
---   | 10   | linger| us                  | how much longer a full state is kept                  |
---   | 11   | lasts | us                  | how long an empty bucket is kept                      |
+--   | 10   | linger| us                  | a full state is kept for this much longer             |
+--   | 11   | lasts | us                  | an empty bucket is kept for this time                 |
 --
 --   | state | name  | unit  | meaning                                                           |
 --   |-------|-------|-------|-------------------------------------------------------------------|
---   | 1     | level | units | at `booked`; negative is a debt, -2^53 a debt for ever            |
---   | 2     | unit  |       | the price (mode 2: the refill) by which the level counts          |
---   | 3     | spent | 1     | 1 if the stock is spent when the pause ends: until then the level |
---   |       |       |       | is the one from before, for a pause that is ended sooner; and 2    |
---   |       |       |       | if the next ones follow, while bookings lie ahead                  |
---   | 4     | shift | us    | how much later `booked` is than the last grant, by a pause         |
---   | 5     | slow  | us    | in which the bucket is as new by the slowest terms of those who    |
---   |       |       |       | wrote this state                                                   |
---   | ..    | credit| units | of what came back while bookings lie ahead, so much is not taken    |
---   | ..    |       |       | how many numbers of marks follow                                   |
+--   | 1     | level | units | at `booked`; negative if permits are owed, -2^53 if owed forever   |
+--   | 2     | unit  |       | the price (mode 2: the refill) in which the level counts           |
+--   | 3     | spent | 1     | 1 if the available permits are spent when the pause ends: until    |
+--   |       |       |       | then the level is the one from before, in case the pause is ended  |
+--   |       |       |       | sooner; plus 2 if the next fields follow, while bookings lie ahead |
+--   | 4     | shift | us    | `booked` is this much later than the last grant, because of a      |
+--   |       |       |       | pause                                                              |
+--   | 5     | slow  | us    | the time to become full again (as new), by the slowest terms of    |
+--   |       |       |       | all writers of this state                                          |
+--   | ..    | credit| units | given back while bookings lie ahead, and not taken yet              |
+--   | ..    |       |       | the number of numbers in `marks`                                   |
 --   | ..    | marks |       | as in room.lua                                                     |
---   | ..    | peaks |       | at most 8: of each its instant, which rises, and a level, which    |
---   |       |       |       | falls: no grant behind the peak before found more, and no later    |
---   |       |       |       | one. A peak that met the cap has a unit more than that             |
+--   | ..    | peaks |       | at most 8: for each its instant, which rises, and a level, which   |
+--   |       |       |       | falls. No grant behind the peak before found a higher level, and   |
+--   |       |       |       | no later grant did. The level of a peak that met the cap is one    |
+--   |       |       |       | unit above the cap                                                 |
 --
--- Refund. Without a grant each level since would be higher by its price, unless it met the cap. So
--- it gives back no more than the least room that any later grant found, or there is now. The
--- bookings ahead are such grants. Of more than 8 peaks two become one, of the later instant and the
--- higher level: those that are nearest in level, and that have both passed or are both to come. It
--- costs a refund an eighth of the cap at most, and a sixth while bookings lie ahead.
+-- Refund. Without the refunded grant, each later level would be higher by its cost, unless the
+-- level met the cap. So a refund gives back no more than the least room that any later grant found,
+-- or the room now. The bookings ahead are such grants. If there are more than 8 peaks, two become
+-- one, with the later instant and the higher level: two neighbours that are nearest in level, and
+-- that have both passed or both lie ahead. This costs a refund an eighth of the cap at most, and a
+-- sixth while bookings lie ahead.
 --
--- Credit. A request waits behind the bookings ahead, but for what came back since: with it, the
--- level is higher at each instant to come, and the bookings ahead do not need it. So a request
--- takes it now, as far as the level is nowhere lower. It is left to such requests, and adds to the
--- level for others only where the cap leaves no room for as much as they ask for. As bookings pass,
--- more of it is where it is nowhere lower: a request behind the bookings ahead may be told a later
--- instant than before, and is granted at the earlier one. In a pause the level is not known.
+-- Credit. A request waits behind the bookings ahead, except for permits that were given back since:
+-- they raise the level at each instant ahead, and the bookings ahead do not need them. So a request
+-- takes them now, as far as the level never falls below zero by it. The credit is left to such
+-- requests. It adds to the level for others only where the cap leaves no room for the permits that
+-- they ask for. As bookings pass, more of the credit can be taken: a request behind the bookings
+-- ahead may be given a later instant than before, and is granted at the earlier one. In a pause the
+-- level is unknown.
 --
--- Pause. Nothing comes in, so at its end the level is the one from before, as of an instant that is
--- as much later as the pause was long. `hold` moves `booked` to the instant for the end that is
--- foreseen, and an earlier end moves it back by the rest, but never behind a grant.
+-- Pause. Nothing accrues, so at its end the level is the one from before, as of an instant that is
+-- later by the length of the pause. `hold` moves `booked` to the instant for the foreseen end, and
+-- an earlier end moves it back by the rest, but never behind a grant.
 --
 -- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
--- an integer, and time adds p for each us. Nothing is rounded but due instants, up to whole us. In
--- the us of its due instant a bucket may gain p - 1 units more than the request pays, and a small
--- bucket would overflow. So the client adds p - 1 units to the cap, less than a us brings.
+-- an integer, and time adds p for each us. Only due instants are rounded, up to whole us. In the us
+-- of its due instant a bucket may gain p - 1 units more than the request pays, and a small bucket
+-- would overflow. So the client adds p - 1 units to the cap, less than accrues in a us.
 do
   local MOST_PEAKS = 8
 
-  -- Whether the level at an instant is to stay the one from before the pause.
+  -- Returns whether the level at an instant must stay the one from before the pause.
   local function stands(l, at)
     return l.spent == 1 and l.now < l.held and at == l.booked
   end
 
-  -- What a level is at a later instant.
+  -- Returns what a level becomes at a later instant.
   local function filled(t, level, from, at, cap)
     if level <= -MOST then return level end
     local refills = at - from
@@ -69,20 +73,20 @@ do
       refills = floor((at - t[9]) / t[8]) - floor((from - t[9]) / t[8])
     end
     local more = refills * t[1]
-    -- So much pays any debt and fills the cap. A larger product may not be exact.
+    -- This much repays any negative level and fills the cap. A larger product may not be exact.
     if more > 2 * MOST then more = 2 * MOST end
     level = level + more
     return level < cap and level or cap
   end
 
-  -- The level at an instant.
+  -- Returns the level at an instant.
   local function level_at(l, at, cap)
     local t, level = l.terms, l.level
     if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
     return filled(t, level, l.booked, at, cap)
   end
 
-  -- When so many refills have come in after an instant.
+  -- Returns the instant at which `refills` refills have accrued after `at`.
   local function after(t, at, refills)
     if t[8] > 0 then
       return t[9] + (floor((at - t[9]) / t[8]) + refills) * t[8]
@@ -90,7 +94,7 @@ do
     return at + refills
   end
 
-  -- The cap for a request of n permits.
+  -- Returns the cap for a request of n permits.
   local function cap_of(t, n)
     return t[7] == 1 and max(t[3], n * t[2]) or t[3]
   end
@@ -108,7 +112,7 @@ do
     if last == 2 * MOST_PEAKS then
       local nearest
       for i = 2, last, 2 do
-        -- Grants to come find less when permits are lent, and those that have passed do not.
+        -- Grants ahead find less when permits are lent, and grants that have passed do not.
         local is_same = peaks[i - 1] > l.now or peaks[i + 1] <= l.now
         if is_same and not (nearest and peaks[i] - peaks[i + 2] >= peaks[nearest] - peaks[nearest + 2]) then
           nearest = i
@@ -125,7 +129,8 @@ do
     l.credit, l.marks = 0, {MOST, -MOST}
   end
 
-  -- How much of the level at an instant behind all bookings is left to requests that come now.
+  -- Returns how much of the level at an instant behind all bookings is left to requests that arrive
+  -- now.
   local apart
 
   kinds[BUCKET] = {
@@ -186,7 +191,7 @@ do
       if t[7] == 2 then need = 0 end
       local level = level_at(l, at, cap)
       if level <= -MOST or price > MOST or level - price <= -MOST or need > cap then return nil end
-      -- What is set apart comes in again, but not at a rate of zero.
+      -- The units that are set apart accrue again, but not at a rate of zero.
       if has_back and t[1] > 0 then need = need + apart(l, cap - need, price) end
       if level >= need then return at end
       if t[1] == 0 then return nil end
@@ -209,7 +214,7 @@ do
         local cap = cap_of(t, n)
         found = level_at(l, at, MOST)
         l.level, l.spent = min(found, cap), 0
-        -- What met the cap is told from what just filled it.
+        -- Distinguishes a level that met the cap from one that just filled it.
         found = min(found, cap + 1)
       end
       peak(l, at, found)
@@ -236,8 +241,8 @@ do
       return available, after(t, at, whole_up(t[4] - level, t[1]))
     end,
 
-    -- Until it is as full as a new state, its cap included. A process of slower terms would have a new
-    -- state before; its bucket takes a span to fill, and more with a debt.
+    -- Until it is as full as a new state, including its cap. A process of slower terms would see a
+    -- new state before; its bucket takes a span to fill, and more with a negative level.
     expires = function(l)
       local t, level = l.terms, l.level
       if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
@@ -267,13 +272,13 @@ do
   local bucket = kinds[BUCKET]
 
   if has_back then
-    -- Permits that came back, or are lent, change the level at each instant to come.
+    -- Permits that were given back, or are lent, change the level at each instant ahead.
     local function raise(l, units)
       l.credit = max(0, l.credit + units)
       marks.raise(l, units)
     end
 
-    -- A bound of the level from now to the last booking.
+    -- Returns a bound of the level from now to the last booking.
     local function lowest(l)
       local function filled_now(from, level)
         return filled(l.terms, level, from, l.now, l.terms[3])
@@ -289,18 +294,19 @@ do
       return max(0, min(l.credit, room))
     end
 
-    -- How many permits may be granted before the last booking.
+    -- Returns how many permits may be granted before the last booking.
     function bucket.lendable(l)
       if l.booked <= l.now or l.held > l.now then return 0 end
       return whole(max(0, min(l.credit, lowest(l))), l.terms[2])
     end
 
-    -- How many of them there are whether they came back or not.
+    -- Returns how many permits may be granted before the last booking whether they were given back
+    -- or not.
     function bucket.room(l)
       return whole(max(0, lowest(l)), l.terms[2])
     end
 
-    -- Returns how many of the permits may be lent.
+    -- Gives permits back. Returns how many of them may be lent.
     function bucket.give(l, at, n, due)
       -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
       local stays = stands(l, at)
@@ -313,10 +319,10 @@ do
       if room <= 0 or level <= -MOST then return 0 end
       local given = min(n * l.terms[2], room)
       l.level, l.booked, l.spent = level + given, at, stays and 1 or 0
-      -- The level is higher from the instant of the grant on, which may be to come.
+      -- The level is higher from the instant of the grant on, which may lie ahead.
       local is_lent = due <= l.now
       if is_lent then raise(l, given) end
-      -- Without the refunded grant later grants would have found that much more.
+      -- Without the refunded grant later grants would have found this much more.
       l.peaks = {}
       for i = 1, #peaks, 2 do
         peak(l, peaks[i], peaks[i + 1] + (peaks[i] > due and given or 0))
@@ -324,9 +330,9 @@ do
       return is_lent and whole(given, l.terms[2]) or 0
     end
 
-    -- Grants what came back at an instant before the last booking. That may lie behind now if the
-    -- grant is made again. The grants to come find less then, unless the level meets the cap
-    -- before, or met it when the grant was made first. Returns whether they do.
+    -- Grants permits that were given back, at an instant before the last booking. That instant may
+    -- have passed if the grant is applied again. The grants ahead find less then, unless the level
+    -- meets the cap before, or met it when the grant was made first. Returns whether they do.
     function bucket.lend(l, at, n, met)
       local t, units, peaks, most = l.terms, n * l.terms[2], l.peaks, nil
       if l.booked <= l.now then l.level, l.booked, l.spent = level_at(l, l.now, t[3]), l.now, 0 end
@@ -350,8 +356,8 @@ do
       return not met
     end
 
-    -- A refund and a loan of it that are made again leave the level as it is. Grants from one to
-    -- the other found more, as far as the peaks tell it.
+    -- If a refund and a loan of it are applied again, the level stays. Grants between the two found
+    -- a higher level, as far as the peaks show it.
     function bucket.pass_on(l, due, at, n)
       local units, peaks, most, met = n * l.terms[2], l.peaks, nil, l.terms[3] + 1
       l.peaks = {}

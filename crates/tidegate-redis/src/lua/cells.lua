@@ -2,9 +2,9 @@
 --
 --   | term | name   | unit    | meaning                                                         |
 --   |------|--------|---------|-----------------------------------------------------------------|
---   | 1    | limit  | permits | of as many cells in a row                                       |
+--   | 1    | limit  | permits | of `cells` cells in a row                                       |
 --   | 2    | length | us      | of a cell                                                       |
---   | 3    | offset | us      | of the cells, after those of Unix time                          |
+--   | 3    | offset | us      | of the cells, relative to those of Unix time                    |
 --   | 4    | cells  | 1       | at most 128                                                     |
 --
 --   | state  | name   | unit    | meaning                                                       |
@@ -19,7 +19,7 @@ do
     return floor((at - t[3]) / t[2])
   end
 
-  -- How many of the oldest cells have dropped out at an instant, and the sum of the others.
+  -- Returns how many of the oldest cells have dropped out at an instant, and the sum of the others.
   local function open(l, at)
     local t, counts = l.terms, l.counts
     local gone, sum = min(t[4], number(t, at) - number(t, l.booked)), 0
@@ -27,7 +27,7 @@ do
     return gone, sum
   end
 
-  -- When the i-th cell drops out.
+  -- Returns the instant at which the i-th cell drops out.
   local function ends(l, i)
     local t = l.terms
     return (number(t, l.booked) + i) * t[2] + t[3]
@@ -49,9 +49,9 @@ do
     read = function(l, value)
       local t = l.terms
       if value then
-        -- A key of other cells has another name.
+        -- A limit with other cells has a key of another name.
         l.counts = {parse('>' .. ('I4'):rep(t[4]), value, l.first + 8)}
-        -- The last number is where the parsing ended.
+        -- The last number is the position at which the parsing ended.
         l.counts[t[4] + 1] = nil
       else
         l.counts = {}
@@ -117,7 +117,7 @@ do
       local t = l.terms
       if number(t, at) - number(t, due) >= t[4] then return end
       take(l, at, 0)
-      -- The permits go off the oldest cells, as in one process, where these are forgotten first.
+      -- The permits are taken off the oldest cells, as in one process, which forgets these first.
       for i = 1, t[4] do
         local given = min(n, l.counts[i])
         l.counts[i] = l.counts[i] - given

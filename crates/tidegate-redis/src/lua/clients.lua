@@ -1,20 +1,20 @@
--- Counts the processes that ask a store, in constant memory: how many asked in this period and in
--- the period before. Each process asks several times in a period, and is counted once.
+-- Counts the processes that call a store, in constant memory: how many called in this period and in
+-- the period before. Each process calls several times in a period, and is counted once.
 --
 --   | state | name   | unit   | meaning                                                        |
 --   |-------|--------|--------|----------------------------------------------------------------|
---   | 1     | made   | us     | when the state was made; tells it from one that was lost       |
+--   | 1     | made   | us     | when the state was made; distinguishes it from a lost state    |
 --   | 2     | period | 1      | the number of the period                                       |
---   | 3     | count  | 1      | the processes that asked in this period                        |
---   | 4     | before | 1      | the processes that asked in the period before                  |
+--   | 3     | count  | 1      | the processes that called in this period                       |
+--   | 4     | before | 1      | the processes that called in the period before                 |
 --
--- The larger count is told: that of the period before is complete, and that of this period knows
--- the processes that are new. So a process that ends counts for two periods at most. A process that
--- leaves is taken out of the periods in which it was counted.
+-- The reply is the larger count: the count of the period before is complete, and the count of this
+-- period includes the new processes. So a process that ends counts for two periods at most. A
+-- process that leaves is subtracted from the periods in which it was counted.
 --
 -- KEYS: the count. ARGV: packed, the time (-1 for TIME), the length of a period in us, the `made`
--- and `period` of the last answer to this process, the other period in which it was counted (-1 if
--- there is none), and whether it leaves.
+-- and `period` of the last reply to this process, the other period in which it was counted (-1
+-- without one), and whether it leaves.
 
 local now, length, last_made, last_period, earlier, leaves = struct.unpack('>dddddd', ARGV[1])
 if now < 0 then
@@ -26,7 +26,7 @@ local made, period, count, before = now, at, 0, 0
 local value = redis.call('GET', KEYS[1])
 if value then made, period, count, before = struct.unpack('>dddd', value) end
 if at > period then
-  -- Where no process asked for a period, all are counted anew.
+  -- If no process called in a whole period, all are counted anew.
   if at > period + 1 then made, count = now, 0 end
   before, period, count = count, at, 0
 elseif at < period - 1 then

@@ -4,7 +4,7 @@
 --   |------|--------|---------|-----------------------------------------------------------------|
 --   | 1    | limit  | permits | of one window; limit x length is below 2^51                     |
 --   | 2    | length | us      | of the window                                                   |
---   | 3    | offset | us      | of the windows, after those of Unix time                        |
+--   | 3    | offset | us      | of the windows, relative to those of Unix time                  |
 --
 --   | state | name   | unit    | meaning                                                        |
 --   |-------|--------|---------|----------------------------------------------------------------|
@@ -12,7 +12,7 @@
 --   | 2     | used   | permits | used in the window of `booked`; below 2^32                      |
 --
 -- Exactness. `before x left <= room x length` compares two products. The right one is an integer
--- below 2^52. The left one may be larger after debits, and is rounded then, but stays larger.
+-- below 2^52. The left one may be larger after debits. Then it is rounded, but stays larger.
 do
   local function open(l, at)
     local t = l.terms
@@ -22,7 +22,7 @@ do
     return began, 0, 0
   end
 
-  -- The part of a window with so many permits that may still count.
+  -- Returns the part of a window with `permits` permits that may still count.
   local function part(permits, room, length)
     if permits == 0 then return length end
     return min(length, whole(room * length, permits))

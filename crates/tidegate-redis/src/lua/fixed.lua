@@ -1,31 +1,31 @@
--- Fixed window: so many permits in each window of time.
+-- Fixed window: `limit` permits in each window of time.
 --
 --   | term | name   | unit    | meaning                                                         |
 --   |------|--------|---------|-----------------------------------------------------------------|
 --   | 1    | limit  | permits | of one window                                                   |
 --   | 2    | length | us      | of the window                                                   |
---   | 3    | offset | us      | of the windows, after those of Unix time; -1: a window begins   |
---   |      |        |         | with its first grant                                            |
+--   | 3    | offset | us      | of the windows, relative to those of Unix time; -1: a window    |
+--   |      |        |         | begins with its first grant                                     |
 --
 --   | state | name  | unit    | meaning                                                         |
 --   |-------|-------|---------|-----------------------------------------------------------------|
 --   | 1     | began | us      | when the window of `booked` began                               |
 --   | 2     | used  | permits | of that window; at most 2^52                                    |
 --
--- A window that begins with its first grant may begin later than the one before ends, since other
--- limits made the grant wait. If the offset is -1, the windows up to the last gap follow:
+-- A window that begins with its first grant may begin later than the end of the one before, because
+-- other limits made the grant wait. If the offset is -1, the windows up to the last gap follow:
 --
 --   | state | name   | unit   | meaning                                                         |
 --   |-------|--------|--------|-----------------------------------------------------------------|
---   | 3     | since  | us     | when the first window behind the gap began: up to that of       |
---   |       |        |        | `booked` they have no gap                                       |
+--   | 3     | since  | us     | when the first window behind the gap began. The windows from it |
+--   |       |        |        | to that of `booked` have no gap                                 |
 --   | 4     | before | us     | when the last window before the gap began                       |
---   | 5     | from   | us     | as `since`, of the windows before the gap. Of earlier ones it is |
---   |       |        |        | not known when they began: they lend nothing                    |
+--   | 5     | from   | us     | like `since`, for the windows before the gap. The beginnings of |
+--   |       |        |        | earlier windows are unknown: they lend nothing                  |
 --
 -- Exactness. Only sums and remainders of integers below 2^53.
 do
-  -- The window that is open at an instant: its beginning, and how many permits of it are used.
+  -- Returns the window that is open at an instant: its beginning, and its used permits.
   local function open(l, at)
     local t = l.terms
     if t[3] < 0 then

@@ -1,7 +1,8 @@
 -- Several limits, each with its own algorithm, decided in one script: all or nothing.
 --
--- State. A limit is one key. Its value is packed numbers (big-endian doubles unless said
--- otherwise), first these, then those of the algorithm, whose tables begin with 1:
+-- State. A limit is one key. Its value is packed numbers (big-endian doubles unless stated
+-- otherwise). The numbers of this table come first, then those of the algorithm, whose own tables
+-- begin with 1:
 --
 --   | number | name   | unit | meaning                                                       |
 --   |--------|--------|------|---------------------------------------------------------------|
@@ -10,112 +11,117 @@
 --   | 3      | booked | us   | the instant of the last grant, which may lie ahead: no later   |
 --   |        |        |      | request is granted before it. The state is as of this instant. |
 --   | 4      | held   | us   | the end of a pause, 0 without one                              |
---   | 5      | back   | byte | the length of what follows of bookings that were given back,   |
---   |        |        |      | before the numbers of the algorithm                            |
+--   | 5      | back   | byte | the length of the data about bookings that were given back;    |
+--   |        |        |      | this data precedes the numbers of the algorithm                |
 --
--- If that is not 0, ten numbers follow:
+-- If `back` is not 0, ten numbers follow:
 --
 --   | number | name   | unit | meaning                                                       |
 --   |--------|--------|------|---------------------------------------------------------------|
---   | 6, 7   |        | 1    | how many places follow in the list, and how many refunds       |
+--   | 6, 7   |        | 1    | the number of places in the list, and of refunds               |
 --   | 8      | kept   | 1    | no booking of a lower number is undone                          |
---   | 9      | alive  |permit| of the bookings since the origin those that are not given back   |
+--   | 9      | alive  |permit| permits of the bookings since the origin that are not given     |
+--   |        |        |      | back                                                           |
 --   | 10     | first  | us   | the first instant of these bookings                            |
 --   | 11     |        | byte | the length of `origin`                                         |
 --   | 12     |        | byte | the length of the places that are not in the list              |
 --   | 13     |        | byte | the length of `real`                                           |
---   | 14     |        | 1    | how many bookings follow of which parts are taken              |
---   | 15     |        | 1    | how many numbers of marks follow                               |
+--   | 14     |        | 1    | the number of bookings in `parts`                              |
+--   | 15     |        | 1    | the number of numbers in `marks`                               |
 --
 -- and texts, in this order:
 --
 --   | text    | meaning                                                                    |
 --   |---------|----------------------------------------------------------------------------|
 --   | marks   | of a window, as in room.lua                                                |
---   | real    | in a pause the value without what is foreseen, else nothing                 |
+--   | real    | in a pause the value without the foreseen bookings, else nothing            |
 --   | origin  | the value from before all bookings ahead; nothing if one of them has become |
 --   |         | a grant                                                                     |
---   | places  | of each in the list its instant, its permits, how many of them are free, the |
---   |         | number of its booking, or -1, and the length of the value from before it,   |
---   |         | which follows, if a part of it is taken                                     |
+--   | places  | for each place in the list: its instant, its permits, its free permits, the |
+--   |         | number of its booking or -1, and the length of the value from before it,    |
+--   |         | which follows if a part of the place is taken                               |
 --   | later   | the other places, as in places.lua                                         |
---   | parts   | as the places in the list: what is free is in the other places              |
+--   | parts   | bookings in the format of `places`; their free permits are in other places |
 --   | refunds | as in refunds.lua                                                          |
---   | runs    | of each its first and its last number, the instant of the last one, and the |
---   |         | length of the value from before the first one, which follows, or is missing: |
---   |         | `writes`, `booked`, and the numbers of the algorithm                        |
+--   | runs    | for each run: its first and its last number, the instant of the last one,   |
+--   |         | and the length of the value from before the first one. That value follows   |
+--   |         | or is missing: `writes`, `booked`, and the numbers of the algorithm         |
 --
--- Exactness. All numbers are integers of magnitude below 2^53, so that doubles add, subtract and
--- multiply them without rounding. `whole` divides them without rounding, too: a quotient a/b lies
--- at least 1/b from the next integer, which is more than half a unit in the last place while
--- a < 2^53. Limits whose products would be larger are refused by the client when they are built.
+-- Exactness. All numbers are integers of magnitude below 2^53, so doubles add, subtract and
+-- multiply them without rounding. `whole` also divides them without rounding: a quotient a/b lies
+-- at least 1/b from the next integer, which is more than half a unit in the last place while a <
+-- 2^53. The client refuses to build limits whose products would be larger.
 --
 -- Time. The clock is the server's (TIME), in microseconds. Time never goes back for a limit: a
--- reading before `seen` counts as `seen`. If it lies further back than the limit's span, the clock
--- was set, and all instants of the state move with it: what was granted stays granted, no permit
--- comes in for the gap, and no wait is longer than the span and the bookings.
+-- reading before `seen` counts as `seen`. If a reading is earlier than `seen` by more than the
+-- limit's span, the clock was set, and all instants of the state move with it: what was granted
+-- stays granted, no permit accrues for the gap, and no wait is longer than the span and the
+-- bookings.
 --
 -- Booking. A request is due at the earliest instant, not before `booked` and `held`, at which every
 -- limit has its permits. No limit loses availability by waiting, so that instant is the latest of
--- the instants of the limits alone, but for what came back: see room.lua.
--- A request that is due within its longest wait takes its
--- permits as of that instant; any other request changes nothing. A limit whose key would be gone at
--- the told instant is kept until a little later, or the same wait would be told again.
+-- the instants of the single limits, except for permits that were given back: see room.lua. A
+-- request that is due within its maximum wait takes its permits as of that instant; any other
+-- request changes nothing. If the key of a limit would expire before the instant in the reply, it
+-- is kept until a little later. Otherwise the next request would get the same wait again.
 --
 -- Pause. A request that waits behind a pause is booked in a state that ends with the pause, and so
--- is the next one behind it: both are told when they are due if the pause lasts as long as it is to.
--- `real` is the value without these bookings, and counts when the pause has ended, sooner or later,
--- and for any call that changes more. Then the requests ask again. A limit that is not paused keeps
--- nothing of a request that is foreseen. A request behind others of its process that wait for the
--- end of a pause is not decided if that pause has ended: the others go first.
+-- is the next request behind it. Such bookings are "foreseen": both requests get the instant at
+-- which they are due if the pause lasts as long as planned. `real` is the value without these
+-- bookings. It counts when the pause has ended, sooner or later, and for any call that changes
+-- more. Then the requests ask again. A limit that is not paused keeps nothing of a foreseen
+-- request. A request behind others of its process that wait for the end of a pause is not decided
+-- if that pause has ended: the others go first.
 --
 -- Several requests. A call decides about a list of requests, one after the other, each as if it
--- were alone: the clock stands still, each change is in the numbers that the next request sees, and
--- every key is read and written once.
+-- were the only one: the clock stands still, each change is in the numbers that the next request
+-- sees, and every key is read and written once.
 --
--- Giving back. A booking that is given back is undone with all bookings behind it, as soon as these
--- are given back, too: the state is again the value from before it. Until then its number is in a
--- run of such bookings. A refund is made again when a booking from before it is undone. Any other
--- change ends all runs, since the values from before bookings do not have that change. A log has no
--- runs, since its state has each booking: see log.lua. Calls that give nothing back copy the text
--- of the runs. Of too many runs the lowest are forgotten: their permits come in by time.
+-- Giving back. A booking that is given back is undone together with all bookings behind it, as soon
+-- as these are given back, too: the state is again the value from before it. Until then its number
+-- is in a run of such bookings. A refund is applied again when a booking from before it is undone.
+-- Any other change ends all runs, because the values from before bookings do not have that change.
+-- A log has no runs, because its state has each booking: see log.lua. Calls that give nothing back
+-- copy the text of the runs. If there are too many runs, the lowest are forgotten: their permits
+-- accrue with time.
 --
 -- When all bookings ahead are given back, and none has become a grant, the state is the origin
 -- again, whatever parts of them were given to other requests before.
 --
--- The instant of such a booking is a place: a request takes permits of it that are free. So all
--- grants are bookings that were made one behind the other, and no bound suffers. The permits of one
--- instant are interchangeable, so a request may take parts of several places. A booking of which a
--- part is taken is in no run, and its place has the value from before it. A request that takes all
--- of one place makes that booking again: it is told the number, and the value from before it if a
--- run has that.
+-- A place is the instant of a booking that was given back, with its permits: a request takes
+-- permits of the place that are free. So all grants are bookings that were made one behind the
+-- other, and every bound still holds. The permits of one instant are interchangeable, so a request
+-- may take parts of several places. A booking of which a part is taken is in no run, and its place
+-- has the value from before it. A request that takes all of one place makes that booking again: the
+-- reply has the number of the booking, and the value from before it if a run has that.
 --
--- `lasts` tells until when the permits of a place may be granted after its instant, since each
--- window counts as many. A kind without it grants them at the instant alone. A request takes
--- permits of several such places, and the rest of what it needs behind the last booking.
+-- `lasts` returns the time until which the permits of a place may be granted after its instant,
+-- because each window counts as many. A kind without it grants them only at the instant. A request
+-- takes permits of several such places, and the rest of its permits behind the last booking.
 --
--- A place that ends, or the latest one of too many, is refunded like a grant. When a booking from
--- before the refund is undone, that of a place that has ended is made again, and that of the latest
--- one is lost: its booking may be undone as well.
+-- If a place ends, or is the latest one of too many, it is refunded like a grant. When a booking
+-- from before the refund is undone, the refund of a place that has ended is applied again, and the
+-- refund of the latest one is lost: its booking may be undone as well.
 --
--- A grant whose instant has come is given back by a refund. A window takes it back if it still
+-- A grant whose instant has passed is given back by a refund. A window takes it back if it still
 -- counts the grant at its last booking, or at the one that is the last when those behind it are
--- undone. Later the permits would be those of other grants. A booking
--- that is given back when its instant has come is refunded as a place that ends.
+-- undone. Later the permits would be those of other grants. A booking that is given back when its
+-- instant has passed is refunded like a place that ends.
 --
--- ARGV: the operation; packed, for each key the number of its kind, its own longest wait in us, and
--- its terms; packed, the time (-1 for TIME) and the numbers of the operation. Those of `reserve`
--- are the requests: of each its longest wait in us, its mode (0, 1 in shadow, 2 behind a pause), a
--- flag (the reply tells the state also if it is granted), and for each key its permits and the most
--- permits. Those of any other one are a span in us (of `pause`), a flag (of `pause`: it keeps the
--- stock), the instant of a grant (of `back` and `refund`), and for each key its permits. Then the
--- bookings that `reserve` gives back before: of each, packed, its instant and for each key its
--- permits; and for each key the value from before the booking. The instant of one that was foreseen
--- is negative. `back` has the values alone.
+-- ARGV: the operation; packed, for each key the number of its kind, its own maximum wait in us, and
+-- its terms; packed, the time (-1 for TIME) and the numbers of the operation. The numbers of
+-- `reserve` are its requests: for each request its maximum wait in us, its mode (0, 1 in shadow
+-- mode, 2 behind a pause), a flag (the reply has the state even if the request is granted), and for
+-- each key its permits and the most permits. The numbers of any other operation are a span in us
+-- (of `pause`), a flag (of `pause`: it keeps the available permits), the instant of a grant (of
+-- `back` and `refund`), and for each key its permits. Then follow the bookings that `reserve` gives
+-- back first: for each, packed, its instant and its permits of each key; and for each key the value
+-- from before the booking. The instant of a foreseen booking is negative. `back` has only the
+-- values.
 --
 -- Speed. Most calls are `reserve` of one request that is granted at once, and each function takes
--- time to make. Functions that `reserve` never needs are made for other operations alone, and those
--- for bookings and for what comes back where a limit has some.
+-- time to create. Functions that `reserve` never needs are created only for other operations.
+-- Functions for bookings and for permits that are given back are created only if a limit has some.
 
 local MOST = 2^52
 local MOST_WRITES = 2^51
@@ -128,15 +134,16 @@ local MOST_PARTS = 32
 local MOST_RUNS = 1024
 local MOST_RUN_BYTES = 163840
 local YEARS = 315576000 * 1000000
--- No key is kept for longer, however large a debt is.
+-- No key is kept for longer, however negative its balance is.
 local MOST_YEARS = 10 * YEARS
--- How much longer than a told wait a limit is kept.
+-- A limit is kept for this much longer than the wait in the reply.
 local LINGER = 10 * 1000000
--- So much later than it was told a request may come again.
+-- A request may ask again this much later than the time in the reply.
 local TRIP = 100 * 1000
 local BUCKET, FIXED, CELLS, ESTIMATE, LOG = 1, 2, 3, 4, 5
 local kinds = {}
--- Whether a bucket leaves what came back to later requests, also what they cannot take yet.
+-- Whether a bucket leaves permits that were given back to later requests, even permits that they
+-- cannot take yet.
 local sets_apart = false
 
 local pack, parse = struct.pack, struct.unpack

@@ -1,8 +1,8 @@
 -- Gets the values of all limits.
 local call = redis.call
 local values = {}
--- Whether bookings lie ahead, or were given back, or are given back by this call. Most calls need
--- none of the functions for these.
+-- Whether bookings lie ahead, were given back, or are given back by this call. Most calls need none
+-- of the functions for these.
 local has_back = operation ~= 'reserve' or ARGV[4] ~= nil
 for i = 1, #KEYS do
   local value = call('GET', KEYS[i])
