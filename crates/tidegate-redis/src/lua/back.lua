@@ -1,4 +1,4 @@
--- Takes back what was granted: bookings whose instants are to come, and grants.
+-- Takes back grants, and bookings whose instants lie ahead.
 
 local give
 if ARGV[4] or operation == 'refund' then
@@ -6,7 +6,7 @@ if ARGV[4] or operation == 'refund' then
   function give(l, n, due)
     local kind = l.kind
     if kind.lasts and due <= now and l.booked > now and lasts(l, due) > now then
-      -- Requests take them now, as those of a booking that was given back.
+      -- Requests take them now, like the permits of a booking that was given back.
       if kind.drop then
         n = n - kind.drop(l, due, n)
       else
@@ -25,12 +25,12 @@ end
 
 local give_back
 if ARGV[4] then
-  -- Adds a booking to the runs of those that were given back. A run whose value from before is not
-  -- known takes in no later booking, or that booking could not be undone alone.
+  -- Adds a booking to the runs of bookings that were given back. A run without a known value from
+  -- before it takes in no later booking. Otherwise that booking could not be undone on its own.
   local function drop(l, number, due, before)
     local runs, low, high = runs_of(l), number, number
     local i = find_run(runs, number)
-    -- The run before the booking, and the one behind it.
+    -- The run before the booking, and the run behind it.
     local run, next_run = runs[i], runs[i + 1]
     if next_run and next_run.low - 1 == number then
       high, due = next_run.high, next_run.due
@@ -51,7 +51,7 @@ if ARGV[4] then
     l.kind.read(l, before)
   end
 
-  -- Makes the refunds again whose bookings before them are undone.
+  -- Applies the refunds again whose preceding bookings were undone.
   local function refund_again(l)
     for _, back in ipairs(l.refunds) do
       if back.number > l.writes then
@@ -69,7 +69,7 @@ if ARGV[4] then
     pass(l)
   end
 
-  -- Goes back to the value from before the last run while no booking is left behind that run.
+  -- Goes back to the value from before the last run, as long as no booking is left behind that run.
   local function undo(l)
     local runs = runs_of(l)
     local run, undone = runs[#runs], false
@@ -136,14 +136,14 @@ if ARGV[4] then
   end
 
   -- Gives back the bookings of the requests for `l.n` permits of each limit at one instant.
-  -- `ARGV[first]` and those behind it have the value of each limit from before the booking.
+  -- `ARGV[first]` and the arguments after it have the value of each limit from before the booking.
   function give_back(place, first)
     local is_foreseen = place < 0
     place = math.abs(place)
     for i = 1, count do
       local l, before = limits[i], ARGV[first + i - 1]
       local number = #before >= 8 and parse('>d', before) or -1
-      -- An instant or a number that is not reached is of a state that was lost, or of another
+      -- An instant or a number that is not reached belongs to a state that was lost, or to another
       -- clock.
       local is_there = l.value and place <= l.booked and number < l.writes
       if is_there and is_foreseen and number >= 0 then
@@ -162,7 +162,8 @@ if ARGV[4] then
           bound_places(l)
           touch(l)
         else
-          -- The instant of the booking came on the way: the booking is a grant.
+          -- The instant of the booking passed while the call was on its way: the booking is a
+          -- grant.
           give(l, l.n, place)
         end
       end

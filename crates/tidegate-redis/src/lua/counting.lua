@@ -1,8 +1,8 @@
--- Permits in use over all processes. One call is one process that tells how many permits it holds,
--- and asks for more.
+-- Permits in use over all processes. In a call a process reports how many permits it holds, and
+-- asks for more.
 --
--- State. The key is a hash, so that it is there as a whole or not at all. Its values are packed
--- big-endian doubles, all of them integers below 2^53.
+-- State. The key is a hash, so it exists as a whole or not at all. Its values are packed big-endian
+-- doubles, all of them integers below 2^53.
 --
 --   | field     | number | name   | unit    | meaning                                                |
 --   |-----------|--------|--------|---------|--------------------------------------------------------|
@@ -11,27 +11,28 @@
 --   |           | 3      | paused | us      | the end of a pause, 0 without one                      |
 --   |           | 4      | kept   | us      | the key expires no earlier, nor before a pause ends    |
 --   |           | 5      | first  | us      | no process is lost before                              |
---   | line      |        |        |         | the processes that wait, in order of arrival: 8 bytes  |
+--   | line      |        |        |         | the waiting processes, in order of arrival: 8 bytes    |
 --   |           |        |        |         | each, at most 64 processes                             |
 --   | a process | 1      | call   | 1       | the number of its last call                            |
 --   |           | 2      | held   | permits | in use                                                 |
 --   |           | 3      | wants  | permits | that it waits for                                      |
---   |           | 4      | by     | us      | it keeps its place in the line if it asks again by then|
---   |           | 5      | ends   | us      | without a call until then, it is taken for lost        |
+--   |           | 4      | by     | us      | it keeps its position in the queue if it asks again by |
+--   |           |        |        |         | then                                                   |
+--   |           | 5      | ends   | us      | without a call until then, it is considered lost       |
 --
--- A process tells the number of permits that it holds, and not a difference. So a call that got
--- lost, or was carried out without an answer, is made good by the next one, and a store that lost
--- its state has it again after each process has called. A call that comes after a later one of the
--- same process changes nothing.
+-- A process reports the number of permits that it holds, not a difference. So the next call repairs
+-- a call that was lost, or was carried out without a reply. A store that lost its state has it
+-- again after each process has called. A call that arrives after a later one of the same process
+-- changes nothing.
 --
--- Cost. A call looks at the processes that wait, at most 64. When one may be lost it looks at all
--- of them: each lives for two thirds of its span after that, so this is seldom.
+-- Cost. A call visits the waiting processes, at most 64. When a process may be lost, the call
+-- visits all processes: each lives for two thirds of its span after that, so this is rare.
 --
 -- Time. The clock is the server's. If it is set back, all instants of the state move with it.
 --
 -- ARGV: the operation; the process, 8 bytes; packed, the time (-1 for TIME), the limit, the span,
--- the number of the call, the permits held, how long it keeps its place, and the length of a pause;
--- packed, the sizes of its requests in order, those that do not wait negative.
+-- the number of the call, the permits held, how long it keeps its position, and the length of a
+-- pause; packed, the sizes of its requests in order, negative for requests that do not wait.
 
 local MOST_WAITING = 64 * 8
 local NEVER = 2^53
@@ -44,8 +45,8 @@ local all, line, mine = unpack(redis.call('HMGET', hash, 'all', 'line', id))
 local total, seen, paused, kept, first = 0, now, 0, 0, NEVER
 if all then
   total, seen, paused, kept, first = struct.unpack('>ddddd', all)
-  -- No text begins with a number like this: the eight bytes of one are no whole number, or a larger
-  -- one.
+  -- No text begins with a number like this: the first eight bytes of a text are no whole number, or
+  -- a larger one.
   if not (total >= 0 and total < 2^51 and total % 1 == 0) then
     error('the key has a value of another program', 0)
   end
@@ -78,15 +79,15 @@ if looks then
   end
 end
 
--- A command for many fields, which Lua cannot pass at once.
+-- Runs a command with many fields, more than Lua can pass at once.
 local function in_parts(command, fields)
   for i = 1, #fields, 1000 do
     redis.call(command, hash, unpack(fields, i, math.min(i + 999, #fields)))
   end
 end
 
--- The processes that wait, without those that are lost or did not ask again in time, and how many
--- permits the processes before this one want.
+-- The waiting processes, without those that are lost or did not ask again in time, and how many
+-- permits the processes ahead of this one want.
 local waiting, place, before = {}, nil, 0
 if line and line ~= '' then
   local ids = {}
@@ -123,7 +124,7 @@ if operation == 'call' then
     local n = struct.unpack('>d', ARGV[4], 8 * i - 7)
     local stays = n > 0
     n = math.abs(n)
-    -- No request overtakes one that waits.
+    -- No request overtakes a waiting request.
     if wants == 0 and n <= room then
       answers[i], room, granted = '1', room - n, granted + n
     else
@@ -159,8 +160,8 @@ if total == 0 and joined == '' and paused <= now and not is_here then
   return told
 end
 if operation == 'call' and granted == 0 and mine then
-  -- A store without memory left refuses the first write if it may need more, and no later one. So
-  -- permits can be given back.
+  -- A store without free memory refuses the first write of a script if that write may need more,
+  -- but no later one. So permits can be given back.
   redis.call('HDEL', hash, id)
 end
 if is_here then kept, first = math.max(kept, now + span), math.min(first, now + span) end

@@ -4,49 +4,49 @@
 --   |------|--------|---------|-----------------------------------------------------------------|
 --   | 1    | limit  | permits | of any window                                                   |
 --   | 2    | length | us      | of the window                                                   |
---   | 3    | room   | permits | the limit or more, at most 4,096; as many are kept that count    |
---   |      |        |         | no more, and as many are owed at most                           |
+--   | 3    | room   | permits | the limit or more, at most 4,096: this many permits that no      |
+--   |      |        |         | longer count are kept, and at most this many are owed           |
 --
 --   | state | name    | unit    | meaning                                                        |
 --   |-------|---------|---------|----------------------------------------------------------------|
 --   | 1     | base    | us      | is added to each instant                                       |
---   | 2     | till    | us      | until then permits may count that were forgotten: no request    |
+--   | 2     | till    | us      | until then permits that were forgotten may count: no request    |
 --   |       |         |         | is due before                                                  |
 --   | 3     | start   | permits | the sum before the first record, modulo 2^32                   |
 --   | 4..   | instants| us      | of the records: all instants that have permits, 56 bits each    |
---   | ..    | sums    | permits | of each record all permits up to it, modulo 2^32; 32 bits each  |
+--   | ..    | sums    | permits | for each record all permits up to it, modulo 2^32; 32 bits each |
 --
 -- Sums rise, so the record that decides about n permits is found by bisection: a request is due
 -- when the permit `limit - n` before the last one is a window old. If each request had one permit,
 -- each permit has a record, which is found at once.
 --
--- Giving back. The records have each booking, so the permits of one are taken out, and no window
--- counts more than before. A place stays in the records until it passes, is one of too many, or is
--- behind all bookings: `booked` is the last instant that has a booking. So records are kept as long
--- as they count now, also those that do not count at `booked`, which may go back.
+-- Giving back. The records have each booking, so the permits of a booking are taken out, and no
+-- window counts more than before. A place stays in the records until it passes, is one of too many,
+-- or is behind all bookings: `booked` is the last instant that has a booking. So records are kept
+-- as long as they count now, even those that do not count at `booked`, which may go back.
 --
 -- Exactness. Instants are compared, and sums are subtracted modulo 2^32. All records together have
 -- fewer than 2^27 permits.
 do
   local TURN = 2^32
-  -- More than count at once, debts included: a storm of as many bookings.
+  -- More than count at once, permits owed included: a storm of as many bookings.
   local MOST_RECORDS = 16384
 
   local function instant(l, i)
     return l.base + parse('>I7', l.instants, 7 * i - 6)
   end
 
-  -- When the i-th record counts no more.
+  -- Returns the instant from which the i-th record no longer counts.
   local function over(l, i)
     return instant(l, i) + l.terms[2]
   end
 
-  -- How many permits the first i records have.
+  -- Returns how many permits the first i records have.
   local function sum(l, i)
     return i > 0 and (parse('>I4', l.sums, 4 * i - 3) - l.start) % TURN or 0
   end
 
-  -- How many of the oldest records count no more at an instant.
+  -- Returns how many of the oldest records no longer count at an instant.
   local function gone(l, at)
     local low, high = 0, #l.sums / 4
     while low < high do
@@ -56,7 +56,7 @@ do
     return low
   end
 
-  -- The first record up to which there are so many permits. Each record has one at least.
+  -- Returns the first record up to which there are `permits` permits. Each record has at least one.
   local function with(l, permits)
     local last = #l.sums / 4
     local total = sum(l, last)
@@ -69,7 +69,7 @@ do
     return low
   end
 
-  -- Adds to sums.
+  -- Adds a number to each of the sums.
   local function shift(sums, by)
     local texts = {}
     for first = 1, #sums, 400 do
@@ -82,7 +82,7 @@ do
     return table.concat(texts)
   end
 
-  -- Takes so many permits out of the records from the i-th one on.
+  -- Takes `n` permits out of the records from the i-th one on.
   local function cut(l, i, n)
     local instants, sums, before, last = l.instants, l.sums, sum(l, i - 1), #l.sums / 4
     n = min(n, sum(l, last) - before)
@@ -97,7 +97,7 @@ do
     if i < kept then l.instants = instants:sub(1, 7 * i - 7) .. instants:sub(7 * kept - 6) end
   end
 
-  -- The record of an instant, and how many permits it has.
+  -- Returns the record of an instant, and how many permits it has.
   local function find(l, at)
     local i = gone(l, at + l.terms[2])
     if i == 0 or instant(l, i) ~= at then return 0, 0 end
@@ -155,7 +155,7 @@ do
       if total > 2 * room then
         local open = gone(l, at)
         local owed = sum(l, #l.sums / 4) - sum(l, open) - 2 * room
-        -- Others may have permits there, by terms with more room.
+        -- Other requests may have permits there, by terms with more room.
         if owed > 0 then cut(l, open + 1, min(owed, added)) end
       end
       l.booked = at
@@ -190,15 +190,15 @@ do
 
   if has_back then
     kinds[LOG].give = function(l, at, n, due)
-      -- The oldest permits go, as in one process, where they are forgotten first. No window to come
-      -- has one of them without the grant. Permits that still count at the last booking make room
-      -- for the next booking.
+      -- The oldest permits go, as in one process, which forgets these first. No later window has
+      -- one of them without the grant. Permits that still count at the last booking make room for
+      -- the next booking.
       local counts = due + l.terms[2]
       if counts > l.now then cut(l, gone(l, counts > at and at or l.now) + 1, n) end
     end
 
     -- While the last booking is less than a window behind a place, no window ends at a booking that
-    -- has a later instant and not the one of the place.
+    -- has a later instant but does not count the instant of the place.
     kinds[LOG].lasts = function(l, due)
       local counts = due + l.terms[2]
       return l.booked < counts and counts or due
@@ -231,12 +231,12 @@ do
       kinds[LOG].shift(l, -MOST, at, n)
     end
 
-    -- Frees permits of an instant while bookings lie ahead, and undoes what is free behind all of
-    -- these. There is one place of an instant. Returns how many permits were freed.
+    -- Frees permits of an instant while bookings lie ahead, and undoes the free permits behind all
+    -- of these. An instant has one place. Returns how many permits were freed.
     kinds[LOG].drop = function(l, due, n)
       local _, permits = find(l, due)
       local place = remove_place(l, due)
-      -- An instant without permits is of a state that was lost, or of another clock.
+      -- An instant without permits belongs to a state that was lost, or to another clock.
       if not place and permits == 0 then return 0 end
       place = place or {due = due, free = 0, number = -1}
       local before = place.free

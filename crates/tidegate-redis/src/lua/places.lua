@@ -1,35 +1,35 @@
 -- The places of bookings that were given back, in the order of their instants, and those of one
--- instant in the order of their bookings. The first ones are a list, which requests take from. A
--- storm leaves thousands: the others are texts of some 64 records each, which are parsed when the
--- list runs low. The Lua of a server hashes each text that it makes, so each change makes one of
--- these texts anew.
+-- instant in the order of their bookings. The first places are a list, from which requests take
+-- permits. A storm leaves thousands of places: the others are texts of some 64 records each, which
+-- are parsed when the list runs low. The Lua of a server hashes each text that it makes, so each
+-- change makes only one of these texts anew.
 --
 --   | record | name   | bytes | unit    | meaning                                               |
 --   |--------|--------|-------|---------|-------------------------------------------------------|
 --   | 1      | due    | 7     | us      | the instant                                           |
 --   | 2      | free   | 4     | permits | of the place, which is free as a whole                |
---   | 3      | number | 7     | 1       | of the booking and 1; 0 for parts of bookings         |
+--   | 3      | number | 7     | 1       | of the booking, plus 1; 0 for parts of bookings       |
 --
--- A place of which a part is taken is in the list, with the value from before its booking. Where
--- the place does not stay in the list, its booking is kept apart, as one of the parts: what is free
--- of this booking is a place of parts of bookings then. When all of it is free again, the booking
--- is a place once more.
+-- A place of which a part is taken is in the list, with the value from before its booking. If the
+-- place does not stay in the list, its booking is kept in `parts`: then the free permits of this
+-- booking are a place of parts of bookings. When the whole booking is free again, it is a place
+-- once more.
 
 local RECORD = 18
 
 local lasts, has_ended, refund, record, load, take_parts, unload
 if has_back then
-  -- Until when the permits of a place may be granted.
+  -- Returns until when the permits of a place may be granted.
   function lasts(l, due)
     return l.kind.lasts and l.kind.lasts(l, due) or due
   end
 
-  -- Whether no request takes a place any more.
+  -- Returns whether no request can take a place anymore.
   function has_ended(l, place)
     return place.due <= now and (l.booked <= now or lasts(l, place.due) <= now)
   end
 
-  -- Refunds a place that no request takes any more.
+  -- Refunds a place that no request can take anymore.
   function refund(l, place)
     if place.free == 0 then return end
     if l.kind.cut then
@@ -42,15 +42,15 @@ if has_back then
     end
   end
 
-  -- The i-th place of a text.
+  -- Returns the i-th place of a text.
   function record(text, i)
     local due, free, number = parse('>I7I4I7', text, RECORD * (i - 1) + 1)
     return {due = due, size = free, free = free, number = number - 1}
   end
 
-  -- Has a list with 16 places that are free, and with so many permits, if there are as many. Places
-  -- that have ended are refunded on the way, up to 64 times in a call. Those of a bucket, and those
-  -- of one instant, are refunded together.
+  -- Extends the list to 16 free places with at least `permits` permits, as far as `later` has
+  -- places. Places that have ended are refunded on the way, up to 64 times in a call. Ended places
+  -- of a bucket, and ended places of one instant, are refunded together.
   function load(l, permits)
     local later = l.later
     if #later == 0 then return end
@@ -96,7 +96,8 @@ if has_back then
     end
   end
 
-  -- Keeps the booking of a place of which parts are taken. Of too many the first one is forgotten.
+  -- Keeps the booking of a place of which parts are taken. If there are too many, the first one is
+  -- forgotten.
   local function keep_apart(l, place)
     if place.number < 0 or (place.before or '') == '' then return end
     local parts = l.parts or {}
@@ -107,7 +108,7 @@ if has_back then
     if #parts > MOST_PARTS then table.remove(parts, 1) end
   end
 
-  -- Has the places behind the first 32 in a text. Of places that are taken the last 16 are kept.
+  -- Puts the places behind the first 32 into a text. Of the taken places only the last 16 stay.
   function unload(l)
     local places, later, taken = l.places, l.later, 0
     for i = #places, 1, -1 do
@@ -132,15 +133,16 @@ if has_back then
   end
 end
 
--- What a call needs that gives bookings or permits back.
+-- The functions that a call needs if it gives bookings or permits back.
 local add_place, remove_place, remove_parts, remove_from, last_place, remove_last, keep_passed, bound_places
 if ARGV[4] or operation == 'refund' then
-  -- Whether a place stands before another one.
+  -- Returns whether a place precedes another one.
   local function is_before(place, other)
     return place.due < other.due or place.due == other.due and place.number < other.number
   end
 
-  -- The text that a place belongs into, 0 for the list, and behind how many places of it.
+  -- Returns the text to which a place belongs, 0 for the list, and the number of its places that
+  -- precede this place.
   local function find(l, place)
     local later, low, high = l.later, 0, #l.later
     while low < high do
@@ -177,14 +179,14 @@ if ARGV[4] or operation == 'refund' then
     end
   end
 
-  -- Has the i-th record of a text become another text, which may be empty.
+  -- Replaces the i-th record of a text by another text, which may be empty.
   local function put(l, t, i, record)
     local text = l.later[t]
     l.later[t] = text:sub(1, RECORD * (i - 1)) .. record .. text:sub(RECORD * i + 1)
     if l.later[t] == '' then table.remove(l.later, t) end
   end
 
-  -- Takes so many free parts of bookings out of the places of an instant.
+  -- Takes `n` free permits of parts of bookings out of the places of an instant.
   function remove_parts(l, due, n)
     local t, i = find(l, {due = due, number = MOST})
     while n > 0 and i > 0 do
@@ -206,7 +208,7 @@ if ARGV[4] or operation == 'refund' then
     end
   end
 
-  -- Adds a place that is free.
+  -- Adds a free place.
   function add_place(l, place)
     if l.places == NONE then l.places = {} end
     local t, i = find(l, place)
@@ -222,7 +224,7 @@ if ARGV[4] or operation == 'refund' then
     end
   end
 
-  -- Takes out the place of an instant, if there is one, where each instant has one place.
+  -- Takes out the place of an instant, if it has one, for kinds with one place per instant.
   function remove_place(l, due)
     local t, i = find(l, {due = due, number = MOST})
     if i == 0 then return nil end
@@ -234,7 +236,7 @@ if ARGV[4] or operation == 'refund' then
     return place
   end
 
-  -- Takes out the places of bookings from this one on. All of them are behind `booked`.
+  -- Takes out the places of the bookings from `number` on. All of them are behind `booked`.
   function remove_from(l, number)
     local kept, place = {}, last_place(l)
     while place and place.due >= l.booked do
@@ -245,7 +247,7 @@ if ARGV[4] or operation == 'refund' then
     for i = #kept, 1, -1 do add_place(l, kept[i]) end
   end
 
-  -- Drops the places that are still to come.
+  -- Drops the places that are still ahead.
   function keep_passed(l)
     local later = l.later
     while later[1] and record(later[#later], 1).due > now do later[#later] = nil end
@@ -257,7 +259,7 @@ if ARGV[4] or operation == 'refund' then
     l.parts = nil
   end
 
-  -- Refunds the latest of too many places.
+  -- If there are too many places, refunds the latest ones.
   function bound_places(l)
     local count = #l.places
     for _, text in ipairs(l.later) do count = count + #text / RECORD end

@@ -1,14 +1,14 @@
--- The refunds that are made again when a booking from before them is undone: the values from before
--- the bookings ahead do not have them. A loan is the opposite: permits that were refunded are
--- granted before the last booking, and that is made again as well.
+-- The refunds that are applied again when a booking from before them is undone: the values from
+-- before the bookings ahead do not have them. A loan is the opposite: refunded permits are granted
+-- before the last booking. It is applied again as well.
 --
 --   | number | name    | unit    | meaning                                                        |
 --   |--------|---------|---------|----------------------------------------------------------------|
 --   | 1      | due     | us      | the instant of the grant that was refunded                     |
---   | 2      | n       | permits | of the grant; negative ones are of a loan                      |
---   | 3      | spare   | permits | so many of them may be lent; -1 for a loan that met the cap    |
+--   | 2      | n       | permits | of the grant; negative for a loan                              |
+--   | 3      | spare   | permits | may be lent; -1 for a loan that met the cap                    |
 --   | 4      | of      | 1       | the number of the booking whose place was refunded, or -1. The |
---   |        |         |         | refund is not made again if that booking is undone as well     |
+--   |        |         |         | refund is not applied again if that booking is undone as well  |
 --   | 5      | lent    | permits | of the refund that were lent while no booking was behind it:   |
 --   |        |         |         | they are undone together                                       |
 --   | 6      | lent_at | us      | the instant of the last loan                                   |
@@ -35,13 +35,13 @@ if has_back then
     return pack(REFUND, due, n, spare, of, lent, refund.lent_at, refund.number, refund.till)
   end
 
-  -- Has a refund that is not made again become a loan of what was lent of it.
+  -- Turns a refund that is not applied again into a loan of its lent permits.
   function forget_refund(back)
     back.n, back.lent, back.spare, back.of = -back.lent, 0, 0, -1
   end
 
-  -- Has a refund, or a loan, made again when bookings ahead are undone. Of too many the first is
-  -- forgotten, and no booking from before it is undone any more.
+  -- Notes a refund, or a loan, to be applied again when bookings ahead are undone. If there are too
+  -- many, the first is forgotten, and no booking from before it can be undone.
   function note_refund(l, n, due, spare, of)
     local refunds = l.refunds
     if refunds == NONE then refunds = {} end

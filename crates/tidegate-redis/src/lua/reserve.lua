@@ -1,7 +1,8 @@
 -- Decides requests.
 
--- A request that may not wait comes back when it was told, or later. Then a place that ends with
--- its instant is gone, so such a request is told of none. A status tells of all.
+-- A request that may not wait asks again at the instant in its reply, or later. Then a place that
+-- ends with its instant is gone, so the reply to such a request counts no such place. A status
+-- counts all places.
 local may_wait = true
 local lend, is_open, free_at, take_places
 if has_back then
@@ -9,7 +10,7 @@ if has_back then
   function lend(l, at, n)
     if l.marks and l.kind ~= kinds[BUCKET] then marks.raise(l, -n) end
     local is_exact = l.kind.lend(l, at, n)
-    -- Refunds behind which there is no booking are undone with what was lent of them.
+    -- Refunds that no booking follows are undone together with their lent permits.
     for _, back in ipairs(is_exact and l.refunds or NONE) do
       if back.number == l.writes and back.spare > 0 and n > 0 then
         local lent = min(back.spare, n)
@@ -17,20 +18,21 @@ if has_back then
         back.lent_at = at
       end
     end
-    -- A log has each permit, and no booking of it is undone by a value from before.
+    -- A log has each permit, and none of its bookings is undone by a value from before it.
     if n > 0 and not l.kind.cut then note_refund(l, -n, at, is_exact and 0 or -1) end
   end
 
-  -- Whether a request may take permits of a place at an instant.
+  -- Returns whether a request may take permits of a place at an instant.
   function is_open(l, place, at)
     if place.due == at then
-      -- A log has no place of its last booking when a request comes back that may not wait.
+      -- When a request that may not wait asks again, a log no longer has a place of its last
+      -- booking.
       return may_wait or lasts(l, at) > at and not (l.kind.cut and at >= l.booked)
     end
     return place.due < at and lasts(l, place.due) > at
   end
 
-  -- How many permits of places a request may take at an instant.
+  -- Returns how many permits of places a request may take at an instant.
   function free_at(l, at)
     local free = 0
     for _, place in ipairs(l.places) do
@@ -40,8 +42,8 @@ if has_back then
   end
 
   -- Takes the permits of a request from the free places for an instant. Returns the value from
-  -- before the booking if the request makes a booking of its size again, and none for parts of
-  -- bookings; and how many permits are not there.
+  -- before the booking if the request makes a booking of its size again, and an empty value for
+  -- parts of bookings; and how many permits are missing.
   function take_places(l, at)
     local places, rest = l.places, l.n
     for i, place in ipairs(places) do
@@ -82,9 +84,9 @@ if has_back then
   end
 end
 
--- The earliest instant, not before another one, at which a request is due: by permits of places
--- alone, by those and more behind the last booking, or behind it. Places are in the order of their
--- instants, in which they end.
+-- Returns the earliest instant, not before `from`, at which a request is due: by permits of places
+-- only, by those and more behind the last booking, or by permits behind the last booking. Places
+-- are in the order of their instants, in which they end.
 local function earliest(l, from)
   local places, kind, n = l.places, l.kind, l.n
   local at = max(from, l.at)
@@ -101,7 +103,7 @@ local function earliest(l, from)
     end
     if free >= n then return instant end
   end
-  -- Permits of a log that are granted later come back later.
+  -- If a log grants permits later, they also become available again later.
   for i = first, kind.lasts and not kind.cut and #places or 0 do
     if is_open(l, places[i], at) then
       local joint = kind.due(l, at, max(0, n - free))
@@ -112,8 +114,8 @@ local function earliest(l, from)
   return due
 end
 
--- The earliest instant at which all limits have a request's permits, none if a limit never has
--- them; and the limit that has them last.
+-- Returns the earliest instant at which all limits have a request's permits, `nil` if a limit never
+-- has them; and the limit that has them last.
 local function earliest_of_all()
   local due, tightest = now, 0
   for i = 1, count do
@@ -125,7 +127,8 @@ local function earliest_of_all()
       if one > l.now and one > due then due, tightest = one, i end
     end
   end
-  -- Places that were open at the instant of one limit may have ended at that of another one.
+  -- Places that were open at the instant of one limit may have ended at the instant of another
+  -- limit.
   local last = count > 1 and now
   while last and last < due do
     last = due
@@ -138,21 +141,22 @@ local function earliest_of_all()
   return due, tightest
 end
 
--- How many permits a request gets now that comes behind the last booking, of what came back: of
--- what may be lent, or of places.
+-- Returns how many permits, out of those that were given back, a request gets now if it would
+-- otherwise be behind the last booking: permits that may be lent, or permits of places.
 local function spare(l)
   if not has_back or l.held > l.now then return 0 end
   return max(free_at(l, l.now), l.kind.lendable and l.kind.lendable(l) or 0)
 end
 
--- The reply: an answer (0 refused, 1 granted, 2 granted in shadow, 3 foreseen, 4 not decided, since
--- no pause holds it up), the wait, the limit that makes it wait, and the instant; for each limit
--- the permits of this request; and if it tells the state, for each limit how many permits are
--- available; in which time it is full, and one permit is due; how long it is still paused; another
--- number: for a grant to come, how many permits are available at its instant unless bookings are
--- behind it; of `keep` how many were taken, and of `resume` whether there was a pause. A time of -1
--- is never. A grant that waits ends with the value of each limit from before its booking, which is
--- empty where there is none.
+-- Returns the reply: a decision (0 refused, 1 granted, 2 granted in shadow mode, 3 foreseen, 4 not
+-- decided, because no pause delays it), the wait, the limit that makes the request wait, and the
+-- instant; for each limit the permits of this request. If the reply has the state, for each limit
+-- there follow: how many permits are available; the time until the limit is full; the time until
+-- one permit is due; how much longer it is paused; and another number. That number is, for a grant
+-- ahead, how many permits are available at its instant unless bookings are behind it; for `keep`,
+-- how many permits were taken; for `resume`, whether there was a pause. A time of -1 is never. A
+-- grant that waits ends with the value of each limit from before its booking, which is empty if it
+-- has none.
 local function reply(answer, wait, tightest, due, tells, other)
   local told = {answer, wait, tightest, due, limits[1].n}
   for i = 2, count do told[4 + i] = limits[i].n end
@@ -177,8 +181,8 @@ local function reply(answer, wait, tightest, due, tells, other)
   return told
 end
 
--- Whether a request is granted before the bookings ahead: one limit has enough for it of what came
--- back, and the others have room.
+-- Returns whether a request is granted before the bookings ahead: one limit has enough permits for
+-- it that were given back, and the others have room.
 local overtakes
 if has_back and count > 1 then
   function overtakes()
@@ -195,9 +199,10 @@ if has_back and count > 1 then
   end
 end
 
--- Decides about one request, as if it were alone in its call.
+-- Decides about one request, as if it were the only one of its call.
 local function reserve(longest, is_shadow, is_behind, tells)
-  -- A request for up to a number takes what all limits have that it does not name.
+  -- A request for up to a number takes as many permits as all limits have whose number it leaves
+  -- open.
   local there
   may_wait = longest > 0
   for i = 1, count do
@@ -234,14 +239,14 @@ local function reserve(longest, is_shadow, is_behind, tells)
   end
   if not is_granted then
     if has_back and due and longest > 0 then
-      -- When the request comes again, bookings have passed, and more may be left to others.
+      -- When the request asks again, bookings have passed, and more may be left to others.
       may_wait, sets_apart = longest > TRIP, true
       due, tightest = earliest_of_all()
       wait, sets_apart = due - now, false
     end
-    -- Each limit that makes it wait is kept until it is due. Otherwise a limit that does not start
-    -- full, or whose request pays for its own size, would begin anew meanwhile, and tell the same
-    -- wait again.
+    -- Each limit that makes the request wait is kept until the request is due. Otherwise a limit
+    -- that does not start full, or whose request pays for its own size, would start anew in the
+    -- meantime, and the next request would get the same wait again.
     for i = 1, due and count or 0 do
       local l = limits[i]
       if l.n > 0 and l.kind.due(l, l.at, l.n) > l.now and (not l.value or l.kind.expires(l) < due) then
@@ -259,7 +264,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
   for i = 1, count do
     local l = limits[i]
     before[i] = ''
-    -- A limit that is not paused keeps nothing of what is foreseen.
+    -- A limit that is not paused keeps nothing of a foreseen booking.
     if l.n > 0 and (not is_foreseen or l.held > l.now) then
       if is_foreseen and l.real == '' then l.real = value_of(l) end
       local at, rest = max(due, l.now), l.n

@@ -1,26 +1,26 @@
 -- What a limit has at least at each instant up to its last booking. A request may be granted before
--- bookings ahead where permits came back: as far as the limit has room at all of these instants. So
--- while bookings lie ahead a limit has at most four marks, of these numbers:
+-- bookings ahead if permits were given back, as far as the limit has room at all of these instants.
+-- So while bookings lie ahead a limit has at most four marks, of these numbers:
 --
 --   | number | name    | unit    | meaning                                                       |
 --   |--------|---------|---------|---------------------------------------------------------------|
 --   | 1      | instant | us      | of a booking, or of the call that made the first one          |
 --   | 2      | least   | units   | a bucket has no lower level from the mark before to the        |
 --   |        |         |         | instant, and from then on it fills                             |
---   |        |         | permits | a window counts no more than -least, and from then on as well |
+--   |        |         | permits | a window counts at most -least permits, from then on as well  |
 --
--- The bookings between two marks are those of the second one. Of too many marks, those two become
--- one that are nearest. The last booking is no mark: the state is as of its instant. What comes back
--- only raises what a limit has. Windows have marks where calls decide several limits.
+-- The bookings between two marks belong to the second one. If there are too many marks, the two
+-- nearest become one. The last booking is no mark: the state is as of its instant. Permits that are
+-- given back only raise what a limit has. Windows have marks only if calls decide several limits.
 
--- Most calls need none of this, and each function takes time to make.
+-- Most calls need none of this, and each function takes time to create.
 local marks
 local function need_marks()
   if marks then return end
   local MOST_MARKS = 4
   marks = {}
 
-  -- Numbers of a value, and where they end.
+  -- Returns numbers of a value, and the position at which they end.
   function marks.read(value, first, n)
     local numbers = {parse('>' .. ('d'):rep(n), value, first)}
     return numbers, table.remove(numbers)
@@ -51,7 +51,8 @@ local function need_marks()
     end
   end
 
-  -- The least of the marks from now on. `filled` tells what is there now of a mark that has passed.
+  -- Returns the least of the marks from now on. `filled` returns the present level of a mark that
+  -- has passed.
   function marks.least(l, filled)
     local list, found = l.marks, MOST
     for i = 1, #list, 2 do
@@ -64,20 +65,20 @@ local function need_marks()
     return found
   end
 
-  -- Permits that came back, or are granted before the last booking, change what there is.
+  -- Permits that were given back, or are granted before the last booking, change what a limit has.
   function marks.raise(l, by)
     local list = l.marks
     for i = 2, #list, 2 do list[i] = list[i] + by end
   end
 
-  -- What a window counts at the instant of its last booking or later. Of one that is full it is not
-  -- known: it may owe permits.
+  -- Returns how many permits a window counts at the instant of its last booking or later. For a
+  -- full window this is unknown: it may owe permits.
   local function counted(l, at)
     local left = l.kind.left(l, at)
     return left > 0 and l.terms[1] - left or MOST
   end
 
-  -- Takes permits behind the last booking, at an instant to come.
+  -- Takes permits behind the last booking, at an instant ahead.
   function marks.take(l, at, n)
     -- A bucket marks its bookings itself.
     if at > l.now and l.kind ~= kinds[BUCKET] then
@@ -90,7 +91,7 @@ local function need_marks()
     l.kind.take(l, at, n)
   end
 
-  -- How many permits may be granted now, before the bookings ahead.
+  -- Returns how many permits may be granted now, before the bookings ahead.
   function marks.room(l)
     if l.booked <= l.now or l.held > l.now then return 0 end
     if l.kind.room then return l.kind.room(l) end

@@ -1,14 +1,14 @@
--- The runs of bookings that were given back one behind the other. Most calls copy their text as it
--- is, and a call that gives back or takes a place parses it.
+-- The runs of bookings that were given back one behind the other. Most calls copy their text
+-- unchanged. A call that gives back or takes a place parses it.
 
 local new_run, is_known, runs_of, lowest_run, find_run, revive
 if has_back then
-  -- A run, with the text that it is stored as.
+  -- Returns a run, with the text that it is stored as.
   function new_run(low, high, due, before)
     return {low = low, high = high, due = due, text = pack('>dddd', low, high, due, #before) .. before}
   end
 
-  -- Whether the value from before a run is known.
+  -- Returns whether the value from before a run is known.
   function is_known(run)
     return #run.text > 40
   end
@@ -31,13 +31,13 @@ if has_back then
     return l.runs
   end
 
-  -- The lowest number of a booking that may be undone.
+  -- Returns the lowest number of a booking that may be undone.
   function lowest_run(l)
     if l.runs then return l.runs[1] and l.runs[1].low or MOST end
     return l.run < l.ends and parse('>d', l.value, l.run) or MOST
   end
 
-  -- The last run that begins with a number or below, 0 if there is none.
+  -- Returns the last run that begins with `number` or below, 0 if there is none.
   function find_run(runs, number)
     local low, high = 0, #runs
     while low < high do
@@ -47,9 +47,9 @@ if has_back then
     return low
   end
 
-  -- Makes the bookings of a run again, up to one of n permits. Returns the values from before and
-  -- behind that one, if the places of all of them are in the list, and no permits came back between
-  -- two of them.
+  -- Makes the bookings of a run again, up to a booking of n permits. Returns the values from before
+  -- and behind that booking, if the places of all these bookings are in the list, and no permits
+  -- were given back between two of them.
   local function replay(l, run, number, due, n)
     if run.low < l.kept_from then return nil end
     for _, back in ipairs(l.refunds) do
@@ -76,8 +76,8 @@ if has_back then
     return before, pack('>dd', made.writes, made.booked) .. l.kind.value(made)
   end
 
-  -- Takes the number of a booking of n permits out of the run that it is in. Returns the value from
-  -- before it, as far as it is known.
+  -- Takes the number of a booking of n permits out of the run that contains it. Returns the value
+  -- from before the booking, as far as it is known.
   function revive(l, number, due, n)
     local runs, known = runs_of(l), pack('>d', number)
     local i = find_run(runs, number)

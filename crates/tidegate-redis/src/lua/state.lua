@@ -1,7 +1,7 @@
--- Reads the state of every limit, and writes those that were changed.
+-- Reads the state of every limit, and writes the states that were changed.
 
--- Whether the call goes on with the state that is foreseen behind a pause, if there is one. A
--- booking from before the pause is given back to the state from before what is foreseen.
+-- Whether the call continues with the foreseen state behind a pause, if there is one. A booking
+-- from before the pause is given back to the state without the foreseen bookings.
 local foresees = operation == 'status' or operation == 'reserve'
 for first = 4, operation == 'reserve' and #ARGV or 0, 1 + #KEYS do
   if parse('>d', ARGV[first]) > 0 then foresees = false end
@@ -9,7 +9,7 @@ end
 
 local read_place, text_of_place, read_back, pass
 if has_back then
-  -- A place with the value from before its booking.
+  -- Reads a place with the value from before its booking.
   function read_place(value, first)
     local due, size, free, number, length, behind = parse('>ddddd', value, first)
     local before = value:sub(behind, behind + length - 1)
@@ -21,8 +21,8 @@ if has_back then
     return pack('>ddddd', place.due, place.size, place.free, place.number, #before) .. before
   end
 
-  -- Reads what a limit has for bookings that are given back. The runs stay a text, which most calls
-  -- copy.
+  -- Reads the data of a limit about bookings that were given back. The runs stay a text, which most
+  -- calls copy.
   function read_back(l, value, bytes)
     local count_places, count_refunds, length, later, real, count_parts, count_marks, first
     count_places, count_refunds, l.kept_from, l.alive, l.first_due, first = parse('>ddddd', value, 41)
@@ -53,9 +53,9 @@ if has_back then
     l.places, l.refunds, l.runs, l.run = places, refunds, nil, first
   end
 
-  -- Refunds the places that have ended, and forgets runs of which none lies ahead, and refunds that
-  -- every booking ahead has found. Then so many permits are in the list of places, if there are as
-  -- many.
+  -- Refunds the places that have ended. Forgets runs of which no booking lies ahead, and refunds
+  -- that every booking ahead has found. Afterwards the list has places with `permits` permits, if
+  -- enough are left.
   function pass(l, permits)
     local places = l.places
     for i = #places, 1, -1 do
@@ -85,19 +85,19 @@ local function read(l, value, moved)
   if value then
     local bytes
     l.writes, l.seen, l.booked, l.held, bytes = parse('>ddddd', value)
-    -- A value of another program. No text begins with a number like this: the eight bytes of one
-    -- are no whole number, or a larger one.
+    -- A value of another program. No text begins with a number like this: the first eight bytes of
+    -- a text are no whole number, or a larger one.
     local writes = l.writes
     if not (writes >= 0 and writes < MOST_WRITES and writes % 1 == 0) then error(FOREIGN, 0) end
     if bytes > 0 then read_back(l, value, bytes) end
     if l.real ~= '' and not (foresees and now < l.held) then
-      -- What was foreseen ends with the pause.
+      -- The foreseen bookings end with the pause.
       l.value, l.foreseen = l.real, l.writes
       return read(l, l.real)
     end
     l.ends = l.first
   else
-    -- No number is the one of a booking in a state that was lost.
+    -- This first number is above every booking number of a state that was lost.
     l.writes, l.seen, l.booked, l.held = floor(now / 8), now, now, 0
   end
   local kind, seen = l.kind, l.seen
@@ -107,11 +107,12 @@ local function read(l, value, moved)
     -- The length of a window is its second term.
     if moved or ahead > (kind.span and kind.span(l) or l.terms[2]) then
       if l.real ~= '' then
-        -- What was foreseen ends, since the clock of the value without it was set back as well.
+        -- The foreseen bookings end, because the clock of the value without them was set back as
+        -- well.
         l.value, l.foreseen = l.real, l.writes
         return read(l, l.real, ahead)
       end
-      -- The clock was set back. It is written that it was: else it would count again.
+      -- The clock was set back. The state must record this, or it would count again.
       l.writes, l.changed = l.writes + 1, true
       seen, l.seen, l.booked = now, now, l.booked - ahead
       for _, place in ipairs(l.places) do place.due = place.due - ahead end
@@ -133,7 +134,8 @@ for i = 1, count do
   local number, longest = parse('>dd', terms, first)
   local kind, key = kinds[number], KEYS[i]
   local value = values[i]
-  -- With the numbers of a bucket it has 32 fields. One more, and the table grows in each call.
+  -- With the numbers of a bucket it has 32 fields. With one more, the table would grow in each
+  -- call.
   local l = {
     kind = kind, key = key, value = value, longest = longest, n = 0, most = 0,
     terms = {parse(kind.terms, terms, first + 16)},
@@ -147,7 +149,7 @@ for i = 1, count do
   limits[i] = l
 end
 
--- The value of a limit.
+-- Returns the value of a limit.
 local function value_of(l)
   if #l.places > 0 then unload(l) end
   local places, refunds, runs, text = l.places, l.refunds, l.runs, ''
@@ -198,7 +200,7 @@ local function value_of(l)
   return table.concat(texts)
 end
 
--- A change of a limit, which is written at the end.
+-- Notes a change of a limit, which is written at the end.
 local function touch(l)
   l.seen, l.changed = l.now, true
   l.at = max(l.now, l.booked, l.held)
@@ -206,8 +208,8 @@ end
 
 local change
 if operation ~= 'reserve' then
-  -- A change that is never undone: no booking from before it is. No booking has the number of one
-  -- that was foreseen before.
+  -- A change that is never undone: no booking from before it is undone. No booking gets the number
+  -- of a booking that was foreseen before.
   function change(l)
     l.writes = max(l.writes, l.foreseen or 0) + 1
     l.runs, l.refunds, l.origin = NONE, NONE, ''
@@ -221,7 +223,7 @@ local function write_changed()
     local l = limits[i]
     if l.changed then
       local value = value_of(l)
-      -- The first whole millisecond behind its end, and one to come.
+      -- The first whole millisecond after the limit's end, and after every instant ahead.
       local ends = max(now, min(l.kind.expires(l), now + MOST_YEARS), l.booked, l.held, l.kept)
       if is_real then
         call('SET', l.key, value, 'PXAT', ('%d'):format(floor(ends / 1000) + 1))

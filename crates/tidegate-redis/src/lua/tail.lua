@@ -25,8 +25,8 @@ local other
 local span, flag, place = parse('>ddd', numbers, 9)
 for i = 1, count do limits[i].n = parse('>d', numbers, 25 + 8 * i) end
 
--- When a debit counts. A bucket stands still in a pause, and its level is as of the end. A window
--- counts at once: the pause may end sooner.
+-- Returns the instant at which a debit counts. A bucket stands still in a pause, and its level is
+-- as of the end. A window counts at once: the pause may end sooner.
 local function charged_at(l)
   return l.kind.hold and l.at or max(l.now, l.booked)
 end
@@ -42,7 +42,7 @@ elseif operation == 'debit' then
   end
 elseif operation == 'refund' then
   for _, l in ipairs(limits) do
-    -- A state is told of no grant that is still to come, but after the clock was set back.
+    -- A state gets no refund of a grant that is still ahead, except after the clock was set back.
     if l.n > 0 and l.value and place <= max(l.now, l.booked) then give(l, l.n, place) end
   end
 elseif operation == 'keep' then
@@ -56,7 +56,7 @@ elseif operation == 'keep' then
     end
   end
 elseif operation == 'pause' then
-  -- The pause lasts for the span. The stock stays if the flag is set.
+  -- The pause lasts for the span. The available permits stay if the flag is set.
   for _, l in ipairs(limits) do
     local till = max(l.held, now + span)
     if l.kind.hold then l.kind.hold(l, till, flag == 1) end
