@@ -1,6 +1,6 @@
 //! Limits calls in smol, without tokio: `cargo run --no-default-features --example any_executor`.
 //!
-//! Permits are awaited in any executor. One thread of the process is the timer of all limiters.
+//! Permits can be awaited in any executor. One thread of the process is the timer of all limiters.
 
 use tidegate::{PreciseClock, Rate, RateLimiter, Refusal, SmoothBursty};
 

@@ -1,5 +1,5 @@
-//! An admin changes the limits of a running program by a TOML file. What cannot be applied is
-//! refused with a message, and changes nothing.
+//! An admin changes the limits of a running program by a TOML file. A change that cannot be applied
+//! is refused with a message, and changes nothing.
 //!
 //! `cargo run --features serde --example change_plans`
 
@@ -10,7 +10,7 @@ use tidegate::{AnyPolicy, Keep, PolicyConfig, RateLimiter};
 
 #[derive(Deserialize)]
 struct Plan {
-    /// A line, or a table with its fields.
+    /// A text, or a table with its fields.
     limit: PolicyConfig,
 }
 

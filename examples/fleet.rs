@@ -1,8 +1,7 @@
 //! Runs the example `fleet_on_servers` of `tidegate-redis`, from the root of the workspace.
 //!
-//! Cargo looks for an example in this package alone unless it is told another one. This program is
-//! `cargo run -p tidegate-redis --example fleet_on_servers` with the arguments and the profile of
-//! its caller.
+//! By default, Cargo looks for an example only in this package. This program runs `cargo run -p
+//! tidegate-redis --example fleet_on_servers` with the arguments and the profile of its caller.
 
 use std::env;
 use std::ffi::OsString;

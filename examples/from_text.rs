@@ -1,5 +1,5 @@
-//! A policy from a line of configuration, and another rate while it runs. It prints the time of
-//! each call: the calls come faster from 500 ms on.
+//! Reads a policy from a line of configuration, and changes the rate at run time. It prints the
+//! time of each call: the calls are faster from 500 ms on.
 //!
 //! `cargo run --example from_text -- "token_bucket 5/s burst 2"`
 
@@ -18,7 +18,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let admin = limiter.clone();
     tokio::spawn(async move {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        // Waiters are moved at once. Saved permits keep their share.
+        // Waiters move at once. The bucket stays filled to the same ratio.
         let change = Change::rate(Rate::per_second(20)).keep(Keep::Ratio);
         println!("20/s from now on: {:?}", admin.change(change));
     });

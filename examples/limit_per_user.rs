@@ -1,5 +1,5 @@
-//! An axum server with a plan for each API key, read from TOML. Each answer has the `RateLimit`
-//! headers of the decision itself. A call above the plan gets 429 and `Retry-After`. It prints the
+//! An axum server with a plan for each API key, read from TOML. Each response has the `RateLimit`
+//! headers of its own decision. A call above the plan gets 429 and `Retry-After`. It prints the
 //! status and the headers of six calls: `cargo run --features keyed,serde --example limit_per_user`
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ async fn answer(State(users): State<Users>, headers: HeaderMap) -> (StatusCode, 
             StatusCode::OK
         }
         Err(refusal) => {
-            // Without a time there is no room for another user.
+            // Without a time, the limiter has no room for another user.
             let Some(wait) = refusal.retry_after() else { return (StatusCode::SERVICE_UNAVAILABLE, told) };
             write::refused(&[plan(users.status(user).limit).remaining(0)], wait, draft, &mut told);
             StatusCode::TOO_MANY_REQUESTS

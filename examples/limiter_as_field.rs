@@ -1,6 +1,6 @@
 //! A library type with a limiter as a field, without type parameters. Its users choose the limiter:
-//! of any policy, of several limits at once, or none. Here the limiters follow tokio's paused time,
-//! as in a test, so the program ends at once. It prints the time at which each call was made.
+//! any policy, several limits at once, or no limit. Here the limiters use tokio's paused time, as
+//! in a test, so the program ends at once. It prints the time of each call.
 //!
 //! `cargo run --example limiter_as_field`
 
@@ -8,28 +8,28 @@ use tidegate::{AllOf, AllRefusal, AnyLimiter, FixedWindow, Rate, RateLimiter, To
 use tidegate::{TokioClock, Unlimited};
 use tokio::time::Instant;
 
-/// A client of a weather service, as a library offers it.
+/// A client of a weather service, as in a library.
 #[derive(Clone, Debug)]
 pub struct Weather {
     limiter: AnyLimiter,
 }
 
 impl Default for Weather {
-    /// A client that makes 5 calls per second.
+    /// Creates a client that makes 5 calls per second.
     fn default() -> Weather {
         Weather::with_limiter(RateLimiter::smooth_bursty(Rate::per_second(5)))
     }
 }
 
 impl Weather {
-    /// A client with calls that wait for this limiter.
+    /// Creates a client whose calls wait for this limiter.
     pub fn with_limiter(limiter: impl Into<AnyLimiter>) -> Weather {
         Weather { limiter: limiter.into() }
     }
 
-    /// Waits for the limiter, and then asks the service.
+    /// Waits for the limiter, and then calls the service.
     pub async fn forecast(&self, city: &str) -> Result<String, AllRefusal> {
-        // Held until the answer is there, for limits of calls in flight.
+        // Held until the response has arrived, for limits of calls in flight.
         let _permits = self.limiter.acquire().await?;
         Ok(format!("{city}: sunny"))
     }

@@ -1,6 +1,7 @@
-//! A gateway to an LLM API. The API allows so many requests and tokens a minute, and four calls at
+//! A gateway to an LLM API. The API limits requests and tokens per minute, and allows four calls at
 //! a time. Each user has a share of the tokens, and one call at a time. A call that would wait for
-//! more than two seconds is refused. It prints what each call used, or the limit that refused it.
+//! more than two seconds is refused. It prints the tokens that each call used, or the limit that
+//! refused it.
 //!
 //! `cargo run --features keyed --example llm_gateway`
 
@@ -40,14 +41,14 @@ async fn main() -> Result<(), AllRefusal> {
     Ok(())
 }
 
-/// One call of a user, which uses about half of the tokens that it might.
+/// One call of a user, which uses about half of its estimated tokens.
 async fn call(gateway: &KeyedAllOf<str>, user: &str, estimate: u32) -> Result<u32, AllRefusal> {
     let request = AllRequest::new().cost("tokens", estimate).cost("user tokens", estimate);
     let mut place = gateway.reserve(user, request.within(Duration::from_secs(2)))?;
     (&mut place).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let used = estimate / 2;
-    // The rest comes back, and the call is no longer in flight.
+    // The unused tokens are given back, and the call is no longer in flight.
     place.settle([("tokens", used), ("user tokens", used)])?;
     Ok(used)
 }

@@ -1,7 +1,7 @@
 //! A client of a strict server. While five calls are in flight, another program uses up the quota.
-//! The server answers 429, and all tasks pause for the time that it tells. No burst follows the
-//! pause, and the server refuses no call any more. It prints each call, and fails if this does not
-//! hold: `cargo run --example obey_retry_after`
+//! The server responds with 429, and all tasks pause for the time in its response. No burst follows
+//! the pause, and the server refuses no further call. It prints each call, and fails if this does
+//! not hold: `cargo run --example obey_retry_after`
 
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ async fn serve(State(quota): State<RateLimiter<SlidingLog>>) -> Result<(), Refus
     Ok(())
 }
 
-#[tokio::main(flavor = "current_thread")] // a busy machine delays the client and the server alike
+#[tokio::main(flavor = "current_thread")] // a busy machine delays client and server equally
 async fn main() -> Result<(), Error> {
     let quota = RateLimiter::new(SlidingLog::new(Rate::per_second(12))); // 12 calls in any second
     let app = Router::new().route("/", get(serve)).with_state(quota.clone());
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Error> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let (http, begin) = (reqwest::Client::new(), Instant::now());
     let limiter = RateLimiter::paced(Rate::per_second(10));
-    limiter.set_catch_up(Duration::ZERO); // no call makes up for a late one
+    limiter.set_catch_up(Duration::ZERO); // no call makes up for a late call
     let api = Obey::new(limiter);
     let mut calls = tokio::task::JoinSet::new();
     for _ in 0..30 {
@@ -40,7 +40,7 @@ async fn main() -> Result<(), Error> {
         calls.spawn(async move {
             let mut call = api.acquire().await?;
             let (sent, answer) = (begin.elapsed(), request.send().await?);
-            call.obey(answer.status(), answer.headers()); // a refusal holds up all tasks
+            call.obey(answer.status(), answer.headers()); // a refusal pauses all tasks
             println!("sent at {:>4} ms: {}", sent.as_millis(), answer.status());
             Ok::<_, Error>((sent, answer.status()))
         });

@@ -1,5 +1,4 @@
-//! Plans from a map: each user has the rate of a plan, and an operator changes plans while the
-//! program runs.
+//! Plans from a map: each user has the rate of a plan, and an operator changes plans at run time.
 //!
 //! `cargo run --features keyed --example plans`
 
@@ -8,7 +7,7 @@ use std::sync::{Arc, RwLock};
 
 use tidegate::{KeyedRateLimiter, Plan, Rate, TokenBucket};
 
-/// What a database would hold: the plans, and which user has which.
+/// Data that would be in a database: the plans, and the plan of each user.
 #[derive(Default)]
 struct Customers {
     plans: HashMap<&'static str, Plan<TokenBucket>>,
@@ -29,7 +28,7 @@ fn main() {
     customers.of_users.insert("ann".into(), "pro");
     let customers = Arc::new(RwLock::new(customers));
 
-    // All other users have the free plan. At most 100,000 users are in memory, and idle users are
+    // All other users have the free plan. At most 100,000 users are in memory. Idle users are
     // forgotten, whatever their plan.
     let free = TokenBucket::new(Rate::per_second(2), 5);
     let users: KeyedRateLimiter<String> = KeyedRateLimiter::new(free, 100_000).with_plans({
@@ -39,7 +38,7 @@ fn main() {
     let granted = |user: &str| (0..1000).take_while(|_| users.try_acquire(user).is_ok()).count();
     println!("ann: {}, bob: {}", granted("ann"), granted("bob"));
 
-    // Bob pays, and the plan becomes better.
+    // Bob pays, and gets a better plan.
     {
         let mut customers = customers.write().expect("no panic");
         customers.of_users.insert("bob".into(), "pro");
@@ -49,7 +48,7 @@ fn main() {
     println!("{kept} users keep their old terms for now");
     println!("carol: {}", granted("carol"));
     for user in ["ann", "bob"] {
-        // The permits carry over, and come in faster.
+        // The permits carry over, and accrue faster.
         let refusal = users.try_acquire_many(user, 2000).expect_err("the bucket is not full");
         println!("{user}: 2000 permits after {:?}", refusal.retry_after());
     }

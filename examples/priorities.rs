@@ -1,6 +1,6 @@
 //! Interactive requests go before a batch, and a full queue drops requests of the batch first. The
-//! example prints how long each request waited, or that it was dropped. A reservation would not be
-//! dropped: its place is promised.
+//! example prints how long each request waited, or that it was dropped. A reservation would never
+//! be dropped.
 //!
 //! `cargo run --example priorities`
 

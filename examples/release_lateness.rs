@@ -1,10 +1,10 @@
-//! How late permits are released: by the timer of tokio, and by the thread of `PreciseClock`.
+//! How late permits are released: by tokio's timer, and by the thread of `PreciseClock`.
 //!
 //! `cargo run --release --example release_lateness`
 //!
-//! One task takes permits one by one, for two seconds at each rate. A permit is late by the time
-//! from its due time to the return of `acquire().await`. Each permit is due an interval after the
-//! one before it, however late that one was. Processor time is that of the whole process.
+//! One task takes permits one by one, for two seconds at each rate. The lateness of a permit is the
+//! time from its due time to the return of `acquire().await`. Each permit is due an interval after
+//! the one before it, however late that one was. Processor time is that of the whole process.
 
 use std::error::Error;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tidegate::{PreciseClock, Rate, RateLimiter, SmoothBursty, SystemClock, Timer
 
 const SECONDS: u32 = 2;
 
-/// Takes the permits of two seconds, and returns by how much each was late, sorted.
+/// Takes the permits of two seconds, and returns the lateness of each, sorted.
 async fn lateness<C: Timer>(clock: C, per_second: u32) -> Result<Vec<Duration>, Box<dyn Error>> {
     let policy = SmoothBursty::new(Rate::per_second(per_second.into())).max_burst(Duration::ZERO);
     let limiter = RateLimiter::with_clock(policy, clock);

@@ -1,6 +1,6 @@
-//! An LLM API that allows so many requests and so many tokens a minute, and four calls at a time. A
-//! call is charged by an estimate, then settled. It prints how long each call waited, what it used,
-//! and how many tokens are left.
+//! An LLM API that limits requests and tokens per minute, and allows four calls at a time. A call
+//! is charged by an estimate, then settled. It prints how long each call waited, how many tokens it
+//! used, and how many tokens are left.
 //!
 //! `cargo run --example requests_and_tokens`
 
@@ -18,12 +18,12 @@ async fn main() -> Result<(), AllRefusal> {
 
     let begin = Instant::now();
     for call in 1..=5 {
-        // At most 800 tokens, of which a call uses 200 to 400.
+        // At most 800 tokens. A call uses 200 to 400 of them.
         let mut place = api.reserve([("tokens", 800)])?;
         let waited = (&mut place).await?;
         let used = 200 + 40 * call;
         println!("{:>4} ms  call {call} waited {waited:?} and used {used}", begin.elapsed().as_millis());
-        // The rest comes back, and the call is no longer in flight.
+        // The unused tokens are given back, and the call is no longer in flight.
         place.settle([("tokens", used)])?;
     }
     println!("{} of 1000 tokens are left", tokens.status().available);

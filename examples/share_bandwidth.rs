@@ -1,7 +1,7 @@
-//! Two transfers share 500,000 bytes per second. Each takes the permits that are there, in place of
-//! waiting for the permits of a whole buffer. So both go on at half the rate, and the longer one
-//! has the whole rate once the shorter one has ended. It prints how long both took, and fails if
-//! they were faster than the limit: `cargo run --example share_bandwidth`
+//! Two transfers share 500,000 bytes per second. Each takes the permits that are available, instead
+//! of waiting for the permits of a whole buffer. So both continue at half the rate, and the longer
+//! one has the whole rate once the shorter one has ended. It prints how long both took, and fails
+//! if they were faster than the limit: `cargo run --example share_bandwidth`
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 
 const PER_SECOND: u32 = 500_000;
 const BURST: u32 = 16_384;
-/// A transfer waits for so many bytes if fewer are there.
+/// A transfer waits for this many bytes if fewer are available.
 const LEAST: u32 = 1_024;
 
 async fn transfer(
@@ -47,7 +47,8 @@ async fn main() -> Result<(), Error> {
         Ok::<(), Error>(())
     };
     tokio::try_join!(timed(200_000), timed(600_000))?;
-    // The burst is there at the start, and a late grant counts from its due time, 10 ms earlier.
+    // The burst is available at the start, and a late grant counts from its due time, 10 ms
+    // earlier.
     let most = |span: Duration| f64::from(BURST) + f64::from(PER_SECOND) * (span.as_secs_f64() + 0.01);
     assert!(800_000.0 <= most(begin.elapsed()), "faster than the limit");
     Ok(())

@@ -1,6 +1,6 @@
 //! A batch of jobs in plain threads, which wait in the queue of one limiter, without a runtime.
-//! Ctrl-C, or else another thread after a second, closes the limiter. Then all waits end at once.
-//! It prints each job, when each worker ended, and how many jobs are left.
+//! Ctrl-C, or another thread after a second, closes the limiter. Then all waits end at once. It
+//! prints each job, when each worker ended, and how many jobs are left.
 //!
 //! `cargo run --example threads`
 
@@ -26,7 +26,8 @@ fn main() -> Result<(), ctrlc::Error> {
         for worker in ["one", "two", "three"] {
             let (limiter, jobs) = (&limiter, &jobs);
             scope.spawn(move || {
-                // A job is taken after its permit, so none is lost when the wait is refused.
+                // A worker takes a job after its permit, so no job is lost when the wait is
+                // refused.
                 let end = loop {
                     let waited = match limiter.blocking_acquire() {
                         Ok(grant) => grant.waited(),

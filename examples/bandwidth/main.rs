@@ -1,15 +1,15 @@
-//! Eight connections of TCP share one bandwidth, and two of them are greedy.
+//! Eight TCP connections share one bandwidth, and two of them are greedy.
 //!
 //! ```text
 //! cargo run --release --example bandwidth
 //! cargo run --release --example bandwidth -- --seconds 10 --plot bandwidth.svg
 //! ```
 //!
-//! All of them write as fast as they may; the greedy ones with buffers sixteen times as large. The
-//! same bytes are moved in three ways, one after the other: without a limit, with `tidegate`, and
-//! with `async-speed-limit` of TiKV. The program prints how many bytes a second came, the share of
-//! each connection, and the processor's time for all of it. It fails if tidegate's total is off by
-//! more than 0.5 % or a share by more than 2 %.
+//! All connections write as fast as they can; the greedy ones with buffers sixteen times as large.
+//! The same bytes are transferred in three ways, one after the other: without a limit, with
+//! `tidegate`, and with TiKV's `async-speed-limit`. The program prints the bytes received per
+//! second, the share of each connection, and the processor time of the whole transfer. It fails if
+//! tidegate's total is off by more than 0.5 % or a share by more than 2 %.
 
 mod plot;
 mod transfer;
@@ -22,14 +22,14 @@ use clap::Parser;
 
 use transfer::{Way, run};
 
-/// Eight connections of TCP share one bandwidth, and two of them are greedy.
+/// Eight TCP connections share one bandwidth, and two of them are greedy.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "bandwidth")]
 pub(crate) struct Arguments {
-    /// How many connections there are.
+    /// The number of connections.
     #[arg(long, default_value_t = 8)]
     connections: usize,
-    /// How many of them are greedy.
+    /// The number of greedy connections.
     #[arg(long, default_value_t = 2)]
     greedy: usize,
     /// Bytes per second, of all connections.
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     /// The buffer of a connection that is not greedy, and the largest chunk.
     #[arg(long, default_value_t = 64 << 10)]
     buffer: u32,
-    /// For how long.
+    /// The duration in seconds.
     #[arg(long, default_value_t = 5)]
     seconds: u32,
     /// Measures only one of the ways: `no-limit`, `tidegate` or `async-speed-limit`.
@@ -55,10 +55,10 @@ impl Arguments {
     }
 }
 
-/// What came over one connection by when, since the beginning.
+/// The bytes received over one connection up to each time since the start.
 pub(crate) type Course = Vec<(Duration, u64)>;
 
-/// What one run measured.
+/// The measurements of one run.
 pub(crate) struct Measured {
     pub(crate) courses: Vec<Course>,
     pub(crate) took: Duration,
@@ -66,7 +66,7 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// How many bytes came over each connection by this time.
+    /// Returns how many bytes were received over each connection by this time.
     fn by(&self, time: Duration) -> Vec<u64> {
         let by =
             |course: &Course| course.iter().rev().find(|(at, _)| *at <= time).map_or(0, |(_, bytes)| *bytes);

@@ -14,7 +14,7 @@ const OTHER: RGBColor = RGBColor(0x2a, 0x9d, 0x8f);
 const TEXT: RGBColor = RGBColor(0x1d, 0x2d, 0x44);
 const FAINT: RGBColor = RGBColor(0xe6, 0xe6, 0xe6);
 
-/// Draws the courses of all connections, a picture for each way that was measured.
+/// Draws the courses of all connections, one picture for each measured way.
 pub(crate) fn draw(
     file: &Path,
     arguments: &Arguments,
@@ -37,7 +37,7 @@ pub(crate) fn draw(
     Ok(())
 }
 
-/// Draws the greedy connections in another colour.
+/// Draws the greedy connections in another color.
 fn draw_way(
     area: &DrawingArea<SVGBackend<'_>, Shift>,
     arguments: &Arguments,
@@ -62,7 +62,7 @@ fn draw_way(
         .x_desc("seconds")
         .y_desc("MB that came over a connection")
         .draw()?;
-    // Greedy ones last, so that they are seen where the lines meet.
+    // Greedy connections are drawn last, so that they are visible where the lines meet.
     for (index, course) in measured.courses.iter().enumerate().rev() {
         let (color, name) = match index < arguments.greedy {
             true => (GREEDY, "greedy"),

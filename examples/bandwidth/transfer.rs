@@ -23,10 +23,10 @@ pub(crate) enum Way {
     SpeedLimit,
 }
 
-/// A greedy connection has a buffer so many times as large as the others.
+/// A greedy connection has a buffer this many times as large as the others.
 const GREEDY: usize = 16;
 
-/// Moves the bytes once, in a runtime of two threads.
+/// Transfers the bytes once, in a runtime of two threads.
 pub(crate) fn run(arguments: &Arguments, way: Way) -> std::result::Result<Measured, Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     Ok(runtime.block_on(transfer(arguments.clone(), way)).map_err(|error| error.to_string())?)
@@ -35,8 +35,8 @@ pub(crate) fn run(arguments: &Arguments, way: Way) -> std::result::Result<Measur
 async fn transfer(arguments: Arguments, way: Way) -> Result<Measured> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let address = listener.local_addr()?;
-    // No stock, so that the total is the rate from the beginning; what comes in within 20 ms is
-    // kept.
+    // No stored permits at the start, so that the total equals the rate from the beginning. The
+    // bucket holds the permits that accrue in 20 ms.
     let policy = TokenBucket::new(Rate::per_second(arguments.rate.into()), arguments.rate / 50).start_empty();
     let tidegate = AnyLimiter::from(RateLimiter::new(policy));
     let speed_limit = <Limiter>::new(f64::from(arguments.rate));
@@ -78,7 +78,7 @@ async fn transfer(arguments: Arguments, way: Way) -> Result<Measured> {
     Ok(Measured { courses, took, processor: processor.elapsed() })
 }
 
-/// Writes so many bytes, or until the end.
+/// Writes this many bytes, or until the end.
 async fn write(
     mut to: impl AsyncWrite + Unpin,
     buffer: usize,
@@ -100,7 +100,7 @@ async fn write(
     Ok(())
 }
 
-/// Reads to the end, and tells what had come by when.
+/// Reads to the end, and returns how many bytes were received by each time.
 async fn read(mut from: TcpStream, buffer: usize, begin: Instant) -> Result<Course> {
     let (mut buffer, mut bytes, mut course) = (vec![0; buffer], 0, Course::new());
     loop {

@@ -18,28 +18,29 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::tenants::{TENANTS, Tenant};
 
-/// How much lateness a limiter makes up for, so that a busy machine does not slow it down.
+/// The lateness that a limiter makes up for, so that a busy machine does not slow it down.
 const CATCH_UP: Duration = Duration::from_millis(50);
 
-/// By how much longer than another a call can be on its way.
+/// The most by which the transit times of two calls can differ.
 const JITTER: Duration = Duration::from_millis(250);
 
-/// What holds the callers back.
+/// The limits of the callers.
 pub(crate) struct Limits {
     requests: RateLimiter<TokenBucket>,
     tokens: RateLimiter<TokenBucket>,
     in_flight: CountingLimit,
     all: AllOf,
-    /// A limit of the tenant alone.
+    /// A limit of only this tenant.
     own: [Option<RateLimiter<TokenBucket>>; TENANTS.len()],
 }
 
 impl Limits {
-    /// The limits of a server that saves up the permits of a time `burst`.
+    /// Creates the limits for a server that saves the permits of a duration `burst`.
     ///
-    /// A call is charged here before it is charged there, and given back here after it is given
-    /// back there. So the server has never less than the callers believe, but for what has come in
-    /// on the way, and for what a limiter makes up for. By that much the callers save less.
+    /// A call is charged here before the server charges it, and given back here after the server
+    /// gives it back. So the server never has fewer permits than the callers believe, except for
+    /// permits that accrue in transit, and for the lateness that a limiter makes up for. The
+    /// callers save that much less.
     pub(crate) fn new(
         [requests, tokens]: [Rate; 2],
         burst: Duration,
@@ -74,10 +75,10 @@ impl Limits {
         Ok(Limits { requests, tokens, in_flight, all, own })
     }
 
-    /// Waits until a tenant may make a call that costs so many tokens at most.
+    /// Waits until a tenant may make a call that costs at most `tokens` tokens.
     ///
-    /// For its own limit first: in the queue that all tenants share, the waiters behind would wait
-    /// for it, too.
+    /// It waits for the tenant's own limit first. In the queue that all tenants share, the waiters
+    /// behind would also wait for that limit.
     async fn acquire(&self, tenant: usize, tokens: u32) -> Result<Permit, Box<dyn Error + Send + Sync>> {
         let mut waited = [Duration::ZERO; 2];
         let own = match &self.own[tenant] {
@@ -94,9 +95,9 @@ impl Limits {
         Ok(Permit { own, all, waited })
     }
 
-    /// The rest of both budgets. Less than nothing where a call used more than its estimate.
+    /// Returns the rest of both budgets. It is negative if a call used more than its estimate.
     fn left(&self) -> [f64; 2] {
-        // No permit counts as available while a request waits, so the rest is computed from the
+        // While a request waits, no permit counts as available. So the rest is computed from the
         // time until full.
         [&self.requests, &self.tokens].map(|limiter| {
             let missing = limiter.rate().as_per_second() * limiter.status().full_in.as_secs_f64();
@@ -112,17 +113,17 @@ impl fmt::Display for Limits {
     }
 }
 
-/// A call may be made.
+/// The right to make a call.
 struct Permit {
     own: Option<Reservation<TokenBucket>>,
     all: AllReservation,
-    /// The time waited for the tenant's own limit, and then in the queue of all.
+    /// The wait for the tenant's own limit, and then the wait in the common queue.
     waited: [Duration; 2],
 }
 
 impl Permit {
-    /// The call is over and used so many tokens. Not called if the use is unknown: then the
-    /// estimate is the cost.
+    /// Ends the call, which used this many tokens. If the use is unknown, `settle` is not called,
+    /// and the call costs its estimate.
     fn settle(self, tokens: u32) -> Result<(), Box<dyn Error + Send + Sync>> {
         if let Some(own) = self.own {
             own.settle(tokens);
@@ -133,19 +134,19 @@ impl Permit {
     }
 }
 
-/// One call, from the wait to the answer.
+/// One call, from the wait to the response.
 pub(crate) struct Call {
-    /// Its number among the tenants.
+    /// The index of the tenant.
     pub(crate) tenant: usize,
-    /// Whether it is one of the second half.
+    /// Whether the call belongs to the second half.
     pub(crate) short: bool,
-    /// The tokens that it might have cost.
+    /// The most tokens that it could cost.
     pub(crate) estimate: u32,
-    /// When it was asked for, from the beginning of the run.
+    /// When it asked for permits, from the start of the run.
     pub(crate) asked_at: Duration,
-    /// The time waited for the tenant's own limit, and then in the queue of all.
+    /// The wait for the tenant's own limit, and then the wait in the common queue.
     pub(crate) waited: [Duration; 2],
-    /// When it began, and when it was answered, from the beginning of the run.
+    /// When the request was sent, and when the response arrived, from the start of the run.
     pub(crate) began_at: Duration,
     pub(crate) answered_at: Duration,
     pub(crate) answer: Answer,
@@ -156,18 +157,18 @@ pub(crate) enum Answer {
     Success(u32),
     /// 429.
     Refused,
-    /// Another status, no answer, or none that makes sense.
+    /// Another status, no response, or an invalid response.
     Failed(String),
 }
 
-/// What the callers believed to have at some time, from the beginning of the run.
+/// The budgets that the callers believed to have at some time, from the start of the run.
 #[derive(Clone, Copy)]
 pub(crate) struct Believed {
     pub(crate) at: Duration,
     pub(crate) budgets: [f64; 2],
 }
 
-/// What the tasks share.
+/// The state that the tasks share.
 struct Shared {
     client: Client,
     url: Url,
@@ -180,19 +181,19 @@ struct Shared {
     believed: Mutex<Vec<Believed>>,
 }
 
-/// Makes the calls, and shows how it goes. Returns them with what the callers believed to have
-/// meanwhile.
+/// Makes the calls, and shows their progress. Returns them with the budgets that the callers
+/// believed to have in the meantime.
 pub(crate) async fn run(
     url: Url,
     limits: Option<Limits>,
     calls: u32,
     begin: Instant,
 ) -> Result<(Vec<Call>, Vec<Believed>), Box<dyn Error>> {
-    // Fails if it is installed already, which is as good.
+    // Fails if a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = Client::builder()
         .redirect(reqwest::redirect::Policy::none())
-        // Each call needs a permit, so the client makes none by itself.
+        // Each call needs a permit, so the client must not retry by itself.
         .retry(reqwest::retry::never())
         .timeout(Duration::from_secs(30))
         .build()?;
@@ -219,7 +220,7 @@ pub(crate) async fn run(
     Ok((calls, believed))
 }
 
-/// One task of a tenant: waits, calls, settles, pauses, and again, until all calls are made.
+/// One task of a tenant: waits, calls, settles and pauses in a loop, until all calls are made.
 async fn make_calls(shared: Arc<Shared>, tenant: usize) -> Vec<Call> {
     let mut calls = Vec::new();
     loop {
@@ -241,8 +242,8 @@ async fn make_call(shared: &Shared, tenant: usize, number: u32) -> Call {
     let Tenant { name, .. } = &TENANTS[tenant];
     let (asked_at, short) = (shared.begin.elapsed(), number >= shared.calls.div_ceil(2));
     let (prompt_tokens, max_tokens) = TENANTS[tenant].call(number, short);
-    // What the server charges. An estimate could be wrong in either direction; here it is the most
-    // that a call can cost.
+    // The cost that the server charges. An estimate could be wrong in either direction; here it is
+    // the most that a call can cost.
     let estimate = prompt_tokens + max_tokens;
     let permit = match &shared.limits {
         Some(limits) => limits.acquire(tenant, estimate).await.map(Some),
@@ -272,7 +273,7 @@ async fn send(shared: &Shared, body: &Value) -> Answer {
         let request = shared.client.post(shared.url.clone()).header("content-type", "application/json");
         let response = request.body(body.to_string()).send().await?;
         let status = response.status();
-        // Read to the end, so that the connection can be used again.
+        // Read to the end, so that the connection can be reused.
         Ok::<_, reqwest::Error>((status, response.bytes().await?))
     };
     match answer.await {
@@ -286,19 +287,19 @@ async fn send(shared: &Shared, body: &Value) -> Answer {
     }
 }
 
-/// The tokens that a call used, from its answer.
+/// Returns the tokens that a call used, from its response.
 fn used(body: &[u8]) -> Option<u32> {
     let body: Value = serde_json::from_slice(body).ok()?;
     u32::try_from(body["usage"]["total_tokens"].as_u64()?).ok()
 }
 
-/// An error and its causes on one line.
+/// Returns an error and its causes on one line.
 fn with_causes(error: &(dyn Error + 'static)) -> String {
     let causes = iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Notes what the callers believe to have, fifty times a second.
+/// Records the budgets that the callers believe to have, fifty times per second.
 async fn watch(shared: Arc<Shared>) {
     let Some(limits) = &shared.limits else { return };
     let mut ticks = interval(Duration::from_millis(20));
@@ -310,7 +311,7 @@ async fn watch(shared: Arc<Shared>) {
     }
 }
 
-/// Prints a line per second, above the bar if there is one.
+/// Prints a line every second, above the bar if there is one.
 async fn tell_every_second(shared: Arc<Shared>) {
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -330,9 +331,9 @@ async fn tell_every_second(shared: Arc<Shared>) {
     }
 }
 
-/// A number of whole permits.
+/// Returns a number of whole permits.
 fn whole(permits: f64) -> u32 {
-    // A cast of a float is cut to what fits.
+    // A cast of a float saturates.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let whole = permits.floor() as u32;
     whole

@@ -7,14 +7,14 @@
 //! cargo run --release --example llm_quota -- --requests 300/min --calls 120
 //! ```
 //!
-//! The API is a real HTTP server on the loopback, on a thread of its own, with two strict budgets
-//! (`server.rs`). What a call costs is known only when it is answered. So the callers take an
+//! The API is a real HTTP server on the loopback, on its own thread, with two strict budgets
+//! (`server.rs`). The cost of a call is only known from its response. So the callers take an
 //! estimate from one [`AllOf`](tidegate::AllOf) of both budgets and a limit of calls in flight, and
-//! settle it to what was used (`client.rs`).
+//! settle it to the actual cost (`client.rs`).
 //!
-//! With the limits the exit code is 0 if every answer was a success, 1 if one was a 429 or a call
-//! failed. Without them, answers 429 are expected, and only other failures count. A wrong command
-//! line is 2.
+//! With the limits, the exit code is 0 if every response was a success, and 1 if a response was a
+//! 429 or a call failed. Without them, 429 responses are expected, and only other failures count.
+//! The exit code of a wrong command line is 2.
 
 mod client;
 mod plot;
@@ -40,9 +40,10 @@ use server::{Server, Terms};
 /// The first half of the calls is long and needs many tokens; the second half is short.
 ///
 /// The API is an HTTP server on the loopback. It keeps one bucket of requests and one of tokens,
-/// charges what a call may use at most, and gives back what was not generated. If either has not
-/// enough it answers 429. The buckets of the callers are smaller by what comes in within 300 ms: 50
-/// ms of these are lateness that a limiter makes up for, and 250 ms are jitter of the network.
+/// charges the most that a call may use, and gives back the tokens that were not generated. If
+/// either bucket has too little, it responds with 429. The buckets of the callers are smaller by
+/// the permits that accrue within 300 ms: 50 ms are the lateness that a limiter makes up for, and
+/// 250 ms are jitter of the network.
 #[derive(Parser)]
 #[command(name = "llm_quota")]
 struct Arguments {
@@ -55,16 +56,18 @@ struct Arguments {
     /// How much of each limit the server saves up while no tenant calls, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = seconds)]
     burst: Duration,
-    /// How many calls may be in flight. This is a limit of the callers, the server has none.
+    /// The number of calls that may be in flight. This is a limit of the callers; the server has
+    /// none.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     in_flight: u32,
-    /// How many calls to make.
+    /// The number of calls.
     #[arg(long, default_value_t = 280, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     calls: u32,
-    /// What holds the callers back.
+    /// The limits of the callers.
     #[arg(long, value_enum, default_value_t = Kind::AllOf)]
     limiter: Kind,
-    /// Where to draw the budgets, as SVG; `target/llm-quota-<limiter>.svg` if not given.
+    /// The file for the picture of the budgets, as SVG; the default is
+    /// `target/llm-quota-<limiter>.svg`.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -73,7 +76,7 @@ struct Arguments {
 enum Kind {
     /// Both budgets and the limit of calls in flight, all at once.
     AllOf,
-    /// Nothing.
+    /// No limit.
     None,
 }
 
@@ -86,7 +89,7 @@ impl Kind {
     }
 }
 
-/// A rate that is a limit and lets something through.
+/// Parses a rate that limits and lets something through.
 fn limited_rate(text: &str) -> Result<Rate, Box<dyn Error + Send + Sync>> {
     let rate: Rate = text.parse()?;
     if rate.is_unlimited() || rate.is_zero() {
@@ -116,7 +119,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether it went as it should.
+/// Returns whether the run went as it should.
 async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let Arguments { requests, tokens, burst, in_flight, calls, limiter: kind, out } = arguments;
     let terms = [Terms::new(requests, burst), Terms::new(tokens, burst)];

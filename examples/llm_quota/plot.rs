@@ -18,7 +18,7 @@ const INK: RGBColor = RGBColor(0x1d, 0x2d, 0x44);
 const BELIEVED: RGBColor = RGBColor(0x9b, 0xd3, 0xcb);
 const REFUSED: RGBColor = RGBColor(0xd6, 0x45, 0x50);
 const FAINT: RGBColor = RGBColor(0xe6, 0xe6, 0xe6);
-/// Of the marks, by tenant.
+/// The colors of the marks, by tenant.
 const TENANT: [RGBColor; TENANTS.len()] =
     [RGBColor(0xd9, 0x7b, 0x16), RGBColor(0x7a, 0x4f, 0x9e), RGBColor(0x8d, 0x8d, 0x8d)];
 
@@ -26,7 +26,7 @@ const SIZE: (u32, u32) = (960, 700);
 const HEAD: u32 = 78;
 const CAPTION: u32 = 60;
 
-/// A row of marks, in parts of the highest value.
+/// The height of a row of marks, as a part of the highest value.
 const ROW: f64 = 0.07;
 
 /// The data of a picture.
@@ -42,7 +42,7 @@ pub(crate) struct Course<'a> {
 }
 
 impl Course<'_> {
-    /// The text of the SVG.
+    /// Returns the text of the SVG.
     pub(crate) fn svg(&self) -> Result<String, Box<dyn Error>> {
         let mut text = String::new();
         {
@@ -66,7 +66,7 @@ impl Course<'_> {
         self.calls.iter().filter(|call| matches!(call.answer, Answer::Refused)).count()
     }
 
-    /// Title and legend.
+    /// Draws the title and the legend.
     fn head(&self, area: &Area) -> Done {
         let with = if self.believed.is_empty() { "without a limiter" } else { "through one AllOf" };
         area.draw(&Text::new(format!("Calls against two budgets {with}"), (16, 14), style(24)))?;
@@ -115,7 +115,7 @@ impl Course<'_> {
         at.saturating_duration_since(self.begin)
     }
 
-    /// What the server had left at a time.
+    /// Returns the rest that the server had at a time.
     fn left_at(&self, at: Duration, index: usize) -> f64 {
         let next = self.left.partition_point(|left| self.since_begin(left.at) <= at);
         let Some(last) = next.checked_sub(1).map(|last| &self.left[last]) else {
@@ -124,7 +124,7 @@ impl Course<'_> {
         self.terms[index].refilled(last.budgets[index], at.saturating_sub(self.since_begin(last.at)))
     }
 
-    /// What the server had left, with all corners.
+    /// Returns the rest that the server had over time, with all corners.
     fn line(&self, index: usize, end: Duration) -> Vec<(f64, f64)> {
         let Terms { per_second, burst } = self.terms[index];
         let mut points = Vec::new();
@@ -142,7 +142,7 @@ impl Course<'_> {
         points
     }
 
-    /// The panel of one budget.
+    /// Draws the panel of one budget.
     fn panel(&self, area: &Area, index: usize) -> Done {
         let end = self.calls.iter().map(|call| call.answered_at).max().unwrap_or_default();
         let (right, top) = (end.as_secs_f64().max(0.1), 1.15 * self.terms[index].burst);

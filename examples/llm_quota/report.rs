@@ -55,14 +55,14 @@ impl<'a> Summary<'a> {
         self.print_tenants();
     }
 
-    /// How much was used of what the callers had to begin with and what came in, while they asked
-    /// for more: for the long or the short calls, in percent of requests and tokens, and from when
-    /// to when.
+    /// Returns the utilisation while the callers asked for more: the used part of the permits that
+    /// the callers had at first and that accrued since. It is for the long or the short calls, in
+    /// percent of requests and tokens, with the range of time.
     fn utilisation(&self, short: bool) -> Option<([f64; 2], Range<Duration>)> {
         let calls = || self.calls.iter().filter(move |call| call.short == short);
         let from = calls().map(|call| call.began_at).min()?;
         let to = match short {
-            // Then some long calls may still wait.
+            // Some long calls may still wait at that time.
             false => self.calls.iter().filter(|call| call.short).map(|call| call.began_at).min()?,
             true => calls().map(|call| call.asked_at).max()?,
         };
@@ -76,7 +76,7 @@ impl<'a> Summary<'a> {
         Some((percents, from..to))
     }
 
-    /// The utilisation in a sentence.
+    /// Returns the utilisation as a sentence.
     pub(crate) fn told_utilisation(&self) -> Option<String> {
         let ([requests, tokens], _) = self.utilisation(false)?;
         let ([short_requests, short_tokens], _) = self.utilisation(true)?;
@@ -123,7 +123,7 @@ impl<'a> Summary<'a> {
     }
 }
 
-/// The tokens that a call used.
+/// Returns the tokens that a call used.
 fn used(call: &Call) -> Option<u32> {
     match call.answer {
         Answer::Success(tokens) => Some(tokens),
@@ -131,7 +131,7 @@ fn used(call: &Call) -> Option<u32> {
     }
 }
 
-/// The shortest wait that so many percent do not exceed.
+/// Returns the shortest wait that is not exceeded by `percent` percent.
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()

@@ -16,10 +16,10 @@ use tidegate::Rate;
 
 use crate::tenants::pick;
 
-/// How long it takes to generate one token.
+/// The time to generate one token.
 const PER_TOKEN: Duration = Duration::from_millis(2);
 
-/// What a budget is.
+/// The terms of a budget.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) per_second: f64,
@@ -32,21 +32,21 @@ impl Terms {
         Terms { per_second, burst: per_second * burst.as_secs_f64() }
     }
 
-    /// The rest after a time in which nothing was taken.
+    /// Returns the rest after a time in which nothing was taken.
     pub(crate) fn refilled(self, left: f64, time: Duration) -> f64 {
         (left + self.per_second * time.as_secs_f64()).min(self.burst)
     }
 }
 
-/// What was left of requests and tokens at some time, when a call was charged or was given back
-/// what it did not use.
+/// The rest of requests and tokens at some time, when a call was charged, or was given back its
+/// unused tokens.
 #[derive(Clone, Copy)]
 pub(crate) struct Left {
     pub(crate) at: Instant,
     pub(crate) budgets: [f64; 2],
 }
 
-/// Both budgets, and what was seen so far.
+/// Both budgets, and the counts so far.
 pub(crate) struct Ledger {
     terms: [Terms; 2],
     left: Left,
@@ -57,12 +57,12 @@ pub(crate) struct Ledger {
 pub(crate) struct Tally {
     pub(crate) calls: u32,
     pub(crate) refused: u32,
-    /// The least that was ever left of each budget.
+    /// The lowest rest of each budget.
     pub(crate) lowest: [f64; 2],
     in_flight: u32,
-    /// The most calls at one time.
+    /// The most calls in flight at one time.
     pub(crate) most_in_flight: u32,
-    /// What was left, after each change.
+    /// The rest after each change.
     pub(crate) course: Vec<Left>,
 }
 
@@ -83,7 +83,7 @@ impl Ledger {
         self.left.at = now;
     }
 
-    /// Takes a call in, unless it is one too many or may use more tokens than there are.
+    /// Accepts a call, unless a budget has too few requests or tokens for the most that it may use.
     fn charge(&mut self, now: Instant, tokens: f64) -> bool {
         self.refill(now);
         self.tally.calls += 1;
@@ -102,7 +102,7 @@ impl Ledger {
         true
     }
 
-    /// The call is over, and did not use so many tokens of what it was charged.
+    /// Ends the call, which did not use `tokens` tokens of its charge.
     fn give_back(&mut self, now: Instant, tokens: f64) {
         self.refill(now);
         let [_, left] = &mut self.left.budgets;
@@ -119,7 +119,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it on a free port of the loopback, on a thread with an event loop of its own.
+    /// Starts the server on a free port of the loopback, on a thread with its own runtime.
     pub(crate) fn start(terms: [Terms; 2]) -> io::Result<Server> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         listener.set_nonblocking(true)?;
@@ -137,7 +137,7 @@ impl Server {
         format!("http://{}/v1/complete", self.address)
     }
 
-    /// What it counted.
+    /// Returns its counts.
     pub(crate) fn tally(&self) -> Tally {
         lock(&self.ledger).tally.clone()
     }
@@ -149,7 +149,7 @@ fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
 
 type Answer = (StatusCode, [(&'static str, String); 3], String);
 
-/// One call: `{tenant, prompt_tokens, max_tokens}`, answered by `{usage: {total_tokens}}`.
+/// One call: `{tenant, prompt_tokens, max_tokens}`. The response is `{usage: {total_tokens}}`.
 async fn complete(State(ledger): State<Arc<Mutex<Ledger>>>, body: Bytes) -> Answer {
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let number = |name: &str| body[name].as_u64().and_then(|number| u32::try_from(number).ok());
@@ -163,7 +163,7 @@ async fn complete(State(ledger): State<Arc<Mutex<Ledger>>>, body: Bytes) -> Answ
     let Some(call) = charged else {
         return answer(&ledger, StatusCode::TOO_MANY_REQUESTS, &json!({ "error": "rate limit" }));
     };
-    // From a fifth of it to all.
+    // From a fifth of the maximum to all of it.
     let generated = pick(&(max / 5..max.saturating_add(1)), call.into());
     tokio::time::sleep(PER_TOKEN * generated).await;
     lock(&ledger).give_back(Instant::now(), f64::from(max - generated));

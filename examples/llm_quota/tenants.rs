@@ -1,7 +1,7 @@
 //! The tenants, and the calls they make.
 //!
-//! The first half of the calls is long and held back by the tokens; the second half is short and
-//! held back by the requests.
+//! The first half of the calls is long and limited by the tokens; the second half is short and
+//! limited by the requests.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use rand::{Rng, SeedableRng};
 
 pub(crate) struct Tenant {
     pub(crate) name: &'static str,
-    /// The waiting tenant with the highest goes first.
+    /// The waiting tenant with the highest priority goes first.
     pub(crate) priority: i8,
-    /// How many calls it makes at one time.
+    /// The number of calls that it makes at one time.
     pub(crate) tasks: u32,
-    /// Of a long call.
+    /// The prompt tokens of a long call.
     pub(crate) prompt_tokens: Range<u32>,
-    /// The most that may be generated for one long call.
+    /// The most tokens that may be generated for one long call.
     pub(crate) max_tokens: u32,
-    /// The milliseconds between an answer and the next call of that task.
+    /// The milliseconds between a response and the next call of that task.
     pub(crate) pause: Range<u32>,
-    /// One part in so many of all tokens is what it may use at most.
+    /// The tenant may use at most one part in `part` of all tokens.
     pub(crate) part: Option<u32>,
 }
 
-/// A short call has a part in so many of the tokens of a long one.
+/// A short call has one part in this many of the tokens of a long one.
 const SHORT: u32 = 4;
 
 pub(crate) const TENANTS: [Tenant; 3] = [
@@ -59,25 +59,26 @@ pub(crate) const TENANTS: [Tenant; 3] = [
 ];
 
 impl Tenant {
-    /// The tokens that one call can cost at most.
+    /// Returns the most tokens that one call can cost.
     pub(crate) fn largest(&self) -> u32 {
         self.prompt_tokens.end + self.max_tokens
     }
 
-    /// The tokens of the prompt of the call with this number, and the tokens that may be generated.
+    /// Returns the prompt tokens of the call with this number, and the tokens that may be
+    /// generated.
     pub(crate) fn call(&self, number: u32, short: bool) -> (u32, u32) {
         let part = if short { SHORT } else { 1 };
         (pick(&self.prompt_tokens, u64::from(number)) / part, self.max_tokens / part)
     }
 
-    /// The pause after the call with this number.
+    /// Returns the pause after the call with this number.
     pub(crate) fn pause(&self, call: u32) -> Duration {
         Duration::from_millis(pick(&self.pause, u64::from(call) << 32).into())
     }
 }
 
-/// A number of the range, determined by the seed: the cost of a call does not depend on the order
-/// of the calls.
+/// Returns a number of the range that the seed determines. So the cost of a call does not depend on
+/// the order of the calls.
 pub(crate) fn pick(range: &Range<u32>, seed: u64) -> u32 {
     SmallRng::seed_from_u64(seed).random_range(range.clone())
 }

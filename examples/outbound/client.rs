@@ -12,10 +12,10 @@ use tidegate::{Rate, RateLimiter, SmoothBursty, SmoothWarmingUp};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval_at};
 
-/// How much lateness the limiter makes up for, so that a busy machine does not slow it down.
+/// The lateness that the limiter makes up for, so that a busy machine does not slow it down.
 ///
-/// The default of 5 ms covers tokio's timer. Where other programs compete for the processor, the
-/// thread of the callers may stand still for longer than that.
+/// The default of 5 ms covers tokio's timer. If other programs compete for the processor, the
+/// thread of the callers may stall for longer than that.
 pub(crate) const CATCH_UP: Duration = Duration::from_millis(50);
 
 pub(crate) enum Limiter {
@@ -25,7 +25,8 @@ pub(crate) enum Limiter {
 }
 
 impl Limiter {
-    /// A steady rate that saves nothing while no task calls, since the third party does not either.
+    /// Creates a limiter of a steady rate that saves nothing while no task calls, because the third
+    /// party saves nothing either.
     pub(crate) fn bursty(rate: Rate, catch_up: Duration) -> Limiter {
         let limiter = RateLimiter::paced(rate);
         limiter.set_catch_up(catch_up);
@@ -48,16 +49,16 @@ impl Limiter {
     }
 }
 
-/// One call, from the wait for a permit to the answer.
+/// One call, from the wait for a permit to the response.
 pub(crate) struct Call {
-    /// The how manieth it was to ask for a permit.
+    /// The position of the call in the order of requests for a permit.
     pub(crate) asked: u32,
-    /// The how manieth it was to get one.
+    /// The position of the call in the order of grants.
     pub(crate) granted: u32,
     pub(crate) waited: Duration,
-    /// When it got it, from the beginning of the run.
+    /// When the permit was granted, from the start of the run.
     pub(crate) granted_at: Duration,
-    /// When it was answered, from the beginning of the run.
+    /// When the response arrived, from the start of the run.
     pub(crate) answered_at: Duration,
     pub(crate) answer: Answer,
 }
@@ -66,14 +67,14 @@ pub(crate) enum Answer {
     Success,
     /// 429.
     Refused,
-    /// Another status, or no answer.
+    /// Another status, or no response.
     Failed(String),
 }
 
-/// A client that makes one call per request. It follows no redirect, since that call would have no
-/// permit.
+/// Creates a client that makes one call per request. It follows no redirect, because that call
+/// would have no permit.
 pub(crate) fn client() -> Result<Client, Box<dyn Error>> {
-    // Fails if it is installed already, which is as good.
+    // Fails if a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = Client::builder()
         .redirect(reqwest::redirect::Policy::none())
@@ -83,7 +84,7 @@ pub(crate) fn client() -> Result<Client, Box<dyn Error>> {
     Ok(client)
 }
 
-/// What the tasks share.
+/// The state that the tasks share.
 struct Shared {
     client: Client,
     url: Url,
@@ -96,7 +97,7 @@ struct Shared {
     refused: AtomicU32,
 }
 
-/// Makes the calls, and shows how it goes.
+/// Makes the calls, and shows their progress.
 pub(crate) async fn run(client: Client, url: Url, limiter: Limiter, calls: u32, tasks: u32) -> Vec<Call> {
     let bar = ProgressBar::new(calls.into());
     let style = ProgressStyle::with_template("{bar:50.green/dim} {pos} of {len} calls, {elapsed}");
@@ -115,12 +116,12 @@ pub(crate) async fn run(client: Client, url: Url, limiter: Limiter, calls: u32, 
     calls
 }
 
-/// One task: waits for a permit, calls, and again, until all calls are made.
+/// One task: waits for a permit and calls, in a loop, until all calls are made.
 async fn make_calls(shared: Arc<Shared>) -> Vec<Call> {
     let mut calls = Vec::new();
     loop {
-        // Nothing comes between this and the first poll of the limiter, where the place in the
-        // queue is taken.
+        // Nothing runs between this and the first poll of the limiter, in which the call enters the
+        // queue.
         let asked = shared.asked.fetch_add(1, Ordering::Relaxed);
         if asked >= shared.calls {
             return calls;
@@ -143,7 +144,7 @@ async fn call(shared: &Shared) -> Answer {
     let answer = async {
         let response = shared.client.get(shared.url.clone()).send().await?;
         let status = response.status();
-        // Read to the end, so that the connection can be used again.
+        // Read to the end, so that the connection can be reused.
         response.bytes().await?;
         Ok::<_, reqwest::Error>(status)
     };
@@ -155,13 +156,13 @@ async fn call(shared: &Shared) -> Answer {
     }
 }
 
-/// An error and its causes on one line.
+/// Returns an error and its causes on one line.
 fn with_causes(error: &(dyn Error + 'static)) -> String {
     let causes = iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Prints a line per second, above the bar if there is one.
+/// Prints a line every second, above the bar if there is one.
 async fn tell_every_second(shared: Arc<Shared>) {
     let second = Duration::from_secs(1);
     let mut ticks = interval_at(tokio::time::Instant::now() + second, second);

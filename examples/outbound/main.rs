@@ -8,13 +8,13 @@
 //! cargo run --release --example outbound -- --url https://api.example.com/status --rate 5/s --calls 50
 //! ```
 //!
-//! The third party is a real HTTP server on the loopback, on a thread of its own, that counts
-//! strictly (`server.rs`). The callers are many tasks that share one limiter and make real HTTP
-//! calls (`client.rs`).
+//! The third party is a real HTTP server on the loopback, on its own thread, that counts strictly
+//! (`server.rs`). The callers are many tasks that share one limiter and make real HTTP calls
+//! (`client.rs`).
 //!
-//! With a limiter the exit code is 0 if every answer was a success, 1 if one was a 429 or a call
-//! failed. Without one, answers 429 are expected, and only other failures count. A wrong command
-//! line is 2.
+//! With a limiter, the exit code is 0 if every response was a success, and 1 if a response was a
+//! 429 or a call failed. Without a limiter, 429 responses are expected, and only other failures
+//! count. The exit code of a wrong command line is 2.
 
 mod client;
 mod plot;
@@ -37,34 +37,34 @@ use server::Server;
 /// Calls a third party that limits its callers, from many tasks through one limiter.
 ///
 /// Unless --url is given, the third party is an HTTP server on the loopback. By default it counts
-/// exactly, and answers 429 to a call that would be one too many: in any span of 5 seconds or less
-/// it accepts what LIMIT allows in that time, plus a tolerance of 1 call and of what LIMIT allows
-/// in 100 ms. 50 ms of these are lateness that the limiter makes up for, and 50 ms are jitter of
-/// the network. With 200/s the tolerance is 21 calls. Being 3 % too fast is not tolerated. --server
-/// chooses another kind of server.
+/// exactly, and responds with 429 to a call that would be one too many: in any span of 5 seconds or
+/// less it accepts what LIMIT allows in that time, plus a tolerance of 1 call and of what LIMIT
+/// allows in 100 ms. 50 ms of these are lateness that the limiter makes up for, and 50 ms are
+/// jitter of the network. With 200/s the tolerance is 21 calls. A rate that is 3 % too fast is not
+/// tolerated. --server chooses another kind of server.
 #[derive(Parser)]
 #[command(name = "outbound")]
 struct Arguments {
     /// The limiter's rate, such as 200/s, 3000/min or 1000/100ms.
     #[arg(long, default_value = "200/s", value_parser = limited_rate)]
     rate: Rate,
-    /// How many calls to make.
+    /// The number of calls.
     #[arg(long, default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     calls: u32,
-    /// How many tasks make them.
+    /// The number of tasks that make them.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     tasks: u32,
-    /// What holds the tasks back.
+    /// The limiter of the tasks.
     #[arg(long, value_enum, default_value_t = Kind::Bursty)]
     limiter: Kind,
-    /// How long warming-up takes from a third of the rate to the rate, in seconds.
+    /// The time of warming up from a third of the rate to the rate, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "3", allow_negative_numbers = true, value_parser = warm_up)]
     warm_up: Duration,
-    /// What the third party allows; the limiter's rate if not given.
+    /// The limit of the third party; the default is the limiter's rate.
     #[arg(long, value_parser = limited_rate, conflicts_with = "url")]
     limit: Option<Rate>,
-    /// How the third party counts. Unless it is tolerant, the limiter does not make up for
-    /// lateness.
+    /// The way in which the third party counts. Unless it is tolerant, the limiter does not make up
+    /// for lateness.
     #[arg(long, value_enum, default_value_t = server::Kind::Tolerant, conflicts_with = "url")]
     server: server::Kind,
     /// Calls this instead of starting a server.
@@ -74,11 +74,11 @@ struct Arguments {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// A steady rate. It saves no permits, since the third party does not either.
+    /// A steady rate. It saves no permits, because the third party saves none either.
     Bursty,
     /// A steady rate that is slower at first.
     WarmingUp,
-    /// Nothing: every task calls as fast as it can.
+    /// No limiter: every task calls as fast as it can.
     None,
 }
 
@@ -92,7 +92,7 @@ impl Kind {
     }
 }
 
-/// A rate that is a limit.
+/// Parses a rate that limits.
 fn limited_rate(text: &str) -> Result<Rate, Box<dyn Error + Send + Sync>> {
     let rate: Rate = text.parse()?;
     if rate.is_unlimited() {
@@ -109,7 +109,7 @@ fn warm_up(text: &str) -> Result<Duration, Box<dyn Error + Send + Sync>> {
     Ok(warm_up)
 }
 
-// One thread for all callers, so that the order in which they come and are granted is well defined.
+// One thread for all callers, so that the order of requests and grants is well defined.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match run(Arguments::parse()).await {
@@ -122,7 +122,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Whether it went as it should.
+/// Returns whether the run went as it should.
 async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     let Arguments { rate, calls, tasks, limiter: kind, warm_up, limit, server, url } = arguments;
     let catch_up = if server == server::Kind::Tolerant { client::CATCH_UP } else { Duration::ZERO };

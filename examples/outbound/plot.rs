@@ -21,13 +21,13 @@ const FAINT: RGBColor = RGBColor(0xe6, 0xe6, 0xe6);
 /// Widths of a bin in milliseconds.
 const WIDTHS: [u32; 9] = [10, 20, 50, 100, 200, 500, 1000, 10_000, 60_000];
 
-/// The most bins that can be told apart.
+/// The most bins that can be distinguished.
 const BINS: u32 = 150;
 
-/// The answers of one bin, by layer.
+/// The responses of one bin, by layer.
 type Bin = [u32; LAYERS.len()];
 
-/// Draws the answers over time as stacked bars against the limit.
+/// Draws the responses over time as stacked bars against the limit.
 pub(crate) fn draw(file: &Path, title: &str, calls: &[Call], limit: Rate) -> Result<(), Box<dyn Error>> {
     let end = calls.iter().map(|call| call.answered_at).max().unwrap_or_default();
     let width = WIDTHS.map(|ms| Duration::from_millis(ms.into()));
@@ -35,7 +35,7 @@ pub(crate) fn draw(file: &Path, title: &str, calls: &[Call], limit: Rate) -> Res
     let bins = count(calls, width);
     let limit_per_second = limit.as_per_second();
 
-    // A bar is as high as the rate of its bin, so that the limit is one line for any width.
+    // The height of a bar is the rate of its bin, so the limit is one line for any width.
     let rate = |count: u32| f64::from(count) / width.as_secs_f64();
     let highest = bins.iter().map(|bin| rate(bin.iter().sum())).fold(0.0, f64::max);
     let top = 1.35 * highest.max(limit_per_second);

@@ -11,11 +11,11 @@ pub(crate) struct Summary {
     pub(crate) refused: usize,
     pub(crate) failed: usize,
     first_failure: Option<String>,
-    /// How long the run took, to the last answer.
+    /// The duration of the run, to the last response.
     took: Duration,
-    /// When calls were granted, in order.
+    /// The times at which calls were granted, in order.
     grants: Vec<Duration>,
-    /// How long calls waited, the shortest first.
+    /// The waits of the calls, the shortest first.
     waits: Vec<Duration>,
     inversions: u64,
 }
@@ -55,7 +55,8 @@ impl Summary {
         }
     }
 
-    /// What the limiter did: the rate against the one that was set, the waits, and the order.
+    /// Prints the results of the limiter: the rate compared with the configured rate, the waits,
+    /// and the order.
     pub(crate) fn print_grants(&self, set: Rate, warm_up: Option<Duration>) {
         let told = |grants: &[Duration]| match rate_of(grants) {
             Some(rate) => {
@@ -74,13 +75,13 @@ impl Summary {
     }
 }
 
-/// Permits per second from the first grant to the last. The first one is free.
+/// Returns the permits per second from the first grant to the last. The first one is free.
 fn rate_of(grants: &[Duration]) -> Option<f64> {
     let span = grants.last()?.saturating_sub(*grants.first()?);
     (!span.is_zero()).then(|| (grants.len() - 1) as f64 / span.as_secs_f64())
 }
 
-/// The shortest wait that so many percent do not exceed.
+/// Returns the shortest wait that is not exceeded by `percent` percent.
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
@@ -100,7 +101,7 @@ fn sort(order: &mut [u32]) -> u64 {
             merged.push(left[l]);
             l += 1;
         } else {
-            // It overtakes all that are left on the left.
+            // This element overtakes all elements that remain on the left.
             inversions += (left.len() - l) as u64;
             merged.push(right[r]);
             r += 1;

@@ -17,7 +17,7 @@ use tidegate::{AnyPolicy, Rate, RateLimiter};
 
 use crate::client::CATCH_UP;
 
-/// How the third party counts.
+/// The way in which the third party counts.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     /// An exact log of 5 seconds, with a tolerance of what LIMIT allows in 100 ms.
@@ -37,7 +37,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The policy that counts, and how many calls may come early.
+    /// Returns the policy, and how many calls may come early.
     fn policy(self, rate: Rate) -> Option<(String, &'static str)> {
         Some(match self {
             Kind::Tolerant => return None,
@@ -53,18 +53,17 @@ impl Kind {
     }
 }
 
-/// What the third party accepts: in any span of time *d*, of 5 s or shorter, at most `rate * d`
-/// calls plus a tolerance. (Below 0.2 permits per second the longest span is the time of one
-/// permit.)
+/// The rule of the third party: in any span of time *d*, of 5 s or shorter, it accepts at most
+/// `rate * d` calls plus a tolerance. (Below 0.2 permits per second the longest span is the time of
+/// one permit.)
 ///
-/// The count is exact: the times of all calls accepted in the last 5 s are kept, and a call is
-/// refused if there is one of them since which it would be one too many. A refused call does not
-/// count.
+/// The count is exact: the server keeps the times of all calls accepted in the last 5 s, and
+/// refuses a call if it would be one too many since any of them. A refused call does not count.
 ///
-/// The tolerance is 1 call, plus what the rate allows in 100 ms. It takes a limiter as it is: one
-/// that pays late timers back grants up to `1 + rate * (d + catch-up)`, and the catch-up is 50 ms
-/// here. That leaves 50 ms by which a call may be longer on its way than another. In 5 s, a caller
-/// that is 3 % too fast is 150 ms ahead, and refused.
+/// The tolerance is 1 call, plus what the rate allows in 100 ms. This accepts what a limiter may
+/// do: a limiter that makes up for late timers grants up to `1 + rate * (d + catch-up)`, and the
+/// catch-up is 50 ms here. The other 50 ms cover the difference between the transit times of two
+/// calls. In 5 s, a caller that is 3 % too fast is 150 ms ahead, and refused.
 #[derive(Clone, Copy)]
 struct Rule {
     rate: f64,
@@ -74,7 +73,7 @@ struct Rule {
 
 impl Rule {
     const LONGEST: Duration = Duration::from_secs(5);
-    /// By how much longer than another a call can be on its way.
+    /// The most by which the transit times of two calls can differ.
     const JITTER: Duration = Duration::from_millis(50);
 
     fn new(rate: Rate) -> Rule {
@@ -95,7 +94,7 @@ impl fmt::Display for Rule {
 struct Log {
     rule: Rule,
     accepted: VecDeque<Instant>,
-    /// How much of the tolerance was ever used.
+    /// The most of the tolerance that was ever used.
     used: f64,
 }
 
@@ -104,7 +103,7 @@ impl Log {
         while self.accepted.front().is_some_and(|&at| now.duration_since(at) > self.rule.longest) {
             self.accepted.pop_front();
         }
-        // From each accepted call on, with this one: how many there are, less how many the rate
+        // From each accepted call to this one: the number of calls, minus the number that the rate
         // allows.
         let spans = self.accepted.iter().rev().zip(2u32..);
         let ahead = spans.map(|(&at, calls)| f64::from(calls) - self.rule.rate * (now - at).as_secs_f64());
@@ -123,7 +122,7 @@ enum By {
     Policy(RateLimiter<AnyPolicy>),
 }
 
-/// What was seen so far.
+/// The counts so far.
 struct Count {
     by: By,
     calls: u32,
@@ -148,7 +147,7 @@ impl Count {
 /// The server. It runs until the program ends.
 pub(crate) struct Server {
     address: SocketAddr,
-    /// What it accepts.
+    /// The rule by which it accepts calls.
     rule: String,
     /// How many calls may come early.
     tolerance: String,
@@ -156,7 +155,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it on a free port of the loopback, on a thread with an event loop of its own.
+    /// Starts the server on a free port of the loopback, on a thread with its own runtime.
     pub(crate) fn start(kind: Kind, rate: Rate) -> Result<Server, Box<dyn Error>> {
         let (by, rule, tolerance) = match kind.policy(rate) {
             None => {
@@ -194,7 +193,7 @@ impl Server {
         &self.tolerance
     }
 
-    /// What it counted.
+    /// Returns its counts.
     pub(crate) fn tally(&self) -> String {
         let Count { by, calls, refused } = &*self.count.lock().unwrap_or_else(PoisonError::into_inner);
         let counted = format!("{calls} calls, {refused} refused");

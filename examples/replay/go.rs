@@ -1,21 +1,22 @@
 //! Replays recordings of Go's `golang.org/x/time/rate`: see `tests/golden/go-rate/README.md`.
 //!
-//! The policy is the production one, [`TokenBucket`], with the recorded times. Where the calls of
-//! the two libraries differ, these rules put Go's in our words:
+//! The policy is the production policy, [`TokenBucket`], with the recorded times. Where the calls
+//! of the two libraries differ, these rules translate Go's calls into ours:
 //!
 //! | Go | here |
 //! |---|---|
-//! | `reserve` takes permits that come later | charged as of the time they are due, as the limiter charges waiters |
-//! | `reserve` at limit 0, beyond the stock: granted, due never | no request is granted a permit that is never due; so that the debt is as Go's, it is charged at another rate, set for that moment |
-//! | `n = 0` is granted when no debt is left | the time at which none is left |
+//! | `reserve` takes permits that accrue later | charged as of the time they are due, as the limiter charges waiters |
+//! | `reserve` at limit 0, beyond the stored permits: granted, due never | a request for permits that are never due is not granted; to make the negative balance equal to Go's, it is charged at another rate, set for that moment |
+//! | `n = 0` is granted when the balance is not negative | the time at which the balance is not negative |
 //! | infinite limit: the tokens are the burst | they are infinite |
-//! | `cancel` of what cost nothing: refused, for 0 permits; any `cancel` at an infinite limit | nothing happens |
-//! | `cancel` after the due time: too late, nothing happens | it was claimed when it was due, and what was claimed is not given back |
-//! | `cancel` of the newest, with limit and burst as they were | [`Policy::undo`]: both give everything back |
-//! | any other `cancel` | differs on purpose: Go keeps what later reservations were told, here the reservations behind move up; Go gives back permits where the limit has changed, here it may be less. The rest of the trace is not compared |
+//! | `cancel` of a reservation without cost: refused, for 0 permits; any `cancel` at an infinite limit | nothing happens |
+//! | `cancel` after the due time: too late, nothing happens | the permits were claimed when they were due, and claimed permits are not given back |
+//! | `cancel` of the newest, with limit and burst unchanged | [`Policy::undo`]: both give everything back |
+//! | any other `cancel` | differs on purpose: in Go later reservations keep their due times, here the reservations behind move up; Go gives back permits if the limit has changed, here it may give back fewer. The rest of the trace is not compared |
 //!
-//! Whether a cancel is of the newest is Go's own rule, followed from what was recorded: it gives
-//! `n` less what was reserved after it. "The newest" means that this is all of `n`.
+//! Whether a cancel is of the newest reservation follows Go's own rule, applied to the recording:
+//! Go gives back `n` minus the permits that were reserved after it. "The newest" means that this is
+//! all of `n`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,30 +30,30 @@ use tidegate::{Nanos, Policy, Rate, Refusal, TokenBucket};
 use crate::float::float;
 use crate::report::{Outcome, Report, mismatch, read};
 
-/// How far times may be apart, in nanoseconds, beside [`RELATIVE`]. Go counts permits in floats and
-/// cuts delays.
+/// The most by which times may differ, in nanoseconds, besides [`RELATIVE`]. Go counts permits in
+/// floats and truncates delays.
 const APART_NS: f64 = 100.0;
 
-/// How far apart they may be, as a part of their value.
+/// The most by which times may differ, as a part of their value.
 const RELATIVE: f64 = 1e-9;
 
-/// How far token counts may be apart, beside the tokens that come in [`APART_NS`].
+/// The most by which token counts may differ, besides the tokens that accrue in [`APART_NS`].
 const APART_TOKENS: f64 = 1e-6;
 
-/// Go's due times, computed in two ways, are so close if they are meant to be equal.
+/// If Go's due times are meant to be equal but are computed in two ways, they are within this.
 const SAME_NS: i128 = 2;
 
 /// Go's delay of a reservation that is never due.
 const NEVER: i64 = i64::MAX;
 
-/// Delays beyond this (31.7 years) may be beyond the end of a policy's time. Then they are never
-/// here.
+/// Delays beyond this (31.7 years) may be beyond the end of a policy's time. A policy then treats
+/// them as never due.
 const LONG: i64 = 1_000_000_000_000_000_000;
 
 #[derive(Debug, Deserialize)]
 struct Trace {
     name: String,
-    /// Permits a second.
+    /// Permits per second.
     #[serde(deserialize_with = "float")]
     limit: f64,
     burst: u32,
@@ -143,7 +144,7 @@ impl Differs {
     }
 }
 
-/// The policy under test, and what has to be known of Go's limiter to put its questions.
+/// The policy under test, and the state of Go's limiter that is needed to translate its calls.
 struct Limiter {
     policy: TokenBucket,
     state: BucketState,
@@ -151,9 +152,9 @@ struct Limiter {
     reserved: BTreeMap<u64, Reserved>,
     /// How often limit or burst was set.
     changes: u32,
-    /// When Go's newest grant is due.
+    /// The time at which Go's newest grant is due.
     last_due: i128,
-    /// The tokens by which the two may have been apart before the limit changed.
+    /// The tokens by which the two may have differed before the limit changed.
     inherited: f64,
 }
 
@@ -161,9 +162,9 @@ struct Limiter {
 #[derive(Clone, Copy)]
 struct Reserved {
     n: u32,
-    /// As Go told it.
+    /// As returned by Go.
     due: i128,
-    /// How often the limit or burst had been set.
+    /// How often limit or burst had been set.
     changes: u32,
     /// `None` if it cost nothing.
     charge: Option<BucketCharge>,
@@ -235,16 +236,15 @@ impl Limiter {
         }
     }
 
-    /// When a reservation would be due. `None` if it is refused.
+    /// Returns when a reservation would be due. `None` if it is refused.
     fn due(&self, at: Nanos, n: u32) -> Option<Nanos> {
         let due = self.policy.ready_at(&self.state, at, 0, n).max(at);
         let exceeds = matches!(self.policy.check(n), Err(Refusal::ExceedsLimit { .. }));
-        // A single permit is never said to exceed the burst: not even a burst of 0, which may
-        // change.
+        // A single permit never exceeds the burst: not even a burst of 0, which may change.
         if exceeds || (due == Nanos::MAX && n > self.policy.burst()) { None } else { Some(due) }
     }
 
-    /// Takes what was reserved.
+    /// Takes the reserved permits.
     fn charge(&mut self, at: Nanos, due: Nanos, n: u32) -> Result<Option<BucketCharge>, Differs> {
         if n == 0 {
             return Ok(None);
@@ -261,7 +261,7 @@ impl Limiter {
         Ok(Some(charge))
     }
 
-    /// Follows Go's due time of the newest grant. At an infinite limit it keeps no account.
+    /// Follows Go's due time of the newest grant. At an infinite limit, Go keeps no account.
     fn granted(&mut self, at: Nanos, delay_ns: i64) {
         if self.limit.is_finite() {
             self.last_due = i128::from(at.as_u64()) + i128::from(delay_ns);
@@ -269,7 +269,7 @@ impl Limiter {
     }
 
     fn cancel(&mut self, at: Nanos, id: u64) -> Result<Met, Differs> {
-        // What was refused has no entry, and what was for no permits no charge.
+        // A refused reservation has no entry, and a reservation of no permits has no charge.
         let Some(reserved) = self.reserved.get(&id).copied() else { return Ok(Met::Yes) };
         let Some(charge) = reserved.charge else { return Ok(Met::Yes) };
         if self.limit.is_infinite() {
@@ -278,7 +278,7 @@ impl Limiter {
         if reserved.due < i128::from(at.as_u64()) {
             return Ok(Met::Yes);
         }
-        // What was reserved later is worth this much time, and nothing at limit 0.
+        // Later reservations are worth this much time, and nothing at limit 0.
         let later = if self.limit == 0.0 { 0 } else { self.last_due - reserved.due };
         if later.abs() > SAME_NS || reserved.changes != self.changes {
             return Ok(Met::ApartFromHere);
@@ -307,8 +307,8 @@ impl Limiter {
         }
     }
 
-    /// How far due times may be apart, in nanoseconds. A limit that was cut stretches what was
-    /// apart before.
+    /// Returns the most by which due times may differ, in nanoseconds. A lower limit stretches an
+    /// earlier difference.
     fn allowance_ns(&self) -> f64 {
         if self.limit > 0.0 { APART_NS.max(self.inherited / self.limit * 1e9) } else { APART_NS }
     }
@@ -354,9 +354,10 @@ fn check_verdict(ok: bool, granted: bool) -> Result<(), Differs> {
     if ok == granted { Ok(()) } else { Err(Differs::new(word(ok), word(granted))) }
 }
 
-/// The time that `n` permits take, cut to whole nanoseconds as Go does; at limit 0, which has none,
-/// Go says the longest, and so goes to a later time where it means an earlier one.
-#[allow(clippy::cast_possible_truncation)] // Cut on purpose, and a float that is too large becomes the largest number.
+/// Returns the time that `n` permits take, truncated to whole nanoseconds as in Go. At limit 0 this
+/// time does not exist; Go uses the longest time, and thus moves to a later time where it means an
+/// earlier one.
+#[allow(clippy::cast_possible_truncation)] // Truncated on purpose, and a float that is too large saturates.
 fn price_ns(n: u32, limit: f64) -> i128 {
     if limit > 0.0 { i128::from((f64::from(n) / limit * 1e9) as i64) } else { -i128::from(NEVER) }
 }
@@ -371,7 +372,7 @@ fn rate_of(limit: f64) -> Result<Rate, String> {
     }
 }
 
-/// The largest distances from the recordings, each with what was allowed there.
+/// The largest differences from the recordings, each with its allowance.
 #[derive(Debug, Default)]
 struct Farthest {
     delays: usize,

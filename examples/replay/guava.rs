@@ -2,13 +2,13 @@
 //!
 //! Three things are compared, for every trace that is not one of Guava's defects:
 //!
-//! 1. The reference model at one tick a microsecond gives the recorded answers exactly. So the
+//! 1. The reference model at one tick per microsecond returns exactly the recorded results. So the
 //!    model is right.
-//! 2. The policy agrees with the reference model at the policy's own tick of 1/16 ns, when both are
-//!    made to decide as recorded. So the policy is right. The bound is computed, not chosen: see
+//! 2. The policy agrees with the reference model at the policy's own tick of 1/16 ns, when both
+//!    follow the recorded decisions. So the policy is right. The bound is computed, not chosen: see
 //!    `tests/support/allowance.rs`.
-//! 3. The difference that remains between the policy and the recording is Guava's cutting to whole
-//!    microseconds. It is told, not judged.
+//! 3. The difference that remains between the policy and the recording is Guava's truncation to
+//!    whole microseconds. It is reported, not judged.
 
 use std::path::Path;
 use std::time::Duration;
@@ -23,13 +23,14 @@ use crate::trace::{Call, Class, Limiter, Op, Trace};
 /// Guava's own ticks.
 const MICROS: Ticks = Ticks { per_second: 1e6, limit: i64::MAX as i128 };
 
-/// The policies' ticks, of which a microsecond has this many.
+/// The policies' ticks. This many make a microsecond.
 const FINE_PER_MICRO: i128 = 16_000;
 
 /// A recorded wait above this (30 years) means never. A policy's time ends after 34 years.
 const NEVER_US: i64 = 1_000_000_000_000_000;
 
-/// How two rates, read back, may differ: Guava computes its own from the interval.
+/// The most by which two rates may differ when they are read back: Guava computes its own from the
+/// interval.
 const RATE_ERROR: f64 = 1e-12;
 
 /// Replays every `*.jsonl` in a directory.
@@ -86,7 +87,7 @@ fn check_wait(index: usize, op: &Op, recorded: i64, wait: i128) -> Result<(), St
 }
 
 fn check_rate(index: usize, op: &Op, recorded: f64, rate: f64) -> Result<(), String> {
-    // Below this Guava's interval is infinite, and it reads the rate back as 0.
+    // Below this, Guava's interval is infinite, and it reads the rate back as 0.
     let tiny = 1e-300;
     if rate == recorded
         || (rate - recorded).abs() <= RATE_ERROR * recorded
@@ -111,14 +112,14 @@ fn check_policy(trace: &Trace, drift: &mut Drift) -> Result<(), String> {
             let warm_up = Duration::from_nanos(warm_up_ns(trace.limiter).unsigned_abs());
             let policy = SmoothWarmingUp::try_new(rate_of(permits_per_second)?, warm_up, cold_factor);
             // Guava lets every idle microsecond cool. By default tidegate does not, on purpose, so
-            // that a caller that polls a little slower than the rate can get warm.
+            // that a caller that polls slightly slower than the rate can get warm.
             let policy = policy.map_err(|error| refused(error.to_string()))?.cool_at_once();
             run(&policy, trace, drift)
         }
     }
 }
 
-/// Runs a policy and the fine model side by side, both with the recorded decisions.
+/// Runs a policy and the fine model next to each other, both with the recorded decisions.
 fn run<P: Policy>(policy: &P, trace: &Trace, drift: &mut Drift) -> Result<(), String> {
     let (kind, rate) = kind_and_rate(trace.limiter, FINE_PER_MICRO);
     let mut model = Guava::new(Ticks::PRODUCTION, kind, within_floats(rate), fine(trace.start_us));
@@ -135,8 +136,9 @@ fn run<P: Policy>(policy: &P, trace: &Trace, drift: &mut Drift) -> Result<(), St
                 policy.set_rate(&state, now, rate_of(rate)?);
                 model.set_rate(at, within_floats(rate));
                 if let (Kind::Bursty { .. }, true, true) = (kind, was_unlimited, due > now) {
-                    // Leaving the unlimited rate in debt, Guava has a full stock and still the
-                    // debt. A word that is either a stock or a debt has the debt.
+                    // When Guava leaves the unlimited rate with a negative balance, it has all
+                    // stored permits and still the negative balance. A word that is either stored
+                    // permits or a negative balance has the negative balance.
                     model.forget_stored();
                 }
             }
@@ -148,7 +150,7 @@ fn run<P: Policy>(policy: &P, trace: &Trace, drift: &mut Drift) -> Result<(), St
                     let granted =
                         due != Nanos::MAX && i128::from(due.as_u64()) <= i128::from(now.as_u64()) + timeout;
                     let margin = model.next() - at - timeout * Ticks::PER_NANO;
-                    // A timeout of more than all time is no timeout, and never is still never:
+                    // A timeout longer than all time is no timeout, and never is still never:
                     // nothing to compare.
                     let compared = due != Nanos::MAX || timeout < i128::from(NEVER_US) * 1000;
                     if compared {
@@ -164,7 +166,7 @@ fn run<P: Policy>(policy: &P, trace: &Trace, drift: &mut Drift) -> Result<(), St
                 }
                 let wait = allowance.acquire(&mut model, at, n);
                 if due == Nanos::MAX {
-                    // Nothing is ever free again, and nothing is left to charge.
+                    // No permit is ever free again, and nothing is left to charge.
                     continue;
                 }
                 policy
@@ -177,11 +179,11 @@ fn run<P: Policy>(policy: &P, trace: &Trace, drift: &mut Drift) -> Result<(), St
     Ok(())
 }
 
-/// The policy's due time against the model's. The error is what was expected and what came.
+/// Checks the policy's due time against the model's. The error is the expected and the actual time.
 fn check_due(model: &Guava, due: Nanos, at: i128, bound: f64) -> Result<(), (String, String)> {
     let got =
         if due == Nanos::MAX { Ticks::PRODUCTION.limit } else { i128::from(due.as_u64()) * Ticks::PER_NANO };
-    // A time in the past is due now, in both.
+    // In both, a time in the past is due now.
     let (got, want) = (got.max(at), model.next().max(at));
     #[allow(clippy::cast_precision_loss)]
     let ns = |ticks: i128| ticks as f64 / 16.0;
@@ -202,7 +204,7 @@ fn kind_and_rate(limiter: Limiter, ticks_per_micro: i128) -> (Kind, f64) {
             (Kind::Bursty { max_burst_seconds }, permits_per_second)
         }
         Limiter::WarmingUp { permits_per_second, cold_factor, .. } => {
-            // Guava cuts a warm-up to whole ticks, too.
+            // Guava truncates a warm-up to whole ticks, too.
             let warm_up = i128::from(warm_up_ns(limiter)) * ticks_per_micro / 1000;
             #[allow(clippy::cast_precision_loss)]
             (Kind::WarmingUp { warm_up: warm_up as f64, cold_factor }, permits_per_second)
@@ -210,7 +212,7 @@ fn kind_and_rate(limiter: Limiter, ticks_per_micro: i128) -> (Kind, f64) {
     }
 }
 
-/// The warm-up as it was given.
+/// Returns the warm-up as it was given.
 fn warm_up_ns(limiter: Limiter) -> i64 {
     match limiter {
         Limiter::Bursty { .. } => 0,
@@ -244,21 +246,21 @@ fn rate_of(permits_per_second: f64) -> Result<Rate, String> {
     Rate::from_per_second(permits_per_second).map_err(|error| error.to_string())
 }
 
-/// Keeps the model's floats from running over, which the policy has none of. No wait tells one rate
-/// beyond these from another: a permit takes longer than time lasts, or four billion of them take
-/// no tick.
+/// Keeps the model's floats from overflowing; the policy has no floats. Rates beyond these bounds
+/// cannot be distinguished by any wait: a permit takes longer than time lasts, or four billion of
+/// them take no tick.
 fn within_floats(rate: f64) -> f64 {
     if rate.is_finite() { rate.clamp(1e-100, 1e100) } else { rate }
 }
 
-/// Check 3: how far the policy is from the recording.
+/// Check 3: the difference between the policy and the recording.
 #[derive(Debug, Default)]
 struct Drift {
     normal_us: Vec<f64>,
     extreme_us: Vec<f64>,
     verdicts: usize,
     other_verdicts: usize,
-    /// The largest distance between policy and fine model, and the bound at that time, in
+    /// The largest difference between policy and fine model, and the bound at that time, in
     /// nanoseconds.
     farthest: (f64, f64),
     largest_bound: f64,

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The last line is `N passed, N failed`, counted in traces. Traces that differ on purpose are
-//! counted apart, in the line before. The exit code is 0 if all passed, 1 if one failed or there
-//! was none, 2 if the command line was wrong.
+//! counted separately, in the line before. The exit code is 0 if all traces passed, 1 if a trace
+//! failed or no trace was found, 2 if the command line was wrong.
 
 #[path = "../../tests/support/allowance.rs"]
 mod allowance;
@@ -36,9 +36,9 @@ use report::Report;
 #[derive(Parser)]
 #[command(about = "Replays recordings of other rate limiters against tidegate.")]
 struct Arguments {
-    /// What was recorded.
+    /// The recorded limiter.
     kind: Kind,
-    /// A directory of *.jsonl files, one trace a line.
+    /// A directory of *.jsonl files, one trace per line.
     dir: PathBuf,
 }
 

@@ -1,8 +1,8 @@
 //! Replays recordings of the `limit_req` module of NGINX: see `tests/golden/nginx/README.md`.
 //!
 //! A zone is a [`RateLimiter`] with a [`LeakyBucket`], on a clock that is set to the recorded
-//! arrivals. Delayed requests really wait in its queue. A request takes a place in each zone; where
-//! one of them refuses, it gives its places back, which leaves no trace.
+//! arrivals. Delayed requests really wait in its queue. A request makes a reservation in each zone.
+//! If a zone refuses, the request gives its reservations back, which leaves no trace.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio_test::task::{Spawn, spawn};
 
 use crate::report::{Outcome, Report, mismatch, read};
 
-/// How far times of waiting may be apart: NGINX logs what its timers made of them.
+/// The most by which waits may differ: NGINX logs the waits that resulted from its timers.
 const HELD_APART_MS: f64 = 10.0;
 
-/// Each arrival was up to so many milliseconds off.
+/// Each recorded arrival may be off by this many milliseconds.
 const ARRIVAL_APART_MS: f64 = 8.0;
 
 #[derive(Debug, Deserialize)]
@@ -28,7 +28,7 @@ struct Run {
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Zone {
-    /// Thousandths of a request a second.
+    /// Thousandths of a request per second.
     milli_rps: u64,
     #[serde(default)]
     burst: u32,
@@ -36,7 +36,7 @@ struct Zone {
     delay: Delay,
 }
 
-/// After how many requests in excess the others are delayed.
+/// The number of requests in excess after which the others are delayed.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
 enum Delay {
@@ -62,7 +62,7 @@ struct Event {
     verdict: Verdict,
     #[serde(default)]
     held_ms: f64,
-    /// Thousandths of a request, if logged, and for which zone.
+    /// Thousandths of a request, if logged, and the zone.
     excess_milli: Option<f64>,
     zone: Option<usize>,
 }
@@ -95,12 +95,12 @@ fn replay_run(run: &Run, farthest: &mut Farthest) -> Result<Outcome, String> {
     for (index, event) in run.events.iter().enumerate() {
         let differs = |(expected, got): (String, String)| mismatch(index, event, expected, got);
         let at = Nanos::from_duration(Duration::from_millis(event.at_ms));
-        // Serves the waiters that are due on the way, each at its own time.
+        // Serves the waiters that become due in the meantime, each at its own time.
         clock.advance(at.saturating_since(clock.now()).as_duration());
         waiting.retain_mut(|place: &mut Spawn<Place>| !place.is_woken() || place.poll().is_pending());
         let excess: Vec<f64> = zones.iter().map(Limiter::excess_milli).collect();
         let verdict = match zones.iter().map(|zone| zone.limiter.reserve(1)).collect::<Result<Vec<_>, _>>() {
-            // The places that were given are dropped.
+            // The reservations made so far are dropped.
             Err(_) => Verdict::Rejected,
             Ok(places) => {
                 let held = places.iter().map(Reservation::due_in).max().unwrap_or_default();
@@ -135,7 +135,7 @@ impl Limiter {
         let rate = Rate::new(milli_rps, Duration::from_secs(1000)).map_err(|error| error.to_string())?;
         let nodelay = match delay {
             Delay::Not(Never::Delayed) => burst,
-            // A request above the burst is rejected and not delayed.
+            // A request above the burst is rejected instead of delayed.
             Delay::After(nodelay) => nodelay.min(burst),
         };
         let policy = LeakyBucket::new(rate).capacity(burst).nodelay(nodelay);
@@ -144,8 +144,8 @@ impl Limiter {
         Ok(Limiter { limiter, milli_rps: milli_rps as f64 })
     }
 
-    /// The excess with one more request: the permits missing until the limiter is full, and the
-    /// waiters in line, which pay when they leave.
+    /// Returns the excess with one more request: the permits missing until the limiter is full, and
+    /// the waiters in the queue, which pay when they leave it.
     fn excess_milli(&self) -> f64 {
         let status = self.limiter.status();
         #[allow(clippy::cast_precision_loss)]
@@ -154,18 +154,18 @@ impl Limiter {
     }
 }
 
-/// How far from the recordings it came, at most.
+/// The largest differences from the recordings.
 #[derive(Debug, Default)]
 struct Farthest {
     held: usize,
     held_ms: f64,
     excesses: usize,
-    /// In milliseconds worth of leakage.
+    /// In milliseconds of leakage.
     excess_ms: f64,
 }
 
 impl Farthest {
-    /// The error is what was expected and what came.
+    /// Checks a wait. The error is the expected and the actual value.
     fn held(&mut self, event: &Event, held: Duration) -> Result<(), (String, String)> {
         if event.verdict != Verdict::Delayed {
             return Ok(());

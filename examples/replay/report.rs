@@ -1,4 +1,4 @@
-//! What a replay found.
+//! The result of a replay.
 
 use std::fmt::{Debug, Display};
 use std::fs;
@@ -12,20 +12,20 @@ pub(crate) struct Report {
     pub(crate) passed: usize,
     /// One message for each trace that failed.
     pub(crate) failures: Vec<String>,
-    /// The ids of traces that are not to be met.
+    /// The ids of traces that need not be met.
     pub(crate) skipped: Vec<String>,
-    /// How many traces were met up to an operation from which on they differ on purpose.
+    /// The number of traces that were met up to an operation from which on they differ on purpose.
     pub(crate) apart: usize,
-    /// What else is worth telling.
+    /// Other notes worth reporting.
     pub(crate) notes: Vec<String>,
 }
 
-/// What became of a trace that did not fail.
-#[allow(dead_code)] // Not every kind of recording knows all of them.
+/// The result of a trace that did not fail.
+#[allow(dead_code)] // Not every kind of recording uses all of them.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Passed,
-    /// Not to be met: its id.
+    /// Need not be met: its id.
     Skipped(String),
     /// Met up to an operation from which on it differs on purpose.
     Apart,
@@ -61,7 +61,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Whether something was replayed and nothing failed.
+    /// Returns whether at least one trace was replayed and none failed.
     pub(crate) fn is_success(&self) -> bool {
         self.failures.is_empty() && self.passed + self.apart > 0
     }
@@ -72,7 +72,7 @@ pub(crate) fn read<T: DeserializeOwned>(line: &str) -> Result<T, String> {
     serde_json::from_str(line).map_err(|error| error.to_string())
 }
 
-/// The message for one operation that went wrong.
+/// Returns the message for one operation that failed.
 pub(crate) fn mismatch(index: usize, op: &impl Debug, expected: impl Display, got: impl Display) -> String {
     format!("operation {index}, {op:?}: expected {expected}, got {got}")
 }

@@ -1,4 +1,4 @@
-//! Runs a limiter against a demand on a manual clock, and counts what it let through.
+//! Runs a limiter against a demand on a manual clock, and counts the permits that it let through.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -9,31 +9,31 @@ use tidegate::{Acquire, Clock, ManualClock, Policy, RateLimiter, Refusal};
 
 use crate::demand::{Demand, Request, seconds};
 
-/// What callers do when no permit is due.
+/// The behavior of callers when no permit is due.
 #[derive(Clone, Copy)]
 pub(crate) enum Patience {
-    /// They go away.
+    /// They do not wait.
     None,
-    /// They wait, unless it would take longer.
+    /// They wait, unless the wait would be longer.
     AtMost(f64),
-    /// They wait.
+    /// They wait without bound.
     Endless,
 }
 
-/// What happened.
+/// The result of a run.
 pub(crate) struct Course {
     end: Duration,
-    /// All requests, when they were made.
+    /// All requests, at the times at which they were made.
     pub(crate) asked: Vec<Request>,
-    /// The requests that were not refused, when they were made.
+    /// The requests that were not refused, at the times at which they were made.
     pub(crate) let_in: Vec<Request>,
-    /// The requests that were granted, when they were granted.
+    /// The requests that were granted, at the times at which they were granted.
     pub(crate) granted: Vec<Request>,
-    /// How many permits the limiter took for used, over time.
+    /// How many permits the limiter counted as used, over time.
     counted: Vec<(Duration, u64)>,
 }
 
-/// How often a limiter is asked what it has counted.
+/// The interval at which a limiter is asked for its count.
 const READING: Duration = Duration::from_millis(500);
 
 impl Course {
@@ -83,7 +83,7 @@ impl Course {
             reading += READING;
         }
         for (request, mut caller) in waiting {
-            // Woken when it was granted, or refused after all.
+            // The task was woken when its request was granted, or refused after all.
             let woken = caller.alarm.woken.get().copied();
             if let (Some(at), Poll::Ready(Ok(_))) = (woken, caller.poll()) {
                 course.granted.push(Request { at, ..request });
@@ -93,23 +93,23 @@ impl Course {
         Ok(course)
     }
 
-    /// The permits granted from a time until before another.
+    /// Returns the permits granted from one time until before another.
     pub(crate) fn between(&self, from: f64, until: f64) -> u64 {
         let (from, until) = (seconds(from), seconds(until));
         total(self.granted.iter().filter(|grant| (from..until).contains(&grant.at)))
     }
 
-    /// The permits granted at a time.
+    /// Returns the permits granted at a time.
     pub(crate) fn at(&self, at: f64) -> u64 {
         total(self.granted.iter().filter(|grant| grant.at == seconds(at)))
     }
 
-    /// The permits granted after a time and before another.
+    /// Returns the permits granted after one time and before another.
     pub(crate) fn after(&self, from: f64, until: f64) -> u64 {
         self.between(from, until) - self.at(from)
     }
 
-    /// The most permits in any span of this length that does not include its end.
+    /// Returns the most permits in any span of this length that does not include its end.
     pub(crate) fn most_in(&self, span: f64) -> u64 {
         let from = |first: &Request| {
             let times = first.at..first.at + seconds(span);
@@ -118,12 +118,12 @@ impl Course {
         self.granted.iter().map(from).max().unwrap_or_default()
     }
 
-    /// The times from one grant to the next.
+    /// Returns the times from one grant to the next.
     pub(crate) fn gaps(&self) -> impl Iterator<Item = Duration> {
         self.granted.windows(2).map(|pair| pair[1].at - pair[0].at)
     }
 
-    /// The permits of the span that ends at each reading.
+    /// Returns the permits of the span that ends at each reading.
     pub(crate) fn in_last(&self, span: f64) -> Vec<(f64, f64)> {
         let times = self.counted.iter().map(|(time, _)| *time);
         let inside = |end: Duration| {
@@ -134,12 +134,12 @@ impl Course {
         times.map(|time| (time.as_secs_f64(), inside(time))).collect()
     }
 
-    /// What the limiter took for used, as points.
+    /// Returns the permits that the limiter counted as used, as points.
     pub(crate) fn counted(&self) -> Vec<(f64, f64)> {
         self.counted.iter().map(|(time, used)| (time.as_secs_f64(), *used as f64)).collect()
     }
 
-    /// A staircase of the sum of these over time.
+    /// Returns a staircase of the sum of these requests over time.
     pub(crate) fn sum(&self, requests: &[Request]) -> Vec<(f64, f64)> {
         let mut points = vec![(0.0, 0.0)];
         let mut sum = 0.0;
@@ -153,7 +153,7 @@ impl Course {
         points
     }
 
-    /// The outline of bars, one for each `width`, as high as the rate in it.
+    /// Returns the outline of bars, one for each `width`, as high as the rate in it.
     pub(crate) fn bars(&self, requests: &[Request], width: f64) -> Vec<(f64, f64)> {
         let bins = self.end.div_duration_f64(seconds(width)).ceil();
         let mut points = Vec::new();
@@ -169,7 +169,7 @@ impl Course {
     }
 }
 
-/// The permits of some requests.
+/// Returns the permits of some requests.
 pub(crate) fn total<'a>(requests: impl IntoIterator<Item = &'a Request>) -> u64 {
     requests.into_iter().map(|request| u64::from(request.permits)).sum()
 }
@@ -188,13 +188,13 @@ fn ask<P: Policy>(
     }
 }
 
-/// A task that waits, and nothing but that.
+/// A task that only waits.
 struct Caller<F> {
     future: Pin<Box<F>>,
     alarm: Arc<Alarm>,
 }
 
-/// Remembers when its task was woken.
+/// Records when its task was woken.
 struct Alarm {
     clock: ManualClock,
     woken: OnceLock<Duration>,
@@ -214,7 +214,7 @@ impl<F: Future> Caller<F> {
 
 impl Wake for Alarm {
     fn wake(self: Arc<Self>) {
-        // The clock stands at the time that the task waited for.
+        // The clock stands at the time for which the task waited.
         self.woken.get_or_init(|| self.clock.now().as_duration());
     }
 }

@@ -1,4 +1,4 @@
-//! A driver that asks for more and more, up to ten times the limit.
+//! A driver with an increasing demand, up to ten times the limit.
 
 use crate::course::Patience;
 use crate::demand::Demand;
@@ -10,13 +10,13 @@ use crate::{Drawing, Drawn};
 /// Requests per second.
 const STAGES: [u32; 8] = [1, 2, 5, 10, 20, 25, 50, 100];
 
-/// A stage is measured after this time, when what was saved is used up.
+/// A stage is measured after this time, when saved permits are used up.
 const BEFORE: f64 = 10.0;
 const END: f64 = 20.0;
 
 /// The last stage.
 const MOST: f64 = 100.0;
-/// The height of the picture; the demand goes on beyond.
+/// The height of the picture; the demand continues beyond it.
 const TOP: f64 = 25.0;
 
 pub(crate) fn draw() -> Drawn {

@@ -1,4 +1,4 @@
-//! Numbers that a caption claims, checked against what was measured.
+//! Numbers that a caption claims, checked against the measurement.
 
 /// One number of a caption.
 struct Fact {
@@ -12,13 +12,13 @@ struct Fact {
 pub(crate) struct Facts(Vec<Fact>);
 
 impl Facts {
-    /// Notes a number and returns the claim, for the caption.
+    /// Records a number and returns the claimed value, for the caption.
     pub(crate) fn claim(&mut self, claimed: u64, what: impl Into<String>, found: u64) -> u64 {
         self.0.push(Fact { what: what.into(), claimed, found });
         claimed
     }
 
-    /// Prints a line for each number. Returns whether all are as claimed.
+    /// Prints a line for each number. Returns whether all numbers are as claimed.
     pub(crate) fn print(&self) -> bool {
         for Fact { what, claimed, found } in &self.0 {
             let verdict = if claimed == found {

@@ -1,19 +1,20 @@
-//! Draws what each policy lets through.
+//! Draws the permits that each policy lets through.
 //!
 //! ```text
 //! cargo run --release --example traffic_curves
 //! cargo run --release --example traffic_curves -- --out /tmp/pictures
 //! ```
 //!
-//! Which policy lets a burst pass, which one smooths it, and what does a window let through at its
-//! worst? One picture for each policy shows what was asked for and what was let through, with the
-//! demand that shows the policy's nature: a burst after idling, or the worked examples of the
-//! literature. `driver` and `overview` have all policies, under one demand, and `pauses` has all of
-//! them in a pause.
+//! Which policy lets a burst pass, which one smooths it, and what does a window let through in the
+//! worst case? One picture for each policy shows the demand and the granted permits. The demand
+//! shows the policy's nature: a burst after idling, or the worked examples of the literature.
+//! `driver` and `overview` show all policies under one demand, and `pauses` shows all policies in a
+//! pause.
 //!
-//! Limiters run on a manual clock, so nothing waits and all runs draw equal bytes. The pictures in
-//! `docs/pictures` are made by this command alone. The numbers of a caption are measured; if one is
-//! not as the caption says, the picture is not written and the exit code is 1.
+//! Limiters run on a manual clock, so nothing waits, and every run draws the same bytes. The
+//! pictures in `docs/pictures` are made only by this command. The numbers of a caption are
+//! measured. If a number differs from the caption, the picture is not written and the exit code is
+//! 1.
 
 mod course;
 mod demand;
@@ -36,11 +37,11 @@ use clap::Parser;
 use facts::Facts;
 use plot::Draw;
 
-/// Draws what each policy lets through.
+/// Draws the permits that each policy lets through.
 #[derive(Parser)]
 #[command(name = "traffic_curves")]
 struct Arguments {
-    /// Where to write the pictures.
+    /// The directory for the pictures.
     #[arg(long, value_name = "DIR", default_value = "docs/pictures")]
     out: PathBuf,
 }
@@ -58,7 +59,7 @@ impl Drawing {
     }
 }
 
-/// What each picture's function returns.
+/// The result of each picture's function.
 pub(crate) type Drawn = Result<Drawing, Box<dyn Error>>;
 
 const DRAWINGS: [fn() -> Drawn; 12] = [
@@ -87,7 +88,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether all pictures show what their captions say.
+/// Returns whether all pictures show what their captions say.
 fn run(out: &Path) -> Result<bool, Box<dyn Error>> {
     fs::create_dir_all(out)?;
     let mut as_claimed = true;
@@ -97,7 +98,7 @@ fn run(out: &Path) -> Result<bool, Box<dyn Error>> {
         let file = out.join(name).with_extension("svg");
         println!("{}", file.display());
         if facts.print() {
-            // A blank line would end it where it stands in a text.
+            // A blank line would end the SVG in the text that contains it.
             let svg = picture.svg()?.replace("\n\n", "\n");
             fs::write(&file, &svg)?;
             links += &format!("[{name}]: data:image/svg+xml,{}\n", escaped(&svg));
@@ -109,13 +110,14 @@ fn run(out: &Path) -> Result<bool, Box<dyn Error>> {
     Ok(as_claimed)
 }
 
-/// As a part of a link. rustdoc has no place for files, so there the pictures are in the text.
+/// Escapes an SVG as a part of a link. rustdoc cannot store files, so there the pictures are in the
+/// text.
 fn escaped(svg: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.~/:=,;!*".contains(c);
     svg.chars().map(|c| if plain(c) { c.to_string() } else { percent(c) }).collect()
 }
 
-/// `%20` for a space.
+/// Returns the percent-encoding of a character, such as `%20` for a space.
 fn percent(c: char) -> String {
     c.encode_utf8(&mut [0; 4]).bytes().map(|byte| format!("%{byte:02X}")).collect()
 }

@@ -1,4 +1,4 @@
-//! All policies beside each other, under one demand.
+//! All policies next to each other, under one demand.
 
 use std::error::Error;
 

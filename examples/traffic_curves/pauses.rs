@@ -1,4 +1,4 @@
-//! A pause of a limiter of each policy, and what the limiter lets through afterwards.
+//! A pause of a limiter of each policy, and the permits that the limiter grants afterwards.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ const BEGIN: f64 = 1.5;
 const END: f64 = 3.5;
 const RIGHT: f64 = 6.5;
 
-/// What the limiter of one policy does at the end of the pause.
+/// The grants of one policy's limiter at the end of the pause.
 struct After {
     /// The time from the end to the first permit, in milliseconds.
     first: u64,
     /// The permits granted in the second after the end.
     soon: u64,
-    /// The permits granted at the end, if the stock is kept.
+    /// The permits granted at the end, if the stored permits are kept.
     kept: u64,
 }
 

@@ -24,12 +24,12 @@ const TITLE: u32 = 48;
 const LEGEND: u32 = 26;
 const LINE: u32 = 22;
 
-/// What a curve is about.
+/// The role of a curve.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Role {
-    /// Asked for: grey.
+    /// The demand: grey.
     Demand,
-    /// Let through.
+    /// The granted permits.
     Granted,
     /// Another number of that limiter.
     Second,
@@ -37,7 +37,7 @@ pub(crate) enum Role {
     Limit,
 }
 
-/// How a curve is drawn.
+/// The style of a curve.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Shape {
     Filled,
@@ -61,13 +61,13 @@ impl Curve {
     }
 }
 
-/// A span of time that the caption is about.
+/// A span of time that the caption describes.
 pub(crate) struct Band {
     pub(crate) span: Range<f64>,
     pub(crate) label: String,
 }
 
-/// What goes to the right.
+/// The horizontal axis.
 #[derive(Clone, Copy)]
 pub(crate) enum Axis {
     Seconds,
@@ -112,12 +112,12 @@ impl Role {
 
 /// Something that can be drawn.
 pub(crate) trait Draw {
-    /// The text of the SVG.
+    /// Returns the text of the SVG.
     fn svg(&self) -> Result<String, Box<dyn Error>>;
 }
 
 impl Picture {
-    /// A picture with one panel.
+    /// Creates a picture with one panel.
     pub(crate) fn of(title: &str, panel: Panel, caption: String) -> Picture {
         Picture { title: title.into(), panels: vec![panel], panel_height: 300, caption }
     }
@@ -139,7 +139,7 @@ impl Draw for Picture {
     }
 }
 
-/// What stands around the curves of any picture.
+/// The parts around the curves of any picture.
 pub(crate) struct Frame<'a> {
     pub(crate) title: &'a str,
     pub(crate) caption: &'a str,
@@ -148,7 +148,8 @@ pub(crate) struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// The text of an SVG: title, a legend for the curves, what `draw` draws, and the caption.
+    /// Returns the text of an SVG: title, a legend for the curves, the drawing of `draw`, and the
+    /// caption.
     pub(crate) fn svg<'c>(
         &self,
         curves: impl Iterator<Item = &'c Curve>,
@@ -174,7 +175,7 @@ impl Frame<'_> {
         Ok(text)
     }
 
-    /// Title and legend, one entry for each role.
+    /// Draws the title and the legend, with one entry for each role.
     fn head<'c>(&self, area: &Area, curves: impl Iterator<Item = &'c Curve>) -> Done {
         area.draw(&Text::new(self.title, (i(MARGIN), 14), style(24)))?;
         let (mut x, y) = (i(MARGIN), i(TITLE));
@@ -198,7 +199,7 @@ impl Frame<'_> {
     }
 }
 
-/// A text in lines that fit into a width.
+/// Returns a text in lines that fit into a width.
 fn wrapped(text: &str, width: u32) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in words(text) {
@@ -212,7 +213,7 @@ fn wrapped(text: &str, width: u32) -> Vec<String> {
     lines
 }
 
-/// The words of a text; a number and what comes after it are one.
+/// Returns the words of a text. A number and the word after it are one word.
 fn words(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -256,7 +257,7 @@ impl Panel {
             .y_label_formatter(&|y| format!("{y:.0}"))
             .draw()?;
         for Curve { role, shape, label, points } in &self.curves {
-            // They would be moved to the edge, and lines would bend.
+            // These points would be moved to the edge, and lines would bend.
             if points.iter().any(|(x, y)| *x > self.right || *y > self.top) {
                 return Err(format!("{label}: beyond the axes").into());
             }
@@ -300,12 +301,12 @@ pub(crate) fn style(size: u32) -> TextStyle<'static> {
     (FONT, size).into_font().color(&INK)
 }
 
-/// About as wide as it is in most fonts, and rather more.
+/// Returns the approximate width of a text in most fonts, rather too wide.
 fn text_width(text: &str) -> u32 {
     7 * u32::try_from(text.chars().count()).unwrap_or(u32::MAX / 7)
 }
 
-/// A length in pixels, as a coordinate.
+/// Converts a length in pixels to a coordinate.
 fn i(pixels: u32) -> i32 {
     i32::try_from(pixels).unwrap_or(i32::MAX)
 }

@@ -1,4 +1,4 @@
-//! The policies where permits come in at a rate.
+//! The policies whose permits accrue at a rate.
 
 use std::time::Duration;
 
@@ -138,7 +138,7 @@ pub(crate) fn leaky_bucket() -> Drawn {
     Ok(Drawing::new("leaky_bucket", Picture::of(title, panel, caption), facts))
 }
 
-/// What was asked for and let through so far, and further curves.
+/// Creates a panel with the sums of the demand and of the granted permits, and further curves.
 fn sums(course: &Course, top: f64, further: Vec<Curve>) -> Panel {
     let mut curves = vec![Curve::filled(Role::Demand, "asked for", course.sum(&course.asked))];
     curves.extend(further);

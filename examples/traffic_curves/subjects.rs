@@ -1,4 +1,4 @@
-//! All policies with one limit, 10 permits a second.
+//! All policies with one limit, 10 permits per second.
 
 use std::error::Error;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::demand::Demand;
 
 type Run = Box<dyn Fn(&Demand, Patience, f64) -> Result<Course, Refusal>>;
 
-/// How much of a burst after idling is let through.
+/// The permits of a burst after idling that are let through.
 #[derive(Clone, Copy)]
 pub(crate) struct Burst {
     pub(crate) at_once: u64,
@@ -23,9 +23,9 @@ pub(crate) struct Burst {
 
 pub(crate) struct Subject {
     pub(crate) title: &'static str,
-    /// What the overview says of it.
+    /// The statement of the overview about it.
     pub(crate) burst: Burst,
-    /// How much of 10 s of its limit it lets through if more is asked for all the time.
+    /// The permits that it lets through in 10 s under a permanent excess demand.
     pub(crate) sustained: u64,
     run: Run,
 }

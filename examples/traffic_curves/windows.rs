@@ -14,7 +14,7 @@ const RIGHT: f64 = 150.0;
 const LIMIT: f64 = 100.0;
 const WINDOW: f64 = 60.0;
 
-/// What all of them are set to.
+/// The limit of all of them.
 fn limit() -> Rate {
     Rate::per_minute(100)
 }
@@ -29,8 +29,8 @@ struct Examples {
 }
 
 impl Examples {
-    /// Runs them. `edge` is what passes between 0:50 and 1:10 of the first, `cell` between 0:05 and
-    /// 1:05 of the second.
+    /// Runs the examples. `edge` is the number of permits between 0:50 and 1:10 of the first
+    /// example, `cell` the number between 0:05 and 1:05 of the second.
     fn run<P: Policy + Clone>(policy: &P, edge: u64, cell: u64) -> Result<Examples, Box<dyn Error>> {
         let run = |from, per_second| {
             let demand = Demand::default().steady(from, RIGHT, per_second);
@@ -110,7 +110,8 @@ pub(crate) fn sliding_log() -> Drawn {
     Ok(picture("sliding_log", "SlidingLog: 100 a minute", &course, band, caption, facts))
 }
 
-/// What was let through each second, and below what that was in the last minute.
+/// Creates a picture of the permits let through each second, and below it of the permits in the
+/// last minute.
 fn picture(
     name: &'static str,
     title: &str,

@@ -1,4 +1,5 @@
-//! How many decisions a process makes by leases, by one task and by a hundred.
+//! How many decisions per second a process makes with leases, with one task and with a hundred
+//! tasks.
 //!
 //! `cargo run --release -p tidegate-redis --example leased -- redis://127.0.0.1`
 

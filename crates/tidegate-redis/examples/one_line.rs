@@ -1,15 +1,15 @@
-//! One line of configuration chooses between one process and a fleet.
+//! One line of configuration switches between one process and a fleet.
 //!
-//! `cargo run -p tidegate-redis --example one_line` limits this process alone. With a store in the
-//! line, all processes that are started like this share five permits a second:
+//! `cargo run -p tidegate-redis --example one_line` limits only this process. With a store in the
+//! line, all processes that are started like this share five permits per second:
 //!
 //! ```sh
 //! cargo run -p tidegate-redis --example one_line -- \
 //!     "token_bucket 5/s burst 5 store redis://127.0.0.1 tag calls while_away wait"
 //! ```
 //!
-//! With `while_away wait` requests wait until the store answers. Without it a request is refused
-//! while the store is away.
+//! With `while_away wait`, requests wait until the store replies. Without it, a request is refused
+//! while the store is unavailable.
 
 use std::time::Instant;
 

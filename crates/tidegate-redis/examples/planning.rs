@@ -1,11 +1,11 @@
-//! What a decision costs a server, and a key: the figures of `docs/planning.md`.
+//! The cost of a decision for a server, and the size of a key: the figures of `docs/planning.md`.
 //!
 //! ```text
 //! cargo run --release -p tidegate-redis --example planning
 //! ```
 //!
-//! It starts a server of its own. Microseconds are those of the server's `commandstats`, and bytes
-//! those of `MEMORY USAGE` and of `used_memory` for each of 2,000 tags.
+//! It starts its own server. Microseconds are from the server's `commandstats`. Bytes are from
+//! `MEMORY USAGE` and from `used_memory`, for each of 2,000 tags.
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -39,7 +39,7 @@ const SETS: [(&str, &[&str]); 8] = [
 async fn main() -> Result<(), Box<dyn Error>> {
     let Some(server) = Server::start() else { return Ok(()) };
     let store = Store::builder(server.url()).timeout(Duration::from_secs(60)).open()?;
-    // What the server allocates once is no part of a key.
+    // Memory that the server allocates only once does not belong to a key.
     measure(&server, &store, SETS[0].1).await?;
     println!(
         "| limits | µs a decision | 20 in one call | µs a refusal | bytes of a key | with the server's tables |\n\
@@ -73,7 +73,7 @@ async fn measure(server: &Server, store: &Store, lines: &[&str]) -> Result<[f64;
     server.tell("FLUSHALL");
     let before = used_memory(server)?;
     for tag in 0..KEYS {
-        // A state that lasts. A log has an instant for each call.
+        // A state that persists. A log has an instant for each call.
         let user = limiter(store, &format!("user-{tag:08}"), &scarce)?;
         let each = if scarce[0].starts_with("sliding_log") { 1 } else { 100 };
         for _ in 0..100 / each {
@@ -94,7 +94,7 @@ fn used_memory(server: &Server) -> Result<f64, Box<dyn Error>> {
     Ok(server.info("memory", "used_memory").ok_or("no INFO")?.parse()?)
 }
 
-/// The policy with few permits a day.
+/// Returns the policy with few permits per day.
 fn scarce(line: &str) -> String {
     let mut words: Vec<&str> = line.split(' ').collect();
     words[1] = "100/d";
@@ -106,7 +106,7 @@ fn scarce(line: &str) -> String {
     words.join(" ")
 }
 
-/// How long the server works for a decision, without the network, where so many tasks ask.
+/// Returns the server's time for a decision, without the network, while `tasks` tasks ask.
 async fn micros(server: &Server, limiter: &AnyLimiter, tasks: u32) -> Result<f64, Box<dyn Error>> {
     let _ = limiter.acquire_now([]).await;
     server.tell("CONFIG RESETSTAT");

@@ -1,18 +1,19 @@
-//! Eight processes take 5,000 permits a second of one store, which is stopped and killed meanwhile.
+//! Eight processes take 5,000 permits per second from one store, which is stopped and killed in the
+//! meantime.
 //!
 //! ```text
 //! cargo run --release -p tidegate-redis --example fleet_on_servers
 //! ```
 //!
-//! The program starts a server of its own, a cluster of three, and, where it is installed, Valkey;
-//! root installs `redis-server` with `apt-get` if there is none. It starts itself eight times. Each
-//! process has 50 tasks that take permits in a loop, and writes down each grant with the server's
-//! time. In the row of leases a grant has the time of its answer: the server knows bookings alone.
-//! From that come the rows: permits granted in four seconds by their instants, calls of the servers
-//! for each of them, Jain's index of the processes, the longest wait, and how many permits any span
-//! of any limit got beyond the bound. Then the server is stopped for a second, and killed and
-//! started empty. An empty server knows of no permit that was granted before: it may grant a burst
-//! once more, and the permits that were booked.
+//! The program starts its own server, a cluster of three, and Valkey if it is installed. If no
+//! server is installed, root installs `redis-server` with `apt-get`. The program starts itself
+//! eight times. Each process has 50 tasks that take permits in a loop, and records each grant with
+//! the server's time. In the row of leases a grant has the time of its decision, because the server
+//! only knows bookings. The rows are computed from these records: permits granted in four seconds
+//! by their instants, calls of the servers for each permit, Jain's index of the processes, the
+//! maximum wait, and how many permits any span of any limit got beyond the bound. Then the server
+//! is stopped for a second, and killed and started empty. An empty server does not know the permits
+//! granted before: it may grant a burst once more, and the permits that were booked.
 //!
 //! A picture of each goes to `docs/pictures` of the crate.
 //!
@@ -42,7 +43,7 @@ use support::{Server, free_port, wait_until};
 const PROCESSES: usize = 8;
 const PER_SECOND: u64 = 5000;
 const BURST: u64 = 100;
-/// Seconds since the processes begin to ask.
+/// Seconds from the time at which the processes begin to ask.
 const WARM: f64 = 0.5;
 const SECONDS: f64 = 4.0;
 const STOPPED: (f64, f64) = (5.0, 6.0);
@@ -97,7 +98,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     Ok(if over > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// For how many seconds permits are counted, if no faults are made.
+/// Returns the number of seconds for which permits are counted, if the run has no faults.
 fn short() -> Result<Option<f64>, Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args[..] {
@@ -107,7 +108,7 @@ fn short() -> Result<Option<f64>, Box<dyn Error>> {
     }
 }
 
-/// Installs a server, where there is none and this may.
+/// Installs a server if none is installed and this process may install one.
 fn install() {
     let there = ["redis-server", "valkey-server"].iter().any(|program| support::is_installed(program));
     let is_root = Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout == b"0\n");
@@ -118,7 +119,7 @@ fn install() {
     }
 }
 
-/// Three primaries with a third of the slots each.
+/// Starts three primaries with a third of the slots each.
 fn cluster() -> Option<(Vec<Server>, String)> {
     let mut servers = Vec::new();
     for _ in 0..3 {
@@ -150,7 +151,7 @@ struct Fleet {
     picture: &'static str,
     servers: Vec<Server>,
     url: String,
-    /// So many limits, which have equal parts of the permits.
+    /// The number of limits, which have equal parts of the permits.
     tags: u64,
     /// Whether the processes lease permits.
     is_leased: bool,
@@ -158,11 +159,11 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Returns how many permits were beyond the bound, while nothing was wrong.
+    /// Returns how many permits were beyond the bound while no fault was active.
     fn run(mut self) -> Result<u64, Box<dyn Error>> {
         let limit = Bound { per_second: PER_SECOND / self.tags, burst: BURST / self.tags };
         let folder = tempfile::tempdir()?;
-        // Processes see how many they are before they ask.
+        // Processes learn how many they are before they ask.
         let begin = SystemTime::now().duration_since(UNIX_EPOCH)? + Duration::from_secs(5);
         let until_healthy = WARM + self.short.unwrap_or(SECONDS);
         let seconds = if self.short.is_some() { until_healthy } else { END };
@@ -202,7 +203,7 @@ impl Fleet {
         self.tell(limit, begin, calls, &logs)
     }
 
-    /// How many scripts the servers have run.
+    /// Returns how many scripts the servers have run.
     fn calls(&self) -> u64 {
         let calls = self.servers.iter().flat_map(|server| {
             ["cmdstat_evalsha", "cmdstat_eval"].map(|name| server.info("commandstats", name))
@@ -271,12 +272,12 @@ impl Fleet {
     }
 }
 
-/// Permits a second in each tenth of a second.
+/// Returns the permits per second in each tenth of a second.
 fn rates(permits: impl Iterator<Item = (f64, u64)>) -> Vec<(f64, f64)> {
     const TENTHS: usize = 120;
     let mut bins = [0; TENTHS];
     for (at, n) in permits {
-        // The time is in range where there is such a bin.
+        // The time is in range if the bin exists.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         if at >= 0.0
             && let Some(bin) = bins.get_mut((at * 10.0) as usize)

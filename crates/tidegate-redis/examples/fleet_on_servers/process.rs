@@ -1,4 +1,4 @@
-//! One of the processes: it takes permits, and writes down the grants.
+//! One of the processes: it takes permits, and records the grants.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -11,15 +11,15 @@ use tidegate_redis::{Store, WhileAway};
 
 use crate::check::Bound;
 
-/// So many tasks take permits, one after the other.
+/// The number of tasks that take permits, each task one permit after the other.
 const TASKS: u64 = 50;
 
-/// What a process does.
+/// The job of a process.
 pub(crate) struct Job {
     pub(crate) url: String,
     pub(crate) tags: u64,
     pub(crate) limit: Bound,
-    /// Whether it leases permits. Then its grants have the time of their answers.
+    /// Whether it leases permits. Then its grants have the times of their decisions.
     pub(crate) is_leased: bool,
     /// The Unix time at which it begins.
     pub(crate) begin: Duration,
@@ -27,19 +27,19 @@ pub(crate) struct Job {
     pub(crate) log: PathBuf,
 }
 
-/// What became of it. Times are Unix times in microseconds.
+/// The result of a job. Times are Unix times in microseconds.
 #[derive(Default)]
 pub(crate) struct Log {
     /// The tag, the server's time, and the permits.
     pub(crate) grants: Vec<(u64, i64, u64)>,
-    /// When the share of this process granted a permit.
+    /// The times at which the share of this process granted a permit.
     pub(crate) degraded: Vec<i64>,
-    /// The longest wait.
+    /// The maximum wait.
     pub(crate) longest: Duration,
 }
 
 impl Job {
-    /// The job of this process; `None` for the one that starts the others.
+    /// Returns the job of this process; `None` for the process that starts the others.
     pub(crate) fn from_args() -> Option<Job> {
         let args: Vec<String> = std::env::args().skip(1).collect();
         let [mode, url, tags, per_second, burst, leased, begin, seconds, log] = &args[..] else {
@@ -97,7 +97,7 @@ async fn take(job: &Job, log: &Arc<Mutex<Log>>) -> Result<(), Box<dyn Error>> {
         if is_leased { limiter.leased() } else { limiter }.build().map(AnyLimiter::from)
     });
     let limiters: Vec<AnyLimiter> = limiters.collect::<Result<_, _>>()?;
-    // On a busy machine the first answers may come late.
+    // On a busy machine the first replies may be late.
     while let Err(error) = store.check().await {
         if !error.is_away() || SystemTime::now() >= begin {
             return Err(error.into());
@@ -111,7 +111,7 @@ async fn take(job: &Job, log: &Arc<Mutex<Log>>) -> Result<(), Box<dyn Error>> {
             tokio::time::sleep(begin.duration_since(SystemTime::now()).unwrap_or_default()).await;
             while SystemTime::now() < end {
                 let Ok(permits) = limiter.acquire().await else {
-                    // While the store is away, until the share has a permit again.
+                    // While the store is unavailable, until the share has a permit again.
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     continue;
                 };

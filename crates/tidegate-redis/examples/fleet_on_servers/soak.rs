@@ -2,14 +2,15 @@
 //! stopped at random.
 //!
 //! Each process takes permits of three limits: one that the store decides, one on lease, and one of
-//! permits in use. It prints each grant at once, and the program that started it checks them as
-//! they come, in bounded memory: no span of time has more permits than the bound of its limit, and
-//! no more permits than the limit are in use at one time. At the end no key is left.
+//! permits in use. It prints each grant at once. The program that started the process checks the
+//! grants as they arrive, in bounded memory: no span of time has more permits than the bound of its
+//! limit, and no more permits than the limit are in use at one time. At the end no key is left.
 //!
-//! The processes and the server read one clock. A grant of the store counts at its instant. A
-//! permit of a lease counts when the process has it. One that took long to get is not counted,
-//! since the time of its grant is not known well enough. Permits in use count from when they are
-//! had until before they are given back, or until their process is killed.
+//! The processes and the server read the same clock. A grant of the store counts at its instant. A
+//! permit of a lease counts when the process has it. A permit that took long to get is not counted,
+//! because the time of its grant is not known precisely enough. Permits in use count from the time
+//! after they were acquired to the time before they are given back, or until their process is
+//! killed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -38,16 +39,16 @@ const LEASE: u32 = 200_000;
 const SWIFT: i64 = 5_000;
 /// The permits in use.
 const IN_USE: i64 = 10;
-/// A line that comes later than so many microseconds after a later grant is an error.
+/// It is an error if a line arrives after a grant that is later by more than this many microseconds.
 const LATEST: i64 = 10_000_000;
 
-/// What a process tells, with a time in microseconds.
+/// An event that a process reports, with a time in microseconds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Told {
-    /// A permit in use was given back. It comes before others of the same time.
+    /// A permit in use was given back. It sorts before others of the same time.
     Ended(u64),
     Began(u64),
-    /// Permits by the store.
+    /// Permits granted by the store.
     Granted(u64),
     /// A permit of a lease.
     Spent,
@@ -57,7 +58,7 @@ enum News {
     Told(i64, Told),
     /// The share of the process granted a permit.
     Share,
-    /// The process has ended, and all that it told was read.
+    /// The process has ended, and all its events were read.
     Over,
 }
 
@@ -65,7 +66,7 @@ enum News {
 struct Checks {
     waiting: BinaryHeap<Reverse<(i64, usize, Told)>>,
     newest: i64,
-    /// Up to when everything is checked.
+    /// Events up to this time are checked.
     checked: i64,
     exact: Spans,
     leased: Spans,
@@ -116,11 +117,11 @@ struct Process {
     child: Child,
     place: usize,
     killed: Option<i64>,
-    /// The permits in use that it told.
+    /// The permits in use that it reported.
     uses: HashMap<u64, ()>,
 }
 
-/// Runs for some seconds.
+/// Runs for a number of seconds.
 pub(crate) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
     let Some(server) = Server::start() else { return Ok(ExitCode::SUCCESS) };
     let seed = now().unsigned_abs();
@@ -148,7 +149,7 @@ pub(crate) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
     for place in 0..PROCESSES {
         fleet.start(place)?;
     }
-    // Means of the times between two kills, and between two stops.
+    // Mean times between two kills, and between two stops.
     let kills_every = (seconds as f64 / 8.0).clamp(1.0, 10.0);
     let stops_every = (seconds as f64 / 4.0).clamp(2.0, 30.0);
     let mut after =
@@ -218,7 +219,7 @@ impl Fleet {
         let lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
         let sender = self.sender.clone();
         std::thread::spawn(move || {
-            // A killed process may leave a part of a line.
+            // A killed process may leave an incomplete line.
             for news in lines.map_while(Result::ok).filter_map(|line| read(&line)) {
                 if sender.send((number, news)).is_err() {
                     return;
@@ -240,7 +241,7 @@ impl Fleet {
         self.start(place)
     }
 
-    /// Checks what processes tell, for so long.
+    /// Checks the events of processes, for `span`.
     fn listen(&mut self, news: &Receiver<(usize, News)>, span: Duration) -> Result<(), Box<dyn Error>> {
         let until = Instant::now() + span;
         loop {
@@ -326,21 +327,22 @@ fn now() -> i64 {
     i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// The seconds of a processor that this program and all that it started took, where the system
-/// tells.
+/// Returns the processor time in seconds of this program and of all that it started, if the system
+/// reports it.
 fn cpu() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     let numbers = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(4);
-    // Of this process in and outside of the kernel, and of its children, in hundredths.
+    // Time of this process and of its children, in user mode and in the kernel, in hundredths of a
+    // second.
     Some(numbers.filter_map(|number| number.parse::<f64>().ok()).sum::<f64>() / 100.0)
 }
 
 fn say(line: &str) {
-    // The program that reads may be gone.
+    // The reading program may have ended.
     _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
-/// One of the processes; `None` if this is none.
+/// Runs one of the processes; `None` if this process is not one of them.
 pub(crate) fn process() -> Option<Result<(), Box<dyn Error>>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [mode, url, end] = &args[..] else { return None };
@@ -361,7 +363,7 @@ async fn take(url: &str, end: i64) -> Result<(), Box<dyn Error>> {
     };
     let exact = AnyLimiter::from(limiter("exact", EXACT).build()?);
     let leased = AnyLimiter::from(limiter("leased", LEASED).leased().build()?);
-    // Permits in use are of the store alone, so that the limit holds whatever happens.
+    // Permits in use come only from the store, so the limit holds whatever happens.
     let others = Store::builder(url).prefix("in-use").open()?;
     let in_use = AnyLimiter::from(others.counting("jobs", u32::try_from(IN_USE)?).build()?);
     let mut tasks = tokio::task::JoinSet::new();

@@ -1,4 +1,4 @@
-//! What a log of grants says about a limit.
+//! Checks whether a log of grants respects a limit.
 
 /// A grant: the instant by the server's clock in microseconds, and the permits.
 pub(crate) type Grant = (i64, u64);
@@ -11,8 +11,8 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// The most permits that any span got beyond the bound: the burst, and the rate times the span
-    /// and so many microseconds. Sorts the grants.
+    /// Returns the most permits that any span got beyond the bound: the burst, plus the rate times
+    /// the span and `micros` microseconds. Sorts the grants.
     pub(crate) fn over(self, grants: &mut [Grant], micros: u32) -> u64 {
         grants.sort_unstable();
         let mut spans = self.spans(micros);
@@ -20,7 +20,7 @@ impl Bound {
         spans.over()
     }
 
-    /// As `over`, of grants that are added one by one.
+    /// Like `over`, for grants that are added one by one.
     pub(crate) fn spans(self, micros: u32) -> Spans {
         let (rate, burst) = (i128::from(self.per_second), i128::from(self.burst));
         let allowed = rate * i128::from(micros) + burst * 1_000_000;
@@ -28,20 +28,22 @@ impl Bound {
     }
 }
 
-/// All spans between grants that come in the order of their instants. Permits are in millionths.
+/// All spans between grants that are added in the order of their instants. Permits are in
+/// millionths.
 pub(crate) struct Spans {
     rate: i128,
     allowed: i128,
     taken: i128,
-    /// What was taken before a grant, less what came in until then: the lowest of all grants.
+    /// The permits taken before a grant, minus the permits accrued until then: the lowest value of
+    /// all grants.
     lowest: i128,
-    /// The most that a span got beyond the bound.
+    /// The most permits that a span got beyond the bound.
     most: i128,
 }
 
 impl Spans {
     pub(crate) fn add(&mut self, at: i64, permits: u64) {
-        // A span ends and begins with a grant.
+        // A span begins and ends with a grant.
         let came_in = i128::from(at) * self.rate;
         self.lowest = self.lowest.min(self.taken - came_in);
         self.taken += i128::from(permits) * 1_000_000;
@@ -54,7 +56,7 @@ impl Spans {
 }
 
 /// Jain's index of the numbers that several processes got: 1 if they are equal, and 1/n if one of n
-/// processes got all.
+/// processes got everything.
 pub(crate) fn jain(shares: impl IntoIterator<Item = f64>) -> f64 {
     let (n, sum, squares) =
         shares.into_iter().fold((0.0, 0.0, 0.0), |(n, sum, squares), x| (n + 1.0, sum + x, squares + x * x));

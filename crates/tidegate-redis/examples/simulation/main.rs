@@ -4,13 +4,14 @@
 //! cargo run --release -p tidegate-redis --features simulation --example simulation
 //! ```
 //!
-//! The client is the code of production, and the store runs its scripts; the network and the time
-//! are models. The messages of a process take 0.2 to 20 ms one way. Requests come at random, and
+//! The client is the production code, and the store runs its scripts; the network and the time are
+//! models. The messages of a process take 0.2 to 20 ms one way. Requests arrive at random, and
 //! their numbers have a Zipf distribution over processes and keys. A request waits at most 100 ms.
 //!
-//! The table tells what a permit costs, how much of the limit is used, whether any span of any key
-//! got more than its bound, and how long a fault lasts beyond its end. All comes from one seed. The
-//! pictures go to `docs/pictures` of the crate. The argument `loads` or `faults` runs a part alone.
+//! The table shows the cost of a permit, how much of the limit is used, whether any span of any key
+//! got more than its bound, and how long the effect of a fault lasts beyond its end. Everything is
+//! determined by one seed. The pictures go to `docs/pictures` of the crate. The argument `loads` or
+//! `faults` runs only that part.
 
 mod check;
 mod plot;
@@ -26,11 +27,12 @@ use scenario::{BIN, Fault, Network, Outcome, Setup};
 
 const PROCESSES: u32 = 1000;
 const LOADS: [f64; 5] = [0.5, 1.0, 1.5, 2.0, 3.0];
-/// Of one limit for all processes.
+/// The limit of all processes together.
 const ONE: Bound = Bound { per_second: 10_000, burst: 1000 };
-/// Of each of a million keys.
+/// The limit of each of a million keys.
 const EACH: Bound = Bound { per_second: 50, burst: 50 };
-/// How many requests a second make one for each permit of the hundred busiest of the keys.
+/// The number of requests per second that makes one request for each permit of the hundred busiest
+/// keys.
 const BUSIEST_KEYS: f64 = 100.0 * 50.0 * 14.39 / 5.19;
 
 fn setup(limit: Bound, asked: f64) -> Setup {
@@ -62,7 +64,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One limit and a million limits, from half as many requests as permits to three times as many.
+/// Runs one limit and a million limits, with half as many requests as permits to three times as
+/// many.
 fn loads(folder: &Path) -> Result<u64, Box<dyn Error>> {
     println!(
         "| limits | load | requests | calls a permit | use | beyond the bound | \
@@ -130,7 +133,8 @@ fn loads(folder: &Path) -> Result<u64, Box<dyn Error>> {
     Ok(over)
 }
 
-/// All faults, one after the other. Losing data is allowed a burst, so it returns 0.
+/// Runs all faults, one after the other. A server that loses its data may grant a burst once more,
+/// so this returns 0.
 fn faults(folder: &Path) -> Result<u64, Box<dyn Error>> {
     let setup = faulty();
     let mut outcome = setup.run();
@@ -140,7 +144,7 @@ fn faults(folder: &Path) -> Result<u64, Box<dyn Error>> {
     Ok(0)
 }
 
-/// Prints what became of a run. Returns how many permits were beyond the bound.
+/// Prints the result of a run. Returns how many permits were beyond the bound.
 fn row(limits: &str, load: f64, setup: &Setup, outcome: &mut Outcome) -> u64 {
     let over = outcome.over(setup);
     let each = outcome.processes.iter().filter(|(asked, _)| *asked > 0);
@@ -159,13 +163,13 @@ fn row(limits: &str, load: f64, setup: &Setup, outcome: &mut Outcome) -> u64 {
     over
 }
 
-/// The part of requests that got a permit, of the busiest hundredth and the idlest tenth.
+/// Returns the part of requests that got a permit, of the busiest hundredth and the idlest tenth.
 fn ends(outcome: &Outcome) -> [f64; 2] {
     let n = outcome.processes.len();
     [outcome.served_of(0..n / 100), outcome.served_of(n - n / 10..n)]
 }
 
-/// All faults, one after the other.
+/// Returns a setup with all faults, one after the other.
 fn faulty() -> Setup {
     let at = |ms: u64, fault: Fault| (Duration::from_millis(ms), fault);
     Setup {
@@ -185,7 +189,7 @@ fn faulty() -> Setup {
     }
 }
 
-/// Their names, and the [bins](BIN) in which they begin and end.
+/// The names of the faults, and the [bins](BIN) in which they begin and end.
 const FAULTS: [(&str, usize, usize); 5] = [
     ("a third is cut off", 30, 50),
     ("server stopped", 90, 100),
@@ -194,7 +198,7 @@ const FAULTS: [(&str, usize, usize); 5] = [
     ("starts empty", 210, 230),
 ];
 
-/// Prints how long each fault lasted beyond its end.
+/// Prints how long the effect of each fault lasted beyond its end.
 fn recoveries(setup: &Setup, outcome: &Outcome) -> Vec<Band> {
     println!(
         "| fault | seconds | permits of the store in it | of shares | full use again after | last share after |"

@@ -13,7 +13,7 @@ const HEIGHT: u32 = 240;
 const INK: RGBColor = RGBColor(0x1d, 0x2d, 0x44);
 const FAINT: RGBColor = RGBColor(0xe6, 0xe6, 0xe6);
 const BAND: RGBColor = RGBColor(0xfd, 0xf1, 0xd3);
-/// Of the curves, in their order.
+/// The colors of the curves, in their order.
 const COLORS: [RGBColor; 4] = [
     RGBColor(0x2a, 0x9d, 0x8f),
     RGBColor(0xd9, 0x7b, 0x16),
@@ -26,7 +26,7 @@ pub(crate) struct Curve {
     pub(crate) points: Vec<(f64, f64)>,
 }
 
-/// A span of the horizontal axis with a name.
+/// A named span of the horizontal axis.
 pub(crate) struct Band {
     pub(crate) span: Range<f64>,
     pub(crate) label: &'static str,
@@ -37,14 +37,14 @@ pub(crate) struct Panel {
     pub(crate) x: &'static str,
     pub(crate) right: f64,
     pub(crate) top: f64,
-    /// A line across.
+    /// A horizontal line.
     pub(crate) limit: Option<f64>,
     pub(crate) curves: Vec<Curve>,
     pub(crate) bands: Vec<Band>,
 }
 
-/// Writes an SVG, and a Markdown file that makes its name a link: rustdoc has no place for files,
-/// so there the pictures are in the text.
+/// Writes an SVG, and a Markdown file that makes its name a link. rustdoc cannot store files, so
+/// there the pictures are in the text.
 pub(crate) fn draw(path: &Path, panels: &[Panel]) -> Result<(), Box<dyn Error>> {
     let size = (WIDTH, HEIGHT * u32::try_from(panels.len())?);
     let area = SVGBackend::new(path, size).into_drawing_area();
@@ -54,7 +54,7 @@ pub(crate) fn draw(path: &Path, panels: &[Panel]) -> Result<(), Box<dyn Error>> 
     }
     area.present()?;
     drop(area);
-    // A blank line would end it where it stands in a text.
+    // A blank line would end the SVG in the text that contains it.
     let svg = fs::read_to_string(path)?.replace("\n\n", "\n");
     fs::write(path, &svg)?;
     let name = path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
@@ -62,7 +62,7 @@ pub(crate) fn draw(path: &Path, panels: &[Panel]) -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
-/// As a part of a link.
+/// Escapes an SVG as a part of a link.
 fn escaped(svg: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/:=,;!*".contains(&byte);
     let percent = |byte: u8| if is_plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };

@@ -1,4 +1,4 @@
-//! A fleet of processes that ask for permits of a store, over a model of it.
+//! A fleet of processes that ask a store for permits, over a model of the store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,10 @@ use tokio::time::Instant;
 
 use crate::check::{Bound, Grant};
 
-/// Over so long permits are counted together.
+/// Permits are counted together over this duration.
 pub(crate) const BIN: Duration = Duration::from_millis(100);
 
-/// So long before the load begins, each process makes one request: it connects, and the processes
+/// This long before the load begins, each process makes one request: it connects, and the processes
 /// learn how many they are.
 const CONNECTING: Duration = Duration::from_secs(15);
 
@@ -29,49 +29,49 @@ const WARM_UP: &str = "warm-up";
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,
-    /// Their shares of the requests have a Zipf distribution.
+    /// The shares of the processes in the requests have a Zipf distribution.
     pub(crate) processes: u32,
-    /// So do those of the keys. Each has the limit.
+    /// The shares of the keys have a Zipf distribution, too. Each key has the limit.
     pub(crate) keys: u32,
     pub(crate) limit: Bound,
-    /// Requests a second of all processes, at random times.
+    /// Requests per second of all processes, at random times.
     pub(crate) asked: f64,
-    /// For so long.
+    /// The duration of the load.
     pub(crate) span: Duration,
     /// Whether processes lease permits.
     pub(crate) is_leased: bool,
-    /// A request waits at most so long.
+    /// The maximum wait of a request.
     pub(crate) within: Duration,
     pub(crate) network: Network,
     pub(crate) faults: Vec<(Duration, Fault)>,
 }
 
-/// What goes wrong, or well again.
+/// A fault, or its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The ways of every so manieth process.
+    /// Cuts the connections of every n-th process.
     Cut(usize),
     Join(usize),
     Stop,
     GoOn,
     Kill,
     StartEmpty,
-    /// The server is killed, and its replica follows.
+    /// The server is killed, and its replica takes over.
     FailOver,
-    /// The replica follows, and the server becomes a replica.
+    /// The replica takes over, and the server becomes a replica.
     Demote,
 }
 
-/// What became of the requests.
+/// The results of the requests.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Of each process, how many requests, and how many got a permit.
+    /// For each process, how many requests it made, and how many got a permit.
     pub(crate) processes: Vec<(u64, u64)>,
-    /// Of each key, the grants of the store.
+    /// For each key, the grants of the store.
     pub(crate) grants: HashMap<u32, Vec<Grant>>,
-    /// Of each key, the permits that requests got, by the time of the answer.
+    /// For each key, the permits that requests got, by the time of the decision.
     pub(crate) spent: HashMap<u32, Vec<Grant>>,
-    /// Of each key, how many requests.
+    /// For each key, the number of requests.
     pub(crate) asked: HashMap<u32, u64>,
     /// Permits that the store granted, in each [`BIN`].
     pub(crate) granted: Vec<u64>,
@@ -79,10 +79,10 @@ pub(crate) struct Outcome {
     pub(crate) degraded: Vec<u64>,
     /// Requests that were refused without the store.
     pub(crate) degraded_refusals: u64,
-    /// How long the slowest answer took beyond the wait of the permit, and the millisecond by which
-    /// the timer may end that wait late.
+    /// The time of the slowest decision beyond the wait of the permit, and beyond the millisecond
+    /// by which the timer may end that wait late.
     pub(crate) slowest: Duration,
-    /// Calls that the server carried out while it was asked for permits.
+    /// Calls that the server carried out while processes asked for permits.
     pub(crate) calls: u64,
     /// How many keys the server had at the end, and some time after it.
     pub(crate) keys: (usize, usize),
@@ -132,7 +132,7 @@ impl Setup {
         let mut outcome = std::mem::take(&mut *record.lock());
         outcome.calls = model.calls() - calls_before;
         let keys = model.keys();
-        // Processes that end count themselves no more.
+        // Processes that end no longer count themselves.
         drop(stores);
         tokio::time::sleep(Duration::from_secs(60)).await;
         outcome.keys = (keys, model.keys());
@@ -189,13 +189,13 @@ struct Process {
 }
 
 impl Process {
-    /// Asks so many times a second.
+    /// Makes `rate` requests per second.
     async fn ask(self, rate: f64) {
         let Setup { seed, keys, span, within, .. } = self.setup;
         let mut random = SmallRng::seed_from_u64(seed ^ (self.number as u64 + 1) << 32);
         let gaps = Exp::new(rate).expect("a rate");
         let zipf = Zipf::new(f64::from(keys), 1.0).expect("a number of keys");
-        // Where there is one key, its limiter is kept, as programs do.
+        // A program with only one key keeps its limiter.
         let only = (keys == 1).then(|| self.setup.limiter(&self.store, 0));
         let mut at = Duration::from_secs_f64(gaps.sample(&mut random));
         while at < span {
@@ -271,7 +271,8 @@ impl Record {
 }
 
 impl Outcome {
-    /// Of each key the permits beyond its bound in the worst span, the most of all keys.
+    /// Returns the permits beyond the bound in the worst span of each key, the maximum over all
+    /// keys.
     pub(crate) fn over(&mut self, setup: &Setup) -> u64 {
         // Leases are spent up to 200 ms after they were taken, by the clock of the process.
         let (grants, micros) =
@@ -287,14 +288,16 @@ impl Outcome {
         self.processes.iter().map(|(_, served)| served).sum()
     }
 
-    /// The part of the requests that these processes got permits for. The first is the busiest.
+    /// Returns the part of the requests of these processes that got permits. The first process is
+    /// the busiest.
     pub(crate) fn served_of(&self, processes: std::ops::Range<usize>) -> f64 {
         let (asked, served) =
             self.processes[processes].iter().fold((0, 0), |(a, s), (asked, served)| (a + asked, s + served));
         served as f64 / asked.max(1) as f64
     }
 
-    /// What the keys that were asked for more than their limits gave of them.
+    /// Returns the used part of the limits, for the keys that were asked for more than their
+    /// limits.
     pub(crate) fn use_of(&self, setup: &Setup) -> f64 {
         let Setup { limit, span, .. } = setup;
         let allowed = limit.per_second * span.as_secs() + limit.burst;
