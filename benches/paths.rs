@@ -1,7 +1,7 @@
-//! What does each of our own paths cost, clock and policy apart?
+//! What does each of our own code paths cost, with clock and policy measured separately?
 //!
 //! `cargo bench --bench paths` takes about a minute; `-- NAME` runs the paths with this in their
-//! name, `-- --quick` is a first look.
+//! name, `-- --quick` measures roughly.
 
 use std::hint::black_box;
 use std::pin::{Pin, pin};
@@ -27,7 +27,7 @@ fn clocks(criterion: &mut Criterion) {
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
-/// Times that rise by a step, as a clock's would.
+/// Returns times that rise by a step, like those of a clock.
 fn rising(step: u64) -> impl FnMut() -> Nanos {
     let mut at = SECOND;
     move || {
@@ -42,7 +42,7 @@ fn smooth_bursty(criterion: &mut Criterion) {
     for n in [1, 100] {
         let policy = SmoothBursty::new(Rate::per_second(1_000_000));
         let state = policy.start(Nanos::ZERO);
-        // Each request comes when the one before it is just paid.
+        // Each request arrives when the one before it is just paid.
         let mut at = rising(1000 * u64::from(n));
         group.bench_function(format!("granted n={n}"), |bencher| {
             bencher.iter(|| black_box(&policy).try_acquire(black_box(&state), at(), black_box(n)));
@@ -60,13 +60,13 @@ fn smooth_bursty(criterion: &mut Criterion) {
 /// What does `SmoothWarmingUp` cost without a clock?
 fn smooth_warming_up(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("SmoothWarmingUp");
-    // Cold: a minute between two requests fills the stock anew each time. Warm: ever faster than
-    // the rate of cold permits.
+    // Cold: a minute between two requests refills the stored permits each time. Warm: faster than
+    // the rate of cold permits throughout.
     for (name, step) in [("granted cold", 60_000_000_000), ("granted warm", 1000)] {
         let policy = SmoothWarmingUp::new(Rate::per_second(1_000_000), Duration::from_millis(10));
         let state = policy.start(Nanos::ZERO);
         let mut now = Nanos::ZERO;
-        // Warm-up over: 100 ms of demand.
+        // Until the warm-up is over: 100 ms of demand.
         while step == 1000 && now < Nanos::new(100_000_000) {
             _ = policy.try_acquire(&state, now, 1);
             now = now.saturating_add(Nanos::new(step));
@@ -113,7 +113,7 @@ fn limiter(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// What does a wait cost, from its first poll to its drop, alone and behind others?
+/// What does a wait cost, from its first poll to its drop, without other waiters and behind others?
 fn queue(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let _inside = runtime.enter();
@@ -152,7 +152,7 @@ fn queue(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Polls a future with a waker that does nothing.
+/// Polls a future with a no-op waker.
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }

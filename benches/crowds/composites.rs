@@ -1,7 +1,7 @@
-//! What do composites cost where each of n users has a limit, and all have one limit together?
+//! What do composites cost if each of n users has a limit, and all users share one limit?
 //!
-//! A composite per user, one request each; the users have permits, and all wait for the common
-//! limit.
+//! One composite per user, with one request each. The users have permits, and all of them wait for
+//! the common limit.
 
 use std::pin::Pin;
 use std::task::Poll;
@@ -57,7 +57,7 @@ fn with_users(case: &str, users: usize) {
     common.set_rate(rates[0]);
 
     let (mut times, mut granted, began) = (Vec::new(), 0, Instant::now());
-    // At most a quarter of them, so that the line stays as long as the case says.
+    // At most a quarter of the users, so that the queue stays as long as the case says.
     while times.len() < CALLS.min(users / 4) && (times.is_empty() || began.elapsed() < 2 * LONG) {
         let start = Instant::now();
         clock.advance(Duration::from_millis(1));

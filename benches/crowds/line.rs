@@ -1,7 +1,6 @@
-//! What does a call on a limiter cost while so many requests wait in its line?
+//! What does a call on a limiter cost while a crowd of requests waits in its queue?
 //!
-//! The requests ask for 1 to 5 permits in turns, and every other one has a deadline that is far
-//! away.
+//! The requests ask for 1 to 5 permits in turn, and every other one has a deadline far ahead.
 
 use std::hint::black_box;
 use std::pin::Pin;
@@ -25,7 +24,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 type Waiter<P> = Pin<Box<AcquireOwned<P, ManualClock>>>;
 
-/// Puts one more request into line.
+/// Puts one more request into the queue.
 fn join<P: Policy>(limiter: &RateLimiter<P, ManualClock>, number: usize) -> Waiter<P> {
     let request = Request::permits(1 + u32::try_from(number % 5).unwrap_or(0));
     let request = if number.is_multiple_of(2) { request } else { request.within(10_000 * DAY) };
@@ -47,7 +46,7 @@ pub(crate) fn all(options: &Options) {
     }
 }
 
-/// Two rates of five permits.
+/// Returns two rates of five permits.
 fn fives() -> [Rate; 2] {
     [1000, 1001].map(|millis| Rate::new(5, Duration::from_millis(millis)).expect("a plain rate"))
 }

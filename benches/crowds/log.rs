@@ -1,7 +1,7 @@
 //! How much does one call on a sliding log cost at most while permits are given back to it: one by
-//! one, 50,000 at once, and when many undone permits are over at once?
+//! one, 50,000 at once, and when many undone permits expire at once?
 //!
-//! Processor time of the thread, so that a neighbour on the machine does not count. Reading it
+//! Processor time of the thread, so that other programs on the machine do not count. Reading it
 //! takes half a microsecond, which is part of each number.
 
 use std::hint::black_box;
@@ -74,7 +74,7 @@ fn print(case: &str, call: &str, mut times: Vec<f64>) {
     println!("{case:<34} {call:<8} first {first:>9.1} us  999 of 1000 {slow:>9.1} us  most {most:>9.1} us");
 }
 
-/// Beside `kept` single permits, takes `n` at a time. From the time on when so many grants are
+/// Keeps `kept` single permits, and takes `n` permits at a time. Once `outstanding` grants are
 /// outstanding, gives back a random one in each of the rounds.
 fn give_back(case: &str, limit: u32, kept: u32, n: u32, outstanding: u32, rounds: u32) {
     let (mut log, mut random) = (Log::new(limit), SmallRng::seed_from_u64(7));
@@ -95,8 +95,8 @@ fn give_back(case: &str, limit: u32, kept: u32, n: u32, outstanding: u32, rounds
     print(case, "undo", undoing);
 }
 
-/// Of a limit that was taken within half a minute, a twentieth is undone and taken by others. Then
-/// half of the first ones are over.
+/// Of a limit that was taken within half a minute, a twentieth is undone and taken by other
+/// requests. Then half of the first permits expire.
 fn over(case: &str, limit: u32) {
     let mut log = Log::new(limit);
     let charges: Vec<_> = (0..limit)

@@ -1,7 +1,6 @@
-//! How often do event loops wake up for a permit, if one limiter is awaited in many of them?
+//! How often do runtimes wake up for a permit, if tasks of many runtimes wait for one limiter?
 //!
-//! Each event loop has a thread and one task that acquires again and again, at 200 per second
-//! together.
+//! Each runtime has a thread and one task that acquires in a loop, at 200 per second in total.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -42,7 +41,7 @@ fn wake_ups(case: &str, loops: usize, options: &Options) {
         let threads: Vec<_> = (0..loops).map(|_| scope.spawn(work)).collect();
         std::thread::sleep(span);
         done.store(true, Ordering::Relaxed);
-        // Threads that still wait need not do so at this rate.
+        // Lets threads that still wait return at once.
         limiter.set_rate(Rate::UNLIMITED);
         threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
     });

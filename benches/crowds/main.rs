@@ -1,9 +1,9 @@
-//! What does one call cost beside a crowd: of waiters, of estimates, of composites, of event loops?
+//! What does one call cost next to a crowd: of waiters, of estimates, of composites, of runtimes?
 //!
 //! `cargo bench --bench crowds` prints one table; `-- line composites` runs the cases with an
 //! argument in their name, `-- --quick` has crowds of a thousand. Time stands still on a manual
-//! clock, except in `loops`, so that each number is the cost of one call and of nothing else: the
-//! median of many calls and the slowest in a hundred, in microseconds.
+//! clock, except in `loops`, so each number is the cost of one call and of nothing else: the median
+//! of many calls and the slowest in a hundred, in microseconds.
 
 mod composites;
 mod line;
@@ -24,29 +24,29 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 
-/// What the command line asks for.
+/// The options on the command line.
 struct Options {
     quick: bool,
     wanted: Vec<String>,
 }
 
 impl Options {
-    /// Whether the command line names this case, or none at all.
+    /// Returns whether the command line names this case, or no case.
     fn wants(&self, case: &str) -> bool {
         self.wanted.is_empty() || self.wanted.iter().any(|part| case.contains(part.as_str()))
     }
 
-    /// The sizes of crowds: all, or the smallest only.
+    /// Returns the sizes of crowds: all, or only the smallest.
     fn sizes<'a>(&self, all: &'a [usize]) -> &'a [usize] {
         if self.quick { &all[..1] } else { all }
     }
 }
 
-/// A call is repeated so often, unless it takes longer than [`LONG`] together.
+/// A call is repeated this many times, unless the repetitions take longer than [`LONG`] in total.
 const CALLS: usize = 1000;
 const LONG: Duration = Duration::from_millis(500);
 
-/// Times at most so many calls, and prints a line. Each call gets its number.
+/// Times at most `calls` calls, and prints a line. Each call gets its number.
 fn time(case: &str, call: &str, calls: usize, mut run: impl FnMut(usize)) {
     let (mut times, began) = (Vec::new(), Instant::now());
     while times.len() < calls && (times.is_empty() || began.elapsed() < LONG) {
@@ -63,7 +63,7 @@ fn print_times(case: &str, call: &str, mut times: Vec<f64>) {
     println!("{case:<28} {call:<30} {:>10.2} us {slow:>12.2} us  {calls} calls", median(times));
 }
 
-/// The live heap beyond that at the beginning of a region.
+/// Returns by how much the live heap has grown since the start of a region.
 fn grown(region: &Region<'_, std::alloc::System>) -> f64 {
     let change = region.change();
     change.bytes_allocated as f64 - change.bytes_deallocated as f64

@@ -1,5 +1,5 @@
-//! What does a limit of each key beside one of all keys cost, by a `KeyedAllOf`, and by a composite
-//! that is made for each call?
+//! What does a limit of each key cost besides one of all keys, with a `KeyedAllOf`, and with a
+//! composite that is made for each call?
 
 use std::task::Poll;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! What does it cost to settle one estimate while 100,000 of them are outstanding, with each
 //! policy?
 //!
-//! Each estimate takes two permits a microsecond after the one before, and all are settled at one,
-//! in random order.
+//! Each estimate takes two permits a microsecond after the one before, and all are settled to one
+//! permit, in random order.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use tidegate::{
 use crate::{Options, print_times};
 
 const OUTSTANDING: usize = 100_000;
-/// Where one takes milliseconds, not all are settled.
+/// If one settlement takes milliseconds, not all estimates are settled.
 const LONG: Duration = Duration::from_secs(1);
 const MILLION: u32 = 1_000_000;
 
@@ -56,7 +56,7 @@ fn settle<P: Policy>(name: &str, policy: P, options: &Options) {
     let (mut times, began) = (Vec::new(), Instant::now());
     for estimate in estimates {
         if !times.is_empty() && began.elapsed() > LONG {
-            // Where settling is that slow, dropping the rest would take as long.
+            // If settling is that slow, dropping the rest would take as long.
             std::mem::forget(estimate);
             continue;
         }

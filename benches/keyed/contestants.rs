@@ -1,4 +1,4 @@
-//! The limiters compared: ours, and governor with the hasher it has and with the one we have.
+//! The compared limiters: ours, and governor with its default hasher and with ours.
 
 use std::hash::BuildHasher;
 use std::hint::black_box;
@@ -11,19 +11,20 @@ use tidegate::{KeyedRateLimiter, Rate, TokenBucket};
 
 const BILLION: u32 = 1_000_000_000;
 
-/// The limit that each key of a case has.
+/// The limit of each key in a case.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Limit {
-    /// Half of a burst so large that a key is not as good as new for as long as the bench lasts.
+    /// Half of a burst so large that a key is not full again (as new) while the bench lasts.
     Plenty,
-    /// So high for the demand that each key is as good as new again when its next request comes.
+    /// So high for the demand that each key is full again (as new) when its next request arrives.
     Fresh,
-    /// One permit per hour, and that one is gone.
+    /// One permit per hour, which is already spent.
     Spent,
 }
 
 impl Limit {
-    /// Permits per hour, the burst, and the permits that are taken before the bench begins.
+    /// Returns the permits per hour, the burst, and the permits that are taken before the bench
+    /// begins.
     fn numbers(self) -> [u32; 3] {
         match self {
             Limit::Plenty => [3_600_000, 4 * BILLION, 2 * BILLION],
@@ -50,7 +51,7 @@ pub(crate) trait Key: std::hash::Hash + Eq + Clone + Send + Sync + 'static {
 
 pub(crate) type Governor<K, S> = governor::RateLimiter<K, DashMapStateStore<K, S>, DefaultClock>;
 
-/// Spreads numbers over all of 64 bits.
+/// Spreads numbers over all 64 bits.
 fn mix(number: u64) -> u64 {
     let number = number.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (number ^ (number >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93)
@@ -87,7 +88,7 @@ impl Key for u64 {
 const NAME: usize = 15;
 
 impl Key for String {
-    /// One behind the other.
+    /// The names, one behind the other.
     type Asked = String;
 
     fn encode(numbers: &[u64]) -> String {
@@ -105,7 +106,7 @@ impl Key for String {
             .sum()
     }
 
-    /// It looks up `&String` only, so the name is copied into one that is made once.
+    /// It looks up only `&String`, so the name is copied into a `String` that is made once.
     fn attempt_governor<S: BuildHasher + Clone>(
         limiter: &Governor<String, S>,
         asked: &String,
@@ -127,15 +128,16 @@ type Attempts<K> = Box<dyn Fn(&<K as Key>::Asked, usize, u32) -> u32 + Sync>;
 
 pub(crate) struct Contestant<K: Key> {
     pub(crate) name: &'static str,
-    /// Makes so many keys known.
+    /// Makes this many keys known.
     pub(crate) fill: Box<dyn Fn(u64) + Sync>,
-    /// Takes what a key has left.
+    /// Takes the rest of a key's permits.
     pub(crate) spend: Box<dyn Fn(u64) + Sync>,
-    /// So many attempts, beginning with one of the keys asked for. Returns how many were granted.
+    /// Makes a number of attempts, starting at an index of the sequence of keys. Returns how many
+    /// were granted.
     pub(crate) attempts: Attempts<K>,
 }
 
-/// Ours with room for so many keys, then governor as it is.
+/// Creates ours with room for `keys` keys, then governor with its defaults.
 pub(crate) fn contestants<K: Key>(keys: u64, limit: Limit) -> Vec<Contestant<K>> {
     vec![
         ours(keys, limit),

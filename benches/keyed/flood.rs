@@ -1,8 +1,8 @@
-//! Ten million random keys through a table of a hundred thousand that is full of limited ones.
+//! Ten million random keys through a table of a hundred thousand keys that is full of limited keys.
 //!
-//! One thread asks for known keys all the time. Beside it another one asks for known keys, too, or
-//! for keys that were never seen and find no room: what does the flood cost known keys, what does
-//! each key of the flood cost, and what does the memory?
+//! One thread asks for known keys all the time. Concurrently another thread asks for known keys,
+//! too, or for new keys that find no room: what does the flood cost known keys, what does each key
+//! of the flood cost, and how much memory does it cost?
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::{ALLOCATOR, Options, PART};
 const KEYS: u32 = 100_000;
 const ROUND: u32 = 20_000;
 
-/// Nanoseconds of an attempt for a known key, the median of rounds, until `done`.
+/// Returns the nanoseconds of an attempt for a known key, the median of rounds, until `done`.
 fn known(limiter: &KeyedRateLimiter<u64>, seed: u64, done: &AtomicBool) -> f64 {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut times = Vec::new();

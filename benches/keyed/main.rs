@@ -1,9 +1,9 @@
 //! Is a limit per key cheaper than governor's, in time and memory, and does a flood of new keys
 //! disturb known keys?
 //!
-//! `cargo bench --bench keyed` runs all; `-- hot flood` runs the cases with an argument in their
-//! name; `--quick` has fewer keys and rounds. All contestants take turns in one process; bytes are
-//! measured in a process of its own for each.
+//! `cargo bench --bench keyed` runs all cases; `-- hot flood` runs the cases with an argument in
+//! their name; `--quick` has fewer keys and rounds. All contestants take turns in one process.
+//! Bytes are measured in a separate process for each contestant.
 
 mod contestants;
 mod flood;
@@ -24,13 +24,13 @@ use turns::{in_turns, median, round};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 
-/// A build that is not optimized does not measure: it does a tenth.
+/// An unoptimized build does not measure: it runs a fraction of the work.
 const PART: u32 = if cfg!(debug_assertions) { 50 } else { 1 };
 
-/// So many keys are asked for before they come again.
+/// The length of the sequence of keys, after which it repeats.
 const ASKED: usize = 4_000_000 / PART as usize;
 
-/// What the command line asks for.
+/// The options on the command line.
 struct Options {
     quick: bool,
 }
@@ -40,7 +40,7 @@ struct Options {
 enum Order {
     /// Zipf(1.0): the first of a million keys has a share of about 7 %.
     Zipf,
-    /// Each key as often as any other.
+    /// Each key equally often.
     Uniform,
     /// Each request is for the first key.
     Hot,
@@ -48,10 +48,10 @@ enum Order {
     HalfHot,
 }
 
-/// The rank of the key that is asked for most.
+/// The rank of the most requested key.
 const FIRST: u64 = 0;
 
-/// The keys that are asked for, one after the other, by their ranks.
+/// Returns the sequence of keys that are asked for, by their ranks.
 fn ranks(keys: u64, count: usize, order: Order) -> Vec<u64> {
     let mut random = SmallRng::seed_from_u64(7);
     let zipf = Zipf::new(keys as f64, 1.0).expect("a plain distribution");
@@ -80,21 +80,21 @@ struct Mix {
 }
 
 impl Mix {
-    /// Whether a round of `each` attempts went as the case is meant.
+    /// Returns whether a round of `each` attempts went as intended for the case.
     fn is_as_meant(&self, granted: u32, each: u32) -> bool {
         match self.limit {
-            // Half of them, less the others of the first rank, and the permits that come in
-            // meanwhile.
+            // Half of them, minus the others of the first rank, plus the permits that accrue in the
+            // meantime.
             Limit::Plenty if self.first_is_spent => granted > each * 2 / 5 && granted < each * 3 / 5,
             Limit::Plenty => granted == each,
-            // Zipf may ask for the first keys more often than their permits come in.
+            // Zipf may ask for the first keys more often than their permits accrue.
             Limit::Fresh => granted > each * 3 / 4,
             Limit::Spent => granted == 0,
         }
     }
 }
 
-/// The time of an attempt, ours beside governor's.
+/// Measures the time of an attempt, ours compared with governor's.
 fn attempts<K: Key>(case: &str, mix: Mix, options: &Options) {
     let keys = if options.quick { mix.keys / 10 / u64::from(PART) } else { mix.keys };
     let (repetitions, each) = if options.quick { (3, 20_000) } else { (41, 100_000) };
@@ -132,7 +132,7 @@ type Case = (&'static str, fn(&str, &Options));
 
 const M: u64 = 1_000_000;
 
-/// A million keys in the order of Zipf that are granted, on one thread. The cases say what differs.
+/// A million keys in Zipf order that are granted, on one thread. The cases state how they differ.
 const PLAIN: Mix =
     Mix { keys: M, order: Order::Zipf, limit: Limit::Plenty, first_is_spent: false, threads: 1 };
 const UNIFORM: Mix = Mix { order: Order::Uniform, ..PLAIN };
@@ -140,7 +140,7 @@ const REFUSED: Mix = Mix { limit: Limit::Spent, ..PLAIN };
 const FRESH: Mix = Mix { limit: Limit::Fresh, ..UNIFORM };
 const FRESH_100K: Mix = Mix { keys: M / 10, ..FRESH };
 
-/// The mix on two threads.
+/// Returns the mix on two threads.
 const fn two(mix: Mix) -> Mix {
     Mix { threads: 2, ..mix }
 }

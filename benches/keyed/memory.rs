@@ -1,4 +1,4 @@
-//! Bytes per key, and how long a million of them take to come.
+//! Bytes per key, and the time in which a million keys are added.
 
 use std::process::Command;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use stats_alloc::Region;
 use crate::contestants::{Contestant, Key, Limit, contestants};
 use crate::{ALLOCATOR, Options, PART};
 
-/// The word that makes this program measure one contestant and print two numbers.
+/// The argument that makes this program measure one contestant and print two numbers.
 pub(crate) const CHILD: &str = "one-memory";
 
-/// Resident bytes of this process, where the operating system tells.
+/// Returns the resident bytes of this process, if the operating system reports them.
 fn resident() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm")
         .ok()
@@ -20,7 +20,7 @@ fn resident() -> u64 {
 }
 
 fn measure<K: Key>(number: usize, keys: u64) {
-    // Made and thrown away, so that the process has its own memory already.
+    // Created and dropped, so that the process already has its own memory.
     drop(contestants::<K>(1000, Limit::Plenty));
     let (region, before) = (Region::new(ALLOCATOR), resident());
     let contestant: Contestant<K> = contestants(keys, Limit::Plenty).swap_remove(number);

@@ -1,8 +1,8 @@
 //! What does one attempt cost, granted or refused, with one thread or two on one limiter?
 //!
-//! Granted: a billion per second and a billion in stock, so that all contestants grant every
-//! attempt. Refused: one per hour, and that one is gone. Nanoseconds of wall time per attempt of
-//! any thread, median over short rounds.
+//! Granted: a billion per second and a billion stored, so that all contestants grant every attempt.
+//! Refused: one per hour, which is already spent. Nanoseconds of wall time per attempt of any
+//! thread, median over short rounds.
 
 use std::hint::black_box;
 use std::num::NonZeroU32;
@@ -18,15 +18,15 @@ use crate::turns::{in_turns, median, round};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const BILLION: u32 = 1_000_000_000;
-/// Attempts of each thread in one round: half a millisecond, shorter than most of what disturbs.
+/// Attempts of each thread in one round: half a millisecond, shorter than most disturbances.
 const ROUND: u32 = 20_000;
 
-/// A word on cache lines of its own, as a floor should have it: no write to other data takes away a
-/// line that is only read.
+/// A word on its own cache lines. It is the lower bound for a limiter, so no write to other data
+/// may take away a line that is only read.
 #[repr(align(128))]
 struct Alone(AtomicU64);
 
-/// A name, and a closure that makes so many attempts and counts the grants.
+/// A name, and a closure that makes a number of attempts and counts the grants.
 type Contestant = (&'static str, Box<dyn Fn(u32) -> u32 + Sync>);
 
 /// Makes the loop around one attempt part of the closure, so that only the round is a dynamic call.
@@ -34,11 +34,11 @@ fn contestant(name: &'static str, attempt: impl Fn() -> bool + Sync + 'static) -
     (name, Box::new(move |attempts| (0..attempts).map(|_| u32::from(attempt())).sum()))
 }
 
-/// As `contestant`, with a batch of this size for each round.
+/// Like `contestant`, with a batch of this size for each round.
 ///
-/// The loop looks at the answer at once, as a caller does. An answer behind `black_box` is written
-/// to the stack where the address of the batch was before. Reading it back in other parts stalls
-/// the processor for longer than a permit of a batch takes.
+/// The loop checks the result at once, like a caller. A result behind `black_box` is written to the
+/// stack, where the address of the batch was before. Reading it back in other parts stalls the
+/// processor for longer than a permit of a batch takes.
 fn batches(name: &'static str, ours: RateLimiter, size: u32) -> Contestant {
     let round = move |attempts| {
         let mut batch = ours.batch(size);
@@ -47,7 +47,7 @@ fn batches(name: &'static str, ours: RateLimiter, size: u32) -> Contestant {
     (name, Box::new(round))
 }
 
-/// A counter of the caller's own: no batch can be faster.
+/// A counter of the caller: no batch can be faster.
 fn counter() -> Contestant {
     let round = |attempts: u32| {
         let mut left = attempts;

@@ -1,4 +1,4 @@
-//! What does a task that always asks for 100 get among 100 tasks that always ask for one?
+//! What share does a task that always asks for 100 get among 100 tasks that always ask for one?
 //!
 //! First come, first served gives it half: each round serves it once and each of the others once.
 //! One worker, 100,000 per second.
@@ -20,7 +20,7 @@ const RATE: u32 = 100_000;
 const MANY: u32 = 100;
 const OTHERS: u32 = 100;
 
-/// A name, and what lets so many permits go and returns the hog's share of them.
+/// A name, and a function that grants a number of permits and returns the hog's share of them.
 type Contestant = (&'static str, fn(u64) -> f64);
 
 pub(crate) fn share(case: &'static str, options: &Options) -> Vec<Row> {
@@ -50,7 +50,7 @@ fn ours(permits: u64) -> f64 {
 }
 
 fn leaky_bucket(permits: u64) -> f64 {
-    // A request for 100 has to fit, and a millisecond is the shortest tick.
+    // A request for 100 must fit, and a millisecond is the shortest tick.
     let limiter = leaky_bucket::RateLimiter::builder()
         .max(MANY as usize)
         .initial(0)
@@ -65,7 +65,7 @@ fn leaky_bucket(permits: u64) -> f64 {
 }
 
 fn governor(permits: u64) -> f64 {
-    // Here too, 100 have to fit.
+    // Here, too, 100 must fit.
     let [rate, burst] = [RATE, MANY].map(|number| NonZeroU32::new(number).expect("above zero"));
     let limiter = governor::RateLimiter::direct(governor::Quota::per_second(rate).allow_burst(burst));
     let limiter = Arc::new(limiter);
@@ -76,7 +76,8 @@ fn governor(permits: u64) -> f64 {
     })
 }
 
-/// Lets all ask in loops until so many permits are gone. Returns the hog's share of them.
+/// Lets all tasks ask in loops until `permits` permits are used up. Returns the hog's share of
+/// them.
 fn run<W>(permits: u64, wait: impl Fn(u32) -> W + Clone + Send + 'static) -> f64
 where
     W: Future<Output = ()> + Send + 'static,
@@ -92,7 +93,7 @@ where
                 wait(n).await;
                 let got = mine.fetch_add(n.into(), Ordering::Relaxed) + u64::from(n);
                 if got + not_mine.load(Ordering::Relaxed) >= permits {
-                    // Stops the clock, and stands still so that no permit is counted afterwards.
+                    // Stops the clock, and waits, so that no permit is counted afterwards.
                     over.notify_one();
                     std::future::pending::<()>().await;
                 }

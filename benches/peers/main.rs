@@ -1,10 +1,10 @@
-//! Are we at least as good as the other limiters at what users feel: one attempt, a wait, a place
-//! in line?
+//! Are we at least as good as the other limiters in the operations that users notice: one attempt,
+//! a wait, a position in the queue?
 //!
 //! `cargo bench --bench peers` prints one table and writes `target/peers.json`. Everything is
-//! measured in one run, in turns, so that a noisy moment hits all alike; the table shows medians.
-//! `cargo bench --bench peers -- await/1k` runs the cases with one of the arguments in their name;
-//! `--quick` has fewer repetitions and fewer waiters at 1,000 per second.
+//! measured in one run, in turns, so that a noisy moment affects all contestants alike; the table
+//! shows medians. `cargo bench --bench peers -- await/1k` runs the cases with one of the arguments
+//! in their name; `--quick` has fewer repetitions and fewer waiters at 1,000 per second.
 
 mod attempt;
 mod hog;
@@ -23,15 +23,15 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 
-/// A case and what runs it.
+/// A case and the function that runs it.
 type Case = (&'static str, fn(&'static str, &Options) -> Vec<Row>);
 
-/// What the command line asks for.
+/// The options on the command line.
 struct Options {
     /// Fewer repetitions.
     quick: bool,
-    /// Of the contestants in the attempts, only the ones with a name that begins like this: to
-    /// count instructions.
+    /// Runs only those contestants of the attempts whose name begins with this text: to count
+    /// instructions.
     only: Option<String>,
 }
 

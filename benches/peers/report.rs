@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-/// One metric of one case: ours beside one peer's.
+/// One metric of one case: ours compared with one peer's.
 pub(crate) struct Row {
     pub(crate) case: &'static str,
     pub(crate) unit: &'static str,
@@ -15,13 +15,14 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// Ours by the peer's. Two zeros are equal; something to zero has no ratio.
+    /// Returns ours divided by the peer's. Two zeros are equal; a nonzero number divided by zero
+    /// has no ratio.
     fn ratio(&self) -> f64 {
         if self.ours == 0.0 && self.peer_value == 0.0 { 1.0 } else { self.ours / self.peer_value }
     }
 
     fn to_json(&self) -> Value {
-        // serde_json writes a number that is not finite as null.
+        // serde_json writes a non-finite number as null.
         json!({
             "case": self.case,
             "unit": self.unit,

@@ -1,8 +1,8 @@
-//! Does a crowd of waiters get its rate, in order, cheaply, in CPU time and in memory?
+//! Does a crowd of waiters get its rate, in order, at a low cost of CPU time and memory?
 //!
-//! All tasks are spawned on one worker, and each awaits one permit; nothing is saved. `ideal` is
-//! the time of the last permit if the first came at once: (n - 1) / rate. The wall time begins
-//! before the spawning, which no limiter can shorten.
+//! All tasks are spawned on one worker, and each awaits one permit; nothing is stored. `ideal` is
+//! the time of the last permit if the first one is granted at once: (n - 1) / rate. The wall time
+//! begins before the spawning, which no limiter can shorten.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,14 +23,14 @@ const CPU: &str = "cpu us per permit";
 const INVERTED: &str = "inverted pairs";
 const BYTES: &str = "bytes per waiter";
 
-/// So many tasks, and the time between two permits.
+/// The number of tasks, and the time between two permits.
 #[derive(Clone, Copy)]
 struct Crowd {
     tasks: u32,
     interval: Duration,
 }
 
-/// What one crowd saw.
+/// The measurements of one crowd.
 struct Sample {
     wall: f64,
     span: f64,
@@ -41,8 +41,8 @@ struct Sample {
 pub(crate) fn at_1k(case: &'static str, options: &Options) -> Vec<Row> {
     let crowd =
         Crowd { tasks: if options.quick { 3_000 } else { 10_000 }, interval: Duration::from_millis(1) };
-    // Ten seconds each: three for us and for the reference, one for the others, since their
-    // distance is not a matter of noise.
+    // Ten seconds each: three runs for us and for the reference, one for the others, because their
+    // distance is greater than the noise.
     let mut rows =
         contest(case, crowd, if options.quick { 1 } else { 3 }, &[("reserve-and-sleep", reserve_and_sleep)]);
     rows.extend(peers(case, crowd, &rows, &[("leaky-bucket", leaky_bucket), ("governor", governor)]));
@@ -50,8 +50,8 @@ pub(crate) fn at_1k(case: &'static str, options: &Options) -> Vec<Row> {
     rows
 }
 
-/// Without governor: every time a permit is due it wakes all waiters, which takes minutes with so
-/// many.
+/// Without governor: it wakes all waiters every time a permit is due, which takes minutes with this
+/// many waiters.
 pub(crate) fn at_100k(case: &'static str, options: &Options) -> Vec<Row> {
     let crowd = Crowd { tasks: 100_000, interval: Duration::from_micros(10) };
     let mut rows = contest(
@@ -79,7 +79,7 @@ pub(crate) fn at_1m(case: &'static str, options: &Options) -> Vec<Row> {
 
 type Run = fn(Crowd) -> Sample;
 
-/// Ours against others, in turns.
+/// Measures ours against others, in turns.
 fn contest(case: &'static str, crowd: Crowd, repetitions: usize, others: &[(&'static str, Run)]) -> Vec<Row> {
     let mut samples: Vec<Vec<Sample>> = (0..=others.len()).map(|_| Vec::new()).collect();
     in_turns(others.len() + 1, repetitions, |index, _| {
@@ -97,7 +97,7 @@ fn contest(case: &'static str, crowd: Crowd, repetitions: usize, others: &[(&'st
     rows
 }
 
-/// One run of each of the others, beside what we had in `rows`.
+/// Runs each of the others once, and compares it with our results in `rows`.
 fn peers(case: &'static str, crowd: Crowd, rows: &[Row], others: &[(&'static str, Run)]) -> Vec<Row> {
     let mut more = Vec::new();
     for &(peer, run) in others {
@@ -157,8 +157,8 @@ fn our_limiter(interval: Duration) -> RateLimiter {
     RateLimiter::new(SmoothBursty::new(rate).max_burst(Duration::ZERO))
 }
 
-/// tokio's timer ticks in milliseconds, and so does leaky-bucket: above 1,000 per second it gets a
-/// millisecond's worth at a time.
+/// tokio's timer ticks in milliseconds, and so does leaky-bucket: above 1,000 per second it gets
+/// the permits of a millisecond at a time.
 fn leaky_limiter(interval: Duration) -> leaky_bucket::RateLimiter {
     let tick = Duration::from_millis(1).max(interval);
     let refill = usize::try_from(tick.as_nanos() / interval.as_nanos()).unwrap_or(usize::MAX);
@@ -169,8 +169,8 @@ fn governor_limiter(interval: Duration) -> governor::DefaultDirectRateLimiter {
     governor::RateLimiter::direct(governor::Quota::with_period(interval).expect("an interval above zero"))
 }
 
-/// The plain reference: take the next free time, sleep until then. No cancelling, no rate change,
-/// no order but the timer's.
+/// The plain reference: take the next free time, sleep until then. It has no cancellation, no rate
+/// change, and no order except the timer's.
 struct ReserveAndSleep {
     start: tokio::time::Instant,
     interval: u64,
@@ -205,7 +205,7 @@ fn one_worker() -> Runtime {
     Builder::new_current_thread().enable_time().build().expect("a runtime")
 }
 
-/// What the tasks of a crowd write down.
+/// The records of the tasks of a crowd.
 struct Log {
     arrived: AtomicU32,
     served: AtomicU32,
@@ -272,7 +272,8 @@ where
     }
 }
 
-/// How many pairs were served in the other order than they came: merge sort, counting.
+/// Returns how many pairs were served in a different order from their arrival: merge sort with a
+/// counter.
 fn inversions(mut list: Vec<u32>) -> u64 {
     let mut count = 0;
     let mut merged = Vec::with_capacity(list.len());
@@ -290,7 +291,7 @@ fn inversions(mut list: Vec<u32>) -> u64 {
                 } else {
                     merged.push(r);
                     right = more_right;
-                    // It goes before all that are still on the left.
+                    // This element precedes all elements that are still on the left.
                     count += left.len() as u64;
                 }
             }
@@ -303,9 +304,9 @@ fn inversions(mut list: Vec<u32>) -> u64 {
     count
 }
 
-/// The heap that a waiting task takes, all included: the task, its future, the limiter's entry and
-/// the runtime's queues. One permit per second, so that all but the first still wait when they are
-/// counted.
+/// Measures the heap of a waiting task in total: the task, its future, the limiter's entry and the
+/// runtime's queues. One permit per second, so that all tasks except the first still wait when they
+/// are counted.
 fn bytes(case: &'static str, tasks: u32, with_governor: bool) -> Vec<Row> {
     let second = Duration::from_secs(1);
     let limiter = our_limiter(second);
@@ -332,7 +333,7 @@ fn bytes(case: &'static str, tasks: u32, with_governor: bool) -> Vec<Row> {
     let mut all =
         vec![("reserve-and-sleep", reserve), ("leaky-bucket", leaky), ("tokio Semaphore", semaphore)];
     if with_governor {
-        // The last, since a thread of its own gives its memory back some time later.
+        // The last one, because its own thread frees its memory some time later.
         let limiter = Arc::new(governor_limiter(second));
         let governor = bytes_of(tasks, move || {
             let limiter = limiter.clone();
@@ -365,7 +366,7 @@ where
     live().wrapping_sub(before) as f64 / f64::from(tasks)
 }
 
-/// The bytes in use now.
+/// Returns the bytes in use now.
 fn live() -> usize {
     let stats = ALLOCATOR.stats();
     stats.bytes_allocated.wrapping_sub(stats.bytes_deallocated)

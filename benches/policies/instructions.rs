@@ -1,4 +1,5 @@
-//! Instructions per attempt, counted by valgrind: they do not depend on the neighbours.
+//! Instructions per attempt, counted by valgrind: they do not depend on other programs on the
+//! machine.
 
 use std::error::Error;
 use std::process::Command;
@@ -18,10 +19,10 @@ pub(crate) fn run_one(only: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The instructions of one attempt and of the loop around it, `None` without valgrind.
+/// Returns the instructions of one attempt and of the loop around it, `None` without valgrind.
 fn per_attempt(outcome: &str, name: &str) -> Result<Option<f64>, Box<dyn Error>> {
     let run = Command::new("valgrind")
-        // Only the loop is counted: quanta calibrates its clock for as long as it needs.
+        // Only the loop is counted: quanta calibrates its clock for an unknown time.
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*policies::attempts*"])
         .arg(std::env::current_exe()?)
         .arg(format!("--only={outcome}:{name}"))

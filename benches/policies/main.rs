@@ -2,15 +2,15 @@
 //! limiter? And does the exact log grow with its limit?
 //!
 //! `cargo bench --bench policies` prints one table and writes `target/policies.json`; `-- Window
-//! Log` takes the policies with an argument in their name, `-- --quick` has fewer rounds, and counts
+//! Log` runs the policies with an argument in their name, `-- --quick` has fewer rounds, and counts
 //! no instructions. All policies take turns in one run with governor, and the table shows medians
 //! and their ratios to governor's.
 //!
-//! **attempt**: through the limiter, with its clock: what a caller pays. **alone**: the policy
-//! without limiter and clock, at times that rise. **instructions**: of an attempt through the
-//! limiter, counted by valgrind where it is installed. `-- --count` does nothing else. `--
-//! --settle` settles 100,000 estimates of each policy in a random order. `-- --control` counts the
-//! instructions of a token bucket that is watched, was paused, or keeps a share.
+//! **attempt**: through the limiter, with its clock: the cost for a caller. **alone**: the policy
+//! without limiter and clock, at rising times. **instructions**: of an attempt through the limiter,
+//! counted by valgrind if it is installed. `-- --count` does nothing else. `-- --settle` settles
+//! 100,000 estimates of each policy in a random order. `-- --control` counts the instructions of a
+//! token bucket that is observed, was paused, or keeps a share.
 
 mod instructions;
 mod policies;
@@ -25,17 +25,17 @@ use policies::{Contestant, contestants, controlled};
 use serde_json::{Value, json};
 use turns::{in_turns, median, round};
 
-/// Attempts of each thread in one round. A build that is not optimized does not measure.
+/// Attempts of each thread in one round. An unoptimized build does not measure.
 const ROUND: u32 = if cfg!(debug_assertions) { 500 } else { 20_000 };
 
-/// How an attempt ends.
+/// The outcome of an attempt.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Outcome {
     Granted,
     Refused,
 }
 
-/// The first contestant. The others are compared with it.
+/// The first contestant, with which the others are compared.
 pub(crate) const REFERENCE: &str = "governor";
 
 /// The columns of the table, in nanoseconds per attempt of any thread.
@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     write(list)
 }
 
-/// The medians of all contestants.
+/// Returns the medians of all contestants.
 fn measure(
     contestants: &[Contestant],
     alone: bool,
@@ -117,8 +117,8 @@ fn measure(
     rounds: usize,
 ) -> Vec<f64> {
     let mut samples = vec![Vec::new(); contestants.len()];
-    // A policy without a burst refuses a thread with a clock behind the clock of the other, and may
-    // do so all the time.
+    // A policy without a burst refuses a thread whose clock is behind the clock of the other
+    // thread, possibly all the time.
     let as_meant = |granted: u32| match outcome {
         Outcome::Granted => granted > 0,
         Outcome::Refused => granted == 0,

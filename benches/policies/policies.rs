@@ -15,7 +15,7 @@ use tidegate::{
 
 use crate::{Outcome, REFERENCE};
 
-/// Makes so many attempts and counts the grants.
+/// Makes a number of attempts and counts the grants.
 type Attempts = Box<dyn Fn(u32) -> u32 + Sync>;
 
 pub(crate) struct Contestant {
@@ -29,8 +29,7 @@ fn attempts(attempt: impl Fn() -> bool + Sync + 'static) -> Attempts {
     Box::new(move |count| (0..count).map(|_| u32::from(attempt())).sum())
 }
 
-/// Uses all of an answer, as a caller would. (Passing it on as a whole would measure how it is
-/// copied.)
+/// Uses all of a result, like a caller. (Passing it on as a whole would measure the copy.)
 fn is_passed<T, E>(answer: Result<T, E>) -> bool {
     match answer {
         Ok(_) => black_box(true),
@@ -41,17 +40,18 @@ fn is_passed<T, E>(answer: Result<T, E>) -> bool {
     }
 }
 
-/// On cache lines of its own.
+/// A value on its own cache lines.
 #[repr(align(128))]
 struct Alone<T>(T);
 
-/// The time from one attempt to the next, alone: a microsecond, as a clock would show if every
-/// attempt took that.
+/// Returns the time from one attempt to the next without the limiter: a microsecond, as if every
+/// attempt took that long.
 fn step(outcome: Outcome) -> Duration {
     if outcome == Outcome::Granted { Duration::from_micros(1) } else { Duration::ZERO }
 }
 
-/// A policy that is emptied first, by single permits, if all is to be refused.
+/// Creates a contestant of a policy, which is first emptied by single permits if all attempts must
+/// be refused.
 fn contestant<P: Policy + Clone>(name: &'static str, policy: P, outcome: Outcome) -> Contestant {
     let limiter = RateLimiter::new(policy.clone());
     let start = Nanos::from_duration(Duration::from_secs(1));
@@ -66,7 +66,7 @@ fn contestant<P: Policy + Clone>(name: &'static str, policy: P, outcome: Outcome
         name,
         through_limiter: attempts(move || is_passed(black_box(&limiter).try_acquire())),
         policy_alone: attempts(move || {
-            // Only one thread is at it.
+            // Only one thread uses the clock.
             let at = Nanos::new(now.0.load(Ordering::Relaxed)).saturating_add(step);
             now.0.store(at.as_u64(), Ordering::Relaxed);
             is_passed(black_box(&policy).try_acquire(black_box(&state.0), at, 1))
@@ -74,7 +74,7 @@ fn contestant<P: Policy + Clone>(name: &'static str, policy: P, outcome: Outcome
     }
 }
 
-/// A token bucket that was told something at run time.
+/// Creates a token bucket on which `control` was called at run time.
 fn controlled_bucket(
     name: &'static str,
     outcome: Outcome,
@@ -90,7 +90,7 @@ fn controlled_bucket(
     Contestant { name, through_limiter, policy_alone: attempts(|| true) }
 }
 
-/// What the control costs: the first is without, and the second has had it.
+/// Returns token buckets on which the control calls were made; the first one is without them.
 pub(crate) fn controlled(outcome: Outcome) -> Vec<Contestant> {
     struct Nothing;
     impl Events for Nothing {}
@@ -112,7 +112,7 @@ pub(crate) fn controlled(outcome: Outcome) -> Vec<Contestant> {
     ]
 }
 
-/// One permit in use, taken and given back; or taken for good.
+/// One permit in use: taken and given back, or taken and kept.
 fn counting(outcome: Outcome) -> Contestant {
     let attempts = || {
         let limit = CountingLimit::new(4);
@@ -151,8 +151,8 @@ fn number(n: u32) -> NonZeroU32 {
     NonZeroU32::MIN.saturating_add(n - 1)
 }
 
-/// All policies. Granted: a higher rate than the demand. Refused: one per hour, and that one is
-/// gone.
+/// Returns all policies. Granted: a rate above the demand. Refused: one per hour, which is already
+/// spent.
 pub(crate) fn contestants(outcome: Outcome) -> Vec<Contestant> {
     let granted = outcome == Outcome::Granted;
     let hour = Duration::from_secs(3600);

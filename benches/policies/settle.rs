@@ -1,5 +1,5 @@
-//! What does it cost to settle one of many estimates, in an order that has nothing to do with
-//! theirs? Without the exact log.
+//! What does it cost to settle one of many estimates, in an order unrelated to theirs? Without the
+//! exact log.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use tidegate::{
 /// Estimates outstanding.
 const COUNT: usize = 100_000;
 
-/// Permits of each, of which some are not used.
+/// Permits of each estimate. Some of them are not used.
 const PERMITS: u32 = 10;
 
 fn policies() -> [(&'static str, AnyPolicy); 7] {
@@ -29,8 +29,8 @@ fn policies() -> [(&'static str, AnyPolicy); 7] {
     ]
 }
 
-/// Nanoseconds for taking one and for settling one. Time goes on by a permit's interval with each,
-/// so that each sees another room.
+/// Returns the nanoseconds for taking one and for settling one. Time advances by a permit's
+/// interval with each, so that each meets a different amount of room.
 fn measure(policy: AnyPolicy) -> Result<(f64, f64), Refusal> {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(policy, clock.clone());

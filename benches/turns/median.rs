@@ -1,6 +1,6 @@
 //! The number that every table of the benches shows.
 
-/// The middle one; of an even number the mean of the two in the middle.
+/// Returns the middle value; for an even number of values the mean of the two in the middle.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

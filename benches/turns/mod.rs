@@ -1,4 +1,4 @@
-//! How the benches that compare measure: in turns, in short rounds, and by the median.
+//! The method of the comparing benches: in turns, in short rounds, and by the median.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,9 +8,9 @@ mod median;
 
 pub(crate) use median::median;
 
-/// Calls `run` with each contestant's number, `repetitions` times, in turns: the first one changes
-/// from turn to turn, and every other turn goes backwards, so that no contestant always runs behind
-/// one other.
+/// Calls `run` with each contestant's number, `repetitions` times, in turns. The first contestant
+/// changes from turn to turn, and every other turn goes backwards, so that no contestant always
+/// runs behind the same other one.
 pub(crate) fn in_turns(contestants: usize, repetitions: usize, mut run: impl FnMut(usize, usize)) {
     for repetition in 0..repetitions {
         for step in 0..contestants {
@@ -29,7 +29,7 @@ pub(crate) fn round(
 ) -> (Vec<u32>, Duration) {
     let ready = AtomicUsize::new(0);
     let work = || {
-        // Spinning, since waking a thread takes longer than the difference to be seen.
+        // Spins, because waking a thread takes longer than the measured difference.
         ready.fetch_add(1, Ordering::AcqRel);
         while ready.load(Ordering::Acquire) < threads {
             spin_loop();

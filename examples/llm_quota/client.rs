@@ -279,7 +279,7 @@ async fn send(shared: &Shared, body: &Value) -> Answer {
     match answer.await {
         Ok((status, body)) if status.is_success() => match used(&body) {
             Some(tokens) => Answer::Success(tokens),
-            None => Answer::Failed("an answer without usage".to_owned()),
+            None => Answer::Failed("a response without usage".to_owned()),
         },
         Ok((StatusCode::TOO_MANY_REQUESTS, _)) => Answer::Refused,
         Ok((status, _)) => Answer::Failed(status.to_string()),

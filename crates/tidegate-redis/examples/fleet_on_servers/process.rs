@@ -157,7 +157,7 @@ impl Log {
             match line.split(' ').collect::<Vec<_>>()[..] {
                 [tag, due, n] => log.grants.push((tag.parse()?, due.parse()?, n.parse()?)),
                 [at] => log.degraded.push(at.parse()?),
-                _ => return Err("a line that is none".into()),
+                _ => return Err("an unknown line".into()),
             }
         }
         Ok(log)
