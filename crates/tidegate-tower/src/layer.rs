@@ -427,7 +427,7 @@ impl<L: Limit, M: Kind> RateLimitLayer<L, M> {
     ///
     /// # Panics
     ///
-    /// If a character of the name is not printable ASCII.
+    /// Panics if a character of the name is not printable ASCII.
     #[must_use]
     #[track_caller]
     pub fn named(mut self, name: &str) -> Self {

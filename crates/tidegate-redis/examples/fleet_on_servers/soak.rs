@@ -39,7 +39,7 @@ const LEASE: u32 = 200_000;
 const SWIFT: i64 = 5_000;
 /// The permits in use.
 const IN_USE: i64 = 10;
-/// It is an error if a line arrives after a grant that is later by more than this many microseconds.
+/// It is an error if a line arrives after a grant that is more than this many microseconds later.
 const LATEST: i64 = 10_000_000;
 
 /// An event that a process reports, with a time in microseconds.

@@ -34,9 +34,9 @@
 --   |       |       |       | no later grant did. The level of a peak that met the cap is one    |
 --   |       |       |       | unit above the cap                                                 |
 --
--- Refund. Without the refunded grant, each later level would be higher by its cost, unless the
--- level met the cap. So a refund gives back no more than the least room that any later grant found,
--- or the room now. The bookings ahead are such grants. If there are more than 8 peaks, two become
+-- Refund. Without the refunded grant, each later level would be higher by the grant's cost, unless
+-- it met the cap. So a refund gives back no more than the least room that any later grant found, or
+-- the room now. The bookings ahead are such grants. If there are more than 8 peaks, two become
 -- one, with the later instant and the higher level: two neighbours that are nearest in level, and
 -- that have both passed or both lie ahead. This costs a refund an eighth of the cap at most, and a
 -- sixth while bookings lie ahead.
