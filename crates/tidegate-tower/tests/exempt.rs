@@ -1,4 +1,4 @@
-//! Requests that are exempt by their cost, at keyed limiters without room or that are closed.
+//! Requests that are exempt by their cost, at keyed limiters that have no room or are closed.
 
 #![allow(clippy::unwrap_used)]
 

@@ -223,7 +223,7 @@ local function write_changed()
     local l = limits[i]
     if l.changed then
       local value = value_of(l)
-      -- The first whole millisecond after the limit's end, and after every instant ahead.
+      -- The first whole millisecond after the limit's end, but always in the future.
       local ends = max(now, min(l.kind.expires(l), now + MOST_YEARS), l.booked, l.held, l.kept)
       if is_real then
         call('SET', l.key, value, 'PXAT', ('%d'):format(floor(ends / 1000) + 1))
