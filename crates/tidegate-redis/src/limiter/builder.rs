@@ -14,7 +14,7 @@ use crate::set::{Member, Prepared};
 use crate::store::Store;
 use crate::terms::Terms;
 
-/// The limits of a [`StoreLimiter`].
+/// A builder of a [`StoreLimiter`]: its limits and settings.
 #[derive(Clone, Debug)]
 #[must_use = "limits do nothing until the limiter is built"]
 pub struct LimiterBuilder {
@@ -26,16 +26,18 @@ pub struct LimiterBuilder {
 }
 
 impl Store {
-    /// A limiter for this tag: a user, a tenant, an API key, or the name of what all share. Limits
-    /// of one tag lie in one slot of a cluster, so they can be decided together. A limiter has one
-    /// tag: limits of two tags may lie on two servers, and no call decides about both.
+    /// Returns a builder of a limiter for a tag: a user, a tenant, an API key, or a name for limits
+    /// that all callers share. The limits of one tag lie in one slot of a cluster, so one call
+    /// decides all of them. A limiter has exactly one tag: limits of two tags may lie on two
+    /// servers, and no call decides about both.
     ///
     /// A tag has 1 to 500 bytes, and no brace and no control character, such as `user:7` or an
-    /// address. Others are refused by [`build`](LimiterBuilder::build).
+    /// address. [`build`](LimiterBuilder::build) refuses any other tag.
     ///
-    /// The state is in the store, and expires there. Requests of one limiter and its clones stand
-    /// in one line. Two limiters that are made for one tag share the limits, and no line. For many
-    /// tags with equal limits, and for texts that clients make up, see [`Store::keyed`].
+    /// The state is in the store, and expires there. Requests of one limiter and its clones share
+    /// one queue. Two limiters that are built for one tag share the limits, but have separate
+    /// queues. For many tags with equal limits, and for tags that clients choose, see
+    /// [`Store::keyed`].
     ///
     /// # Examples
     ///
@@ -65,14 +67,14 @@ impl Store {
 }
 
 impl LimiterBuilder {
-    /// Adds a limit. The name is part of the key in the store, and that by which requests name
-    /// their cost. It has 1 to 200 bytes, and no brace, colon, space or control character.
+    /// Adds a limit. Its name is part of the key in the store, and requests name their costs by it.
+    /// The name has 1 to 200 bytes, and no brace, colon, space or control character.
     ///
-    /// The policy is the [line](PolicyConfig#text) of one, a [`PolicyConfig`], or a policy such as
-    /// [`TokenBucket`](tidegate::TokenBucket). A line that is no policy is an error of
-    /// [`build`](LimiterBuilder::build).
+    /// The policy is a [line of text](PolicyConfig#text), a [`PolicyConfig`], or a policy such as
+    /// [`TokenBucket`](tidegate::TokenBucket). [`build`](LimiterBuilder::build) returns an error
+    /// for a line that is not a policy.
     ///
-    /// Each limit takes the server some microseconds in each call, also if a request names no cost
+    /// Each limit takes the server a few microseconds in each call, even if a request names no cost
     /// for it. A call for thousands of limits takes longer than the
     /// [deadline](crate::StoreBuilder::timeout) of 50 ms.
     ///
@@ -102,13 +104,13 @@ impl LimiterBuilder {
         self
     }
 
-    /// Lets this process spend permits that it has leased, without asking the store. Unless this is
-    /// set, each request is decided by the store.
+    /// Lets this process spend permits that it has leased, without asking the store. By default the
+    /// store decides each request.
     ///
-    /// See [`leases`](crate::leases) for what that changes. A request with
-    /// [`with_left`](tidegate::AllRequest::with_left) is decided by the store all the same, since
-    /// only the store knows how many permits of the limit are left. The layers of `tidegate-tower`
-    /// make such requests for their headers: a layer with `no_headers()` uses the leases.
+    /// See [`leases`](crate::leases) for what that changes. The store still decides a request with
+    /// [`with_left`](tidegate::AllRequest::with_left), because only the store knows how many
+    /// permits of the limit are left. The layers of `tidegate-tower` make such requests for their
+    /// headers. A layer with `no_headers()` uses the leases.
     ///
     /// # Examples
     ///
@@ -127,16 +129,17 @@ impl LimiterBuilder {
         LimiterBuilder { is_leased: true, ..self }
     }
 
-    /// Bounds the requests of this limiter and its clones that wait for an instant in the store, by
-    /// their number and by their costs summed. Without bounds unless set.
+    /// Bounds the requests of this limiter and its clones that wait for a booking at the store, by
+    /// their number and by the sum of their costs. The default is no bounds.
     ///
-    /// A request that would have to wait and finds no room is refused with
-    /// [`QueueFull`](tidegate::Refusal::QueueFull), and books nothing. To know that it would have
-    /// to wait costs a call as any other request. A request that is dropped for a newcomer gets
+    /// A request that must wait and finds no room is refused with
+    /// [`QueueFull`](tidegate::Refusal::QueueFull), and books nothing. To learn that it must wait,
+    /// it makes a call like any other request. A request that is dropped for a newcomer gets
     /// [`Displaced`](tidegate::Refusal::Displaced); a reservation is never dropped. A request that
-    /// finds the store away, and [waits for it](crate::WhileAway::Wait), counts from then on. The
-    /// bounds hold for this process, and not for requests that wait for a
-    /// [lease](LimiterBuilder::leased). Where there are bounds, such requests go to the line of the
+    /// finds the store away, and [waits for it](crate::WhileAway::Wait), counts from then on.
+    ///
+    /// The bounds apply to this process, and not to requests that wait for a
+    /// [lease](LimiterBuilder::leased). If bounds are set, such requests move to the queue for the
     /// store when the store goes away, and count from then on.
     ///
     /// # Examples
@@ -157,12 +160,13 @@ impl LimiterBuilder {
         LimiterBuilder { bounds, ..self }
     }
 
-    /// Makes the limiter. The store is not asked.
+    /// Builds the limiter. It makes no call to the store.
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if a name cannot be part of a key or comes twice, if a line is no policy,
-    /// if a policy cannot be had over a store, or if there is no limit.
+    /// Returns a [`BuildError`] if the tag or a name cannot be part of a key, if two limits have
+    /// one name, if a line is not a policy, if a policy is not supported over a store, or if there
+    /// is no limit.
     pub fn build(self) -> Result<StoreLimiter, BuildError> {
         if !key::is_tag(&self.tag) {
             return Err(BuildError::Name { name: self.tag });
@@ -171,7 +175,7 @@ impl LimiterBuilder {
         Ok(StoreLimiter::new(Line::new(&self.prepare()?, tag, bounds, None)))
     }
 
-    /// The limits without their tag.
+    /// Checks the limits and prepares them, without their tag.
     pub(super) fn prepare(self) -> Result<Prepared, BuildError> {
         let LimiterBuilder { store, limits, is_leased, .. } = self;
         if limits.is_empty() {

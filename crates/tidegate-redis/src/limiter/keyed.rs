@@ -1,4 +1,4 @@
-//! [`StoreKeyedLimiter`]: limits of each key, prepared once.
+//! [`StoreKeyedLimiter`]: limits for each key, prepared once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,39 +15,39 @@ use crate::limiter::{LimiterBuilder, StoreLimiter};
 use crate::set::Prepared;
 use crate::store::Store;
 
-/// One or several limits of each key, which all processes share: users, tenants, addresses. They
-/// are prepared once, and then asked for by key.
+/// One or several limits for each key, such as a user, a tenant or an address. All processes share
+/// them. They are prepared once, and then requested by key.
 ///
-/// It is made by [`Store::keyed`]. The limits of a key are those of a [`StoreLimiter`] whose tag is
-/// the key, with its calls and its promises. An [`AnyKeyed`], which it converts to, is a limiter of
-/// a layer of `tidegate-tower`.
+/// [`Store::keyed`] makes it. The limits of a key are those of a [`StoreLimiter`] whose tag is the
+/// key, with its calls and its guarantees. It converts to an [`AnyKeyed`], the limiter of a layer
+/// of `tidegate-tower`.
 ///
 /// # Keys
 ///
-/// A key may be any text. One that cannot be a tag, since it is empty, longer than 500 bytes, or
+/// A key is any text. A key that cannot be a tag, because it is empty, longer than 500 bytes, or
 /// has a brace or a control character, has its SHA-1 as tag.
 ///
 /// # Memory
 ///
-/// The state of a key is in the store, and expires there. This process keeps nothing of a key but
-/// while a request for it is decided or waits, or a [limiter](StoreKeyedLimiter::limiter) of it is
-/// held; then some 1,300 bytes, and 7,000 where a request waits. A [leased](KeyedBuilder::leased)
-/// key stays for a second or two after its last request, with some 4,500 bytes for each limit, and
-/// 12,000 where a request waits. No more than 16,384 keys stay so, and requests for other keys are
-/// decided by the store.
+/// The state of a key is in the store, and expires there. This process keeps a key only while a
+/// request for it is decided or waits, or while a [limiter](StoreKeyedLimiter::limiter) of it is
+/// held. Such a key takes about 1,300 bytes, or 7,000 if a request waits. A
+/// [leased](KeyedBuilder::leased) key stays for one or two seconds after its last request. It takes
+/// about 4,500 bytes for each limit, or 12,000 if a request waits. At most 16,384 keys stay in this
+/// way; the store decides requests for other keys.
 ///
-/// A refusal is not remembered: another process may give permits back at any time. A leased limiter
-/// believes one for a second, as [`leases`](crate::leases) tells.
+/// A refusal is not remembered, because another process may give permits back at any time. A leased
+/// limiter remembers a refusal for one second, as [`leases`](crate::leases) explains.
 ///
 /// # Fairness
 ///
-/// Requests for one key stand in one line, and share calls, as those of one [`StoreLimiter`]. Keys
+/// Requests for one key share one queue, and share calls, like those of one [`StoreLimiter`]. Keys
 /// do not affect each other.
 ///
 /// # Cancel safety
 ///
-/// A wait that is dropped gives its instant to the next request for its key, as a
-/// [`StoreLimiter`](StoreLimiter#cancel-safety) tells.
+/// A wait that is dropped passes its booking to the next request for its key, as for a
+/// [`StoreLimiter`](StoreLimiter#cancel-safety).
 ///
 /// # Examples
 ///
@@ -67,8 +67,8 @@ use crate::store::Store;
 /// # }
 /// ```
 ///
-/// Plans: the limiter of each plan is prepared, and a limiter of your own chooses one of them. Both
-/// have one tag, so a user whose plan changes goes on with the permits that there are.
+/// Plans: a limiter is prepared for each plan, and a custom limiter chooses between them. Both have
+/// one tag, so a user whose plan changes continues with the permits that are left.
 ///
 /// ```
 /// use tidegate::{AllRefusal, AnyKeyed, AnyLimiter, KeyedLimiter};
@@ -99,21 +99,22 @@ pub struct StoreKeyedLimiter(Arc<Keyed>);
 
 #[derive(Debug)]
 struct Keyed {
-    /// What each key is put behind; empty if nothing is.
+    /// The prefix of each key in its tag. The tag of key `k` is that of `tag:k`.
     tag: String,
     prepared: Prepared,
     tags: Arc<Tags>,
 }
 
-/// The limits of a [`StoreKeyedLimiter`].
+/// A builder of a [`StoreKeyedLimiter`]: its limits and settings.
 #[derive(Clone, Debug)]
 #[must_use = "limits do nothing until the limiter is built"]
 pub struct KeyedBuilder(LimiterBuilder);
 
 impl Store {
-    /// Limits of each key: a user, a tenant, an address. The tag is that of all keys together: with
-    /// the tag `users` the key `7` has the limits of the [limiter](Store::limiter) with the tag
-    /// `users:7`. Keyed limiters with one tag share the limits of equal names.
+    /// Returns a builder of limits for each key: a user, a tenant, an address. The tag is the
+    /// prefix of all keys: with the tag `users`, the key `7` has the limits of the
+    /// [limiter](Store::limiter) with the tag `users:7`. Keyed limiters with one tag share the
+    /// limits of equal names.
     ///
     /// # Examples
     ///
@@ -140,8 +141,8 @@ impl Store {
 }
 
 impl KeyedBuilder {
-    /// Adds a limit of each key, as [`LimiterBuilder::limit`]. No limit here is one of all keys
-    /// together: that has a tag of its own, and is a [`Store::limiter`].
+    /// Adds a limit for each key, like [`LimiterBuilder::limit`]. It is not a limit on all keys
+    /// together: such a limit has its own tag, and is a [`Store::limiter`].
     pub fn limit<P>(self, name: impl Into<String>, policy: P) -> KeyedBuilder
     where
         P: TryInto<PolicyConfig>,
@@ -150,22 +151,22 @@ impl KeyedBuilder {
         KeyedBuilder(self.0.limit(name, policy))
     }
 
-    /// Lets this process spend permits that it has leased, for keys that are asked for often: a key
-    /// leases from about twenty requests a second on. See [`LimiterBuilder::leased`].
+    /// Lets this process spend permits that it has leased, for keys with frequent requests: a key
+    /// leases from about twenty requests a second. See [`LimiterBuilder::leased`].
     pub fn leased(self) -> KeyedBuilder {
         KeyedBuilder(self.0.leased())
     }
 
-    /// Bounds the requests that wait for one key, as [`LimiterBuilder::queue_bounds`].
+    /// Bounds the requests that wait for one key, like [`LimiterBuilder::queue_bounds`].
     pub fn queue_bounds(self, bounds: QueueBounds) -> KeyedBuilder {
         KeyedBuilder(self.0.queue_bounds(bounds))
     }
 
-    /// Makes the limiter. The store is not asked.
+    /// Builds the limiter. It makes no call to the store.
     ///
     /// # Errors
     ///
-    /// As [`LimiterBuilder::build`].
+    /// Returns the errors of [`LimiterBuilder::build`].
     pub fn build(self) -> Result<StoreKeyedLimiter, BuildError> {
         let (tag, tags) = (self.0.tag.clone(), Arc::new(Tags::new(self.0.bounds)));
         if !key::is_tag(&tag) {
@@ -176,10 +177,11 @@ impl KeyedBuilder {
 }
 
 impl StoreKeyedLimiter {
-    /// The limiter of a key, with every call. It shares a line with all other calls for this key.
+    /// Returns the limiter of a key, with all calls of a [`StoreLimiter`]. It shares a queue with
+    /// all other calls for this key.
     ///
-    /// What holds for this process alone, such as [`close`](AnyLimiter::close) for one key or
-    /// [`set_shadow`](StoreLimiter::set_shadow), holds while the key is in use here.
+    /// Settings of this process only, such as [`close`](AnyLimiter::close) for one key or
+    /// [`set_shadow`](StoreLimiter::set_shadow), last as long as the key is in use in this process.
     ///
     /// # Examples
     ///
@@ -202,21 +204,21 @@ impl StoreKeyedLimiter {
     }
 
     /// Takes one permit of each limit of a key now, or refuses. It blocks the thread for a round
-    /// trip, as [`StoreLimiter`] tells.
+    /// trip, like [`StoreLimiter::try_acquire`].
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::try_acquire`].
+    /// Returns the errors of [`AnyLimiter::try_acquire`].
     pub fn try_acquire(&self, key: &str) -> Result<AllPermits, AllRefusal> {
         self.try_acquire_many(key, AllRequest::new())
     }
 
-    /// Takes the permits of a request from a key now, or refuses, as
+    /// Takes the permits of a request from a key now, or refuses, like
     /// [`try_acquire`](StoreKeyedLimiter::try_acquire).
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::try_acquire_many`].
+    /// Returns the errors of [`AnyLimiter::try_acquire_many`].
     pub fn try_acquire_many<'a>(
         &self,
         key: &str,
@@ -225,11 +227,11 @@ impl StoreKeyedLimiter {
         self.limiter(key).try_acquire_many(request)
     }
 
-    /// Takes the permits of a request from a key now, or refuses, as [`AnyLimiter::acquire_now`].
+    /// Takes the permits of a request from a key now, or refuses, like [`AnyLimiter::acquire_now`].
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire_now`].
+    /// Returns the errors of [`AnyLimiter::acquire_now`].
     pub fn acquire_now<'a>(&self, key: &str, request: impl Into<AllRequest<'a>>) -> AcquireAny {
         self.limiter(key).acquire_now(request)
     }
@@ -238,7 +240,7 @@ impl StoreKeyedLimiter {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire`].
+    /// Returns the errors of [`AnyLimiter::acquire`].
     pub fn acquire(&self, key: &str) -> AcquireAny {
         self.acquire_many(key, AllRequest::new())
     }
@@ -247,27 +249,27 @@ impl StoreKeyedLimiter {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire_many`].
+    /// Returns the errors of [`AnyLimiter::acquire_many`].
     pub fn acquire_many<'a>(&self, key: &str, request: impl Into<AllRequest<'a>>) -> AcquireAny {
         self.limiter(key).acquire_many(request)
     }
 
-    /// Waits for one permit of each limit of a key, if that takes no longer than `within`; else
-    /// refuses at once.
+    /// Waits for one permit of each limit of a key if that takes no longer than `within`, and
+    /// otherwise refuses at once.
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire_within`].
+    /// Returns the errors of [`AnyLimiter::acquire_within`].
     pub fn acquire_within(&self, key: &str, within: Duration) -> AcquireAny {
         self.acquire_many(key, AllRequest::new().within(within))
     }
 
-    /// Takes a place in the queue of a key, for a cost that is known only later, as
+    /// Makes a reservation in the queue of a key, for a cost that is known only later, like
     /// [`StoreLimiter::reserve`].
     ///
     /// # Errors
     ///
-    /// As [`StoreLimiter::reserve`].
+    /// Returns the errors of [`StoreLimiter::reserve`].
     pub fn reserve<'a>(
         &self,
         key: &str,
@@ -276,54 +278,55 @@ impl StoreKeyedLimiter {
         self.limiter(key).reserve(request)
     }
 
-    /// A snapshot of the limits of a key, without blocking a thread.
+    /// Returns a snapshot of the limits of a key, without blocking a thread.
     ///
     /// # Errors
     ///
-    /// As [`StoreLimiter::status`].
+    /// Returns the errors of [`StoreLimiter::status`].
     pub async fn status(&self, key: &str) -> Result<AllStatus, AllRefusal> {
         self.limiter(key).status().await
     }
 
-    /// How many keys are in use in this process: with a request that is decided or waits, with a
-    /// [limiter](StoreKeyedLimiter::limiter) that is held, or with a lease.
+    /// Returns how many keys are in use in this process. A key is in use while a request for it is
+    /// decided or waits, while its [limiter](StoreKeyedLimiter::limiter) is held, or while it has a
+    /// lease.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.tags.len()
     }
 
-    /// Whether no key is in use in this process.
+    /// Returns whether no key is in use in this process.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sets the observer of all keys, as [`StoreLimiter::observe`]: one beside that of the store.
-    /// The observer is told no key.
+    /// Sets the observer of all keys, in addition to that of the store, like
+    /// [`StoreLimiter::observe`]. The observer does not receive the key.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.prepared.observers.observe(events)
     }
 
-    /// Sets for all keys whether requests that would be refused pass without permits, as
+    /// Sets for all keys whether requests that would be refused pass without permits, like
     /// [`StoreLimiter::set_shadow`].
     pub fn set_shadow_all(&self, shadow: bool) {
         self.0.tags.set_shadow(shadow);
     }
 
-    /// Whether all keys are in [shadow mode](StoreKeyedLimiter::set_shadow_all).
+    /// Returns whether all keys are in [shadow mode](StoreKeyedLimiter::set_shadow_all).
     #[must_use]
     pub fn is_shadow_all(&self) -> bool {
         self.0.tags.is_shadow()
     }
 
-    /// Bounds the requests that wait for one key, as [`StoreLimiter::set_queue_bounds`].
+    /// Bounds the requests that wait for one key, like [`StoreLimiter::set_queue_bounds`].
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.0.tags.set_bounds(bounds);
     }
 
-    /// Closes all keys of this limiter for good, also keys to come. Requests that wait and later
-    /// requests are refused as [`Refusal::Closed`](tidegate::Refusal::Closed). It holds for this
-    /// process. Returns whether the limiter was open.
+    /// Closes this limiter for all keys, for good, including keys that come later. Waiting and
+    /// later requests are refused with [`Refusal::Closed`](tidegate::Refusal::Closed). It applies
+    /// to this process. Returns whether the limiter was open.
     pub fn close(&self) -> bool {
         let (was_open, lines) = self.0.tags.close();
         for line in lines {
@@ -332,7 +335,7 @@ impl StoreKeyedLimiter {
         was_open
     }
 
-    /// Whether the limiter was [closed](StoreKeyedLimiter::close).
+    /// Returns whether the limiter was [closed](StoreKeyedLimiter::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.tags.is_closed()

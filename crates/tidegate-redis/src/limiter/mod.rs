@@ -33,88 +33,90 @@ use crate::store::Away;
 use request::{Ask, Won, tell};
 use reserved::Reserved;
 
-/// One or several limits in a store. Processes that name the store, the tag and the limits alike
-/// share them.
+/// One or several limits in a store. Processes share them if they name the same store, tag and
+/// limits.
 ///
-/// It is made by [`Store::limiter`](crate::Store::limiter). A request is decided by one round trip,
-/// for all limits together, all or nothing. Requests that come during a round trip share the next
-/// one. `AnyLimiter::from(limiter.clone())` is the handle that every adapter of `tidegate` takes,
-/// and has calls that are not of this type, such as [`reserve`](AnyLimiter::reserve).
+/// [`Store::limiter`](crate::Store::limiter) makes it. One round trip decides a request for all
+/// limits together, all or nothing. Requests that come during a round trip share the next one.
+/// `AnyLimiter::from(limiter.clone())` is the handle that every adapter of `tidegate` takes. The
+/// handle also has calls that this type does not have, such as [`reserve`](AnyLimiter::reserve).
 ///
 /// # Fairness
 ///
-/// A request that waits books its instant when the store gets it, and sleeps until then: first
-/// come, first served over all processes. A request that does not wait overtakes neither a booking
-/// nor a request of this limiter that came before it.
+/// The store books a waiting request when it receives the request, and the request sleeps until its
+/// booking is due. So requests are granted first come, first served over all processes. A request
+/// that does not wait overtakes neither a booking nor a request of this limiter that came before
+/// it.
 ///
 /// [Priorities](tidegate::Request::priority) order the requests of this limiter and its clones. A
-/// request of higher priority is sent first, and takes the instant of the first waiting request of
-/// lower priority that costs as much. A request that gets too late by that for its longest wait is
-/// refused at the end of it. No priority goes before the requests of other processes.
+/// request of higher priority is sent first, and takes the booking of the first waiting request of
+/// lower priority that costs as much. If this delays a request beyond its maximum wait, the request
+/// is refused at the end of that wait. No priority goes before the requests of other processes.
 ///
 /// # Cancel safety
 ///
-/// A request that is dropped before it was sent leaves no trace. One that is dropped later gives
-/// its instant to the next request of this limiter that costs as much, and all of these behind it
-/// move up. The instant that no request waits for goes back to the store, once, with the next call
-/// of this limiter, which leaves at once if none is in flight. Once all bookings behind it are
-/// given back as well, in whatever order, the store undoes them all. Until then another request may
-/// take permits of the instant, and an instant that passes is refunded, as far as there was room. A
-/// [`sliding_log`](tidegate::SlidingLog) of more than a hundred permits undoes only its last
-/// booking, and so does a limit of which more than 128 separate runs of bookings were dropped.
+/// A request that is dropped before it was sent leaves no trace. A request that is dropped later
+/// passes its booking to the next request of this limiter that costs as much, and all such requests
+/// behind it move up. The booking that is then left over goes back to the store, once, with the
+/// next call of this limiter. That call leaves at once if none is in flight. When all bookings
+/// behind it are given back as well, in any order, the store undoes all of them. Until then another
+/// request may take permits of the booking, and a booking whose time passes is refunded, as far as
+/// there was room. A [`sliding_log`](tidegate::SlidingLog) of more than a hundred permits undoes
+/// only its last booking, and so does a limit of which more than 128 separate runs of bookings were
+/// dropped.
 ///
-/// A future that is never polled again is granted at its instant, and delays no other request
-/// beyond the instant that the store booked for it.
+/// A future that is never polled again is granted when its booking is due. It delays no other
+/// request beyond the time that the store booked for that request.
 ///
 /// # Whom a call concerns
 ///
 /// [`pause`](AnyLimiter::pause), [`resume`](AnyLimiter::resume), [`debit`](AnyLimiter::debit),
 /// [`keep_at_most`](AnyLimiter::keep_at_most) and [`reset`](StoreLimiter::reset) change the limits
 /// of all processes. To hold up a job of one process, hold up the job itself. Closing, shadow mode
-/// and the bounds of the queue are of this limiter and its clones. [A
-/// table](crate::operating#whom-a-call-concerns) has the calls of all limiters over a store.
+/// and the bounds of the queue apply to this limiter and its clones. [A
+/// table](crate::operating#whom-a-call-concerns) lists the calls of all limiters over a store.
 ///
 /// # While the store is away
 ///
-/// A request that the store did not decide is decided by [`WhileAway`](crate::WhileAway), and its
-/// answer [is degraded](tidegate::AllRefusal::is_degraded). The `retry_after` of
-/// [`Refusal::Unavailable`] tells when the store is asked again. There is none where the store
-/// cannot be used as it is, of which [`Store::trouble`](crate::Store::trouble) tells the reason. A
-/// request that is larger than the share of its process is refused so until the store is back.
+/// [`WhileAway`](crate::WhileAway) decides a request that the store did not decide, and the result
+/// [is degraded](tidegate::AllRefusal::is_degraded). The `retry_after` of [`Refusal::Unavailable`]
+/// says when the store is asked again. It is absent if the store cannot be used as it is;
+/// [`Store::trouble`](crate::Store::trouble) then returns the reason. A request that is larger than
+/// the share of its process is refused as unavailable until the store is back.
 ///
 /// # As many as there are
 ///
-/// A request for [`up_to`](tidegate::Request::up_to) a number of permits takes those that are
-/// there. At a limit in full use these are few, and each request is a call: a job that takes
-/// permits by the hundred asks for a hundred, or for [`at_least`](tidegate::Request::at_least) so
-/// many.
+/// A request for [`up_to`](tidegate::Request::up_to) a number of permits takes the permits that are
+/// available. At a limit in full use these are few, and each request is a call. So a job that takes
+/// permits by the hundred asks for a hundred, or for [`at_least`](tidegate::Request::at_least) a
+/// hundred.
 ///
 /// # Blocking
 ///
 /// The futures of this type and its [`reserve`](StoreLimiter::reserve) never block a thread. Its
-/// [`try_acquire`](StoreLimiter::try_acquire) does, for the round trip, at most for the
+/// [`try_acquire`](StoreLimiter::try_acquire) blocks the thread for the round trip, at most for the
 /// [timeout](crate::StoreBuilder::timeout) of the store. So do these calls of the handle
 /// [`AnyLimiter`], which `AnyLimiter::from(limiter.clone())` makes:
 /// [`reserve`](AnyLimiter::reserve), [`status`](AnyLimiter::status),
 /// [`keep_at_most`](AnyLimiter::keep_at_most) and [`resume`](AnyLimiter::resume).
 /// [`blocking_acquire`](StoreLimiter::blocking_acquire) blocks the thread until the permits are
-/// due. All of these calls work on the threads of a tokio runtime, also on its only one, whose other
-/// tasks wait meanwhile. The handle [for tasks](AnyLimiter::non_blocking), by which adapters ask, blocks
-/// no thread.
+/// due. All of these calls work on the threads of a tokio runtime, even on its only thread, whose
+/// other tasks wait meanwhile. The handle [for tasks](AnyLimiter::non_blocking), which adapters
+/// use, blocks no thread.
 ///
-/// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) wait for no answer: they send a
-/// message, which is lost if the process ends at once, or if the store is away. The methods
-/// [`pause`](StoreLimiter::pause) and [`debit`](StoreLimiter::debit) of this type wait for it, as
-/// does [`Store::flush`](crate::Store::flush), and tell whether there was an answer.
+/// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) do not wait for a reply: they send
+/// a message, which is lost if the process ends at once, or if the store is away. The methods
+/// [`pause`](StoreLimiter::pause) and [`debit`](StoreLimiter::debit) of this type wait for the
+/// reply, as does [`Store::flush`](crate::Store::flush), and return whether the store replied.
 ///
 /// A [`CancelToken`](tidegate::CancelToken) of the thread ends a `blocking_acquire`. It does not
 /// end the round trip of any other call.
 ///
-/// Observers of a store and wakers run on the thread of the store, which cannot wait for itself;
-/// nor can a thread of the [runtime](crate::StoreBuilder::on_this_runtime) that asks the store. A
-/// call there that would block sends nothing, and is refused at once as [`Refusal::Unavailable`].
-/// There `status` tells that nothing is available, and `resume` does not wait for its message, and
-/// returns `false`. Spawn a task that awaits the permits instead.
+/// Observers of a store and wakers run on the store's thread, which cannot wait for itself. Neither
+/// can a thread of the [runtime](crate::StoreBuilder::on_this_runtime) that makes the store's
+/// calls. On such a thread, a call that would block sends nothing, and is refused at once with
+/// [`Refusal::Unavailable`]. There, `status` reports that nothing is available, and `resume` does
+/// not wait for its message, and returns `false`. Spawn a task that awaits the permits instead.
 #[derive(Clone, Debug)]
 pub struct StoreLimiter(Arc<Line>, Blocks);
 
@@ -123,13 +125,13 @@ impl StoreLimiter {
         StoreLimiter(line, Blocks::Yes)
     }
 
-    /// Waits for a future on this thread, where that may be.
+    /// Waits for a future on this thread. Returns `None` if this thread must not wait.
     fn block_on<T>(&self, future: impl Future<Output = T>) -> Option<T> {
         self.0.set.store.block_on(self.1, future)
     }
 
-    /// Sets whether requests that would be refused pass without permits, for trying out a limit.
-    /// It holds for this process, and for requests that come later. While the store is away, each
+    /// Sets whether requests that would be refused pass without permits, for trying out a limit. It
+    /// applies to this process, and to requests that come later. While the store is away, each
     /// request passes, as with [`WhileAway::Open`](crate::WhileAway::Open).
     ///
     /// # Examples
@@ -146,25 +148,25 @@ impl StoreLimiter {
         self.0.set.shadow.store(shadow, Ordering::Relaxed);
     }
 
-    /// Whether the limiter is in [shadow mode](StoreLimiter::set_shadow).
+    /// Returns whether the limiter is in [shadow mode](StoreLimiter::set_shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.0.set.shadow.load(Ordering::Relaxed)
     }
 
-    /// Bounds the requests that wait from now on, as [`LimiterBuilder::queue_bounds`]. Requests
+    /// Bounds the requests that wait from now on, like [`LimiterBuilder::queue_bounds`]. Requests
     /// that wait already stay.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.0.set_bounds(bounds);
     }
 
-    /// Sets the observer of this limiter, which is told of every call of this limiter and its
-    /// clones from now on. Returns `false`, and changes nothing, if this limiter has an observer of
-    /// its own already.
+    /// Sets the observer of this limiter. It is notified of every call of this limiter and its
+    /// clones from now on. Returns `false`, and changes nothing, if this limiter has its own
+    /// observer already.
     ///
-    /// The observer of the [store](crate::StoreBuilder::observed_by) is told as well, so an
-    /// observer that is given to both is told of each call twice. No observer is told the tag: give
-    /// the store the observer of its calls, and each limiter an observer with its own label.
+    /// The observer of the [store](crate::StoreBuilder::observed_by) is notified as well, so an
+    /// observer that is given to both is notified of each call twice. No observer receives the tag:
+    /// give the store an observer of its calls, and each limiter an observer with its own label.
     ///
     /// # Examples
     ///
@@ -183,15 +185,17 @@ impl StoreLimiter {
         self.0.set.observers.observe(events)
     }
 
-    /// Forgets what all processes took: every limit is as new.
+    /// Resets every limit to its initial state, for all processes: permits taken before no longer
+    /// count.
     ///
     /// # Cancel safety
     ///
-    /// A future that is dropped may have reset the limits.
+    /// Dropping the future may leave the limits reset.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have reset the limits.
+    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may have reset the
+    /// limits then.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
         if let Some(leases) = &self.0.leases {
             leases.lose(None);
@@ -202,38 +206,38 @@ impl StoreLimiter {
         Ok(())
     }
 
-    /// A snapshot of the limits, as [`AnyLimiter::status`], without blocking a thread. It changes
-    /// nothing, and can be dropped at any time.
+    /// Returns a snapshot of the limits, like [`AnyLimiter::status`], without blocking a thread. It
+    /// changes nothing, and can be dropped at any time.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer.
+    /// Returns [`Refusal::Unavailable`] if the store did not reply.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
         let reply = self.ask_all(Operation::Status).await?;
         Ok(self.0.status_of(&reply, Duration::ZERO))
     }
 
-    /// Pauses the limits for all processes, as [`AnyLimiter::pause`], and waits until the store has
-    /// the pause.
+    /// Pauses the limits for all processes, like [`AnyLimiter::pause`], and waits until the store
+    /// has recorded the pause.
     ///
-    /// A pause concerns the limits with the tag and the names of this limiter, and with policies of
-    /// the same kinds, and with windows of the same length; rates and bursts may differ. A limit of
-    /// another kind or length is another limit: the call succeeds, and pauses nothing that the
-    /// processes ask. A bucket fills by the rate of the call up to the pause, as in each [call of a
-    /// process with another rate](crate::operating#whom-a-call-concerns).
+    /// A pause concerns the limits with the tag and the names of this limiter, with policies of the
+    /// same kinds, and with windows of the same length; rates and bursts may differ. A limit of
+    /// another kind or length is another limit: the call succeeds, but does not pause the limit
+    /// that the processes use. A bucket refills at the rate of this call up to the pause, as in
+    /// each [call of a process with another rate](crate::operating#whom-a-call-concerns).
     ///
     /// # Cancel safety
     ///
-    /// A future that is dropped may have paused the limits.
+    /// Dropping the future may leave the limits paused.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. The store may have paused the limits
-    /// all the same, and this process pauses what it decides while the store is away.
+    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have paused
+    /// the limits, and this process pauses the requests that it decides while the store is away.
     ///
     /// # Examples
     ///
-    /// A tool of an operator, which knows that the fleet has stopped:
+    /// An operator's tool, which knows that the fleet has stopped:
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -253,18 +257,20 @@ impl StoreLimiter {
         self.ask_all(operation).await.map(drop)
     }
 
-    /// Ends a pause for all processes, as [`AnyLimiter::resume`]. Returns whether there was one.
+    /// Ends a pause for all processes, like [`AnyLimiter::resume`]. Returns whether there was a
+    /// pause.
     ///
-    /// Requests of this process that wait behind the pause ask the store at once, and those of other
-    /// processes within a second.
+    /// Requests of this process that wait behind the pause ask the store at once, and those of
+    /// other processes within a second.
     ///
     /// # Cancel safety
     ///
-    /// A future that is dropped may have ended the pause.
+    /// Dropping the future may leave the pause ended.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
+    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may have ended the
+    /// pause then.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         self.0.set.known_pause.end();
         let reply = self.ask_all(Operation::Resume).await?;
@@ -277,33 +283,33 @@ impl StoreLimiter {
         Ok(was_paused)
     }
 
-    /// Takes permits from all processes, as [`AnyLimiter::debit`], and waits until the store has
+    /// Takes permits from all processes, like [`AnyLimiter::debit`], and waits until the store has
     /// taken them.
     ///
     /// # Cancel safety
     ///
-    /// A future that is dropped may have taken the permits.
+    /// Dropping the future may leave the permits taken.
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::debit`], and [`Refusal::Unavailable`] if the store did not answer. Then it
-    /// may have taken the permits.
+    /// Returns the errors of [`AnyLimiter::debit`], and [`Refusal::Unavailable`] if the store did
+    /// not reply. The store may have taken the permits then.
     pub async fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         let costs = self.debited(&costs.into())?;
         self.ask(Operation::Debit, &costs).await.map(drop)
     }
 
-    /// Takes permits of a limit from all processes, as [`AnyLimiter::keep_at_most`]. Returns how
-    /// many were taken.
+    /// Takes permits of a limit from all processes, like [`AnyLimiter::keep_at_most`]. Returns how
+    /// many permits it took.
     ///
     /// # Cancel safety
     ///
-    /// A future that is dropped may have taken the permits.
+    /// Dropping the future may leave the permits taken.
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::keep_at_most`], and [`Refusal::Unavailable`] if the store did not answer.
-    /// Then it may have taken the permits.
+    /// Returns the errors of [`AnyLimiter::keep_at_most`], and [`Refusal::Unavailable`] if the
+    /// store did not reply. The store may have taken the permits then.
     pub async fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         let (member, costs) = self.kept(name, permits)?;
         let lost = self.lose(member);
@@ -311,7 +317,7 @@ impl StoreLimiter {
         Ok(reply.limits[member].other + lost)
     }
 
-    /// Pauses this process.
+    /// Pauses this process. Returns the operation that pauses the store.
     fn begin_pause(&self, pause: Pause) -> Operation {
         let now = DefaultClock::new().now();
         let span = pause.end(now).saturating_since(now).as_duration();
@@ -334,7 +340,7 @@ impl StoreLimiter {
         self.0.set.costs(costs, (others, others))
     }
 
-    /// The member of this name, and how many permits each member keeps at most.
+    /// Returns the member of this name, and the most permits that each member keeps.
     fn kept(&self, name: &str, permits: u64) -> Result<(usize, Costs), AllRefusal> {
         let member = self.0.set.find(name)?;
         // The other members keep any number of permits. A script counts below 2^53.
@@ -344,7 +350,7 @@ impl StoreLimiter {
         Ok((member, costs))
     }
 
-    /// Forgets what this process has on lease of a member. Returns how many permits.
+    /// Drops the permits of a member that this process has on lease. Returns how many they were.
     fn lose(&self, member: usize) -> u64 {
         self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)))
     }
@@ -353,7 +359,7 @@ impl StoreLimiter {
         vec![(1, 1); self.0.set.members.len()]
     }
 
-    /// Tells the store of all members, without waiting for it.
+    /// Sends an operation for all members to the store, without waiting for it.
     fn tell(&self, operation: Operation) {
         self.0.set.tell(operation, &self.of_all(), &[]);
     }
@@ -366,14 +372,14 @@ impl StoreLimiter {
         self.0.set.ask(operation, costs).await.map_err(|undecided| self.0.set.unavailable(undecided))
     }
 
-    /// The answer of the leases, if they have one.
+    /// Returns the decision of the leases, if they can decide.
     fn by_lease(&self, request: &AllRequest<'_>) -> Option<Result<AllPermits, AllRefusal>> {
         let answer = self.0.leases_for(request)?.now(request)?;
         self.told(request, &answer);
         Some(answer)
     }
 
-    /// The answer of the store, without a wait for permits.
+    /// Returns the decision of the store, without a wait for permits.
     fn by_store(&self, request: &AllRequest<'_>) -> AcquireAny {
         let ask = match Ask::new(&self.0.set, request) {
             Ok(ask) => ask,
@@ -387,7 +393,8 @@ impl StoreLimiter {
         })
     }
 
-    /// The answer to a request for which this thread waited, unless it may not wait.
+    /// Returns the result of a request for which this thread waited, or a refusal if it must not
+    /// wait.
     fn waited(
         &self,
         request: &AllRequest<'_>,
@@ -409,8 +416,8 @@ impl StoreLimiter {
         }
     }
 
-    /// Waits for permits, at most this long since the request came, and tells the observers of the
-    /// answer. The number is that of an arrival before.
+    /// Waits for permits, for at most `longest` since the request came, and notifies the observers
+    /// of the result. `number` is that of an earlier arrival.
     async fn decided(
         &self,
         ask: Ask,
@@ -435,7 +442,7 @@ impl StoreLimiter {
         won.map(|won| won.permits(line, &ask))
     }
 
-    /// Waits for permits, at most this long since the request came.
+    /// Waits for permits, for at most `longest` since the request came.
     async fn wait(
         &self,
         ask: &Ask,
@@ -450,7 +457,7 @@ impl StoreLimiter {
         let (set, mut returning) = (&self.0.set, None);
         loop {
             let backs = set.store.backs();
-            // It waited for a lease, or for a share, before it joins the line.
+            // The request waited for a lease, or for a share, before it joins the queue.
             let before = number.map_or(Nanos::ZERO, |_| set.now().saturating_since(came)).as_duration();
             let asked = ask.asked(set, self.rest(longest, came), came, true);
             let ticket = Ticket::new(&self.0, asked, number);
@@ -478,7 +485,7 @@ impl StoreLimiter {
                             returning = Some(Returning::new(&self.0, backs));
                             self.until_back(backs, wait(request)).await
                         }
-                        // The store might not serve in time what the share has accepted.
+                        // The store might not serve in time a request that the share has accepted.
                         _ => Some(wait(request).await),
                     };
                     let Some(answer) = answer else { continue };
@@ -490,8 +497,8 @@ impl StoreLimiter {
         }
     }
 
-    /// Waits for permits of a share, until the store has come back more often than `backs`.
-    /// Otherwise the requests that wait for shares would be granted beside those that the store
+    /// Waits for permits of a share, until the store has come back more than `backs` times.
+    /// Otherwise requests that wait for shares would be granted in addition to those that the store
     /// grants.
     async fn until_back<T>(&self, backs: u64, wait: impl Future<Output = T>) -> Option<T> {
         let store = &self.0.set.store;
@@ -505,7 +512,7 @@ impl StoreLimiter {
         }
     }
 
-    /// What is left of the longest wait of a request that came at this time.
+    /// Returns the rest of the maximum wait of a request that came at `came`.
     fn rest(&self, longest: Duration, came: Nanos) -> Duration {
         match longest {
             Duration::MAX => longest,
@@ -513,7 +520,7 @@ impl StoreLimiter {
         }
     }
 
-    /// Waits, until the limiter is closed.
+    /// Waits until the limiter is closed.
     async fn until_closed<T>(
         &self,
         wait: impl Future<Output = Result<T, AllRefusal>>,
@@ -574,10 +581,10 @@ impl Limiter for StoreLimiter {
         self.waited(request, self.0.set.store.block_on_permits(self.1, wait))
     }
 
-    /// The place is booked in the store. It is given back when it is dropped, as far as
-    /// [`StoreLimiter`] says. While the store is away there is a place in the share of this
-    /// process, or none. A place that the store has not decided when it is settled takes nothing,
-    /// and what the call tells is charged.
+    /// The reservation is a booking at the store. If it is dropped, the booking is given back, as
+    /// far as [`StoreLimiter`] says. While the store is away, the reservation is made in the share
+    /// of this process, or is refused. A reservation that is settled before the store decided takes
+    /// nothing, and the permits named by that call are charged.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let mut place = Reserved::new(self, Ask::new(&self.0.set, request)?);
         if let Some(refusal) = place.refused_at_once(self.1) {
@@ -592,7 +599,7 @@ impl Limiter for StoreLimiter {
         Ok(AnyReservation::new(place))
     }
 
-    /// While the store does not answer, nothing is available.
+    /// If the store does not reply, nothing is available.
     fn status(&self) -> AllStatus {
         self.block_on(StoreLimiter::status(self)).and_then(Result::ok).unwrap_or_else(|| {
             let members = self.0.set.members.iter().map(|member| {
@@ -603,8 +610,8 @@ impl Limiter for StoreLimiter {
         })
     }
 
-    /// For all processes. The message is not waited for. Bookings that were made before are still
-    /// granted in the pause.
+    /// Pauses all processes, without waiting for the reply. Bookings that were made before are
+    /// still granted during the pause.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         self.tell(self.begin_pause(pause));
         Ok(())
@@ -622,7 +629,7 @@ impl Limiter for StoreLimiter {
         }
     }
 
-    /// The message is not waited for.
+    /// Does not wait for the reply.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
         self.0.set.tell(Operation::Debit, &self.debited(costs)?, &[]);
         Ok(())
@@ -640,7 +647,7 @@ impl Limiter for StoreLimiter {
         taken.unwrap_or_else(|| Err(self.0.set.unavailable(Away::HERE)))
     }
 
-    /// For this process.
+    /// Applies to this process.
     fn close(&self) -> Result<bool, AllRefusal> {
         Ok(self.0.close())
     }

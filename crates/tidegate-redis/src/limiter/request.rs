@@ -1,4 +1,4 @@
-//! What a request asks for, and what it got.
+//! The demand of a request, and its result.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use crate::script::Answer;
 use crate::set::{Costs, Set};
 use crate::store::WhileAway;
 
-/// What a request asks for, without a borrow.
+/// The demand of a request, without a borrow.
 #[derive(Clone)]
 pub(super) struct Ask {
     pub(super) costs: Costs,
@@ -20,7 +20,7 @@ pub(super) struct Ask {
     others: Option<u32>,
     pub(super) exempt: bool,
     pub(super) with_left: bool,
-    /// All else that it says.
+    /// The rest of the request.
     pub(super) all_else: Request,
 }
 
@@ -38,7 +38,7 @@ impl Ask {
         })
     }
 
-    /// As it joins the line. It came at this time.
+    /// Returns the request as it joins the queue. It came at `came`.
     pub(super) fn asked(&self, set: &Set, longest: Duration, came: Nanos, droppable: bool) -> Asked {
         let shadow = set.shadow.load(Ordering::Relaxed);
         let waits = longest > Duration::ZERO && set.store.while_away() == WhileAway::Wait;
@@ -54,7 +54,7 @@ impl Ask {
         }
     }
 
-    /// The request again, which waits at most this long.
+    /// Returns the request again, with a wait of at most `longest`.
     pub(super) fn request(&self, longest: Duration) -> AllRequest<'_> {
         let Request { priority, .. } = self.all_else;
         let mut request = match self.others {
@@ -71,13 +71,13 @@ impl Ask {
     }
 }
 
-/// What a request got.
+/// The result of a request.
 pub(super) enum Won {
     Booked(Granted),
     Shared(AllPermits),
-    /// It passes without permits.
+    /// The request is exempt, and passes without permits.
     Free,
-    /// It passes without permits, since no store decided.
+    /// The request passes without permits, because no store decided.
     Unlimited,
 }
 
@@ -102,8 +102,8 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
     if granted.reply.answer == Answer::Shadow {
         return Grant::new(0, Nanos::ZERO);
     }
-    // A grant tells the permits of a member that the request does not name. If the request names
-    // all members, its own number is told.
+    // A grant reports the permits of a member that the request does not name. If the request names
+    // all members, the grant reports the request's own number.
     let unnamed =
         set.members.iter().position(|member| ask.named.iter().all(|(name, _)| *name != member.name));
     let permits = match unnamed {
@@ -117,7 +117,7 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
     }
 }
 
-/// What a grant left in each limit, if the request asks for it.
+/// Returns what a grant left in each limit, if the request asks for it.
 pub(super) fn left(line: &Arc<Line>, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
     let reply = &granted.reply;
     // A request in shadow mode did not wait.
@@ -125,7 +125,7 @@ pub(super) fn left(line: &Arc<Line>, ask: &Ask, granted: &Granted) -> Option<All
     ask.with_left.then(|| line.status_of(reply, passed))
 }
 
-/// Tells the observers what the store decided.
+/// Notifies the observers of the store's decision.
 pub(super) fn tell(watch: Watch, set: &Set, granted: &Granted) {
     let Granted { reply, waited, .. } = granted;
     if reply.answer == Answer::Shadow {

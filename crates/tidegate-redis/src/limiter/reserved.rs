@@ -1,10 +1,10 @@
-//! A place that is booked in the store, as a reservation of the core.
+//! A booking at the store, as a reservation of the core.
 //!
 //! | stage | holds | next |
 //! |---|---|---|
-//! | `Waits` | a place in the line of this process, sent, booked or due | by the store: decided. While it is away: `Shared`, or decided |
-//! | `Shared` | a place in the share of this process | stays, also when it is claimed |
-//! | `Decided` | what it got, which is used, or a refusal that may still ask for the state of the limits | stays |
+//! | `Waits` | a position in the queue of this process, or a booking that is sent, booked or due | `Decided`, by the store. While it is away: `Shared` or `Decided` |
+//! | `Shared` | a reservation in the share of this process | stays, even when it is claimed |
+//! | `Decided` | a grant that is used, or a refusal that may still ask for the state of the limits | stays |
 
 use std::fmt;
 use std::pin::Pin;
@@ -23,13 +23,13 @@ use crate::script::{Answer, Operation};
 use crate::set::{Costs, Instead};
 use crate::store::Away;
 
-/// A place of a request.
+/// The reservation of a request.
 pub(super) struct Reserved {
     of: StoreLimiter,
     ask: Ask,
     began: Nanos,
     stage: Stage,
-    /// Until it is decided.
+    /// `Some` until the request is decided.
     watch: Option<Watch>,
     left: Option<AllStatus>,
     is_degraded: bool,
@@ -42,18 +42,18 @@ enum Stage {
     Decided(Result<(Grant, Option<Used>), AllRefusal>, Option<State>),
 }
 
-/// The end of the limiter.
+/// Completes when the limiter is closed.
 type Closed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The state of the limits, which is asked for.
+/// The state of the limits, while the store is asked for it.
 type State = Pin<Box<dyn Future<Output = Option<AllStatus>> + Send>>;
 
-/// How many permits of each member were used, and the instant of the grant.
+/// How many permits of each member were used, and the time at which the grant was due.
 #[derive(Clone)]
 struct Used(Vec<u64>, i64);
 
 impl Reserved {
-    /// Takes a place now.
+    /// Makes a reservation now.
     pub(super) fn new(of: &StoreLimiter, ask: Ask) -> Reserved {
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
         let watch = Watch::new(&of.0.set.observers, &ask.costs);
@@ -66,27 +66,27 @@ impl Reserved {
             place.refuse(refusal);
         } else {
             let mut asked = place.ask.asked(&of.0.set, place.longest(), began, false);
-            // A thread that is blocked does not wait for the store.
+            // A blocked thread does not wait for a store that is away.
             asked.outlasts &= of.1 == Blocks::No;
             place.stage = Stage::Waits(Ticket::new(&of.0, asked, None));
         }
         place
     }
 
-    /// Whether nothing more is waited for but the instant.
+    /// Returns whether the request is decided, and no call for the state of the limits is pending.
     pub(super) fn is_decided(&self) -> bool {
         matches!(self.stage, Stage::Decided(_, None))
     }
 
-    /// The refusal of a place that waits for nothing. Where the caller must not be blocked, a
-    /// request for no permits is one without the state of the limits, too.
+    /// Returns the refusal of a reservation that waits for nothing. Where the caller must not be
+    /// blocked, a request for no permits is refused without the state of the limits.
     pub(super) fn refused_at_once(&self, blocks: Blocks) -> Option<AllRefusal> {
         let Stage::Decided(Err(refusal), asks) = &self.stage else { return None };
         let is_zero = blocks == Blocks::No && refusal.refusal() == Some(Refusal::ZeroPermits);
         (asks.is_none() || is_zero).then(|| refusal.clone())
     }
 
-    /// Refuses a place that is not waited for, unless it is refused already.
+    /// Refuses a reservation that its caller gives up, unless it is refused already.
     pub(super) fn give_up(&mut self, refusal: AllRefusal) -> AllRefusal {
         if let Stage::Decided(Err(refusal), _) = &self.stage {
             return refusal.clone();
@@ -95,7 +95,7 @@ impl Reserved {
         refusal
     }
 
-    /// Waits until the place has an instant, which it keeps, or is refused.
+    /// Waits until the reservation has a booking, which it keeps, or is refused.
     pub(super) fn poll_decided(&mut self, context: &mut Context<'_>) -> Poll<Result<(), AllRefusal>> {
         loop {
             match &mut self.stage {
@@ -110,7 +110,7 @@ impl Reserved {
         }
     }
 
-    /// What it got, with the state of the limits if that is asked for.
+    /// Returns the result, with the state of the limits if the request asks for it.
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<Grant, AllRefusal>> {
         let Stage::Decided(decision, asks) = &mut self.stage else { return Poll::Pending };
         if let Some(state) = asks {
@@ -126,7 +126,7 @@ impl Reserved {
         })
     }
 
-    /// How many permits of each member the request asked for.
+    /// Returns how many permits of each member the request asked for.
     fn asked(&self) -> Vec<u64> {
         self.ask.costs.iter().map(|(n, _)| *n).collect()
     }
@@ -141,7 +141,8 @@ impl Reserved {
         }
     }
 
-    /// Ends it with a refusal. The line tells the state of the limits with its own ones.
+    /// Ends the reservation with a refusal. Refusals by the queue have the state of the limits
+    /// already.
     fn refuse(&mut self, refusal: AllRefusal) {
         self.tell(Err(&refusal));
         let asks = self.ask.with_left && lacks_left(&refusal);
@@ -150,7 +151,7 @@ impl Reserved {
         self.stage = Stage::Decided(Err(refusal), asks);
     }
 
-    /// Decides it without the store.
+    /// Decides the request without the store.
     fn decide_alone(&mut self, undecided: Away) {
         let set = self.of.0.set.clone();
         set.store.count_degraded();
@@ -174,7 +175,7 @@ impl Reserved {
         }
     }
 
-    /// Takes what the store granted.
+    /// Takes the permits that the store granted.
     fn claim(&mut self, granted: &Granted) -> (Grant, Option<Used>) {
         self.of.0.set.log_grant(&granted.reply);
         if let Some(watch) = self.watch.take() {
@@ -203,7 +204,8 @@ impl Future for Reserved {
                     Outcome::Undecided(undecided) => this.decide_alone(undecided),
                 },
                 Stage::Shared(place, closed) => {
-                    // A place that is looked at late may be due since the limiter was closed.
+                    // If this reservation is polled late, it may be due only because the limiter
+                    // was closed.
                     if closed.as_mut().poll(context).is_ready() {
                         this.refuse(Refusal::Closed.into());
                         continue;
@@ -254,7 +256,7 @@ impl Place for Reserved {
         let set = &line.set;
         let asked = set.used(self.asked(), used)?;
         if matches!(self.stage, Stage::Waits(_)) && asked.iter().all(|n| *n == 0) {
-            // As a place that is dropped: its instant serves the next request.
+            // Like a reservation that is dropped: its booking serves the next request.
             return Ok(());
         }
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);

@@ -1,16 +1,17 @@
-//! The lines of a keyed limiter: one for each tag in use.
+//! The queues of a keyed limiter: one for each tag in use.
 //!
-//! A tag is in use while a request of it is decided or waits, or a handle to its limiter is held.
-//! All of these hold its [`Line`]. The table holds none: the last of them takes the line out of the
-//! table. So a process keeps nothing of a tag that is not in use.
+//! A tag is in use while a request for it is decided or waits, or while a handle to its limiter is
+//! held. Each of these holds the tag's [`Line`]. The table holds none: when the last holder drops
+//! the line, the line is removed from the table. So a process keeps nothing for a tag that is not
+//! in use.
 //!
-//! A line that leases stays for a second after its last request, and for another one at most, since
-//! it knows how much is asked for, and what the store said last. No more than 16,384 lines stay so:
-//! requests of other tags are decided by the store.
+//! A line that leases stays for one second after its last request, and for at most one second more,
+//! because it knows the demand and the store's last reply. At most 16,384 lines stay in this way:
+//! the store decides requests for other tags.
 //!
 //! # Lock
 //!
-//! A line that is dropped takes the lock of the table. So nothing drops one under this lock.
+//! Dropping a line takes the lock of the table. So no line is dropped under this lock.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,10 +27,10 @@ use crate::set::Prepared;
 /// How long a line that leases stays without a request.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// So many lines stay at most.
+/// The most lines that stay.
 const MOST_LINGERING: usize = 16_384;
 
-/// A table of fewer places stays as it is.
+/// A table with at most this many slots does not shrink.
 const SMALL: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -57,11 +58,11 @@ impl Tags {
         Tags { table: Mutex::new(Table { bounds, ..Table::default() }), ..Tags::default() }
     }
 
-    /// The line of a tag. It is made if the tag is not in use.
+    /// Returns the line of a tag. It makes one if the tag is not in use.
     pub(crate) fn line(self: &Arc<Tags>, prepared: &Prepared, tag: &str) -> Arc<Line> {
         let mut table = lock(&self.table);
         if let Some(line) = table.lines.get(tag).and_then(Weak::upgrade) {
-            // Relaxed: a hint. A line that is missed here stays for the request.
+            // Relaxed: a hint. A line whose flag is missed here still lives for the request.
             line.is_used.store(true, Ordering::Relaxed);
             return line;
         }
@@ -100,10 +101,10 @@ impl Tags {
         }
     }
 
-    /// A line of this tag is dropped.
+    /// Removes the line of a tag, which is being dropped.
     fn forget(&self, tag: &str) {
         let mut table = lock(&self.table);
-        // Another line may have been made for the tag since.
+        // Another line may have been made for the tag since then.
         if table.lines.get(tag).is_some_and(|line| line.strong_count() == 0) {
             table.lines.remove(tag);
         }
@@ -137,7 +138,8 @@ impl Tags {
         lock(&self.table).shadow
     }
 
-    /// Closes the lines to come. Returns whether they were open, and the lines that there are.
+    /// Closes all lines, including those made later. Returns whether the table was open, and the
+    /// current lines.
     pub(crate) fn close(&self) -> (bool, Vec<Arc<Line>>) {
         let mut table = lock(&self.table);
         let was_open = !std::mem::replace(&mut table.is_closed, true);
