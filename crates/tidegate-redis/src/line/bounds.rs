@@ -1,4 +1,4 @@
-//! Bounds of the requests that wait, and making room when they are reached.
+//! Bounds on the requests that wait, and how room is made when the bounds are reached.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,7 +9,7 @@ use crate::line::class::{Class, FORESEEN};
 use crate::line::{After, Asked, Entry, Outcome, Stage, State};
 use crate::set::Costs;
 
-/// The permits of a request: its costs summed.
+/// Returns the permits of a request: the sum of its costs.
 pub(super) fn sum(costs: &Costs) -> u64 {
     costs.iter().fold(0, |sum, (n, _)| sum.saturating_add(*n))
 }
@@ -18,20 +18,22 @@ fn fit(bounds: QueueBounds, waiting: usize, permits: u64, more: u64) -> bool {
     waiting < bounds.waiters && permits.saturating_add(more) <= bounds.permits
 }
 
-/// Whether a request that has to wait is refused, behind so many requests for so many permits.
+/// Returns whether a request that must wait is refused, behind `waiting` requests for `permits`
+/// permits.
 pub(super) fn refuse((waiting, permits, bounds): (usize, u64, QueueBounds), costs: &Costs) -> bool {
     let makes_room = bounds.when_full != WhenFull::RefuseNewcomer && fit(bounds, 0, 0, sum(costs));
     !makes_room && !fit(bounds, waiting, permits, sum(costs))
 }
 
 impl State {
-    /// Whether there is room for one more request.
+    /// Returns whether there is room for one more request.
     pub(super) fn has_room(&self, costs: &Costs) -> bool {
         let (waiting, permits) = self.load();
         fit(self.bounds, waiting, permits, sum(costs))
     }
 
-    /// The waiting requests to drop, so that there is room for one more; `None` if that makes none.
+    /// Returns the waiting requests to drop so that one more request has room, or `None` if
+    /// dropping them makes no room.
     pub(super) fn make_room(&self, costs: &Costs, priority: i8) -> Option<Vec<u64>> {
         let (bounds, n) = (self.bounds, sum(costs));
         let ((mut waiting, mut permits), mut victims) = (self.load(), Vec::new());
@@ -74,9 +76,9 @@ impl State {
         None
     }
 
-    /// Ends requests of a held line for which there is no room, since a call failed that they were
-    /// in or behind: the last ones that came, unless the bounds have another rule. Booked requests
-    /// keep their places. The line goes on after this rest.
+    /// Ends requests of a held queue that have no room, because a call failed that they were in or
+    /// behind. The last ones that came are ended, unless the bounds have another rule. Booked
+    /// requests stay. The queue continues after `rest`.
     pub(super) fn bound(&mut self, after: &mut After, rest: Nanos) {
         let (bounds, (waiting, permits)) = (self.bounds, self.load());
         if waiting <= bounds.waiters && permits <= bounds.permits {
@@ -108,7 +110,7 @@ impl State {
             !fits
         });
         for (_, number, _, may_go) in order {
-            // A later request has its place, or it is itself the newcomer.
+            // A later request takes its room, or the request is itself the newcomer.
             let refusal = match may_go && number < last {
                 true => Refusal::Displaced,
                 false => Refusal::QueueFull { retry_after: rest },
@@ -117,7 +119,7 @@ impl State {
         }
     }
 
-    /// When there is room for one more request, if no other one comes.
+    /// Returns when there is room for one more request, if no other request comes.
     pub(super) fn room_at(&self, costs: &Costs) -> Nanos {
         let (bounds, n) = (self.bounds, sum(costs));
         let (mut waiting, mut permits) = (self.waiting, self.permits);

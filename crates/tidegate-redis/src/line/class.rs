@@ -1,4 +1,4 @@
-//! The booked requests of one size, and the instants that the store booked for them.
+//! The booked requests of one size, and their bookings at the store.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,17 +9,17 @@ use tokio::sync::oneshot;
 
 use crate::script::Reply;
 
-/// So many places are counted to find the instant of a request, requests looked at to find one to
-/// drop, and instants to tell when there is room.
+/// The most turns that are counted to find the booking of a request, requests that are checked to
+/// find one to drop, and bookings that are counted to predict when there is room.
 pub(super) const FORESEEN: usize = 4096;
 
-/// The place of a request among those of its size.
+/// The position of a request among those of its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Turn {
     priority: Reverse<i8>,
-    /// When it is granted at the latest, unless a request of higher priority goes before it: at the
-    /// instant that the store booked for it, at an earlier one, before which it moved up, or at a
-    /// later one, of a request that came before it.
+    /// The latest time at which the request is granted, unless a request of higher priority goes
+    /// before it. This is the time that the store booked for it, an earlier time, by which its
+    /// booking is due since it moved up, or a later time, of a request that came before it.
     pub(crate) due: Nanos,
     pub(crate) number: u64,
 }
@@ -30,8 +30,8 @@ impl Turn {
     }
 }
 
-/// An instant that the store booked: the number of the request that it was booked for, and the
-/// reply.
+/// A reservation at the store: when it is due, the number of the request that it was made for, and
+/// the reply.
 #[derive(Debug)]
 pub(crate) struct Booking {
     pub(crate) due: Nanos,
@@ -39,33 +39,34 @@ pub(crate) struct Booking {
     pub(crate) reply: Reply,
 }
 
-/// The n-th request in turn has the n-th instant. So a request that leaves gives its instant to the
-/// next one, and all behind it move up, without a step for each of them.
+/// The booked requests of one size. The n-th request in turn has the n-th booking. So a request
+/// that leaves passes its booking to the next request, and all behind it move up, without a step
+/// for each of them.
 #[derive(Debug, Default)]
 pub(crate) struct Class {
     turns: BTreeSet<Turn>,
     bookings: BTreeMap<(Nanos, u64), Reply>,
-    /// Whether a request may have another instant than the one that its timer is for.
+    /// Whether a request may have another booking than the one that its timer is for.
     has_moved: bool,
-    /// The store's thread looks at this time, unless the sender is dropped before.
+    /// When the store's thread checks this class, unless the sender is dropped before.
     watched: Option<(Nanos, oneshot::Sender<()>)>,
 }
 
 impl Class {
-    /// The latest turn of a priority.
+    /// Returns the latest turn of a priority.
     pub(crate) fn latest(&self, priority: i8) -> Option<Nanos> {
         let priority = Reverse(priority);
         let last = Turn { priority, due: Nanos::MAX, number: u64::MAX };
         self.turns.range(..=last).next_back().filter(|turn| turn.priority == priority).map(|turn| turn.due)
     }
 
-    /// Adds a request, and the instant that the store booked for it, which is not later than its
-    /// turn. Requests that came before and moved up to an earlier instant stay before it. Returns
-    /// their new turns.
+    /// Adds a request, and the booking that the store made for it, which is not due later than its
+    /// turn. Requests that came before it and moved up to an earlier booking stay before it.
+    /// Returns their new turns.
     ///
     /// From then on these requests are due by the turn of the new request. Each of them has an
-    /// earlier instant, so it is still true of every turn that its instant is not later than its
-    /// `due`.
+    /// earlier booking. So it still holds for every turn that its booking is due no later than the
+    /// turn's `due`.
     pub(crate) fn add(&mut self, turn: Turn, due: Nanos, reply: Reply) -> Vec<Turn> {
         let last = self.turns.iter().rev().zip(self.bookings.keys().rev());
         let moved_up = last
@@ -86,7 +87,7 @@ impl Class {
         moved_up
     }
 
-    /// Adds an instant whose request is gone.
+    /// Adds a booking whose request is gone.
     pub(crate) fn add_booking(&mut self, Booking { due, number, reply }: Booking) {
         self.bookings.insert((due, number), reply);
         self.has_moved = true;
@@ -97,7 +98,7 @@ impl Class {
         self.has_moved = true;
     }
 
-    /// The first request whose instant has come, with the instant.
+    /// Takes the first request whose booking is due, and that booking.
     pub(crate) fn serve(&mut self, now: Nanos) -> Option<(u64, Booking)> {
         let first = self.bookings.first_entry().filter(|first| first.key().0 <= now)?;
         let turn = self.turns.pop_first()?;
@@ -105,7 +106,7 @@ impl Class {
         Some((turn.number, Booking { due, number, reply }))
     }
 
-    /// An instant that no request waits for any more: the last one.
+    /// Takes a booking that no request waits for: the last one.
     pub(crate) fn surplus(&mut self) -> Option<Booking> {
         if self.bookings.len() <= self.turns.len() {
             return None;
@@ -114,19 +115,19 @@ impl Class {
         Some(Booking { due, number, reply })
     }
 
-    /// How many requests wait.
+    /// Returns how many requests wait.
     pub(crate) fn len(&self) -> usize {
         self.turns.len()
     }
 
-    /// The first request, and when it is due.
+    /// Returns the first request, and when it is due.
     pub(crate) fn first(&self) -> Option<(u64, Nanos)> {
         let (turn, booking) = (self.turns.first()?, self.bookings.first_key_value()?);
         Some((turn.number, booking.0.0))
     }
 
-    /// When a request is due. Behind more than 4,096 others, it is the instant that was booked for
-    /// it, or a later one from which on it is looked at again.
+    /// Returns when a request is due. Behind more than 4,096 others, this is the time that was
+    /// booked for it, or a later time at which it is checked again.
     pub(crate) fn due(&self, turn: Turn) -> Nanos {
         let mut seen = turn.due;
         for (of, (due, _)) in self.turns.iter().zip(self.bookings.keys()).take(FORESEEN) {
@@ -138,8 +139,8 @@ impl Class {
         seen
     }
 
-    /// When a request has to look again. It is not later than its own instant, unless requests of
-    /// higher priority took that.
+    /// Returns when the task of a request must check again. This is no later than its own due time,
+    /// unless requests of higher priority took its booking.
     pub(crate) fn looks_at(&self, turn: Turn, now: Nanos) -> Nanos {
         match self.first() {
             Some((number, due)) if number == turn.number => due,
@@ -148,25 +149,25 @@ impl Class {
         }
     }
 
-    /// When the store's thread has to look, if that is earlier than it will.
+    /// Returns when the store's thread must check, if that is earlier than it will.
     pub(crate) fn to_watch(&self) -> Option<Nanos> {
         let (_, due) = self.first().filter(|_| self.has_moved)?;
         let is_watched = self.watched.as_ref().is_some_and(|(at, _)| *at <= due);
         (!is_watched).then_some(due)
     }
 
-    /// The store's thread looks at this time, until the sender is dropped. Returns the sender of
-    /// the time before.
+    /// Makes the store's thread check at this time, until the sender is dropped. Returns the sender
+    /// of the time before.
     pub(crate) fn watch(&mut self, at: Nanos, sender: oneshot::Sender<()>) -> Option<oneshot::Sender<()>> {
         self.watched.replace((at, sender)).map(|(_, before)| before)
     }
 
-    /// The store's thread looks no more, or has looked at this time.
+    /// Ends the check by the store's thread. With a time, only if that is the time of the check.
     pub(crate) fn unwatch(&mut self, at: Option<Nanos>) -> Option<oneshot::Sender<()>> {
         self.watched.take_if(|(watched, _)| at.is_none_or(|at| *watched == at)).map(|(_, sender)| sender)
     }
 
-    /// Takes a request out, with its instant.
+    /// Takes a request out, with its booking.
     pub(crate) fn take(&mut self, turn: Turn) -> Option<Booking> {
         let due = self.due(turn);
         let last = self.bookings.range(..=(due, u64::MAX)).next_back().map(|(key, _)| *key);
@@ -176,12 +177,12 @@ impl Class {
         Some(Booking { due, number, reply })
     }
 
-    /// The last instant, and how far ahead the store booked it.
+    /// Returns when the last booking is due, and how far ahead the store booked it.
     pub(crate) fn last(&self) -> Option<(Nanos, Duration)> {
         self.bookings.last_key_value().map(|((due, _), reply)| (*due, reply.wait))
     }
 
-    /// The instants to come, in order.
+    /// Returns when the bookings are due, in order.
     pub(crate) fn bookings(&self) -> impl Iterator<Item = Nanos> {
         self.bookings.keys().map(|(due, _)| *due)
     }
@@ -213,7 +214,8 @@ mod tests {
         }
     }
 
-    /// A slow model: requests and instants as two sorted lists, of which the n-th belong together.
+    /// A slow model: requests and bookings are two sorted lists, and the n-th of each belong
+    /// together.
     #[test]
     fn the_nth_request_has_the_nth_instant() {
         let mut random = SmallRng::seed_from_u64(1);
@@ -232,7 +234,7 @@ mod tests {
                     let behind = if random.random_bool(0.5) { latest } else { None };
                     let turn = Turn::new(priority, behind.unwrap_or(due).max(due), number);
                     let mut told = class.add(turn, due, reply());
-                    // These requests have an earlier instant, and a later booking.
+                    // These requests have an earlier booking, and a later turn.
                     let mut moved_up = Vec::new();
                     for (other, (due, _)) in turns.iter_mut().zip(&bookings) {
                         if other.priority == turn.priority && other.due > turn.due && *due <= turn.due {
@@ -281,7 +283,7 @@ mod tests {
             assert!(class.serve(now).is_none() && class.surplus().is_none());
             for (turn, (due, _)) in turns.iter().zip(&bookings) {
                 assert_eq!(class.due(*turn), *due);
-                // The request looks neither too late nor in vain.
+                // The task of the request checks neither too late nor in vain.
                 let looks_at = class.looks_at(*turn, now);
                 assert!(looks_at > now && looks_at <= (*due).max(turn.due));
             }

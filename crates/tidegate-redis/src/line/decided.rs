@@ -1,4 +1,4 @@
-//! What becomes of a request that the store has decided.
+//! What happens to a request that the store has decided.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl Line {
         }
     }
 
-    /// The refusal of a request by the store, or by the bounds of the line.
+    /// Returns the refusal of a request by the store, or by the bounds of the queue.
     fn refused(&self, state: &State, entry: &Entry, reply: &Reply, now: Nanos) -> AllRefusal {
         let refusal = match entry.full {
             true => {
@@ -72,27 +72,29 @@ impl Line {
 }
 
 impl State {
-    /// Whether a request that is granted at once stands behind others of equal costs: the store
-    /// lost their bookings, or has permits that came back.
+    /// Returns whether a request that is granted at once stands behind others of equal costs: the
+    /// store lost their bookings, or has permits that were given back.
     fn is_behind(&self, entry: &Entry, reply: &Reply) -> bool {
         let asked = &entry.asked;
         let latest = || self.classes.get(&reply.permits)?.latest(asked.priority);
         reply.answer == Answer::Done && asked.longest > Duration::ZERO && !entry.full && latest().is_some()
     }
 
-    /// Has a request wait for the instant that the store booked, or for another one of equal costs.
+    /// Makes a request wait for its booking at the store, or for another booking of equal costs.
     fn book(&mut self, after: &mut After, Booking { due, number, reply }: Booking, now: Nanos) {
         let Some(Entry { asked, .. }) = self.entries.get(&number) else { return };
         let (costs, priority, class) = (asked.costs.clone(), asked.priority, reply.permits.clone());
         let Some(victims) = self.make_room(&costs, priority) else {
-            // When the request comes again at the instant that it gives back, that is gone.
+            // When the request comes again at the time of the booking that it gives back, that
+            // booking is gone.
             let at = Some(self.room_at(&costs)).filter(|at| *at < Nanos::MAX).unwrap_or(due);
             let refusal = Refusal::QueueFull { retry_after: at.saturating_since(now) };
             self.answer(after, number, Outcome::Refused(refusal.into()));
             return self.pass_on(after, Booking { due, number, reply }, now);
         };
-        // A passed instant belongs to a request whose task did not look. The new request would take
-        // that instant by its priority, and windows in between would count the grant in none.
+        // A booking whose time has passed belongs to a request whose task did not check. The new
+        // request would take that booking by its priority, and no window in between would count the
+        // grant.
         self.settle(after, &class, now);
         self.waiting += 1;
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
@@ -101,7 +103,7 @@ impl State {
         let requests = self.classes.entry(class.clone()).or_default();
         let mut turn = Turn::new(priority, due, number);
         if let Some(entry) = self.entries.get_mut(&number) {
-            // An earlier instant is that of the requests that came before.
+            // An earlier booking goes to the requests that came before.
             turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
             entry.stage = Stage::Booked { class: class.clone(), turn };
             // The task of the request sets the timer.

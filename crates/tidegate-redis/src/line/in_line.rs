@@ -1,5 +1,4 @@
-//! The requests that stand in line, to be sent, and those of them that wait for a store that is
-//! away.
+//! The requests that queue to be sent, and those that wait for a store that is away.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,36 +9,36 @@ use tidegate::{Nanos, Refusal};
 use crate::line::{After, Asked, Entry, MOST_STEPS, Outcome, Stage, State, bounds};
 use crate::store::{Away, Deadline};
 
-/// Where a request stands: by priority, then by arrival.
+/// The position of a request: by priority, then by arrival.
 pub(super) type Place = (Reverse<i8>, u64);
 
-/// The requests that are to be sent.
+/// The requests that will be sent.
 ///
-/// A call that fails while requests wait for the store holds the line, until a call is answered and
-/// the line is empty. In a held line requests stand that wait for the store, and no others. One
-/// call at a time leaves it, since a later call might be answered where an earlier one is not. None
-/// leaves before the time until which the line is held, unless the breaker closes before, by any
-/// call to the store.
+/// A call that fails while requests wait for the store holds the queue, until the store replies to
+/// a call and the queue is empty. A held queue has only requests that wait for the store. One call
+/// at a time leaves it, because the store might reply to a later call and not to an earlier one. No
+/// call leaves before the time until which the queue is held, unless any call to the store closes
+/// the breaker before.
 ///
-/// The first call after one that failed decides no request: it asks whether the store is back. A
-/// store that answers too late carries out each call, so the requests of a call would be booked,
-/// and booked again with the next one, up to 64 of them every few seconds. If another call of the
-/// store was answered meanwhile, the line need not ask.
+/// The first call after a failed call decides no request: it asks whether the store is back. A
+/// store that replies too late carries out each call. So the requests of a call would be booked,
+/// and booked again with the next call, up to 64 of them every few seconds. If the store replied to
+/// another call meanwhile, the queue does not need to ask.
 #[derive(Debug, Default)]
 pub(super) struct InLine {
-    /// The places of the requests, with the permits that each of them asks for.
+    /// The positions of the requests, with the permits that each request asks for.
     order: BTreeMap<Place, u64>,
-    /// Those of requests that have a timeout, and no timer for it.
+    /// The positions of requests that have a timeout, and no timer for it.
     without_timer: BTreeSet<Place>,
     permits: u64,
-    /// The requests of the last call that left, and their permits, until a call has ended. Those of
-    /// a held line keep their places.
+    /// The requests of the last call that left, and their permits, until a call ends. Requests of a
+    /// held queue keep their positions.
     left: (usize, u64),
     held_till: Option<Nanos>,
-    /// Whether a call failed, and the store has answered none since: the next call of a held line
-    /// asks whether the store is back.
+    /// Whether a call failed, and the store has replied to none since: the next call of a held
+    /// queue asks whether the store is back.
     asks: bool,
-    /// Whether a task has the line go on at that time, or when the store is back.
+    /// Whether a task makes the queue continue at that time, or when the store is back.
     is_timed: bool,
 }
 
@@ -60,7 +59,7 @@ impl InLine {
         }
     }
 
-    /// Takes the first requests out of the line: their numbers.
+    /// Takes the first requests out of the queue. Returns their numbers.
     pub(super) fn leave(&mut self, most: usize) -> Vec<u64> {
         let before = self.permits;
         let first = std::iter::from_fn(|| {
@@ -74,13 +73,13 @@ impl InLine {
         numbers
     }
 
-    /// A request of a held line is dropped that has left with a call, and waits no longer.
+    /// Counts out a request of a held queue that has left with a call, and waits no longer.
     pub(super) fn drop_left(&mut self, permits: u64) {
         let (requests, all) = self.left;
         self.left = (requests.saturating_sub(1), all.saturating_sub(permits));
     }
 
-    /// A call was answered.
+    /// The store has replied to a call.
     pub(super) fn answered(&mut self) {
         self.left = (0, 0);
         self.asks = false;
@@ -95,17 +94,18 @@ impl InLine {
         self.order.is_empty()
     }
 
-    /// Whether a call has to ask whether the store is back before requests leave.
+    /// Returns whether a call must ask whether the store is back before requests leave.
     pub(super) fn asks(&self) -> bool {
         self.asks && self.held_till.is_some() && !self.is_empty()
     }
 
-    /// Until when no request leaves; `None` if the line is not held.
+    /// Returns until when no request leaves, or `None` if the queue is not held.
     pub(super) fn held_till(&self) -> Option<Nanos> {
         self.held_till
     }
 
-    /// Holds the line until a time, unless it is empty. Returns whether a task is to have it go on.
+    /// Holds the queue until a time, unless it is empty. Returns whether a task must make it
+    /// continue.
     pub(super) fn hold(&mut self, till: Nanos, now: Nanos) -> bool {
         self.left = (0, 0);
         self.asks = true;
@@ -113,15 +113,16 @@ impl InLine {
             self.held_till = None;
             return false;
         }
-        // Of calls that failed together the first one sets the time. A call that leaves after that
-        // time, before the task has come, sets a new time when it fails.
+        // Of calls that failed together, the first one sets the time. A call that leaves after that
+        // time, before the task runs, sets a new time when it fails.
         if self.held_till.is_none_or(|first| first <= now) {
             self.held_till = Some(till);
         }
         !std::mem::replace(&mut self.is_timed, true)
     }
 
-    /// Lets requests leave, one call at a time. The store may have answered another call.
+    /// Lets requests leave, one call at a time. With `is_back` set, the store has replied to
+    /// another call.
     pub(super) fn go_on(&mut self, is_back: bool) {
         self.is_timed = false;
         self.asks &= !is_back;
@@ -130,21 +131,21 @@ impl InLine {
         self.held_till = self.held_till.filter(|_| waits).map(|_| Nanos::ZERO);
     }
 
-    /// How many requests wait for the store, and for how many permits.
+    /// Returns how many requests wait for the store, and for how many permits.
     pub(super) fn waiting(&self) -> (usize, u64) {
         let (requests, permits) = self.left;
         let waiting = (self.len() + requests, self.permits.saturating_add(permits));
         self.held_till.map_or((0, 0), |_| waiting)
     }
 
-    /// The numbers of the requests, in their order.
+    /// Returns the numbers of the requests, in order.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
         self.order.keys().map(|(_, number)| *number)
     }
 }
 
 impl Entry {
-    /// A request that comes now.
+    /// Creates the entry of a request that comes now.
     pub(super) fn new(asked: Asked, now: Nanos) -> Entry {
         Entry {
             asked,
@@ -166,11 +167,12 @@ impl Entry {
         self.lease.is_some() && matches!(self.stage, Stage::Sent)
     }
 
-    /// When the wait for the store ends, with the longest wait, if no call ends it.
+    /// Returns when the wait for the store ends, at the end of the maximum wait, if no call ends it
+    /// before.
     ///
-    /// In a held line no call is made. Else a call is in flight, and its end is that of the wait, but
-    /// of a request that has a timer. In a crowd the task that makes calls may be late, and a call of
-    /// requests that wait for the store has no deadline (`is_slow`).
+    /// In a held queue no call is made. Otherwise a call is in flight, and its end is the end of
+    /// the wait, except for a request that has a timer. Under load the task that makes calls may be
+    /// late, and a call of requests that wait for the store has no deadline (`is_slow`).
     pub(super) fn ends_undecided(&self, is_held: bool, is_slow: bool, timeout: Duration) -> Nanos {
         let Asked { came, outlasts, .. } = self.asked;
         match self.stage {
@@ -178,7 +180,7 @@ impl Entry {
             Stage::Sent if is_held && outlasts && self.was_held => self.last(),
             Stage::InLine | Stage::Sent if self.has_timeout() && (is_slow || self.has_timer) => {
                 // A request that waited behind a pause, or for the store, asks once more at the end
-                // of its longest wait.
+                // of its maximum wait.
                 let from = if self.was_held { self.last() } else { came };
                 self.last().max(from.saturating_add(Nanos::from_duration(timeout)))
             }
@@ -186,23 +188,23 @@ impl Entry {
         }
     }
 
-    /// Whether the request ends at its timeout, or behind it with its longest wait.
+    /// Returns whether the request ends at its timeout, or after it with its maximum wait.
     fn has_timeout(&self) -> bool {
         self.lease.is_none() && !self.is_for_waiting && self.asked.longest < Duration::MAX
     }
 
-    /// How long a call of the request may take that leaves now.
+    /// Returns how long a call of the request may take if it leaves now.
     ///
-    /// A request that may wait needs no answer within the timeout while the server has much to do,
-    /// and one that waits for the store, or behind a pause, none while it is away.
+    /// A request that may wait needs no reply within the timeout while the server has much to do. A
+    /// request that waits for the store, or behind a pause, needs none while the store is away.
     pub(super) fn deadline(&self, now: Nanos, timeout: Duration) -> Deadline {
         let Asked { longest, came, outlasts, .. } = self.asked;
         let left = self.last().saturating_since(now).as_duration();
         let of_first_call = timeout.saturating_sub(now.saturating_since(came).as_duration());
         let at_most = match longest {
             Duration::MAX => Duration::MAX,
-            // The instant behind a pause, and the store, may have come at the end of the longest
-            // wait.
+            // At the end of the maximum wait, the booking behind a pause may be due, and the store
+            // may be back.
             _ if self.was_held => left.saturating_add(timeout),
             _ => left.max(of_first_call),
         };
@@ -214,7 +216,7 @@ impl Entry {
         }
     }
 
-    /// Whether a task waits for the request, for longer than for its call.
+    /// Returns whether a task waits for the request for longer than its call.
     fn may_wait(&self) -> bool {
         self.lease.is_none() && self.asked.longest > Duration::ZERO
     }
@@ -223,14 +225,14 @@ impl Entry {
         (Reverse(self.asked.priority), number)
     }
 
-    /// The end of the longest wait of the request.
+    /// Returns the end of the maximum wait of the request.
     pub(super) fn last(&self) -> Nanos {
         self.joined.saturating_add(Nanos::from_duration(self.asked.longest)).max(self.foreseen)
     }
 }
 
 impl State {
-    /// Has a request join the line. Returns its number, which may be that of an earlier arrival.
+    /// Makes a request join the queue. Returns its number, which may be that of an earlier arrival.
     pub(super) fn join(
         &mut self,
         after: &mut After,
@@ -261,7 +263,7 @@ impl State {
         number
     }
 
-    /// The first stage of a request that joins the line.
+    /// Returns the first stage of a request that joins the queue.
     fn stage_of(&mut self, after: &mut After, asked: &Asked, now: Nanos) -> Stage {
         if self.closed {
             return Stage::Answered(Outcome::Refused(Refusal::Closed.into()));
@@ -280,9 +282,9 @@ impl State {
         }
     }
 
-    /// A call of these requests failed, and the store is left alone for a rest. Or it was too late
-    /// to be made, and requests that wait stand in line again. Returns whether a task is to have
-    /// the line go on then.
+    /// Handles a failed call of these requests, after which the store is left alone for a rest. If
+    /// the call was instead too late to be made, its requests that may wait queue again. Returns
+    /// whether a task must make the queue continue after the rest.
     pub(super) fn failed(
         &mut self,
         after: &mut After,
@@ -292,18 +294,18 @@ impl State {
         now: Nanos,
     ) -> bool {
         if self.closed {
-            // The line is being closed, and its requests may have their answers.
+            // The line is being closed, and its requests may have their results already.
             for number in numbers {
                 self.answer(after, *number, Outcome::Refused(Refusal::Closed.into()));
             }
             return false;
         }
         let comes_back = rest < Duration::MAX;
-        // The answer to a request with less time might be late in the next call as well.
+        // The reply to a request with less time left might be late in the next call as well.
         let is_late = undecided == Away::Late;
         let by = if is_late { now.saturating_add(Nanos::from_duration(timeout)) } else { now };
         let is_held = self.in_line.held_till().is_some();
-        // All requests of a held line wait for the store, and have set their timers.
+        // All requests of a held queue wait for the store, and have set their timers.
         let stays = comes_back && (is_held || is_late);
         let in_line = if stays { Vec::new() } else { self.in_line.leave(usize::MAX) };
         let mut has_come = false;
@@ -340,9 +342,9 @@ impl State {
         is_to_go_on
     }
 
-    /// Has the tasks of requests in line set timers, by steps, while a call is in flight that may
-    /// have its answer only after their timeout: it gives instants back, and decides no request, or
-    /// decides requests which waited behind a pause, or may wait to leave.
+    /// Makes the tasks of requests in the queue set timers, in steps, while a call is in flight
+    /// that may have its reply only after their timeout. Such a call gives bookings back and
+    /// decides no request, decides requests that waited behind a pause, or may wait to leave.
     pub(super) fn set_timers(&mut self, after: &mut After, _now: Nanos) {
         for _ in 0..MOST_STEPS {
             let Some((_, number)) = self.in_line.without_timer.pop_first() else { return };
@@ -367,7 +369,7 @@ impl State {
         }
     }
 
-    /// How many requests wait, and for how many permits.
+    /// Returns how many requests wait, and for how many permits.
     pub(super) fn load(&self) -> (usize, u64) {
         let (waiting, permits) = self.in_line.waiting();
         (self.waiting.saturating_add(waiting), self.permits.saturating_add(permits))
@@ -382,8 +384,8 @@ mod tests {
         Asked { costs: vec![(1, 1)], longest, droppable: true, outlasts: true, ..Asked::default() }
     }
 
-    /// The clock goes on between two looks at it, and each request had a timer. It ended the
-    /// request before its call was counted, which was as late.
+    /// Regression: each request had a timer, and the clock moves on between two reads. The timer
+    /// ended a request before the end of its call, which was as late, was counted.
     #[test]
     fn a_request_that_joins_when_it_comes_ends_with_its_call() {
         let timeout = Duration::from_millis(5);
@@ -396,7 +398,7 @@ mod tests {
         }
     }
 
-    /// A request behind a pause stood in line again between two steps, and was sent.
+    /// Regression: a request behind a pause queued again between two steps, and was sent.
     #[test]
     fn a_closed_line_takes_in_no_request_from_behind_a_pause() {
         let entry = Entry { stage: Stage::Sent, ..Entry::new(asked(Duration::MAX), Nanos::ZERO) };
@@ -407,8 +409,8 @@ mod tests {
         assert_eq!(refusal.refusal(), Some(Refusal::Closed));
     }
 
-    /// A line is closed by steps, and a call may fail between two of them. Its requests stood in
-    /// line again, and were sent when they had been told that the line is closed.
+    /// Regression: a line is closed in steps, and a call may fail between two of them. Its requests
+    /// queued again, and were sent after they had been refused because the line is closed.
     #[test]
     fn a_closed_line_takes_in_no_requests_of_a_call_that_failed() {
         let asked = asked(Duration::MAX);

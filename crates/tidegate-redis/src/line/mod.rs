@@ -1,74 +1,78 @@
-//! The requests of one limiter that wait: for the reply of a call, and for their instants.
+//! The requests of one limiter that wait: for the reply of a call, or until their bookings are due.
 //!
 //! # Calls
 //!
-//! A request leaves at once while no call is in flight. Requests that come during a call stand in
-//! line, by priority and then by arrival. When the reply is there, up to 64 of them leave together,
-//! as one call that decides them in their order; of several limits as many requests as make 64
-//! decisions. Two things let the line leave earlier: so many requests in line, so that the line of
-//! a busy limiter is never longer, as long as the calls in flight have their replies soon, up to
-//! sixteen of them; and a store so far away that waiting for two replies may take longer than the
-//! deadline of a call, unless calls to it wait already.
+//! A request leaves at once while no call is in flight. Requests that come during a call queue, by
+//! priority and then by arrival. When the reply comes, up to 64 of them leave together, as one call
+//! that decides them in their order. With several limits, as many requests leave as make 64
+//! decisions. Two conditions let requests leave earlier:
 //!
-//! The booking of a lease is a request in this line that does not wait for its instant: it ends
+//! - As many requests queue as one call takes. So the queue of a busy limiter is never longer, as
+//!   long as the calls in flight, up to sixteen, have their replies soon.
+//! - The store is so far away that waiting for two replies may take longer than the deadline of a
+//!   call, unless calls to it wait already.
+//!
+//! The booking of a lease is a request in this queue that does not wait until it is due: it ends
 //! with the reply.
 //!
-//! A call that fails is the answer of all requests in line: they came while it was in flight, and
-//! their own call may only end later. A call that was too late to be made is the answer of its own
-//! requests alone, and of none that may wait for longer. Only requests that wait for a store that
-//! is away keep their places, those of the call included, and the line is held ([`InLine`]).
+//! A call that fails ends all requests in the queue: they came while it was in flight, and their
+//! own call might end only later. A call that was too late to be made ends only its own requests,
+//! and none that may wait for longer. Only requests that wait for a store that is away keep their
+//! positions, including those of the call, and the queue is held ([`InLine`]).
 //!
 //! # States
 //!
 //! | state | meaning | leaves it by | a request dropped in it |
 //! |---|---|---|---|
-//! | `InLine` | not sent, or to be sent again | a call that takes it along; in a held line the end of its longest wait | leaves no trace |
-//! | `Sent` | in a call | the reply, of a pause to `Paused`, of one that has ended back to `InLine` behind the others; a call that is not made, back to `InLine` if it may wait, and one that fails, if it waits for the store | the reply finds no entry: its instant goes to the next of its size |
-//! | `Booked` | has a turn among the booked requests of its size | its instant; a higher priority in a full line | gives its instant to the next of its size |
-//! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its foreseen instant goes back to the store |
-//! | `Answered` | granted, refused, or not decided by the store | the task that takes the answer | gives a grant not older than 5 ms to the next of its size, else back to the store |
+//! | `InLine` | not sent, or waiting to be sent again | a call that takes it along; in a held queue the end of its maximum wait | leaves no trace |
+//! | `Sent` | in a call | the reply; a reply of a pause leads to `Paused`, and of a pause that has ended, back to `InLine` behind the others; a call that is not made, back to `InLine` if the request may wait; a call that fails, back to `InLine` if it waits for the store | the reply finds no entry: its booking goes to the next request of its size |
+//! | `Booked` | has a turn among the booked requests of its size | its due time; a newcomer that displaces it from a full queue | passes its booking to the next request of its size |
+//! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its foreseen booking goes back to the store |
+//! | `Answered` | granted, refused, or not decided by the store | the task that takes the result | passes a grant not older than 5 ms to the next request of its size, otherwise back to the store |
 //!
-//! A closed line answers all of its requests, and takes in no other.
+//! A closed line ends all of its requests, and accepts no other.
 //!
-//! # Instants
+//! # Bookings
 //!
-//! Booked requests of equal costs are a [`Class`]: its n-th request in turn has its n-th instant. A
-//! request that leaves gives up its turn, and not its instant. So the requests behind it move up by
-//! one, and the last instant is the one that no request waits for. It goes back to the store, once,
-//! with the next call. Until that leaves, a newly booked request may take it.
+//! Booked requests of equal costs form a [`Class`]: its n-th request in turn has its n-th booking.
+//! A request that leaves gives up its turn, and not its booking. So the requests behind it move up
+//! by one, and the last booking is left over. That booking goes back to the store, once, with the
+//! next call. Until that call leaves, a newly booked request may take it.
 //!
-//! A newcomer may be granted at once, or be booked for an earlier instant than requests that came
-//! before it: of permits that another process gave back, or by a store that lost its bookings. Then
-//! its turn is behind theirs, and they move up, but its turn is not later than the end of its longest
-//! wait. When a request of the line was settled, the line itself asks for such permits (`move_up`).
+//! A newcomer may be granted at once, or be booked for an earlier time than requests that came
+//! before it: from permits that another process gave back, or by a store that lost its bookings.
+//! Then its turn is behind theirs, and they move up, but its turn is not later than the end of its
+//! maximum wait. When a request of this queue was settled, the line itself asks for such permits
+//! (`move_up`).
 //!
-//! No request is later than its turn, unless a request of higher priority goes before it: for each
-//! turn that is added, an instant as early is added as well. A request that moved up stays before a
-//! later one whose turn is not earlier.
+//! No request is granted later than its turn, unless a request of higher priority goes before it:
+//! each turn is added together with a booking that is due no later. A request that moved up stays
+//! before a later request whose turn is not earlier.
 //!
 //! # Which task serves
 //!
-//! Each waiting task has a timer of its own, for its instant. The first request of a class looks at
-//! the first instant. A task that looks serves all requests of its class that are due, and wakes
-//! the new first one if that has to look earlier than its timer rings. So a task that is never
-//! polled again delays no request beyond the instant that the store booked for that request.
+//! Each waiting task has its own timer, for the time at which its request is due. The task of the
+//! first request of a class checks the first booking. A task that checks serves all requests of its
+//! class that are due, and wakes the task of the new first request if that must check before its
+//! timer fires. So a task that is never polled again delays no request beyond the time that the
+//! store booked for that request.
 //!
-//! Requests that moved up, or that others went before, have timers for other instants than theirs.
-//! Behind a first one that is never polled again, several would be served at once when one of these
-//! timers rings. So once a request of a class has left, or has come before others, the thread of
-//! the store looks at each first instant of that class as well.
+//! Requests that moved up, or that others went before, have timers for other times than their own.
+//! Behind a first request that is never polled again, several would be served at once when one of
+//! these timers fires. So once a request of a class has left, or has gone before others, the
+//! store's thread also checks at each first due time of that class.
 //!
-//! Calls need no task: a reply is read, and the next call leaves, on the thread of the store.
+//! Calls need no task: the store's thread reads a reply and sends the next call.
 //!
 //! # Ordering
 //!
-//! One mutex guards all of this. Its sections are short and have no foreign code: wakers are cloned
-//! before, called and dropped after. A call is given to the thread of the store within the section
-//! that took its requests out of the line. While that thread has none, the call is sent within the
-//! section. Else the thread sends calls in the order in which it got them, except that those of
-//! other limiters go before calls that give way. While a call of a limiter gives way, later calls
-//! of this limiter do so as well. So no two calls of a line change places, and an instant goes back
-//! before a later request asks for it.
+//! One mutex guards all of this. Its critical sections are short and run no user code: wakers are
+//! cloned before, and called and dropped after. A call is handed to the store's thread within the
+//! section that took its requests out of the queue. While that thread has no calls, the call is
+//! sent within the section. Otherwise the thread sends calls in the order in which it received
+//! them, except that calls of other limiters go before calls that give way. While a call of a
+//! limiter gives way, later calls of this limiter give way as well. So no two calls of a line
+//! change their order, and a booking goes back before a later request asks for it.
 
 mod bounds;
 mod class;
@@ -108,31 +112,31 @@ use returning::Gathering;
 pub(crate) use returning::Returning;
 pub(crate) use ticket::Ticket;
 
-/// How often one call decides: so many requests of one limit, or fewer of several. A server works
-/// for a fifth of a millisecond for as many.
+/// The most decisions of one call: this many requests for one limit, or fewer for several limits.
+/// They take a server a fifth of a millisecond.
 const MOST_DECISIONS: usize = 64;
 
-/// So many requests are served or ended while the lock is held, or ask again. The next request that
-/// is due is woken, and serves as many.
+/// The most requests that are served, ended, or made to ask again while the lock is held. The task
+/// of the next request that is due is woken, and serves this many more.
 const MOST_STEPS: usize = 256;
 
 /// How long a line rests at least after a call that failed, unless the store is back before.
 const REST: Duration = Duration::from_millis(5);
 
-/// What the handles of one limiter share.
+/// The state that the handles of one limiter share.
 pub(crate) struct Line {
     pub(crate) set: Arc<Set>,
-    /// `None` if each request is decided by the store.
+    /// `None` if the store decides each request.
     pub(crate) leases: Option<Arc<Leases>>,
     state: Mutex<State>,
     /// How many requests wait for the share of this process.
     pub(crate) waiting: AtomicUsize,
-    /// Whether a keyed limiter was asked for this line lately.
+    /// Whether a keyed limiter requested this line recently.
     pub(crate) is_used: AtomicBool,
     gone: Option<Gone>,
 }
 
-/// A function that is told the tag of a line when the line is dropped.
+/// A function that receives the tag of a line when the line is dropped.
 pub(crate) type Gone = Box<dyn Fn(&str) + Send + Sync>;
 
 #[derive(Debug, Default)]
@@ -140,33 +144,36 @@ struct State {
     entries: BTreeMap<u64, Entry>,
     /// The number of the next entry.
     next: u64,
-    /// The requests that are to be sent.
+    /// The requests that will be sent.
     in_line: InLine,
-    /// The instants that no request waits for, by the store's time: the next call gives them back.
+    /// The bookings that no request waits for, by the store's time: the next call gives them back.
     to_give_back: BTreeMap<(i64, u64), Booking>,
-    /// The permits of grants that no task took: their instants and their costs.
+    /// The permits of grants that no task took: when they were due, and their costs.
     to_refund: Vec<(i64, Costs)>,
     /// How many calls are in flight.
     calls: usize,
-    /// How many of them have no deadline, or one behind the timeout, or may wait to leave until
-    /// then.
+    /// How many of these calls have no deadline, have a deadline later than the timeout, or may
+    /// leave only after the timeout.
     untimed: usize,
-    /// How many others may be in flight where another call leaves to make the line shorter.
+    /// How many other calls may be in flight when another call leaves to shorten the queue.
     ahead: usize,
-    /// How many of these requests stand behind others that wait for the end of a pause.
+    /// How many requests in these calls stand behind others that wait for the end of a pause.
     behind: usize,
-    /// The requests that return to the line when the store is back.
+    /// The requests that return to the queue when the store is back.
     away: Gathering,
-    /// How many requests ask on behalf of those that wait.
+    /// How many requests ask on behalf of waiting requests.
     for_waiting: usize,
     /// The booked requests, by their permits of each member.
     classes: BTreeMap<Vec<u64>, Class>,
-    /// How many requests are booked, or wait behind a pause, and for how many permits in all.
+    /// How many requests are booked, or wait behind a pause, and how many permits they ask for in
+    /// all.
     waiting: usize,
     permits: u64,
-    /// The last instant at which a booked request was granted, and how far ahead it was booked.
+    /// The last time at which a booked request was due and granted, and how far ahead it was
+    /// booked.
     served: (Nanos, Duration),
-    /// The requests that wait behind a pause, the one that asks whether it has ended, and its end.
+    /// The requests that wait behind a pause, including the one that asks whether it has ended; and
+    /// the end of the pause.
     paused: BTreeSet<u64>,
     pause_ends: Nanos,
     is_pause_watched: bool,
@@ -174,30 +181,30 @@ struct State {
     closed: bool,
 }
 
-/// What leaves for the store.
+/// A message that leaves for the store.
 enum Step {
-    /// A call that gives instants back, and then decides requests. Without both it asks whether the
-    /// store is back.
+    /// A call that gives bookings back, and then decides requests. With neither, it asks whether
+    /// the store is back.
     Call(Vec<Booking>, Vec<u64>),
-    /// Permits of a grant at this instant go back.
+    /// Permits of a grant that was due at this time go back.
     Refund(i64, Costs),
 }
 
-/// What a request asks for.
+/// The demand of a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Asked {
     pub(crate) costs: Costs,
-    /// How long the request waits at most since it joined the line.
+    /// The maximum wait of the request since it joined the queue.
     pub(crate) longest: Duration,
     /// When the request came to the limiter.
     pub(crate) came: Nanos,
     pub(crate) shadow: bool,
     pub(crate) priority: i8,
-    /// Whether it may be dropped from a full line.
+    /// Whether it may be dropped from a full queue.
     pub(crate) droppable: bool,
     /// Whether it waits for a store that is away.
     pub(crate) outlasts: bool,
-    /// Whether the answer tells the state of the limits.
+    /// Whether the result reports the state of the limits.
     pub(crate) with_left: bool,
 }
 
@@ -205,24 +212,27 @@ pub(crate) struct Asked {
 struct Entry {
     asked: Asked,
     joined: Nanos,
-    /// How long the request stood in line before it was sent.
+    /// How long the request queued before it was sent.
     in_line: Duration,
-    /// The request may not wait, since the line is full.
+    /// The request may not wait, because the queue is full.
     full: bool,
     /// The request waited for a store that was away, or behind a pause.
     was_held: bool,
-    /// No call before the request ends in time: the request waited for a lease before it joined the
-    /// line, or was in line before, or stands behind a call of `State::untimed`.
+    /// The task of the request sets a timer, because no call before it is known to end in time: the
+    /// request waited for a lease before it joined the queue, was in the queue before, or stands
+    /// behind a call of `State::untimed`.
     has_timer: bool,
-    /// When it is due behind a pause, if the store foresaw a time later than its longest wait.
+    /// When the request is due behind a pause, if the store foresaw a time later than the end of
+    /// its maximum wait.
     foreseen: Nanos,
     stage: Stage,
     waker: Option<Waker>,
-    /// When the task of the request looks at the instant of the request.
+    /// When the task of the request checks whether the request is due.
     looks_at: Nanos,
-    /// A lease waits for no instant: this is told how the lease was decided.
+    /// The sender of a lease, which does not wait until it is due: it receives how the lease was
+    /// decided.
     lease: Option<Booked>,
-    /// No task waits for the request: what it gets goes to one that waits.
+    /// No task waits for the request: its booking goes to a request that waits.
     is_for_waiting: bool,
 }
 
@@ -243,7 +253,7 @@ pub(crate) enum Outcome<G = Granted> {
     Undecided(Away),
 }
 
-/// The permits of a request, at an instant that has come.
+/// The permits of a request, whose due time has come.
 #[derive(Debug)]
 pub(crate) struct Granted {
     pub(crate) reply: Reply,
@@ -262,22 +272,22 @@ struct InFlight {
     is_untimed: bool,
 }
 
-/// Work that is left until the lock is given back.
+/// Work to do after the lock is released.
 #[derive(Default)]
 struct After {
     wakers: Vec<Waker>,
     unsent: Vec<Unsent>,
-    /// The classes that the store's thread is to look at, and when, unless that ends before.
+    /// The classes that the store's thread must check, and when, unless the receiver ends before.
     watches: Vec<(Vec<u64>, Nanos, oneshot::Receiver<()>)>,
-    /// When the store's thread is to look at the requests behind a pause.
+    /// When the store's thread must check the requests behind a pause.
     pause: Option<Nanos>,
-    /// Until when no call leaves, since requests return.
+    /// Until when no call leaves, because requests return.
     gathers_till: Option<Nanos>,
-    /// Whether more requests behind a pause that has ended are to ask again.
+    /// Whether more requests behind a pause that has ended must ask again.
     goes_on: bool,
-    /// Whether the tasks of more requests in line are to set timers.
+    /// Whether the tasks of more requests in the queue must set timers.
     sets_timers: bool,
-    /// A sender that is dropped wakes the task that was to look.
+    /// Dropping a sender wakes the task that would have checked.
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
     leases: Vec<(Booked, Result<Reply, Away>)>,
@@ -296,14 +306,14 @@ impl Drop for After {
         self.unsent.clear();
         self.leases.drain(..).for_each(|(booked, reply)| _ = booked.send(reply));
         for waker in self.wakers.drain(..) {
-            // The panic of a foreign waker must not keep others from being woken.
+            // A panic of a user's waker must not keep other tasks from being woken.
             _ = catch_unwind(AssertUnwindSafe(|| waker.wake()));
         }
     }
 }
 
 impl Line {
-    /// The line of the limits of a tag.
+    /// Creates the line for the limits of a tag.
     pub(crate) fn new(
         prepared: &Prepared,
         tag: String,
@@ -325,7 +335,7 @@ impl Line {
         })
     }
 
-    /// Looks at the line, and sends what has to leave.
+    /// Runs a function on the state, and sends the calls that must leave.
     fn visit<T>(self: &Arc<Line>, look: impl FnOnce(&mut State, &mut After, Nanos) -> T) -> T {
         let mut after = After::default();
         let now = self.set.now();
@@ -351,7 +361,7 @@ impl Line {
         if after.sets_timers {
             self.visit_at(now, State::set_timers);
         }
-        // The line goes on then without the requests that have not returned.
+        // At that time the line continues without the requests that have not returned.
         after.gathers_till.take().into_iter().for_each(|till| self.visit_at(till, |_, _, _| ()));
         if after.has_booked {
             self.leases.iter().for_each(|leases| leases.left_to_store());
@@ -359,7 +369,7 @@ impl Line {
         answer
     }
 
-    /// Has the store's thread look at a class, unless the receiver ends before.
+    /// Makes the store's thread check a class at a time, unless the receiver ends before.
     fn watch(self: &Arc<Line>, class: Vec<u64>, at: Nanos, ends: oneshot::Receiver<()>) {
         let (line, clock) = (Arc::downgrade(self), DefaultClock::clone(&self.set.clock));
         self.set.store.spawn(Box::pin(async move {
@@ -370,7 +380,7 @@ impl Line {
         }));
     }
 
-    /// Has the store's thread look at the line at a time.
+    /// Makes the store's thread run a function on the state at a time.
     fn visit_at(self: &Arc<Line>, at: Nanos, look: fn(&mut State, &mut After, Nanos)) {
         let clock = DefaultClock::clone(&self.set.clock);
         let looking = Looking { line: Arc::downgrade(self), has_looked: false };
@@ -380,18 +390,18 @@ impl Line {
         }));
     }
 
-    /// Has the requests behind a pause ask again: this process has ended the pause.
+    /// Makes the requests behind a pause ask again: this process has ended the pause.
     pub(crate) fn resumed(self: &Arc<Line>) {
         self.visit(State::ask_again);
     }
 
-    /// This process pauses the limits for so long.
+    /// This process pauses the limits for `span`.
     pub(crate) fn prolong_pause(self: &Arc<Line>, span: Duration) {
         self.visit(|state, _, now| state.prolong_pause(span, now));
     }
 
-    /// Sends a call that gives these instants back, and decides these requests. A call without both
-    /// asks whether the store is back.
+    /// Sends a call that gives these bookings back, and then decides these requests. With neither,
+    /// the call asks whether the store is back.
     fn call(
         self: &Arc<Line>,
         state: &mut State,
@@ -408,12 +418,12 @@ impl Line {
         let timeout = self.set.store.timeout();
         let mut deadline = match given_back.is_empty() && numbers.is_empty() {
             true => Deadline::of(timeout),
-            // Permits that no request waits for are given back at any time.
+            // Bookings that no request waits for may be given back at any time.
             false => Deadline { is_kept: !given_back.is_empty(), ..Deadline::NONE },
         };
         let first = state.first_behind_pause();
         let bounds = (state.waiting, state.permits, state.bounds);
-        // Leases and observers are told what each grant left.
+        // Leases and observers receive what each grant left.
         let tells = self.leases.is_some() || !self.set.observers.is_empty();
         let wanted = |number: &u64| {
             let entry = state.entries.get_mut(number)?;
@@ -456,7 +466,7 @@ impl Line {
         after.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
 
-    /// On the thread of the store: the reply of a call.
+    /// Handles the reply of a call, on the store's thread.
     fn replied(self: &Arc<Line>, call: InFlight, replies: Result<Vec<Reply>, Away>) {
         let InFlight { numbers, given_back, left, behind, is_untimed } = call;
         let is_late = matches!(replies, Err(Away::Late));
@@ -504,7 +514,7 @@ impl Line {
         }
     }
 
-    /// How a request is decided in place of the store.
+    /// Returns how a request is decided in place of the store.
     pub(crate) fn instead(&self, undecided: Away) -> Instead {
         self.set.instead(undecided, &|| self.booked())
     }
@@ -530,19 +540,20 @@ impl Line {
         self.leases.iter().for_each(|leases| leases.set_bounded(bounds != QueueBounds::UNBOUNDED));
     }
 
-    /// The number of a request that comes now, and that may join the line later.
+    /// Returns the number of a request that comes now, and that may join the queue later.
     pub(crate) fn arrive(&self) -> u64 {
         let mut state = lock(&self.state);
         state.next += 1;
         state.next - 1
     }
 
-    /// Whether requests in line wait for a store that is away.
+    /// Returns whether requests in the queue wait for a store that is away.
     pub(crate) fn is_held(&self) -> bool {
         lock(&self.state).in_line.held_till().is_some()
     }
 
-    /// How many requests have an instant that has not come, or wait for this process to decide.
+    /// Returns how many requests have a booking that is not due, or wait for this process to
+    /// decide.
     pub(crate) fn waiting(self: &Arc<Line>) -> usize {
         let of_leases = self.leases.as_ref().map_or(0, |leases| leases.in_line());
         let here = self.visit(|state, after, now| {
@@ -552,8 +563,8 @@ impl Line {
         here + self.waiting.load(Ordering::Relaxed) + of_leases
     }
 
-    /// The leases that may serve a request. A request that is told the permits left, or passes
-    /// without permits, is decided by the store.
+    /// Returns the leases that may serve a request. The store decides a request that asks for the
+    /// permits left, or that passes without permits.
     pub(crate) fn leases_for(&self, request: &AllRequest<'_>) -> Option<&Arc<Leases>> {
         let leases = self.leases.as_ref()?;
         let Request { exempt, wants_left, .. } = request.to_request();
@@ -561,7 +572,7 @@ impl Line {
         (!by_store).then_some(leases)
     }
 
-    /// The state that a reply tells, with what this process has on lease.
+    /// Returns the state that a reply reports, plus the permits that this process has on lease.
     pub(crate) fn status_of(self: &Arc<Line>, reply: &Reply, passed: Duration) -> AllStatus {
         let mut state = self.set.state_of(reply, passed, self.waiting());
         for (i, (_, status)) in state.members.iter_mut().enumerate() {
@@ -574,31 +585,31 @@ impl Line {
         state
     }
 
-    /// Gives back permits of a request that was settled, at the instant of its grant. Requests that
-    /// wait move up to them.
+    /// Gives back permits of a request that was settled, whose grant was due at `due`. Waiting
+    /// requests move up to them.
     pub(crate) fn settle(self: &Arc<Line>, due: i64, unused: &Costs) {
         drop(self.refund(due, unused));
         self.visit(|state, _, now| state.ask_for_settled(unused, now));
     }
 
-    /// Gives back permits of a grant at this instant.
+    /// Gives back permits of a grant that was due at `due`.
     fn refund(&self, due: i64, costs: &Costs) -> Option<Unsent> {
         self.forget();
         self.set.tell_locked(Operation::Refund { due }, costs, &[])
     }
 
-    /// The limits may have more permits than the leases know of.
+    /// Notes that the limits may have more permits than the leases know of.
     fn forget(&self) {
         self.leases.iter().for_each(|leases| leases.forget());
     }
 
-    /// Refuses all requests, now and from now on. Returns whether the line was open.
+    /// Refuses all requests, now and later. Returns whether the line was open.
     pub(crate) fn close(self: &Arc<Line>) -> bool {
         if let Some(leases) = &self.leases {
             leases.close();
             leases.end();
         }
-        // The panic of a foreign waker must not keep the line open.
+        // A panic of a user's waker must not keep the line open.
         _ = catch_unwind(AssertUnwindSafe(|| self.set.closed.send_replace(true)));
         let was_open = self.visit(|state, _, _| {
             state.in_line = InLine::default();
@@ -611,7 +622,7 @@ impl Line {
                     state.entries.range(first..).map(|(number, _)| *number).take(MOST_STEPS).collect();
                 for number in &numbers {
                     if state.entries.get(number).is_some_and(Entry::is_lease_in_call) {
-                        // It is told what to give back when the reply has come.
+                        // The lease gets its reply later, and then gives its permits back.
                         continue;
                     }
                     state.unbook(after, *number, now);
@@ -637,11 +648,11 @@ impl Books for Line {
     }
 }
 
-/// Has a held line go on when it is dropped: at its time, when the store is back, or when it ends.
-/// Then the next call tells the requests in line.
+/// Makes a held line continue when it is dropped: at its time, when the store is back, or when the
+/// store ends. In the last case the next call fails, and ends the requests in the queue.
 struct Held {
     line: Weak<Line>,
-    /// Whether the store answered another call meanwhile.
+    /// Whether the store replied to another call meanwhile.
     is_back: bool,
 }
 
@@ -665,8 +676,8 @@ impl Drop for Line {
     }
 }
 
-/// A look at the line to come. If the store ends before, no task looks for requests that wait
-/// behind a pause: they ask again, and are told.
+/// A check of the line at a later time. If the store ends before, no task checks the requests that
+/// wait behind a pause: they ask again, and receive a failure.
 struct Looking {
     line: Weak<Line>,
     has_looked: bool,

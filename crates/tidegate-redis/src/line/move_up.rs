@@ -1,10 +1,10 @@
-//! Has requests that wait move up to permits that came back.
+//! Makes waiting requests move up to permits that were given back.
 //!
-//! Booked requests keep their instants when permits come back. Requests to come may take these. So
-//! when a request of the line was settled for less than it reserved, the line asks once more, on
-//! behalf of those that wait, and again while it finds something. An earlier instant goes to the
-//! first of them, the others move up, and the last instant goes back. If a call is not answered, no
-//! request has lost its instant.
+//! Booked requests keep their bookings when permits are given back, and requests that come later
+//! may take these permits. So when a request of this queue was settled for less than it reserved,
+//! the line asks once more on behalf of the waiting requests, and again while it gets an earlier
+//! booking. The earlier booking goes to the first waiting request, the others move up, and the last
+//! booking goes back. If the store does not reply to a call, no request has lost its booking.
 
 use tidegate::Nanos;
 
@@ -12,14 +12,15 @@ use crate::line::class::FORESEEN;
 use crate::line::{Asked, Entry, MOST_DECISIONS, State};
 use crate::set::Costs;
 
-/// An instant has to come in this part of the time to the last one, or it is not worth a call.
+/// A booking must be due within this part of the time to the last one, or it is not worth a call.
 const EARLIER: (u64, u64) = (3, 4);
 
-/// So many sizes are asked for at once.
+/// The most sizes that are asked for at once.
 const MOST_SIZES: usize = 4;
 
 impl State {
-    /// So many permits of each member came back. Asks for as many requests as these may serve.
+    /// Asks on behalf of as many requests as permits that were given back may serve: `back` of each
+    /// member.
     pub(super) fn ask_for_settled(&mut self, back: &Costs, now: Nanos) {
         self.ask_for_waiting(now, |costs| {
             let parts = costs.iter().zip(back).filter(|(n, _)| **n > 0);
@@ -28,12 +29,12 @@ impl State {
         });
     }
 
-    /// An instant was found. There may be more.
+    /// Asks for more after an earlier booking was found.
     pub(super) fn ask_for_more(&mut self, now: Nanos) {
         self.ask_for_waiting(now, |_| 2);
     }
 
-    /// Asks for requests that wait, of the sizes of the first ones that came.
+    /// Asks on behalf of waiting requests, for the sizes of the first ones that came.
     fn ask_for_waiting(&mut self, now: Nanos, most: impl Fn(&[u64]) -> usize) {
         if self.in_line.held_till().is_some() || !self.paused.is_empty() || self.closed {
             return;
@@ -65,8 +66,8 @@ impl State {
         }
     }
 
-    /// Takes out a request that asked for those that wait, since it has its answer. Returns whether
-    /// it was one.
+    /// Removes a request that asked on behalf of waiting requests, because it is decided. Returns
+    /// whether it was such a request.
     pub(super) fn end_for_waiting(&mut self, number: u64) -> bool {
         let is_one = self.entries.get(&number).is_some_and(|entry| entry.is_for_waiting);
         if is_one {

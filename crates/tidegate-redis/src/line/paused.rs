@@ -1,14 +1,14 @@
 //! The requests that wait behind a pause.
 //!
-//! The store books nothing in a pause. It foresees when a request is due if the pause lasts as long
-//! as it is to, and refuses one that may not wait so long. The others ask again when the pause has
-//! ended: at its end, when this process ends it, or when another request was decided. Another
-//! process may end it as well, so one request asks every second.
+//! The store books nothing during a pause. It foresees when a request is due if the pause lasts as
+//! long as planned, and refuses a request that may not wait until then. The others ask again when
+//! the pause has ended: at its end, when this process ends it, or when another request was decided.
+//! Another process may end it as well, so one request asks every second.
 //!
-//! Requests that ask again stand where they stood in line, by priority and then by arrival. A
-//! request that came when they waited stands behind them: it is sent as one behind a pause, which
-//! the store does not decide if the pause has ended. Until all of these that are in flight have
-//! their replies, no call leaves, or later requests would be decided before them.
+//! Requests that ask again queue where they stood before, by priority and then by arrival. A
+//! request that came while they waited stands behind them: it is sent as a request behind a pause,
+//! which the store does not decide if the pause has ended. Until all such requests in flight have
+//! their replies, no call leaves. Otherwise later requests would be decided before them.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::store::Away;
 const LOOK: Nanos = Nanos::new(1_000_000_000);
 
 impl State {
-    /// A request waits behind a pause.
+    /// Makes a request wait behind a pause.
     pub(super) fn foresee(&mut self, after: &mut After, number: u64, reply: Reply, now: Nanos) {
         let due = now.saturating_add(Nanos::from_duration(reply.wait));
         let paused_for = reply.paused_for();
@@ -39,7 +39,7 @@ impl State {
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
         if let Some(entry) = self.entries.get_mut(&number) {
             if entry.foreseen == Nanos::ZERO && entry.last() < due {
-                // The store counts the longest wait from the time at which it decides.
+                // The store counts the maximum wait from the time at which it decides.
                 entry.foreseen = due;
             }
             entry.stage = Stage::Paused(Booking { due, number, reply });
@@ -51,28 +51,29 @@ impl State {
         self.look_later(after, now);
     }
 
-    /// This process pauses the limits for so long. Requests that wait behind an earlier pause keep
-    /// the instants that were foreseen for them, but none of these comes before the pause ends.
+    /// This process pauses the limits for `span`. Requests that wait behind an earlier pause keep
+    /// their foreseen due times, but none of these comes before the pause ends.
     pub(super) fn prolong_pause(&mut self, span: Duration, now: Nanos) {
         if !self.paused.is_empty() {
             self.pause_ends = self.pause_ends.max(now.saturating_add(Nanos::from_duration(span)));
         }
     }
 
-    /// Has the store's thread look when the pause ends, or in a second.
+    /// Makes the store's thread check when the pause ends, or in a second.
     fn look_later(&mut self, after: &mut After, now: Nanos) {
         if !self.paused.is_empty() && !std::mem::replace(&mut self.is_pause_watched, true) {
             after.pause = Some(self.pause_ends.min(now.saturating_add(LOOK)));
         }
     }
 
-    /// The first request behind a pause, and what it asks for.
+    /// Returns the first request behind a pause, and its costs.
     pub(super) fn first_behind_pause(&self) -> Option<(u64, Costs)> {
         let first = self.paused.first()?;
         Some((*first, self.entries.get(first)?.asked.costs.clone()))
     }
 
-    /// On the store's thread: has all requests ask again if the pause has ended, or else the first.
+    /// On the store's thread: makes all requests ask again if the pause has ended, and otherwise
+    /// only the first.
     pub(super) fn look_at_pause(&mut self, after: &mut After, now: Nanos) {
         self.is_pause_watched = false;
         if self.pause_ends <= now {
@@ -89,8 +90,8 @@ impl State {
         self.look_later(after, now);
     }
 
-    /// Has the requests behind a pause ask again if another one of their limits was decided without
-    /// a pause.
+    /// Makes the requests behind a pause ask again if another request for their limits was decided
+    /// without a pause.
     pub(super) fn decided_beside(&mut self, after: &mut After, reply: &Reply, now: Nanos) {
         let Some((_, first)) = self.first_behind_pause() else { return };
         let has_ended = match reply.answer {
@@ -104,8 +105,8 @@ impl State {
         }
     }
 
-    /// Has a request ask for the last time if its longest wait has passed behind a pause, which may
-    /// have been prolonged or have ended just now.
+    /// Makes a request ask for the last time if its maximum wait has passed behind a pause, which
+    /// may have been prolonged or may have ended just now.
     pub(super) fn end_behind_pause(&mut self, after: &mut After, number: u64, now: Nanos) {
         let has_ended = self.entries.get(&number).is_some_and(|entry| entry.last() < now);
         if has_ended && let Some(foreseen) = self.leave_pause(number) {
@@ -114,13 +115,13 @@ impl State {
         }
     }
 
-    /// The pause has ended: all requests behind it ask again, by steps, but those whose tasks did
-    /// not look for long are refused. A request that comes between two steps still is one behind a
-    /// pause, so those before it go first.
+    /// Makes all requests behind a pause that has ended ask again, in steps. Requests whose tasks
+    /// did not check for long are refused. A request that comes between two steps still stands
+    /// behind a pause, so the requests before it go first.
     pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
         self.pause_ends = self.pause_ends.min(now);
         if after.goes_on {
-            // One step of this look is made.
+            // This visit has made its step already.
             return;
         }
         for _ in 0..MOST_STEPS {
@@ -139,15 +140,15 @@ impl State {
         after.goes_on = !self.paused.is_empty();
     }
 
-    /// On the store's thread: the next step, unless there is another pause.
+    /// On the store's thread: makes the next step, unless there is another pause.
     pub(super) fn go_on_asking(&mut self, after: &mut After, now: Nanos) {
         if self.pause_ends <= now {
             self.ask_again(after, now);
         }
     }
 
-    /// Takes a request from behind the pause. Returns what was foreseen for it, unless it asks
-    /// whether the pause has ended.
+    /// Takes a request from behind the pause. Returns its foreseen booking, unless the request is
+    /// asking whether the pause has ended.
     pub(super) fn leave_pause(&mut self, number: u64) -> Option<Booking> {
         self.paused.remove(&number);
         let entry = self.entries.get_mut(&number)?;
@@ -159,8 +160,8 @@ impl State {
         Some(foreseen)
     }
 
-    /// Has a request stand in line again: one that waited behind a pause, or a newcomer that is not
-    /// to be decided before these.
+    /// Makes a request queue again: one that waited behind a pause, or a newcomer that must not be
+    /// decided before such requests.
     pub(super) fn rejoin(&mut self, after: &mut After, number: u64, now: Nanos) {
         let rest = self.in_line.held_till().map(|till| till.saturating_since(now).as_duration());
         let Some(entry) = self.entries.get_mut(&number) else { return };
@@ -168,7 +169,7 @@ impl State {
             return;
         }
         if self.closed {
-            // The line is being closed by steps.
+            // The line is being closed in steps.
             return self.answer(after, number, Outcome::Refused(Refusal::Closed.into()));
         }
         if let Some(rest) = rest
@@ -188,7 +189,7 @@ impl State {
     }
 }
 
-/// Whether a request asks for permits of each limit of which another one asks for some.
+/// Returns whether `costs` has permits of each limit of which `other` has some.
 pub(super) fn asks_as_well(costs: &Costs, other: &Costs) -> bool {
     costs.iter().zip(other).all(|((n, _), (of_other, _))| *of_other == 0 || *n > 0)
 }
@@ -197,7 +198,7 @@ pub(super) fn asks_as_well(costs: &Costs, other: &Costs) -> bool {
 mod tests {
     use super::*;
 
-    /// The lock was held for as long as a million requests ask again.
+    /// Regression: the lock was held while a million requests asked again.
     #[test]
     fn requests_ask_again_by_steps() {
         let (mut state, mut after) = (State::default(), After::default());

@@ -1,9 +1,10 @@
-//! Requests that wait for the share of this process, and return to the line when the store is back.
+//! Requests that wait for the share of this process, and return to the queue when the store is
+//! back.
 //!
-//! The tasks of such requests are woken in any order, and each request joins the line with the number
-//! of its arrival. So no call leaves until all of them stand in line: else requests that were woken
-//! first would be booked before earlier ones, and newcomers before all of them. A task that does not
-//! run holds up the line once, for [`GATHERS`].
+//! The tasks of such requests are woken in any order, and each request joins the queue with the
+//! number of its arrival. So no call leaves until all of them are in the queue. Otherwise requests
+//! that were woken first would be booked before earlier ones, and newcomers before all of them. A
+//! task that does not run holds up the queue once, for [`GATHERS`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,24 +14,25 @@ use tidegate::Nanos;
 use crate::line::{After, Line, State};
 use crate::lock::lock;
 
-/// For so long no call leaves, at most.
+/// How long no call leaves, at most.
 const GATHERS: Duration = Duration::from_millis(10);
 
-/// How many requests are to return.
+/// How many requests will return.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
     requests: usize,
-    /// How often the store had come back when the first of them began to wait.
+    /// How many times the store had come back when the first of them began to wait.
     backs: u64,
-    /// Until when the others wait for those that have not returned.
+    /// Until when the other requests wait for those that have not returned.
     gathers_till: Option<Nanos>,
 }
 
-/// A request that is to return. Dropped, it stands in line again, or it does not return.
+/// A request that will return. It is dropped when the request is in the queue again, or does not
+/// return.
 pub(crate) struct Returning(Arc<Line>);
 
 impl Returning {
-    /// The store had come back so often.
+    /// Counts a request that began to wait when the store had come back `backs` times.
     pub(crate) fn new(line: &Arc<Line>, backs: u64) -> Returning {
         let away = &mut lock(&line.state).away;
         if away.requests == 0 {
@@ -48,7 +50,8 @@ impl Drop for Returning {
 }
 
 impl State {
-    /// Whether requests return that do not stand in line yet. The store has come back so often.
+    /// Returns whether requests return that are not in the queue yet. The store has come back
+    /// `backs` times.
     pub(super) fn gathers(&mut self, after: &mut After, backs: u64, now: Nanos) -> bool {
         let Gathering { requests, gathers_till, .. } = self.away;
         if requests == 0 || self.away.backs == backs {

@@ -1,4 +1,4 @@
-//! What becomes of the requests in line, as plain data.
+//! What happens to the requests in the queue, as plain data.
 
 use std::time::Duration;
 
@@ -11,23 +11,23 @@ use crate::script::{Answer, Reply};
 use crate::set::Costs;
 use crate::store::Away;
 
-/// While so many calls are in flight, no other leaves to make the line shorter.
+/// While this many calls are in flight, no other leaves to shorten the queue.
 const MOST_CALLS: usize = 16;
 
-/// So many calls that give instants back leave together. After a storm of dropped waits a server
-/// works for some milliseconds for each.
+/// The most calls that leave together to give bookings back. After a storm of dropped waits each of
+/// them takes a server some milliseconds.
 const MOST_GIVING_BACK: usize = 4;
 
-/// A grant that its task did not take goes to the next request for so long.
+/// How long a grant that its task did not take goes to the next request.
 const CATCH_UP: Nanos = Nanos::new(5_000_000);
 
 impl State {
-    /// What leaves now.
+    /// Returns the messages that leave now.
     ///
     /// The store takes back the last booking, and then the one before it, if nothing else was
-    /// written. So instants wait until no call is in flight that may book behind them. Then the
-    /// latest leaves first, refunds leave after all instants, and requests after the refunds.
-    /// Requests that leave during a call take the earliest instants along, for themselves.
+    /// written. So bookings wait until no call is in flight that may book behind them. Then the
+    /// latest booking leaves first, refunds leave after all bookings, and requests after the
+    /// refunds. Requests that leave during a call take the earliest bookings along, for themselves.
     pub(super) fn next_steps(&mut self, is_far: bool, most: usize, now: Nanos) -> Vec<Step> {
         let mut steps = Vec::new();
         let held_till = self.in_line.held_till();
@@ -76,8 +76,8 @@ impl State {
         steps
     }
 
-    /// A call took so long, or was in vain. A server may work for milliseconds for one, and those
-    /// behind it must not be late.
+    /// Notes how long a call took, or that it was in vain. A server may work for milliseconds on
+    /// one call, and the calls behind it must not be late.
     pub(super) fn took(&mut self, time: Option<Duration>, timeout: Duration) {
         match time {
             Some(time) if time <= timeout / 4 => self.ahead = (self.ahead + 1).min(MOST_CALLS - 1),
@@ -86,7 +86,8 @@ impl State {
         }
     }
 
-    /// Gives an instant that its request does not take to the next request of its size, or back.
+    /// Passes a booking that its request does not take to the next request of its size, or gives it
+    /// back.
     pub(super) fn pass_on(&mut self, after: &mut After, booking: Booking, now: Nanos) {
         let class = booking.reply.permits.clone();
         let is_fresh = now.saturating_since(booking.due) <= CATCH_UP;
@@ -110,8 +111,8 @@ impl State {
         self.waiting -= 1;
         self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
         let requests = self.classes.get_mut(&class);
-        // An instant that has passed was the grant of this request. The next request would be
-        // granted at a later time by it, and windows in between would count it in none.
+        // If its time has passed, the booking was the grant of this request. The next request would
+        // be granted by it at a later time, and no window in between would count it.
         let passed = requests.and_then(|requests| match requests.due(turn).saturating_add(CATCH_UP) < now {
             true => requests.take(turn),
             false => {
@@ -125,9 +126,9 @@ impl State {
         self.settle(after, &class, now);
     }
 
-    /// Serves the requests of a class that are due, and gives back what no request waits for. Wakes
-    /// the first request if it has to look earlier than it will, and has the store's thread look if
-    /// that request is another one than was foreseen.
+    /// Serves the requests of a class that are due, and gives back bookings that no request waits
+    /// for. Wakes the task of the first request if it must check earlier than it will. Makes the
+    /// store's thread check if that request is not the foreseen one.
     pub(super) fn settle(&mut self, after: &mut After, class: &[u64], now: Nanos) {
         for _ in 0..MOST_STEPS {
             let served = self.classes.get_mut(class).and_then(|class| class.serve(now));
@@ -158,8 +159,8 @@ impl State {
         }
     }
 
-    /// Serves the requests that are due in all classes, before those that wait are counted. No task
-    /// looks for a request that is never polled again.
+    /// Serves the requests that are due in all classes, before the waiting requests are counted. No
+    /// task checks for a request that is never polled again.
     pub(super) fn serve_due(&mut self, after: &mut After, now: Nanos) {
         let is_due = |class: &Class| class.first().is_some_and(|(_, due)| due <= now);
         let due = self.classes.iter().take(FORESEEN).filter(|(_, class)| is_due(class));
@@ -167,7 +168,7 @@ impl State {
         due.iter().for_each(|class| self.settle(after, class, now));
     }
 
-    /// On the store's thread, at a time of [`Class::to_watch`].
+    /// Handles a time of [`Class::to_watch`], on the store's thread.
     pub(super) fn watched(&mut self, after: &mut After, class: &[u64], at: Nanos, now: Nanos) {
         if let Some(requests) = self.classes.get_mut(class) {
             after.unwatched.extend(requests.unwatch(Some(at)));
@@ -175,16 +176,16 @@ impl State {
         }
     }
 
-    /// The last instant that the store booked for a request of this line, among so many sizes, and
-    /// how far ahead it did. An instant of a wait that was dropped is none.
+    /// Returns the last time that the store booked for a request of this line, among the first
+    /// [`FORESEEN`] sizes, and how far ahead it booked. The booking of a wait that was dropped does
+    /// not count.
     pub(super) fn booked_till(&self) -> (Nanos, Duration) {
         let last = self.classes.values().take(FORESEEN).filter_map(Class::last);
         last.max().unwrap_or_default().max(self.served)
     }
 
-    /// Gives an instant back to the store, once: if the message is lost, permits are lost, and none
-    /// is granted twice. The instant that was booked last goes first, since the store undoes the
-    /// last booking.
+    /// Gives a booking back to the store, once: if the message is lost, permits are lost, but none
+    /// is granted twice. The last booking goes first, because the store undoes the last booking.
     pub(super) fn give_back(&mut self, booking: Booking) {
         let reply = &booking.reply;
         if reply.wait == Duration::ZERO {
@@ -206,7 +207,8 @@ impl State {
         }
     }
 
-    /// An instant that no request waits for, that has not left, and that is earlier than this one.
+    /// Takes a booking that no request waits for, that has not left, and that is due earlier than
+    /// `due`.
     pub(super) fn earlier_booking(&mut self, class: &[u64], due: i64, now: Nanos) -> Option<Booking> {
         let mut earlier = self.to_give_back.range(..(due, 0)).take(MOST_STEPS);
         let (key, _) = earlier.find(|(_, booking)| {
@@ -236,7 +238,7 @@ impl State {
         }
     }
 
-    /// Tells a lease how it was decided.
+    /// Reports to a lease how it was decided.
     pub(super) fn end_lease(&mut self, after: &mut After, number: u64, reply: Result<Reply, Away>) {
         let booked = self.entries.remove(&number).and_then(|entry| entry.lease);
         after.leases.extend(booked.map(|booked| (booked, reply)));

@@ -1,4 +1,4 @@
-//! A place in line, as a future.
+//! A position in the queue, as a future.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,37 +15,38 @@ use crate::store::WhileAway;
 
 type Sleep = <DefaultClock as Timer>::Sleep;
 
-/// A request in line. It is ready when the request has ended. Dropped before, it leaves the line.
+/// A request in the queue. The future is ready when the request has ended. If it is dropped before,
+/// the request leaves the queue.
 pub(crate) struct Ticket {
     line: Arc<Line>,
     number: u64,
-    /// The answer was taken.
+    /// The result was taken.
     is_over: bool,
     sleep: Option<(Nanos, Pin<Box<Sleep>>)>,
 }
 
-/// What a look at a request tells.
+/// The result of a check.
 enum Seen {
     Ended(Outcome),
-    /// The request is booked, and its task looks again at this time.
+    /// The request is booked, and its task checks again at this time.
     Booked(Nanos),
-    /// The request is not decided, and its task looks again at this time, if not before.
+    /// The request is not decided, and its task checks again at this time, if not before.
     Undecided(Nanos),
 }
 
 impl Ticket {
-    /// Joins the line. A request that was in line before keeps the number of its arrival.
+    /// Joins the queue. A request that was in the queue before keeps the number of its arrival.
     pub(crate) fn new(line: &Arc<Line>, asked: Asked, number: Option<u64>) -> Ticket {
         let number = line.visit(|state, after, now| state.join(after, Entry::new(asked, now), number, now));
         Ticket { line: line.clone(), number, is_over: false, sleep: None }
     }
 
-    /// The number of the arrival of the request.
+    /// Returns the number of the arrival of the request.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Looks at the request. Where `stays` is set, the permits of a granted request stay in line.
+    /// Checks the request. If `stays` is set, the permits of a granted request stay in the queue.
     fn look(&mut self, waker: &Waker, stays: bool) -> Seen {
         let waker = waker.clone();
         let (number, store) = (self.number, &self.line.set.store);
@@ -60,7 +61,7 @@ impl Ticket {
             let class = state.entries.get(&number).and_then(booked);
             if let Some((class, turn)) = class {
                 state.settle(after, &class, now);
-                // Requests of higher priority may have taken the instants up to the longest wait of
+                // Requests of higher priority may have taken the bookings up to the maximum wait of
                 // this request.
                 if let Some(entry) = state.entries.get(&number)
                     && matches!(entry.stage, Stage::Booked { .. })
@@ -107,7 +108,7 @@ impl Ticket {
         seen
     }
 
-    /// Waits until the request has an instant, which it keeps, or is refused.
+    /// Waits until the request has a booking, which it keeps, or is refused.
     pub(crate) fn poll_decided(&mut self, context: &mut Context<'_>) -> Poll<Outcome<()>> {
         loop {
             return Poll::Ready(match self.look(context.waker(), true) {
@@ -122,7 +123,7 @@ impl Ticket {
         }
     }
 
-    /// Waits until a time. The end of time does not come.
+    /// Waits until a time. [`Nanos::MAX`] never comes.
     fn poll_until(&mut self, context: &mut Context<'_>, at: Nanos) -> Poll<()> {
         if at == Nanos::MAX {
             return Poll::Pending;
@@ -138,7 +139,7 @@ impl Ticket {
         Poll::Ready(())
     }
 
-    /// When a request is due that is booked, or waits behind a pause.
+    /// Returns in what time a request is due that is booked, or waits behind a pause.
     pub(crate) fn due_in(&self) -> Duration {
         let now = self.line.set.now();
         let state = lock(&self.line.state);
@@ -150,8 +151,8 @@ impl Ticket {
         due.map_or(Duration::ZERO, |due| due.saturating_since(now).as_duration())
     }
 
-    /// Takes the permits of a booked or granted request, also if its instant has not come. A
-    /// request that is not decided leaves the line.
+    /// Takes the permits of a booked or granted request, even if it is not due yet. A request that
+    /// is not decided leaves the queue.
     pub(crate) fn take(mut self) -> Option<Granted> {
         let number = self.number;
         self.is_over = true;
@@ -186,8 +187,8 @@ impl Ticket {
 }
 
 impl Entry {
-    /// The latest time at which a booked request may be granted. The store counts the longest wait
-    /// from the time at which it decides.
+    /// Returns the latest time at which a booked request may be granted. The store counts the
+    /// maximum wait from the time at which it decides.
     fn latest(&self, turn: Turn) -> Nanos {
         self.last().max(turn.due)
     }
