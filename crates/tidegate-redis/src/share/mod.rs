@@ -1,67 +1,70 @@
-//! The shares of a process in its limits, for the time that the store is away.
+//! The shares of a process in its limits, while the store is away.
 //!
-//! With *n* processes, a process grants an *n*-th of each limit by itself. Its shares are kept by
-//! limit and tag, for all limiters of the store together, in bounded memory: a program that makes
-//! a limiter for each request grants no more than one that keeps its limiters.
+//! With *n* processes, a process grants an *n*-th of each limit by itself. It keeps its shares by
+//! limit and tag, for all limiters of the store together, in bounded memory: a program that makes a
+//! limiter for each request grants no more than a program that keeps its limiters.
 //!
 //! # How much a share has at first
 //!
 //! A process does not know what the other processes were granted before the store went away, and
-//! its own last answer may be old. It does not know either when the store is back with its state.
-//! So the first period of an outage has permits of two givers: the store, which grants at most the
-//! limit *L* in it, before and after the outage together, whatever the shares do; and the shares. A
-//! share that begins within a period of the last answer of the store, or of the last instant that
-//! the store booked for a request of this process, has an *n*-th of an *n*-th, rounded down:
+//! its own last reply may be old. Nor does it know when the store is back with its state. So in the
+//! first period of an outage permits have two sources: the store, which grants at most the limit
+//! *L* in that period, before and after the outage together, whatever the shares do; and the
+//! shares. A share that begins within a period of the last reply of the store, or of the last time
+//! that the store booked for a request of this process, has an *n*-th of an *n*-th, rounded down:
 //!
 //! > granted in the period ≤ *L* + *n* · *L* / *n*² = *L* · (1 + 1/*n*).
 //!
-//! No share of what the last answer left meets this bound with more: if *n* - 1 processes heard
-//! early that nearly all is left, and the last one took it all, an *n*-th each would grant nearly
-//! the limit again.
+//! No larger share, computed from what the last reply left, meets this bound: if *n* - 1 processes
+//! learned early that nearly all permits are left, and the last process took them all, an *n*-th
+//! each would grant nearly the limit again.
 //!
-//! From the next period on a share has its *n*-th, so that all shares grant the limit:
+//! From the next period on a share has its *n*-th, so that all shares together grant the limit:
 //!
 //! | policy | the period | the share then |
 //! |---|---|---|
-//! | `fixed_window` | the window, by the last that was heard of the server's clock | limit / *n* in each window |
+//! | `fixed_window` | the window, by the last known time of the server's clock | limit / *n* in each window |
 //! | `sliding_window`, `sliding_estimate`, `sliding_log` | the length of a window | limit / *n* in each |
-//! | `token_bucket`, `leaky_bucket`, `smooth_bursty` | the time in which an unused share fills | begins with burst / *n*², fills at rate / *n* up to burst / *n* |
+//! | `token_bucket`, `leaky_bucket`, `smooth_bursty` | the time in which an unused share fills | begins with burst / *n*², refills at rate / *n* up to burst / *n* |
 //!
-//! While requests of this process wait for instants that the store booked, the store goes on to
-//! grant, up to instants that it booked for other processes behind these. A process does not know
-//! of those, and its own requests may have been booked long before the store went away. So it takes
-//! the store to be booked as far ahead, from the first request on that it decides in the outage, as
-//! the last of its requests had to wait. What its share has less counts as of that instant: the
-//! first period ends a period behind it, and nothing comes in to a bucket before it, for requests
-//! that wait in the share as well.
+//! The permits that a share lacks in the first period are its *reduction*.
 //!
-//! From the second period on a share has at least one permit: of a limit below *n* permits each
+//! While requests of this process wait for bookings at the store, the store continues to grant, up
+//! to the bookings that it made for other processes behind these. A process does not know those
+//! bookings, and its own requests may have been booked long before the store went away. So from the
+//! first request that it decides in the outage, it assumes that the store is booked as far ahead as
+//! the last of its own requests had to wait. The reduction of its share counts as of that time: the
+//! first period ends a period after it, and nothing accrues in a bucket before it, even for
+//! requests that wait in the share.
+//!
+//! From the second period on a share has at least one permit: for a limit below *n* permits each
 //! process grants one. In the first period the shares of a limit below *n*² have none.
 //!
-//! A line that is gone leaves its last booked instant to all shares of the process, since a line
-//! that is made later for the same tag does not know it.
+//! When a line is dropped, its last booked time applies to all shares of the process, because a
+//! line that is made later for the same tag does not know it.
 //!
 //! # One outage after another
 //!
-//! Each outage has a first period of its own: it begins with the last answer of the store. A share
-//! that has begun in an earlier outage begins once more. A bucket, which has filled meanwhile,
-//! keeps no more than a share has at first; one that fills in steps has that behind its next step,
-//! which may come at once. What a window that slides has less since the earlier outage serves for
-//! this one, until an eighth of a period or a cell is left of it, since what it has less ends with
-//! a cell. Then the window has less for another period, and nothing while both count. A single call
-//! that is late is an outage, so a share that had less for a period after each of them would be
-//! none.
+//! Each outage has its own first period: it begins with the last reply of the store. A share that
+//! began in an earlier outage begins again. A bucket, which has refilled meanwhile, keeps no more
+//! than a share has at first. A bucket that refills in steps has that amount after its next step,
+//! which may come at once.
+//!
+//! A sliding window uses its reduction since an earlier outage for this outage as well, until an
+//! eighth of a period or a cell is left of it, because the reduction ends with a cell. Then the
+//! window has a reduction for another period, and no permits while both count. A single late call
+//! is an outage. If each late call reduced the share for a period, the share would have no permits.
 //!
 //! # Memory
 //!
-//! Once a minute the process forgets each tag whose share is as good as new and in its second
+//! Once a minute the process forgets each tag whose share is full again (as new) and in its second
 //! period or a later one.
 //!
 //! # Another number of processes
 //!
-//! When another number was seen between two outages, a process has a new share, of the new number.
-//! What it granted of its earlier shares in this period counts as granted of the new one. Else each
-//! change of the number would give an *n*-th of the limit once more.
+//! If the number of processes changes between two outages, a process has a new share, of the new
+//! number. What it granted of its earlier shares in this period counts as granted of the new share.
+//! Otherwise each change of the number would grant an *n*-th of the limit once more.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -88,61 +91,61 @@ use period::{Period, micros};
 pub(crate) use tidy::OFTEN as TIDIES;
 use tidy::Tidied;
 
-/// The most tags of one limit that have a share at one time. A tag beyond them is refused.
+/// The most tags of one limit that have a share at one time. Further tags are refused.
 const MOST_TAGS: usize = 65_536;
 
-/// The most limits of different names or terms.
+/// The most limits with different names or terms.
 const MOST_LIMITS: usize = 1024;
 
-/// How many earlier shares of one limit count.
+/// The most earlier shares of one limit that count.
 const MOST_EARLIER: usize = 8;
 
 /// The shares of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
     limits: Mutex<HashMap<String, Current>>,
-    /// Of all of them. It is made with the first of them, in the runtime of a request.
+    /// The clock of all shares. It is made with the first share, in the runtime of a request.
     clock: OnceLock<DefaultClock>,
-    /// The last instant that the store booked for a line that is gone.
+    /// The last time that the store booked for a line that was dropped.
     booked_till: Mutex<Option<Instant>>,
-    /// When the store had answered last before an outage, and when the first request was decided in
+    /// When the store had replied last before an outage, and when the first request was decided in
     /// that outage.
     decides_since: Mutex<Option<(Instant, Instant)>>,
     tidied: Tidied,
 }
 
-/// What is known of the store when a request is decided without it.
+/// The knowledge about the store when a request is decided without it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outage {
     /// How many processes share the limits.
     pub(crate) processes: NonZeroU32,
-    /// When the store answered last.
+    /// When the store replied last.
     pub(crate) answered: Instant,
-    /// How long ago the store answered last, or booked an instant.
+    /// How long ago the store replied last, or the last booked time passed.
     pub(crate) silence: Duration,
-    /// The Unix time by the server's clock; `None` if it is not known.
+    /// The Unix time by the server's clock; `None` if it is unknown.
     pub(crate) time: Option<Duration>,
 }
 
-/// The last instant at which the store booked permits for requests of a line: it lies ahead, or it
-/// has passed.
+/// The last time for which the store booked permits for requests of a line: it lies ahead, or has
+/// passed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Booked {
     pub(crate) ahead: Duration,
     pub(crate) ago: Duration,
-    /// How far ahead the store booked that instant.
+    /// How far ahead the store booked that time.
     pub(crate) wait: Duration,
 }
 
 impl Booked {
-    /// Of a line that has no booking.
+    /// The value for a line that has no booking.
     pub(crate) const NONE: Booked =
         Booked { ahead: Duration::ZERO, ago: Duration::MAX, wait: Duration::ZERO };
 
-    /// How far ahead the store may have booked for all processes, or how long ago that was, if it
-    /// answered last so long ago, and this process has decided without it for so long. While
-    /// requests of this line waited, other processes booked behind them, and this process was not
-    /// told until when.
+    /// Returns how far ahead the store may have booked for all processes, or how long ago its
+    /// bookings ended. The store replied last `answered_ago` ago, and this process has decided
+    /// without it for `decides_for`. While requests of this line waited, other processes booked
+    /// behind them, and this process does not know until when.
     fn of_all(self, answered_ago: Duration, decides_for: Duration) -> (Duration, Duration) {
         match self.ago < answered_ago {
             true => {
@@ -156,7 +159,7 @@ impl Booked {
     }
 }
 
-/// The share of one limit, and those of other numbers of processes before it, the latest first.
+/// The share of one limit, and the shares for earlier numbers of processes, the latest first.
 #[derive(Clone, Debug)]
 struct Current {
     share: Arc<Share>,
@@ -168,21 +171,21 @@ struct Current {
 struct Share {
     processes: NonZeroU32,
     tags: KeyedRateLimiter<String, AnyPolicy>,
-    /// What a share has less at first.
+    /// The reduction: how many permits a share lacks at first.
     less: u32,
-    /// How long a share that begins has less.
+    /// How long the reduction of a share that begins lasts.
     lacks: Period,
-    /// How long what was granted of earlier shares counts.
+    /// How long permits that were granted of earlier shares count.
     first: Period,
     numbers: Numbers,
-    /// When it was made. Steps of a bucket begin then.
+    /// When it was made. The steps of a bucket begin then.
     made: Instant,
-    /// The last beginning of each tag's share, if its first period may last. Held while a full
-    /// share begins.
+    /// The last beginning of each tag's share, if its first period may still last. The lock is held
+    /// while a full share begins.
     begun: Mutex<HashMap<String, Begun>>,
 }
 
-/// When a share began, and after which instant the store grants no more of what it had booked.
+/// When a share began, and after what time the store grants no more of its bookings.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     at: Instant,
@@ -190,14 +193,15 @@ struct Begun {
 }
 
 impl Begun {
-    /// The instant as of which the share has less.
+    /// Returns the time as of which the share has its reduction.
     fn debited(self) -> Instant {
         self.at.max(self.after)
     }
 }
 
 impl Shares {
-    /// A line is gone. The line of its tag that is made next does not know what was booked.
+    /// Notes the bookings of a line that is dropped. The next line of its tag does not know what
+    /// was booked.
     pub(crate) fn note(&self, Booked { ahead, ago, .. }: Booked) {
         let now = Instant::now();
         let till = now.checked_add(ahead).and_then(|at| at.checked_sub(ago));
@@ -205,7 +209,7 @@ impl Shares {
         *last = till.max(*last);
     }
 
-    /// The limiter of this process alone, for one tag.
+    /// Returns the limiter of this process only, for one tag.
     pub(crate) fn limiter<'a>(
         &self,
         tag: &str,
@@ -233,15 +237,15 @@ impl Shares {
         all.ok_or_else(unavailable)?.for_key(tag)
     }
 
-    /// The clock of the shares, and the Unix time by it.
+    /// Returns the clock of the shares, and the Unix time by it.
     fn clock(&self) -> (&DefaultClock, Duration) {
         let clock = self.clock.get_or_init(DefaultClock::new);
         (clock, clock.unix_time_at_zero() + clock.now().as_duration())
     }
 
-    /// When the first request was decided in the outage in which the store answered last at that
-    /// time. The shares of some tags begin later, or were forgotten, and what the store had booked
-    /// does not lie ahead of them for longer.
+    /// Returns when the first request was decided in the outage before which the store replied last
+    /// at `answered`. The shares of some tags begin later, or were forgotten. The bookings of the
+    /// store do not lie further ahead of them for that reason.
     fn decides_since(&self, answered: Instant) -> Instant {
         let mut since = lock(&self.decides_since);
         match *since {
@@ -261,7 +265,7 @@ impl Shares {
         let limit = format!("{name} {config}");
         let earlier = match shares.get(&limit) {
             Some(current) if current.share.processes == outage.processes => return Some(current.clone()),
-            // Another number of processes was seen since.
+            // The number of processes has changed.
             Some(Current { share, earlier }) => {
                 [share].into_iter().chain(&**earlier).take(MOST_EARLIER).cloned().collect()
             }
@@ -294,9 +298,9 @@ impl Share {
         Ok(Share { processes, tags, less, lacks, first, numbers: part.numbers, made, begun })
     }
 
-    /// Takes what a share of this tag has less in the first period of an outage, and what was
-    /// granted of earlier shares, once in each outage. The store had booked permits so far ahead,
-    /// or up to so long ago.
+    /// Debits the reduction of a tag's share in the first period of an outage, and what was granted
+    /// of earlier shares, once in each outage. `booked` returns how far ahead the store had booked
+    /// permits, or how long ago its bookings ended.
     fn begin(
         &self,
         tag: &str,
@@ -307,7 +311,7 @@ impl Share {
         let at = Instant::now();
         let began = lock(&self.begun).get(tag).copied();
         let of_this_outage = began.filter(|began| began.at >= outage.answered);
-        // The store grants permits up to this instant.
+        // The store grants permits up to this time.
         let (ahead, ago) = match of_this_outage {
             Some(Begun { after, .. }) => {
                 (after.saturating_duration_since(at), at.saturating_duration_since(after))
@@ -324,7 +328,7 @@ impl Share {
             _ => at.checked_add(ahead),
         });
         let new = Begun { at, after: after.unwrap_or(at) };
-        // Of two requests that come first, one begins the share.
+        // If two requests come first at one time, one of them begins the share.
         let begun = lock(&self.begun);
         let status = self.tags.status(tag);
         let is_full = status.available == status.limit;
@@ -332,8 +336,8 @@ impl Share {
             return;
         }
         let debit = self.debit(tag, status, less, ahead, outage, earlier);
-        // The waker of a request that waits is foreign code, and runs under no lock. None waits for a
-        // full share. One that is not full may begin twice at one time, which is safe.
+        // The waker of a request that waits is user code, and runs under no lock. No request waits
+        // for a full share. A share that is not full may begin twice at one time, which is safe.
         let held = is_full.then_some(begun);
         if self.tags.debit_ahead(tag, debit, ahead).is_err() {
             // There is no room for the tag, and its requests are refused.
@@ -348,7 +352,7 @@ impl Share {
         }
     }
 
-    /// Whether a share that began so has no need to begin once more.
+    /// Returns whether a share that began as `began` does not need to begin again as `new`.
     fn is_begun(&self, began: Begun, new: Begun, is_full: bool, ahead: Duration, outage: Outage) -> bool {
         let in_this_outage = began.at >= outage.answered;
         let serves = || {
@@ -358,13 +362,13 @@ impl Share {
         };
         match self.numbers.kind() {
             Kind::Bucket => in_this_outage,
-            // A window that is over had less, and the next one has not.
+            // The reduction ends with its window, and does not apply to the next window.
             Kind::Fixed => !is_full && (in_this_outage || serves()),
             Kind::Cells | Kind::Estimate | Kind::Log => in_this_outage || serves(),
         }
     }
 
-    /// How many permits are debited so that a share of this tag has so many less.
+    /// Returns how many permits are debited so that a share of this tag has a reduction of `less`.
     fn debit(
         &self,
         tag: &str,
@@ -383,21 +387,21 @@ impl Share {
         let limit = u32::try_from(status.limit).unwrap_or(u32::MAX);
         let less = less.saturating_add(granted.min(limit.saturating_sub(less)));
         let Numbers::Bucket(numbers) = self.numbers else { return less };
-        // The next step of a bucket may come at once, but that of a share that is new.
+        // The next step of a bucket may come at once, except in a new share.
         let step = if self.made < outage.answered { bucket::step_of(&numbers) } else { 0 };
         less.saturating_add(step).saturating_sub(bucket::missing(&numbers, status, ahead))
     }
 
-    /// Whether what a share has had less since an earlier outage serves for the period that begins
-    /// `ahead`. Its silence is as of then.
+    /// Returns whether the reduction of a share since an earlier outage serves for the period that
+    /// begins `ahead`. The silence in `outage` is as of then.
     fn serves(&self, outage: Outage, ahead: Duration) -> bool {
         match (self.first, self.numbers) {
             // The first period of any outage ends with the window.
             (Period::Window(..), _) => self.first.lasts(outage),
-            // Requests that wait get their instants now.
+            // Requests that wait get their due times now.
             (Period::For(length), _) if ahead > Duration::ZERO => outage.silence <= length / 8,
             (Period::For(length), Numbers::Fixed { .. }) => outage.silence < length,
-            // What a share has less ends with a cell.
+            // The reduction ends with a cell.
             (Period::For(length), Numbers::Cells { length: cell, .. }) => {
                 outage.silence.saturating_add(micros(cell).max(length / 8)) < length
             }
@@ -405,7 +409,7 @@ impl Share {
         }
     }
 
-    /// How many permits of this tag were granted in a first period that is not over.
+    /// Returns how many permits of this tag were granted in a first period that is not over.
     fn granted(&self, tag: &str) -> u32 {
         let status = self.tags.status(tag);
         let taken = status.limit.saturating_sub(status.available);
@@ -417,12 +421,12 @@ impl Share {
 mod tests {
     use super::*;
 
-    /// A bucket went on to fill while the store was back, and a window began its whole share when
-    /// the first period of the earlier outage was over.
+    /// Regression: a bucket continued to refill while the store was back, and a window began with
+    /// its whole share when the first period of the earlier outage was over.
     #[tokio::test(start_paused = true)]
     async fn each_outage_has_a_first_period_of_its_own() {
-        /// When an outage begins, after how many seconds of it its share is asked, and how many
-        /// permits the share has then.
+        /// When an outage begins, in seconds; then pairs of the seconds after that at which its
+        /// share is asked, and the permits that the share has then.
         type Course = (u64, &'static [(u64, usize)]);
         let first: Course = (0, &[(0, 3)]);
         let rows: [(&str, &[Course]); 13] = [
@@ -433,7 +437,7 @@ mod tests {
             ("sliding_log 60/20s", &[first, (14, &[(0, 0), (5, 0), (7, 3)])]),
             ("sliding_log 60/20s", &[first, (25, &[(0, 3), (19, 0), (21, 15)])]),
             ("sliding_window 60/20s cells 4", &[first, (14, &[(0, 0), (5, 0), (12, 3)])]),
-            // What the share has less from the end of a cell on comes back with that cell.
+            // A reduction that is debited near the end of a cell ends with that cell.
             ("sliding_window 60/20s cells 4", &[first, (29, &[(0, 3)]), (43, &[(0, 0), (3, 3)])]),
             ("sliding_window 60/20s cells 2", &[first, (9, &[(0, 0), (10, 0), (12, 3)])]),
             ("fixed_window 60/20s from_first_grant", &[first, (14, &[(0, 0), (5, 0), (7, 3)])]),
@@ -469,8 +473,8 @@ mod tests {
         }
     }
 
-    /// The store grants permits up to the instants that it booked, and the share of a process is
-    /// small up to a period behind them, for requests that wait as well.
+    /// The store grants permits up to the times that it booked, and the share of a process is small
+    /// until a period after them, even for requests that wait.
     #[tokio::test(start_paused = true)]
     async fn a_share_is_small_up_to_a_period_behind_booked_instants() {
         /// After how many seconds the share is asked, and how many permits it has then.
@@ -481,7 +485,7 @@ mod tests {
             ("sliding_log 60/20s", &[(0, 3), (30, 0), (69, 0), (71, 15)]),
             ("sliding_window 60/20s cells 4", &[(0, 3), (30, 0), (64, 0), (71, 15)]),
             ("fixed_window 60/20s from_first_grant", &[(0, 3), (30, 0), (69, 0), (71, 15), (92, 15)]),
-            // The instants end in the middle of a window.
+            // The last booked time is in the middle of a window.
             ("fixed_window 60/20s at_wall_clock 0s", &[(0, 3), (30, 0), (59, 0), (61, 15), (81, 15)]),
             ("sliding_estimate 60/20s", &[(0, 3), (30, 0), (59, 0)]),
         ];
@@ -509,9 +513,9 @@ mod tests {
         }
     }
 
-    /// A share that had been forgotten began once more, as far behind the booked instants of this
-    /// process as in the beginning of the outage: it was small for a while in each minute, and a
-    /// window granted it beside what it had granted before.
+    /// Regression: a share that had been forgotten began again, as far behind the booked times of
+    /// this process as at the beginning of the outage. It was small for a while in each minute, and
+    /// a window granted it in addition to what it had granted before.
     #[tokio::test(start_paused = true)]
     async fn a_share_that_was_forgotten_does_not_begin_once_more() {
         for line in [
@@ -549,7 +553,7 @@ mod tests {
         }
     }
 
-    /// Each call that is late is an outage, though the store is well.
+    /// Each late call is an outage, even though the store works.
     #[tokio::test(start_paused = true)]
     async fn calls_that_are_late_leave_a_share() {
         for line in ["sliding_log 60/20s", "sliding_window 60/20s cells 4", "token_bucket 3/s burst 60"] {
@@ -563,21 +567,21 @@ mod tests {
                 let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);
                 granted += usize::from(limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok()));
             }
-            // Three in a period, and in an eighth of it none.
+            // Three in a period, and none in an eighth of it.
             assert!(granted >= 7, "{line}: {granted}");
         }
     }
 
-    /// Requests of the process always wait for instants that the store has booked. Each call that
-    /// was late took what comes in to a share until the last of these instants, and after such a
-    /// minute the share had nothing for ten minutes of an outage.
+    /// Regression: requests of the process always wait for bookings at the store. Each late call
+    /// took what accrues in a share until the last booked time. After a minute of such calls the
+    /// share had no permits for ten minutes of an outage.
     #[tokio::test(start_paused = true)]
     async fn calls_that_are_late_in_a_crowd_leave_a_share() {
         for (line, full) in [
             ("token_bucket 40/s burst 40", 10),
             ("token_bucket 40/s burst 40 interval_refill", 10),
             ("leaky_bucket 40/s nodelay 39", 10),
-            // The last request pays with what comes in later.
+            // The last request pays with permits that accrue later.
             ("smooth_bursty 40/s", 11),
         ] {
             let config: PolicyConfig = line.parse().expect("a configuration");
@@ -595,14 +599,14 @@ mod tests {
                 granted(Instant::now(), Duration::from_secs(1));
             }
             let answered = Instant::now();
-            // A step more than a period behind the last instant.
+            // A step more than a period after the last booked time.
             tokio::time::sleep(Duration::from_secs(4)).await;
             assert_eq!(granted(answered, Duration::ZERO), full, "{line}");
         }
     }
 
-    /// A share that was full once more began once more: with 6 permits after exactly a minute, and
-    /// after less than a minute if it was not used up.
+    /// Regression: a share that was full again began again: with 6 permits after exactly a minute,
+    /// and after less than a minute if it was not used up.
     #[tokio::test(start_paused = true)]
     async fn a_bucket_begins_its_share_once() {
         let config: PolicyConfig = "token_bucket 100/min burst 100".parse().expect("a configuration");

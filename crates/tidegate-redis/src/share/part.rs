@@ -8,8 +8,8 @@ use tidegate::{PolicyConfig, Rate};
 use super::period::Period;
 use crate::terms::Terms;
 
-/// A configuration whose windows begin with those of a clock that tells `time`, on a clock that
-/// tells `wall`.
+/// Returns a configuration whose windows begin with those of a clock that shows `time`, on a clock
+/// that shows `wall`.
 pub(super) fn by_wall(mut config: PolicyConfig, time: Duration, wall: Duration) -> PolicyConfig {
     let length = match Terms::new(&config).map(|terms| Period::of(&terms.numbers)) {
         Ok(Period::Window(length, _)) => length.as_nanos().max(1),
@@ -23,8 +23,8 @@ pub(super) fn by_wall(mut config: PolicyConfig, time: Duration, wall: Duration) 
     config
 }
 
-/// A configuration with the permits of one of so many processes: at least one permit where there
-/// was one.
+/// Returns a configuration with the permits of one of `processes` processes: at least one permit if
+/// the whole has a permit.
 pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> PolicyConfig {
     let part = |permits: u32| permits.checked_div(processes.get()).unwrap_or(0).max(permits.min(1));
     match &mut config {
@@ -32,7 +32,7 @@ pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> Policy
             let steps = *interval_refill || at_wall_clock.is_some();
             *rate = if steps { fewer(*rate, processes) } else { slower(*rate, processes) };
             *burst = part(*burst);
-            // `Share::begin` says how much a share has at first.
+            // `Share::begin` sets how much a share has at first.
             *start_with = None;
         }
         PolicyConfig::LeakyBucket { rate, nodelay, capacity, .. } => {
@@ -59,11 +59,11 @@ pub(super) fn part_of(mut config: PolicyConfig, processes: NonZeroU32) -> Policy
     config
 }
 
-/// The share of a rate, exact where its permits are a whole number.
+/// Returns the share of a rate, exact if its permits are a whole number.
 fn slower(rate: Rate, processes: NonZeroU32) -> Rate {
     let permits = rate.permits();
     let period = rate.period().checked_mul(processes.get()).filter(|period| *period <= Rate::MAX_PERIOD);
-    // The value is in range, as was just checked.
+    // The value is in range, as the guard has just checked.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let exact = match period {
         Some(period) if permits.fract() == 0.0 && permits < 1e15 => Rate::new(permits as u64, period).ok(),
@@ -74,8 +74,8 @@ fn slower(rate: Rate, processes: NonZeroU32) -> Rate {
     })
 }
 
-/// Fewer whole permits in an equal period, so that windows begin and end as before. A rate that is
-/// less than a permit for each process stays one permit.
+/// Returns a rate with fewer whole permits in an equal period, so that windows begin and end as
+/// before. A rate of less than a permit for each process stays one permit.
 fn fewer(rate: Rate, processes: NonZeroU32) -> Rate {
     let permits = (rate.permits() / f64::from(processes.get())).floor().max(1.0);
     let whole = rate.permits().fract() == 0.0 && permits <= f64::from(u32::MAX);

@@ -1,15 +1,15 @@
-//! How long a share has less at first.
+//! How long a share is reduced at first.
 
 use std::time::Duration;
 
 use super::Outage;
 use crate::terms::{BucketNumbers, Numbers};
 
-/// A time that begins with the last answer of the store.
+/// A time that begins with the last reply of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Period {
     For(Duration),
-    /// To the end of a window of this length by the wall clock, and of this offset.
+    /// To the end of a window of this length by the wall clock, with this offset.
     Window(Duration, Duration),
 }
 
@@ -31,9 +31,9 @@ impl Period {
         }
     }
 
-    /// How long a share that begins has so many permits less: of a bucket until they come in, when
-    /// a share that was not used is full. A bucket that fills in steps has less for all of them,
-    /// since its first step may come at once.
+    /// Returns how long a share that begins lacks `less` permits. For a bucket, this is until they
+    /// have accrued, when an unused share is full. A bucket that refills in steps lacks all of them
+    /// for its whole period, because its first step may come at once.
     pub(super) fn lacking(numbers: &Numbers, less: u32) -> Period {
         match *numbers {
             Numbers::Bucket(BucketNumbers { refill, price, step: 0, .. }) if refill > 0 => {
@@ -44,7 +44,7 @@ impl Period {
         }
     }
 
-    /// Whether it is not over.
+    /// Returns whether the period is not over.
     pub(super) fn lasts(self, Outage { silence, time, .. }: Outage) -> bool {
         match self {
             Period::For(length) => silence < length,

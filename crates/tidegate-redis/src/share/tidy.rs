@@ -1,4 +1,4 @@
-//! Forgetting the shares that no outage needs any more.
+//! Forgets the shares that no outage needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,22 +7,22 @@ use std::time::Duration;
 use super::{Outage, Share, Shares};
 use crate::lock::lock;
 
-/// How often a process that has shares looks for those that it can forget.
+/// How often a process that has shares checks which of them it can forget.
 pub(crate) const OFTEN: Duration = Duration::from_secs(60);
 
-/// Whether a task looks for shares to forget.
+/// Whether a task checks for shares to forget.
 #[derive(Debug, Default)]
 pub(super) struct Tidied(AtomicBool);
 
 impl Shares {
-    /// Whether a task is to be started that calls [`tidy`](Shares::tidy) until that returns `true`.
+    /// Returns whether to start a task that calls [`tidy`](Shares::tidy) until it returns `true`.
     pub(crate) fn begins_to_fill(&self) -> bool {
         // Relaxed: the lock of the limits orders the first limit and the end of the task before.
         !self.tidied.0.load(Ordering::Relaxed) && !self.tidied.0.swap(true, Ordering::Relaxed)
     }
 
-    /// Forgets the tags that are as good as new, and the limits without any. Returns whether there
-    /// are no shares.
+    /// Forgets the tags that are full again (as new), and the limits without tags. Returns whether
+    /// there are no shares.
     pub(crate) fn tidy(&self, outage: Outage) -> bool {
         let shares: Vec<Arc<Share>> = lock(&self.limits)
             .values()
@@ -30,13 +30,13 @@ impl Shares {
             .cloned()
             .collect();
         let outage = Outage { time: Some(outage.time.unwrap_or(self.clock().1)), ..outage };
-        // It takes a while, in which other requests ask for shares.
+        // This takes a while, in which other requests ask for shares.
         shares.iter().for_each(|share| share.tidy(outage));
         drop(shares);
         let mut limits = lock(&self.limits);
         limits.retain(|_, current| {
             let mut all = [&current.share].into_iter().chain(&*current.earlier);
-            // Nor is a share forgotten that a request asks at this moment.
+            // A share that a request uses at this moment is not forgotten, either.
             !all.all(|share| share.is_unused() && Arc::strong_count(share) == 1)
         });
         self.tidied.0.store(!limits.is_empty(), Ordering::Relaxed);
@@ -46,7 +46,7 @@ impl Shares {
 
 #[cfg(all(test, feature = "simulation"))]
 impl Shares {
-    /// How many tags of each limit have a share.
+    /// Returns how many tags of each limit have a share.
     pub(crate) fn tags(&self) -> Vec<usize> {
         lock(&self.limits).values().map(|current| current.share.tags.len()).collect()
     }
