@@ -2,43 +2,46 @@
 //!
 //! # Size of a lease
 //!
-//! With *r* permits asked for in a second, *H* the horizon, *C* the limit and *L* the permits left
-//! in the store: r·H permits. While L is a tenth of C or more, at most C/2 ÷ processes. Below that
-//! the lease does not shrink: it is booked ahead, and usable when it is earned. Its first permit is
-//! due within the longest wait *W* that most requests of this process have, so that it goes before
-//! no request of another process. A booking without a longest wait is made for a request in line
-//! that has none. A lease of a window that slides is at most a 16th of C: of two leases of 0.6 C
-//! one fits, and the rest of the window would not be used. A fixed window earns nothing: there a
-//! lease is at most half of L ÷ processes, so the last permits are decided one by one.
+//! Let *r* be the permits asked for in a second, *H* the horizon, *C* the limit and *L* the permits
+//! left in the store. A lease has r·H permits. While L is a tenth of C or more, it has at most C/2
+//! ÷ processes. Below that the lease does not shrink: it is booked ahead, and is usable when its
+//! permits have accrued. Its first permit is due within *W*, the maximum wait of most requests of
+//! this process, so that the lease goes before no request of another process. A booking without a
+//! maximum wait is made for a queued request that has none. A lease of a sliding window is at most
+//! a 16th of C: of two leases of 0.6 C one fits, and the rest of the window would not be used. In a
+//! fixed window nothing accrues: there a lease is at most half of L ÷ processes, so the last
+//! permits are decided one by one.
 //!
 //! # Loops of several processes
 //!
-//! A loop that awaits its permits asks for what it was granted. So by r alone a process that got
-//! much would go on to get much, and a process that joins would get little for ever. Without leases
-//! each request in line has a place in the line of the store, and processes get parts like the
-//! lengths *w* of their lines, in permits.
+//! A loop that awaits its permits asks for as many as it was granted. So with r as the only measure
+//! a process that received many permits would continue to receive many, and a process that joins
+//! would receive few for ever. Without leases each queued request has its own booking at the store,
+//! and processes receive permits in proportion to the lengths *w* of their queues, in permits.
 //!
-//! So while such requests are in line, a lease has √(w·r·T) permits, where T is 8H. The parts of
-//! the store's line are then as the roots of w·r: a part that is too small for its w grows, one
-//! that is too large shrinks, and only parts like w stay. As r is an average over a second, the
-//! logarithm of what a part is off falls by half in 1.4 seconds. One process alone takes r·H
-//! permits, and so do all processes while a tenth of a bucket is left. Loops use up a window while
-//! it has more than that: there a lease has √(w·r·T) permits if r·H is 2 or more.
+//! So while such requests are queued, a lease has √(w·r·T) permits, where T is 8H. The parts of the
+//! processes in the store's queue are then proportional to the roots of w·r: a part that is too
+//! small for its w grows, a part that is too large shrinks, and only parts proportional to w stay.
+//! Because r is an average over a second, the logarithm of the error of a part falls by half in 1.4
+//! seconds. A single process takes r·H permits, and so do all processes while a tenth of a bucket
+//! is left. Loops use up a window while it has more than that: there a lease has √(w·r·T) permits
+//! if r·H is 2 or more.
 //!
 //! All leases together keep the limit booked for √(T·q), where *q* is the time in which the permits
-//! come in that all requests in line wait for. If that is W or more, the store refuses a process
-//! that joins. So once less than a tenth of C is left, T is W if that is less than 8H. The limit is
-//! then booked for less than W/2 while q is less than W/4. H is then W if that is less than 100 ms.
-//! A lease has no more permits than come in over W/2, or over W/4 if no request in line counts. A
-//! fixed window is not booked ahead, so there H stays and T is 8H. Leases are not for longest waits
-//! of less than 10 ms either, of which a call takes a part.
+//! accrue that all queued requests wait for. If that is W or more, the store refuses a process that
+//! joins. So once less than a tenth of C is left, T is W if that is less than 8H. The limit is then
+//! booked for less than W/2 while q is less than W/4. H is then W if that is less than 100 ms. A
+//! lease has no more permits than accrue over W/2, or over W/4 if no queued request counts. A fixed
+//! window is not booked ahead, so there H stays and T is 8H. Leases are not made for maximum waits
+//! of less than 10 ms either, because a call takes a part of such a wait.
 //!
-//! A request with a longest wait is such a request if it may wait for 200 ms or for W/2, and as
-//! long as none is refused. A loop that waits asks for what the limit has, so its requests are not
-//! refused unless the tasks are more than the permits of the longest wait. Requests that come
-//! whatever the limit has are refused soon if they are too many: then each is asked for once, as
-//! [`ledger`](crate::lease::ledger) tells. The number of requests in line does not tell which of
-//! both it is, since by Little's law it is the number of grants in the wait of one.
+//! A request with a maximum wait counts as such a request if it may wait for 200 ms or for W/2, and
+//! as long as no request is refused. A loop that waits asks for what the limit has, so its requests
+//! are not refused unless the tasks are more than the permits of the maximum wait. Requests that
+//! come regardless of the limit are soon refused if they are too many: then each of them is asked
+//! for once, as [`plan`](crate::lease::ledger) explains. The number of queued requests does not
+//! distinguish these two cases, because by Little's law it is the number of grants during the wait
+//! of one request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,15 +55,15 @@ use crate::lease::stock::{Origin, Piece, Stock, Taken};
 use crate::script::Reply;
 use crate::terms::{Kind, Numbers, Terms};
 
-/// The horizon of a lease, and of a lease of a fixed window at most.
+/// The horizon of a lease, and the largest horizon of a lease of a fixed window.
 pub(super) const HORIZON: Duration = Duration::from_millis(100);
 const LONGEST_HORIZON: Duration = Duration::from_secs(5);
 
 /// The time over which the use of permits is averaged, in seconds.
 const MEMORY: f64 = 1.0;
 
-/// The 8 of T. With a larger number there are fewer calls, and requests are in line for longer:
-/// with half of it, two loops at 2000/s make 0.036 calls a permit rather than 0.025.
+/// The 8 of T. With a larger number there are fewer calls, and requests queue for longer: with half
+/// of it, two loops at 2000/s make 0.036 calls a permit rather than 0.025.
 pub(super) const FOR_EACH: u32 = 8;
 
 /// How long a process believes that a limit has no permit.
@@ -73,18 +76,18 @@ pub(crate) struct Account {
     /// The rate of the limit.
     per_second: f64,
     pub(crate) stock: Stock,
-    /// Permits asked for that were not taken from the stock; and those of them that the store was
-    /// asked for by a call of the request, or would have refused.
+    /// Permits asked for that were not taken from the stock. And those of them that a call of the
+    /// request asked the store for, or that the store would have refused.
     pub(super) missed: AtomicU64,
     pub(super) alone: AtomicU64,
-    /// Permits that requests in line wait for, permits of all requests that have left the line, and
+    /// Permits that queued requests wait for; permits of all requests that have left the queue; and
     /// the most permits of one request.
     pub(super) waiting: AtomicU64,
     pub(super) left: AtomicU64,
     pub(super) largest: AtomicU64,
-    /// The most permits that requests which [stay in line](Patience::stays) were in line for since
-    /// the last booking. Not those that are in line now: of requests that are being served, that is
-    /// a part.
+    /// The most permits that requests which [stay in the queue](Patience::stays) waited for since
+    /// the last booking. This is not what they wait for now: while requests are served, only a part
+    /// of them is in the queue.
     pub(super) line: AtomicU64,
     patience: Arc<Patience>,
     kick: Arc<Notify>,
@@ -108,8 +111,9 @@ impl Account {
         Some(taken)
     }
 
-    /// When so many permits are there, behind requests for so many. Permits that are not booked may
-    /// be there at the end of the time for which a request [stays](Patience::stays) in line.
+    /// Returns when `n` permits are there, behind requests for `ahead` permits. Permits that are
+    /// not booked may be there at the end of the time for which a request [stays](Patience::stays)
+    /// in the queue.
     pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
         match self.stock.ready_at(at, ahead, n) {
             Nanos::MAX if !self.patience.is_crowded(at) => {
@@ -119,7 +123,7 @@ impl Account {
         }
     }
 
-    /// All permits that were ever asked for.
+    /// Returns all permits that were ever asked for.
     pub(super) fn asked(&self) -> u64 {
         self.stock.taken() + self.missed.load(Ordering::Relaxed)
     }
@@ -138,7 +142,7 @@ impl Account {
         2 * self.horizon()
     }
 
-    /// The horizon, or such a part of the longest wait if that is less. A fixed window is not
+    /// Returns the horizon, or this part of the maximum wait if that is less. A fixed window is not
     /// booked ahead.
     fn part_of_wait(&self, part: u32) -> Duration {
         match self.terms.kind() {
@@ -147,14 +151,14 @@ impl Account {
         }
     }
 
-    /// The permits that come in over a time.
+    /// Returns the permits that accrue over a time.
     fn come_in(&self, time: Duration) -> f64 {
         self.per_second * time.as_secs_f64()
     }
 
-    /// The most permits of a lease over such a time, for requests that all get permits in the end.
-    /// Permits of a window that slides are in no lease if they are too few for one more: so a lease
-    /// is a part of it.
+    /// Returns the most permits of a lease over such a time, for requests that all get permits in
+    /// the end. Permits of a sliding window that are too few for one more lease are in no lease. So
+    /// a lease is a part of the window.
     fn part(&self, time: Duration) -> f64 {
         let comes_in = self.come_in(time);
         match self.terms.kind() {
@@ -163,9 +167,9 @@ impl Account {
         }
     }
 
-    /// How many permits a lease has at least for requests in line that wait for so many. One of a
-    /// fixed window has no more than its part, but for the largest request. The store books no more
-    /// than the limit at one time.
+    /// Returns how many permits a lease has at least for queued requests that wait for `waiting`
+    /// permits. A lease of a fixed window has no such minimum except the largest request. The store
+    /// books no more than the limit at one time.
     pub(super) fn for_line(&self, waiting: u64) -> u64 {
         let part = match self.terms.kind() {
             Kind::Fixed => 0,
@@ -174,7 +178,7 @@ impl Account {
         self.largest.load(Ordering::Relaxed).max(part).min(waiting).min(self.terms.limit)
     }
 
-    /// The most permits of a lease, while there are more requests than permits.
+    /// Returns the most permits of a lease while there are more requests than permits.
     pub(super) fn most(&self, size: u64) -> u64 {
         let comes_in = whole(self.come_in(self.part_of_wait(1)));
         match self.terms.kind() {
@@ -183,9 +187,9 @@ impl Account {
         }
     }
 
-    /// How large a lease is at least for requests of several costs, which ask for so many permits
-    /// beside the first one: a lease of that size serves some requests. At a window it serves many,
-    /// since the permits that are too few for one more lease are not used.
+    /// Returns how large a lease is at least for requests of several costs, which ask for `more`
+    /// permits besides the first: a lease of that size serves some requests. At a window it serves
+    /// many, because permits that are too few for one more lease are not used.
     pub(super) fn serves(&self, more: f64) -> f64 {
         match self.terms.kind() {
             Kind::Bucket => 4.0 * more,
@@ -193,18 +197,18 @@ impl Account {
         }
     }
 
-    /// How often a lease is asked for, while there are more requests than permits and a process
-    /// asks for so many permits over the horizon. The store grants all of it or nothing: small
-    /// leases make equal shares sooner, and large ones take fewer calls.
+    /// Returns how often a lease is asked for while there are more requests than permits and a
+    /// process asks for `size` permits over the horizon. The store grants all of a lease or
+    /// nothing: small leases make equal shares sooner, and large leases take fewer calls.
     pub(super) fn pace(&self, size: u64) -> Duration {
         const SMALL: f64 = 32.0;
         let size = size.max(1) as f64;
-        // More than half of the limit may never fit.
+        // A lease of more than half of the limit may never fit.
         let fits = self.terms.limit as f64 / 2.0 / size;
         self.part_of_wait(1).mul_f64((SMALL / size).clamp(0.25, 1.0).min(fits.max(0.01)))
     }
 
-    /// How much later than its first permit the last permit of a lease is due.
+    /// Returns how much later than its first permit the last permit of a lease is due.
     pub(super) fn span(&self, n: u64) -> Duration {
         match self.terms.kind() {
             Kind::Fixed => Duration::ZERO,
@@ -215,7 +219,7 @@ impl Account {
         }
     }
 
-    /// How many permits a lease has that is booked now.
+    /// Returns how many permits a lease has that is booked now.
     pub(super) fn size(&self, now: Nanos, told: &mut Use, is_pressed: bool, processes: u64) -> u64 {
         told.note(now, self.asked());
         let waiting = self.waiting.load(Ordering::Relaxed) as f64;
@@ -225,8 +229,8 @@ impl Account {
         let horizon = if is_plenty { self.horizon() } else { self.part_of_wait(1) };
         let asked = told.rate * horizon.as_secs_f64();
         let line = self.line.load(Ordering::Relaxed) as f64;
-        // Loops use up a window at its beginning, while it has plenty. A process that would not
-        // lease does not lease then, either.
+        // Loops use up a window at its beginning, while it has many permits left. A process that
+        // would not lease does not lease then, either.
         let is_shared = processes > 1 && (!is_plenty || self.terms.kind() != Kind::Bucket && asked >= 2.0);
         let is_line = is_shared && line > 0.0;
         let most = match (is_pressed, is_plenty) {
@@ -242,7 +246,7 @@ impl Account {
                 Kind::Fixed => FOR_EACH * self.horizon(),
                 _ => self.patience.longest().min(FOR_EACH * HORIZON),
             };
-            // The size is rounded up, or a small part would not grow.
+            // The size is rounded up; otherwise a small part would not grow.
             (line * told.rate * time.as_secs_f64()).sqrt().ceil()
         } else {
             asked
@@ -252,8 +256,8 @@ impl Account {
         let most = match self.terms.kind() {
             Kind::Fixed if left > 0 => half(left),
             Kind::Fixed => {
-                // These leases are of a later window, and how much that window has left is not
-                // known.
+                // These leases are for a later window, and it is unknown how much that window has
+                // left.
                 let fits = |n: &u64| limit % n <= limit / 100;
                 (1..=half(limit)).rev().find(fits).unwrap_or(1)
             }
@@ -263,10 +267,11 @@ impl Account {
         whole(wish).clamp(1, most.max(1))
     }
 
-    /// What an order that was sent brings at one limit, by a reply that comes now.
+    /// Returns what an order that was sent brings at one limit, by a reply that comes now.
     pub(super) fn piece(&self, sent: Nanos, now: Nanos, reply: &Reply, limit: usize) -> Piece {
         let after = |from: Nanos, span: Duration| from.saturating_add(Nanos::from_duration(span));
-        // The permits are not usable before their instant: the reply is as old as its way back.
+        // The permits are not usable before they are due: the reply was made earlier, by its time
+        // on the way back.
         let usable = after(now, reply.wait);
         let mut ends = after(sent, reply.wait.saturating_add(self.life()));
         if self.terms.kind() == Kind::Fixed {
@@ -278,24 +283,24 @@ impl Account {
     }
 }
 
-/// How a limit is used, and what the store told of it last.
+/// How a limit is used, and what the store last reported about it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Use {
-    /// Permits asked for in a second, as of a time, and all that were asked for until then.
+    /// Permits asked for in a second, as of a time, and all permits that were asked for until then.
     pub(super) rate: f64,
     pub(super) at: Nanos,
     pub(super) asked: u64,
     /// How many were asked for when permits were booked last.
     pub(super) booked: u64,
-    /// How many of them were asked of the store, alone or by a lease, granted or not; and by the
-    /// last lease.
+    /// How many of them the store was asked for, by single requests or by a lease, granted or not;
+    /// and how many by the last lease.
     pub(super) ordered: u64,
     pub(super) lease: u64,
     /// How many permits were used, as far as they are counted.
     pub(super) used: u64,
     pub(super) left: u64,
     pub(super) told: Nanos,
-    /// The limit has no permit before this time, which is believed until another time.
+    /// The limit has no permit before the first time, which is believed until the second time.
     pub(super) none_before: Nanos,
     pub(super) believed: Nanos,
     /// The end of a pause.
@@ -305,14 +310,14 @@ pub(super) struct Use {
 }
 
 impl Use {
-    /// The permits left in the store, as far as is known.
+    /// Returns the permits left in the store, as far as is known.
     pub(super) fn left(&self, now: Nanos, limit: u64) -> u64 {
         // A limit that has no permit until its window ends has none then, either.
         let is_known = now.saturating_since(self.told) < TRUST || now < self.none_before;
         if is_known { self.left } else { limit }
     }
 
-    /// Averages the permits asked for: all that ever were are told.
+    /// Averages the permits asked for. `asked` is the total until now.
     fn note(&mut self, now: Nanos, asked: u64) {
         let more = asked.saturating_sub(self.asked) as f64;
         let memories = now.saturating_since(self.at).as_duration().as_secs_f64() / MEMORY;
@@ -323,10 +328,10 @@ impl Use {
     }
 }
 
-/// The whole permits of a number of permits.
+/// Returns the whole permits of a number of permits.
 ///
-/// The casts lose no more than its fraction: it is never negative, and a number beyond all integers
-/// is the largest one.
+/// The casts lose no more than its fraction: the number is never negative, and a number beyond all
+/// integers becomes the largest integer.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub(super) fn whole(permits: f64) -> u64 {
     permits as u64

@@ -1,12 +1,13 @@
-//! Leases: permits that the store has debited and this process may spend without asking.
+//! Leases: permits that the store has debited, and that this process may spend without asking the
+//! store.
 //!
-//! A limit on lease is a limiter of the core whose policy is its [`Stock`](stock::Stock), and a set
-//! of limits is an `AllOf` of them. So the line, priorities, cancelled waits and threads are those
-//! of the core, and a request that is served takes no lock and makes no trip. A task on the thread
-//! of the store books permits before they are used up, and gives back what is not used.
+//! A leased limit is a limiter of the core whose policy is its [`Stock`](stock::Stock), and a set
+//! of limits is an `AllOf` of such limiters. So the queue, priorities, cancelled waits and threads
+//! are those of the core, and a request that is served takes no lock and makes no round trip. A
+//! task on the store's thread books permits before they are used up, and gives unused permits back.
 //!
-//! A request that the leases cannot serve, and for which none is booked, is decided by the store as
-//! without leases.
+//! If the leases cannot serve a request, and no lease is booked for it, the store decides the
+//! request as it does without leases.
 
 mod account;
 mod ledger;
@@ -38,18 +39,18 @@ use crate::script::{Answer, Reply};
 use crate::set::{Costs, Set};
 use crate::store::{Away, WhileAway};
 
-/// Where permits are booked: the line to the store, in which a lease stands behind the requests
+/// Where permits are booked: the queue to the store, in which a lease stands behind the requests
 /// that came before it.
 pub(crate) trait Books: Send + Sync {
-    /// Books permits, which are due within this time. If nobody takes the reply, the permits are
-    /// lost until they come in again.
+    /// Books permits that are due within `longest`. If the reply is not taken, the permits are lost
+    /// until new ones accrue.
     fn book(self: Arc<Self>, costs: Costs, longest: Duration, booked: Booked);
 
-    /// Whether requests of this process wait there for their instants.
+    /// Returns whether requests of this process wait there for their bookings.
     fn has_waiting(&self) -> bool;
 }
 
-/// Told what became of a booking.
+/// Receives the result of a booking.
 pub(crate) type Booked = oneshot::Sender<Result<Reply, Away>>;
 
 /// The leases of one set of limits.
@@ -58,13 +59,13 @@ pub(crate) struct Leases {
     books: Weak<dyn Books>,
     ledger: Ledger,
     limiters: Vec<RateLimiter<Lease>>,
-    /// The limiters together, if there are several. An only limiter is asked itself, which takes a
-    /// fifth of the time.
+    /// The limiters together, if there are several. A single limiter is called directly, which
+    /// takes a fifth of the time.
     all: Option<AllOf>,
-    /// Tells requests in line, in their order, that leases cannot serve them.
+    /// Notifies requests in the queue, in their order, that leases cannot serve them.
     failed: Notify,
     is_driven: AtomicBool,
-    /// Whether the requests that wait for the store are bounded. The bounds do not hold here.
+    /// Whether the requests that wait for the store are bounded. The bounds do not apply here.
     is_bounded: AtomicBool,
 }
 
@@ -110,8 +111,8 @@ impl Leases {
         }
     }
 
-    /// The wait of a request in the line of this process, which it joins when the wait is polled.
-    /// `None` leaves the request to the store.
+    /// Returns the wait of a request in the queue of this process, which it joins when the wait is
+    /// polled. `None` leaves the request to the store.
     pub(crate) fn line(&self, request: &AllRequest<'_>) -> Option<Wait> {
         match &self.all {
             Some(all) => Some(Wait::All(all.acquire_many(request.clone()))),
@@ -122,9 +123,10 @@ impl Leases {
         }
     }
 
-    /// Waits in line. `None` leaves the request to the store, as it is where no request waits here
-    /// and requests wait there for a store that is away: `are_held` tells that. A request that no
-    /// lease serves at once arrives in the line of the store, too, for the case that it goes there.
+    /// Waits in the queue. `None` leaves the request to the store. This happens, for example, if no
+    /// request waits here while requests at the store wait for it to come back, which `are_held`
+    /// returns. A request that no lease serves at once also arrives in the queue of the store, in
+    /// case it moves there.
     pub(crate) async fn wait(
         self: &Arc<Leases>,
         wait: Wait,
@@ -133,7 +135,7 @@ impl Leases {
         are_held: impl Fn() -> bool,
         arrive: impl FnOnce(),
     ) -> Option<Result<AllPermits, AllRefusal>> {
-        // Dropped behind the wait, which puts its permits back: bookings for requests in line end
+        // Dropped after the wait, which puts its permits back: bookings for queued requests end
         // with the last of these requests.
         let mut joined = None;
         let mut wait = pin!(self.answer(wait));
@@ -155,7 +157,7 @@ impl Leases {
             self.ledger.missed(costs);
             self.ledger.alone(costs);
             if self.ledger.rests(now) {
-                // Requests that came before wait in line for a lease that cannot be had.
+                // Earlier requests are queued for a lease that cannot be had.
                 self.tell_failed();
             }
             return None;
@@ -171,7 +173,7 @@ impl Leases {
                 Either::Right(_) => None,
             };
             if answer.is_none() {
-                // This request misses no failure that is told from now on.
+                // This request misses no failure that is notified from now on.
                 failed.set(self.failed.notified());
             }
             match answer {
@@ -189,7 +191,7 @@ impl Leases {
         }
     }
 
-    /// The refusal of a request that the leases cannot serve in time, if that is known.
+    /// Returns the refusal of a request that the leases cannot serve in time, if that is known.
     fn refuse(
         self: &Arc<Leases>,
         refusal: &AllRefusal,
@@ -224,7 +226,7 @@ impl Leases {
                 self.drive();
             }
             let known = known.and_then(|(_, refusal)| refusal.retry_after()).unwrap_or_default();
-            // A lease that is asked for now comes after a call, so not in zero.
+            // A lease that is asked for now comes after a call, so not in zero time.
             let soonest = Nanos::from_duration(known).max(SOONEST);
             return Some(limited(next.saturating_since(now).max(soonest)));
         }
@@ -234,8 +236,8 @@ impl Leases {
         }
         let is_behind = || ledger.has_waiting() && self.in_line() > 0 && !ledger.has_plenty(now, costs);
         if longest == Duration::ZERO && is_behind() {
-            // Requests wait in line for permits that are not booked yet. A granted request does
-            // not, also if its task did not run, or never runs again.
+            // Requests queue for permits that are not booked yet. A granted request does not queue,
+            // even if its task did not run, or never runs again.
             return Some(limited(Nanos::from_duration(account::HORIZON)));
         }
         if ledger.pays(now, costs) {
@@ -244,27 +246,27 @@ impl Leases {
         None
     }
 
-    /// Notes what the store told of the limits at this time, by the clock of the set.
+    /// Notes what the store reported about the limits at this time, by the clock of the set.
     pub(crate) fn told(&self, now: Nanos, reply: &Reply) {
         self.ledger.told(now, reply);
     }
 
-    /// The limits may have more permits than was told.
+    /// Notes that the limits may have more permits than was reported.
     pub(crate) fn forget(&self) {
         self.ledger.forget();
     }
 
-    /// How many permits of a limit can be taken.
+    /// Returns how many permits of a limit can be taken.
     pub(crate) fn usable(&self, limit: usize) -> u64 {
         self.ledger.usable(limit, self.set.clock.now())
     }
 
-    /// A request of this process waits in the line of the store.
+    /// Notes that a request of this process waits in the queue of the store.
     pub(crate) fn left_to_store(&self) {
         self.ledger.kick.notify_one();
     }
 
-    /// From when on the last permits that are booked are usable.
+    /// Returns when the last booked permits become usable.
     pub(crate) fn booked_till(&self) -> Nanos {
         self.ledger.accounts.iter().map(|account| account.stock.last_usable()).max().unwrap_or_default()
     }
@@ -276,8 +278,8 @@ impl Leases {
         self.tell_counts();
     }
 
-    /// Ends all leases as a pause ends, since one may have been booked before the pause for an instant
-    /// behind it. Then permits are booked for requests in line alone.
+    /// Ends all leases when a pause ends, because a lease may have been booked before the pause for
+    /// a time after it. Then permits are booked only for queued requests.
     pub(crate) fn resume(&self) {
         self.give_back(&self.ledger.end(self.set.clock.now()));
         self.ledger.is_back();
@@ -287,8 +289,8 @@ impl Leases {
         self.tell_counts();
     }
 
-    /// Ends all leases of a limit, or of all limits, and forgets their permits. Returns how many
-    /// permits that were.
+    /// Ends all leases of a limit, or of all limits, and drops their permits. Returns how many
+    /// permits these were.
     pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
         let lost = self.ledger.lose(only);
         self.forget();
@@ -297,7 +299,7 @@ impl Leases {
         lost
     }
 
-    /// Refuses the requests in line.
+    /// Refuses the queued requests.
     pub(crate) fn close(&self) {
         match &self.all {
             Some(all) => all.close(),
@@ -305,7 +307,7 @@ impl Leases {
         };
     }
 
-    /// Has the task run that books permits. Returns whether that task runs.
+    /// Makes the task run that books permits. Returns whether that task runs.
     fn drive(self: &Arc<Leases>) -> bool {
         // SeqCst here, where the task ends and where a request joins: either the task sees the
         // request, or the request sees that the task has ended.
@@ -322,8 +324,8 @@ impl Leases {
                 if std::mem::take(&mut is_back) {
                     leases.ledger.is_back();
                 }
-                // A limiter that is dropped meanwhile gives its permits back before this telling
-                // ends.
+                // A limiter that is dropped meanwhile gives its permits back before this guard is
+                // dropped.
                 let telling = leases.set.store.begin_telling();
                 let next = leases.step().await;
                 drop(leases);
@@ -345,7 +347,7 @@ impl Leases {
         }))
     }
 
-    /// How many requests wait in the line of this process.
+    /// Returns how many requests wait in the queue of this process.
     pub(crate) fn in_line(&self) -> usize {
         match &self.all {
             Some(all) => all.status().waiting,
@@ -353,8 +355,8 @@ impl Leases {
         }
     }
 
-    /// What a request asks of the only limit, and how many permits its grant tells if it names that
-    /// limit. `None` if it names another one.
+    /// Returns what a request asks of the only limit, and, if it names that limit, how many permits
+    /// its grant reports. `None` if it names another limit.
     fn alone(&self, request: &AllRequest<'_>) -> Option<(Request, Option<u32>)> {
         let mut alone = request.to_request();
         let unnamed = alone.permits;
@@ -378,7 +380,7 @@ impl Leases {
         }
     }
 
-    /// The refusal by the only limit, or by its line.
+    /// Returns the refusal by the only limit, or by its queue.
     fn refused(&self, refusal: Refusal) -> AllRefusal {
         match refusal {
             Refusal::Limited { .. } => AllRefusal::from_member(self.set.members[0].name.as_str(), refusal),
@@ -398,12 +400,12 @@ impl Leases {
         self.forget();
     }
 
-    /// Tells the observer of the store what became of permits on lease. The caller holds no lock.
+    /// Notifies the observer of the store of the leased permits' counts. The caller holds no lock.
     fn tell_counts(&self) {
         self.ledger.counters.tell(self.set.store.events());
     }
 
-    /// Tells the ledger how many processes there are. A process that books nothing needs the number
+    /// Reports the number of processes to the ledger. A process that books nothing needs the number
     /// as well: some processes lease only because there are others.
     fn count_processes(&self) {
         let store = &self.set.store;
@@ -412,9 +414,9 @@ impl Leases {
         }
     }
 
-    /// Whether requests without a longest wait stay in line although no lease can be had now: they
-    /// wait for a store that is away, in their order. If their number is bounded, they wait in the
-    /// line that has the bounds.
+    /// Returns whether requests without a maximum wait stay in the queue although no lease can be
+    /// had now: they wait for a store that is away, in their order. If their number is bounded,
+    /// they wait in the queue that has the bounds.
     fn outlasts(&self) -> bool {
         self.set.store.while_away() == WhileAway::Wait
             && self.ledger.is_hopeful()
@@ -424,28 +426,28 @@ impl Leases {
 
     /// Notes whether the requests that wait for the store are bounded.
     pub(crate) fn set_bounded(&self, is_bounded: bool) {
-        // Relaxed: the lock of the ledger orders this. Either the failure of a call is seen here, or
-        // the bounds are seen when that failure is told.
+        // Relaxed: the lock of the ledger orders this. Either the failure of a call is seen here,
+        // or the bounds are seen when that failure is notified.
         let was_bounded = self.is_bounded.swap(is_bounded, Ordering::Relaxed);
         if is_bounded && !was_bounded && self.ledger.rests(self.set.clock.now()) {
             self.fail();
         }
     }
 
-    /// No lease can be had now. Requests that stay are not woken.
+    /// Handles that no lease can be had now. Requests that stay are not woken.
     fn tell_failed(&self) {
         if !(self.outlasts() && self.ledger.are_endless()) {
             self.fail();
         }
     }
 
-    /// Tells the requests in line that leases do not serve them. The panic of a foreign waker must
+    /// Notifies the queued requests that leases do not serve them. A panic of a user's waker must
     /// not end the task that books permits.
     fn fail(&self) {
         _ = catch_unwind(AssertUnwindSafe(|| self.failed.notify_waiters()));
     }
 
-    /// Makes a booking. The line to the store keeps the order of several ones.
+    /// Makes a booking. The queue to the store keeps the order of several bookings.
     fn book(&self, order: &Order) -> oneshot::Receiver<Result<Reply, Away>> {
         let (booked, reply) = oneshot::channel();
         if let Some(books) = self.books.upgrade() {
@@ -454,7 +456,7 @@ impl Leases {
         reply
     }
 
-    /// Notes what became of a booking.
+    /// Handles the result of a booking.
     fn done(&self, order: &Order, reply: Result<Reply, Away>) {
         let set = &self.set;
         let outcome = match &reply {
@@ -468,8 +470,8 @@ impl Leases {
             }
         }
         match outcome {
-            // A debit of no permits has the limiter serve its line, and refuse the requests in line
-            // that no booking serves in time.
+            // A debit of no permits makes the limiter serve its queue, and refuse the queued
+            // requests that no booking serves in time.
             Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].debit(0)),
             Outcome::TooLate(returns) => self.give_back(&returns),
             Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
@@ -477,7 +479,7 @@ impl Leases {
         }
     }
 
-    /// One step of the task that books permits.
+    /// Makes one step of the task that books permits.
     async fn step(&self) -> Next {
         self.count_processes();
         let are_left = self.books.upgrade().is_some_and(|books| books.has_waiting());
@@ -506,8 +508,8 @@ impl Leases {
     }
 }
 
-/// The task that books permits. A task that is dropped before its own end was ended with its store,
-/// and the requests in line are told so.
+/// The task that books permits. If it is dropped before it ends itself, its store has ended, and
+/// the queued requests are notified.
 struct Driving(Weak<Leases>);
 
 impl Driving {
@@ -525,21 +527,20 @@ impl Drop for Driving {
     }
 }
 
-/// A wait in the line of this process.
+/// A wait in the queue of this process.
 pub(crate) enum Wait {
     One(AcquireOwned<Lease>, Option<u32>),
     All(AcquireAll),
 }
 
-/// The permits of a grant of the only limit. A request that names the limit is told how many it
-/// asks of the others, as by the store.
+/// Returns the permits of a grant of the only limit. The grant of a request that names the limit
+/// reports how many permits the request asks of the others, as a grant by the store does.
 fn permits(grant: &Grant, told: Option<u32>) -> AllPermits {
     let told = told.unwrap_or(grant.permits());
     Grant::new(told, Nanos::from_duration(grant.waited())).into()
 }
 
-/// The shortest time after which a refused request is told to come again, while a lease is asked
-/// for.
+/// The shortest `retry_after` of a refused request while a lease is asked for.
 const SOONEST: Nanos = Nanos::new(1_000_000);
 
 /// When the task that books permits makes its next step.
@@ -550,7 +551,7 @@ enum Next {
     End,
 }
 
-/// A request in the line of this process.
+/// A request in the queue of this process.
 struct Joined<'a> {
     ledger: &'a Ledger,
     costs: &'a Costs,
@@ -572,7 +573,7 @@ impl Drop for Joined<'_> {
 }
 
 impl Drop for Leases {
-    /// The permits on lease go back to the store. No booking of these leases is in flight then: the
+    /// Returns the leased permits to the store. No booking of these leases is in flight then: the
     /// task that awaits the reply to a booking holds the leases until the reply has come.
     fn drop(&mut self) {
         self.end();

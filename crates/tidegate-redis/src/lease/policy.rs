@@ -1,4 +1,4 @@
-//! A lease as a policy of the core, so that a line of the core waits for its permits.
+//! A lease as a policy of the core, so that requests queue for its permits in the core.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Policy for Lease {
         u64::MAX
     }
 
-    /// Gives back nothing: a permit that a request used is no permit of the lease any more.
+    /// Gives back nothing: a permit that a request used is no longer a permit of the lease.
     fn refund(&self, _state: &(), _at: Nanos, _n: u32) -> u64 {
         u64::MAX
     }

@@ -5,12 +5,12 @@
 //!
 //! A stock is a list of pieces. Each piece is permits that the store has debited, with the time
 //! from which they are usable and the time at which they end. The permits of all pieces are
-//! numbered one behind the other, and one word says how many are gone: a request moves the word
-//! over the permits that it takes.
+//! numbered consecutively, and one word counts how many are gone: a request moves the word over the
+//! permits that it takes.
 //!
-//! A list never changes. A new one takes its place: the thread that makes it closes the word of the
-//! old one, keeps the permits that are not gone, and numbers them anew. So do a thread that adds or
-//! removes a piece, and a request that meets a piece that has ended.
+//! A list never changes, but is replaced by a new one: the thread that makes the new list closes
+//! the word of the old one, keeps the permits that are not gone, and numbers them anew. A thread
+//! that adds or removes a piece does this, and so does a request that meets a piece that has ended.
 //!
 //! # Memory ordering
 //!
@@ -18,17 +18,18 @@
 //!
 //! | operation | ordering | pairs with | why |
 //! |---|---|---|---|
-//! | word: exchange by a taker, and back | Relaxed | nothing | reads the newest word, or fails |
+//! | word: CAS by a taker, and back | Relaxed | nothing | reads the newest word, or fails |
 //! | word: swap to closed, under the lock | Relaxed | nothing | the last write to the word |
 //! | pointer: load, store | of `ArcSwap`, at least Acquire and Release | each other | shows the pieces of a list |
 //!
 //! **Why enough.** The bad execution is a permit that is taken from the old list and kept in the
-//! new one, or is in neither. The swap and all exchanges are in one modification order: a taker
-//! before the swap is seen by it, and a taker behind it finds the word closed and takes nothing.
-//! Such a taker waits for the lock, under which the new list is stored. **Why not more.** The word
+//! new one, or is in neither. The swap and all CASes are in one modification order: a taker before
+//! the swap is seen by it, and a taker after it finds the word closed and takes nothing. Such a
+//! taker waits for the lock, under which the new list is stored. **Why not more.** The word
 //! publishes nothing: what it counts never changes.
 //!
-//! **Promise.** Permits taken, kept and handed out of a stock are together what was put in.
+//! **Promise.** The permits that were taken, kept and handed out of a stock add up to the permits
+//! that were put in.
 //!
 //! **Checked by** `loom-tests/stock.rs`, with a twin that closes a word by a load and a store, and
 //! by `each_permit_is_taken_once` below, with threads.
@@ -40,7 +41,7 @@ use tidegate::Nanos;
 
 use crate::lease::sync::{AtomicBool, AtomicU64, Mutex, MutexGuard, Ordering, Swap};
 
-/// A list with this word is not the current one any more.
+/// A list with this word is no longer the current list.
 const CLOSED: u64 = u64::MAX;
 
 /// Permits of one booking, or the rest of them. Times are those of this process.
@@ -53,13 +54,13 @@ pub(crate) struct Piece {
     pub(crate) origin: Origin,
 }
 
-/// What the store has to be told to take permits back.
+/// What the store needs to take permits back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The instant of the booking, by the server's clock in microseconds.
+    /// When the booking is due, by the server's clock in microseconds.
     pub(crate) due: i64,
     /// The value of the limit from before the booking, by which the store undoes all of the
-    /// booking; `None` for a part of one.
+    /// booking; `None` for a part of a booking.
     pub(crate) before: Option<Arc<[u8]>>,
 }
 
@@ -69,12 +70,12 @@ pub(crate) struct Taken {
     pub(crate) n: u64,
     /// The number of the list.
     list: u64,
-    /// The word before, behind the permits that were skipped.
+    /// The word before, past the permits that were skipped.
     from: u64,
     /// The earliest end of the permits.
     ends: Nanos,
-    /// The earliest instant of their bookings, whose permits a store takes back no longer than
-    /// those of the others.
+    /// The earliest due time of their bookings. The store takes permits of that booking back no
+    /// longer than those of the others.
     due: i64,
 }
 
@@ -83,13 +84,13 @@ pub(crate) struct Taken {
 struct List {
     number: u64,
     pieces: Box<[Piece]>,
-    /// When more permits than this are gone, more are to be booked.
+    /// When more permits than this are gone, more must be booked.
     low: u64,
     asked: AtomicBool,
     word: Word,
 }
 
-/// How many permits of a list are gone. On a cache line of its own.
+/// How many permits of a list are gone. The word has its own cache line.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Word(AtomicU64);
@@ -98,7 +99,7 @@ struct Word(AtomicU64);
 #[derive(Debug)]
 pub(crate) struct Stock {
     list: Swap<List>,
-    /// Held while a list is replaced. It counts what became of the permits of earlier lists.
+    /// Held while a list is replaced. It counts what happened to the permits of earlier lists.
     change: Mutex<Past>,
 }
 
@@ -108,9 +109,9 @@ struct Past {
     number: u64,
     /// How many permits of them were taken and not put back.
     taken: u64,
-    /// As [`Stock::add`] was told.
+    /// The last `low` of [`Stock::add`].
     low: u64,
-    /// Pieces that ended, with permits left.
+    /// Pieces that ended with permits left.
     ended: Vec<Piece>,
 }
 
@@ -121,7 +122,7 @@ impl List {
         List { number, pieces: pieces.into(), low, asked, word: Word(AtomicU64::new(0)) }
     }
 
-    /// The pieces of which permits are not gone, and how many.
+    /// Returns the pieces of which permits are not gone, with the number of these permits.
     fn rest(&self, mut gone: u64) -> impl Iterator<Item = (&Piece, u64)> {
         self.pieces.iter().filter_map(move |piece| {
             let rest = piece.permits.saturating_sub(gone);
@@ -130,7 +131,7 @@ impl List {
         })
     }
 
-    /// The pieces, or their rests. Called under the lock.
+    /// Returns the pieces, or their rests. Called under the lock.
     fn left(&self) -> Vec<Piece> {
         self.left_of(self.word.0.load(Ordering::Relaxed))
     }
@@ -146,7 +147,7 @@ impl List {
         self.rest(gone).map(rest).collect()
     }
 
-    /// What a request for so many permits meets at a time.
+    /// Returns what a request for `n` permits meets at a time.
     fn look(&self, gone: u64, at: Nanos, n: u64) -> Look {
         let mut have = 0_u64;
         let (mut ends, mut due) = (Nanos::MAX, i64::MAX);
@@ -181,8 +182,8 @@ impl Stock {
         Stock { list: Swap::new(List::new(0, Vec::new(), 0)), change: Mutex::new(Past::default()) }
     }
 
-    /// Takes permits at a time. The flag tells that more permits are to be booked: one taker of
-    /// each list is told so.
+    /// Takes permits at a time. The flag is set if more permits must be booked: one taker of each
+    /// list receives it.
     pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<(Taken, bool)> {
         loop {
             let list = self.list.load();
@@ -210,7 +211,7 @@ impl Stock {
         }
     }
 
-    /// Puts back what a request took and did not use.
+    /// Puts back permits that a request took and did not use.
     pub(crate) fn put_back(&self, taken: Taken) {
         let list = self.list.load();
         let gone = taken.from + taken.n;
@@ -221,7 +222,7 @@ impl Stock {
             let origin = Origin { due: taken.due, before: None };
             let piece = Piece { permits: taken.n, usable: Nanos::ZERO, ends: taken.ends, origin };
             let mut past = self.lock();
-            // Of one booking they are one piece.
+            // Permits of one booking form one piece.
             let is_of_it = |other: &&mut Piece| {
                 (other.usable, other.ends, &other.origin) == (piece.usable, piece.ends, &piece.origin)
             };
@@ -233,18 +234,18 @@ impl Stock {
         }
     }
 
-    /// When `n` permits are there, behind requests for `ahead` permits.
+    /// Returns when `n` permits are there, behind requests for `ahead` permits.
     pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
         let (list, gone) = self.current();
         let wanted = ahead.saturating_add(n);
-        // So it is for most requests of a long line.
+        // This is the case for most requests of a long queue.
         let all = list.rest(gone).filter(|(piece, _)| at < piece.ends);
         if all.fold(0_u64, |sum, (_, rest)| sum.saturating_add(rest)) < wanted {
             return Nanos::MAX;
         }
         for (last, _) in list.rest(gone) {
             let due = at.max(last.usable);
-            // Requests that go first take the permits that end before this instant. Without such
+            // Requests that go first take the permits that end before this time. Without such
             // requests those permits are lost.
             let from = if ahead > 0 { at } else { due };
             let there = list.rest(gone).filter(|(piece, _)| piece.usable <= due && from < piece.ends);
@@ -255,7 +256,7 @@ impl Stock {
         Nanos::MAX
     }
 
-    /// How many permits can be taken at a time, and how many later.
+    /// Returns how many permits can be taken at a time, and how many later.
     pub(crate) fn held(&self, at: Nanos) -> (u64, u64) {
         let (list, gone) = self.current();
         let (mut now, mut later) = (0_u64, 0_u64);
@@ -266,7 +267,7 @@ impl Stock {
         (now, later)
     }
 
-    /// Adds a piece. When fewer than `low` permits are left, more are to be booked.
+    /// Adds a piece. When fewer than `low` permits are left, more must be booked.
     pub(crate) fn add(&self, piece: Piece, low: u64) {
         let mut past = self.lock();
         past.low = low;
@@ -279,8 +280,8 @@ impl Stock {
         let mut past = self.lock();
         let mut removed = std::mem::take(&mut past.ended);
         let list = self.list.load();
-        // A list that stays tells one taker that more is to be booked, and a new list would tell
-        // another one.
+        // A list that stays notifies one taker that more must be booked, and a new list would
+        // notify another one.
         if out(&list.left(), at, keep).contains(&true) {
             self.replace(&mut past, |pieces| {
                 let mut out = out(pieces, at, keep).into_iter();
@@ -298,7 +299,7 @@ impl Stock {
         removed
     }
 
-    /// How many pieces have permits left.
+    /// Returns how many pieces have permits left.
     pub(crate) fn pieces(&self) -> usize {
         let (list, gone) = self.current();
         list.rest(gone).count()
@@ -312,7 +313,7 @@ impl Stock {
         past.ended = ended;
     }
 
-    /// When the first piece ends that has permits left.
+    /// Returns when the first piece ends that has permits left.
     pub(crate) fn first_end(&self) -> Option<Nanos> {
         if !self.lock().ended.is_empty() {
             return Some(Nanos::ZERO);
@@ -321,18 +322,18 @@ impl Stock {
         list.rest(gone).map(|(piece, _)| piece.ends).min()
     }
 
-    /// From when on the last piece is usable.
+    /// Returns when the last piece becomes usable.
     pub(crate) fn last_usable(&self) -> Nanos {
         self.list.load().pieces.last().map_or(Nanos::ZERO, |piece| piece.usable)
     }
 
-    /// How many permits were taken and not put back, of all that were ever added.
+    /// Returns how many permits were taken and not put back, of all that were ever added.
     pub(crate) fn taken(&self) -> u64 {
         let past = self.lock();
         past.taken + self.list.load().word.0.load(Ordering::Relaxed)
     }
 
-    /// Replaces the list by one of the permits that are left, as changed by a function.
+    /// Replaces the list by one of the permits that are left, changed by a function.
     fn replace(&self, past: &mut Past, change: impl FnOnce(&mut Vec<Piece>)) {
         let list = self.list.load();
         let gone = list.word.0.swap(CLOSED, Ordering::Relaxed);
@@ -344,7 +345,7 @@ impl Stock {
         self.list.store(List::new(past.number, pieces, past.low));
     }
 
-    /// The current list, and how many permits of it are gone.
+    /// Returns the current list, and how many permits of it are gone.
     fn current(&self) -> (impl Deref<Target: Deref<Target = List>>, u64) {
         loop {
             let list = self.list.load();
@@ -362,7 +363,7 @@ impl Stock {
     }
 }
 
-/// Which pieces [`Stock::remove`] removes.
+/// Returns which pieces [`Stock::remove`] removes.
 fn out(pieces: &[Piece], at: Nanos, keep: u64) -> Vec<bool> {
     let mut out: Vec<bool> = pieces.iter().map(|piece| at >= piece.ends).collect();
     let kept = pieces.iter().zip(&out).filter(|(_, out)| !**out).map(|(piece, _)| piece.permits);
@@ -431,7 +432,7 @@ mod tests {
         stock.add(piece(4, 0, 20), 0);
         let (first, _) = stock.take(Nanos::new(1), 2).expect("permits");
         let (second, _) = stock.take(Nanos::new(1), 1).expect("a permit");
-        // The piece is not the last one, so it goes into a list of its own.
+        // The piece is not the last one, so it becomes a piece of its own in a new list.
         stock.put_back(first);
         assert_eq!(stock.held(Nanos::new(1)), (3, 0));
         stock.put_back(second);
@@ -440,8 +441,8 @@ mod tests {
         assert_eq!(permits(&stock.remove(Nanos::new(20), 0)), 4);
     }
 
-    /// Grants that are dropped in the order of their arrival were a piece each, and each of them
-    /// was copied for the next one. With 64 pieces no more permits are booked.
+    /// Regression: grants that were dropped in the order of their arrival made a piece each, and
+    /// each piece was copied for the next one. With 64 pieces no more permits are booked.
     #[test]
     fn permits_of_one_booking_that_are_put_back_are_one_piece() {
         let stock = Stock::new();
@@ -465,7 +466,7 @@ mod tests {
         let removed = stock.remove(at, 11);
         assert_eq!((permits(&removed), removed[0].origin.before.is_some()), (7, true));
         assert_eq!(stock.remove(at, 0), [piece(6, 20, 100)]);
-        // What is usable stays until it ends.
+        // Usable permits stay until they end.
         assert_eq!(stock.held(at), (5, 0));
     }
 
@@ -478,7 +479,7 @@ mod tests {
         assert_eq!(told.iter().filter(|told| **told).count(), 1);
     }
 
-    /// As a list of permits, each with its times.
+    /// The model is a list of permits, each with its times.
     #[test]
     fn a_stock_is_a_list_of_permits() {
         for seed in 0..200 {
@@ -516,7 +517,7 @@ mod tests {
                     5 if !held.is_empty() => {
                         let taken = held.swap_remove(random.random_range(0..held.len()));
                         stock.put_back(taken);
-                        // The permits may be in their old place, or in one of their own.
+                        // The permits may be in their old position, or in a piece of their own.
                         model.clear();
                         for piece in stock.list.load().left() {
                             model.extend(

@@ -1,4 +1,4 @@
-//! The atomics and locks of leases, or loom's.
+//! The atomics and locks of leases, from std or from loom.
 
 #[cfg(all(test, tidegate_loom))]
 pub(crate) use loom::sync::{
@@ -44,7 +44,7 @@ impl<T> Swap<T> {
         Swap(Mutex::new(Arc::new(value)))
     }
 
-    /// In a box, since the guard of an `ArcSwap` leads to its value in two steps, too.
+    /// In a box, because the guard of an `ArcSwap` also leads to its value in two steps.
     #[allow(clippy::redundant_allocation)]
     pub(crate) fn load(&self) -> Box<Arc<T>> {
         Box::new(self.0.lock().expect("no panic").clone())

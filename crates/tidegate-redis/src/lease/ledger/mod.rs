@@ -1,21 +1,23 @@
-//! What a process knows of the leases of all limits of a set. [`plan`] tells what the process does
-//! next. Time is an argument. The letters are those of [`account`](crate::lease::account), which
-//! tells how large a lease is.
+//! What a process knows of the leases of all limits of a set. [`plan`] decides what the process
+//! does next. Time is an argument. The letters are those of [`account`](crate::lease::account),
+//! which explains how large a lease is.
 //!
 //! # Requests that are left to the store
 //!
-//! The store decides waits of mixed costs. While some of them wait there, permits of an only limit
-//! are booked here for the requests in line alone, and what these do not need goes back at once:
-//! later requests would take it before those that wait for the store. In a pause, and while the
-//! store is away, all waits of mixed costs are left to the store, where they keep the order of
-//! their arrival. Leases of several limits are booked as if no request waited for the store: parts
-//! of bookings, one for each limit, would end before the first in line has permits of all.
+//! The store decides waits of mixed costs. While some of them wait there, permits of a single limit
+//! are booked here only for the queued requests, and permits that these do not need go back at
+//! once: later requests would take them before those that wait at the store. During a pause, and
+//! while the store is away, all waits of mixed costs are left to the store, where they keep the
+//! order of their arrival. Leases of several limits are booked regardless of requests that wait at
+//! the store: parts of bookings, one for each limit, would end before the first queued request has
+//! permits of all limits.
 //!
 //! # Invariant
 //!
-//! Each permit that a process grants from a lease was debited before, at most 2H and no earlier
-//! than the beginning of a fixed window that is still open. So in any span *d* a limit grants at
-//! most what its policy grants in d + 2H, and a fixed window what it grants without leases.
+//! Each permit that a process grants from a lease was debited before: at most 2H before, and no
+//! earlier than the beginning of a fixed window that is still open. So in any duration *d* a limit
+//! grants at most what its policy grants in d + 2H, and a fixed window grants what it grants
+//! without leases.
 
 mod plan;
 
@@ -37,11 +39,11 @@ use crate::set::Costs;
 use crate::store::LeaseCounters;
 use crate::terms::{Kind, Terms};
 
-/// Requests that wait are of mixed costs for so long after two of them asked for different permits.
+/// How long waiting requests count as of mixed costs after two of them asked for different permits.
 const MIXED: Nanos = Nanos::new(10_000_000_000);
 
-/// For so long at least the store decides waits of mixed costs. By then the use of a process that
-/// begins is known.
+/// The least time for which the store decides waits of mixed costs. By then the use of a process
+/// that begins is known.
 const BY_STORE: Nanos = Nanos::new(2_000_000_000);
 
 /// The leases of the limits of one set.
@@ -49,9 +51,9 @@ const BY_STORE: Nanos = Nanos::new(2_000_000_000);
 pub(crate) struct Ledger {
     pub(crate) accounts: Vec<Arc<Account>>,
     pub(crate) kick: Arc<Notify>,
-    /// How many requests joined the line of this process and did not leave it.
+    /// How many requests joined the queue of this process and did not leave it.
     joined: AtomicU64,
-    /// How many of them have no longest wait.
+    /// How many of them have no maximum wait.
     endless: AtomicU64,
     patience: Arc<Patience>,
     /// How many processes lease, as far as is known.
@@ -68,18 +70,19 @@ struct State {
     pressed: Nanos,
     /// When the next lease is asked for, while there are more requests than permits.
     next: Nanos,
-    /// What the last request asked for that waited, until when requests of several costs wait, and
+    /// What the last waiting request asked for, until when requests of several costs wait, and
     /// until when the store decides them.
     asked: Costs,
     mixed_till: Nanos,
     by_store_till: Nanos,
-    /// How many permits such requests ask for beside the first one, on average.
+    /// How many permits such requests ask for besides the first, on average.
     more: f64,
     /// Nothing is booked before this time.
     away: Nanos,
-    /// Whether the last booking for requests in line failed for another reason than an outage.
+    /// Whether the last booking for queued requests failed for another reason than an outage.
     is_hopeless: bool,
-    /// How often the leases were ended: a booking that was asked for before ends as they did.
+    /// How many times the leases were ended. A booking that was asked for before an ending ends
+    /// like the leases did.
     endings: u64,
 }
 
@@ -100,14 +103,14 @@ impl Ledger {
         self.processes.store(processes, Ordering::Relaxed);
     }
 
-    /// A request was not served from the leases.
+    /// Notes that a request was not served from the leases.
     pub(crate) fn missed(&self, costs: &Costs) {
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
             account.missed.fetch_add(*n, Ordering::Relaxed);
         }
     }
 
-    /// A request that was missed is decided by the store, or is known to be refused there. So no
+    /// Notes that a missed request is decided by the store, or is known to be refused there. So no
     /// lease asks for its permits as well.
     pub(crate) fn alone(&self, costs: &Costs) {
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
@@ -115,19 +118,20 @@ impl Ledger {
         }
     }
 
-    /// Whether a request that was missed, and may wait so long, leaves its chance to the next
-    /// lease: when that is asked for. Otherwise it is decided by itself.
+    /// Returns when the next lease is asked for, if a missed request that may wait for `longest`
+    /// leaves its chance to that lease. `None` means that the request is decided by itself.
     pub(crate) fn pressed(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<Nanos> {
         let mut state = self.lock();
         self.note(&mut state, longest);
         let is_alike = state.usual.is_alike(longest);
-        // What a pause refuses, the store tells.
+        // The store reports what a pause refuses.
         let is_pressed = now < state.pressed && !state.is_paused(now);
         (is_pressed && is_alike && self.pays_by(&mut state, now, costs)).then_some(state.next)
     }
 
-    /// A request waits in line, for so long at most. One that waits for as long as it takes counts
-    /// like one of the shortest longest wait for which leases are as large as for any longer one.
+    /// Notes that a request waits in the queue, for at most `longest`. A request without a maximum
+    /// wait counts like one with the shortest maximum wait for which leases are as large as for any
+    /// longer one.
     pub(crate) fn waits(&self, now: Nanos, costs: &Costs, longest: Option<Duration>) {
         self.note(&mut self.lock(), longest.unwrap_or(FOR_EACH * HORIZON));
         let stays = |longest| longest >= self.patience.stays() && !self.patience.is_crowded(now);
@@ -139,15 +143,15 @@ impl Ledger {
         }
     }
 
-    /// A request may wait so long.
+    /// Notes that a request may wait for `longest`.
     fn note(&self, state: &mut State, longest: Duration) {
         state.usual.note(longest);
         let has_fixed_window = self.accounts.iter().any(|account| account.terms.kind() == Kind::Fixed);
         self.patience.set(state.usual.longest, has_fixed_window);
     }
 
-    /// A request joins the line, until it [leaves](Ledger::leaves). Returns for each limit the
-    /// permits of all requests that came before, also of those that have left.
+    /// Notes that a request joins the queue, until it [leaves](Ledger::leaves). Returns for each
+    /// limit the permits of all requests that came before, including those that have left.
     pub(crate) fn joins(&self, costs: &Costs, is_endless: bool) -> Vec<u64> {
         self.joined.fetch_add(1, Ordering::Relaxed);
         self.endless.fetch_add(is_endless.into(), Ordering::Relaxed);
@@ -174,13 +178,13 @@ impl Ledger {
         self.kick.notify_one();
     }
 
-    /// Whether requests are in line.
+    /// Returns whether requests are queued.
     pub(crate) fn has_waiting(&self) -> bool {
         self.accounts.iter().any(|account| account.waiting.load(Ordering::SeqCst) > 0)
     }
 
-    /// Whether all limits have permits for the requests in line and for this one, as far as is
-    /// known. Then requests are in line for the reply of a call alone.
+    /// Returns whether all limits have permits for the queued requests and for this one, as far as
+    /// is known. Then requests are queued only for the reply of a call.
     pub(crate) fn has_plenty(&self, now: Nanos, costs: &Costs) -> bool {
         let state = self.lock();
         let mut limits = self.accounts.iter().zip(&state.limits).zip(costs);
@@ -191,28 +195,28 @@ impl Ledger {
             })
     }
 
-    /// Whether no request in line has a longest wait.
+    /// Returns whether no queued request has a maximum wait.
     pub(crate) fn are_endless(&self) -> bool {
         self.endless.load(Ordering::Relaxed) >= self.joined.load(Ordering::Relaxed)
     }
 
-    /// Whether leases can be had again, as soon as the store is back.
+    /// Returns whether leases can be had again as soon as the store is back.
     pub(crate) fn is_hopeful(&self) -> bool {
         !self.lock().is_hopeless
     }
 
-    /// Whether the store decides requests that wait, since they are of mixed costs.
+    /// Returns whether the store decides requests that wait, because they are of mixed costs.
     pub(crate) fn are_mixed(&self, now: Nanos) -> bool {
         let state = self.lock();
         now < if self.accounts.len() == 1 { state.by_store_till } else { state.mixed_till }
     }
 
-    /// Whether no lease is asked for now, since a call failed.
+    /// Returns whether no lease is asked for now, because a call failed.
     pub(crate) fn rests(&self, now: Nanos) -> bool {
         now < self.lock().away
     }
 
-    /// The store is back: permits for the requests in line are booked at once.
+    /// Notes that the store is back: permits for the queued requests are booked at once.
     pub(crate) fn is_back(&self) {
         let mut state = self.lock();
         if !state.is_hopeless {
@@ -220,9 +224,9 @@ impl Ledger {
         }
     }
 
-    /// How many permits the requests in line wait for. A request that is granted, and whose task
-    /// did not run yet, has joined and is not in line. If there are such requests, the requests in
-    /// line are as large as the others, or one of them as the largest.
+    /// Returns how many permits the queued requests wait for. A request that is granted, and whose
+    /// task did not run yet, has joined and is not queued. If there are such requests, the queued
+    /// requests are assumed to be as large as the others, or one of them as the largest.
     fn waiting(&self, account: &Account, in_line: usize) -> u64 {
         let (joined, in_line) = (self.joined.load(Ordering::Relaxed), in_line as u64);
         let waiting = account.waiting.load(Ordering::Relaxed);
@@ -234,7 +238,7 @@ impl Ledger {
         u64::try_from(share).unwrap_or(u64::MAX).max(largest).min(waiting)
     }
 
-    /// When a request could be served, by the bookings that were made.
+    /// Returns when a request could be served by the bookings that were made.
     pub(crate) fn ready_at(&self, at: Nanos, costs: &Costs) -> Nanos {
         let due =
             self.accounts.iter().zip(costs).filter(|(_, (n, _))| *n > 0).map(|(account, (n, _))| {
@@ -243,35 +247,36 @@ impl Ledger {
         due.max().unwrap_or(at)
     }
 
-    /// Whether fewer permits of a limit are booked than this request and those that came
-    /// [before](Ledger::joins) it wait for. One that left counts as one of those, also if it came
-    /// later.
+    /// Returns whether fewer permits of a limit are booked than this request and the requests that
+    /// came [before](Ledger::joins) it wait for. A request that left counts as one that came
+    /// before, even if it came later.
     pub(crate) fn is_short(&self, now: Nanos, costs: &Costs, before: &[u64]) -> bool {
         self.accounts.iter().zip(costs).zip(before).any(|((account, (n, _)), before)| {
             let (usable, later) = account.stock.held(now);
             let waiting = account.waiting.load(Ordering::Relaxed);
-            // It wraps around where a request left meanwhile.
+            // It wraps around if a request left meanwhile.
             let ahead = before.wrapping_sub(account.left.load(Ordering::Relaxed)).min(waiting);
             *n > 0 && ahead.saturating_add(*n).min(waiting) > usable.saturating_add(later)
         })
     }
 
-    /// Whether leases serve requests of this kind better than calls: at least two for each trip.
+    /// Returns whether leases serve requests of this kind better than calls: at least two for each
+    /// round trip.
     pub(crate) fn pays(&self, now: Nanos, costs: &Costs) -> bool {
         self.pays_by(&mut self.lock(), now, costs)
     }
 
-    /// Notes what a request that waits asks for. Returns whether the store decides it, since
-    /// requests of several costs wait, and a lease serves few of them: the rest of it would end
-    /// unused.
+    /// Notes what a waiting request asks for. Returns whether the store decides it, because
+    /// requests of several costs wait, and a lease serves few of them: the rest of the lease would
+    /// end unused.
     ///
-    /// At several limits that is so if requests are in line, and one of the limits has fewer
+    /// With several limits that is so if requests are queued, and one of the limits has fewer
     /// permits than this request asks for. A booking for all of them has too few permits of that
-    /// limit for the first request in line, and the permits of the other limits end.
+    /// limit for the first queued request, and the permits of the other limits end.
     pub(crate) fn is_mixed(&self, now: Nanos, costs: &Costs) -> bool {
         let mut state = self.lock();
         if let ([account], [(n, _)]) = (&self.accounts[..], &costs[..]) {
-            // How many permits beside the first one requests ask for.
+            // How many permits besides the first requests ask for.
             state.more += ((*n as f64 - 1.0) - state.more) / 16.0;
             let is_pressed = now < state.pressed;
             let size = self.size(0, now, &mut state.limits[0], is_pressed) as f64;
@@ -299,12 +304,13 @@ impl Ledger {
         asked.all(|(i, (n, _))| self.size(i, now, &mut state.limits[i], is_pressed) >= n.saturating_mul(2))
     }
 
-    /// The refusal of a request that may wait so long, if a limit is known to have no permit.
+    /// Returns the refusal of a request that may wait for `longest`, if a limit is known to have no
+    /// permit.
     pub(crate) fn refusal(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<(usize, Refusal)> {
         self.lock().refusal(now, costs, longest)
     }
 
-    /// Notes what a reply tells of the limits.
+    /// Notes what a reply reports about the limits.
     pub(crate) fn told(&self, now: Nanos, reply: &Reply) {
         let mut state = self.lock();
         self.note_told(&mut state, now, reply);
@@ -316,7 +322,8 @@ impl Ledger {
         self.patience.told(now, next.unwrap_or_default(), state.usual.longest);
     }
 
-    /// A lease was refused. A pause does not show that there are more requests than permits.
+    /// Notes that a lease was refused. A pause does not show that there are more requests than
+    /// permits.
     fn refused(&self, state: &mut State, now: Nanos) {
         self.patience.crowd(now.saturating_add(TRUST));
         if !state.is_paused(now) {
@@ -324,7 +331,7 @@ impl Ledger {
         }
     }
 
-    /// The limits may have more permits than was told.
+    /// Notes that the limits may have more permits than was reported.
     pub(crate) fn forget(&self) {
         for limit in &mut self.lock().limits {
             limit.believed = Nanos::ZERO;
@@ -332,7 +339,7 @@ impl Ledger {
     }
 
     /// Ends all leases. Their unused permits go back to the store. From then on permits are booked
-    /// for the requests in line and for later requests, and not for requests that ended before.
+    /// for the queued requests and for later requests, and not for requests that ended before.
     pub(crate) fn end(&self, now: Nanos) -> Vec<Return> {
         let mut state = self.lock();
         state.endings += 1;
@@ -346,7 +353,7 @@ impl Ledger {
         returns
     }
 
-    /// Ends all leases of a limit, or of all limits, and forgets the permits, also those of a
+    /// Ends all leases of a limit, or of all limits, and drops the permits, including those of a
     /// booking that comes later. Returns how many there were.
     pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
         let mut state = self.lock();
@@ -363,19 +370,19 @@ impl Ledger {
         lost
     }
 
-    /// Permits that can be taken of each limit.
+    /// Returns how many permits of a limit can be taken.
     pub(crate) fn usable(&self, limit: usize, now: Nanos) -> u64 {
         self.accounts[limit].stock.held(now).0
     }
 
-    /// What pieces give back that are not used any more. The latest booking is the first: a server
-    /// takes back the last one that was made, and then the one before it, but keeps few others.
+    /// Returns what unused pieces give back, the latest booking first: a server takes back the last
+    /// booking that was made, and then the one before it, but few others.
     fn come_back(&self, limit: usize, now: Nanos, mut pieces: Vec<Piece>) -> Vec<Return> {
         pieces.sort_by_key(|piece| Reverse(piece.origin.due));
         pieces.into_iter().map(|piece| self.comes_back(limit, now, piece)).collect()
     }
 
-    /// What a piece gives back that is not used any more.
+    /// Returns what an unused piece gives back.
     fn comes_back(&self, limit: usize, now: Nanos, piece: Piece) -> Return {
         let Piece { permits, usable, origin, .. } = piece;
         let (operation, before) = match origin.before {
@@ -386,12 +393,12 @@ impl Ledger {
         Return { limit, permits, operation, before }
     }
 
-    /// How many permits a lease of this limit has that is booked now.
+    /// Returns how many permits a lease of this limit has that is booked now.
     fn size(&self, limit: usize, now: Nanos, told: &mut Use, is_pressed: bool) -> u64 {
         self.accounts[limit].size(now, told, is_pressed, self.processes.load(Ordering::Relaxed))
     }
 
-    /// Counts the permits that were used since it last did.
+    /// Counts the permits that were used since the last count.
     fn count(&self, state: &mut State) {
         for (account, limit) in self.accounts.iter().zip(&mut state.limits) {
             let used = account.stock.taken();
@@ -415,12 +422,13 @@ impl State {
         }
     }
 
-    /// Whether a limit was told to be paused now.
+    /// Returns whether a limit was reported to be paused now.
     fn is_paused(&self, now: Nanos) -> bool {
         self.limits.iter().any(|told| now < told.paused_till)
     }
 
-    /// The refusal of a request that may wait so long, if a limit is known to have no permit.
+    /// Returns the refusal of a request that may wait for `longest`, if a limit is known to have no
+    /// permit.
     fn refusal(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<(usize, Refusal)> {
         let asked = self.limits.iter().zip(costs).enumerate().filter(|(_, (_, (n, _)))| *n > 0);
         let (limit, (told, _)) = asked.max_by_key(|(_, (told, _))| told.none_before)?;
@@ -447,7 +455,7 @@ mod tests {
         Nanos::new(millis * 1_000_000)
     }
 
-    /// The reply to a lease of these permits, which is due in 30 ms.
+    /// Returns the reply to a lease of these permits, which is due in 30 ms.
     fn booked(full_in: Duration, permits: Vec<u64>) -> Reply {
         let told = StateReport {
             available: 0,
@@ -467,7 +475,7 @@ mod tests {
         }
     }
 
-    /// A booking for requests in line is in flight while the leases end. Returns which limits get
+    /// A booking for queued requests is in flight while the leases end. Returns which limits get
     /// how many permits back, and the counts.
     fn late(end: fn(&Ledger)) -> (Vec<(usize, u64)>, LeaseCounts) {
         let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
@@ -500,7 +508,7 @@ mod tests {
         }
         let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };
         let n = order.costs[0].0;
-        // A permit comes in each millisecond.
+        // A permit accrues each millisecond.
         assert_eq!((n, order.longest), (5, 80 * MS + 4 * MS));
     }
 

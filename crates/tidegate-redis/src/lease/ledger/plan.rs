@@ -1,21 +1,21 @@
-//! What the task that books permits does next: what goes back, and how much is booked, and for how
-//! long requests wait for it.
+//! What the task that books permits does next: what goes back, how much is booked, and for how long
+//! requests wait for it.
 //!
-//! More is booked when half of a lease is used, unless the requests in line take half of the next
-//! one: then it is booked for them. A lease ends at 2H, counted from the moment at which its
-//! booking was sent or becomes usable. That is earlier, by the way to the server, than 2H by the
-//! clock of the server.
+//! More is booked when half of a lease is used, unless the queued requests take half of the next
+//! lease: then it is booked for them. A lease ends at 2H, counted from when its booking was sent or
+//! becomes usable. This is earlier than 2H by the server's clock, by the time of the way to the
+//! server.
 //!
 //! # More requests than permits
 //!
-//! That is so for a second after a lease was refused, or until one is granted at once that leaves a
-//! tenth of C: requests that were refused come again at told times, and are few until then. Then a
-//! lease is asked for at intervals, for the permits that were asked of this process since the last
-//! one, and the store grants all of it or nothing. Each permit is so asked for once, as if each
-//! request asked by itself: the store grants leases as often as single requests. A request that
-//! finds no permit makes no call, since the next lease asks for it. After a grant the store would
-//! refuse all requests of this process until no more than W is booked; the permits of this time are
-//! in no lease.
+//! This state lasts for a second after a lease was refused, or until a lease is granted at once and
+//! leaves a tenth of C: requests that were refused come again at the times reported to them, and
+//! are few until then. In this state a lease is asked for at intervals, for the permits that were
+//! asked of this process since the last lease, and the store grants all of it or nothing. So each
+//! permit is asked for once, in the same way as if each request asked for itself: the store grants
+//! leases as often as single requests. A request that finds no permit makes no call, because the
+//! next lease asks for it. After a grant the store would refuse all requests of this process until
+//! no more than W is booked; the permits of this time are in no lease.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,10 +34,10 @@ use crate::terms::Kind;
 /// How long nothing is booked at least after a call that failed.
 const REST: Nanos = Nanos::new(5_000_000);
 
-/// So many pieces may be booked at one time.
+/// The most pieces that may be booked at one time.
 const MOST_PIECES: usize = 64;
 
-/// So many of them are asked for together, where a bucket holds too few permits for a round trip.
+/// The most pieces that are asked for together, if a bucket holds too few permits for a round trip.
 const MOST_TOGETHER: u64 = 16;
 
 /// What the task that books permits does next.
@@ -45,9 +45,9 @@ const MOST_TOGETHER: u64 = 16;
 pub(crate) enum Plan {
     Back(Vec<Return>),
     Book(Order),
-    /// The requests in line are to be told that no lease serves them. Then as for a rest.
+    /// Notifies the queued requests that no lease serves them, and then rests.
     Fail(Nanos),
-    /// Nothing, until a time or a kick.
+    /// Does nothing until a time or a kick.
     Rest(Nanos),
     /// Nothing is on lease, and no request waits.
     Idle,
@@ -59,30 +59,30 @@ pub(crate) struct Return {
     pub(crate) limit: usize,
     pub(crate) permits: u64,
     pub(crate) operation: Operation,
-    /// Of a booking to come the value from before it.
+    /// For a booking that is not due yet, the value from before it.
     pub(crate) before: Vec<u8>,
 }
 
-/// A booking to be made.
+/// A booking that will be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Order {
     pub(crate) costs: Costs,
     pub(crate) longest: Duration,
-    /// How many equal bookings are to be made.
+    /// How many equal bookings are made.
     pub(crate) times: u64,
-    /// How long the requests wait that it is for.
+    /// How long the requests that it is for may wait.
     patience: Duration,
     pub(crate) sent: Nanos,
     endings: u64,
 }
 
-/// What a booking brought.
+/// The result of a booking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// These limits have more permits, now or later.
     Booked(Vec<usize>),
     Refused,
-    /// It came when the leases had been ended.
+    /// It came after the leases had been ended.
     TooLate(Vec<Return>),
     /// No request can be served by a lease now.
     Failed,
@@ -91,16 +91,16 @@ pub(crate) enum Outcome {
 /// How many permits of one limit are booked next.
 struct Demand {
     n: u64,
-    /// They are booked now, and not with those of another limit alone.
+    /// They are booked now, and not only together with those of another limit.
     is_short: bool,
-    /// Requests in line wait for them.
+    /// Queued requests wait for them.
     is_urgent: bool,
 }
 
 impl Ledger {
-    /// What the task that books permits does at this time, with so many requests in line. Others
-    /// wait for the store if `are_left` is set. The task must carry out a plan before it makes the
-    /// next one.
+    /// Returns what the task that books permits does at this time, with `in_line` queued requests.
+    /// If `are_left` is set, other requests wait at the store. The task must carry out a plan
+    /// before it makes the next one.
     pub(crate) fn plan(&self, now: Nanos, in_line: usize, are_left: bool) -> Plan {
         let mut state = self.lock();
         let is_pressed = now < state.pressed;
@@ -136,7 +136,7 @@ impl Ledger {
         if !returns.is_empty() {
             return Plan::Back(returns);
         }
-        // Of mixed costs the first in line may ask for more of a limit than the others do.
+        // With mixed costs the first queued request may ask for more of a limit than the others do.
         if is_urgent && now >= state.mixed_till {
             balance(&mut costs, &lines);
         }
@@ -175,8 +175,8 @@ impl Ledger {
         if is_idle { Plan::Idle } else { Plan::Rest(ends) }
     }
 
-    /// How much of a limit is booked next, of which the requests in line wait for so many permits
-    /// and hold so many.
+    /// Returns how much of a limit is booked next, if the queued requests wait for `waiting`
+    /// permits of it and hold `held`.
     fn demand(
         &self,
         account: &Account,
@@ -189,7 +189,7 @@ impl Ledger {
         if waiting > held {
             let n = size.max(account.for_line(waiting));
             // The permits that are held may end before those of this booking are usable. So this
-            // booking has enough for the first in line.
+            // booking has enough for the first queued request.
             let least = account.largest.load(Ordering::Relaxed).max(waiting - held);
             let n = if are_left { n.min(least) } else { n };
             return Demand { n, is_short: true, is_urgent: true };
@@ -198,9 +198,9 @@ impl Ledger {
             let owed = asked_by_leases(account, limit).saturating_sub(limit.ordered);
             return Demand { n: owed.min(account.most(size)), is_short: owed > 0, is_urgent: false };
         }
-        // A lease that was not used is not renewed. Nor is one of which the requests in line take
-        // half: of two processes with such leases, the one that booked ahead would have twice the
-        // permits of the other one for ever.
+        // A lease that was not used is not renewed. Nor is a lease of which the queued requests
+        // take half: of two processes with such leases, the process that booked ahead would have
+        // twice the permits of the other for ever.
         let are_several = self.processes.load(Ordering::Relaxed) > 1;
         let is_for_line = are_several && waiting >= size / 2;
         let is_unused = size < 2 || limit.asked <= limit.booked;
@@ -209,8 +209,8 @@ impl Ledger {
         Demand { n, is_short: held < waiting.saturating_add(ahead / 2), is_urgent: false }
     }
 
-    /// How many equal bookings are made together for requests in line. One has at most what a
-    /// bucket holds, and that may come in faster than bookings can be made one by one.
+    /// Returns how many equal bookings are made together for queued requests. One booking has at
+    /// most what a bucket holds, and that may accrue faster than bookings can be made one by one.
     fn times(&self, costs: &Costs, lines: &[(u64, u64)], pieces: usize) -> u64 {
         let ([account], [(n, _)], [(waiting, held)]) = (&self.accounts[..], &costs[..], lines) else {
             return 1;
@@ -222,7 +222,7 @@ impl Ledger {
         (waiting.saturating_sub(*held) / n).clamp(1, MOST_TOGETHER.min(more).max(1))
     }
 
-    /// Notes what became of an order.
+    /// Handles the result of an order.
     pub(crate) fn done(&self, now: Nanos, order: &Order, reply: Result<&Reply, Away>) -> Outcome {
         let reply = match reply {
             Ok(reply) => reply,
@@ -239,13 +239,13 @@ impl Ledger {
         };
         let mut state = self.lock();
         let is_late = order.endings != state.endings;
-        // The state that the reply tells may have ended with the leases, as a pause does.
+        // The state that the reply reports may have ended with the leases, as a pause does.
         if !is_late {
             self.note_told(&mut state, now, reply);
         }
         if matches!(reply.answer, Answer::Foreseen | Answer::Resumed) {
-            // No lease is booked in a pause, nor while requests in the line of the store wait for
-            // its end. The requests in line go to that line.
+            // No lease is booked in a pause, nor while requests in the queue of the store wait for
+            // its end. The queued requests move to that queue.
             let paused_for = reply.paused_for();
             state.away = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
             state.is_hopeless = false;
@@ -261,7 +261,7 @@ impl Ledger {
                 self.refused(&mut state, now);
                 return Outcome::Refused;
             }
-            // A request in line waits as long as it takes: its permits can never be had.
+            // A queued request waits without a limit, but its permits can never be had.
             state.away = now.saturating_add(TRUST);
             state.is_hopeless = true;
             return Outcome::Failed;
@@ -296,8 +296,8 @@ impl Ledger {
             let limit = &mut state.limits[i];
             limit.booked = limit.asked;
             if order.longest < Duration::MAX {
-                // Until one more permit is due in time, the store would refuse all requests of
-                // this process, because of this lease. So no lease asks for them.
+                // Until one more permit is due in time, the store would refuse all requests of this
+                // process, because of this lease. So no lease asks for them.
                 let next = reply.wait.saturating_add(account.span(2));
                 let shut = next.saturating_sub(order.patience).as_secs_f64();
                 let refused = whole((limit.rate * shut).round());
@@ -311,14 +311,15 @@ impl Ledger {
     }
 }
 
-/// All permits of a limit that were asked for, but by requests that the store decided alone.
+/// Returns all permits of a limit that were asked for, except by requests that the store decided
+/// alone.
 fn asked_by_leases(account: &Account, limit: &Use) -> u64 {
     limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed))
 }
 
-/// Has a booking serve equally many requests in line by each limit, of which the line waits for so
-/// many permits, and holds so many. Permits that only one limit has would end unused, and a window
-/// that is used up by them holds up the booking for all limits.
+/// Makes a booking serve equally many queued requests by each limit. Of each limit, the queue waits
+/// for and holds the permits in `lines`. Permits that only one limit has would end unused, and a
+/// window that they use up holds up the booking for all limits.
 fn balance(costs: &mut Costs, lines: &[(u64, u64)]) {
     let part = |(n, (waiting, held)): (u64, (u64, u64))| (held.saturating_add(n)) as f64 / waiting as f64;
     let served = costs.iter().map(|(n, _)| *n).zip(lines.iter().copied());
