@@ -16,30 +16,30 @@
 //!
 //! A loop that awaits its permits asks for as many as it was granted. So with r as the only measure
 //! a process that received many permits would continue to receive many, and a process that joins
-//! would receive few for ever. Without leases each queued request has its own booking at the store,
+//! would receive few forever. Without leases each queued request has its own booking at the store,
 //! and processes receive permits in proportion to the lengths *w* of their queues, in permits.
 //!
 //! So while such requests are queued, a lease has √(w·r·T) permits, where T is 8H. The parts of the
-//! processes in the store's queue are then proportional to the roots of w·r: a part that is too
-//! small for its w grows, a part that is too large shrinks, and only parts proportional to w stay.
-//! Because r is an average over a second, the logarithm of the error of a part falls by half in 1.4
-//! seconds. A single process takes r·H permits, and so do all processes while a tenth of a bucket
-//! is left. Loops use up a window while it has more than that: there a lease has √(w·r·T) permits
-//! if r·H is 2 or more.
+//! processes in the store's queue are then proportional to the square roots of w·r: a part that is
+//! too small for its w grows, a part that is too large shrinks, and only parts proportional to w
+//! stay. Because r is an average over a second, the logarithm of the error of a part falls by half
+//! in 1.4 seconds. A single process takes r·H permits, and so do all processes while a tenth of a
+//! bucket is left. Loops use up a window while it has more than that: there a lease has √(w·r·T)
+//! permits if r·H is 2 or more.
 //!
 //! All leases together keep the limit booked for √(T·q), where *q* is the time in which the permits
 //! accrue that all queued requests wait for. If that is W or more, the store refuses a process that
 //! joins. So once less than a tenth of C is left, T is W if that is less than 8H. The limit is then
 //! booked for less than W/2 while q is less than W/4. H is then W if that is less than 100 ms. A
 //! lease has no more permits than accrue over W/2, or over W/4 if no queued request counts. A fixed
-//! window is not booked ahead, so there H stays and T is 8H. Leases are not made for maximum waits
-//! of less than 10 ms either, because a call takes a part of such a wait.
+//! window is not booked ahead, so there H stays and T is 8H. Nor are leases adapted to maximum
+//! waits of less than 10 ms, because a call takes a part of such a wait.
 //!
 //! A request with a maximum wait counts as such a request if it may wait for 200 ms or for W/2, and
 //! as long as no request is refused. A loop that waits asks for what the limit has, so its requests
-//! are not refused unless the tasks are more than the permits of the maximum wait. Requests that
-//! come regardless of the limit are soon refused if they are too many: then each of them is asked
-//! for once, as [`plan`](crate::lease::ledger) explains. The number of queued requests does not
+//! are not refused unless there are more tasks than permits in the maximum wait. Requests that come
+//! regardless of the limit are soon refused if they are too many: then each of them is asked for
+//! once, as [`ledger`](crate::lease::ledger) explains. The number of queued requests does not
 //! distinguish these two cases, because by Little's law it is the number of grants during the wait
 //! of one request.
 
@@ -156,7 +156,7 @@ impl Account {
         self.per_second * time.as_secs_f64()
     }
 
-    /// Returns the most permits of a lease over such a time, for requests that all get permits in
+    /// Returns the most permits of a lease over `time`, for requests that all get permits in
     /// the end. Permits of a sliding window that are too few for one more lease are in no lease. So
     /// a lease is a part of the window.
     fn part(&self, time: Duration) -> f64 {

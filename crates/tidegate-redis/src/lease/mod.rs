@@ -124,9 +124,9 @@ impl Leases {
     }
 
     /// Waits in the queue. `None` leaves the request to the store. This happens, for example, if no
-    /// request waits here while requests at the store wait for it to come back, which `are_held`
-    /// returns. A request that no lease serves at once also arrives in the queue of the store, in
-    /// case it moves there.
+    /// request waits here while requests wait there for a store that is away (`are_held`). A
+    /// request that no lease serves at once also arrives in the queue of the store, in case it
+    /// moves there.
     pub(crate) async fn wait(
         self: &Arc<Leases>,
         wait: Wait,
@@ -307,7 +307,7 @@ impl Leases {
         };
     }
 
-    /// Makes the task run that books permits. Returns whether that task runs.
+    /// Starts the task that books permits, or kicks it. Returns whether that task runs.
     fn drive(self: &Arc<Leases>) -> bool {
         // SeqCst here, where the task ends and where a request joins: either the task sees the
         // request, or the request sees that the task has ended.
@@ -400,7 +400,7 @@ impl Leases {
         self.forget();
     }
 
-    /// Notifies the observer of the store of the leased permits' counts. The caller holds no lock.
+    /// Reports the counts of leased permits to the observer of the store. The caller holds no lock.
     fn tell_counts(&self) {
         self.ledger.counters.tell(self.set.store.events());
     }

@@ -35,8 +35,8 @@ impl Patience {
         Duration::from_nanos(self.longest.load(Ordering::Relaxed))
     }
 
-    /// Sets the maximum wait of most requests. Leases are for that wait, unless it is too short for
-    /// them.
+    /// Sets the maximum wait of most requests. Leases are sized for that wait, unless it is too
+    /// short for them.
     pub(super) fn set(&self, usual: Duration, has_fixed_window: bool) {
         let is_short = usual < SHORTEST || has_fixed_window && usual < STAYS;
         let longest = if is_short { u64::MAX } else { Nanos::from_duration(usual).as_u64() };

@@ -15,10 +15,10 @@ use crate::limiter::{LimiterBuilder, StoreLimiter};
 use crate::set::Prepared;
 use crate::store::Store;
 
-/// One or several limits for each key, such as a user, a tenant or an address. All processes share
-/// them. They are prepared once, and then requested by key.
+/// One or more limits for each key, such as a user, a tenant or an address. All processes share
+/// them. The limits are prepared once, and then used by key.
 ///
-/// [`Store::keyed`] makes it. The limits of a key are those of a [`StoreLimiter`] whose tag is the
+/// [`Store::keyed`] builds it. The limits of a key are those of a [`StoreLimiter`] whose tag is the
 /// key, with its calls and its guarantees. It converts to an [`AnyKeyed`], the limiter of a layer
 /// of `tidegate-tower`.
 ///
@@ -142,7 +142,7 @@ impl Store {
 
 impl KeyedBuilder {
     /// Adds a limit for each key, like [`LimiterBuilder::limit`]. It is not a limit on all keys
-    /// together: such a limit has its own tag, and is a [`Store::limiter`].
+    /// together: such a limit has its own tag, and is built with [`Store::limiter`].
     pub fn limit<P>(self, name: impl Into<String>, policy: P) -> KeyedBuilder
     where
         P: TryInto<PolicyConfig>,
@@ -152,7 +152,7 @@ impl KeyedBuilder {
     }
 
     /// Lets this process spend permits that it has leased, for keys with frequent requests: a key
-    /// leases from about twenty requests a second. See [`LimiterBuilder::leased`].
+    /// leases once it has about twenty requests a second. See [`LimiterBuilder::leased`].
     pub fn leased(self) -> KeyedBuilder {
         KeyedBuilder(self.0.leased())
     }

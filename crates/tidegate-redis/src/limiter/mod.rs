@@ -33,10 +33,9 @@ use crate::store::Away;
 use request::{Ask, Won, tell};
 use reserved::Reserved;
 
-/// One or several limits in a store. Processes share them if they name the same store, tag and
-/// limits.
+/// One or more limits in a store. Processes share them if they name the same store, tag and limits.
 ///
-/// [`Store::limiter`](crate::Store::limiter) makes it. One round trip decides a request for all
+/// [`Store::limiter`](crate::Store::limiter) builds it. One round trip decides a request for all
 /// limits together, all or nothing. Requests that come during a round trip share the next one.
 /// `AnyLimiter::from(limiter.clone())` is the handle that every adapter of `tidegate` takes. The
 /// handle also has calls that this type does not have, such as [`reserve`](AnyLimiter::reserve).
@@ -101,13 +100,13 @@ use reserved::Reserved;
 /// [`keep_at_most`](AnyLimiter::keep_at_most) and [`resume`](AnyLimiter::resume).
 /// [`blocking_acquire`](StoreLimiter::blocking_acquire) blocks the thread until the permits are
 /// due. All of these calls work on the threads of a tokio runtime, even on its only thread, whose
-/// other tasks wait meanwhile. The handle [for tasks](AnyLimiter::non_blocking), which adapters
+/// other tasks wait meanwhile. The [non-blocking handle](AnyLimiter::non_blocking), which adapters
 /// use, blocks no thread.
 ///
 /// [`pause`](AnyLimiter::pause) and [`debit`](AnyLimiter::debit) do not wait for a reply: they send
 /// a message, which is lost if the process ends at once, or if the store is away. The methods
 /// [`pause`](StoreLimiter::pause) and [`debit`](StoreLimiter::debit) of this type wait for the
-/// reply, as does [`Store::flush`](crate::Store::flush), and return whether the store replied.
+/// reply, as does [`Store::flush`](crate::Store::flush), and return an error if there is none.
 ///
 /// A [`CancelToken`](tidegate::CancelToken) of the thread ends a `blocking_acquire`. It does not
 /// end the round trip of any other call.
@@ -141,7 +140,7 @@ impl StoreLimiter {
     ///
     /// let store = Store::open("redis://127.0.0.1")?;
     /// let limiter = store.limiter("all").limit("calls", "token_bucket 100/s burst 20").build()?;
-    /// limiter.set_shadow(true); // an observer is told what would be refused
+    /// limiter.set_shadow(true); // an observer is notified of would-be refusals
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_shadow(&self, shadow: bool) {
@@ -190,12 +189,12 @@ impl StoreLimiter {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave the limits reset.
+    /// If the future is dropped, the store may still reset the limits.
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may have reset the
-    /// limits then.
+    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have reset
+    /// the limits.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
         if let Some(leases) = &self.0.leases {
             leases.lose(None);
@@ -228,7 +227,7 @@ impl StoreLimiter {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave the limits paused.
+    /// If the future is dropped, the store may still pause the limits.
     ///
     /// # Errors
     ///
@@ -265,12 +264,12 @@ impl StoreLimiter {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave the pause ended.
+    /// If the future is dropped, the store may still end the pause.
     ///
     /// # Errors
     ///
-    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may have ended the
-    /// pause then.
+    /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have ended
+    /// the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         self.0.set.known_pause.end();
         let reply = self.ask_all(Operation::Resume).await?;
@@ -288,12 +287,12 @@ impl StoreLimiter {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave the permits taken.
+    /// If the future is dropped, the store may still take the permits.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`AnyLimiter::debit`], and [`Refusal::Unavailable`] if the store did
-    /// not reply. The store may have taken the permits then.
+    /// not reply. The store may still have taken the permits.
     pub async fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         let costs = self.debited(&costs.into())?;
         self.ask(Operation::Debit, &costs).await.map(drop)
@@ -304,12 +303,12 @@ impl StoreLimiter {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave the permits taken.
+    /// If the future is dropped, the store may still take the permits.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`AnyLimiter::keep_at_most`], and [`Refusal::Unavailable`] if the
-    /// store did not reply. The store may have taken the permits then.
+    /// store did not reply. The store may still have taken the permits.
     pub async fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         let (member, costs) = self.kept(name, permits)?;
         let lost = self.lose(member);

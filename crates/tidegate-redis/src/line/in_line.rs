@@ -73,7 +73,8 @@ impl InLine {
         numbers
     }
 
-    /// Counts out a request of a held queue that has left with a call, and waits no longer.
+    /// Removes a dropped request of a held queue from the counts: it has left with a call, and
+    /// waits no longer.
     pub(super) fn drop_left(&mut self, permits: u64) {
         let (requests, all) = self.left;
         self.left = (requests.saturating_sub(1), all.saturating_sub(permits));

@@ -2,18 +2,18 @@
 //!
 //! # Calls
 //!
-//! A request leaves at once while no call is in flight. Requests that come during a call queue, by
-//! priority and then by arrival. When the reply comes, up to 64 of them leave together, as one call
-//! that decides them in their order. With several limits, as many requests leave as make 64
-//! decisions. Two conditions let requests leave earlier:
+//! A request leaves at once while no call is in flight. Requests that come during a call wait in
+//! the queue, by priority and then by arrival. When the reply comes, up to 64 of them leave
+//! together, as one call that decides them in their order. With several limits, as many requests
+//! leave as make 64 decisions. Two conditions let requests leave earlier:
 //!
-//! - As many requests queue as one call takes. So the queue of a busy limiter is never longer, as
-//!   long as the calls in flight, up to sixteen, have their replies soon.
+//! - The queue has as many requests as one call takes. So the queue of a busy limiter is never
+//!   longer, as long as the calls in flight, up to sixteen, have their replies soon.
 //! - The store is so far away that waiting for two replies may take longer than the deadline of a
 //!   call, unless calls to it wait already.
 //!
-//! The booking of a lease is a request in this queue that does not wait until it is due: it ends
-//! with the reply.
+//! The booking of a lease is a request in this queue that does not wait until the booking is due:
+//! the request ends with the reply.
 //!
 //! A call that fails ends all requests in the queue: they came while it was in flight, and their
 //! own call might end only later. A call that was too late to be made ends only its own requests,
@@ -25,7 +25,7 @@
 //! | state | meaning | leaves it by | a request dropped in it |
 //! |---|---|---|---|
 //! | `InLine` | not sent, or waiting to be sent again | a call that takes it along; in a held queue the end of its maximum wait | leaves no trace |
-//! | `Sent` | in a call | the reply; a reply of a pause leads to `Paused`, and of a pause that has ended, back to `InLine` behind the others; a call that is not made, back to `InLine` if the request may wait; a call that fails, back to `InLine` if it waits for the store | the reply finds no entry: its booking goes to the next request of its size |
+//! | `Sent` | in a call | the reply (from a pause: to `Paused`; from a pause that has ended: back to `InLine` behind the others); a call that is not made (back to `InLine` if the request may wait); a call that fails (back to `InLine` if the request waits for the store) | the reply finds no entry: its booking goes to the next request of its size |
 //! | `Booked` | has a turn among the booked requests of its size | its due time; a newcomer that displaces it from a full queue | passes its booking to the next request of its size |
 //! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its foreseen booking goes back to the store |
 //! | `Answered` | granted, refused, or not decided by the store | the task that takes the result | passes a grant not older than 5 ms to the next request of its size, otherwise back to the store |
@@ -169,8 +169,7 @@ struct State {
     /// all.
     waiting: usize,
     permits: u64,
-    /// The last time at which a booked request was due and granted, and how far ahead it was
-    /// booked.
+    /// The latest due time of a booked request that was granted, and how far ahead it was booked.
     served: (Nanos, Duration),
     /// The requests that wait behind a pause, including the one that asks whether it has ended; and
     /// the end of the pause.

@@ -14,7 +14,7 @@ use tidegate::Nanos;
 use crate::line::{After, Line, State};
 use crate::lock::lock;
 
-/// How long no call leaves, at most.
+/// For how long no call leaves, at most.
 const GATHERS: Duration = Duration::from_millis(10);
 
 /// How many requests will return.

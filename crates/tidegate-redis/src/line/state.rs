@@ -18,7 +18,7 @@ const MOST_CALLS: usize = 16;
 /// them takes a server some milliseconds.
 const MOST_GIVING_BACK: usize = 4;
 
-/// How long a grant that its task did not take goes to the next request.
+/// For how long a grant that its task did not take goes to the next request.
 const CATCH_UP: Nanos = Nanos::new(5_000_000);
 
 impl State {

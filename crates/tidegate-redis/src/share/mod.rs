@@ -114,7 +114,7 @@ pub(crate) struct Shares {
     tidied: Tidied,
 }
 
-/// The knowledge about the store when a request is decided without it.
+/// What a process knows about the store when it decides a request without it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outage {
     /// How many processes share the limits.

@@ -4,13 +4,13 @@
 //!
 //! # Requests that are left to the store
 //!
-//! The store decides waits of mixed costs. While some of them wait there, permits of a single limit
-//! are booked here only for the queued requests, and permits that these do not need go back at
-//! once: later requests would take them before those that wait at the store. During a pause, and
-//! while the store is away, all waits of mixed costs are left to the store, where they keep the
-//! order of their arrival. Leases of several limits are booked regardless of requests that wait at
-//! the store: parts of bookings, one for each limit, would end before the first queued request has
-//! permits of all limits.
+//! The store decides waiting requests of mixed costs. While some of them wait there, permits of a
+//! single limit are booked here only for the queued requests, and permits that these do not need go
+//! back at once: later requests would take them before those that wait at the store. During a
+//! pause, and while the store is away, all waiting requests of mixed costs are left to the store,
+//! where they keep the order of their arrival. Leases of several limits are booked regardless of
+//! requests that wait at the store: parts of bookings, one for each limit, would end before the
+//! first queued request has permits of all limits.
 //!
 //! # Invariant
 //!
@@ -42,8 +42,8 @@ use crate::terms::{Kind, Terms};
 /// How long waiting requests count as of mixed costs after two of them asked for different permits.
 const MIXED: Nanos = Nanos::new(10_000_000_000);
 
-/// The least time for which the store decides waits of mixed costs. By then the use of a process
-/// that begins is known.
+/// The least time for which the store decides waiting requests of mixed costs. By then the use of a
+/// process that begins is known.
 const BY_STORE: Nanos = Nanos::new(2_000_000_000);
 
 /// The leases of the limits of one set.

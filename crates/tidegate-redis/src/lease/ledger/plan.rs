@@ -3,19 +3,19 @@
 //!
 //! More is booked when half of a lease is used, unless the queued requests take half of the next
 //! lease: then it is booked for them. A lease ends at 2H, counted from when its booking was sent or
-//! becomes usable. This is earlier than 2H by the server's clock, by the time of the way to the
+//! becomes usable. By the server's clock it ends before 2H: earlier by the travel time to the
 //! server.
 //!
 //! # More requests than permits
 //!
 //! This state lasts for a second after a lease was refused, or until a lease is granted at once and
 //! leaves a tenth of C: requests that were refused come again at the times reported to them, and
-//! are few until then. In this state a lease is asked for at intervals, for the permits that were
-//! asked of this process since the last lease, and the store grants all of it or nothing. So each
-//! permit is asked for once, in the same way as if each request asked for itself: the store grants
-//! leases as often as single requests. A request that finds no permit makes no call, because the
-//! next lease asks for it. After a grant the store would refuse all requests of this process until
-//! no more than W is booked; the permits of this time are in no lease.
+//! are few until then. In this state a lease is asked for at intervals, for the permits that
+//! requests asked this process for since the last lease, and the store grants all of it or nothing.
+//! So each permit is asked for once, in the same way as if each request asked for itself: the store
+//! grants leases as often as single requests. A request that finds no permit makes no call, because
+//! the next lease asks for it. After a grant the store would refuse all requests of this process
+//! until no more than W is booked; permits that are asked for in this time are in no lease.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -200,7 +200,7 @@ impl Ledger {
         }
         // A lease that was not used is not renewed. Nor is a lease of which the queued requests
         // take half: of two processes with such leases, the process that booked ahead would have
-        // twice the permits of the other for ever.
+        // twice the permits of the other forever.
         let are_several = self.processes.load(Ordering::Relaxed) > 1;
         let is_for_line = are_several && waiting >= size / 2;
         let is_unused = size < 2 || limit.asked <= limit.booked;
@@ -261,7 +261,7 @@ impl Ledger {
                 self.refused(&mut state, now);
                 return Outcome::Refused;
             }
-            // A queued request waits without a limit, but its permits can never be had.
+            // The booking has no maximum wait and was refused, so its permits can never be had.
             state.away = now.saturating_add(TRUST);
             state.is_hopeless = true;
             return Outcome::Failed;
