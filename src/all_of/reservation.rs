@@ -213,9 +213,9 @@ impl<C: Timer> AllReservation<C> {
         Some(left(&self.pending.shared, charge))
     }
 
-    /// Whether the reservation is exempt: it passes and takes nothing.
-    pub(crate) fn is_exempt(&self) -> bool {
-        self.exempt
+    /// The permits that [`AllPermits::permits`](crate::AllPermits::permits) reports for this grant.
+    pub(crate) fn permits(&self) -> u32 {
+        if self.exempt { 0 } else { self.pending.ask().others }
     }
 
     /// Returns the number of permits of each member that were reserved, in the order in which the

@@ -159,11 +159,8 @@ impl Limiter for InUse {
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let request = asked(request)?;
-        let permits = request.to_request().permits;
-        let place = self.all.reserve(request).map_err(of_alone)?;
-        let permits = if place.is_exempt() { 0 } else { permits };
-        Ok(AnyReservation::new(PlaceInUse { place, permits }))
+        let place = self.all.reserve(asked(request)?).map_err(of_alone)?;
+        Ok(AnyReservation::new(PlaceInUse(place)))
     }
 
     fn status(&self) -> AllStatus {
@@ -204,33 +201,35 @@ impl Limiter for InUse {
 }
 
 /// A place in the queue of the composite.
-struct PlaceInUse {
-    place: AllReservation<DefaultClock>,
-    permits: u32,
+struct PlaceInUse(AllReservation<DefaultClock>);
+
+impl PlaceInUse {
+    fn grant(&self, waited: Duration) -> Grant {
+        Grant::new(self.0.permits(), Nanos::from_duration(waited))
+    }
 }
 
 impl Future for PlaceInUse {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let PlaceInUse { place, permits } = self.get_mut();
-        let answer = Pin::new(place).poll(context).map_err(of_alone);
-        answer.map_ok(|waited| Grant::new(*permits, Nanos::from_duration(waited)))
+        let this = self.get_mut();
+        let answer = Pin::new(&mut this.0).poll(context).map_err(of_alone);
+        answer.map_ok(|waited| this.grant(waited))
     }
 }
 
 impl Place for PlaceInUse {
     fn due_in(&self) -> Duration {
-        self.place.due_in()
+        self.0.due_in()
     }
 
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
-        let waited = self.place.blocking_claim().map_err(of_alone)?;
-        Ok(Grant::new(self.permits, Nanos::from_duration(waited)))
+        self.0.blocking_claim().map(|waited| self.grant(waited)).map_err(of_alone)
     }
 
     fn left(&self) -> Option<AllStatus> {
-        self.place.left().map(left_alone)
+        self.0.left().map(left_alone)
     }
 
     /// Gives all permits back: they are not in use any more.

@@ -67,8 +67,7 @@ struct Several<C: Timer>(AllReservation<C>);
 
 impl<C: Timer> Several<C> {
     fn grant(&self, waited: Duration) -> Grant {
-        let costs = self.0.costs().fold(0_u32, |sum, (_, n)| sum.saturating_add(n));
-        Grant::new(if self.0.is_exempt() { 0 } else { costs }, Nanos::from_duration(waited))
+        Grant::new(self.0.permits(), Nanos::from_duration(waited))
     }
 }
 

@@ -191,7 +191,9 @@ fn a_composite_settles_by_name() {
     let (calls, tokens) = (bucket(&clock, 10, 10), bucket(&clock, 1000, 1000));
     let any = AnyLimiter::from(AllOf::new("calls", &calls).with("tokens", &tokens));
     let mut place = any.reserve([("tokens", 800)]).expect("there");
-    assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 801));
+    // One permit of the member that the request does not name, as `acquire_many` reports. A
+    // reservation reported the sum of both, 801, which is the number of no limit.
+    assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 1));
     place.settle([("tokens", 300)]).expect("a member");
     assert_eq!((calls.status().available, tokens.status().available), (9, 700));
 
@@ -200,6 +202,40 @@ fn a_composite_settles_by_name() {
     assert_eq!(refusal.to_string(), r#""tonkes" is not a member: the members are "calls", "tokens""#);
     // The place was not claimed, and is given up.
     assert_eq!((calls.status().available, tokens.status().available), (9, 700));
+}
+
+/// A reservation of two members reported twice as many permits as `acquire_many`.
+#[test]
+fn a_reservation_reports_the_permits_that_an_acquire_reports() {
+    let requests = {
+        let named = AllRequest::from(3).cost("tokens", 200);
+        let up_to = AllRequest::from(Request::up_to(4_096));
+        [
+            AllRequest::new(),
+            7.into(),
+            named,
+            up_to.clone(),
+            up_to.cost("tokens", 1),
+            AllRequest::new().exempt(),
+        ]
+    };
+    for (request, expected) in requests.into_iter().zip([1, 7, 3, 700, 700, 0]) {
+        let any = || {
+            let clock = ManualClock::new();
+            AnyLimiter::from(
+                AllOf::new("calls", &bucket(&clock, 700, 700)).with("tokens", &bucket(&clock, 1000, 1000)),
+            )
+        };
+        let mut wait = any().acquire_many(request.clone());
+        let acquired = poll(&mut wait).map(|permits| permits.map(|permits| permits.permits()));
+        assert_eq!(acquired, Poll::Ready(Ok(expected)), "{request:?}");
+        let mut place = any().reserve(request.clone()).expect("there");
+        assert_eq!(poll(&mut place).map(|grant| grant.map(|grant| grant.permits())), acquired, "{request:?}");
+        let mut place = any().reserve(request).expect("there");
+        for _ in 0..2 {
+            assert_eq!(place.blocking_claim().map(|grant| grant.permits()), Ok(expected));
+        }
+    }
 }
 
 #[test]
@@ -387,7 +423,7 @@ fn a_thread_claims_a_place_of_any_kind() -> Result<(), AllRefusal> {
     let clock = ManualClock::new();
     let (alone, calls) = (bucket(&clock, 1, 1), CountingLimit::new(1));
     let both = AllOf::new("rate", &bucket(&clock, 1, 1)).with_counting("calls", &CountingLimit::new(1));
-    for (limiter, permits) in [(AnyLimiter::from(alone), 1), (both.into(), 2), (calls.into(), 1)] {
+    for limiter in [AnyLimiter::from(alone), both.into(), calls.into()] {
         for is_foreign in [false, true] {
             let held = limiter.try_acquire()?;
             let place = limiter.reserve(1)?;
@@ -398,8 +434,8 @@ fn a_thread_claims_a_place_of_any_kind() -> Result<(), AllRefusal> {
                 drop(held);
                 claim.join().expect("no panic")
             })?;
-            assert_eq!(grant.permits(), permits);
-            assert_eq!(place.blocking_claim()?.permits(), permits);
+            assert_eq!(grant.permits(), 1);
+            assert_eq!(place.blocking_claim()?.permits(), 1);
             place.settle(AllRequest::new())?;
             clock.advance(Duration::from_secs(1));
         }

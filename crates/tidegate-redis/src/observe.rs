@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tidegate::{AllPermits, AllRefusal, Events, Grant, Left, Refusal, StoreEvent};
+use tidegate::{AllPermits, AllRefusal, Events, Left, Refusal, StoreEvent};
 use tokio::time::Instant;
 
 /// The observer of a store, and that of one limiter.
@@ -108,15 +108,6 @@ impl Watch {
         self.tell(|events, _| {
             events.granted(permits, waited);
             tell_near(events, left);
-        });
-    }
-
-    /// A place in the shares of this process has its permits, of all limits together.
-    pub(crate) fn granted_place(self, grant: &Grant) {
-        let permits = grant.permits().into();
-        self.tell(|events, _| {
-            events.degraded(permits);
-            events.granted(permits, grant.waited());
         });
     }
 

@@ -212,9 +212,7 @@ impl Future for Reserved {
                     }
                     let answer = ready!(Pin::new(place).poll(context)).map_err(AllRefusal::as_degraded);
                     match &answer {
-                        Ok(grant) => {
-                            this.watch.take().into_iter().for_each(|watch| watch.granted_place(grant))
-                        }
+                        Ok(grant) => this.tell(Ok(&AllPermits::from(*grant).as_degraded())),
                         Err(refusal) => this.tell(Err(refusal)),
                     }
                     return Poll::Ready(answer);

@@ -284,7 +284,8 @@ fn a_place_in_shares_is_told_with_its_permits() {
             permits += u64::from((&mut place).await.unwrap().permits());
             assert!(place.is_degraded());
         }
-        assert_eq!(told.snapshot().permits, permits);
+        // An observer counts the permits of both limits.
+        assert_eq!(told.snapshot().permits, 2 * permits);
     });
 }
 
