@@ -422,10 +422,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
             return self.shared.tell(permits, Nanos::ZERO, Ok(Passed::Exempt)).map(|_| Grant::at_once(0));
         }
         let demand = Demand { ask: permits, priority };
-        if let Some(most) = request.more() {
-            return self.shared.try_up_to(demand, most, wants_left);
+        match request.more() {
+            None if !wants_left => self.shared.try_acquire(demand),
+            more => self.shared.try_up_to(demand, more.unwrap_or(0), wants_left),
         }
-        if wants_left { self.shared.try_telling(demand) } else { self.shared.try_acquire(demand) }
     }
 
     /// Takes what a [`Request`] asks for now, or refuses, and tells the state of the limiter either

@@ -37,10 +37,9 @@ pub(crate) struct Progress<Ask> {
 
 #[derive(Debug)]
 pub(crate) enum Stage {
-    /// Not polled yet.
-    New,
-    /// Not polled yet. The request takes up to so many permits, and what it asks for is the least.
-    UpTo(u32),
+    /// Not polled yet. If the number is not zero, the request takes up to this many permits, and
+    /// what it asks for is the least.
+    New(u32),
     /// Not polled yet, and exempt: it passes without a permit.
     Exempt,
     /// The request joins the line, or takes up to so many permits if this is not zero. The policy
@@ -124,7 +123,7 @@ pub(crate) enum Poller<'a> {
 impl<Ask> Progress<Ask> {
     /// A request that waits for any time.
     pub(crate) fn new(ask: Ask) -> Progress<Ask> {
-        let (stage, since) = (Stage::New, Nanos::ZERO);
+        let (stage, since) = (Stage::New(0), Nanos::ZERO);
         Progress {
             ask,
             priority: 0,
@@ -142,11 +141,7 @@ impl<Ask> Progress<Ask> {
         // `Nanos::MAX` means that any wait is accepted.
         let most = Nanos::new(u64::MAX - 1);
         let within = request.within.map_or(Nanos::MAX, |within| Nanos::from_duration(within).min(most));
-        let stage = match request.more() {
-            _ if request.exempt => Stage::Exempt,
-            Some(most) => Stage::UpTo(most),
-            None => Stage::New,
-        };
+        let stage = if request.exempt { Stage::Exempt } else { Stage::New(request.more().unwrap_or(0)) };
         let Request { priority, wants_left, .. } = *request;
         Progress { within, priority, stage, wants_left, ..Progress::new(ask) }
     }

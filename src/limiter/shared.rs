@@ -112,29 +112,13 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             let charge = self.take_without_lock(word, self.clock.now(), demand.ask)?;
             return Ok(Some(Granted::Final(charge)));
         }
-        self.try_slowly(demand, GrantKind::Final)
+        self.try_as_many(demand, 0, GrantKind::Final).map(|(_, granted)| granted)
     }
 
-    /// Takes permits now or not at all, while requests wait, or a flag is up, or a part of the
-    /// grant can be undone later.
+    /// Takes as many permits as there are, at most `most`, or exactly what it asks for if `most` is
+    /// zero. Takes none where there are fewer than it asks for. Returns what it took, with `None`
+    /// in shadow.
     #[cold]
-    pub(crate) fn try_slowly(
-        &self,
-        demand: Demand<'_, R::Ask>,
-        kind: GrantKind,
-    ) -> Result<Option<Granted<R::Charge>>, Refusal> {
-        let word = self.gate_word.load();
-        let answer = self.or_tell(demand.ask, || match kind {
-            GrantKind::Final if word.needs_no_lock() => {
-                self.take_without_lock(word, self.clock.now(), demand.ask).map(Granted::Final)
-            }
-            _ => self.try_in_line(demand, 0, kind).map(|(_, granted)| granted),
-        });
-        self.tell(demand.ask, Nanos::ZERO, answer.map(Passed::Granted))
-    }
-
-    /// Takes as many permits as there are, at most `most`, or none where there are fewer than it
-    /// asks for. Returns what it took, with `None` in shadow.
     pub(crate) fn try_as_many(
         &self,
         demand: Demand<'_, R::Ask>,
@@ -156,8 +140,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Ok((ask, granted))
     }
 
-    /// Takes as many permits as there are without the lock, at most `most`, or none where there are
-    /// fewer than `ask`. Called where the gate word [lets](Word::needs_no_lock) it.
+    /// Takes as many permits as there are without the lock, at most `most`, or exactly `ask` if
+    /// `most` is zero. Takes none where there are fewer than `ask`. Called where the gate word
+    /// [lets](Word::needs_no_lock) it.
     ///
     /// The take is one decision of the policy: all permits that the look has found, or none. If
     /// another request took some of them in between, this one looks again, and at last it takes
@@ -169,7 +154,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         ask: &R::Ask,
         most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
-        for _ in 0..=LOOKS {
+        let looks = if most == 0 { 0 } else { LOOKS + 1 };
+        for _ in 0..looks {
             let more = self.rule.as_many(now, ask, most, LeftByLine::FREE);
             if more == *ask {
                 break;
@@ -629,11 +615,12 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
             self.take_without_lock(word, self.clock.now(), demand.ask)?;
             return Ok(Grant::at_once(*demand.ask));
         }
-        let granted = self.try_slowly(demand, GrantKind::Final)?;
+        let (_, granted) = self.try_as_many(demand, 0, GrantKind::Final)?;
         Ok(Grant::at_once(if granted.is_some() { *demand.ask } else { 0 }))
     }
 
-    /// Takes as many permits as there are now, at most `most`, or refuses.
+    /// Takes as many permits as there are now, at most `most`, or exactly what it asks for if
+    /// `most` is zero, or refuses.
     #[cold]
     pub(crate) fn try_up_to(
         &self,
@@ -643,12 +630,6 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     ) -> Result<Grant, Refusal> {
         let (n, granted) = self.try_as_many(demand, most, GrantKind::Final)?;
         Ok(self.grant(&Receipt { waited: Nanos::ZERO, granted }, n, wants_left))
-    }
-
-    /// Takes permits now or not at all, and tells what that left.
-    pub(crate) fn try_telling(&self, demand: Demand<'_, u32>) -> Result<Grant, Refusal> {
-        let receipt = Receipt { waited: Nanos::ZERO, granted: self.try_grant(demand)? };
-        Ok(self.grant(&receipt, *demand.ask, true))
     }
 
     /// The receipt of a request for `n` permits, as its caller gets it. It tells what it left if

@@ -51,10 +51,10 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         wait: &mut Progress<R::Ask>,
         poller: Poller<'_>,
     ) -> Poll<Result<Receipt<R::Charge>, Refusal>> {
-        if let Stage::New = wait.stage {
+        if let Stage::New(most) = wait.stage {
             wait.since = self.clock.now();
             let word = self.gate_word.load();
-            if word.is_clear() && wait.kind == GrantKind::Final {
+            if most == 0 && word.is_clear() && wait.kind == GrantKind::Final {
                 match self.take_without_lock(word, wait.since, &wait.ask) {
                     Err(refusal) if refusal.may_retry() => wait.stage = Stage::Joining(0),
                     answer => {
@@ -76,14 +76,17 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         wait: &mut Progress<R::Ask>,
         poller: Poller<'_>,
     ) -> Poll<Result<Receipt<R::Charge>, Refusal>> {
-        if let Stage::New = wait.stage {
-            wait.stage = Stage::Joining(0);
+        if let Stage::New(most) = wait.stage {
+            wait.stage = Stage::Joining(most);
             let word = self.gate_word.load();
             if word.needs_no_lock() && wait.kind == GrantKind::Final {
-                match self.take_without_lock(word, wait.since, &wait.ask) {
+                match self.take_as_many(word, wait.since, &wait.ask, most) {
                     Err(refusal) if refusal.may_retry() => {}
                     answer => {
-                        let answer = answer.map(|charge| Passed::Granted(Granted::Final(charge)));
+                        let answer = answer.map(|(ask, charge)| {
+                            wait.ask = ask;
+                            Passed::Granted(Granted::Final(charge))
+                        });
                         return Poll::Ready(self.answer(wait, Nanos::ZERO, answer));
                     }
                 }
@@ -91,13 +94,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         }
         let (answer, waited) = match wait.stage {
             Stage::Exempt => (Ok(Passed::Exempt), Nanos::ZERO),
-            Stage::UpTo(most) => {
-                wait.since = self.clock.now();
-                (ready!(self.join_for(wait, most, poller)), Nanos::ZERO)
-            }
             // `New` became `Joining` above.
-            Stage::New => (ready!(self.join(wait, 0, poller)), Nanos::ZERO),
-            Stage::Joining(most) => (ready!(self.join(wait, most, poller)), Nanos::ZERO),
+            Stage::New(most) | Stage::Joining(most) => (ready!(self.join(wait, most, poller)), Nanos::ZERO),
             Stage::Queued(key) => {
                 let (answer, now) = ready!(self.look(wait, key, poller));
                 (answer, now.saturating_since(wait.since))
@@ -120,28 +118,6 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             self.rule.seen(granted.charge());
         }
         self.tell(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
-    }
-
-    /// Takes up to `most` permits, or joins the line.
-    fn join_for(
-        self: &Arc<Self>,
-        wait: &mut Progress<R::Ask>,
-        most: u32,
-        poller: Poller<'_>,
-    ) -> Poll<Answer<Granted<R::Charge>>> {
-        wait.stage = Stage::Joining(most);
-        let word = self.gate_word.load();
-        if word.needs_no_lock() && wait.kind == GrantKind::Final {
-            match self.take_as_many(word, wait.since, &wait.ask, most) {
-                Err(refusal) if refusal.may_retry() => {}
-                Err(refusal) => return Poll::Ready(Err(refusal)),
-                Ok((ask, charge)) => {
-                    wait.ask = ask;
-                    return Poll::Ready(Ok(Passed::Granted(Granted::Final(charge))));
-                }
-            }
-        }
-        self.join(wait, most, poller)
     }
 
     /// Joins the line, unless a permit is there by now. With a `most` that is not zero, takes as
@@ -436,7 +412,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// Takes the answer of a reservation, if it has one.
     pub(crate) fn claim(&self, wait: &mut Progress<R::Ask>) -> Option<Result<Receipt<R::Charge>, Refusal>> {
         let (decision, waited) = match wait.stage {
-            Stage::New | Stage::UpTo(_) | Stage::Joining(_) | Stage::Done => return None,
+            Stage::New(_) | Stage::Joining(_) | Stage::Done => return None,
             Stage::Exempt => {
                 wait.stage = Stage::Done;
                 (Ok(Passed::Exempt), Nanos::ZERO)
@@ -458,7 +434,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let key = match std::mem::replace(&mut wait.stage, Stage::Done) {
             Stage::Queued(key) => Some(key),
             Stage::Joining(_) => None,
-            Stage::New | Stage::UpTo(_) | Stage::Exempt | Stage::Done => return,
+            Stage::New(_) | Stage::Exempt | Stage::Done => return,
         };
         run_in_drop(|| {
             // Told at the end, also if another waiter's waker panics.
