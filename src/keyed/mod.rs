@@ -1,4 +1,4 @@
-//! One limit for each key, in bounded memory.
+//! Rate limits per key, in bounded memory.
 
 #[cfg(feature = "config")]
 mod apply;
@@ -46,81 +46,83 @@ use crate::request::Request;
 use crate::status::Status;
 use crate::time::Nanos;
 
-/// One limiter per key: one policy for all keys or a [plan](KeyedRateLimiter::with_plans) for each,
-/// a state of its own for each key, and at most `max_keys` keys.
+/// A rate limiter per key. All keys share one policy, or each key has a
+/// [plan](KeyedRateLimiter::with_plans). Each key has its own state, and at most `max_keys` keys
+/// are known.
 ///
-/// A key is known from its first request on, and starts as a new limiter does. A key is *as good as
-/// new* when it is full, owes nothing and has nothing counted. Such a key may be forgotten: when a
-/// new key needs its place, or when it has been as good as new for a minute and new keys come. A
-/// limited key is never forgotten, unless you [ask for it](WhenKeysFull::EvictLeastUsed). The calls
-/// themselves forget keys, a few places of the table at each new key: there is no thread, no timer,
-/// and no method that you have to call.
+/// A key is known from its first request on, and starts as a new limiter does. A key is *idle* when
+/// it has all its permits, has no negative balance, and no permit counts in its window. An idle key
+/// may be forgotten: when a new key needs its slot, or when the key has been idle for a minute and
+/// new keys arrive. A limited key is never forgotten, unless you
+/// [ask for it](WhenKeysFull::EvictLeastUsed). The calls themselves forget keys: each new key
+/// examines a few slots of the table. There is no background thread, no timer, and no method that
+/// you must call.
 ///
 /// A key that returns after it was forgotten never has more permits than if it had stayed. With a
-/// policy that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), it starts empty again.
-/// With [`SmoothWarmingUp`](crate::SmoothWarmingUp) each key starts cold, even if the policy would
-/// [start warm](crate::SmoothWarmingUp::start_warm).
+/// policy that starts empty, such as [`SmoothBursty`](crate::SmoothBursty), the key starts empty
+/// again. With [`SmoothWarmingUp`](crate::SmoothWarmingUp), each key starts cold, even if the
+/// policy [starts warm](crate::SmoothWarmingUp::start_warm).
 ///
 /// | call | if the permits are not due now |
 /// |---|---|
 /// | [`try_acquire`](KeyedRateLimiter::try_acquire), [`try_acquire_many`](KeyedRateLimiter::try_acquire_many) | refuses at once |
 /// | [`acquire`](KeyedRateLimiter::acquire), [`acquire_many`](KeyedRateLimiter::acquire_many) | waits in a queue for this key |
-/// | [`acquire_within`](KeyedRateLimiter::acquire_within) | waits if they are due within a given time, else refuses |
+/// | [`acquire_within`](KeyedRateLimiter::acquire_within) | waits if they are due within a given time, otherwise refuses at once |
 /// | [`limiter`](KeyedRateLimiter::limiter) | returns a [`RateLimiter`] for one key |
 ///
 /// | call | changes |
 /// |---|---|
-/// | [`with_plans`](KeyedRateLimiter::with_plans), [`replan`](KeyedRateLimiter::replan) | which policy each key has |
+/// | [`with_plans`](KeyedRateLimiter::with_plans), [`replan`](KeyedRateLimiter::replan) | the policy of each key |
 /// | [`change_all`](KeyedRateLimiter::change_all), [`set_rate_all`](KeyedRateLimiter::set_rate_all) | the rate or burst of all keys without a plan |
-/// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which then keeps it |
+/// | [`set_rate`](KeyedRateLimiter::set_rate) | the rate of one key, which then keeps its own rate |
 /// | [`refund`](KeyedRateLimiter::refund), [`debit`](KeyedRateLimiter::debit) | the permits of one key |
 /// | [`pause_all`](KeyedRateLimiter::pause_all), [`resume_all`](KeyedRateLimiter::resume_all) | whether any key gets permits |
 /// | [`set_shadow_all`](KeyedRateLimiter::set_shadow_all) | whether any key refuses a request |
-/// | [`remove`](KeyedRateLimiter::remove) | one key, which starts anew |
+/// | [`remove`](KeyedRateLimiter::remove) | one key, which starts over |
 ///
-/// An observer can [watch](KeyedRateLimiter::observed_by) the calls for all keys, and be
-/// [told the key](KeyedRateLimiter::observed_by_key).
-/// [`Statistics`](crate::Statistics) is an observer that counts them.
+/// An observer can be notified of [the calls for all keys](KeyedRateLimiter::observed_by), or of
+/// [each call with its key](KeyedRateLimiter::observed_by_key). [`Statistics`](crate::Statistics)
+/// is an observer that counts the calls.
 ///
-/// Clones share one table. Cloning costs a reference count.
+/// Clones share one table. A clone costs one reference count.
 ///
-/// The number of keys is bounded. The number of requests that wait is not, unless you [bound
-/// it](KeyedRateLimiter::set_max_waiting). If you
-/// do not trust your callers, refuse instead of waiting, or wait [within a
-/// time](KeyedRateLimiter::acquire_within).
+/// The number of keys is bounded. The number of waiting requests is unbounded, unless you
+/// [bound it](KeyedRateLimiter::set_max_waiting). If you do not trust your callers, refuse instead
+/// of waiting, or wait [within a time](KeyedRateLimiter::acquire_within).
 ///
 /// # Cost
 ///
-/// A known key costs the memory of its key and its state, plus free places in the table: for a
-/// `u64` and a [`TokenBucket`] about 21 bytes when the limiter is full, and up to twice that
-/// before. A key costs a whole limiter, some 2200 bytes, while a request waits for it or a caller
+/// A known key costs the memory of its key and its state, plus free slots in the table. For a `u64`
+/// and a [`TokenBucket`], this is about 21 bytes when the limiter is full, and up to twice that
+/// before. A key costs a whole limiter, about 2200 bytes, while a request waits for it or a caller
 /// holds its [`limiter`](KeyedRateLimiter::limiter). The last wait that ends frees this memory. If
 /// a [`limiter`](KeyedRateLimiter::limiter) or a reservation was the last user, the next call for
 /// that key frees it, or new keys do, a few at a time.
 ///
 /// A request for a known key takes a read lock on a small part of the table, and readers do not
-/// slow each other down. The request waits only while a key is added to that part or forgotten,
-/// well below a microsecond, or while [all keys change](KeyedRateLimiter::change_all). The permit
-/// itself is taken by compare-and-swap, as in a plain limiter.
+/// slow each other down. The request blocks only while a key is added to that part or forgotten,
+/// which takes well below a microsecond, or while [all keys change](KeyedRateLimiter::change_all).
+/// The permit itself is taken by compare-and-swap, as in a plain limiter.
 ///
 /// Calls take the key by reference, in its borrowed form: a `&str` for a `String`. The borrowed
-/// form must implement `ToOwned`, because a new key is stored. For an `Arc<str>` it is `&Arc<str>`.
+/// form must implement `ToOwned`, because a new key is stored. For `Arc<str>` keys, pass
+/// `&Arc<str>`.
 ///
-/// A policy of your own is cloned for each key that waits, and for each known key when [all keys
-/// change](KeyedRateLimiter::change_all). A clone must read an existing state exactly as the
-/// original does.
+/// A custom policy is cloned for each key with waiting requests, and for each known key when
+/// [all keys change](KeyedRateLimiter::change_all). A clone must read an existing state exactly as
+/// the original does.
 ///
 /// # Keys
 ///
-/// Each limiter hashes keys with a seed of its own. `Eq` of a key, `Hash` of the known keys, and
-/// `Clone` of the keys that are [listed](KeyedRateLimiter::iter) or get
-/// [new plans](KeyedRateLimiter::replan) run while a part of the table is locked, and must not call
-/// the limiter. `Drop` of a key may. If one of them panics, the panic reaches the call that ran it,
-/// and no key is lost or counted twice.
+/// Each limiter hashes keys with its own seed. The following code runs while a part of the table is
+/// locked, and must not call the limiter: `Eq` of a key, `Hash` of the known keys, and `Clone` of
+/// the keys when they are [listed](KeyedRateLimiter::iter) or get
+/// [new plans](KeyedRateLimiter::replan). `Drop` of a key may call the limiter. If any of this code
+/// panics, the panic reaches the call that ran it, and no key is lost or counted twice.
 ///
 /// # Fairness
 ///
-/// Requests of one priority for one key are served first come, first served. Keys do not affect
+/// Requests of equal priority for one key are served first come, first served. Keys do not affect
 /// each other.
 ///
 /// # Examples
@@ -149,22 +151,22 @@ pub struct KeyedRateLimiter<K, P: Policy + Clone = TokenBucket, C: Timer = Defau
     table: Arc<Table<K, P, C>>,
 }
 
-/// Decides about a new key when the table is full of limited keys.
+/// What happens to a new key when the table is full of limited keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WhenKeysFull {
-    /// Requests of the new key are refused with [`Refusal::TooManyKeys`]. During a flood of keys
-    /// this refuses honest new keys as well, so choose `max_keys` well above the number of keys
-    /// that are limited at one time. An HTTP server answers 503 rather than 429, since this client
-    /// did not ask for too much.
+    /// Requests for the new key are refused with [`Refusal::TooManyKeys`]. During a flood of keys,
+    /// legitimate new keys are refused too, so choose `max_keys` well above the number of keys that
+    /// are limited at one time. An HTTP server responds with 503 rather than 429, because this
+    /// client did not ask for too much.
     #[default]
     RefuseNew,
     /// All keys without room share one limiter with the policy of all keys.
     ShareOne,
-    /// The new key replaces the key that is closest to as good as new, among some neighbours in the
-    /// table. The replaced key can then get more than its limit, and an attacker with enough keys
-    /// can free any key from its limit. Choose this where a wrong count is better than a refusal. A
-    /// key with waiting requests or with settings of its own is not replaced. If there are no other
-    /// keys, the new key is refused.
+    /// The new key replaces the key that becomes idle soonest among some neighbours in the table.
+    /// The replaced key can then get more than its limit, and an attacker with enough keys can free
+    /// any key from its limit. Choose this where a wrong count is better than a refusal. A key with
+    /// waiting requests or with its own settings is not replaced. If the table has no other keys,
+    /// the new key is refused.
     EvictLeastUsed,
 }
 
@@ -173,11 +175,11 @@ where
     K: Hash + Eq,
     P: Policy + Clone,
 {
-    /// Creates a limiter of at most `max_keys` keys, each with this policy, on the default clock.
+    /// Creates a limiter for at most `max_keys` keys, each with this policy, on the default clock.
     ///
-    /// When `max_keys` keys are limited at one time, new keys are refused; choose otherwise with
-    /// [`when_full`](KeyedRateLimiter::when_full). With 0 every key is refused. Memory is allocated
-    /// as keys come.
+    /// When `max_keys` keys are limited at one time, new keys are refused. Choose another behaviour
+    /// with [`when_full`](KeyedRateLimiter::when_full). With a `max_keys` of 0, every key is
+    /// refused. Memory is allocated as keys arrive.
     #[must_use]
     pub fn new(policy: P, max_keys: usize) -> Self {
         KeyedRateLimiter::with_clock(policy, max_keys, DefaultClock::new())
@@ -190,15 +192,15 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Creates a limiter of at most `max_keys` keys, each with this policy, on this clock.
+    /// Creates a limiter for at most `max_keys` keys, each with this policy, on this clock.
     #[must_use]
     pub fn with_clock(policy: P, max_keys: usize, clock: C) -> Self {
         let table = Table::new(policy, max_keys, WhenKeysFull::default(), clock);
         KeyedRateLimiter { table: Arc::new(table) }
     }
 
-    /// Returns a new, empty limiter with another choice for when it is full. Known keys are not
-    /// carried over, so call this before the first request.
+    /// Returns a new, empty limiter that uses `choice` when it is full. Known keys are not carried
+    /// over, so call this before the first request.
     ///
     /// # Examples
     ///
@@ -219,18 +221,18 @@ where
         self.anew(choice, self.table.events.clone(), self.table.plans.clone())
     }
 
-    /// Returns a new, empty limiter. Its keys get their policies from a function. Known keys are
+    /// Returns a new, empty limiter whose keys get their policies from a function. Known keys are
     /// not carried over, so call this before the first request.
     ///
     /// The function returns the [`Plan`] of a key, or `None` for the policy of all keys. It is
-    /// called each time a key is made: at the first request of the key, and when the key comes back
-    /// after it was forgotten. So plans keep no keys in memory, and a thousand customers with rates
-    /// of their own are forgotten like all others. When the plans have changed, call
+    /// called each time a key is added: at the first request for the key, and when the key returns
+    /// after it was forgotten. So plans keep no keys in memory: a thousand customers with their own
+    /// rates are forgotten like all other keys. When the plans have changed, call
     /// [`replan`](KeyedRateLimiter::replan).
     ///
-    /// Return clones of one plan for all keys that share it: such a key costs the memory of an
-    /// address more than a key without plans, about 10 bytes. A plan that is made for one key takes
-    /// some 350 bytes while the key is known.
+    /// Return clones of one plan for all keys that share it. Such a key costs one address more than
+    /// a key without plans, about 10 bytes. A plan made for a single key takes about 350 bytes
+    /// while the key is known.
     ///
     /// The function runs without a lock, so it may block and may call this limiter. If it panics,
     /// the panic reaches the call that needed the plan, and no key is added. The function may be
@@ -260,7 +262,7 @@ where
         self.anew(self.table.when_full, self.table.events.clone(), Some(Plans::new(plans)))
     }
 
-    /// Returns a new, empty limiter with the policy, the clock and the number of keys of this one.
+    /// Returns a new, empty limiter with this limiter's policy, clock and maximum number of keys.
     fn anew(&self, when_full: WhenKeysFull, events: Option<Watch<K>>, plans: Option<Plans<K, P>>) -> Self {
         let Table { max_keys, clock, .. } = &*self.table;
         let table = Table::new(self.table.policy(), *max_keys, when_full, clock.clone());
@@ -274,11 +276,11 @@ where
     ///
     /// The observer gets the events of a [`RateLimiter`](RateLimiter::observe), once for each call:
     /// grants with the time waited, refusals, including [`TooManyKeys`](Refusal::TooManyKeys),
-    /// waits that were dropped, and changes made through the [`limiter`](KeyedRateLimiter::limiter)
-    /// of a key. An event does not name its key, except with
-    /// [`observed_by_key`](KeyedRateLimiter::observed_by_key). If the limiter of one key has an
-    /// observer of its own, that observer is told after this one. Observing all keys does not keep
-    /// a key from being forgotten.
+    /// dropped waits, and changes made through the [`limiter`](KeyedRateLimiter::limiter) of a key.
+    /// An event does not name its key, except with
+    /// [`observed_by_key`](KeyedRateLimiter::observed_by_key). If the limiter of one key has its
+    /// own observer, that observer is notified after this one. Observing all keys does not keep a
+    /// key from being forgotten.
     ///
     /// A second observer replaces the first. A limiter without an observer pays one comparison for
     /// each call.
@@ -307,14 +309,14 @@ where
         self.anew(self.table.when_full, Some(Watch::All(events)), self.table.plans.clone())
     }
 
-    /// As [`observed_by`](KeyedRateLimiter::observed_by), for an observer that is told the key of
-    /// each call.
+    /// Like [`observed_by`](KeyedRateLimiter::observed_by), for an observer that receives the key
+    /// of each call.
     ///
-    /// Each call clones its key and makes one allocation. The calls of keys without room that
+    /// Each call clones its key and makes one allocation. Calls for keys without room that
     /// [share](WhenKeysFull::ShareOne) one limiter are not reported.
     ///
-    /// A second observer replaces the first, whichever of the two methods sets it. [`KeyEvents`]
-    /// has an example.
+    /// A second observer replaces the first, whichever of the two methods sets it. For an example,
+    /// see [`KeyEvents`].
     #[must_use]
     pub fn observed_by_key(self, events: Arc<dyn KeyEvents<K>>) -> Self
     where
@@ -323,19 +325,19 @@ where
         self.anew(self.table.when_full, Some(Watch::with_key(events)), self.table.plans.clone())
     }
 
-    /// Bounds the requests that wait for all keys together: at most `requests` of them, for at most
-    /// `permits` permits. A new limiter has no such bound. Each key can have [bounds of its
-    /// own](RateLimiter::set_queue_bounds) besides.
+    /// Bounds the requests that wait for all keys together: at most `requests` requests, for at
+    /// most `permits` permits in total. A new limiter has no such bound. Each key can have
+    /// [its own bounds](RateLimiter::set_queue_bounds) besides.
     ///
-    /// A request that would have to wait beyond a bound is refused with
-    /// [`Refusal::QueueFull`]; its `retry_after` is the time at which it would not have to wait, if
-    /// no other request comes. No waiting request is dropped for it. A request with permits that
-    /// are due is granted even if no request may wait. All requests that wait for a key count: also
-    /// reservations, and requests made through the [`limiter`](KeyedRateLimiter::limiter) of a key
-    /// or through its limiter after it was removed. Requests of an [`AllOf`](crate::AllOf) wait at
-    /// the `AllOf`, and do not count.
+    /// A request that would have to wait beyond a bound is refused with [`Refusal::QueueFull`]. Its
+    /// `retry_after` is the time after which the request would not have to wait, if no other
+    /// request arrives. No waiting request is dropped to make room. A request whose permits are due
+    /// is granted even if no request may wait. All requests that wait for a key count, including
+    /// reservations, requests made through the [`limiter`](KeyedRateLimiter::limiter) of a key, and
+    /// requests that wait at the limiter of a key after the key was removed. Requests of an
+    /// [`AllOf`](crate::AllOf) wait at the `AllOf`, and do not count.
     ///
-    /// The bounds hold for requests that come from now on. Requests that already wait stay.
+    /// The bounds apply to requests made from now on. Requests that already wait stay.
     ///
     /// # Examples
     ///
@@ -373,9 +375,9 @@ where
     /// # Errors
     ///
     /// - [`Refusal::Limited`] if no permit of this key is due, or other requests wait for it.
-    /// - [`Refusal::Paused`] if the key is paused, alone or with
+    /// - [`Refusal::Paused`] if the key is paused, by itself or with
     ///   [all keys](KeyedRateLimiter::pause_all_for).
-    /// - [`Refusal::Closed`] if the key is closed, alone or with
+    /// - [`Refusal::Closed`] if the key is closed, by itself or with
     ///   [all keys](KeyedRateLimiter::close).
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
     #[inline]
@@ -392,10 +394,10 @@ where
     ///
     /// # Errors
     ///
-    /// As [`try_acquire`](KeyedRateLimiter::try_acquire), and:
+    /// The errors of [`try_acquire`](KeyedRateLimiter::try_acquire), and:
     ///
     /// - [`Refusal::ZeroPermits`] if the request asks for no permits.
-    /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never grant this many permits at once.
     #[inline]
     pub fn try_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
     where
@@ -405,12 +407,13 @@ where
         self.table.try_acquire(key, &request.into())
     }
 
-    /// Takes the permits of a [`Request`] from a key now, or refuses, and tells the state of the
-    /// key either way. See [`RateLimiter::try_acquire_with_status`].
+    /// Takes the permits of a [`Request`] from a key now, or refuses, and returns the status of the
+    /// key in both cases. See [`RateLimiter::try_acquire_with_status`].
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_many`](KeyedRateLimiter::try_acquire_many), beside the state.
+    /// The errors of [`try_acquire_many`](KeyedRateLimiter::try_acquire_many), together with the
+    /// status.
     ///
     /// # Examples
     ///
@@ -437,11 +440,11 @@ where
         (answer, self.status(key).told(&request, &answer))
     }
 
-    /// Waits for one permit of a key. The [`Grant`] tells the time waited.
+    /// Waits for one permit of a key. The [`Grant`] holds the time waited.
     ///
     /// # Fairness
     ///
-    /// Futures of one priority for one key are served in the order of their first poll.
+    /// Futures of equal priority for one key are served in the order of their first poll.
     ///
     /// # Cancel safety
     ///
@@ -449,7 +452,7 @@ where
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
+    /// The errors of [`acquire_many`](KeyedRateLimiter::acquire_many).
     ///
     /// # Examples
     ///
@@ -475,16 +478,16 @@ where
         self.acquire_many(key, 1).await
     }
 
-    /// Waits for the permits of a [`Request`] from a key. The request may be a plain number.
-    /// The [`Grant`] tells the time waited.
+    /// Waits for the permits of a [`Request`] from a key. The request may be a plain number. The
+    /// [`Grant`] holds the time waited.
     ///
     /// # Errors
     ///
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
-    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] also where the waiters of all keys are
-    ///   [bounded](KeyedRateLimiter::set_max_waiting).
-    /// - [`Refusal::Closed`] also if [all keys](KeyedRateLimiter::close) are closed.
-    /// - The rest as [`RateLimiter::acquire_many`].
+    /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`], even if only the waiters of all keys
+    ///   together are [bounded](KeyedRateLimiter::set_max_waiting).
+    /// - [`Refusal::Closed`] if the key or [all keys](KeyedRateLimiter::close) are closed.
+    /// - The other errors of [`RateLimiter::acquire_many`].
     pub async fn acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
@@ -503,7 +506,7 @@ where
     /// # Errors
     ///
     /// - [`Refusal::TooManyKeys`] if the key is new and there is no room for it.
-    /// - The rest as [`RateLimiter::acquire_within`].
+    /// - The errors of [`RateLimiter::acquire_within`].
     pub async fn acquire_within<Q>(&self, key: &Q, within: Duration) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
@@ -512,12 +515,12 @@ where
         self.acquire_many(key, Request::permits(1).within(within)).await
     }
 
-    /// Blocks the calling thread until it has one permit of a key. The [`Grant`] tells the time
+    /// Blocks the calling thread until it has one permit of a key. The [`Grant`] holds the time
     /// waited.
     ///
     /// # Errors
     ///
-    /// As [`blocking_acquire_many`](KeyedRateLimiter::blocking_acquire_many).
+    /// The errors of [`blocking_acquire_many`](KeyedRateLimiter::blocking_acquire_many).
     pub fn blocking_acquire<Q>(&self, key: &Q) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
@@ -527,15 +530,15 @@ where
     }
 
     /// Blocks the calling thread until it has the permits of a [`Request`] from a key. The request
-    /// may be a plain number. The [`Grant`] tells the time waited.
+    /// may be a plain number. The [`Grant`] holds the time waited.
     ///
     /// Threads and tasks wait in one queue. Do not call this from a task: it blocks the executor's
     /// thread.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedRateLimiter::acquire_many); and [`Refusal::Cancelled`] under a
-    /// [`CancelToken`](crate::CancelToken) that is cancelled.
+    /// The errors of [`acquire_many`](KeyedRateLimiter::acquire_many), and [`Refusal::Cancelled`]
+    /// if the call runs under a [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many<Q>(&self, key: &Q, request: impl Into<Request>) -> Result<Grant, Refusal>
     where
         K: Borrow<Q>,
@@ -549,11 +552,12 @@ where
         }
     }
 
-    /// Takes a place in the queue of a key for a [`Request`], and tells when the permits are due.
+    /// Takes a position in the queue of a key for a [`Request`], and returns when the permits are
+    /// due.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedRateLimiter::acquire_many).
+    /// The errors of [`acquire_many`](KeyedRateLimiter::acquire_many).
     pub fn reserve<Q>(
         &self,
         key: &Q,
@@ -570,24 +574,24 @@ where
         self.table.limiter_for(key, request.permits)?.reserve(request)
     }
 
-    /// Returns the limiter of a key, with every method of a [`RateLimiter`]: pause it, give it
-    /// another rate, combine it with other limiters.
+    /// Returns the limiter of a key, with every method of a [`RateLimiter`]. For example, you can
+    /// pause the key, give it another rate, or combine it with other limiters.
     ///
     /// While you hold this limiter, its key is not forgotten. Settings made through it hold for
-    /// this key until the key is [removed](KeyedRateLimiter::remove): a rate or burst of its own, a
-    /// queue bound, a reserved share, shadow mode, an observer, and that it was
+    /// this key until the key is [removed](KeyedRateLimiter::remove): its own rate or burst, a
+    /// queue bound, a reserved share, shadow mode, an observer, and the fact that it was
     /// [closed](RateLimiter::close). Until then the key is not forgotten and counts towards
-    /// `max_keys`. A pause ends by itself, and a [reset](RateLimiter::reset) is
-    /// over when the key is as good as new.
+    /// `max_keys`. A pause ends by itself, and a [reset](RateLimiter::reset) has no further effect
+    /// once the key is idle.
     ///
-    /// A new key starts with the permits of the common policy. A larger burst of its own does not
-    /// fill at once: use [`Keep::Ratio`](crate::Keep::Ratio) to keep a full key full.
+    /// A new key starts with the permits of the common policy. A larger burst for one key does not
+    /// fill at once. Use [`Keep::Ratio`](crate::Keep::Ratio) to keep a full key full.
     ///
     /// # Errors
     ///
     /// [`Refusal::TooManyKeys`] if the key is new and there is no room for it. With
-    /// [`WhenKeysFull::ShareOne`] this returns the limiter that all keys without room share, and a
-    /// setting made there holds for all of them.
+    /// [`WhenKeysFull::ShareOne`], this returns the limiter that all keys without room share, and a
+    /// setting made there applies to all of those keys.
     ///
     /// # Examples
     ///
@@ -610,9 +614,9 @@ where
         self.table.limiter(key)
     }
 
-    /// Gives a key a rate of its own, until the key is [removed](KeyedRateLimiter::remove). The
-    /// policy decides how debt and stored permits carry over. To give it a burst of its own as
-    /// well, [`change`](RateLimiter::change) its [`limiter`](KeyedRateLimiter::limiter).
+    /// Gives a key its own rate, until the key is [removed](KeyedRateLimiter::remove). The policy
+    /// decides how a negative balance and stored permits carry over. To give the key its own burst
+    /// as well, [`change`](RateLimiter::change) its [`limiter`](KeyedRateLimiter::limiter).
     ///
     /// # Errors
     ///
@@ -626,31 +630,31 @@ where
         Ok(())
     }
 
-    /// Changes the rate, the burst or both for all keys while the program runs, and chooses what
-    /// happens to stored permits. To change only the rate, use
+    /// Changes the rate, the burst or both for all keys while the program runs. The [`Change`] also
+    /// decides what happens to stored permits. To change only the rate, use
     /// [`set_rate_all`](KeyedRateLimiter::set_rate_all).
     ///
-    /// Stored permits, counts and debt of a known key carry over as in [`RateLimiter::change`]. New
-    /// keys start with the new terms, and so do keys that return after they were forgotten. Waiting
-    /// requests are rescheduled before this returns. A key with a
-    /// [rate](KeyedRateLimiter::set_rate) or a burst of its own keeps all its terms until it is
-    /// [removed](KeyedRateLimiter::remove); its other settings make no difference here. A key with
+    /// Stored permits, counts and a negative balance of a known key carry over as in
+    /// [`RateLimiter::change`]. New keys start with the new terms, and so do keys that return after
+    /// they were forgotten. Waiting requests are rescheduled before this returns. A key with its
+    /// own [rate](KeyedRateLimiter::set_rate) or burst keeps all its terms until it is
+    /// [removed](KeyedRateLimiter::remove). Its other settings make no difference here. A key with
     /// a [plan](KeyedRateLimiter::with_plans) keeps the terms of its plan.
     ///
-    /// A request that overlaps with the change is decided by the old terms or by the new ones, with
-    /// a matching state. If requests wait for its key, it is decided as when a [`RateLimiter`]
-    /// changes. Two concurrent changes come one after the other.
+    /// A request that overlaps with the change is decided by the old terms or by the new terms,
+    /// with a matching state. If requests wait for its key, the request is decided as when a
+    /// [`RateLimiter`] changes. Of two concurrent changes, one completes before the other begins.
     ///
     /// # Cost
     ///
-    /// About 0.1 µs for each known key, a few times as much for a policy with a state of many
-    /// words, 1 µs for a key with a limiter of its own, and more for each waiting request. The
-    /// table has at most 64 parts, which change one after the other. Requests for the keys of a
-    /// part wait while it changes: 3 ms with a million keys.
+    /// About 0.1 µs for each known key, a few times as much for a policy whose state has many
+    /// words, 1 µs for a key with its own limiter, and more for each waiting request. The table has
+    /// at most 64 parts, which change one after the other. Requests for the keys of a part wait
+    /// while that part changes: 3 ms with a million keys.
     ///
     /// # Errors
     ///
-    /// A [`PolicyError`] if the policy cannot have such a burst; then no key has changed.
+    /// A [`PolicyError`] if the policy cannot have this burst. In that case no key has changed.
     ///
     /// # Examples
     ///
@@ -672,30 +676,29 @@ where
         self.table.change_all(change)
     }
 
-    /// Gives each known key the [plan](KeyedRateLimiter::with_plans) that the function has for it
-    /// now. Call this after the plans have changed. Returns how many keys keep their old terms for
-    /// now.
+    /// Gives each known key the [plan](KeyedRateLimiter::with_plans) that the function returns for
+    /// it now. Call this after the plans have changed. Returns how many keys keep their old terms
+    /// for now.
     ///
     /// - A key with an unchanged plan stays as it is.
-    /// - A key that is as good as new stays so: a full bucket is full also if the new burst is
-    ///   larger.
-    /// - The permits, the counts and the debt of any other key carry over as in
-    ///   [`RateLimiter::change`]. Waiting requests keep their places and are rescheduled.
+    /// - An idle key stays idle: a full bucket stays full even if the new burst is larger.
+    /// - The permits, the counts and a negative balance of any other key carry over as in
+    ///   [`RateLimiter::change`]. Waiting requests keep their positions and are rescheduled.
     /// - If a policy cannot be [changed](crate::Policy::change_to) to the new one, such as a bucket
-    ///   to a window, the key starts anew, with no more permits than it has. A debt is forgotten.
-    ///   If the key has a [limiter](KeyedRateLimiter::limiter) in use, for example because requests
-    ///   wait for it, the key keeps its old terms and is counted in the result: call this again
-    ///   later, or [remove](KeyedRateLimiter::remove) the key.
-    /// - A key with a [rate of its own](KeyedRateLimiter::set_rate) keeps it.
+    ///   to a window, the key starts over, with no more permits than it has. A negative balance is
+    ///   forgotten. If the key has a [limiter](KeyedRateLimiter::limiter) in use, for example
+    ///   because requests wait for it, the key keeps its old terms and counts in the result. In
+    ///   that case, call this again later, or [remove](KeyedRateLimiter::remove) the key.
+    /// - A key with [its own rate](KeyedRateLimiter::set_rate) keeps that rate.
     ///
-    /// When this returns, no key is added with a plan that the function returned before this call.
-    /// If two calls overlap, that holds when both have returned. If the function panics for a key,
-    /// that key keeps its plan, the other keys get theirs, and the panic goes on at the end.
+    /// After this returns, no key is added with a plan that the function returned before this call.
+    /// If two calls overlap, this holds once both have returned. If the function panics for a key,
+    /// that key keeps its plan, the other keys get theirs, and the panic resumes at the end.
     ///
     /// # Cost
     ///
-    /// A copy of each key and a call of the function, without a lock; and about 0.1 µs for each
-    /// key, a thousand keys at a time, during which requests for the keys of their part of the
+    /// A copy of each key and a call of the function, without a lock. In addition, about 0.1 µs for
+    /// each key, a thousand keys at a time, while requests for the keys of the same part of the
     /// table wait.
     ///
     /// # Examples
@@ -726,8 +729,8 @@ where
         self.table.replan()
     }
 
-    /// Changes the rate of all keys without a rate of their own. Waiting requests are rescheduled,
-    /// as by [`change_all`](KeyedRateLimiter::change_all).
+    /// Changes the rate of all keys without their own rate. Waiting requests are rescheduled, as by
+    /// [`change_all`](KeyedRateLimiter::change_all).
     pub fn set_rate_all(&self, rate: Rate) {
         // No policy refuses a change of the rate alone.
         let _ = self.table.change_all(Change::rate(rate));
@@ -746,10 +749,10 @@ where
         self.debit_ahead(key, n, Duration::ZERO)
     }
 
-    /// As [`debit`](KeyedRateLimiter::debit), at an instant that lies `ahead`. From now on the
-    /// state of the key is as of that instant: permits that are granted before it count as granted
-    /// then, and no permit comes in until then. This call is for `tidegate-redis`, whose store
-    /// grants permits until then.
+    /// Like [`debit`](KeyedRateLimiter::debit), at a time that is `ahead` of now. From this call
+    /// on, the state of the key is as of that time: permits that are granted before that time count
+    /// as granted at that time, and no permit accrues until then. This call is for
+    /// `tidegate-redis`, whose store grants permits until then.
     #[doc(hidden)]
     pub fn debit_ahead<Q>(&self, key: &Q, n: u32, ahead: Duration) -> Result<(), Refusal>
     where
@@ -757,7 +760,8 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let ahead = Nanos::from_duration(ahead);
-        // In a pause the key's limiter carries out the call, since it counts the permits taken.
+        // During a pause, the key's limiter carries out the call, because it counts the permits
+        // taken.
         let known = self.table.find(key, |policy, state, hold| {
             let at = self.table.clock.now().saturating_add(ahead);
             hold.is_none().then(|| policy.debit(state, at, n))
@@ -771,7 +775,7 @@ where
     }
 
     /// Takes the permits that a key has beyond `permits`, and returns how many it took: see
-    /// [`RateLimiter::keep_at_most`]. A new key is added, since it is full.
+    /// [`RateLimiter::keep_at_most`]. A new key is added, because it is full.
     ///
     /// # Errors
     ///
@@ -795,7 +799,8 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let now = self.table.clock.now();
-        // In a pause the key's limiter carries out the call, since it counts the permits taken.
+        // During a pause, the key's limiter carries out the call, because it counts the permits
+        // taken.
         let known = self.table.find(key, |policy, state, hold| {
             hold.is_none().then(|| policy.keep_at_most(state, now, permits))
         });
@@ -806,16 +811,16 @@ where
         Ok(self.table.limiter_of_a_call(key)?.keep_at_most(permits))
     }
 
-    /// Gives back `n` permits of a key that were acquired and not used. Does nothing if the key is
-    /// not known: an unknown key is full. A key without room that [shares](WhenKeysFull::ShareOne)
-    /// a limiter gives its permits back to that limiter.
+    /// Gives back `n` permits of a key that were acquired and not used. Does nothing for an unknown
+    /// key, because an unknown key is full. A key without room that
+    /// [shares](WhenKeysFull::ShareOne) a limiter gives its permits back to that limiter.
     pub fn refund<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        // In a pause the key's limiter carries out the call, since it counts the permits given
-        // back.
+        // During a pause, the key's limiter carries out the call, because it counts the permits
+        // given back.
         let found = self.table.find(key, |policy, state, hold| {
             hold.is_none().then(|| policy.refund(state, self.table.clock.now(), n))
         });
@@ -835,9 +840,9 @@ where
         }
     }
 
-    /// Returns what a key could take now, and how many requests wait for it. An unknown key has the
-    /// status of a new key, or of the [shared](WhenKeysFull::ShareOne) limiter if there is no room
-    /// for it. This call does not add the key.
+    /// Returns how many permits a key could take now, and how many requests wait for it. An unknown
+    /// key has the status of a new key, or the status of the [shared](WhenKeysFull::ShareOne)
+    /// limiter if there is no room for the key. This call does not add the key.
     #[must_use]
     pub fn status<Q>(&self, key: &Q) -> Status
     where
@@ -848,7 +853,7 @@ where
     }
 
     /// Closes all keys for good. From then on no key gets a permit, and all waiters are refused at
-    /// once with [`Refusal::Closed`], on tasks, blocked threads and reservations. Permits that were
+    /// once with [`Refusal::Closed`]: tasks, blocked threads and reservations. Permits that were
     /// granted before stay granted. Returns whether the limiter was open.
     ///
     /// All known keys are forgotten. To close one key, close its
@@ -872,37 +877,39 @@ where
         self.table.close()
     }
 
-    /// Whether all keys were [closed](KeyedRateLimiter::close).
+    /// Returns whether all keys were [closed](KeyedRateLimiter::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.table.is_closed()
     }
 
-    /// Pauses all keys for at least this long, as [`pause_all`](KeyedRateLimiter::pause_all).
+    /// Pauses all keys for at least `span`, like [`pause_all`](KeyedRateLimiter::pause_all).
     pub fn pause_all_for(&self, span: Duration) {
         self.pause_all(Pause::lasting(span));
     }
 
-    /// Pauses all keys: known keys, keys that come later, and the
-    /// [`limiter`](KeyedRateLimiter::limiter) of each key. No key gets a permit before the end, and
-    /// no permit comes in. A request that waits is granted later, and a try is refused with
+    /// Pauses all keys: known keys, keys that are added later, and the
+    /// [`limiter`](KeyedRateLimiter::limiter) of each key. Until the pause ends, no key gets a
+    /// permit and no permit accrues. A waiting request is granted later, and a try is refused with
     /// [`Refusal::Paused`]. A second pause never shortens the first.
     ///
-    /// Afterwards each key goes on as if it were empty, unless the pause is to
-    /// [keep the stock](Pause::keep_permits). That is so for keys that were unknown, too: a key that
-    /// comes after the pause has the permits that came in since.
+    /// After the pause, each key continues as if it were empty, unless the pause
+    /// [keeps stored permits](Pause::keep_permits). This also holds for keys that were unknown: a
+    /// key that is added after the pause has only the permits that accrued since the pause ended.
     ///
-    /// An observer of all keys is told once. An observer that is told the keys, and an observer of
-    /// one key, are not told. A [`KeyedAllOf`](crate::KeyedAllOf) of these keys waits as well.
+    /// An observer of all keys is notified once. An observer that receives the keys, and an
+    /// observer of one key, are not notified. A [`KeyedAllOf`](crate::KeyedAllOf) of these keys
+    /// waits as well.
     ///
     /// # Cost
     ///
-    /// Outside of a pause nothing. In a pause a request takes about twice as long, and a key costs
-    /// a whole limiter from the first request that waits for it until the pause is over. At the end
-    /// each known key takes as long as a [change](KeyedRateLimiter::change_all) of all keys does.
-    /// With a policy that counts, and unless the stock is kept, each key that gets a permit within
-    /// a window after the end costs a whole limiter until then, and requests for the keys of its
-    /// part of the table take longer.
+    /// Nothing outside of a pause. During a pause, a request takes about twice as long. A key costs
+    /// a whole limiter from the first request that waits for it until the pause is over. At the
+    /// end, each known key takes as long as in a [change](KeyedRateLimiter::change_all) of all
+    /// keys. With a window policy (fixed, sliding, estimate or log), and unless stored permits are
+    /// kept, the time after the pause costs more: each key that gets a permit within one window
+    /// after the end costs a whole limiter until that window is over, and requests for the keys of
+    /// its part of the table take longer.
     ///
     /// # Examples
     ///
@@ -931,26 +938,26 @@ where
         self.table.pause(pause);
     }
 
-    /// Ends the pause of all keys, and the pauses of single keys: each key goes on with the permits
-    /// that it had when the pause began. Returns whether all keys were paused.
+    /// Ends the pause of all keys, and the pauses of single keys. Each key continues with the
+    /// permits that it had when the pause began. Returns whether all keys were paused.
     pub fn resume_all(&self) -> bool {
         self.table.resume()
     }
 
-    /// Turns shadow mode of all keys on or off: of known keys, of keys that come later, and of the
+    /// Turns shadow mode on or off for all keys: known keys, keys that are added later, and the
     /// [`limiter`](KeyedRateLimiter::limiter) of each key. In shadow mode every call passes, and an
-    /// observer is told what the limit would have done, as [`RateLimiter::set_shadow`] tells.
+    /// observer is notified of what the limit would have done, as with [`RateLimiter::set_shadow`].
     ///
-    /// A request that finds permits takes them. Any other passes without a permit, also one of a
-    /// key that is [new and has no room](Refusal::TooManyKeys), but one for the `limiter` of such a
-    /// key or for a reservation of it. Requests that wait when shadow mode begins pass at once. A
-    /// key with a limiter that is in shadow by itself stays so when the shadow mode of all keys
-    /// ends.
+    /// A request that finds permits takes them. Any other request passes without a permit, even a
+    /// request for a key that is [new and has no room](Refusal::TooManyKeys). The exceptions are
+    /// calls for the `limiter` of such a key or for a reservation of it. Requests that wait when
+    /// shadow mode begins pass at once. If the limiter of a key was put in shadow mode by itself,
+    /// that key stays in shadow mode when the shadow mode of all keys ends.
     ///
-    /// A limiter of a key that was [removed](KeyedRateLimiter::remove) stays as it is.
+    /// The limiter of a [removed](KeyedRateLimiter::remove) key does not change.
     ///
     /// Switching takes time proportional to the number of keys with waiting requests or a `limiter`
-    /// in use. A granted request costs no more for it.
+    /// in use. Granted requests cost no more in shadow mode.
     ///
     /// # Examples
     ///
@@ -964,7 +971,7 @@ where
     /// let users = KeyedRateLimiter::with_clock(policy, 1000, ManualClock::new());
     /// let statistics = Arc::new(Statistics::new());
     /// let users = users.observed_by(statistics.clone());
-    /// // Whom would this limit hit?
+    /// // Which users would this limit refuse?
     /// users.set_shadow_all(true);
     /// for _ in 0..5 {
     ///     users.try_acquire(&"alice")?;
@@ -977,18 +984,18 @@ where
         self.table.set_shadow(shadow);
     }
 
-    /// Whether all keys are in [shadow mode](KeyedRateLimiter::set_shadow_all).
+    /// Returns whether all keys are in [shadow mode](KeyedRateLimiter::set_shadow_all).
     #[must_use]
     pub fn is_shadow_all(&self) -> bool {
         self.table.is_shadow()
     }
 
-    /// Forgets a key, its debt and all settings of its own, and that its limiter was
+    /// Forgets a key, its negative balance, all its own settings, and that its limiter was
     /// [closed](RateLimiter::close). Returns whether the key was known.
     ///
-    /// Waiting requests and holders of its [`limiter`](KeyedRateLimiter::limiter) keep the old
-    /// limiter and are served as before. If it was closed, it stays closed for them. The next
-    /// request of this key starts anew, also through an [`OfKey`](crate::OfKey).
+    /// Waiting requests and holders of the key's [`limiter`](KeyedRateLimiter::limiter) keep the
+    /// old limiter and are served as before. If the old limiter was closed, it stays closed for
+    /// them. The next request for this key starts over, even through an [`OfKey`](crate::OfKey).
     pub fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -997,7 +1004,8 @@ where
         self.table.remove(key)
     }
 
-    /// Returns all keys with their status: a snapshot of one part of the table after the other.
+    /// Returns all keys with their status. Each part of the table is read as one snapshot, one part
+    /// after the other.
     ///
     /// Keys that are added or forgotten meanwhile may be missed. No lock is held between two items.
     pub fn iter(&self) -> impl Iterator<Item = (K, Status)> + '_
@@ -1012,14 +1020,13 @@ where
         self.table.shards().flat_map(move |keys| keys.into_iter().filter_map(status))
     }
 
-    /// Forgets all keys that are as good as new, and frees memory. You never have to call this,
-    /// because new keys reuse their places.
+    /// Forgets all idle keys, and frees memory. You never have to call this, because new keys reuse
+    /// their slots.
     pub fn sweep(&self) {
         self.table.sweep_all();
     }
 
-    /// Returns the number of known keys, including keys that are as good as new and not yet
-    /// forgotten.
+    /// Returns the number of known keys, including idle keys that are not yet forgotten.
     #[must_use]
     pub fn len(&self) -> usize {
         self.table.len()
@@ -1037,7 +1044,7 @@ where
         self.table.max_keys
     }
 
-    /// Returns a copy of the policy of all keys without one of their own.
+    /// Returns a copy of the policy of all keys that do not have their own policy.
     #[must_use]
     pub fn policy(&self) -> P {
         self.table.policy()
