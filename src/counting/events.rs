@@ -1,4 +1,4 @@
-//! What a counting limit tells its observers.
+//! The events that a counting limit reports to its observers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use crate::line::deferred::run_in_drop;
 use crate::time::Nanos;
 
 impl CountingLimit {
-    /// Sets the observer, which is told of every call that begins from now on. Returns `false`, and
-    /// changes nothing, if the limit has an observer already.
+    /// Sets the observer, which is notified of every call that begins from now on. Returns `false`,
+    /// and changes nothing, if the limit already has an observer.
     ///
     /// The observer gets the events of a [`RateLimiter`](crate::RateLimiter::observe): each call is
-    /// told of once, when it ends, as granted, refused or cancelled. Permits that are given back
-    /// are not told of. All clones share the observer, and the
-    /// [`AnyLimiter`](crate::AnyLimiter) of the limit tells it of its calls and pauses.
+    /// reported once, when it ends, as granted, refused or cancelled. Permits that are given back
+    /// are not reported. All clones share the observer. The [`AnyLimiter`](crate::AnyLimiter) of
+    /// the limit reports its calls and pauses to the same observer.
     ///
-    /// A limit without an observer pays one comparison for each call. With one, the clock is read
-    /// for a call that waits.
+    /// A limit without an observer pays one comparison for each call. With an observer, the clock
+    /// is read for a call that waits.
     ///
     /// # Examples
     ///
@@ -42,7 +42,7 @@ impl CountingLimit {
         self.pool.events.observe(events)
     }
 
-    /// Tells the observers how a call ended.
+    /// Reports to the observers how a call ended.
     #[inline]
     pub(super) fn tell(&self, n: u32, waited: Duration, answer: Answer) -> Answer {
         if self.is_observed() {
@@ -54,13 +54,13 @@ impl CountingLimit {
     #[cold]
     fn report_answer(&self, n: u32, waited: Duration, answer: &Answer) {
         self.report(|events| match answer {
-            // As many as it got, of a call for up to a number.
+            // A call for up to a number reports the number that it got.
             Ok(permit) => events.granted(permit.n.into(), waited),
             Err(refusal) => events.refused(n.into(), refusal),
         });
     }
 
-    /// Whether this request may wait for its permits. If not, tells the observers.
+    /// Returns the refusal of a request that may not wait, and reports it to the observers.
     pub(super) fn check_and_tell(&self, n: u32) -> Result<(), Refusal> {
         self.check(n).inspect_err(|refusal| self.report(|events| events.refused(n.into(), refusal)))
     }
@@ -70,27 +70,28 @@ impl CountingLimit {
         self.pool.events.is_some()
     }
 
-    /// Tells the observers, if there are any. Not under a lock.
+    /// Reports an event to the observers, if there are any. The caller holds no lock.
     pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
         self.pool.events.report(event);
     }
 }
 
-/// Since when a request waits, for the observers.
+/// Since when a request has been waiting, for the observers.
 #[derive(Debug)]
 pub(super) enum Wait {
-    /// It does not wait yet.
+    /// The request does not wait yet.
     New,
-    /// No observer is told of it: there was none when it began to wait, or it was told of.
+    /// No report is due: there was no observer when the request began to wait, or it was already
+    /// reported.
     Untold,
-    /// Since this time, by the clock of the limit.
+    /// Since this time, by the limit's own clock.
     Since(Nanos),
-    /// Since the beginning of this clock. In a box, since few requests have one.
+    /// Since this clock started. Boxed, because few requests have one.
     Clock(Box<DefaultClock>),
 }
 
 impl Wait {
-    /// A wait that begins now, unless this one has begun.
+    /// Begins the wait now, unless it has already begun.
     pub(super) fn begin(&mut self, limit: &CountingLimit) {
         if let Wait::New = self {
             *self = match &limit.clock {
@@ -101,7 +102,8 @@ impl Wait {
         }
     }
 
-    /// How long the request has waited; `None` if no observer is told of it. Asked once.
+    /// Returns how long the request has waited, or `None` if no report is due. Only the first call
+    /// returns a time.
     pub(super) fn end(&mut self, limit: &CountingLimit) -> Option<Duration> {
         let waited = match std::mem::replace(self, Wait::Untold) {
             Wait::New | Wait::Untold => return None,
@@ -111,7 +113,8 @@ impl Wait {
         Some(waited.as_duration())
     }
 
-    /// Tells the observers that the request was cancelled, unless they are told already.
+    /// Reports to the observers that the request was cancelled, unless its end was already
+    /// reported.
     pub(super) fn cancel(&mut self, limit: &CountingLimit, n: u32) {
         run_in_drop(|| {
             if let Some(waited) = self.end(limit) {

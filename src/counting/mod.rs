@@ -1,4 +1,5 @@
-//! [`CountingLimit`]: limits how many permits are out at one time, however long each is held.
+//! [`CountingLimit`] limits how many permits are in use at one time, however long each permit is
+//! held.
 
 mod events;
 pub(crate) mod line;
@@ -21,30 +22,31 @@ use crate::rate::Rate;
 use crate::status::Status;
 use crate::time::Nanos;
 
-/// Limits how many permits are out at one time: connections, calls in flight, jobs. Dropping a
+/// Limits how many permits are in use at one time: connections, calls in flight, jobs. Dropping a
 /// permit gives it back.
 ///
-/// A counting limit is a fair semaphore. Its limit can be changed while permits are out. It has no
-/// rate, so a refusal cannot say when to retry. To limit the rate as well, see
-/// [`acquire_with`](CountingLimit::acquire_with), or [`AllOf`](crate::AllOf) for several limits.
+/// A counting limit is a fair semaphore. Its limit can be changed while permits are in use. It has
+/// no rate, so a refusal has no `retry_after`. To limit the rate as well, see
+/// [`acquire_with`](CountingLimit::acquire_with). To combine several limits, see
+/// [`AllOf`](crate::AllOf).
 ///
-/// While no request waits, taking and giving back are one atomic operation each. A holder's actions
-/// before it gives a permit back happen before all actions of that permit's next holder.
+/// While no request waits, taking and giving back are one atomic operation each. All actions of a
+/// holder before it gives a permit back happen before all actions of that permit's next holder.
 ///
-/// Clones share one limit. [`observe`](CountingLimit::observe) gives it an observer.
+/// Clones share one limit. [`observe`](CountingLimit::observe) sets its observer.
 ///
 /// # Fairness
 ///
 /// Requests are served first come, first served, whatever their size: no request is overtaken. If
 /// the limit is lowered below the size of a request, that request is refused at once, and the
-/// requests behind it go on.
+/// requests behind it stay in the queue.
 ///
-/// A waiting future is granted its permits even if it is not polled, and holds them from then on:
-/// drop futures that you no longer need.
+/// A waiting future is granted its permits even if it is not polled, and holds them from then on.
+/// Drop futures that you no longer need.
 ///
 /// # Cancel safety
 ///
-/// Dropping a waiting future withdraws its request. If the request was granted already, its permits
+/// Dropping a waiting future withdraws its request. If the request was already granted, its permits
 /// are given back.
 ///
 /// # Examples
@@ -63,24 +65,24 @@ use crate::time::Nanos;
 ///
 /// # Source
 ///
-/// The semaphore of E. W. Dijkstra, 1962/63; bulkheads of Hystrix and resilience4j.
+/// The semaphore of E. W. Dijkstra, 1962/63; the bulkheads of Hystrix and resilience4j.
 #[derive(Clone)]
 pub struct CountingLimit {
     pub(crate) pool: Arc<Pool>,
-    /// The clock of waits, if one was given.
+    /// The clock that measures waits, if the limit has its own clock.
     clock: Option<Arc<dyn WaitClock>>,
 }
 
 type Answer = Result<CountingPermit, Refusal>;
 
-/// A future that borrows the clock, and allocates: only a limit with a clock of its own makes one.
+/// A boxed future that borrows the clock. Only a limit with its own clock allocates one.
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A clock without its type, since no type of a counting limit names its clock.
+/// A clock with its type erased, because no type of a counting limit names its clock.
 trait WaitClock: Send + Sync {
     fn now(&self) -> Nanos;
 
-    /// What `wait` answers within that time.
+    /// Returns the result of `wait`, or `None` if `wait` takes longer than `within`.
     fn bound<'a>(&'a self, within: Duration, wait: Boxed<'a, Answer>) -> Boxed<'a, Option<Answer>>;
 }
 
@@ -105,16 +107,16 @@ impl CountingLimit {
     /// The largest limit.
     pub const MAX_LIMIT: u32 = u32::MAX;
 
-    /// Creates a limit of `limit` permits out at one time. With 0 no permit is available until the
-    /// limit is changed.
+    /// Creates a limit of `limit` permits in use at one time. With a limit of 0, no permit is
+    /// available until the limit is changed.
     #[must_use]
     pub fn new(limit: u32) -> CountingLimit {
         CountingLimit::observed_by(limit, None)
     }
 
-    /// Creates a limit that measures [longest waits](CountingLimit::acquire_within), and the waits
-    /// that an [observer](CountingLimit::observe) is told, by this clock, for tests. Without one it
-    /// is the default clock.
+    /// Creates a limit on a clock, for tests. The clock measures
+    /// [maximum waits](CountingLimit::acquire_within) and the waits that are reported to an
+    /// [observer](CountingLimit::observe). Without it, the limit uses the default clock.
     ///
     /// # Examples
     ///
@@ -143,8 +145,8 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::Closed`] if the limit is [closed](CountingLimit::close). Nothing else: a limit of
-    /// 0 may be raised later.
+    /// [`Refusal::Closed`] if the limit is [closed](CountingLimit::close). There is no other error:
+    /// a limit of 0 may be raised later.
     pub async fn acquire(&self) -> Result<CountingPermit, Refusal> {
         self.acquire_many(1).await
     }
@@ -154,20 +156,20 @@ impl CountingLimit {
     /// # Errors
     ///
     /// - [`Refusal::ZeroPermits`] if `n` is 0.
-    /// - [`Refusal::ExceedsLimit`] if `n` is more than the limit, or the limit is lowered below `n`
-    ///   meanwhile.
+    /// - [`Refusal::ExceedsLimit`] if `n` is more than the limit, or if the limit is lowered below
+    ///   `n` while the request waits.
     /// - [`Refusal::Closed`] if the limit is [closed](CountingLimit::close).
     pub async fn acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check_and_tell(n)?;
         Turn::new(self, n).await
     }
 
-    /// Blocks the calling thread until one permit is free. Threads and tasks wait in one line. Do
+    /// Blocks the calling thread until one permit is free. Threads and tasks wait in one queue. Do
     /// not call this from a task: it blocks the executor's thread.
     ///
     /// # Errors
     ///
-    /// As [`blocking_acquire_many`](CountingLimit::blocking_acquire_many).
+    /// The errors of [`blocking_acquire_many`](CountingLimit::blocking_acquire_many).
     pub fn blocking_acquire(&self) -> Result<CountingPermit, Refusal> {
         self.blocking_acquire_many(1)
     }
@@ -176,8 +178,8 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](CountingLimit::acquire_many); and [`Refusal::Cancelled`] under a
-    /// [`CancelToken`](crate::CancelToken) that is cancelled.
+    /// The errors of [`acquire_many`](CountingLimit::acquire_many), and [`Refusal::Cancelled`] if
+    /// the call runs under a [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.check_and_tell(n)?;
         let mut turn = Turn::new(self, n);
@@ -189,7 +191,7 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// - [`Refusal::InUse`] if no permit is free, or other requests wait.
+    /// - [`Refusal::InUse`] if no permit is free, or if other requests wait.
     /// - [`Refusal::Closed`] if the limit is [closed](CountingLimit::close).
     pub fn try_acquire(&self) -> Result<CountingPermit, Refusal> {
         self.try_acquire_many(1)
@@ -199,23 +201,25 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if they are not free, or other requests wait; and the errors of
+    /// [`Refusal::InUse`] if `n` permits are not free, or if other requests wait; and the errors of
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub fn try_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
         self.tell(n, Duration::ZERO, self.take(n))
     }
 
     /// Takes as many permits as are free now, at least one and at most `n`, or refuses.
-    /// [`CountingPermit::permits`] tells how many.
+    /// [`CountingPermit::permits`] returns how many permits it took.
     ///
-    /// There is no call that waits for this: a permit comes back alone when it is dropped, so a
-    /// waiter would nearly always get one. [Wait](CountingLimit::acquire) for one permit, and then
-    /// take more by this call. Each of them is given back by itself.
+    /// There is no waiting variant of this call. Each permit is given back by itself when it is
+    /// dropped, so a waiter would nearly always get one permit. [Wait](CountingLimit::acquire) for
+    /// one permit, and then take more with this call. The two [`CountingPermit`]s are given back
+    /// separately.
     ///
     /// # Errors
     ///
-    /// [`Refusal::InUse`] if no permit is free, or other requests wait; [`Refusal::ZeroPermits`]
-    /// for up to none; and [`Refusal::Closed`].
+    /// - [`Refusal::InUse`] if no permit is free, or if other requests wait.
+    /// - [`Refusal::ZeroPermits`] if `n` is 0.
+    /// - [`Refusal::Closed`] if the limit is [closed](CountingLimit::close).
     ///
     /// # Examples
     ///
@@ -241,8 +245,8 @@ impl CountingLimit {
 
     /// Waits for one permit, but no longer than `within`.
     ///
-    /// The time at which a permit is given back is unknown, so unlike a rate limiter this cannot
-    /// refuse at once.
+    /// The time at which a permit is given back is unknown. So, unlike a rate limiter, this call
+    /// cannot refuse at once.
     ///
     /// # Errors
     ///
@@ -251,7 +255,7 @@ impl CountingLimit {
     ///
     /// # Panics
     ///
-    /// In a tokio runtime without its time driver, unless a permit is free now.
+    /// If called in a tokio runtime without its time driver, unless a permit is free now.
     pub async fn acquire_within(&self, within: Duration) -> Result<CountingPermit, Refusal> {
         self.acquire_many_within(1, within).await
     }
@@ -275,9 +279,10 @@ impl CountingLimit {
     /// Waits for one permit of this limit, and then for one permit of a rate limiter. This bounds
     /// both the calls in flight and the calls per second.
     ///
-    /// The rate comes second, so that a call that cannot begin spends no permit of the rate. A
-    /// request that waits for the rate holds a permit of this limit meanwhile. Dropping the future
-    /// takes nothing from either limiter. The observer of each is told of its part of the call.
+    /// The rate permit comes second, so that a call that cannot begin spends no permit of the rate.
+    /// While a request waits for the rate, it holds a permit of this limit. Dropping the future
+    /// takes nothing from either limiter. The observer of each limiter is notified of that
+    /// limiter's part of the call.
     ///
     /// # Errors
     ///
@@ -312,7 +317,7 @@ impl CountingLimit {
     ///
     /// # Errors
     ///
-    /// The refusal of [`try_acquire`](CountingLimit::try_acquire), or that of
+    /// The refusal of [`try_acquire`](CountingLimit::try_acquire) or of
     /// [`RateLimiter::try_acquire`].
     pub fn try_acquire_with<P: Policy, C: Timer>(
         &self,
@@ -329,17 +334,17 @@ impl CountingLimit {
         self.pool.limit()
     }
 
-    /// Returns how many permits a request would find now: 0 while other requests wait.
+    /// Returns how many permits a request would find now. Returns 0 while other requests wait.
     #[must_use]
     pub fn available(&self) -> u32 {
         self.pool.available()
     }
 
     /// Returns the limit, how many permits a request would find now, and how many requests wait for
-    /// permits in use. A request that waits in an [`AllOf`](crate::AllOf) counts while nothing else
-    /// holds it up.
+    /// permits in use. A request that waits in an [`AllOf`](crate::AllOf) counts while it waits
+    /// only for this limit.
     ///
-    /// The time at which permits are given back is not known: `full_in` is zero if as many permits
+    /// The time at which permits are given back is unknown. So `full_in` is zero if as many permits
     /// are available as the limit has, and otherwise [`Duration::MAX`].
     ///
     /// # Examples
@@ -375,12 +380,12 @@ impl CountingLimit {
 
     /// Changes the limit, with immediate effect on waiting requests. A request for more than one
     /// permit and for more than the new limit is refused with [`Refusal::ExceedsLimit`]. The other
-    /// requests go on. A waiter of an [`AllOf`](crate::AllOf) behind 4,096 others is refused later:
-    /// when it is the first in line. So is a waiter behind the first of its `AllOf`, where
-    /// thousands of them wait for permits of this limit.
+    /// requests stay in the queue. Two kinds of waiters of an [`AllOf`](crate::AllOf) are refused
+    /// later, when they are first in the queue: a waiter behind 4,096 others, and, where thousands
+    /// of `AllOf`s wait for permits of this limit, a waiter that is not the first of its `AllOf`.
     ///
-    /// Permits that are out stay out. After the limit was lowered, more permits than the limit may
-    /// be out for a while.
+    /// Permits in use stay in use. After the limit was lowered, more permits than the limit may be
+    /// in use for a while.
     ///
     /// # Examples
     ///
@@ -401,12 +406,13 @@ impl CountingLimit {
     }
 
     /// Closes the limit for good. From then on no request gets a permit, and all waiters are
-    /// refused at once with [`Refusal::Closed`]. Permits that are out stay out. Returns whether the
+    /// refused at once with [`Refusal::Closed`]. Permits in use stay in use. Returns whether the
     /// limit was open.
     ///
-    /// A waiter of an [`AllOf`](crate::AllOf) is refused later only behind a request that asks for
-    /// no permit of this limit, and goes on waiting: if 4,096 others come first, or the waiters of
-    /// thousands of composites. Then it is refused when it is the first in line.
+    /// A waiter of an [`AllOf`](crate::AllOf) is refused later in one case: it is behind a request
+    /// that asks for no permit of this limit and goes on waiting, and 4,096 other waiters, or the
+    /// waiters of thousands of `AllOf`s, come first. Then the waiter is refused when it is first in
+    /// the queue.
     ///
     /// # Examples
     ///
@@ -424,7 +430,7 @@ impl CountingLimit {
         self.pool.close()
     }
 
-    /// Whether the limit was [closed](CountingLimit::close).
+    /// Returns whether the limit was [closed](CountingLimit::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.pool.is_closed()
@@ -435,7 +441,8 @@ impl CountingLimit {
         CountingLimit { pool: Arc::new(Pool::new(limit, Observers::new(all))), clock: None }
     }
 
-    /// Returns its address, which all clones share. Composites sort their members by it.
+    /// Returns the address of the limit, which all clones share. Composites sort their members by
+    /// it.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.pool).addr()
     }
@@ -462,7 +469,7 @@ impl CountingLimit {
 }
 
 /// For composites, which hold a seat in the line of the pool; see `counting/line.rs`. No observer
-/// is told.
+/// is notified.
 impl CountingLimit {
     /// Takes `n` permits now, or refuses.
     pub(crate) fn take(&self, n: u32) -> Result<CountingPermit, Refusal> {
@@ -473,7 +480,7 @@ impl CountingLimit {
         }
     }
 
-    /// Takes permits at the turn of a seat, or of a newcomer without one: seat number 0.
+    /// Takes permits if it is the turn of the seat. Seat number 0 is a newcomer without a seat.
     pub(crate) fn take_turn(&self, seat: u64, n: u32) -> Option<CountingPermit> {
         self.pool.take_turn(seat, n).then(|| self.permit(n))
     }

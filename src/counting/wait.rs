@@ -1,4 +1,4 @@
-//! How a request waits for permits in use: it joins the line, looks for its answer, and leaves.
+//! How a request waits for permits in use: it joins the line, checks for its result, and leaves.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,11 +9,11 @@ use crate::counting::{Answer, CountingLimit};
 use crate::error::Refusal;
 use crate::line::deferred::Deferred;
 
-/// A future that waits for permits. The observers are told how the request ends.
+/// A future that waits for permits. It reports to the observers how the request ends.
 pub(super) struct Turn<'a> {
     limit: &'a CountingLimit,
     n: u32,
-    /// The request's number in the line, from its first poll until its answer.
+    /// The request's number in the line, from its first poll until it has its result.
     number: Option<u64>,
     wait: Wait,
 }
@@ -23,7 +23,7 @@ impl Turn<'_> {
         Turn { limit, n, number: None, wait: Wait::New }
     }
 
-    /// Ends the request, which a token has cancelled, perhaps before its first poll.
+    /// Ends the request after a token has cancelled it, perhaps before its first poll.
     pub(super) fn cancel(self, refusal: Refusal) -> Answer {
         if let Wait::New = self.wait {
             self.limit.report(|events| events.cancelled(self.n.into(), Duration::ZERO));
@@ -31,9 +31,10 @@ impl Turn<'_> {
         Err(refusal)
     }
 
-    /// Refuses the request, which has waited too long.
+    /// Refuses the request because it has waited too long.
     pub(super) fn refuse(mut self) -> Answer {
-        // If the waker of another request panics here, the drop tells that this one is cancelled.
+        // If the waker of another request panics here, the drop reports that this request was
+        // cancelled.
         self.leave();
         let (limit, refusal) = (self.limit, self.limit.in_use());
         match std::mem::replace(&mut self.wait, Wait::Untold) {
@@ -62,7 +63,7 @@ impl Future for Turn<'_> {
             return Poll::Ready(limit.tell(n, Duration::ZERO, Ok(limit.permit(n))));
         }
         turn.wait.begin(limit);
-        // Cloned before the lock is taken, because a waker is foreign code.
+        // The waker is cloned before the lock is taken, because a waker is user code.
         let (waker, mut deferred) = (context.waker().clone(), Deferred::new());
         let (answer, waited) = match turn.number {
             Some(number) => (ready!(pool.look(number, waker, &mut deferred)), true),
@@ -77,8 +78,8 @@ impl Future for Turn<'_> {
         turn.number = None;
         // The permit exists from here on, so a panic below gives it back.
         let answer = answer.map(|()| limit.permit(n));
-        // The wakers of other waiters run here. If one panics, the number is cleared and the permit
-        // is dropped.
+        // The wakers of other waiters run here. If one panics, the number is already cleared and
+        // the permit is dropped.
         drop(deferred);
         Poll::Ready(match turn.wait.end(limit) {
             Some(span) => limit.tell(n, if waited { span } else { Duration::ZERO }, answer),
@@ -89,7 +90,7 @@ impl Future for Turn<'_> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        /// Tells at the end, also if the waker of another request panics.
+        /// Reports at the end, even if the waker of another request panics.
         struct Tell<'a, 'b>(&'a mut Turn<'b>);
 
         impl Drop for Tell<'_, '_> {

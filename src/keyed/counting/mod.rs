@@ -1,14 +1,14 @@
-//! A limit of permits in use for each key.
+//! Limits on permits in use, per key.
 //!
 //! # States of a key
 //!
 //! | state | cost | next state |
 //! |---|---|---|
 //! | unknown: not in the table | nothing | in use, by a request |
-//! | in use: a [`CountingLimit`] in the table | the key and a limit | unknown, when no permit is out, no request waits, and no caller holds the limit |
+//! | in use: a [`CountingLimit`] in the table | the key and a limit | unknown, when no permit is in use, no request waits, and no caller holds the limit |
 //!
 //! A key in use has one user for each permit, each waiting request and each handle. A user is a
-//! reference to the key's limit, beside the reference of the table.
+//! reference to the key's limit, in addition to the table's reference.
 
 pub(crate) mod table;
 
@@ -27,29 +27,30 @@ use crate::line::deferred::run_in_drop;
 use crate::status::Status;
 use crate::sync::{Ordering, lock};
 
-/// Limits how many permits of each key are out at one time: calls in flight for each user,
+/// Limits how many permits of each key are in use at one time: calls in flight for each user,
 /// connections to each host, jobs of each tenant. Dropping a permit gives it back.
 ///
-/// Each key has a [`CountingLimit`], which is made by its first request and forgotten when it is no
-/// longer in use: no permit is out and no request waits. So memory is bounded by the keys in use,
-/// and by `max_keys`. No method has to be called.
+/// Each key has a [`CountingLimit`]. The first request for a key creates it. It is forgotten when
+/// it is no longer in use: no permit is in use and no request waits. So memory is bounded by the
+/// number of keys in use, and by `max_keys`. You do not have to call any method for this.
 ///
-/// Clones share one table. An observer can [watch](KeyedCountingLimit::observed_by) the calls for
-/// all keys, and be [told the key](KeyedCountingLimit::observed_by_key).
+/// Clones share one table. An observer can be notified of
+/// [the calls for all keys](KeyedCountingLimit::observed_by), or of
+/// [each call with its key](KeyedCountingLimit::observed_by_key).
 ///
 /// # Cost
 ///
-/// A key in use costs some 400 bytes. A request locks a part of the table for a moment to find its
-/// key, and again when its permit is given back.
+/// A key in use costs about 400 bytes. A request briefly locks a part of the table to find its key,
+/// and again when its permit is given back.
 ///
 /// # Fairness
 ///
-/// The requests of one key are served first come, first served, whatever their size. Keys do not
+/// Requests for one key are served first come, first served, whatever their size. Keys do not
 /// affect each other.
 ///
 /// # Cancel safety
 ///
-/// Dropping a waiting future withdraws its request. If the request was granted already, its permits
+/// Dropping a waiting future withdraws its request. If the request was already granted, its permits
 /// are given back.
 ///
 /// # Examples
@@ -93,8 +94,8 @@ pub(crate) struct Lease<K: Hash + Eq> {
 pub(crate) struct Leave<K: Hash + Eq> {
     limits: Arc<Limits<K>>,
     hash: u64,
-    /// The address of the limit. If a later limit of this key has the address of an earlier one, it
-    /// is looked at once more, which does no harm.
+    /// The address of the limit. If a later limit of this key has the address of an earlier limit,
+    /// it is checked once more, which does no harm.
     address: usize,
 }
 
@@ -107,15 +108,15 @@ impl<K: Hash + Eq> Drop for Leave<K> {
 impl<K: Hash + Eq> Lease<K> {
     fn permit(self, permit: CountingPermit) -> KeyedCountingPermit<K> {
         let Lease { limit, leave } = self;
-        // The permit has a reference of its own.
+        // The permit has its own reference.
         drop(limit);
         KeyedCountingPermit { permit, _leave: leave }
     }
 }
 
 impl<K: Hash + Eq> KeyedCountingLimit<K> {
-    /// Creates a limit of `limit` permits out at one time for each key, and of at most `max_keys`
-    /// keys in use at one time. Memory is allocated as keys come.
+    /// Creates a limit of `limit` permits in use at one time for each key, with at most `max_keys`
+    /// keys in use at one time. Memory is allocated as keys arrive.
     #[must_use]
     pub fn new(limit: u32, max_keys: usize) -> Self {
         KeyedCountingLimit { limits: Arc::new(Limits::new(max_keys, Arc::new(move |_: &K| limit))) }
@@ -137,7 +138,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         KeyedCountingLimit { limits: Arc::new(self.limits.anew(of, events)) }
     }
 
-    /// Returns a new, empty table. Its keys get their limits from a function. Keys in use are not
+    /// Returns a new, empty limit whose keys get their limits from a function. Keys in use are not
     /// carried over, so call this before the first request.
     ///
     /// The function is called for each key that comes into use. It runs without a lock, so it may
@@ -161,15 +162,15 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.anew(Arc::new(limits), self.limits.events())
     }
 
-    /// Returns a new, empty table that reports its calls for all keys to `events`. Keys in use are
+    /// Returns a new, empty limit that reports its calls for all keys to `events`. Keys in use are
     /// not carried over, so call this before the first request.
     ///
     /// The observer gets the events of a [`CountingLimit`](CountingLimit::observe), once for each
     /// call: grants with the time waited, refusals, including
-    /// [`TooManyKeys`](Refusal::TooManyKeys), and waits that were dropped. An event does not name
-    /// its key, except with [`observed_by_key`](KeyedCountingLimit::observed_by_key). If the
-    /// [limit](KeyedCountingLimit::limit) of a key has an observer of its own, that observer is
-    /// told after this one.
+    /// [`TooManyKeys`](Refusal::TooManyKeys), and dropped waits. An event does not name its key,
+    /// except with [`observed_by_key`](KeyedCountingLimit::observed_by_key). If the
+    /// [limit](KeyedCountingLimit::limit) of a key has its own observer, that observer is notified
+    /// after this one.
     ///
     /// A second observer replaces the first. A limit without an observer pays one comparison for
     /// each call.
@@ -195,12 +196,12 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.anew(self.limits.of.clone(), Some(Watch::All(events)))
     }
 
-    /// As [`observed_by`](KeyedCountingLimit::observed_by), for an observer that is told the key of
-    /// each call. Each key that comes into use is cloned for it, and each call for a key without
-    /// room.
+    /// Like [`observed_by`](KeyedCountingLimit::observed_by), for an observer that receives the key
+    /// of each call. The key is cloned for the observer each time a key comes into use, and at each
+    /// call for a key without room.
     ///
-    /// A second observer replaces the first, whichever of the two methods sets it. [`KeyEvents`]
-    /// has an example.
+    /// A second observer replaces the first, whichever of the two methods sets it. For an example,
+    /// see [`KeyEvents`].
     #[must_use]
     pub fn observed_by_key(self, events: Arc<dyn KeyEvents<K>>) -> Self
     where
@@ -213,8 +214,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Errors
     ///
-    /// - [`Refusal::InUse`] if no permit is free, or other requests wait for this key.
-    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are.
+    /// - [`Refusal::InUse`] if no permit is free, or if other requests wait for this key.
+    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are in use.
     pub fn try_acquire<Q>(&self, key: &Q) -> Result<KeyedCountingPermit<K>, Refusal>
     where
         K: Borrow<Q>,
@@ -244,8 +245,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Errors
     ///
-    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are.
-    /// - The rest as [`CountingLimit::try_acquire_up_to`].
+    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are in use.
+    /// - The errors of [`CountingLimit::try_acquire_up_to`].
     pub fn try_acquire_up_to<Q>(&self, key: &Q, n: u32) -> Result<KeyedCountingPermit<K>, Refusal>
     where
         K: Borrow<Q>,
@@ -260,7 +261,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Errors
     ///
-    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are.
+    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are in use.
     /// - [`Refusal::Closed`] if the limit is [closed](KeyedCountingLimit::close).
     ///
     /// # Examples
@@ -289,8 +290,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Errors
     ///
-    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are.
-    /// - The rest as [`CountingLimit::acquire_many`].
+    /// - [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are in use.
+    /// - The errors of [`CountingLimit::acquire_many`].
     pub async fn acquire_many<Q>(&self, key: &Q, n: u32) -> Result<KeyedCountingPermit<K>, Refusal>
     where
         K: Borrow<Q>,
@@ -301,7 +302,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         Ok(lease.permit(permit))
     }
 
-    /// Waits for one permit of a key, but no longer than `within`, by tokio's clock.
+    /// Waits for one permit of a key, but no longer than `within`, measured by tokio's clock.
     ///
     /// # Errors
     ///
@@ -323,7 +324,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.acquire_many_within(key, 1, within).await
     }
 
-    /// Waits for `n` permits of a key at once, but no longer than `within`, by tokio's clock.
+    /// Waits for `n` permits of a key at once, but no longer than `within`, measured by tokio's
+    /// clock.
     ///
     /// # Errors
     ///
@@ -349,11 +351,11 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     }
 
     /// Blocks the calling thread until one permit of a key is free. Threads and tasks wait in one
-    /// line. Do not call this from a task.
+    /// queue. Do not call this from a task: it blocks the executor's thread.
     ///
     /// # Errors
     ///
-    /// As [`blocking_acquire_many`](KeyedCountingLimit::blocking_acquire_many).
+    /// The errors of [`blocking_acquire_many`](KeyedCountingLimit::blocking_acquire_many).
     pub fn blocking_acquire<Q>(&self, key: &Q) -> Result<KeyedCountingPermit<K>, Refusal>
     where
         K: Borrow<Q>,
@@ -366,8 +368,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](KeyedCountingLimit::acquire_many); and [`Refusal::Cancelled`] under a
-    /// [`CancelToken`](crate::CancelToken) that is cancelled.
+    /// The errors of [`acquire_many`](KeyedCountingLimit::acquire_many), and [`Refusal::Cancelled`]
+    /// if the call runs under a [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many<Q>(&self, key: &Q, n: u32) -> Result<KeyedCountingPermit<K>, Refusal>
     where
         K: Borrow<Q>,
@@ -381,14 +383,14 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// Returns the limit of a key, for example to combine it with others in an
     /// [`AllOf`](crate::AllOf).
     ///
-    /// The key stays in use while this limit, a clone or a permit of it exists. It is forgotten
-    /// when later keys need its place, or when a request for it ends. A limit that is
-    /// [set](CountingLimit::set_limit) here is forgotten with the key, and so is an
+    /// The key stays in use while this limit, a clone of it or a permit of it exists. After that,
+    /// the key is forgotten when later keys need its slot, or when a request for the key ends. A
+    /// limit that is [set](CountingLimit::set_limit) here is forgotten with the key, and so is an
     /// [observer](CountingLimit::observe).
     ///
     /// # Errors
     ///
-    /// [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are.
+    /// [`Refusal::TooManyKeys`] if the key is not in use, and `max_keys` other keys are in use.
     ///
     /// # Examples
     ///
@@ -410,12 +412,12 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         Ok(self.lease(key)?.limit.clone())
     }
 
-    /// Gives each key in use the limit that the function has for it now, with immediate effect on
-    /// waiting requests, as [`CountingLimit::set_limit`] has.
+    /// Gives each key in use the limit that the function returns for it now. Like
+    /// [`CountingLimit::set_limit`], this takes effect on waiting requests at once.
     ///
-    /// When this returns, no key is added with a limit that the function returned before this call.
-    /// If two calls overlap, that holds when both have returned. If the function panics for a key,
-    /// that key keeps its limit, the other keys get theirs, and the panic goes on at the end.
+    /// After this returns, no key is added with a limit that the function returned before this
+    /// call. If two calls overlap, this holds once both have returned. If the function panics for a
+    /// key, that key keeps its limit, the other keys get theirs, and the panic resumes at the end.
     pub fn replan(&self)
     where
         K: Clone,
@@ -423,11 +425,11 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.limits.replan();
     }
 
-    /// Ends this limit: it grants no more permits of any key. All requests that wait, and all later
-    /// ones, are refused at once with [`Refusal::Closed`]. Permits that are out stay out. Returns
-    /// whether the limit was open.
+    /// Closes this limit for good. From then on it grants no permits of any key. All waiting
+    /// requests, and all later requests, are refused at once with [`Refusal::Closed`]. Permits in
+    /// use stay in use. Returns whether the limit was open.
     ///
-    /// A request that overlaps with this call may be granted: it came first.
+    /// A request that overlaps with this call may be granted, as if it had come first.
     ///
     /// # Examples
     ///
@@ -445,14 +447,14 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.limits.close()
     }
 
-    /// Whether the limit was [closed](KeyedCountingLimit::close).
+    /// Returns whether the limit was [closed](KeyedCountingLimit::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.limits.is_closed()
     }
 
-    /// Returns how many permits of a key a request would find now: 0 while other requests wait for
-    /// it. This call does not add the key.
+    /// Returns how many permits of a key a request would find now. Returns 0 while other requests
+    /// wait for the key. This call does not add the key.
     #[must_use]
     pub fn available<Q>(&self, key: &Q) -> u32
     where
@@ -474,7 +476,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.look(key, CountingLimit::status)
     }
 
-    /// Asks the limit of a key, or the limit that a new key would have.
+    /// Calls `ask` with the limit of a key, or with the limit that a new key would have.
     fn look<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> T
     where
         K: Borrow<Q>,
@@ -486,8 +488,9 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         })
     }
 
-    /// Asks the limit of a key that is in use. It is asked under the lock of its shard: a user that
-    /// leaves meanwhile would find a reference of this call, and leave the key in the table.
+    /// Calls `ask` with the limit of a key in use, under the lock of its shard. Without the lock, a
+    /// user that leaves meanwhile would find the reference of this call, and would leave the key in
+    /// the table.
     pub(crate) fn ask_known<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> Option<T>
     where
         K: Borrow<Q>,
@@ -516,7 +519,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.limits.max_keys
     }
 
-    /// The limit of a key, for a request for `n` permits. Tells the observer if there is none.
+    /// Returns the limit of a key for a request for `n` permits. Notifies the observer if the key
+    /// has no limit.
     fn lease_for<Q>(&self, key: &Q, n: u32) -> Result<Lease<K>, Refusal>
     where
         K: Borrow<Q>,
@@ -525,7 +529,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         self.lease(key).inspect_err(|refusal| self.tell_refused(key, n.into(), refusal))
     }
 
-    /// Tells the observer of a request that was refused since its key has no limit.
+    /// Notifies the observer of a request that was refused because its key has no limit.
     pub(crate) fn tell_refused<Q>(&self, key: &Q, n: u64, refusal: &Refusal)
     where
         Q: ToOwned<Owned = K> + ?Sized,
@@ -535,7 +539,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         }
     }
 
-    /// The limit of a key, which is in use until the lease is dropped.
+    /// Returns the limit of a key. The key is in use until the lease is dropped.
     pub(crate) fn lease<Q>(&self, key: &Q) -> Result<Lease<K>, Refusal>
     where
         K: Borrow<Q>,
