@@ -1,67 +1,70 @@
-//! The state of a counting limit: one atomic word for requests that need not wait, and a line
-//! behind a lock.
+//! The state of a counting limit: one atomic word for requests that need not wait, and a line of
+//! waiters behind a lock.
 //!
 //! # State
 //!
-//! `word` is twice the number of free permits, plus 1 while the line has an entry. The number is
-//! negative while more permits are out than a lowered limit allows. Permits that are given back pay
-//! that debt first, so a lowered limit needs no list of permits to withhold.
+//! `word` is twice the number of free permits, plus 1 while the line has an entry. The number of
+//! free permits is negative while more permits are in use than a lowered limit allows. Permits that
+//! are given back raise this negative number first, so a lowered limit needs no list of permits to
+//! withhold.
 //!
 //! | entry of the line | at the front it | entries behind it |
 //! |---|---|---|
-//! | a waiter | takes its permits, and is woken with the answer | wait |
-//! | a seat that stands | notifies its composite, and takes nothing | wait until the composite takes, parks or leaves |
+//! | a waiter | takes its permits, and is woken with the result | wait |
+//! | a standing seat | notifies its composite, and takes nothing | wait until the composite takes, parks or leaves |
 //!
 //! | seat of a composite | in the line | permits held |
 //! |---|---|---|
 //! | parked: the composite waits for another member | no, but it keeps its number | none |
 //! | stands: the composite waits for this limit | yes, at its number | none |
 //!
-//! A waiter for more permits than the limit is refused under the lock under which the limit is
-//! lowered. It is found by size, wherever it stands, so it delays no other waiter.
+//! A seat is a composite's numbered position. It has an entry in the line only while it stands. A
+//! waiter for more permits than the limit is refused under the same lock that covers lowering the
+//! limit. It is found by size, at any position, so it delays no other waiter.
 //!
 //! # Ordering
 //!
 //! | operation | ordering | pairs with | what it protects |
 //! |---|---|---|---|
-//! | take permits: an exchange of `word` | Acquire | give back | the last holder's actions happen before the next holder's |
+//! | take permits: a CAS on `word` | Acquire | give back | the last holder's actions happen before the next holder's |
 //! | give permits back: an addition to `word` | Release | take | as above |
 //! | raise and lower the flag, under the lock | Relaxed | | see below |
-//! | `limit`, written under the lock | Relaxed | | it gives refusals their reason; `word` alone decides |
-//! | a lowered or closed limit is counted in `lowered`, under the lock | Release | a composite compares | a composite that reads the new count finds the limit and the word after the change |
-//! | a composite compares `lowered` | Acquire | counted | as above |
+//! | `limit`, written under the lock | Relaxed | | `limit` gives refusals their reason; only `word` decides |
+//! | count a lowered or closed limit in `lowered`, under the lock | Release | a composite compares | a composite that reads the new count finds the limit and the word after the change |
+//! | a composite compares `lowered` | Acquire | count | as above |
 //! | the line | the lock | | |
 //!
 //! **No wake-up is lost.** The bad execution: a waiter finds no permit and joins the line, a permit
 //! is given back in between, and its giver sees no line. The waiter raises the flag before its last
-//! look at the free permits. Raising, looking and giving back are all operations on `word`, and
+//! check of the free permits. Raising, checking and giving back are all operations on `word`, and
 //! read-modify-write operations on one word have one order. If the permit is given back before the
-//! flag is raised, the waiter's last look finds it. If it is given back after, its giver reads the
-//! flag, takes the lock and serves the line.
+//! flag is raised, the waiter's last check finds it. If the permit is given back after the flag is
+//! raised, its giver reads the flag, takes the lock and serves the line.
 //!
 //! **No request overtakes.** A request that begins after a waiter has joined reads the flag, at any
-//! ordering, by coherence. Then it is refused or joins behind. **No permit too many is granted.**
-//! An exchange succeeds only on the latest word. The limit is checked first, by a read that may be
-//! stale. But the free permits never exceed the limit that `word` was last changed to, so a request
-//! above that limit fails at the exchange.
+//! ordering, by coherence. Then the request is refused or joins behind the waiter.
+//!
+//! **No permit too many is granted.** A CAS succeeds only on the latest word. The limit is checked
+//! first, by a read that may be stale. But the free permits never exceed the limit that `word` was
+//! last changed to, so a request above that limit fails at the CAS.
 //!
 //! **No change is missed.** The bad execution: a composite reads the new count and an old limit. So
-//! it refuses no waiter, and its next look finds no change. Then a waiter that is not its first one
-//! waits for what it never gets. The Release and the Acquire forbid it. A composite with a seat
-//! that reads the old count is notified.
+//! it refuses no waiter, and its next check finds no change. Then a waiter that is not its first
+//! waits for permits that it never gets. The Release and the Acquire forbid this execution. A
+//! composite with a seat that reads the old count is notified.
 //!
-//! **An end.** Closing takes more permits than there can ever be, in one operation on `word`. So it
-//! is ordered with all takes and all looks as a taken permit is: a request that joins before it is
-//! in line and is refused under the lock, and a request that joins after it finds no permit and is
-//! refused when the line is served.
+//! **Closing.** Closing takes more permits than can ever exist, in one operation on `word`. So
+//! closing is ordered with all takes and all checks, as a taken permit is. A request that joins
+//! before closing is in the line and is refused under the lock. A request that joins after closing
+//! finds no permit and is refused when the line is served.
 //!
 //! **Why not more.** Two words, one for permits and one for the flag, would need sequential
 //! consistency.
 //!
-//! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back;
-//! leaving against a grant; lowering against joining; with a twin that looks at the flag before it
-//! gives back. Closing against joining, with a twin that does not serve the line. Lowering and
-//! closing against a composite that compares, with a twin that counts by Relaxed.
+//! **Checked by** `loom-tests/counting.rs`: joining, and standing up, against giving back; leaving
+//! against a grant; lowering against joining; with a twin that checks the flag before it gives
+//! back. Closing against joining, with a twin that does not serve the line. Lowering and closing
+//! against a composite that compares, with a twin that counts with Relaxed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -76,11 +79,11 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 /// The flag of `word`: the line has an entry.
 pub(crate) const LINE: u64 = 1;
 
-/// The number of entries answered before the lock is released for a moment: less than a millisecond
-/// of work.
+/// The number of entries handled before the lock is briefly released: less than a millisecond of
+/// work.
 const SLICE: usize = 1024;
 
-/// What `n` permits add to `word`.
+/// Returns what `n` permits add to `word`.
 pub(crate) const fn weight(n: u32) -> u64 {
     (n as u64) << 1
 }
@@ -90,26 +93,26 @@ const fn free(word: u64) -> i64 {
     word.cast_signed() >> 1
 }
 
-/// What closing takes from the free permits. No limit is as high, so whatever is given back, no
-/// request finds a permit; and no lowered limit takes as much.
+/// The amount that closing takes from the free permits. No limit is this high, so no request finds
+/// a permit, however many are given back. And no lowered limit takes this much.
 pub(crate) const CLOSED: u64 = weight(u32::MAX) * 4;
 
 pub(crate) struct Pool {
     pub(crate) word: AtomicU64,
     pub(crate) limit: AtomicU32,
-    /// How often the limit was lowered or closed. A composite compares it to learn that its
-    /// requests may be too large.
+    /// How often the limit was lowered or closed. A composite compares this count to detect that
+    /// its requests may be too large.
     pub(crate) lowered: AtomicU64,
     line: Mutex<Waiters>,
     pub(crate) events: Observers,
 }
 
-/// The line. Entries and seats are numbered in order of arrival, from 1 on.
+/// The line of waiters. Entries and seats are numbered in order of arrival, from 1 on.
 struct Waiters {
     entries: BTreeMap<u64, Entry>,
     /// Waiters for more than one permit, by size: a lowered limit refuses the largest first.
     large: BTreeSet<(u32, u64)>,
-    /// Answers that their waiters have not taken yet.
+    /// Results that their waiters have not taken yet.
     answers: BTreeMap<u64, Result<(), Refusal>>,
     /// All seats, parked or in the line.
     seats: BTreeMap<u64, Seat>,
@@ -124,7 +127,8 @@ enum Entry {
 }
 
 struct Seat {
-    /// Whether its composite was notified that its permits are free. Cleared when they are not.
+    /// Whether the composite was notified that its permits are free. Cleared when they are not
+    /// free.
     rung: bool,
     composite: Weak<dyn Recheck>,
 }
@@ -140,7 +144,7 @@ impl Waiters {
         self.last
     }
 
-    /// Ends the wait of a waiter in the line.
+    /// Ends the wait of a waiter in the line, with this result.
     fn answer(&mut self, number: u64, answer: Result<(), Refusal>, deferred: &mut Deferred) {
         if let Some(Entry::Waiter { n, waker }) = self.entries.remove(&number) {
             self.large.remove(&(n, number));
@@ -182,7 +186,7 @@ impl Pool {
 
     /// Returns how many permits a request would find now: none while other requests wait.
     pub(super) fn available(&self) -> u32 {
-        // Relaxed: a snapshot. A request that relies on it goes through an exchange.
+        // Relaxed: a snapshot. A request that relies on it goes through a CAS.
         let word = self.word.load(Ordering::Relaxed);
         if word & LINE != 0 { 0 } else { u32::try_from(free(word).max(0)).unwrap_or(u32::MAX) }
     }
@@ -198,8 +202,8 @@ impl Pool {
         self.take_if(n, |word| word & LINE == 0)
     }
 
-    /// Takes as many permits as are free, at most `n`, unless requests are in line. Returns how
-    /// many it took.
+    /// Takes as many permits as are free, at most `n`, unless requests wait in the line. Returns
+    /// how many it took.
     pub(super) fn try_take_up_to(&self, n: u32) -> u32 {
         self.take(|word| match word & LINE {
             0 => u32::try_from(free(word).clamp(0, n.into())).unwrap_or(0),
@@ -213,10 +217,11 @@ impl Pool {
         n == self.take(|word| if may(word) && free(word) >= i64::from(n) { n } else { 0 })
     }
 
-    /// Takes as many permits as `choose` says by the word, which are free. Returns how many.
+    /// Takes the number of permits that `choose` returns for the word, which must be free. Returns
+    /// how many it took.
     #[inline]
     fn take(&self, choose: impl Fn(u64) -> u32) -> u32 {
-        // Relaxed: the exchange checks the value.
+        // Relaxed: the CAS checks the value.
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             let n = choose(word);
@@ -289,7 +294,8 @@ impl Pool {
         was_open
     }
 
-    /// Has all composites check their requests. The lock is released after each slice of them.
+    /// Notifies all composites, which then check their requests. The lock is released after each
+    /// slice of composites.
     fn ring_seats(&self, deferred: &mut Deferred) {
         let mut next = Some(0);
         while let Some(number) = next {
@@ -305,12 +311,12 @@ impl Pool {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        // More than any lowered limit withholds. Relaxed: as `available`.
+        // This is more than any lowered limit withholds. Relaxed: as in `available`.
         free(self.word.load(Ordering::Relaxed)) < -i64::from(u32::MAX)
     }
 
-    /// Runs `work` with the line, then serves the line. Foreign code is left in `deferred`, which
-    /// runs without the lock.
+    /// Runs `work` with the line, then serves the line. User code is left in `deferred`, which runs
+    /// without the lock.
     fn with_line<T>(
         &self,
         deferred: &mut Deferred,
@@ -329,8 +335,8 @@ impl Pool {
     }
 
     /// Refuses waiters above the limit, and grants the others in order while permits are free. A
-    /// closed limit refuses all waiters, and needs no seat in its line: none of them has a turn any
-    /// more. Returns `false` if it stopped after a slice.
+    /// closed limit refuses all waiters and removes the seats from its line, because they never get
+    /// a turn. Returns `false` if it stopped after a slice.
     fn serve(&self, line: &mut MutexGuard<'_, Waiters>, deferred: &mut Deferred) -> bool {
         self.raise_flag(line);
         let (limit, closed) = (self.limit(), self.is_closed());
@@ -377,8 +383,8 @@ impl Pool {
         false
     }
 
-    /// Raises the flag if the line has an entry. Call it before the last look at the free permits:
-    /// from then on, giving back takes the lock.
+    /// Raises the flag if the line has an entry. Call this before the last check of the free
+    /// permits: from then on, giving back takes the lock.
     fn raise_flag(&self, line: &mut Waiters) {
         if !line.flag && !line.entries.is_empty() {
             line.flag = true;
@@ -396,8 +402,8 @@ impl Pool {
 
 /// Methods for waiters.
 impl Pool {
-    /// Takes permits, or joins the line behind all others with a waker that is called when the
-    /// answer is there. The error is the waiter's number.
+    /// Takes permits, or joins the line behind all others with a waker. The waker is called when
+    /// the result is there. The error is the waiter's number.
     pub(super) fn join(&self, n: u32, waker: Waker, deferred: &mut Deferred) -> Result<(), u64> {
         self.with_line(deferred, |line, deferred| {
             if line.entries.is_empty() && self.take_if(n, |_| true) {
@@ -415,7 +421,7 @@ impl Pool {
         })
     }
 
-    /// Takes the answer of a waiter, or leaves another waker for it.
+    /// Takes the result of a waiter, or replaces its waker.
     pub(super) fn look(
         &self,
         number: u64,
@@ -479,11 +485,12 @@ impl Pool {
     }
 
     /// Puts the seat in the line for `n` permits. Returns whether they are free. If not, the
-    /// composite is notified when they are.
+    /// composite is notified when they become free.
     pub(crate) fn stand(&self, number: u64, n: u32, deferred: &mut Deferred) -> bool {
         self.with_line(deferred, |line, _| {
             line.entries.insert(number, Entry::Seat { n });
-            // Before the look, so that a permit given back after it is noticed.
+            // The flag is raised before the check, so that a permit given back after the check is
+            // noticed.
             self.raise_flag(line);
             let turn = line.is_first(number) && self.has_free(n);
             if let Some(seat) = line.seats.get_mut(&number) {
@@ -493,7 +500,7 @@ impl Pool {
         })
     }
 
-    /// Takes the seat out of the line. It keeps its number.
+    /// Takes the seat out of the line. The seat keeps its number.
     pub(crate) fn park(&self, number: u64, deferred: &mut Deferred) {
         self.with_line(deferred, |line, _| line.entries.remove(&number));
     }
