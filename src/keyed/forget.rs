@@ -5,9 +5,9 @@
 //! A key may be forgotten once its state is [fresh](crate::policy::Policy::is_fresh): a new key
 //! would get no more permits than this key has. A fresh key is forgotten
 //!
-//! - when a new key finds no room: it searches [`SEARCH`] places, or all of a small table, and
-//!   forgets every fresh key among them;
-//! - after it has been fresh for [`LINGER`]: each new key looks at [`SWEEP`] places of its shard;
+//! - when a new key finds no room: the new key searches [`SEARCH`] slots, or all slots of a small
+//!   table, and forgets every fresh key among them;
+//! - after it has been fresh for [`LINGER`]: each new key examines [`SWEEP`] slots of its shard;
 //! - by `sweep`, and by `remove`.
 //!
 //! Fresh keys stay while there is room, because a key far below its limit is fresh at each of its
@@ -17,21 +17,20 @@
 //! # When a key limiter becomes a known key again
 //!
 //! A key limiter is idle when only the table holds it, no request waits in it, and it has no
-//! settings that differ from the policy of all keys. An idle key limiter is settled: its state goes
-//! back into the table, and its limiter is dropped.
+//! settings that differ from the policy of all keys. An idle key limiter is settled: its state
+//! moves back into the table, and its limiter is dropped.
 //!
-//! - Each call that used a key limiter looks at it when the call ends. A call first gives up its handle,
-//!   then looks. The handles share one reference count, so the call that gives up its handle last
-//!   finds that only the table holds the key limiter.
-//! - While all keys are paused, no key limiter is settled: `keyed/pause.rs`.
-//! - A handle or a reservation that a user keeps ends without a look. Its limiter is settled by a
-//!   later call for its key, or by a new key or new key limiter of its shard: each looks at [`SWEEP`]
-//!   key limiters.
+//! - Each call that used a key limiter checks it when the call ends. The call first gives up its
+//!   handle, then checks. The handles share one reference count, so the call that gives up its
+//!   handle last finds that only the table holds the key limiter.
+//! - While all keys are paused, no key limiter is settled: see `keyed/pause.rs`.
+//! - When a user drops a handle or a reservation, no check runs. Its limiter is settled by a later
+//!   call for its key, or by a new key or new key limiter of its shard: each examines [`SWEEP`] key
+//!   limiters.
 //!
-//! A table of key limiters that is nearly empty is made smaller.
+//! A table of key limiters that is nearly empty is shrunk.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with a twin that looks before it gives up its
-//! handle.
+//! **Checked by** `loom-tests/keyed.rs`, with a twin that checks before it gives up its handle.
 
 use std::hash::Hash;
 
@@ -46,14 +45,14 @@ use crate::policy::Policy;
 use crate::sync::{Ordering, read, write};
 use crate::time::Nanos;
 
-/// How many places each new key examines, for fresh keys and again for idle key limiters.
+/// How many slots each new key examines for fresh keys, and again for idle key limiters.
 const SWEEP: usize = 4;
 
 /// How long a key may stay fresh before a new key of its shard forgets it although there is room:
 /// one minute. A key that is used more often than that is cheaper to keep.
 const LINGER: Nanos = Nanos::new(60_000_000_000);
 
-/// How many places [`sweep_all`](Table::sweep_all) examines before it releases the lock once.
+/// How many slots [`sweep_all`](Table::sweep_all) examines before it releases the lock once.
 const SLICE: usize = 4096;
 
 impl<K, P, C> Table<K, P, C>
@@ -62,7 +61,7 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Forgets the fresh keys at some places. Returns whether it forgot one.
+    /// Forgets the fresh keys at some slots. Returns whether it forgot a key.
     fn forget(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -86,7 +85,7 @@ where
         forgot
     }
 
-    /// Settles idle key limiters and forgets fresh keys at a few places, for each new key.
+    /// Settles idle key limiters and forgets fresh keys at a few slots, for each new key.
     pub(super) fn forget_some(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -101,7 +100,7 @@ where
         }
     }
 
-    /// Settles idle key limiters at a few places, for each new key and each new key limiter.
+    /// Settles idle key limiters at a few slots, for each new key and each new key limiter.
     pub(super) fn settle_some(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -124,8 +123,9 @@ where
                 || may_forget(limiter.policy(), limiter.state(), now, emptied))
     }
 
-    /// Settles the idle key limiters at some places, and forgets those that may be if `forgets` is
-    /// set, or if their states cannot go into the table. Returns whether a key was forgotten.
+    /// Settles the idle key limiters at some slots. If `forgets` is set, or if their states cannot
+    /// move into the table, forgets the key limiters that may be forgotten. Returns whether a key
+    /// was forgotten.
     fn settle(
         &self,
         shard: &mut Shard<K, P, C>,
@@ -166,7 +166,7 @@ where
                     removed.rests.push(rest);
                     None
                 }
-                // Another handle exists at this moment: that of a ringing alarm.
+                // Another handle exists at this moment: the handle of an alarm that is firing.
                 Err(limiter) => Some((key, limiter)),
             });
         }
@@ -195,14 +195,15 @@ where
         // The key limiter may have moved, or may be in use again, since the shared lock was
         // released.
         let place = place(&shard, now);
-        // A fresh key lingers, as one that a call without a key limiter asked for: a leaky bucket
-        // may have told when a large request passes, which counts the time for which the key idled.
+        // A fresh key stays for a while, like a key that a call without a key limiter used: a leaky
+        // bucket may have predicted when a large request passes, and that prediction counts the
+        // time for which the key was idle.
         self.settle(&mut shard, place.into_iter(), false, now, &mut removed);
         shard.shrink_limiters(|key| self.hash_of(key));
     }
 
-    /// Returns the shards that a new key without room searches: from one shard on, until they have
-    /// enough places. Also returns the first place to search, which is equal in each shard.
+    /// Returns the shards that a new key without room searches: all shards from one shard on, until
+    /// they have enough slots. Also returns the first slot to search, which is equal in each shard.
     fn search(&self, turn: usize) -> (impl Iterator<Item = &Locked<K, P, C>>, usize) {
         let mut places = 0;
         let shards = self.all_from(turn).take_while(move |lock| {
@@ -210,12 +211,12 @@ where
             places += read(lock).entries().places().clamp(1, SEARCH);
             !enough
         });
-        // `turn` counts searches. Each time every shard has been the first one, the first place
-        // moves on by `SEARCH`.
+        // `turn` counts searches. Each time every shard has been the first one, the first slot
+        // advances by `SEARCH`.
         (shards, (turn / self.shards.len()).wrapping_mul(SEARCH))
     }
 
-    /// Returns whether a search can free a place in this shard.
+    /// Returns whether a search can free a slot in this shard.
     fn may_have_room(&self, shard: &Shard<K, P, C>, first: usize, now: Nanos) -> bool {
         let entries = shard.entries();
         let now = shard.hold().map_or(now, |hold| now.min(hold.begin));
@@ -232,20 +233,20 @@ where
             || shard.hold().is_none() && shard.limiters().is_some_and(idle)
     }
 
-    /// Returns whether the next new key would find room by forgetting others. Changes nothing.
+    /// Returns whether the next new key would find room by forgetting other keys. Changes nothing.
     pub(super) fn can_make_room(&self, now: Nanos) -> bool {
-        // Relaxed: the hand only chooses where to look. A stale value costs nothing but accuracy.
+        // Relaxed: the hand only chooses where to search. A stale value only costs accuracy.
         let (mut shards, first) = self.search(self.hand.load(Ordering::Relaxed));
         shards.any(|lock| self.may_have_room(&read(lock), first, now))
     }
 
-    /// Searches for keys that may be forgotten, and forgets them. Returns whether it forgot one.
+    /// Searches for keys that may be forgotten, and forgets them. Returns whether it forgot a key.
     pub(super) fn make_room(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         // Relaxed: `fetch_add` gives each search its own turn at any ordering, and publishes
         // nothing.
         let (shards, first) = self.search(self.hand.fetch_add(1, Ordering::Relaxed));
         for lock in shards {
-            // The shared lock is enough to see that there is nothing to free, and does not block
+            // The shared lock suffices to see that there is nothing to free, and does not block
             // requests.
             if !self.may_have_room(&read(lock), first, now) {
                 continue;
@@ -263,10 +264,10 @@ where
         matches!(self.when_full, WhenKeysFull::EvictLeastUsed) && self.evict_least_used(hash, now, removed)
     }
 
-    /// Forgets the key that is closest to fresh among [`SEARCH`] neighbouring places. Returns
-    /// whether it forgot one.
+    /// Forgets the key that becomes fresh soonest among [`SEARCH`] neighbouring slots. Returns
+    /// whether it forgot a key.
     ///
-    /// The places are in the shard of the new key, so that the shards stay equally full. If that
+    /// The slots are in the shard of the new key, so that the shards stay equally full. If that
     /// shard has no known key, other shards are tried.
     fn evict_least_used(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         for lock in std::iter::once(self.shard(hash)).chain(self.all_from(0)) {
@@ -311,7 +312,7 @@ where
         }
     }
 
-    /// Works through all places of a shard, and releases the lock after every [`SLICE`] places.
+    /// Works through all slots of a shard, and releases the lock after every [`SLICE`] slots.
     fn in_slices(
         &self,
         lock: &Locked<K, P, C>,
@@ -335,8 +336,8 @@ where
     }
 }
 
-/// Returns the hash as a place. It is the key's own place or near it: the request needs that cache
-/// key limiter anyway.
+/// Returns the hash as a slot. It is the key's own slot or near it: the request needs that cache
+/// line anyway.
 fn home(hash: u64) -> usize {
     // Truncation is harmless: the lowest bits choose the place.
     #[allow(clippy::cast_possible_truncation)]

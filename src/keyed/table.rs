@@ -1,4 +1,4 @@
-//! The table of keys: it finds, adds and forgets keys, and gives a key its own limiter when one is
+//! The table of keys. It finds, adds and forgets keys, and gives a key its own limiter when one is
 //! needed.
 //!
 //! # States of a key
@@ -6,14 +6,15 @@
 //! | state | cost | next state |
 //! |---|---|---|
 //! | unknown: not in the table | nothing | known, by its first request |
-//! | known: a state in the table | the state and the key | limited by itself, when a request has to wait or a caller asks for the key's limiter; unknown, when its state is as good as new |
-//! | limited by itself: a key limiter, in place of the state | a limiter | known or unknown again, when no request waits, no caller holds the limiter, and nothing was set for this key |
+//! | known: a state in the table | the state and the key | with a key limiter, when a request must wait or a caller asks for the key's limiter; unknown, when its state is fresh |
+//! | with a key limiter, in place of the state | a limiter | known or unknown again, when no request waits, no caller holds the limiter, and nothing was set for this key |
 //!
-//! `keyed/forget.rs` has the ways back: when a key is forgotten, and when a key limiter becomes a
-//! known key again.
+//! A state is *fresh* when a new key would get no more permits ([`Policy::is_fresh`]); the public
+//! documentation calls such a key idle. `keyed/forget.rs` describes the way back: when a key is
+//! forgotten, and when a key limiter becomes a known key again.
 //!
 //! The policy state itself moves from the table into the key limiter and back. So a key has exactly
-//! one state at any time, and a caller that holds a key limiter does not look into the table.
+//! one state at any time, and a caller that holds a key limiter does not access the table.
 //!
 //! # Locks
 //!
@@ -24,19 +25,20 @@
 //! |---|---|---|
 //! | take from a known state | shared, until the state is written | the state is not moved or forgotten meanwhile |
 //! | find a key limiter | shared, released before the key limiter is used | the key limiter lives while any handle to it exists |
-//! | add a key, forget a key, make a key limiter, settle a key limiter | exclusive | no request takes from the state meanwhile |
+//! | add a key, forget a key, create a key limiter, settle a key limiter | exclusive | no request takes from the state meanwhile |
 //! | change the policy of all keys | exclusive, one shard after the other | a state and its policy change together |
 //!
 //! **Forgetting neither loses nor doubles a permit.** A key is judged fresh and forgotten in one
-//! exclusive section. A grant before that section is in the state that is judged. A request after
-//! it does not find the key and adds it again, with a state as good as the forgotten one.
+//! exclusive section. A grant before that section is part of the state that is judged. A request
+//! after that section does not find the key and adds it again, with a fresh state like the
+//! forgotten one.
 //!
-//! **Two first requests of a key.** The second request looks again under the exclusive lock, and
+//! **Two first requests for a key.** The second request checks again under the exclusive lock, and
 //! finds the key.
 //!
 //! **No request overtakes a waiter.** A waiter's key limiter is in the table before the waiter's
 //! first poll returns. A request that begins later takes the shard's lock later, finds the key
-//! limiter, and waits behind: the limiter promises that order.
+//! limiter, and waits behind the waiter: the limiter promises that order.
 //!
 //! **A state is read by its own policy.** Each shard has the policy of its keys, and a request
 //! reads state and policy under one shared lock. `keyed/change.rs` describes how both change
@@ -48,25 +50,25 @@
 //! **Readers do not contend.** The lock is crossbeam's `ShardedLock`: a reader writes only to a
 //! cache line of its own thread. `docs/DESIGN.md` compares it with other maps.
 //!
-//! **Foreign code.** The table calls the code of its keys, its policy, its clock and its observer.
+//! **User code.** The table calls the code of its keys, its policy, its clock and its observer.
 //!
 //! | code | runs under a lock | if it panics |
 //! |---|---|---|
-//! | `Hash` of a request's key, `Clone` of a new key, the function that gives plans | no | nothing has changed |
-//! | `Drop` of a key, a state, a limiter | no: `keyed/removed.rs` | the other entries are dropped, then the panic goes on |
+//! | `Hash` of a request's key, `Clone` of a new key, the function that returns plans | no | nothing has changed |
+//! | `Drop` of a key, a state, a limiter | no: `keyed/removed.rs` | the other entries are dropped, then the panic resumes |
 //! | `Eq` of keys; `Clone` of keys by `iter` and `replan` | of a shard | nothing has changed |
 //! | `Hash` of the known keys, when their table grows | of a shard, exclusive | nothing has changed: `keyed/slots.rs` |
 //! | policies, clocks | of a shard | a key that was not added is not counted |
-//! | wakers, timers, observers | no | the panic goes on |
+//! | wakers, timers, observers | no | the panic resumes |
 //!
-//! So each entry in a table is counted exactly once: the count is raised just before an entry goes
-//! in, and lowered as soon as it is out. Foreign code that runs in between is covered by a guard,
-//! [`Counted`].
+//! So each entry in a table is counted exactly once: the count is raised just before an entry is
+//! inserted, and lowered as soon as the entry is removed. User code that runs in between is covered
+//! by the guard [`Counted`].
 //!
 //! A key limiter's lock is taken while a shard is locked, never the other way round.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections,
-//! that do not look again under the exclusive lock, or that leave a copy of the state in the table.
+//! **Checked by** `loom-tests/keyed.rs`, with twins that judge and forget in two sections, that do
+//! not check again under the exclusive lock, or that leave a copy of the state in the table.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -98,25 +100,26 @@ use crate::status::Status;
 use crate::sync::{AtomicBool, AtomicUsize, LOOKS, Mutex, Ordering, ShardLock, read, write};
 use crate::time::Nanos;
 
-/// The least number of places of a full shard. A table of this size grows without blocking requests
-/// for long.
+/// The minimum number of slots of a full shard. A table of this size grows without blocking
+/// requests for long.
 const PLACES: usize = 4096;
 
-/// The most shards. More locks would not fit the processor's nearest cache; fewer, larger shards
-/// take longer to grow.
+/// The maximum number of shards. More locks would not fit in the processor's nearest cache; fewer,
+/// larger shards take longer to grow.
 const MOST_SHARDS: usize = 64;
 
-/// How many places are searched for a fresh key when there is no room.
+/// How many slots are searched for a fresh key when there is no room.
 pub(super) const SEARCH: usize = 64;
 
-/// A table for no more keys than this is searched as a whole: a part of so few places may hold no
-/// fresh key by chance.
+/// A table for at most this many keys is searched completely: a part with so few slots may by
+/// chance hold no fresh key.
 pub(super) const SMALL: usize = 8 * SEARCH;
 
-/// How often a request makes room before it gives up, if other requests take that room each time.
+/// How many times a request makes room before it gives up, if other requests take that room each
+/// time.
 const TRIES: usize = 8;
 
-/// The flag in the count of keys that says that the table is closed.
+/// The flag in the count of keys: the table is closed.
 pub(crate) const CLOSED: usize = 1 << (usize::BITS - 1);
 
 /// The keys of one limiter.
@@ -128,9 +131,9 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) count: AtomicUsize,
     pub(crate) max_keys: usize,
     pub(crate) when_full: WhenKeysFull,
-    /// How many places a new key without room searches, at most.
+    /// The maximum number of slots that a new key without room searches.
     pub(super) search: usize,
-    /// The number of searches for room so far. Each search starts at another place.
+    /// The number of searches for room so far. Each search starts at another slot.
     pub(super) hand: AtomicUsize,
     /// The limiter that all keys without room share, with `ShareOne`.
     pub(super) overflow: KeyLimiter<P, C>,
@@ -141,17 +144,18 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     pub(crate) events: Option<Watch<K>>,
     /// The requests that wait for any key.
     pub(crate) all_waiters: Arc<AllWaiters>,
-    /// All keys are in shadow.
+    /// Whether all keys are in shadow mode.
     pub(crate) shadow: AtomicBool,
-    /// Gives plans to keys, if keys have plans.
+    /// The function that returns plans, if keys have plans.
     pub(super) plans: Option<Plans<K, P>>,
 }
 
 /// Returns the number of shards for a number of keys.
 ///
-/// When all keys are there, each table is as full as it may be without doubling, less what chance
-/// may add: hashes spread the keys over the tables with a standard deviation of at most the root of
-/// the places. So no table doubles for the last few keys, nor while others take their place.
+/// When all `max_keys` keys are present, each table is as full as it can be without doubling, minus
+/// a margin for chance. Hashes spread the keys over the tables with a standard deviation of at most
+/// the square root of the slots. So no table doubles for the last few keys, or while other keys
+/// take their slots.
 fn shards(max_keys: usize) -> usize {
     let keys = |places: usize| most_kept(places).map(|most| most - 8 * places.isqrt());
     let with = |places: usize| max_keys.div_ceil(keys(places).unwrap_or(1));
@@ -173,23 +177,23 @@ pub(crate) enum Found<T, L> {
 
 pub(crate) type KeyLimiter<P, C> = RateLimiter<KeyPolicy<P>, C>;
 
-/// The answer to a request, or the key limiter that has to answer it.
+/// The decision on a request, or the key limiter that must decide.
 type Asked<P, C> = Found<Result<Grant, Refusal>, KeyLimiter<P, C>>;
 
-/// What a request got, or the key limiter at which it waits.
+/// The grant of a request, or the key limiter at which the request waits.
 pub(crate) enum Taken<L> {
     Granted(Grant),
     Limiter(L),
 }
 
-/// A key, and its status or the key limiter that knows its status.
+/// A key, and its status or the key limiter that has its status.
 type Snapshot<K, P, C> = (K, Found<Status, KeyLimiter<P, C>>);
 
-/// How far a request for a place got under the lock.
+/// How far a request for a slot got under the lock.
 pub(super) enum Step<T> {
     Done(T),
-    /// It needs a key to keep, or its plan may be outdated. The key is cloned, and given its plan,
-    /// without the lock.
+    /// The request needs an owned key, or its plan may be outdated. The key is cloned, and gets its
+    /// plan, without the lock.
     Key,
     /// The table is full.
     Room,
@@ -198,12 +202,12 @@ pub(super) enum Step<T> {
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// Returns the number of keys.
     pub(crate) fn len(&self) -> usize {
-        // Relaxed: a snapshot. `count_one` decides by compare-and-swap whether a key may be added.
+        // Relaxed: a snapshot. `count_one` decides by CAS whether a key may be added.
         self.count.load(Ordering::Relaxed) & !CLOSED
     }
 
-    /// Returns the policy of all keys without one of their own. During a change it is the policy of
-    /// the first shard.
+    /// Returns the policy of all keys that do not have their own. During a change, this is the
+    /// policy of the first shard.
     pub(crate) fn policy(&self) -> P {
         P::clone(&read(&self.shards[0]).policy)
     }
@@ -226,7 +230,7 @@ where
         clock: C,
         shards: usize,
     ) -> Self {
-        // All shards share one policy until a change gives each its own.
+        // All shards share one policy until a change gives each shard its own.
         let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
         let all_waiters = Arc::new(AllWaiters::new());
@@ -250,7 +254,7 @@ where
         }
     }
 
-    /// Returns this table, still empty, with a function that gives plans to keys.
+    /// Returns this table, still empty, with a function that returns plans.
     pub(crate) fn with_plans(self, plans: Option<Plans<K, P>>) -> Self {
         if plans.is_none() {
             return self;
@@ -265,7 +269,7 @@ where
     pub(crate) fn observed_by(self, events: Option<Watch<K>>) -> Self {
         let policy = self.policy();
         let state = policy.start(self.clock.now());
-        // The overflow limiter has no key to tell.
+        // The overflow limiter has no key to report.
         let all = match &events {
             Some(Watch::All(events)) => Some(events.clone()),
             Some(Watch::Key(_)) | None => None,
@@ -279,8 +283,8 @@ where
         self.hasher.hash_one(key)
     }
 
-    /// Returns the shard of a hash. hashbrown takes the lowest bits for places and the highest
-    /// seven for tags, so this takes the bits between.
+    /// Returns the shard of a hash. hashbrown uses the lowest bits for slots and the highest seven
+    /// for tags, so this uses bits in between.
     #[inline]
     pub(super) fn shard(&self, hash: u64) -> &Locked<K, P, C> {
         let middle = (hash >> 20) & u64::from(u32::MAX);
@@ -360,7 +364,7 @@ where
         };
         match answer {
             Ok(Taken::Limiter(limiter)) => Ok(Taken::Limiter(limiter)),
-            // This refusal is not reported: the key limiter reports when the request is served or
+            // This refusal is not reported: the key limiter reports when the request is granted or
             // refused.
             Err(Refusal::Limited { .. } | Refusal::Paused { .. }) if !self.is_shadow() => {
                 self.limiter_for(key, n).map(Taken::Limiter)
@@ -384,8 +388,8 @@ where
         Ok(Grant::at_once(0))
     }
 
-    /// Reports a request for at least `n` permits that was decided without a key limiter, and lets
-    /// it pass in shadow.
+    /// Reports a request for at least `n` permits that was decided without a key limiter. In shadow
+    /// mode, lets the request pass.
     #[cold]
     fn tell_end<Q>(&self, key: &Q, n: u32, answer: Result<Grant, Refusal>) -> Result<Grant, Refusal>
     where
@@ -400,7 +404,8 @@ where
         }
     }
 
-    /// Reports a request that was decided without a key limiter. A key limiter reports for itself.
+    /// Reports a request that was decided without a key limiter. A key limiter reports its own
+    /// requests.
     #[cold]
     pub(super) fn tell<Q, T>(&self, key: &Q, n: u32, answer: Result<T, Refusal>) -> Result<T, Refusal>
     where
@@ -413,7 +418,7 @@ where
         answer
     }
 
-    /// Reports a call for `n` permits that a token has cancelled before it began.
+    /// Reports a call for `n` permits that a token cancelled before it began.
     #[cold]
     pub(crate) fn tell_cancelled<Q>(&self, key: &Q, n: u32)
     where
@@ -437,15 +442,15 @@ where
         }
     }
 
-    /// Returns the limiter of the keys without room, if they share one and a new key would find no
-    /// room.
+    /// Returns the limiter of the keys without room, if those keys share one and a new key would
+    /// find no room.
     pub(crate) fn shared(&self) -> Option<&KeyLimiter<P, C>> {
         let shares = self.when_full == WhenKeysFull::ShareOne && !self.has_room();
         (shares && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
     }
 
-    /// Takes what a request asks for from a key that may be new, or returns the key limiter to ask.
-    /// Reports nothing.
+    /// Takes what a request asks for from a key that may be new, or returns the key limiter that
+    /// must decide. Reports nothing.
     pub(crate) fn ask<Q>(
         &self,
         hash: u64,
@@ -469,12 +474,12 @@ where
         match found {
             Found::Known(answer) => answer.map(Taken::Granted),
             Found::Limiter(limiter) => Ok(Taken::Limiter(self.lend(hash, limiter))),
-            // The grants of the key are spaced after a pause, which its limiter does.
+            // After a pause, the grants of this key are spaced, and only its limiter does that.
             Found::Nowhere => Ok(Taken::Limiter(self.lend(hash, self.limiter(key)?))),
         }
     }
 
-    /// Looks a key up. If it is known, runs `work` on its state, with the pause of all keys.
+    /// Finds a key. If the key is known, runs `work` on its state, with the pause of all keys.
     pub(crate) fn find<Q, T>(
         &self,
         key: &Q,
@@ -566,7 +571,7 @@ where
                 )));
             }
             // A request that can never be granted adds no key. A plan is checked below, because a
-            // key without room gets none.
+            // key without room gets no plan.
             if self.plans.is_none()
                 && let Err(never) = shard.policy.check(request.permits)
             {
@@ -611,9 +616,9 @@ where
         })
     }
 
-    /// Runs `work` under the exclusive lock of a shard. If `work` needs a place, makes room and
-    /// runs it again, until it succeeds or no room can be made. If it needs a key to keep, clones
-    /// the key and gives it its plan without the lock.
+    /// Runs `work` under the exclusive lock of a shard. If `work` needs a slot, makes room and runs
+    /// `work` again, until it succeeds or no room can be made. If `work` needs an owned key, clones
+    /// the key and gets its plan without the lock.
     pub(super) fn with_room<Q, T>(
         &self,
         hash: u64,
@@ -633,13 +638,13 @@ where
         let mut tries = 0;
         while tries < TRIES {
             let now = self.clock.now();
-            // This look ends a pause that is over.
+            // This read ends a pause that is over.
             drop(self.read_current(hash));
             let step = work(&mut write(self.shard(hash)), now, &mut new, &mut removed);
             match step {
                 Step::Done(done) => {
-                    // The entries are dropped before the return: if a drop panics while the answer
-                    // is being returned, the answer leaks, and with it a handle to a limiter.
+                    // The entries are dropped before the return: if a drop panics while the result
+                    // is being returned, the result leaks, and with it a handle to a limiter.
                     drop(removed);
                     return Ok(done);
                 }
@@ -657,7 +662,7 @@ where
         if self.is_closed() { Refusal::Closed } else { Refusal::TooManyKeys { limit: self.max_keys } }
     }
 
-    /// Returns whether a key can be added without forgetting another one.
+    /// Returns whether a key can be added without forgetting another key.
     pub(super) fn has_room(&self) -> bool {
         self.len() < self.max_keys && !self.is_closed()
     }
@@ -673,8 +678,8 @@ where
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Forgets a key and what it owes. Returns whether it was known. A caller that holds the key's
-    /// limiter keeps it.
+    /// Forgets a key and its negative balance. Returns whether the key was known. A caller that
+    /// holds the key's limiter keeps that limiter.
     pub(crate) fn remove<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -734,7 +739,7 @@ fn take<P: Policy, C: Clock>(
     }
 }
 
-/// Takes as many permits from a state as there are, as a key limiter does without its lock.
+/// Takes as many permits from a state as are available, as a key limiter does without its lock.
 #[cold]
 fn take_as_many<P: Policy, C: Clock>(
     policy: &P,
@@ -742,7 +747,7 @@ fn take_as_many<P: Policy, C: Clock>(
     now: (Nanos, &C),
     (request, most): (&Request, u32),
 ) -> Result<Grant, Refusal> {
-    // Another request may take some of the permits between the look and the take.
+    // Another request may take some of the permits between the check and the take.
     for _ in 0..=LOOKS {
         let available = policy.status(state, now.0).available;
         let permits = LeftByLine::FREE.more_of(available, request.permits, most);
@@ -756,7 +761,7 @@ fn take_as_many<P: Policy, C: Clock>(
     take_all_of(policy, state, now, request)
 }
 
-/// Takes all permits that a request asks for at least from a state.
+/// Takes from a state the minimum number of permits that a request asks for.
 #[inline]
 fn take_all_of<P: Policy, C: Clock>(
     policy: &P,
@@ -765,7 +770,7 @@ fn take_all_of<P: Policy, C: Clock>(
     request: &Request,
 ) -> Result<Grant, Refusal> {
     // `?` leaves the charge where it is. `map(drop)` would first copy charge and refusal to one
-    // place.
+    // location.
     let charge = if P::PARTS == 1 {
         policy.try_acquire(state, now, request.permits)?
     } else {
@@ -791,16 +796,16 @@ fn status<P: Policy>(policy: &P, state: &P::State, hold: Option<&Hold>, now: Nan
     }
 }
 
-/// Guards a counted key until it is added. If foreign code panics before that, the drop uncounts
-/// the key.
+/// Guards a counted key until it is added. If user code panics before that, the drop uncounts the
+/// key.
 pub(super) struct Counted<'a>(&'a AtomicUsize);
 
 impl Counted<'_> {
     /// Counts one more, if it is not above `most`.
     pub(super) fn one(count: &AtomicUsize, most: usize) -> Option<Counted<'_>> {
         let more = |count: usize| (count < most && count & CLOSED == 0).then(|| count + 1);
-        // Relaxed: the compare-and-swap reads the latest count at any ordering, so the bound holds.
-        // The shard's lock publishes the entry.
+        // Relaxed: the CAS reads the latest count at any ordering, so the bound holds. The shard's
+        // lock publishes the entry.
         let counted = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
         counted.ok().map(|_| Counted(count))
     }
