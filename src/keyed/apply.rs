@@ -1,4 +1,4 @@
-//! Applying a configuration to all keys while they are in use.
+//! Applies a configuration to all keys while they are in use.
 
 use std::hash::Hash;
 
@@ -7,21 +7,20 @@ use crate::keyed::KeyedRateLimiter;
 use crate::policy::{AnyPolicy, ConfigError, Keep, PolicyConfig, Step};
 
 impl<K: Hash + Eq, C: Timer + Clone> KeyedRateLimiter<K, AnyPolicy, C> {
-    /// Changes all keys without a plan or terms of their own to a configuration, as
-    /// [`change_all`](KeyedRateLimiter::change_all) does. `keep` says what becomes of their
-    /// permits.
+    /// Changes all keys without a plan or their own terms to a configuration, like
+    /// [`change_all`](KeyedRateLimiter::change_all). `keep` says what happens to their permits.
     ///
-    /// All of the configuration is applied, or nothing: a configuration that no
+    /// The configuration is applied completely or not at all: a configuration that no
     /// [`Change`](crate::Change) [leads to](PolicyConfig::change_to) is an error. In contrast to
-    /// [`RateLimiter::apply`](crate::RateLimiter::apply), keys do not change the kind of their
-    /// policy. To change the kind, give all keys one [plan](KeyedRateLimiter::with_plans) and
-    /// [replan](KeyedRateLimiter::replan).
+    /// [`RateLimiter::apply`](crate::RateLimiter::apply), this method does not change the kind of
+    /// the policy. To change the kind, return one [plan](KeyedRateLimiter::with_plans) for all keys
+    /// and call [`replan`](KeyedRateLimiter::replan).
     ///
     /// # Errors
     ///
     /// - [`ConfigError::Replaces`] if no change leads from the policy of all keys to this
     ///   configuration.
-    /// - Another [`ConfigError`] if no policy can be made of the configuration.
+    /// - Another [`ConfigError`] if the configuration describes no valid policy.
     ///
     /// # Examples
     ///

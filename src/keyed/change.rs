@@ -2,11 +2,11 @@
 //!
 //! # How
 //!
-//! The change goes from shard to shard. In one exclusive section of each shard it changes:
+//! The change proceeds shard by shard. In one exclusive section of each shard it changes:
 //!
 //! | what | how | reason |
 //! |---|---|---|
-//! | each key limiter, unless the key has a plan or terms of its own | [`Policy::change`] on the key limiter's copy of the policy, under the line's lock | the requests that wait in the key limiter are moved; a key limiter that is settled later leaves a state that fits the shard |
+//! | each key limiter, unless the key has a plan or its own terms | [`Policy::change`] on the key limiter's copy of the policy, under the line's lock | the requests that wait in the key limiter are rescheduled; a key limiter that is settled later leaves a state that fits the shard |
 //! | each known state, unless the key has a plan | [`Policy::change`] on a clone of the shard's policy | no request finds a changed state with the old policy |
 //! | the policy | [`Policy::change`] on a clone, which replaces the policy | a new key gets the terms of its shard |
 //!
@@ -15,20 +15,21 @@
 //!
 //! **No permit is granted twice.** A request reads state and policy under the shared lock, so both
 //! are from before the change or both are from after it. A request may take from a key limiter
-//! while the key limiter changes, exactly as a request may while a plain limiter changes.
+//! while the key limiter changes, exactly as a request may take from a plain limiter while that
+//! limiter changes.
 //!
-//! **No key limiter is missed.** A key limiter is made, found and settled under the lock of its
-//! shard. So every key limiter in the table has the terms of its shard, or terms of its own.
+//! **No key limiter is missed.** A key limiter is created, found and settled under the lock of its
+//! shard. So every key limiter in the table has the terms of its shard, or its own terms.
 //!
 //! **Changes do not interleave.** A mutex lets one change pass through all shards before the next
 //! change begins.
 //!
-//! **Lock order.** The mutex, then a shard, then a key limiter. Wakers and timers are foreign code:
+//! **Lock order.** The mutex, then a shard, then a key limiter. Wakers and timers are user code:
 //! they are left in a [`Deferred`], which runs them when no lock is held.
 //!
-//! **Panics.** A policy is foreign code. Its panic is caught and resumed when the change is
-//! complete. A policy that panics for one state or one key limiter does not keep the other keys
-//! from the change. A policy that panics while it changes itself leaves its shard as it was.
+//! **Panics.** A policy is user code. Its panic is caught, and resumed when the change is complete.
+//! If a policy panics for one state or one key limiter, the other keys still change. If a policy
+//! panics while it changes itself, its shard stays as it was.
 //!
 //! **Checked by** `loom-tests/keyed.rs`, with twins that change the states, the policy or the key
 //! limiters in a separate section, and by `tests/keyed/change.rs`, against a plain limiter for each
@@ -59,16 +60,16 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Changes the policy of every key without terms of its own, and each state with it.
+    /// Changes the policy of every key without its own terms, and each state with it.
     ///
-    /// Waiters are woken after all shards have changed, because wakers and timers are foreign code
-    /// and may call this limiter again.
+    /// Waiters are woken after all shards have changed, because wakers and timers are user code and
+    /// may call this limiter again.
     pub(crate) fn change_all(&self, change: Change) -> Result<(), PolicyError> {
         let mut deferred = Deferred::new();
         {
             let _one_at_a_time = lock(&self.changing);
-            // The change is tried on a new state: if the policy refuses the change, nothing has
-            // changed yet.
+            // The change is tried on a new state first: if the policy refuses the change, nothing
+            // has changed yet.
             let (policy, now) = (self.policy(), self.clock.now());
             policy.change(&policy.start(now), now, change)?;
             for shard in &self.shards {
@@ -76,7 +77,7 @@ where
             }
             self.overflow.shared().change_with_all(change, self.clock.now(), &mut deferred);
         }
-        // No lock of a shard is held here, since this wakes tasks.
+        // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
         Ok(())
     }
@@ -88,7 +89,7 @@ where
         self.advance(shard, at, deferred);
         deferred.run(|| shard.forget_emptied(at));
         // `Policy::change` changes a policy and one state together, so each state needs a clone of
-        // the unchanged policy. The trial in `change_all` showed that the change is no error.
+        // the unchanged policy. The trial in `change_all` showed that the change is valid.
         let changed = |state: &P::State| {
             let policy = P::clone(&old);
             let _ = policy.change(state, at, change);
@@ -124,7 +125,7 @@ where
 }
 
 impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
-    /// Applies a change of all keys, made at `at`, unless the key has a plan or terms of its own.
+    /// Applies a change of all keys, made at `at`, unless the key has a plan or its own terms.
     pub(crate) fn change_with_all(self: &Arc<Self>, change: Change, at: Nanos, deferred: &mut Deferred) {
         let policy = &self.rule.policy;
         // The policy is stored under the lock of the shard, which the caller holds.
@@ -140,11 +141,11 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         }
     }
 
-    /// Changes the terms of one part of a key limiter, or of all, unless the key has terms of its
-    /// own. Returns `false` if the policy refused the change.
+    /// Changes the terms of one part of a key limiter, or of all parts, unless the key has its own
+    /// terms. Returns `false` if the policy refused the change.
     ///
-    /// Like [`change`](Shared::change), but the caller holds the lock of a shard: foreign code is
-    /// left in `deferred`.
+    /// Like [`change`](Shared::change), but the caller holds the lock of a shard: user code is left
+    /// in `deferred`.
     pub(crate) fn follow(
         self: &Arc<Self>,
         deferred: &mut Deferred,
@@ -168,8 +169,8 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
 impl<R: Rule, C: Timer> Shared<R, C> {
     /// Changes a key limiter with all keys.
     ///
-    /// Like [`serve_then`](Shared::serve_then), but the caller holds the lock of a shard: foreign code is
-    /// left in `deferred`.
+    /// Like [`serve_then`](Shared::serve_then), but the caller holds the lock of a shard: user code
+    /// is left in `deferred`.
     pub(super) fn with_all<T>(
         self: &Arc<Self>,
         deferred: &mut Deferred,
@@ -182,7 +183,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         line.serve(visit);
         let done = work(&mut line, visit);
         if line.serve(visit).is_some() {
-            // A request waits, and its alarm is not yet set to its new time.
+            // A request waits, and its alarm is not yet set to its new due time.
             deferred.rechecks.push(self.clone());
         }
         self.publish(&line);

@@ -1,12 +1,12 @@
-//! The end of all keys.
+//! Closes all keys.
 //!
-//! A table is closed by a flag in the count of its keys. Each new key is counted under the lock of
-//! its shard, and is refused there once the flag is up. The call that closes raises the flag, then
-//! takes the lock of each shard, forgets its known keys and notes its key limiters. So a key that
-//! was counted before the flag is forgotten with the others, and a key limiter is made of no key
-//! any more. The key limiters are closed without a lock of a shard, since they wake tasks.
+//! A flag in the count of keys closes the table. Each new key is counted under the lock of its
+//! shard, and is refused there once the flag is set. The call that closes sets the flag, then takes
+//! the lock of each shard, forgets its known keys and collects its key limiters. So a key that was
+//! counted before the flag was set is forgotten with the others, and no key gets a key limiter
+//! afterwards. The key limiters are closed without a lock of a shard, because closing wakes tasks.
 //!
-//! A request that overlaps with this may be granted: it came first.
+//! A request that overlaps with this call may be granted, as if it had come first.
 
 use std::hash::Hash;
 
@@ -19,7 +19,7 @@ use crate::sync::{Ordering, write};
 
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     pub(crate) fn is_closed(&self) -> bool {
-        // Relaxed: where it decides, the lock of a shard orders it.
+        // Relaxed: where the flag decides, the lock of a shard orders it.
         self.count.load(Ordering::Relaxed) & CLOSED != 0
     }
 }
@@ -32,7 +32,7 @@ where
 {
     /// Refuses all keys from now on. Returns whether the table was open.
     pub(crate) fn close(&self) -> bool {
-        // Relaxed: a request that counts a new key reads the latest count, flag included.
+        // Relaxed: a request that counts a new key reads the latest count, including the flag.
         let was_open = self.count.fetch_or(CLOSED, Ordering::Relaxed) & CLOSED == 0;
         let mut removed = Removed::<K, P, C>::new();
         let mut limiters = vec![self.overflow.clone()];
@@ -44,7 +44,7 @@ where
                 self.uncount();
                 removed.key(entry);
             }
-            // A key limiter of which a handle exists does not become a known key again.
+            // A key limiter with another handle does not become a known key again.
             limiters.extend(shard.all_limiters().map(|(_, limiter)| limiter.clone()));
         }
         // A waker that panics does not keep the other key limiters open.

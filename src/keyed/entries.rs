@@ -1,4 +1,4 @@
-//! The known keys of a shard: one policy for all of them, or terms beside each state.
+//! The known keys of a shard: one policy for all keys, or terms next to each state.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) enum EntriesMut<'a, K, P: Policy> {
 pub(crate) type Entry<K, P> = (K, Option<Arc<Terms<P>>>, <P as Policy>::State);
 
 impl<'a, K, P: Policy> Entries<'a, K, P> {
-    /// The number of places, used or empty.
+    /// Returns the number of slots, used or empty.
     pub(super) fn places(&self) -> usize {
         match self {
             Entries::Plain(_, slots) => slots.places(),
@@ -33,12 +33,12 @@ impl<'a, K, P: Policy> Entries<'a, K, P> {
         }
     }
 
-    /// Returns `count` places from `first` on, each once.
+    /// Returns `count` slots from `first` on, each once.
     pub(super) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, P> {
         places_from(self.places(), first, count)
     }
 
-    /// Returns the policy and the state at a place.
+    /// Returns the policy and the state at a slot.
     pub(super) fn at(&self, place: usize) -> Option<(&'a P, &'a P::State)> {
         match *self {
             Entries::Plain(policy, slots) => slots.at(place).map(|(_, state)| (policy, state)),
@@ -58,7 +58,7 @@ impl<'a, K, P: Policy> Entries<'a, K, P> {
         }
     }
 
-    /// Returns the place of a key.
+    /// Returns the slot of a key.
     pub(super) fn place<Q>(&self, hash: u64, key: &Q) -> Option<usize>
     where
         K: Borrow<Q>,
@@ -107,8 +107,8 @@ impl<K, P: Policy> EntriesMut<'_, K, P> {
         }
     }
 
-    /// Adds a key that is not in the table. Call [`reserve`](EntriesMut::reserve) before it. Keys
-    /// have terms only where they have plans.
+    /// Adds a key that is not in the table. Call [`reserve`](EntriesMut::reserve) first. Keys have
+    /// terms only where they have plans.
     pub(crate) fn insert(&mut self, hash: u64, (key, terms, state): Entry<K, P>) {
         match self {
             EntriesMut::Plain(slots) => slots.insert(hash, key, state),

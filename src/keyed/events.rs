@@ -1,4 +1,4 @@
-//! Observers of all keys that are told the key.
+//! Observers of all keys that receive the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use crate::error::Refusal;
 use crate::grant::Left;
 use crate::limiter::events::{Events, StoreEvent};
 
-/// As [`Events`], and also told the key: give it to
+/// Like [`Events`], but each method also receives the key. Pass an observer to
 /// [`KeyedRateLimiter::observed_by_key`](crate::KeyedRateLimiter::observed_by_key) or
 /// [`KeyedCountingLimit::observed_by_key`](crate::KeyedCountingLimit::observed_by_key).
 ///
-/// Each method does nothing unless written. The methods are called in the thread of the call that
-/// they are about, after it was decided and without any lock, so they may call the limiter. A panic
-/// of an observer unwinds the call that it is told of, and the permits of that call are spent;
-/// permits in use are given back.
+/// Each method does nothing by default. A method runs on the thread of the call that it reports,
+/// after the call was decided and without any lock, so it may call the limiter. A panic of an
+/// observer unwinds the call that it reports. The permits of that call stay spent; permits in use
+/// are given back.
 ///
 /// # Examples
 ///
@@ -78,15 +78,15 @@ pub trait KeyEvents<K>: Send + Sync + 'static {
     }
 }
 
-/// Makes the observer of one key.
+/// Creates the observer of one key.
 type ObserverOf<K> = dyn Fn(K) -> Arc<dyn Events> + Send + Sync;
 
 /// The observer of all keys.
 pub(crate) enum Watch<K> {
-    /// It is not told the key.
+    /// The observer does not receive the key.
     All(Arc<dyn Events>),
-    /// It is told the key. A function, because most of the table does not know that keys can be
-    /// shared between threads.
+    /// The observer receives the key. This is a function, because most of the table does not know
+    /// that keys can be shared between threads.
     Key(Arc<ObserverOf<K>>),
 }
 
@@ -107,7 +107,7 @@ impl<K> Watch<K> {
         Watch::Key(Arc::new(move |key| Arc::new(OneKey { key, events: events.clone() })))
     }
 
-    /// Returns the observer of one key. Clones the key if the observer is told it.
+    /// Returns the observer of one key. Clones the key if the observer receives it.
     pub(super) fn of<Q>(&self, key: &Q) -> Arc<dyn Events>
     where
         Q: ToOwned<Owned = K> + ?Sized,
@@ -119,13 +119,14 @@ impl<K> Watch<K> {
     }
 }
 
-/// Tells the observer of all keys what happens to one key.
+/// Reports the events of one key to the observer of all keys.
 struct OneKey<K> {
     key: K,
     events: Arc<dyn KeyEvents<K>>,
 }
 
-// An event with no method here would be lost without a word, so clippy wants a method for each.
+// An event without a method here would be lost silently, so clippy requires a method for each
+// event.
 #[deny(clippy::missing_trait_methods)]
 impl<K: Send + Sync + 'static> Events for OneKey<K> {
     fn granted(&self, permits: u64, waited: Duration) {
@@ -156,7 +157,7 @@ impl<K: Send + Sync + 'static> Events for OneKey<K> {
         self.events.resumed(&self.key);
     }
 
-    // The limiters of keys have no store, and tell none of these.
+    // The limiters of keys have no store, and report none of these events.
 
     fn degraded(&self, _permits: u64) {}
 

@@ -1,20 +1,20 @@
-//! The hash of the keys: foldhash with its last mixing step.
+//! The hash of the keys: foldhash with its final mixing step.
 //!
 //! The tables divide keys by several parts of one hash:
 //!
 //! | bits of the hash | decide |
 //! |---|---|
-//! | the lowest ones | the place in the table of a shard |
+//! | the lowest bits | the slot in the table of a shard |
 //! | the 32 bits above the lowest 20 | the shard |
 //! | the highest 7 | the tag by which hashbrown compares keys |
 //!
-//! So each part has to spread the keys by itself. Without the last step, consecutive integers are
-//! crowded in a part of the places in one process of five, and make a table double in one of fifty:
+//! So each part must spread the keys by itself. Without the final step, consecutive integers crowd
+//! into some of the slots in one process of five, and make a table double in one process of fifty:
 //! `docs/DESIGN.md`.
 
 use foldhash::quality;
 
-/// Makes the hashers of one table, with a seed of its own.
+/// Creates the hashers of one table, with its own seed.
 pub(crate) type Hashes = quality::RandomState;
 
 #[cfg(all(test, not(tidegate_loom)))]
@@ -25,10 +25,10 @@ mod tests {
 
     use super::*;
 
-    /// [`Hashes`], with a seed that is given.
+    /// [`Hashes`], with a given seed.
     type Seeded = quality::SeedableRandomState;
 
-    /// How many standard deviations the counts are further apart than random ones are.
+    /// Returns by how many standard deviations the counts vary more than random counts do.
     fn crowding(counts: &[u32]) -> f64 {
         let parts = f64::from(u32::try_from(counts.len()).expect("few parts"));
         let mean = f64::from(counts.iter().sum::<u32>()) / parts;

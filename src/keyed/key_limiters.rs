@@ -1,4 +1,4 @@
-//! Makes a key limiter, which is a limiter for one key, and lends it to one call.
+//! Creates a key limiter, which is a limiter for one key, and lends it to one call.
 //!
 //! `keyed/forget.rs` describes when a key limiter becomes a known key again.
 
@@ -76,8 +76,8 @@ where
         Ok(self.lend(self.hash_of(key), self.limiter(key)?))
     }
 
-    /// Returns the limiter in which a request for `n` permits of a key waits. A request that can
-    /// never be granted makes no key limiter.
+    /// Returns the limiter in which a request for `n` permits of a key waits. For a request that
+    /// can never be granted, no key limiter is created.
     #[cold]
     pub(crate) fn limiter_for<Q>(&self, key: &Q, n: u32) -> Result<Lent<'_, K, P, C>, Refusal>
     where
@@ -85,8 +85,8 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let hash = self.hash_of(key);
-        // The block releases the shard's lock before a key limiter is made, which needs that lock
-        // exclusively.
+        // The block releases the shard's lock before a key limiter is created, because that needs
+        // the lock exclusively.
         let found = {
             let shard = self.read_current(hash);
             match (shard.limiter(hash, key), shard.entries().find(hash, key)) {
@@ -100,7 +100,7 @@ where
         let limiter = match found {
             Ok(Some(limiter)) => Ok(limiter),
             Ok(None) => self.limiter(key),
-            // In shadow, the limiter of the key lets the request pass.
+            // In shadow mode, the limiter of the key lets the request pass.
             Err(never) if self.passes(never) => self.limiter(key),
             Err(never) => Err(never),
         };
@@ -110,8 +110,9 @@ where
         }
     }
 
-    /// Returns a limiter for the reservation of an exempt request, which takes no permits: the
-    /// limiter of the key, or else one that is in no table, so a new key stays unknown.
+    /// Returns a limiter for the reservation of an exempt request, which takes no permits. This is
+    /// the limiter of the key if it has one. Otherwise it is a limiter that is in no table, so a
+    /// new key stays unknown.
     #[cold]
     pub(crate) fn limiter_for_exempt<Q>(&self, key: &Q) -> KeyLimiter<P, C>
     where
@@ -126,7 +127,7 @@ where
         new_limiter(KeyPolicy::new(policy, None), state, self.clock.clone(), events, &self.all_waiters)
     }
 
-    /// Returns the limiter of a key, which has a key limiter from then on.
+    /// Returns the limiter of a key. The key has a key limiter from then on.
     pub(crate) fn own_limiter<Q>(&self, key: &Q) -> Result<KeyLimiter<P, C>, Refusal>
     where
         K: Borrow<Q>,
@@ -139,7 +140,7 @@ where
             Found::Nowhere => false,
         };
         let new = (!is_known && self.has_room()).then(|| self.new_key(hash, key));
-        // The observer is made before the lock is taken, since that may clone the key.
+        // The observer is created before the lock is taken, because that may clone the key.
         let events = self.events.as_ref().map(|watch| watch.of(key));
         self.with_room(hash, key, new, |shard, now, new, removed| {
             if let Some(limiter) = shard.limiter(hash, key) {
@@ -147,7 +148,7 @@ where
             }
             self.settle_some(shard, hash, now, removed);
             let known = shard.entries().place(hash, key);
-            // Foreign code that may panic runs before the state moves.
+            // User code that may panic runs before the state moves.
             let (policy, hold, counted) = match known.and_then(|place| shard.entries().at(place)) {
                 Some((policy, _)) => (P::clone(policy), shard.hold().copied(), None),
                 None => {
@@ -184,7 +185,7 @@ where
     }
 }
 
-/// Makes a limiter that continues with a state. Runs no foreign code.
+/// Creates a limiter that continues with a state. Runs no user code.
 pub(super) fn new_limiter<P, C>(
     policy: KeyPolicy<P>,
     state: P::State,

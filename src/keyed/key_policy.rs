@@ -14,35 +14,35 @@ use crate::time::Nanos;
 
 /// The policy of one key of a [`KeyedRateLimiter`](crate::KeyedRateLimiter).
 ///
-/// A key without a [plan](crate::KeyedRateLimiter::with_plans) follows each [change of all
-/// keys](crate::KeyedRateLimiter::change_all), and a key with a plan follows
-/// [`replan`](crate::KeyedRateLimiter::replan), until the policy is
-/// [changed](crate::RateLimiter::change) for this key alone.
+/// A key without a [plan](crate::KeyedRateLimiter::with_plans) follows each
+/// [change of all keys](crate::KeyedRateLimiter::change_all). A key with a plan follows
+/// [`replan`](crate::KeyedRateLimiter::replan). Both hold until the policy is
+/// [changed](crate::RateLimiter::change) for this key only.
 pub struct KeyPolicy<P> {
     /// A copy from the start, so that requests that run during a change read the policy that
     /// changes.
     policy: P,
-    /// The terms that the policy was copied from; `None` are the terms of the shard.
+    /// The terms that the policy was copied from; `None` means the terms of the shard.
     terms: Option<Arc<Terms<P>>>,
     /// Whether the policy follows changes of all keys. It is stored under the locks of the shard
     /// and of the key limiter.
     common: AtomicBool,
-    /// Whether this policy was changed alone, and not with the policy that it was copied from. A
-    /// state may then mean something else to it than to that policy: both may differ in the time at
-    /// which a refill stopped, or in the version of a window's terms.
+    /// Whether this policy was changed without the policy that it was copied from. Then the two
+    /// policies may read one state differently: they may differ in the time at which a refill
+    /// stopped, or in the version of a window's terms.
     apart: AtomicBool,
-    /// Whether this policy has terms of its own, and follows neither changes of all keys nor plans.
+    /// Whether this policy has its own terms, and follows neither changes of all keys nor plans.
     own: AtomicBool,
 }
 
 impl<P> KeyPolicy<P> {
-    /// Returns a copy of the policy of some terms; `None` are the terms of the shard.
+    /// Wraps a copy of the policy of `terms`; `None` means the terms of the shard.
     pub(crate) fn new(policy: P, terms: Option<Arc<Terms<P>>>) -> KeyPolicy<P> {
         let common = AtomicBool::new(terms.as_ref().is_none_or(|terms| terms.common));
         KeyPolicy { policy, terms, common, apart: AtomicBool::new(false), own: AtomicBool::new(false) }
     }
 
-    /// The terms that the policy was copied from.
+    /// Returns the terms that the policy was copied from.
     pub(super) fn terms(&self) -> Option<&Arc<Terms<P>>> {
         self.terms.as_ref()
     }
@@ -53,33 +53,34 @@ impl<P> KeyPolicy<P> {
         self.common.load(Ordering::Relaxed)
     }
 
-    /// Notes that the policy was changed, and the terms that it was copied from were not. `common`
-    /// says whether it follows changes of all keys from now on.
+    /// Records that the policy was changed and the terms that it was copied from were not. `common`
+    /// says whether the policy follows changes of all keys from now on.
     pub(super) fn set_apart(&self, common: bool) {
         // Relaxed: as above, and the line's lock orders `apart`.
         self.common.store(common, Ordering::Relaxed);
         self.apart.store(true, Ordering::Relaxed);
     }
 
-    /// The policy that decides about this key.
+    /// Returns the policy that decides about this key.
     #[must_use]
     #[inline]
     pub fn policy(&self) -> &P {
         &self.policy
     }
 
-    /// Returns whether this key was given terms of its own, such as a rate or a burst.
+    /// Returns whether this key has its own terms, such as its own rate or burst.
     #[must_use]
     pub fn is_own(&self) -> bool {
-        // Relaxed: it is stored under the line's lock. A reader that relies on the value holds that
-        // lock, or has synchronized with the last holder.
+        // Relaxed: the flag is stored under the line's lock. A reader that relies on the value
+        // holds that lock, or has synchronized with the last holder.
         self.own.load(Ordering::Relaxed)
     }
 
-    /// Returns whether this policy and the terms that it was copied from read a state alike.
+    /// Returns whether this policy and the terms that it was copied from read a state in the same
+    /// way.
     pub(crate) fn shares_states(&self) -> bool {
-        // Relaxed: a caller first asks `is_idle`, which takes the line's lock, under which the flag
-        // is stored.
+        // Relaxed: a caller first calls `is_idle`, which takes the line's lock, under which the
+        // flag is stored.
         !self.apart.load(Ordering::Relaxed)
     }
 }

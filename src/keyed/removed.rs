@@ -1,8 +1,8 @@
-//! Collects entries that leave the table under a lock, and drops them without it.
+//! Collects entries that leave the table under a lock, and drops them without the lock.
 //!
-//! `Drop` of a key, a state, a policy, a clock or a waker is foreign code, which may block, panic
-//! or call the limiter. A section that takes an entry out of the table moves it here. The call
-//! drops it when no lock is held and the call's own request is decided.
+//! `Drop` of a key, a state, a policy, a clock or a waker is user code, which may block, panic or
+//! call the limiter. A section that takes an entry out of the table moves the entry here. The call
+//! drops the entry when it holds no lock and its own request is decided.
 
 use super::entries::Entry;
 use super::key_policy::KeyPolicy;
@@ -26,7 +26,7 @@ impl<K, P: Policy, C: Timer> Removed<K, P, C> {
         Removed { known: Vec::new(), limiters: Vec::new(), rests: Vec::new() }
     }
 
-    /// Keeps a known key to drop it later. Drops it now if its drop runs no code.
+    /// Keeps a known key to drop it later. Drops the key now if its drop runs no code.
     pub(crate) fn key(&mut self, known: Entry<K, P>) {
         if std::mem::needs_drop::<(K, P::State)>() || known.1.is_some() {
             self.known.push(known);
@@ -38,7 +38,7 @@ impl<K, P: Policy, C: Timer> Drop for Removed<K, P, C> {
     fn drop(&mut self) {
         let Removed { known, limiters, rests } = self;
         let mut panic = None;
-        // Each drop is caught by itself, so that a panic does not leak the remaining entries.
+        // Each drop is caught separately, so that a panic does not leak the remaining entries.
         for item in known.drain(..) {
             run(&mut panic, || drop(item));
         }

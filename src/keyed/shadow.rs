@@ -1,16 +1,17 @@
 //! Shadow mode of all keys.
 //!
-//! The table has a flag. A request that is decided without a key limiter looks at it when it is
-//! refused, and passes if it is up. So a granted request pays nothing for it, and no key is touched
-//! when shadow mode begins or ends. Only the key limiters are told, since in them requests wait.
+//! The table has a flag. A request that is decided without a key limiter reads the flag when it is
+//! refused, and passes if the flag is set. So a granted request pays nothing, and no key is touched
+//! when shadow mode begins or ends. Only the key limiters are notified, because requests wait in
+//! them.
 //!
-//! The call that switches sets the flag, then takes the lock of each shard in turn. A key limiter
-//! is made under this lock: before the call comes to its shard, and the call finds it; or
-//! afterwards, and it reads the flag. A mutex lets one call pass through all shards before the next
-//! begins.
+//! The call that switches the mode sets the flag, then takes the lock of each shard in turn. A key
+//! limiter is created under this lock. If it is created before the call reaches its shard, the call
+//! finds it. If it is created afterwards, it reads the flag. A mutex lets one call pass through all
+//! shards before the next call begins.
 //!
-//! Shadow mode of all keys is not a setting of a key limiter, which would keep its key from being
-//! forgotten. It is a mark beside the key limiter's own.
+//! Shadow mode of all keys is not a setting of a key limiter: a setting would keep its key from
+//! being forgotten. It is a separate flag next to the key limiter's own shadow mode.
 //!
 //! **Checked by** `loom-tests/keyed.rs`, with a twin that sets the flag last, and by
 //! `tests/keyed/shadow.rs`.
@@ -27,15 +28,15 @@ use crate::policy::Policy;
 use crate::sync::{Ordering, lock, write};
 
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
-    /// Whether all keys are in shadow.
+    /// Returns whether all keys are in shadow mode.
     #[inline]
     pub(crate) fn is_shadow(&self) -> bool {
-        // Relaxed: for a key limiter, the lock of its shard orders it. For a key without a key
-        // limiter it decides how one call ends, and publishes nothing.
+        // Relaxed: for a key limiter, the lock of its shard orders the flag. For a key without a
+        // key limiter, the flag decides how one call ends, and publishes nothing.
         self.shadow.load(Ordering::Relaxed)
     }
 
-    /// Whether a request that is refused passes. A closed limiter refuses also in shadow.
+    /// Returns whether a refused request passes. A closed limiter refuses even in shadow mode.
     pub(crate) fn passes(&self, refusal: Refusal) -> bool {
         self.is_shadow() && refusal != Refusal::Closed
     }
@@ -46,7 +47,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
         let mut limiters = vec![self.overflow.clone()];
         {
             let _one_at_a_time = lock(&self.changing);
-            // Relaxed: as `is_shadow`.
+            // Relaxed: as in `is_shadow`.
             self.shadow.store(shadow, Ordering::Relaxed);
             for shard in &self.shards {
                 let shard = write(shard);
@@ -57,7 +58,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
             }
             self.overflow.shared().shadow_with_all(shadow, &mut deferred);
         }
-        // No lock of a shard is held here, since this wakes tasks.
+        // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
         if shadow {
             limiters.iter().for_each(|limiter| limiter.shared().ring_seats());
@@ -66,13 +67,13 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Turns shadow mode on or off with all keys. The caller holds the lock of a shard: foreign
-    /// code is left in `deferred`.
+    /// Turns shadow mode on or off with all keys. The caller holds the lock of a shard: user code
+    /// is left in `deferred`.
     fn shadow_with_all(self: &Arc<Self>, shadow: bool, deferred: &mut Deferred) {
         self.with_all(deferred, |line, _| line.settings.shadow_with_all = shadow);
     }
 
-    /// Begins in the shadow mode of all keys. Runs no waker, since no request waits yet.
+    /// Starts in the shadow mode of all keys. Runs no waker, because no request waits yet.
     pub(super) fn begin_in_shadow(&self) {
         let mut line = lock(&self.line);
         line.settings.shadow_with_all = true;

@@ -1,28 +1,30 @@
-//! The keys in use of a limit of permits in use for each key.
+//! The table of keys in use, for limits on permits in use per key.
 //!
 //! # Locks
 //!
-//! The table is divided into shards by the hash of the key, each behind a mutex. Each request locks
-//! its shard twice: to find or add its key, and to forget it.
+//! The table is divided into shards by the hash of the key. Each shard has its own mutex. Each
+//! request locks its shard twice: to find or add its key, and to forget it.
 //!
 //! **No permit too many.** A request gets its reference under the lock. A user that ends first
-//! gives up its reference, and then looks under the lock: if only the table's reference is left, no
-//! request is on its way to this limit, and the key is forgotten in this section. A request that
-//! comes later makes a new limit, from which no permit is out. **No key stays.** The references of
-//! a limit share one count, so of two users that end together the last one to give up its reference
-//! finds that only the table's is left. The exception are handles, which end without a look: new
-//! keys look at a few places each.
+//! gives up its reference, and then checks under the lock. If only the table's reference is left,
+//! no request is about to use this limit, and the key is forgotten in this section. A request that
+//! comes later creates a new limit, with no permit in use.
 //!
-//! **Limits.** The function that gives limits to keys is foreign code. It runs without a lock, as
-//! the function of [plans](crate::keyed::plan) does, and by that argument no key keeps a limit from
-//! before a `replan`.
+//! **No key stays.** The references of a limit share one count. So if two users end together, the
+//! last user to give up its reference finds that only the table's reference is left. Handles are
+//! the exception, because they end without a check: each new key examines a few slots for the keys
+//! that they leave.
 //!
-//! **Panics.** A key is counted just before it goes in, and uncounted as soon as it is out. `Hash`
-//! and `Eq` of keys run under the lock of a shard, and so does `Clone` of keys in a `replan`.
-//! `Clone` of a new key, `Drop` of keys, observers and wakers run without it.
+//! **Limits.** The function that returns the limits of keys is user code. It runs without a lock,
+//! like the function of [plans](crate::keyed::plan). By the same argument, no key keeps a limit
+//! from before a `replan`.
 //!
-//! **Checked by** `loom-tests/keyed_counting.rs`, with a twin that looks in one section and forgets
-//! in another, and by `tests/keyed/counting.rs`.
+//! **Panics.** A key is counted just before it is inserted, and uncounted as soon as it is removed.
+//! `Hash` and `Eq` of keys run under the lock of a shard, and so does `Clone` of keys in a
+//! `replan`. `Clone` of a new key, `Drop` of keys, observers and wakers run without the lock.
+//!
+//! **Checked by** `loom-tests/keyed_counting.rs`, with a twin that checks in one section and
+//! forgets in another, and by `tests/keyed/counting.rs`.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -38,13 +40,14 @@ use crate::limiter::events::Events;
 use crate::line::deferred::{go_on, run};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
-/// The most shards.
+/// The maximum number of shards.
 const MOST_SHARDS: usize = 64;
 
-/// How many places each new key examines for keys that are no longer in use.
+/// How many slots each new key examines for keys that are no longer in use.
 const SWEEP: usize = 4;
 
-/// How often a request makes room before it gives up, if other requests take that room each time.
+/// How many times a request makes room before it gives up, if other requests take that room each
+/// time.
 const TRIES: usize = 8;
 
 pub(super) type LimitOf<K> = dyn Fn(&K) -> u32 + Send + Sync;
@@ -56,9 +59,9 @@ pub(crate) struct Limits<K> {
     /// The number of keys, including keys that are being added.
     pub(super) count: AtomicUsize,
     pub(super) max_keys: usize,
-    /// Raised before the locks of all shards are taken, and read under the lock of one.
+    /// Set before the locks of all shards are taken, and read under the lock of one shard.
     closed: AtomicBool,
-    /// The number of searches for room so far. Each search starts at another place.
+    /// The number of searches for room so far. Each search starts at another slot.
     hand: AtomicUsize,
     pub(super) of: Arc<LimitOf<K>>,
     /// The observer of all calls, if there is one.
@@ -67,7 +70,7 @@ pub(crate) struct Limits<K> {
 
 pub(crate) struct Shard<K> {
     pub(crate) keys: Slots<K, CountingLimit>,
-    /// How often the limits of these keys were asked for anew.
+    /// How many times `replan` has asked for the limits of these keys.
     version: u64,
 }
 
@@ -84,10 +87,10 @@ struct NewKey<K> {
     version: u64,
 }
 
-/// How far a request for a place got under the lock.
+/// How far a request for a slot got under the lock.
 enum Step {
     Done(CountingLimit),
-    /// It needs a key to keep, or its limit may be outdated.
+    /// The request needs an owned key, or its limit may be outdated.
     Key(u64),
     /// The table is full.
     Room,
@@ -99,7 +102,7 @@ impl<K: Hash + Eq> Limits<K> {
         Limits::with_shards((max_keys / SEARCH).clamp(1, MOST_SHARDS), max_keys, of)
     }
 
-    /// A new, empty table with these limits and this observer.
+    /// Returns a new, empty table with these limits and this observer.
     pub(super) fn anew(&self, of: Arc<LimitOf<K>>, events: Option<Watch<K>>) -> Self {
         Limits { events, ..Limits::new(self.max_keys, of) }
     }
@@ -108,8 +111,8 @@ impl<K: Hash + Eq> Limits<K> {
         self.events.clone()
     }
 
-    /// The observer of a key, if there is one. The caller holds no lock, since this may clone the
-    /// key.
+    /// Returns the observer of a key, if there is one. The caller holds no lock, because this may
+    /// clone the key.
     pub(crate) fn events_of<Q>(&self, key: &Q) -> Option<Arc<dyn Events>>
     where
         Q: ToOwned<Owned = K> + ?Sized,
@@ -135,7 +138,7 @@ impl<K: Hash + Eq> Limits<K> {
         self.hasher.hash_one(key)
     }
 
-    /// Returns the shard of a hash, by bits that hashbrown does not use.
+    /// Returns the shard of a hash, from bits that hashbrown does not use.
     pub(super) fn shard(&self, hash: u64) -> &Mutex<Shard<K>> {
         // Truncation is harmless: the index is below the number of shards.
         #[allow(clippy::cast_possible_truncation)]
@@ -143,13 +146,14 @@ impl<K: Hash + Eq> Limits<K> {
         &self.shards[index]
     }
 
-    /// Returns the limit of a key, which is in use from then on.
+    /// Returns the limit of a key. The key is in use from then on.
     pub(super) fn find_or_add<Q>(&self, hash: u64, key: &Q) -> Result<CountingLimit, Refusal>
     where
         K: Borrow<Q>,
         Q: Eq + ToOwned<Owned = K> + ?Sized,
     {
-        // These are declared before the guards, so that they are dropped when the lock is gone.
+        // These are declared before the guards, so that they are dropped after the lock is
+        // released.
         let (mut removed, mut new, mut tries) = (Vec::new(), None, 0);
         let found = loop {
             match self.step(hash, key, &mut new, &mut removed) {
@@ -187,11 +191,11 @@ impl<K: Hash + Eq> Limits<K> {
         if let Some(limit) = shard.keys.find(hash, key) {
             return Step::Done(limit.clone());
         }
-        // A call that closes looks at this shard later, or the flag is seen here.
+        // A call that closes either visits this shard later, or has set the flag that is read here.
         if self.is_closed() {
             return Step::Closed;
         }
-        // Truncation is harmless: any place will do.
+        // Truncation is harmless: any slot will do.
         #[allow(clippy::cast_possible_truncation)]
         self.forget(&mut shard, hash as usize, SWEEP, removed);
         let Some(counted) = Counted::one(&self.count, self.max_keys) else { return Step::Room };
@@ -206,7 +210,7 @@ impl<K: Hash + Eq> Limits<K> {
         Step::Done(limit)
     }
 
-    /// Forgets the keys that are no longer in use at some places. Returns whether it forgot one.
+    /// Forgets the keys that are no longer in use at some slots. Returns whether it forgot a key.
     fn forget(
         &self,
         shard: &mut Shard<K>,
@@ -246,7 +250,8 @@ impl<K: Hash + Eq> Limits<K> {
 
     /// Forgets a key if it is no longer in use. A user calls this after it gave up its reference.
     pub(crate) fn leave(&self, hash: u64, address: usize) {
-        // `_removed` is declared before the guard, so that it is dropped when the lock is gone.
+        // `_removed` is declared before the guard, so that it is dropped after the lock is
+        // released.
         let _removed;
         let mut shard = lock(self.shard(hash));
         let unused = |limit: &CountingLimit| limit.address() == address && is_unused(limit);
@@ -259,11 +264,11 @@ impl<K: Hash + Eq> Limits<K> {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        // Relaxed: where it decides, the lock of a shard orders it.
+        // Relaxed: where the flag decides, the lock of a shard orders it.
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Lets no new key in. Returns whether one could come in before.
+    /// Stops new keys from being added. Returns whether keys could be added before.
     pub(crate) fn raise_closed(&self) -> bool {
         // Relaxed: `close` takes the lock of each shard afterwards, and a request that adds a key
         // reads the flag under that lock.
@@ -275,7 +280,7 @@ impl<K: Hash + Eq> Limits<K> {
         let was_open = self.raise_closed();
         let mut panic = None;
         for shard in &self.shards {
-            // The limits are closed without the lock, since that wakes tasks.
+            // The limits are closed without the lock, because that wakes tasks.
             let limits: Vec<_> = lock(shard).keys.iter().map(|(_, limit)| limit.clone()).collect();
             for limit in limits {
                 run(&mut panic, || limit.close());
@@ -304,7 +309,7 @@ impl<K: Hash + Eq> Limits<K> {
             for (key, limit) in keys {
                 run(&mut panic, || self.replan_key(shard, &key, &limit));
                 let address = limit.address();
-                // The reference is dropped before the look at the references, which would count
+                // The reference is dropped before the check of the references, which would count
                 // this one.
                 drop(limit);
                 if let Some(hash) = run(&mut panic, || self.hash_of(&key)) {
@@ -319,7 +324,7 @@ impl<K: Hash + Eq> Limits<K> {
 
 impl<K: Hash + Eq> Limits<K> {
     /// Gives a key in use its limit. A `replan` that begins meanwhile may have set a newer limit,
-    /// so the function is called again until none has begun.
+    /// so the function is called again until no other `replan` has begun.
     fn replan_key(&self, shard: &Mutex<Shard<K>>, key: &K, limit: &CountingLimit) {
         loop {
             let version = lock(shard).version;
