@@ -2,32 +2,33 @@
 //!
 //! # How
 //!
-//! A shard with paused keys has a [`Hold`]. Its known keys lie in another table meanwhile, so
-//! that a request does not find its key where it looks first: requests outside of a pause look at
-//! nothing more.
+//! A shard with paused keys has a [`Hold`]. During the hold, its known keys are in another table,
+//! so a request does not find its key where it searches first. A request outside of a pause
+//! therefore checks nothing more.
 //!
 //! | time | a known or new key | a key with a key limiter |
 //! |---|---|---|
-//! | before the pause ends | a try is refused, and told when the key has its permits; a request that waits makes a key limiter, and so does a refund | the key limiter is paused |
-//! | from then on | the next call for the shard ends the pause: each known state is left empty as of its end, and the known keys lie in their table again | the key limiter ends its pause |
+//! | before the pause ends | a try is refused, with the time at which the key has its permits; a request that waits creates a key limiter, and so does a refund | the key limiter is paused |
+//! | from then on | the next call for the shard ends the pause: each known state is empty as of the end of the pause, unless the pause keeps stored permits, and the known keys are in their own table again | the key limiter ends its pause |
 //!
-//! **A policy that counts**, or a part of one, has no state that is empty and lets permits come in
-//! one by one. The key limiter of such a key spaces its grants (`line/pause.rs`). So the hold goes
-//! on until a window has passed, and until then a key with permits that are due gets a key limiter.
+//! **A window policy**, or a window part of a policy, has no state that is empty and then gains
+//! permits one by one. The key limiter of such a key spaces its grants (`line/pause.rs`). So the
+//! hold continues until a window has passed, and until then a key with permits that are due gets a
+//! key limiter.
 //!
-//! **A key limiter that is made during the hold** begins with the pause of its shard, as if it had
-//! been there before. No key limiter is settled during a hold, since a state that a key limiter
-//! leaves is as of another time than the states in the table.
+//! **A key limiter that is created during the hold** starts with the pause of its shard, as if it
+//! had existed before. No key limiter is settled during a hold: the state that it leaves would be
+//! as of another time than the states in the table.
 //!
 //! **A key that is unknown when the pause ends** is new, and would be full: a flood of new keys
-//! would be the burst that the pause prevents. So a shard remembers the end. A key that is added
-//! later starts empty as of that time, if that leaves it less than a new key has.
+//! would cause the burst that the pause prevents. So a shard records the end of the pause. A key
+//! that is added later starts empty as of that time, if that leaves it less than a new key has.
 //!
-//! **Time stands still** in the states of a hold: they are as of `since`. [`Table::advance`] moves
-//! them on, before a change of all keys and at the end.
+//! **Time stands still** in the states of a hold: they are as of `since`. [`Table::advance`]
+//! advances them before a change of all keys and at the end of the pause.
 //!
 //! A pause, a resume and a change of all keys hold one mutex, so they pass through the shards in
-//! one order. `keyed/change.rs` has the order of locks, and what happens to wakers and panics.
+//! one order. `keyed/change.rs` describes the lock order, wakers and panics.
 //!
 //! **Checked by** `tests/keyed/pause.rs`, against a plain limiter for each key, and by
 //! `loom-tests/keyed.rs`.
@@ -59,11 +60,12 @@ pub(crate) struct Hold {
     pub(crate) since: Nanos,
     pub(crate) opens: Nanos,
     pub(crate) keeps_permits: bool,
-    /// The pause was ended. The hold goes on for policies that count.
+    /// Whether the pause has ended. The hold continues for window policies.
     ended: bool,
-    /// The end of an earlier pause, after which grants may have been spaced when this one began.
+    /// The end of an earlier pause. Grants may still have been spaced after that pause when this
+    /// one began.
     spaced_from: Option<Nanos>,
-    /// When to look whether the hold is over.
+    /// When to check whether the hold is over.
     over: Nanos,
 }
 
@@ -73,17 +75,19 @@ impl Hold {
         Hold { begin, since, opens, keeps_permits: true, ended: false, spaced_from: None, over }
     }
 
-    /// A pause that left all keys empty at a time.
+    /// Returns a hold for a pause that left all keys empty at `at`.
     fn emptied_at(at: Nanos) -> Hold {
         Hold { keeps_permits: false, ended: true, ..Hold::new(at) }
     }
 
-    /// From when on grants are spaced after the pause, if it ends at `end` and leaves no key empty.
+    /// Returns the time from which grants are spaced after the pause, if the pause ends at `end`
+    /// and leaves no key empty.
     pub(crate) fn spaced_from(&self, end: Nanos) -> Option<Nanos> {
         Some(self.spaced_from?.saturating_add(end.saturating_since(self.begin)))
     }
 
-    /// From when on the grants of a part are spaced after the pause, if it ends at `end`.
+    /// Returns the time from which the grants of a part are spaced after the pause, if the pause
+    /// ends at `end`.
     fn spaces(&self, part: &dyn Part, end: Nanos) -> Option<Nanos> {
         if part.stands_still() {
             return None;
@@ -95,7 +99,8 @@ impl Hold {
         from.and_then(|_| self.spaced_from(end))
     }
 
-    /// When so many permits have come in after the pause, in the parts that space their grants.
+    /// Returns when `permits` permits have accrued after the pause, in the parts that space their
+    /// grants.
     fn paced<P: Policy>(&self, policy: &P, state: &P::State, permits: u64) -> Nanos {
         let mut at = self.opens;
         policy.each_part(state, None, &mut |part| {
@@ -106,7 +111,7 @@ impl Hold {
         at
     }
 
-    /// When a request for `n` permits is due.
+    /// Returns when a request for `n` permits is due.
     pub(crate) fn due<P: Policy>(&self, policy: &P, state: &P::State, n: u32) -> Nanos {
         let Hold { since, opens, keeps_permits, ended, .. } = *self;
         let at = self.paced(policy, state, n.into());
@@ -120,7 +125,7 @@ impl Hold {
         }
     }
 
-    /// The refusal of a request that is not due.
+    /// Refuses a request that is not due.
     pub(crate) fn refuse<P: Policy>(
         &self,
         policy: &P,
@@ -137,7 +142,7 @@ impl Hold {
         }
     }
 
-    /// The status of a state.
+    /// Returns the status of a state.
     pub(super) fn status<P: Policy>(&self, policy: &P, state: &P::State, now: Nanos) -> Status {
         let &Hold { since, opens, keeps_permits, ended, .. } = self;
         let status = policy.status(state, now);
@@ -156,13 +161,14 @@ impl Hold {
     }
 }
 
-/// Until when grants are spaced after a pause that ended at `from`. A part that counts in real time
-/// spaces them until it would be full.
+/// Returns the time until which grants are spaced after a pause that ended at `from`. A window
+/// policy spaces them until it would be full.
 fn spaced_until<P: Policy>(policy: &P, state: &P::State, from: Nanos) -> Nanos {
     Hold::emptied_at(from).paced(policy, state, u64::MAX)
 }
 
-/// The state at `at` of a key that was empty at `empty`, if it has less than a new key.
+/// Returns the state at `at` of a key that was empty at `empty`, if that state has less than a new
+/// key.
 fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::State> {
     let (emptied, new) = (policy.restart(empty), policy.restart(at));
     let available = |state| {
@@ -175,20 +181,20 @@ fn less_than_new<P: Policy>(policy: &P, empty: Nanos, at: Nanos) -> Option<P::St
     is_less.then_some(emptied)
 }
 
-/// Whether a key may be forgotten, where a pause left all keys empty at `empty`: a new key would
-/// have no more, and also no less after a pause.
+/// Returns whether a key may be forgotten, where a pause left all keys empty at `empty`: a new key
+/// would have no more permits, and after a pause no fewer either.
 pub(super) fn may_forget<P: Policy>(policy: &P, state: &P::State, at: Nanos, empty: Option<Nanos>) -> bool {
     policy.is_fresh(state, at) && empty.is_none_or(|empty| less_than_new(policy, empty, at).is_none())
 }
 
 impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
-    /// Locks a shard for reading, after a pause that is over has ended there.
+    /// Locks a shard for reading. First ends the pause of the shard if that pause is over.
     pub(super) fn current<'a>(&self, lock: &'a Locked<K, P, C>) -> ShardedLockReadGuard<'a, Shard<K, P, C>> {
         let shard = read(lock);
         if shard.hold().is_none_or(|hold| hold.over > self.clock.now()) {
             return shard;
         }
-        // The hold ends under the exclusive lock, and the state of the shard is read anew.
+        // The hold ends under the exclusive lock, and the state of the shard is read again.
         drop(shard);
         self.end_hold(lock);
         read(lock)
@@ -198,11 +204,11 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     fn end_hold(&self, lock: &Locked<K, P, C>) {
         let mut deferred = Deferred::new();
         self.advance(&mut write(lock), self.clock.now(), &mut deferred);
-        // No lock of a shard is held here, since this wakes tasks.
+        // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
     }
 
-    /// Moves the states of a hold on to `now`, and ends the hold if it is over.
+    /// Advances the states of a hold to `now`, and ends the hold if it is over.
     pub(super) fn advance(&self, shard: &mut Shard<K, P, C>, now: Nanos, deferred: &mut Deferred) {
         let Some(&hold) = shard.hold() else { return };
         let Hold { begin, since, opens, keeps_permits, .. } = hold;
@@ -238,7 +244,7 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Locks the shard of a hash for reading, as [`current`](Table::current).
+    /// Locks the shard of a hash for reading, like [`current`](Table::current).
     pub(super) fn read_current(&self, hash: u64) -> ShardedLockReadGuard<'_, Shard<K, P, C>> {
         self.current(self.shard(hash))
     }
@@ -274,7 +280,7 @@ where
             self.overflow.shared().pause_with_all(until, pause.keeps_permits, &mut deferred);
             later.then(|| until.saturating_since(now).as_duration())
         };
-        // No lock of a shard is held here, since this wakes tasks.
+        // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
         if let (Some(remaining), Some(super::events::Watch::All(events))) = (remaining, &self.events) {
             report(&**events, |events| events.paused(remaining));
@@ -293,7 +299,8 @@ where
                 self.advance(shard, now, &mut deferred);
                 if let Some(&hold) = shard.hold().filter(|hold| !hold.ended) {
                     paused = true;
-                    // Permits that came back in real time did not come in.
+                    // A window regains permits in real time. The permits that it regained during
+                    // the pause do not count.
                     for (_, policy, state) in shard.entries().iter().filter(|_| !hold.keeps_permits) {
                         let keep_permits = |part: &dyn Part| {
                             if !part.stands_still() {
@@ -311,7 +318,7 @@ where
             }
             self.overflow.shared().resume_with_all(&mut deferred);
         }
-        // No lock of a shard is held here, since this wakes tasks.
+        // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
         if let (true, Some(super::events::Watch::All(events))) = (paused, &self.events) {
             report(&**events, |events| events.resumed());
@@ -321,12 +328,12 @@ where
 }
 
 impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
-    /// When a pause left all keys empty, if one did.
+    /// Returns when a pause left all keys empty, if a pause did.
     pub(super) fn emptied(&self) -> Option<Nanos> {
         self.more.as_ref()?.emptied
     }
 
-    /// Notes that a pause has ended by which time stood still since `begin`.
+    /// Records the end of a pause during which time stood still since `begin`.
     fn resumes_at(&mut self, begin: Nanos, at: Nanos, emptied: bool) {
         if let Some(more) = &mut self.more {
             let later = |empty: Nanos| empty.saturating_add(at.saturating_since(begin));
@@ -334,10 +341,10 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         }
     }
 
-    /// The pause with which a new key begins that is asked now.
+    /// Returns the pause with which a new key starts, if the key is added now.
     pub(super) fn hold_of_new(&self, policy: &P, now: Nanos) -> Option<Hold> {
         if let Some(&hold) = self.hold() {
-            // The state of the key is made as of the beginning of the hold.
+            // The state of the key is created as of the beginning of the hold.
             return Some(Hold { since: hold.begin, ..hold });
         }
         let at = self.emptied()?;
@@ -345,13 +352,14 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         (now < until).then_some(Hold::emptied_at(at))
     }
 
-    /// The state of a key that is added at a time at which no pause holds.
+    /// Returns the state of a key that is added while no pause holds.
     pub(super) fn start(&self, policy: &P, at: Nanos) -> P::State {
         self.emptied().and_then(|empty| less_than_new(policy, empty, at)).unwrap_or(policy.restart(at))
     }
 
-    /// Forgets when a pause left all keys empty, if a new key is full by now. Called before the
-    /// rate changes, at which it would be full later. Keys with plans may not be full yet.
+    /// Forgets when a pause left all keys empty, if a new key is full by now. Call this before the
+    /// rate changes: with the new rate, the key could be full later. Keys with plans may not be
+    /// full yet.
     pub(super) fn forget_emptied(&mut self, at: Nanos) {
         let is_full = |empty| {
             let state = self.policy.restart(empty);
@@ -367,7 +375,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         }
     }
 
-    /// Lets the next call look whether the hold is over: the rate has changed.
+    /// Lets the next call check whether the hold is over, because the rate has changed.
     pub(super) fn recheck_hold(&mut self) {
         if let Some(hold) = self.hold_mut() {
             hold.over = hold.opens;
@@ -376,12 +384,12 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
 }
 
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// Begins with the pause of all keys, as if the limiter had been there before. Runs no waker,
-    /// since no request waits yet.
+    /// Starts with the pause of all keys, as if the limiter had existed before. Runs no waker,
+    /// because no request waits yet.
     pub(crate) fn begin_in_hold(&self, hold: Hold) {
         let Hold { begin, since: from, opens: to, keeps_permits, ended, spaced_from, .. } = hold;
         let Single { policy, state } = &self.rule;
-        // During the pause, grants are spaced as they were before it.
+        // During the pause, grants are spaced as before it.
         let before = Hold { keeps_permits: !ended, spaced_from, ..hold };
         let mut paces = Vec::new();
         let mut part_index = 0;
@@ -399,8 +407,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Pauses with all keys. The caller holds the lock of a shard: foreign code is left in
-    /// `deferred`.
+    /// Pauses with all keys. The caller holds the lock of a shard: user code is left in `deferred`.
     fn pause_with_all(self: &Arc<Self>, until: Nanos, keeps_permits: bool, deferred: &mut Deferred) {
         self.with_all(deferred, |line, visit| {
             let (changed, _) = line.pause(visit.rule, until, keeps_permits);
@@ -411,7 +418,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         });
     }
 
-    /// Resumes with all keys, as [`pause_with_all`](Shared::pause_with_all).
+    /// Resumes with all keys, like [`pause_with_all`](Shared::pause_with_all).
     fn resume_with_all(self: &Arc<Self>, deferred: &mut Deferred) {
         self.with_all(deferred, |line, visit| {
             if line.resume(visit.rule) {

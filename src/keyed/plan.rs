@@ -1,4 +1,4 @@
-//! Plans: a policy that a function gives to a key.
+//! Plans: a function returns the policy of a key.
 //!
 //! # Terms of a key
 //!
@@ -14,27 +14,30 @@
 //!
 //! # When the function runs
 //!
-//! The function runs when a key is made, and by [`replan`](Table::replan). It is foreign code: it
-//! may panic, block or call the limiter. So it runs without a lock, between two sections:
+//! The function runs when a key is added, and in [`replan`](Table::replan). It is user code: it may
+//! panic, block or call the limiter. So it runs without a lock, between two sections:
 //!
 //! | a new key | `replan`, shard by shard |
 //! |---|---|
 //! | 1 reads the version of the shard, under its lock | 1 raises the version, under the lock |
 //! | 2 calls the function | 2 copies the keys of the shard, under the lock |
-//! | 3 adds the key, under the exclusive lock, if the version is still that of 1. Else it begins again | 3 calls the function for each key |
-//! | | 4 changes the keys, under the exclusive lock, if the version is still that of 1 |
+//! | 3 adds the key, under the exclusive lock, if the version is unchanged since 1. Otherwise it begins again | 3 calls the function for each key |
+//! | | 4 changes the keys, under the exclusive lock, if the version is unchanged since 1 |
 //!
 //! **No key keeps a plan from before a `replan`.** A key that is added before step 1 of `replan` is
-//! among the keys of step 2. A key that is added after step 1 either read the version before step
-//! 1, and then finds another version in its step 3; or it read the version after step 1, and then
-//! its function call begins after `replan` began. **Two `replan`s.** The later one to raise the
-//! version calls the function later, so its plans are at least as new, and the other one changes
-//! nothing more. **Progress.** A request begins again only if a `replan` began meanwhile.
+//! among the keys of step 2. A key that is added after step 1 read the version either before or
+//! after step 1. If it read the version before step 1, it finds another version in its own step 3.
+//! If it read the version after step 1, its function call begins after `replan` began.
+//!
+//! **Two `replan`s.** The `replan` that raises the version later also calls the function later, so
+//! its plans are at least as new. The other `replan` changes nothing more.
+//!
+//! **Progress.** A request begins again only if a `replan` began meanwhile.
 //!
 //! A panic of the function leaves the key as it is: a new key is not added, and a known key keeps
-//! its plan. `replan` goes on with the other keys, and the panic goes on at its end.
+//! its plan. `replan` continues with the other keys, and the panic resumes at its end.
 //!
-//! **Checked by** `loom-tests/keyed.rs`, with a twin that adds a key without a look at the version,
+//! **Checked by** `loom-tests/keyed.rs`, with a twin that adds a key without checking the version,
 //! and by `tests/keyed/plans.rs`.
 
 use std::collections::HashMap;
@@ -59,21 +62,21 @@ use crate::time::Nanos;
 /// How many keys `replan` changes before it releases the lock of their shard.
 const SLICE: usize = 1024;
 
-/// A policy for one key or for many. Clones share it, so a plan costs memory once, however many
-/// keys have it.
+/// A policy for one key or for many. Clones share the policy, so a plan costs memory once, however
+/// many keys have it.
 ///
-/// Give plans to keys with [`KeyedRateLimiter::with_plans`](crate::KeyedRateLimiter::with_plans).
+/// [`KeyedRateLimiter::with_plans`](crate::KeyedRateLimiter::with_plans) gives plans to keys.
 pub struct Plan<P> {
     shared: Arc<Origin<P>>,
 }
 
 struct Origin<P> {
     policy: P,
-    /// The policy by the clock of the first limiter that uses this plan, and that clock's epoch.
+    /// The policy on the clock of the first limiter that uses this plan, and that clock's epoch.
     started: OnceLock<(Duration, Arc<Terms<P>>)>,
 }
 
-/// A policy by which states of keys are read.
+/// A policy that reads the states of keys.
 pub(crate) struct Terms<P> {
     pub(super) policy: P,
     /// Whether these are the terms of all keys, and follow their changes.
@@ -81,19 +84,19 @@ pub(crate) struct Terms<P> {
 }
 
 impl<P: Policy + Clone> Plan<P> {
-    /// Makes a plan of a policy.
+    /// Creates a plan from a policy.
     #[must_use]
     pub fn new(policy: P) -> Plan<P> {
         Plan { shared: Arc::new(Origin { policy, started: OnceLock::new() }) }
     }
 
-    /// Returns the policy of this plan, as it was given.
+    /// Returns the policy of this plan, as it was passed to [`new`](Plan::new).
     #[must_use]
     pub fn policy(&self) -> &P {
         &self.shared.policy
     }
 
-    /// Returns the terms by a clock with this epoch.
+    /// Returns the terms for a clock with this epoch.
     fn terms(&self, epoch: Duration) -> Arc<Terms<P>> {
         let make = || {
             let policy = P::clone(&self.shared.policy).with_epoch(epoch);
@@ -101,14 +104,14 @@ impl<P: Policy + Clone> Plan<P> {
         };
         let started = &self.shared.started;
         if started.get().is_none() {
-            // The terms are made before the call, so that no foreign code runs while another thread
+            // The terms are created before the call, so that no user code runs while another thread
             // waits.
             let new = (epoch, make());
             let _ = started.set(new);
         }
         match started.get() {
             Some((of, terms)) if *of == epoch => terms.clone(),
-            // A limiter with another clock has terms of its own, for each key.
+            // A limiter with another clock has its own terms, for each key.
             _ => make(),
         }
     }
@@ -134,7 +137,7 @@ impl<P: fmt::Debug> fmt::Debug for Plan<P> {
 
 type PlanOf<K, P> = dyn Fn(&K) -> Option<Plan<P>> + Send + Sync;
 
-/// The function that gives plans to keys.
+/// The function that returns the plans of keys.
 pub(crate) struct Plans<K, P> {
     of: Arc<PlanOf<K, P>>,
 }
@@ -151,11 +154,11 @@ impl<K, P> Plans<K, P> {
     }
 }
 
-/// A known key, its hash, and the terms that the function gave it; `None` are the terms of its
+/// A known key, its hash, and the terms that the function returned; `None` means the terms of its
 /// shard.
 type Answer<'a, K, P> = (&'a K, u64, Option<Arc<Terms<P>>>);
 
-/// A key that is about to be added, with its terms; `None` are the terms of its shard.
+/// A key that is about to be added, with its terms; `None` means the terms of its shard.
 pub(crate) struct NewKey<K, P> {
     pub(crate) key: K,
     pub(super) terms: Option<Arc<Terms<P>>>,
@@ -184,7 +187,7 @@ where
     P: Policy + Clone,
     C: Timer + Clone,
 {
-    /// Clones a key and gives it its plan. The caller holds no lock.
+    /// Clones a key and gets its plan. The caller holds no lock.
     pub(crate) fn new_key<Q>(&self, hash: u64, key: &Q) -> NewKey<K, P>
     where
         Q: ToOwned<Owned = K> + ?Sized,
@@ -198,7 +201,7 @@ where
         NewKey { key, terms, version }
     }
 
-    /// Returns the terms that the function gives to a key. Foreign code.
+    /// Returns the terms that the function returns for a key. Runs user code.
     fn planned(&self, plans: &Plans<K, P>, key: &K) -> Option<Arc<Terms<P>>> {
         (plans.of)(key).map(|plan| plan.terms(self.clock.unix_time_at_zero()))
     }
@@ -211,8 +214,8 @@ where
         self.plans.as_ref().and_then(|plans| self.planned(plans, &key.to_owned()))
     }
 
-    /// Gives each known key the plan that the function has for it now. Returns how many keys keep
-    /// their old terms.
+    /// Gives each known key the plan that the function returns for it now. Returns how many keys
+    /// keep their old terms.
     pub(crate) fn replan(&self) -> usize
     where
         K: Clone,
@@ -237,7 +240,7 @@ where
                 kept += self.replan_slice(&mut shard, &slice, &mut deferred);
             }
         }
-        // No lock of a shard is held here, since this wakes tasks.
+        // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
         kept
     }
@@ -277,14 +280,14 @@ where
 
 /// A known key's terms and state, where keys have plans.
 pub(crate) struct Planned<P: Policy> {
-    /// `None`: the policy of the shard.
+    /// `None` means the policy of the shard.
     pub(super) terms: Option<Arc<Terms<P>>>,
     pub(super) state: P::State,
 }
 
 /// The terms that states were converted to, by the addresses of the terms before and after, so that
-/// the keys of a plan go on to share them. All with one clock reading, since a time may become a
-/// part of the terms.
+/// the keys of a plan still share them. All conversions use one clock reading, because a time may
+/// become part of the terms.
 pub(super) struct Converted<P>(HashMap<(usize, usize), Arc<Terms<P>>>);
 
 impl<P: Policy + Clone> Converted<P> {
@@ -306,8 +309,8 @@ impl<P: Policy> Planned<P> {
 }
 
 impl<P: Policy + Clone> Planned<P> {
-    /// Gives a known key other terms; `None` are the terms of its shard. Leaves in `drops` the
-    /// parts that are no longer used.
+    /// Gives a known key other terms; `None` means the terms of its shard. Leaves the parts that
+    /// are no longer used in `drops`.
     fn replan(
         &mut self,
         common: &P,
@@ -328,8 +331,8 @@ impl<P: Policy + Clone> Planned<P> {
             drops.push(Box::pin(self.terms.replace(terms)));
             return;
         }
-        // The policy cannot become the other one: the key starts anew, with no more permits than it
-        // has.
+        // The policy cannot become the other policy: the key starts over, with no more permits than
+        // it has.
         let state = policy.restart(at);
         if !old.is_fresh(&self.state, at) {
             let mut had = Vec::with_capacity(P::PARTS);
@@ -345,8 +348,8 @@ impl<P: Policy + Clone> Planned<P> {
         drops.push(Box::pin((terms, state)));
     }
 
-    /// Applies a change of all keys to a key without a plan. Returns its terms before, if they were
-    /// replaced.
+    /// Applies a change of all keys to a key without a plan. Returns the key's previous terms, if
+    /// they were replaced.
     pub(super) fn follow(
         &mut self,
         common: &P,
@@ -367,13 +370,13 @@ impl<P: Policy + Clone> Planned<P> {
     }
 }
 
-/// Lets a key that is as good as new stay so. It could be forgotten, and would come back full.
+/// Keeps a fresh key fresh. If the key were forgotten instead, it would come back full.
 fn fresh_stays_fresh<P: Policy>(change: Change, policy: &P, state: &P::State, at: Nanos) -> Change {
     if policy.is_fresh(state, at) { change.keep(Keep::Ratio) } else { change }
 }
 
 impl<P: Policy + Clone> Converted<P> {
-    /// Changes the state of a key to other terms. Returns the terms by which it is read from then
+    /// Changes the state of a key to other terms. Returns the terms that read the state from then
     /// on, or `None` if nothing has changed.
     fn change(
         &mut self,
@@ -396,11 +399,11 @@ impl<P: Policy + Clone> Converted<P> {
 }
 
 impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
-    /// Gives the key of a key limiter other terms, unless it has terms of its own. `common` says
-    /// whether these are the terms of all keys. Returns whether the key limiter has these terms
-    /// now.
+    /// Gives the key of a key limiter other terms, unless it has its own terms. `common` says
+    /// whether these are the terms of all keys. Returns `false` if the key limiter keeps its old
+    /// terms for now.
     ///
-    /// The caller holds the lock of a shard: foreign code is left in `deferred`.
+    /// The caller holds the lock of a shard: user code is left in `deferred`.
     pub(crate) fn replan(
         self: &Arc<Self>,
         new: &P,

@@ -16,12 +16,12 @@ use crate::time::Nanos;
 
 /// Fits in one cache line together with the pointers of its lock, because each request reads it.
 pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
-    /// The policy of all keys without one of their own. It changes together with the states, under
-    /// the lock.
+    /// The policy of all keys that do not have their own. It changes together with the states,
+    /// under the lock.
     pub(crate) policy: Arc<P>,
     /// The known keys, where keys have no plans.
     pub(crate) known: Slots<K, P::State>,
-    /// `None` if there are no key limiters, no plans and no pause, which most shards do not have.
+    /// `None` if there are no key limiters, no plans and no pause. This is so for most shards.
     pub(super) more: Option<Box<More<K, P, C>>>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct More<K, P: Policy + Clone, C: Timer> {
     pub(super) limiters: Limiters<K, P, C>,
     /// The known keys, where keys have plans.
     pub(super) planned: Option<Slots<K, Planned<P>>>,
-    /// How often the plans of these keys were asked for anew.
+    /// How many times `replan` has asked for the plans of these keys.
     version: u64,
     /// The pause of all keys.
     hold: Option<Hold>,
@@ -45,7 +45,7 @@ pub(crate) type Limiters<K, P, C> = Slots<K, KeyLimiter<P, C>>;
 /// The known keys of a shard, and its key limiters if there may be any.
 pub(super) type Parts<'a, K, P, C> = (EntriesMut<'a, K, P>, Option<&'a mut Limiters<K, P, C>>);
 
-/// A shard and its lock, on a cache line of their own.
+/// A shard and its lock, on their own cache line.
 #[repr(align(64))]
 pub(crate) struct Locked<K, P: Policy + Clone, C: Timer>(pub(super) ShardLock<Shard<K, P, C>>);
 
@@ -116,7 +116,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         }
     }
 
-    /// As [`parts`](Shard::parts), with room for one more key limiter. `hash_of` may panic.
+    /// Like [`parts`](Shard::parts), with room for one more key limiter. `hash_of` may panic.
     pub(super) fn parts_for_limiter(
         &mut self,
         hash_of: impl Fn(&K) -> u64,
@@ -168,12 +168,12 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         terms.as_ref().map_or(&*self.policy, |terms| &terms.policy)
     }
 
-    /// Returns how often the plans of these keys were asked for anew.
+    /// Returns how many times `replan` has asked for the plans of these keys.
     pub(super) fn version(&self) -> u64 {
         self.more.as_ref().map_or(0, |more| more.version)
     }
 
-    /// Notes that the plans of these keys are asked for anew. Returns the new version.
+    /// Records that `replan` asks for the plans of these keys again. Returns the new version.
     pub(super) fn raise_version(&mut self) -> u64 {
         let Some(more) = &mut self.more else { return 0 };
         more.version += 1;

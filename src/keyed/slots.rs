@@ -1,37 +1,37 @@
 //! A hash table that stays consistent even if the code of its keys panics.
 //!
-//! `Hash`, `Eq` and `Drop` of a key are foreign code, which may panic. Each method calls foreign
-//! code only before it changes the table, or not at all.
+//! `Hash`, `Eq` and `Drop` of a key are user code, which may panic. Each method calls user code
+//! only before it changes the table, or not at all.
 //!
-//! | method | foreign code | when |
+//! | method | user code | when |
 //! |---|---|---|
 //! | [`find`](Slots::find), [`place`](Slots::place) | `Eq` | the table does not change |
 //! | [`reserve`](Slots::reserve), [`shrink`](Slots::shrink) | `Hash`, of each key | before the table is replaced |
 //! | [`insert`](Slots::insert), after `reserve` | none | |
 //! | [`remove_at`](Slots::remove_at), [`replace_at`](Slots::replace_at) | none: the caller drops the entry | |
 //!
-//! hashbrown by itself hashes keys while it moves them. If a hash panics, it drops the keys that it
-//! has not moved yet.
+//! hashbrown by itself hashes keys while it moves them. If a hash panics, hashbrown drops the keys
+//! that it has not moved yet.
 
 use std::borrow::Borrow;
 
 use hashbrown::HashTable;
 
-/// If a rebuild at the present size frees at least this part of the places, those of forgotten keys,
-/// the table is rebuilt at that size and not doubled. So a new key moves at most 112 others on
-/// average, and a shard is rarely so full by chance that its table doubles.
+/// A rebuild at the present size frees the slots of forgotten keys. If it frees at least 1/`SPARE`
+/// of all slots, the table is rebuilt at that size and not doubled. So a new key moves at most 112
+/// other keys on average, and a shard is rarely so full by chance that its table doubles.
 const SPARE: usize = 128;
 
-/// A table with at most this many places is never made smaller.
+/// A table with at most this many slots is never shrunk.
 const SMALL: usize = 64;
 
-/// How many entries hashbrown puts into a table of so many places.
+/// Returns how many entries hashbrown puts into a table with `places` slots.
 fn full(places: usize) -> usize {
     places / 8 * 7
 }
 
-/// Returns how many keys may come and go in a table of so many places without doubling it. `None`
-/// if it is too small for that.
+/// Returns how many keys a table with `places` slots can keep without doubling while keys come and
+/// go. Returns `None` if the table is too small for that.
 pub(super) fn most_kept(places: usize) -> Option<usize> {
     full(places).checked_sub((places / SPARE).max(1))
 }
@@ -50,7 +50,7 @@ impl<K, T> Slots<K, T> {
         self.table.is_empty()
     }
 
-    /// The number of places, used or empty.
+    /// Returns the number of slots, used or empty.
     pub(crate) fn places(&self) -> usize {
         self.table.num_buckets()
     }
@@ -68,7 +68,7 @@ impl<K, T> Slots<K, T> {
         self.table.find(hash, |(known, _)| known.borrow() == key).map(|(_, value)| value)
     }
 
-    /// As [`find`](Slots::find), to change the value.
+    /// Like [`find`](Slots::find), to change the value.
     pub(crate) fn find_mut<Q>(&mut self, hash: u64, key: &Q) -> Option<&mut T>
     where
         K: Borrow<Q>,
@@ -77,12 +77,12 @@ impl<K, T> Slots<K, T> {
         self.table.find_mut(hash, |(known, _)| known.borrow() == key).map(|(_, value)| value)
     }
 
-    /// As [`iter`](Slots::iter), to change the values.
+    /// Like [`iter`](Slots::iter), to change the values.
     pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.table.iter_mut().map(|(_, value)| value)
     }
 
-    /// Returns the place of a key.
+    /// Returns the slot of a key.
     pub(crate) fn place<Q>(&self, hash: u64, key: &Q) -> Option<usize>
     where
         K: Borrow<Q>,
@@ -91,7 +91,7 @@ impl<K, T> Slots<K, T> {
         self.table.find_bucket_index(hash, |(known, _)| known.borrow() == key)
     }
 
-    /// Returns the place of the value that `is` accepts. Runs no code of a key.
+    /// Returns the slot of the value that `is` accepts. Runs no code of a key.
     pub(crate) fn place_of(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<usize> {
         self.table.find_bucket_index(hash, |(_, value)| is(value))
     }
@@ -124,8 +124,8 @@ impl<K, T> Slots<K, T> {
     /// Frees memory if nearly all keys are gone.
     pub(crate) fn shrink(&mut self, hash_of: impl Fn(&K) -> u64) {
         let len = self.table.len();
-        // There is room for three times the keys, so that as many keys come or go before the
-        // entries move again.
+        // The new table has room for three times the keys. So as many keys can come or go before
+        // the entries move again.
         if self.places() > SMALL && len < self.places() / 16 {
             self.rebuild(len * 3 + 1, hash_of);
         }
@@ -144,7 +144,7 @@ impl<K, T> Slots<K, T> {
         }
     }
 
-    /// Takes out the entry of a place, and puts back the entry that `work` returns, if any.
+    /// Takes out the entry of a slot, and puts back the entry that `work` returns, if any.
     pub(crate) fn replace_at(&mut self, place: usize, work: impl FnOnce(K, T) -> Option<(K, T)>) {
         if let Ok(entry) = self.table.get_bucket_entry(place) {
             let ((key, value), vacant) = entry.remove();
@@ -154,13 +154,13 @@ impl<K, T> Slots<K, T> {
         }
     }
 
-    /// Returns `count` places from `first` on, each once.
+    /// Returns `count` slots from `first` on, each once.
     pub(crate) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
         places_from(self.places(), first, count)
     }
 }
 
-/// Returns `count` of `all` places from `first` on, each once.
+/// Returns `count` of `all` slots from `first` on, each once.
 pub(super) fn places_from(all: usize, first: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)
 }
@@ -178,7 +178,7 @@ mod tests {
             slots.reserve(hash_of);
             slots.insert(hash_of(&key), key, ());
         };
-        // So many keys may stand in a shard by chance, with 1,792 places to fill.
+        // By chance, a shard with 1,792 slots to fill may hold this many keys.
         (0..1770).for_each(|key| add(&mut slots, key));
         let places = slots.places();
         assert_eq!(places, 2048);
