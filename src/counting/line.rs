@@ -100,8 +100,8 @@ pub(crate) const CLOSED: u64 = weight(u32::MAX) * 4;
 pub(crate) struct Pool {
     pub(crate) word: AtomicU64,
     pub(crate) limit: AtomicU32,
-    /// How often the limit was lowered or closed. A composite compares this count to detect that
-    /// its requests may be too large.
+    /// How many times the limit was lowered or closed. A composite compares this count to detect
+    /// that its requests may be too large.
     pub(crate) lowered: AtomicU64,
     line: Mutex<Waiters>,
     pub(crate) events: Observers,
@@ -178,7 +178,7 @@ impl Pool {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Returns how often the limit was lowered or closed.
+    /// Returns how many times the limit was lowered or closed.
     pub(crate) fn lowered(&self) -> u64 {
         // Acquire: see "No change is missed".
         self.lowered.load(Ordering::Acquire)
@@ -253,7 +253,7 @@ impl Pool {
         self.with_line(&mut Deferred::new(), |_, _| ());
     }
 
-    /// Changes the limit. Permits that are out stay out.
+    /// Changes the limit. Permits in use stay in use.
     pub(super) fn set_limit(&self, limit: u32) {
         let mut deferred = Deferred::new();
         let is_lowered = self.with_line(&mut deferred, |_, _| {
@@ -281,7 +281,7 @@ impl Pool {
             // Under the lock, so that only one call closes.
             let was_open = !self.is_closed();
             if was_open {
-                // Relaxed: `word` alone decides.
+                // Relaxed: only `word` decides.
                 self.word.fetch_sub(CLOSED, Ordering::Relaxed);
                 // Counted, so that the composites check their requests. Release: as above.
                 self.lowered.fetch_add(1, Ordering::Release);

@@ -410,7 +410,7 @@ impl CountingLimit {
     /// limit was open.
     ///
     /// A waiter of an [`AllOf`](crate::AllOf) is refused later in one case: it is behind a request
-    /// that asks for no permit of this limit and goes on waiting, and 4,096 other waiters, or the
+    /// that asks for no permit of this limit and keeps waiting, and 4,096 other waiters, or the
     /// waiters of thousands of `AllOf`s, come first. Then the waiter is refused when it is first in
     /// the queue.
     ///

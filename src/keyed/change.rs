@@ -167,7 +167,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Changes a key limiter with all keys.
+    /// Changes a key limiter together with all keys.
     ///
     /// Like [`serve_then`](Shared::serve_then), but the caller holds the lock of a shard: user code
     /// is left in `deferred`.

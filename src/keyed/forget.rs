@@ -192,8 +192,7 @@ where
         // released.
         let mut removed = Removed::new();
         let mut shard = write(lock);
-        // The key limiter may have moved, or may be in use again, since the shared lock was
-        // released.
+        // The key limiter may have moved or be in use again since the shared lock was released.
         let place = place(&shard, now);
         // A fresh key stays for a while, like a key that a call without a key limiter used: a leaky
         // bucket may have predicted when a large request passes, and that prediction counts the

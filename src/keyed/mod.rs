@@ -374,7 +374,7 @@ where
     ///
     /// # Errors
     ///
-    /// - [`Refusal::Limited`] if no permit of this key is due, or other requests wait for it.
+    /// - [`Refusal::Limited`] if no permit of this key is due, or if other requests wait for it.
     /// - [`Refusal::Paused`] if the key is paused, by itself or with
     ///   [all keys](KeyedRateLimiter::pause_all_for).
     /// - [`Refusal::Closed`] if the key is closed, by itself or with
@@ -732,7 +732,7 @@ where
     /// Changes the rate of all keys without their own rate. Waiting requests are rescheduled, as by
     /// [`change_all`](KeyedRateLimiter::change_all).
     pub fn set_rate_all(&self, rate: Rate) {
-        // No policy refuses a change of the rate alone.
+        // No policy refuses a change of only the rate.
         let _ = self.table.change_all(Change::rate(rate));
     }
 
