@@ -45,33 +45,33 @@ use crate::request::Request;
 use crate::status::Status;
 use crate::time::Nanos;
 
-/// Makes a program wait its turn: hands out permits at a rate, first come, first served.
+/// A rate limiter: grants permits at a rate, first come, first served.
 ///
 /// Clones share one limit, one state and one queue; a clone costs a reference count. A limiter is
 /// `Send` and `Sync`.
 ///
-/// | call | permits not due now |
+/// | call | if the permits are not due now |
 /// |---|---|
 /// | [`acquire`](RateLimiter::acquire), [`acquire_many`](RateLimiter::acquire_many) | waits |
-/// | [`acquire_within`](RateLimiter::acquire_within) | waits if that takes no longer than a time, else refuses at once |
+/// | [`acquire_within`](RateLimiter::acquire_within) | waits if the permit is due within a given time, else refuses at once |
 /// | [`try_acquire`](RateLimiter::try_acquire), [`try_acquire_many`](RateLimiter::try_acquire_many) | refuses at once |
-/// | [`blocking_acquire`](RateLimiter::blocking_acquire), [`blocking_acquire_many`](RateLimiter::blocking_acquire_many) | waits in that queue, too, from a plain thread |
-/// | [`reserve`](RateLimiter::reserve) | takes a place in the queue and tells when it is due |
+/// | [`blocking_acquire`](RateLimiter::blocking_acquire), [`blocking_acquire_many`](RateLimiter::blocking_acquire_many) | blocks the thread, which waits in the same queue |
+/// | [`reserve`](RateLimiter::reserve) | takes a position in the queue and reports when it is due |
 ///
-/// The calls that take a number of permits take a [`Request`] as well, which says more: a priority,
-/// a longest wait, an exemption.
+/// The calls that take a number of permits also take a [`Request`], which can add a priority, a
+/// maximum wait or an exemption.
 ///
 /// # Fairness
 ///
 /// Requests of one [priority](Request::priority) are served in the order in which they were first
-/// polled, whatever their size. A waiter is overtaken only by a request of higher priority, not by
-/// a newcomer nor by a `try_` call. A waiter that is not polled, or was leaked, delays the requests
-/// behind it by its own turn and no more.
+/// polled, whatever their size. A waiter is overtaken only by a request of higher priority. A
+/// newcomer and a `try_` call of the same priority do not overtake it. A waiter that is not polled,
+/// or that was leaked, delays the requests behind it only by its own permits.
 ///
 /// # Cancel safety
 ///
-/// Every wait can be dropped at any time without a trace: no permit is lost, none invented, and
-/// the requests behind move up.
+/// Every wait can be dropped at any time: no permit is lost or created, and the requests behind it
+/// move up.
 ///
 /// # Examples
 ///
@@ -86,7 +86,7 @@ use crate::time::Nanos;
 /// # #[cfg(any())]
 /// let limiter = RateLimiter::smooth_bursty(Rate::per_second(5));
 /// assert_eq!(limiter.acquire().await?.waited(), Duration::ZERO);
-/// // The first one is paid for by the second, which is not due yet.
+/// // The second call pays for the first permit, and is not due yet.
 /// assert!(limiter.try_acquire().is_err());
 /// assert!(limiter.acquire_many(3).await?.waited() >= Duration::from_millis(200));
 /// # Ok(())
@@ -95,7 +95,7 @@ use crate::time::Nanos;
 ///
 /// # Memory ordering
 ///
-/// A permit establishes no happens-before between the callers that got one.
+/// A grant establishes no happens-before between callers.
 pub struct RateLimiter<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pub(crate) shared: Arc<Shared<Single<P>, C>>,
 }
@@ -106,7 +106,8 @@ pub(crate) type Rest<P, C> =
     (P, C, crate::sync::Mutex<crate::line::Line<Single<P>, C>>, crate::limiter::events::Observers);
 
 impl RateLimiter<SmoothBursty> {
-    /// A steady `rate` that saves up to one second's worth of unused permits: Guava's default.
+    /// Creates a limiter with a steady `rate` that saves up to one second's worth of unused
+    /// permits: Guava's default.
     ///
     /// For another burst, pass a [`SmoothBursty`] to [`new`](RateLimiter::new).
     #[must_use]
@@ -114,17 +115,19 @@ impl RateLimiter<SmoothBursty> {
         RateLimiter::new(SmoothBursty::new(rate))
     }
 
-    /// A steady `rate` that saves no permits: calls are spaced evenly, however long the limiter
-    /// idled. For a client of a server that counts strictly.
+    /// Creates a limiter with a steady `rate` that saves no permits: calls are spaced evenly,
+    /// however long the limiter was idle. It suits a client of a server that counts strictly.
     ///
     /// The policy is a [`SmoothBursty`] with a [`max_burst`](SmoothBursty::max_burst) of zero, so a
     /// request for *n* permits is granted as soon as the previous request is paid for, and the next
     /// request waits *n* intervals.
     ///
-    /// If a timer is late, the next calls make up for up to 10 ms of it, and may be closer
-    /// together. To rule this out, call [`set_catch_up`](RateLimiter::set_catch_up) with zero.
+    /// If a timer is late, the next calls make up for up to 10 ms of the lateness, and may be
+    /// closer together. To rule this out, call [`set_catch_up`](RateLimiter::set_catch_up) with
+    /// zero.
     ///
-    /// [`algorithms`](crate::algorithms) tells by how much slower than a server a client has to be.
+    /// [`algorithms`](crate::algorithms) explains by how much slower than the server a client must
+    /// be.
     ///
     /// # Examples
     ///
@@ -145,7 +148,8 @@ impl RateLimiter<SmoothBursty> {
 }
 
 impl RateLimiter<SmoothWarmingUp> {
-    /// A steady `rate` that starts at a third of it and reaches it after `warm_up` of demand.
+    /// Creates a limiter with a steady `rate`. It starts at a third of `rate` and reaches `rate`
+    /// after `warm_up` of demand.
     ///
     /// # Panics
     ///
@@ -158,7 +162,7 @@ impl RateLimiter<SmoothWarmingUp> {
 }
 
 impl<P: Policy> RateLimiter<P> {
-    /// A limiter with this policy and the default clock. Needs no runtime.
+    /// Creates a limiter with this policy and the default clock. Needs no runtime.
     #[must_use]
     pub fn new(policy: P) -> Self {
         RateLimiter::with_clock(policy, DefaultClock::new())
@@ -166,14 +170,14 @@ impl<P: Policy> RateLimiter<P> {
 }
 
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
-    /// A limiter with this policy and this clock.
+    /// Creates a limiter with this policy and this clock.
     #[must_use]
     pub fn with_clock(policy: P, clock: C) -> Self {
         RateLimiter { shared: Arc::new(Shared::new(Single::new(policy, &clock), clock, CATCH_UP)) }
     }
 
-    /// A limiter that goes on with a state, with the observer of all keys if there is one. Its
-    /// waiters count among the waiters of all keys.
+    /// Creates a limiter that continues with a state, with the observer of all keys if there is
+    /// one. Its waiters count among the waiters of all keys.
     #[cfg(feature = "keyed")]
     pub(crate) fn with_state(
         policy: P,
@@ -186,21 +190,21 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         RateLimiter { shared: Arc::new(shared.observed_by(all).among(all_waiters)) }
     }
 
-    /// Whether this is the only handle to the limiter, no request waits, and all settings are as in
-    /// a new limiter.
+    /// Returns whether this is the only handle to the limiter, no request waits, and all settings
+    /// are as in a new limiter.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_idle(&self) -> bool {
         Arc::strong_count(&self.shared) == 1 && self.shared.is_plain()
     }
 
-    /// The state that it goes on with.
+    /// The state that another limiter can continue with.
     #[cfg(feature = "keyed")]
     pub(crate) fn state(&self) -> &P::State {
         &self.shared.rule.state
     }
 
-    /// The state that it goes on with, and the rest of it, unless another handle to this limiter
-    /// exists. The rest runs foreign code when it is dropped.
+    /// Takes the limiter apart into its state and the rest, unless another handle to it exists.
+    /// Dropping the rest runs user code.
     #[cfg(feature = "keyed")]
     pub(crate) fn into_state(self) -> Result<(P::State, Rest<P, C>), Self> {
         let shared = Arc::try_unwrap(self.shared).map_err(|shared| RateLimiter { shared })?;
@@ -213,47 +217,48 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self.shared
     }
 
-    /// Waits for one permit. The [`Grant`] tells the time waited, zero if the permit was there.
+    /// Waits for one permit. The [`Grant`] reports the time waited, which is zero if a permit was
+    /// available.
     ///
-    /// At [`Rate::ZERO`], with a burst of 0, or with [`DenyAll`](crate::DenyAll), it waits until
-    /// that is changed, perhaps for ever; likewise if earlier requests took the permits of the
-    /// clock's 34 years. To limit the wait, use [`acquire_within`](RateLimiter::acquire_within).
+    /// At [`Rate::ZERO`], with a burst of 0, or with [`DenyAll`](crate::DenyAll), the call waits
+    /// until that setting changes, possibly for ever. It also waits for ever if earlier requests
+    /// took all permits until the end of the clock's 34 years. To limit the wait, use
+    /// [`acquire_within`](RateLimiter::acquire_within).
     ///
     /// # Fairness
     ///
-    /// First polled, first served.
+    /// Requests are served in the order of their first polls.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves no trace.
+    /// Dropping the future leaves the queue. No permit is lost.
     ///
     /// # Errors
     ///
-    /// One permit can always be had some day, so a limiter refuses this call only if it bounds its
-    /// waiters or is closed:
+    /// One permit never exceeds a limit, so a limiter refuses this call only if its queue is
+    /// bounded or it is closed:
     ///
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] if the queue is
     ///   [bounded](RateLimiter::set_queue_bounds).
     /// - [`Refusal::Limited`] if a [`LeakyBucket`](crate::LeakyBucket) has no room, or
-    ///   [`Refusal::Paused`] if that is so during a pause.
+    ///   [`Refusal::Paused`] if it has no room during a pause.
     /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close), before the call or
-    ///   while it waits.
+    ///   during the wait.
     ///
     /// # Panics
     ///
-    /// With the default clock, if it has to wait in a tokio runtime without its time driver; or if
-    /// tokio's time is paused, which drives a limiter only with the feature `test-util` or a
-    /// `TokioClock`.
+    /// With the default clock, if it must wait in a tokio runtime whose time driver is disabled; or
+    /// if tokio's time is paused, which works only with the feature `test-util` or a `TokioClock`.
     #[inline]
     pub fn acquire(&self) -> Acquire<'_, P, C> {
         self.acquire_many(1)
     }
 
-    /// Waits for what a [`Request`] asks for, which may be just a number: `acquire_many(3)` waits
-    /// for three permits at once. The [`Grant`] tells the time waited.
+    /// Waits for the permits of a [`Request`], which can be just a number: `acquire_many(3)` waits
+    /// for three permits at once. The [`Grant`] reports the time waited.
     ///
-    /// The policy says which request pays for a large one. With Guava's two policies a large
-    /// request is granted as soon as the one before it is paid for, and delays the next one.
+    /// The policy determines which request pays for a large one. With Guava's two policies a large
+    /// request is granted as soon as the previous one is paid for, and delays the next one.
     ///
     /// # Fairness
     ///
@@ -262,28 +267,28 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves no trace.
+    /// Dropping the future leaves the queue. No permit is lost.
     ///
     /// # Errors
     ///
     /// - [`Refusal::ZeroPermits`] if the request asks for no permits.
-    /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once; also while the
-    ///   request waits, if the burst or limit is lowered below it.
-    /// - [`Refusal::Limited`] if the request has a time [within](Request::within) which it wants to
-    ///   be served, and would be served later. Its `retry_after` is the time until an equal call
-    ///   would be accepted. A request that was accepted is refused later only if its time moves: by
-    ///   a lower rate, by requests of a higher priority, or if the program stood still for longer
-    ///   than the [catch-up](RateLimiter::set_catch_up). A [`LeakyBucket`](crate::LeakyBucket)
-    ///   without room refuses so, too.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never grant that many at once; also during the
+    ///   wait, if the burst or limit is lowered below the request.
+    /// - [`Refusal::Limited`] if the request sets a time [within](Request::within) which it must be
+    ///   served, and would be served later. Its `retry_after` is the time until an equal call would
+    ///   be accepted. An accepted request is refused later only if its due time moves: because of a
+    ///   lower rate, because of requests of a higher priority, or because the program stood still
+    ///   for longer than the [catch-up](RateLimiter::set_catch_up). A
+    ///   [`LeakyBucket`](crate::LeakyBucket) without room also refuses with `Limited`.
     /// - [`Refusal::Paused`] in place of `Limited` during a [pause](RateLimiter::pause_for).
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
     ///   [bounded](RateLimiter::set_queue_bounds).
     /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close), before the call or
-    ///   while it waits.
+    ///   during the wait.
     ///
     /// # Panics
     ///
-    /// As [`acquire`](RateLimiter::acquire).
+    /// Like [`acquire`](RateLimiter::acquire).
     ///
     /// # Examples
     ///
@@ -310,23 +315,23 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Waits for one permit if it is due within a time, else refuses at once and spends nothing:
     /// Guava's `tryAcquire(timeout)`.
     ///
-    /// It is [`acquire_many`](RateLimiter::acquire_many) of one permit
-    /// [`within`](Request::within) that time.
+    /// It is equivalent to [`acquire_many`](RateLimiter::acquire_many) with a request for one
+    /// permit [`within`](Request::within) that time.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves no trace.
+    /// Dropping the future leaves the queue. No permit is lost.
     ///
     /// # Errors
     ///
     /// - [`Refusal::Limited`], or [`Refusal::Paused`] during a pause, if the permit is due later.
-    ///   Its `retry_after` is the time until such a call would be accepted; the permit itself comes
-    ///   up to `within` after that.
-    /// - The rest as [`acquire`](RateLimiter::acquire).
+    ///   Its `retry_after` is the time until such a call would be accepted; the permit itself is
+    ///   due up to `within` after that.
+    /// - All other errors as for [`acquire`](RateLimiter::acquire).
     ///
     /// # Panics
     ///
-    /// As [`acquire`](RateLimiter::acquire).
+    /// Like [`acquire`](RateLimiter::acquire).
     ///
     /// # Examples
     ///
@@ -351,51 +356,53 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.acquire_many(Request::permits(1).within(within))
     }
 
-    /// [`acquire_many`](RateLimiter::acquire_many) with a future that does not borrow the limiter:
-    /// it can be spawned, stored or sent.
+    /// Waits like [`acquire_many`](RateLimiter::acquire_many), with a future that does not borrow
+    /// the limiter: it can be spawned, stored or sent.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](RateLimiter::acquire_many).
+    /// Like [`acquire_many`](RateLimiter::acquire_many).
     ///
     /// # Panics
     ///
-    /// As [`acquire`](RateLimiter::acquire).
+    /// Like [`acquire`](RateLimiter::acquire).
     pub fn acquire_owned(&self, request: impl Into<Request>) -> AcquireOwned<P, C> {
         AcquireOwned::new(self.shared.clone(), &request.into())
     }
 
     /// Takes one permit now, or refuses.
     ///
-    /// While no request waits, this takes no lock and allocates nothing, and a refusal writes
+    /// While no request waits, this call takes no lock and allocates nothing, and a refusal writes
     /// nothing.
     ///
     /// # Errors
     ///
-    /// - [`Refusal::Limited`] if no permit is due, or other requests wait for it. Its `retry_after`
-    ///   is exact: without other calls, an equal call succeeds that much later and not before.
-    /// - [`Refusal::Paused`], likewise, if the limiter is [paused](RateLimiter::pause_for).
+    /// - [`Refusal::Limited`] if no permit is due, or if other requests wait for it. Its
+    ///   `retry_after` is exact: without other calls, an equal call succeeds after this wait and
+    ///   not before.
+    /// - [`Refusal::Paused`] in place of `Limited` if the limiter is
+    ///   [paused](RateLimiter::pause_for).
     /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close).
     #[inline]
     pub fn try_acquire(&self) -> Result<Grant, Refusal> {
         self.shared.try_acquire(Demand { ask: &1, priority: 0 })
     }
 
-    /// Takes what a [`Request`] asks for now, or refuses. The request may be just a number.
+    /// Takes the permits of a [`Request`] now, or refuses. The request can be just a number.
     ///
-    /// It goes before the waiters of a lower [priority](Request::priority). It never waits, so
+    /// It goes before waiters of a lower [priority](Request::priority). It never waits, so
     /// [`within`](Request::within) makes no difference.
     ///
-    /// The policy says which request pays for a large one. With Guava's two policies it is the next
-    /// one, so no burst limits the size: a large request closes the limiter for `n / rate`. Check
-    /// sizes that come from outside.
+    /// The policy determines which request pays for a large one. With Guava's two policies the next
+    /// request pays, so no burst limits the size: a large request closes the limiter for `n /
+    /// rate`. Validate sizes that come from untrusted input.
     ///
     /// # Errors
     ///
     /// - [`Refusal::Limited`], [`Refusal::Paused`] and [`Refusal::Closed`] as for
     ///   [`try_acquire`](RateLimiter::try_acquire).
     /// - [`Refusal::ZeroPermits`] if the request asks for no permits.
-    /// - [`Refusal::ExceedsLimit`] if the policy can never give so many at once.
+    /// - [`Refusal::ExceedsLimit`] if the policy can never grant that many at once.
     ///
     /// # Examples
     ///
@@ -408,7 +415,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// let limiter = RateLimiter::with_clock(policy, clock.clone());
     /// let bulk = limiter.reserve(3)?;
     /// clock.advance(Duration::from_secs(1));
-    /// // There is one permit, and the bulk request waits for it.
+    /// // One permit is available, and the bulk request waits for it.
     /// assert!(limiter.try_acquire().is_err());
     /// limiter.try_acquire_many(Request::permits(1).priority(1))?;
     /// assert_eq!(bulk.due_in(), Duration::from_secs(3));
@@ -428,16 +435,17 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         }
     }
 
-    /// Takes what a [`Request`] asks for now, or refuses, and tells the state of the limiter either
-    /// way: what a grant left, or what a refused request met.
+    /// Takes the permits of a [`Request`] now, or refuses, and returns the limiter's status with
+    /// either decision.
     ///
-    /// The state belongs to the decision, whatever other threads do meanwhile. Of a grant it is
-    /// that of [`Grant::left`]. Of a refusal it tells fewer permits than the request asked for, and
-    /// the next one not before the `retry_after` of a request for one permit.
+    /// The status belongs to the decision, whatever other threads do meanwhile. A grant's status
+    /// equals [`Grant::left`]. A refusal's status shows fewer permits than requested; if one permit
+    /// was requested, its `next_in` is no earlier than `retry_after`.
     ///
     /// # Errors
     ///
-    /// As [`try_acquire_many`](RateLimiter::try_acquire_many), beside the state.
+    /// Like [`try_acquire_many`](RateLimiter::try_acquire_many); the status is returned with the
+    /// error.
     ///
     /// # Examples
     ///
@@ -466,10 +474,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         (answer, self.status().told(&request, &answer))
     }
 
-    /// Blocks the calling thread until it has one permit. The [`Grant`] tells the time waited.
+    /// Blocks the calling thread until it has one permit. The [`Grant`] reports the time waited.
     ///
-    /// Threads and tasks wait in one queue. Do not call it from a task: it blocks the executor's
-    /// thread. It needs no runtime.
+    /// Threads and tasks wait in one queue. Do not call it from a task, because it blocks the
+    /// executor's thread. It needs no runtime.
     ///
     /// # Examples
     ///
@@ -484,18 +492,18 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// # Errors
     ///
-    /// As [`blocking_acquire_many`](RateLimiter::blocking_acquire_many).
+    /// Like [`blocking_acquire_many`](RateLimiter::blocking_acquire_many).
     pub fn blocking_acquire(&self) -> Result<Grant, Refusal> {
         self.blocking_acquire_many(1)
     }
 
-    /// Blocks the calling thread until it has what a [`Request`] asks for, which may be just a
-    /// number. The [`Grant`] tells the time waited.
+    /// Blocks the calling thread until it has the permits of a [`Request`], which can be just a
+    /// number. The [`Grant`] reports the time waited.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](RateLimiter::acquire_many); and [`Refusal::Cancelled`] under a
-    /// [`CancelToken`](crate::CancelToken) that is cancelled.
+    /// Like [`acquire_many`](RateLimiter::acquire_many), and [`Refusal::Cancelled`] if the call
+    /// runs under a [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many(&self, request: impl Into<Request>) -> Result<Grant, Refusal> {
         let request = request.into();
         let wait = Progress::with(request.permits, &request);
@@ -503,18 +511,19 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         blocking::acquire(&mut pending).map(|answer| pending.grant(&answer))
     }
 
-    /// Takes a place in the queue now for what a [`Request`] asks for, and tells when it is due.
+    /// Takes a position in the queue now for a [`Request`], and returns a [`Reservation`], which
+    /// reports when it is due.
     ///
-    /// A reservation is also the way to acquire permits for a cost that is known only later:
-    /// reserve the estimate, await it, and [settle](Reservation::settle) it.
+    /// Use a reservation also to acquire permits for a cost that is known only later: reserve the
+    /// estimate, await it, and [settle](Reservation::settle) it.
     ///
-    /// Requests of a higher priority may still move it back. A
-    /// [bound](RateLimiter::set_queue_bounds) may refuse it a place, but never takes the place
-    /// away.
+    /// Requests of a higher priority can still move it back. A
+    /// [bounded](RateLimiter::set_queue_bounds) queue can refuse a reservation, but never removes
+    /// one.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](RateLimiter::acquire_many).
+    /// Like [`acquire_many`](RateLimiter::acquire_many).
     pub fn reserve(&self, request: impl Into<Request>) -> Result<Reservation<P, C>, Refusal> {
         let request = request.into();
         Ok(Reservation::new(self.shared.clone(), self.shared.reserve(request.permits, &request)?))
@@ -522,8 +531,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 
     /// Gives back `n` permits that were acquired and not used. Waiters move up at once.
     ///
-    /// The limiter takes back as many permits as it has room for: it never becomes fuller than
-    /// full. It does not know which caller got a permit, so give back only permits that you got.
+    /// The limiter takes back as many permits as it has room for: it never holds more than when it
+    /// is full. It does not know which caller got a permit, so give back only permits that you got.
     ///
     /// # Examples
     ///
@@ -542,22 +551,23 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.refund(n);
     }
 
-    /// Changes the rate from now on, also for requests that already wait.
+    /// Changes the rate from now on, for waiting requests too.
     ///
     /// Each policy states how it treats permits that are saved, counted or owed; to choose another
     /// treatment, see [`change`](RateLimiter::change). With Guava's two policies, permits granted
-    /// before are still paid at the old rate: after a permit at one per hour, the next one is due
-    /// in an hour, whatever the rate is set to. To forget such a debt,
-    /// [`refund`](RateLimiter::refund) it before the change. A request
-    /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused at once,
-    /// and so is a request for more permits than the policy can now give at once. Behind 4,096
-    /// others such a request is refused later: at its deadline, or when it is the first in line. A
-    /// waiter of an [`AllOf`](crate::AllOf) behind 64 other composites, or behind the first of its
-    /// own, is refused later, too: at the time at which it expected its permits, or at its
-    /// deadline.
+    /// earlier are still paid at the old rate: after a permit at one per hour, the next one is due
+    /// in an hour, whatever the new rate is. To forget such a negative balance,
+    /// [`refund`](RateLimiter::refund) it before the change.
     ///
-    /// A [`SlidingLog`](crate::SlidingLog) is raised only as far as it has room;
-    /// [`Unlimited`](crate::Unlimited) and [`DenyAll`](crate::DenyAll) stay what they are.
+    /// The change refuses at once a request [within](RateLimiter::acquire_within) a time that can
+    /// no longer be met, and a request for more permits than the policy can now grant at once.
+    /// Behind 4,096 other requests, such a request is refused later: at its deadline, or when it is
+    /// first in the queue. A waiter of an [`AllOf`](crate::AllOf) behind 64 other `AllOf`s, or
+    /// behind the first waiter of its own `AllOf`, is also refused later: at the time at which it
+    /// expected its permits, or at its deadline.
+    ///
+    /// The limit of a [`SlidingLog`](crate::SlidingLog) rises only as far as the log has room;
+    /// [`Unlimited`](crate::Unlimited) and [`DenyAll`](crate::DenyAll) ignore the change.
     ///
     /// # Examples
     ///
@@ -572,7 +582,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// let second = limiter.reserve(1)?;
     /// assert_eq!(second.due_in(), Duration::from_secs(2));
     /// limiter.set_rate(Rate::per_second(10));
-    /// // The debt of a second was made at the old rate and stays; the permits to come are ten times as fast.
+    /// // The second owed at the old rate stays; new permits accrue ten times as fast.
     /// assert_eq!(second.due_in(), Duration::from_millis(1100));
     /// # drop(first);
     /// # Ok::<(), tidegate::Refusal>(())
@@ -582,8 +592,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         let _ = self.shared.change(Change::rate(rate));
     }
 
-    /// Changes the rate, the burst or both, and chooses what becomes of the permits. Waiters are
-    /// moved at once, as by [`set_rate`](RateLimiter::set_rate).
+    /// Changes the rate, the burst or both, and chooses how permits carry over. Waiters move at
+    /// once, as with [`set_rate`](RateLimiter::set_rate).
     ///
     /// # Errors
     ///
@@ -608,13 +618,13 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.change(change)
     }
 
-    /// The rate, exactly as it was given.
+    /// Returns the rate, exactly as it was given.
     #[must_use]
     pub fn rate(&self) -> Rate {
         self.shared.rule.policy.rate()
     }
 
-    /// The policy, to read what it was made with.
+    /// Returns the policy, to read its parameters.
     ///
     /// # Examples
     ///
@@ -633,7 +643,8 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         &self.shared.rule.policy
     }
 
-    /// What could be had now, when the limiter is full again, and how many wait. Takes nothing.
+    /// Returns how many permits are available now, when the limiter is full again, and how many
+    /// requests wait. Takes no permits.
     ///
     /// # Examples
     ///
@@ -643,7 +654,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///
     /// let policy = SmoothBursty::new(Rate::per_second(5)).start_full();
     /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
-    /// // Five are saved, and one more is granted that the next caller pays.
+    /// // Five permits are saved, and one more is granted on credit: the next caller pays for it.
     /// assert_eq!(limiter.status().available, 6);
     /// limiter.try_acquire()?;
     /// assert_eq!(limiter.status().available, 5);
@@ -655,21 +666,21 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.status()
     }
 
-    /// The clock.
+    /// Returns the clock.
     #[must_use]
     pub fn clock(&self) -> &C {
         &self.shared.clock
     }
 
-    /// Sets how far back a grant can be charged; 10 ms unless set. Zero charges every grant as of
-    /// now.
+    /// Sets how far back in time a grant can be charged; the default is 10 ms. With zero, every
+    /// grant is charged as of now.
     ///
-    /// Timers are late. A waiter's grant is charged as of the time it was due, and so is a request
-    /// that comes within that lateness, since its task was late as well. So lateness does not slow
-    /// the limiter down, also where a single task takes all permits and none are saved. A grant is
-    /// charged at most this far back, so that a program that stood still does not let everything
-    /// through at once. More makes the average exact on a busier machine; a span of length *d* can
-    /// see `rate * catch_up` more permits.
+    /// Timers are late. The grant of a waiter is charged as of the time at which it was due. A
+    /// request that arrives within that lateness is charged likewise, because its task was late as
+    /// well. So lateness does not slow the limiter down, even if a single task takes all permits
+    /// and none are saved. A grant is charged at most this far back, so that a program that stood
+    /// still does not pass a large burst at once. A longer catch-up keeps the average exact on a
+    /// busier machine; a span of length *d* can then see `rate * catch_up` more permits.
     pub fn set_catch_up(&self, catch_up: Duration) {
         self.shared.set_catch_up(catch_up);
     }
