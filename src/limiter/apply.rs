@@ -6,44 +6,46 @@ use crate::line::rule::Single;
 use crate::policy::{AnyPolicy, ConfigError, Keep, PolicyConfig, Step};
 
 impl<C: Timer> RateLimiter<AnyPolicy, C> {
-    /// The configuration of the terms in force, after all changes: see [`AnyPolicy::config`].
+    /// Returns the configuration of the terms in force, after all changes; see
+    /// [`AnyPolicy::config`].
     #[must_use]
     pub fn config(&self) -> PolicyConfig {
         self.policy().config()
     }
 
-    /// Changes the limiter to a configuration, the kind of policy included. Waiters keep their
-    /// places in line, and their times are computed anew.
+    /// Changes the limiter to a configuration, including the kind of policy. Waiters keep their
+    /// positions in the queue, and their due times are recomputed.
     ///
-    /// All of the configuration is applied, or nothing. It is applied as a
-    /// [`Change`](crate::Change) where that [leads to it](PolicyConfig::change_to): then the policy
-    /// says what `keep` means. Else another policy goes on in place of the old one, and the change
-    /// makes no permit available:
+    /// The whole configuration is applied, or nothing. It is applied as a [`Change`](crate::Change)
+    /// if a change [leads to it](PolicyConfig::change_to); then the policy defines what `keep`
+    /// means. Otherwise a new policy replaces the old one, and the change makes no permit
+    /// available:
     ///
-    /// - [`Keep::Count`]: no more permits are available than right before, nor than the new limit
-    ///   less the permits that were used.
+    /// - [`Keep::Count`]: no more permits are available than right before the change, and no more
+    ///   than the new limit less the permits that were used.
     /// - [`Keep::Ratio`]: an equal share of the limit is available, rounded down.
-    /// - [`Keep::Nothing`]: as in a new limiter, without debts.
+    /// - [`Keep::Nothing`]: the limiter is like a new one, without a negative balance.
     ///
-    /// With the first two, a debt of a bucket or of one of Guava's policies stays that many
-    /// permits, or that share; a debt that is owed for ever becomes one of [`u32::MAX`] permits.
-    /// The debt of a window ends with it. So in any span that the change lies in, at most as many
-    /// permits are granted as the old policy allows until the change, and then as many as come in
-    /// by the new one. With `Keep::Nothing`, a full burst or limit is granted in addition. After a
-    /// policy without a limit the new one begins as in a new limiter.
+    /// With the first two, a negative balance of a bucket or of one of Guava's policies stays that
+    /// many permits, or that share; a balance that can never be paid becomes one of [`u32::MAX`]
+    /// permits. The negative balance of a window ends with the window. So in any span that contains
+    /// the change, at most as many permits are granted as the old policy allows until the change,
+    /// plus the permits that accrue under the new policy after it. With `Keep::Nothing`, a full
+    /// burst or limit is granted in addition. After a policy without a limit, the new policy begins
+    /// as in a new limiter.
     ///
-    /// Permits that a window or a log counted count from now on in the new one. Of a grant from
-    /// before, a dropped future or a settled reservation gives back nothing. The time is that of
-    /// one call, but the new counts of a [`SlidingLog`](crate::SlidingLog) are written one by one.
-    /// The memory of the policy that the limiter was made with is kept until the limiter is
-    /// dropped.
+    /// Permits that a window or a log counted are counted from now on in the new policy. A dropped
+    /// future or a settled reservation gives back nothing of a grant made before the change. The
+    /// change takes the time of one call, but the new counts of a [`SlidingLog`](crate::SlidingLog)
+    /// are written one by one. The memory of the policy that the limiter was made with is kept
+    /// until the limiter is dropped.
     ///
-    /// A call that overlaps with the change is decided by the old or the new terms. A start, such
-    /// as `start_with`, is what a [reset](RateLimiter::reset) goes back to.
+    /// A call that overlaps with the change is decided by the old or the new terms. A start option,
+    /// such as `start_with`, defines the state to which a [reset](RateLimiter::reset) returns.
     ///
     /// # Errors
     ///
-    /// A [`ConfigError`] if no policy can be made of the configuration; then nothing was changed.
+    /// A [`ConfigError`] if no policy can be made from the configuration; then nothing was changed.
     ///
     /// # Examples
     ///
@@ -64,11 +66,11 @@ impl<C: Timer> RateLimiter<AnyPolicy, C> {
     pub fn apply(&self, config: &PolicyConfig, keep: Keep) -> Result<(), ConfigError> {
         let Single { policy, state } = &self.shared.rule;
         let epoch = self.shared.clock.unix_time_at_zero();
-        // A policy that is replaced is dropped by the next change, or with the limiter.
+        // A replaced policy is dropped by the next change, or with the limiter.
         self.shared.serve_then(|line, visit| {
             let step = policy.step_to(config, epoch)?;
             if let Step::Replace(_) = step {
-                // A lateness would charge a request as of a time before the change.
+                // A remaining lateness would charge a request as of a time before the change.
                 self.shared.lateness.clear();
             }
             line.change(&self.shared.rule, None, || policy.make_step(state, visit.now, step, keep))?;

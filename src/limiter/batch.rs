@@ -1,8 +1,9 @@
 //! Batches: permits that are taken in one step and handed out one by one.
 //!
-//! A batch belongs to one caller, so handing out a permit is a subtraction: no atomic operation, no
-//! clock. What the caller does not use is undone as a [settled](crate::Reservation::settle)
-//! estimate is, so giving back is exact, and no batch can give back more than it took.
+//! A batch belongs to one caller, so handing out a permit is a subtraction, without an atomic
+//! operation or a clock reading. Permits that the caller does not use are undone like a
+//! [settled](crate::Reservation::settle) estimate, so giving back is exact, and no batch can give
+//! back more than it took.
 
 use std::fmt;
 
@@ -16,20 +17,21 @@ use crate::line::visit::Demand;
 use crate::policy::{Policy, SmoothBursty};
 
 /// Permits for a hot loop: taken from the limiter many at a time, and handed out one by one without
-/// an atomic operation or a clock reading. Made by [`RateLimiter::batch`].
+/// an atomic operation or a clock reading. [`RateLimiter::batch`] makes one.
 ///
-/// Each thread or task has a batch of its own.
+/// Each thread or task needs its own batch.
 ///
 /// # Bound
 ///
-/// The limiter has granted a permit when the batch takes it. The caller uses it later, at any time.
-/// So in any span callers use no more permits than the policy states, and the permits that were in
-/// batches when the span began: at most their [sizes](RateLimiter::batch).
+/// The limiter grants a permit when the batch takes it. The caller can use the permit at any later
+/// time. So in any span, callers use no more permits than the policy states plus the permits that
+/// were in batches when the span began, which are at most the sum of the
+/// [sizes](RateLimiter::batch).
 ///
 /// # Fairness
 ///
-/// A batch takes permits as a `try_` call does, after all waiters. It takes as many as are
-/// available, up to its size, so other callers without a batch find fewer. When the limiter has no
+/// A batch takes permits like a `try_` call does, after all waiters. It takes as many as are
+/// available, up to its size, so callers without a batch find fewer. When the limiter has no
 /// permits left, [`acquire`](Batch::acquire) waits in the queue for one permit.
 ///
 /// # Examples
@@ -47,17 +49,17 @@ use crate::policy::{Policy, SmoothBursty};
 /// # Ok::<(), tidegate::Refusal>(())
 /// ```
 pub struct Batch<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
-    /// How many permits it took and did not hand out.
+    /// How many permits the batch took and did not hand out.
     left: u32,
     size: u32,
     limiter: RateLimiter<P, C>,
-    /// The grant that the permits are from.
+    /// The grant that the permits belong to.
     grant: Option<Share<P, C>>,
 }
 
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
-    /// Makes an empty [`Batch`], which takes up to `size` permits at a time. With a size of 0 it
-    /// takes one at a time.
+    /// Creates an empty [`Batch`], which takes up to `size` permits at a time. A size of 0 counts
+    /// as 1.
     #[must_use]
     pub fn batch(&self, size: u32) -> Batch<P, C> {
         Batch { left: 0, size: size.max(1), limiter: self.clone(), grant: None }
@@ -65,12 +67,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
 }
 
 impl<P: Policy, C: Timer> Batch<P, C> {
-    /// Hands out one permit. Takes more from the limiter if the batch is empty: as many as are
-    /// available, at most the size of the batch.
+    /// Hands out one permit. If the batch is empty, it first takes as many permits from the limiter
+    /// as are available, at most the size of the batch.
     ///
     /// # Errors
     ///
-    /// As [`RateLimiter::try_acquire`], if the batch is empty and the limiter has no permit.
+    /// Like [`RateLimiter::try_acquire`], if the batch is empty and the limiter has no permit.
     #[inline]
     pub fn try_acquire(&mut self) -> Result<(), Refusal> {
         match self.left.checked_sub(1) {
@@ -82,15 +84,15 @@ impl<P: Policy, C: Timer> Batch<P, C> {
         }
     }
 
-    /// Hands out one permit, and waits for it if there is none.
+    /// Hands out one permit, and waits for one if the batch and the limiter have none.
     ///
     /// # Errors
     ///
-    /// As [`RateLimiter::acquire`].
+    /// Like [`RateLimiter::acquire`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves no trace. The batch keeps the permits that it has.
+    /// Dropping the future leaves the queue. The batch keeps its permits.
     pub async fn acquire(&mut self) -> Result<(), Refusal> {
         match self.try_acquire() {
             Err(refusal) if refusal.may_retry() => self.limiter.acquire().await.map(drop),
@@ -98,15 +100,15 @@ impl<P: Policy, C: Timer> Batch<P, C> {
         }
     }
 
-    /// Hands out one permit, and blocks the calling thread if there is none. Do not call it from a
-    /// task.
+    /// Hands out one permit, and blocks the calling thread if the batch and the limiter have none.
+    /// Do not call it from a task.
     ///
-    /// Under a [`CancelToken`](crate::CancelToken) that is cancelled it still hands out permits
-    /// that are there. Only a wait is refused.
+    /// Under a [`CancelToken`](crate::CancelToken) that is cancelled, it still hands out available
+    /// permits. Only a wait is refused.
     ///
     /// # Errors
     ///
-    /// As [`RateLimiter::blocking_acquire`].
+    /// Like [`RateLimiter::blocking_acquire`].
     pub fn blocking_acquire(&mut self) -> Result<(), Refusal> {
         match self.try_acquire() {
             Err(refusal) if refusal.may_retry() => self.limiter.blocking_acquire().map(drop),
@@ -114,14 +116,14 @@ impl<P: Policy, C: Timer> Batch<P, C> {
         }
     }
 
-    /// Returns how many permits the batch has: taken from the limiter, and not handed out.
+    /// Returns how many permits the batch holds: taken from the limiter, and not handed out.
     #[must_use]
     pub fn left(&self) -> u32 {
         self.left
     }
 
-    /// Gives the permits that are left back to the limiter, as if they had never been taken. So
-    /// does dropping the batch.
+    /// Gives the remaining permits back to the limiter, as if they had never been taken. Dropping
+    /// the batch does the same.
     ///
     /// Permits that would have overflowed by now, because the limiter would have been full, are not
     /// given back.

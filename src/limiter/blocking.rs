@@ -1,4 +1,4 @@
-//! Waiting in a plain thread: poll, park, poll again.
+//! Waiting on a plain thread: poll, park, poll again.
 
 use std::borrow::Borrow;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use crate::sync::{Thread, current_thread, park};
 pub(crate) struct Unpark(Thread);
 
 impl Unpark {
-    /// A waker of the calling thread.
+    /// Returns a waker of the calling thread.
     pub(crate) fn waker() -> Waker {
         Waker::from(Arc::new(Unpark(current_thread())))
     }
@@ -47,19 +47,18 @@ pub(crate) fn block_on<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Result<F:
     }
 }
 
-/// Blocks the calling thread until a request has its answer, or until a token ends the wait.
+/// Blocks the calling thread until a request has its decision, or until a token ends the wait.
 ///
-/// A wake-up that comes between the poll and the parking is kept as the thread's unpark token, so
-/// it is not lost. Parking may end early for no reason; then the poll finds nothing and the thread
-/// parks again.
+/// A wake-up between the poll and the parking is kept as the thread's unpark token, so it is not
+/// lost. Parking may end spuriously; then the poll finds nothing and the thread parks again.
 ///
-/// A request that waits no longer is still in line if it is a reservation: it waits on without the
-/// thread. Any other leaves the line when it is dropped.
+/// If a token ends the wait, a reservation stays in the queue without the thread. Any other request
+/// leaves the queue when it is dropped.
 pub(crate) fn acquire<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
     pending: &mut Pending<R, C, G>,
 ) -> Result<Receipt<R::Charge>, Refusal> {
     let mut cancellable = Cancellable::begin().inspect_err(|_| {
-        // A reservation keeps its place, and is told of when it has its answer.
+        // A reservation keeps its position, and observers are notified when it is decided.
         if pending.wait.kind == GrantKind::Final {
             let shared = pending.shared.borrow();
             shared.report(|events| {
@@ -77,7 +76,7 @@ pub(crate) fn acquire<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
                     if shared.stop_waiting(&pending.wait) {
                         return Err(Refusal::Cancelled);
                     }
-                    // The answer came before: the next poll takes it.
+                    // The decision came first: the next poll takes it.
                     continue;
                 }
                 shared.clock.park_until(shared.looks_at(&pending.wait));

@@ -1,4 +1,4 @@
-//! A change of the terms while requests wait: which times it moves.
+//! A change of the terms while requests wait: which due times it moves.
 
 use crate::clock::Timer;
 use crate::error::PolicyError;
@@ -9,15 +9,15 @@ use crate::line::visit::Visit;
 use crate::policy::{Change, Policy};
 use crate::sync::Ordering;
 
-/// Added for a change of times alone: permits are due later, or a request can never be granted.
+/// Added for a change of due times only: permits are due later, or a request can never be granted.
 pub(crate) const TIMES_CHANGED: u64 = 1;
 
-/// Added for a change of weights. After 2^32 changes of times the carry adds one too many, and the
-/// composites weigh their requests for nothing.
+/// Added for a change of weights. After 2^32 changes of times, the carry adds one too many, and the
+/// composites recompute their weights unnecessarily.
 pub(crate) const WEIGHTS_CHANGED: u64 = 1 << 32;
 
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// Changes the rate or the burst, and with it the times of all waiters.
+    /// Changes the rate or the burst, and the due times of all waiters.
     pub(crate) fn change(&self, change: Change) -> Result<(), PolicyError> {
         let Single { policy, state } = &self.rule;
         self.serve_then(|line, visit| {
@@ -29,7 +29,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Computes the weights and times of all waiters anew, composites included, after a change of
+    /// Recomputes the weights and due times of all waiters, composites included, after a change of
     /// the terms.
     pub(crate) fn weigh_anew(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R>) {
         // Release: see `retime_composites`.
@@ -37,17 +37,18 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.retime(line, visit);
     }
 
-    /// Computes the times of all waiters anew, composites included, after permits were made later.
+    /// Recomputes the due times of all waiters, composites included, after permits became due
+    /// later.
     pub(crate) fn retime(&self, line: &mut Line<R, C>, visit: &mut Visit<'_, R>) {
         line.retime(visit);
         self.retime_composites(line, visit);
     }
 
-    /// Has the composites that wait here compute their times anew. That is all if times move up: no
-    /// waiter is too late by that.
+    /// Makes the composites that wait here recompute their due times. Nothing else is needed if
+    /// times move up, because no waiter becomes too late.
     pub(crate) fn retime_composites(&self, line: &Line<R, C>, visit: &mut Visit<'_, R>) {
         // Release: a composite that reads the new number finds the state and the terms after the
-        // change. One that reads an old number computes its times anew at its next look.
+        // change. A composite that reads an old number recomputes its times when it checks next.
         self.changes.fetch_add(TIMES_CHANGED, Ordering::Release);
         line.seats.ring_first(visit.deferred);
     }

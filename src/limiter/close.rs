@@ -9,17 +9,17 @@ use crate::policy::Policy;
 use crate::sync::lock;
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Grants no request any more, and refuses all that wait. Returns whether the limiter was open.
+    /// Grants no further request, and refuses all waiters. Returns whether the limiter was open.
     pub(crate) fn close(&self) -> bool {
         let (was_open, has_seats) = self.serve_then(|line, visit| {
             let was_open = line.settings.close();
             self.lateness.clear();
-            // The waiters in line are refused when the line is served, at the end of the visit.
+            // The waiters in the queue are refused when it is served, at the end of the visit.
             self.retime(line, visit);
             (was_open, !line.seats.is_empty())
         });
         if was_open && has_seats {
-            // `retime` rings the first composites alone.
+            // `retime` notifies only the first composites.
             self.ring_seats();
         }
         was_open
@@ -30,15 +30,15 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 }
 
-/// Closing, from any clone.
+/// Closing; any clone can do it.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
-    /// Closes the limiter for good. From then on no request gets a permit, and all waiters are
+    /// Closes the limiter permanently. From then on no request gets a permit, and all waiters are
     /// refused at once with [`Refusal::Closed`](crate::Refusal::Closed): tasks, blocked threads and
-    /// reservations. Permits that were granted before stay granted. Returns whether the limiter was
-    /// open.
+    /// reservations. Permits granted earlier stay granted. Returns whether the limiter was open.
     ///
     /// Use it to end a program in which tasks or threads wait. An [exempt](crate::Request::exempt)
-    /// request still passes. A composite that waits for this limiter is refused, too.
+    /// request still passes. Requests of an [`AllOf`](crate::AllOf) that wait for this limiter are
+    /// refused, too.
     ///
     /// # Examples
     ///
@@ -60,7 +60,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared().close()
     }
 
-    /// Whether the limiter was [closed](RateLimiter::close).
+    /// Returns whether the limiter was [closed](RateLimiter::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.shared().is_closed()

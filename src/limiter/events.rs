@@ -1,4 +1,4 @@
-//! Observers: what a limiter tells about its calls.
+//! Observers: how a limiter reports its calls.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,8 +7,8 @@ use crate::error::Refusal;
 use crate::grant::Left;
 use crate::line::deferred::run_in_drop;
 
-/// Told of every call, when it ends: give it to
-/// [`RateLimiter::observe`](crate::RateLimiter::observe),
+/// Observes the calls of a limiter: an observer is notified of every call when the call ends. Pass
+/// it to [`RateLimiter::observe`](crate::RateLimiter::observe),
 /// [`CountingLimit::observe`](crate::CountingLimit::observe) or
 /// [`AllOf::observe`](crate::AllOf::observe).
 #[cfg_attr(
@@ -17,16 +17,16 @@ use crate::line::deferred::run_in_drop;
 and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by)."
 )]
 ///
-/// The observer of a limiter is not told of permits that an [`AllOf`](crate::AllOf) takes from it:
-/// the `AllOf` tells its own observer. No observer is told of a call with the name of a member that
-/// there is not.
+/// The observer of a limiter is not notified of permits that an [`AllOf`](crate::AllOf) takes from
+/// the limiter: the `AllOf` notifies its own observer. No observer is notified of a call that names
+/// an unknown member.
 ///
-/// Each method does nothing unless written. They are called in the thread of the call that they
-/// tell of, after it was decided and without any lock, so they may call the limiter. They are on
-/// the way of every call: be quick. [`Statistics`](crate::Statistics) counts.
+/// All methods default to doing nothing. They run on the calling thread, after the decision and
+/// outside any lock, so they may call the limiter. They run on every call, so keep them fast.
+/// [`Statistics`](crate::Statistics) is an observer that counts calls.
 ///
-/// A panic of an observer unwinds the call that it is told of, and the permits of that call are
-/// spent; permits in use are given back. The limiter and its waiters are not affected.
+/// A panic of an observer unwinds the call that it observes, and the permits of that call are
+/// spent; permits of a counting limit are given back. The limiter and its waiters are not affected.
 ///
 /// # Examples
 ///
@@ -53,7 +53,7 @@ and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by).
 /// # Ok::<(), Refusal>(())
 /// ```
 ///
-/// Counters of a crate of metrics, with the name of the limiter as label:
+/// Counters of a metrics crate, with the name of the limiter as label:
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,7 +65,7 @@ and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by).
 /// # impl Counter { fn increment(&self, _by: u64) {} fn record(&self, _seconds: f64) {} }
 /// struct Metrics(&'static str);
 ///
-/// // `counter` and `histogram` stand for those of the crate, such as
+/// // `counter` and `histogram` stand for the macros of that crate, such as
 /// // `metrics::counter!("permits_granted", "limiter" => self.0)`.
 /// impl Events for Metrics {
 ///     fn granted(&self, permits: u64, waited: Duration) {
@@ -81,7 +81,7 @@ and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by).
 ///         counter("requests_cancelled", self.0).increment(1);
 ///     }
 ///
-///     // Of a limiter over a store; such a request is told as granted or refused, too.
+///     // For a limiter over a store; such a request is also reported as granted or refused.
 ///     fn degraded(&self, _permits: u64) {
 ///         counter("requests_degraded", self.0).increment(1);
 ///     }
@@ -89,8 +89,9 @@ and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by).
 /// # let _: &dyn Events = &Metrics("uploads");
 /// ```
 ///
-/// The observer of a store, which is told of its calls and of every limiter over it: lines for a
-/// log, for an operator who wants to know of an outage and of a limit that is about to be used up.
+/// The observer of a store is notified of the store's calls and of every limiter over the store.
+/// This one writes log lines for an operator who wants to know of an outage, and of a limit that is
+/// almost used up.
 ///
 /// ```
 /// use std::sync::Mutex;
@@ -115,7 +116,7 @@ and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by).
 ///             StoreEvent::BreakerOpened => self.say("the store is away".to_owned()),
 ///             StoreEvent::BreakerClosed => self.say("the store is back".to_owned()),
 ///             StoreEvent::Misconfigured => self.say("the store cannot be used".to_owned()),
-///             // Later versions tell more.
+///             // Later versions add events.
 ///             _ => {}
 ///         }
 ///     }
@@ -126,15 +127,15 @@ and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by).
 /// }
 ///
 /// let alerts = Alerts::default();
-/// // What a store calls that has this observer.
+/// // A store calls its observer like this.
 /// alerts.store(&StoreEvent::Answered(Duration::from_millis(2)));
 /// alerts.store(&StoreEvent::BreakerOpened);
 /// assert_eq!(*alerts.0.lock().unwrap(), ["the store is away"]);
 /// ```
 pub trait Events: Send + Sync + 'static {
-    /// A call got its permits, after it waited so long: zero if they were there. Those of several
-    /// limits are summed. A call that a limiter over a network lets pass without permits, since its
-    /// store is away, is told with the permits that it asked for.
+    /// A call got its permits after it waited for `waited`, which is zero if they were available.
+    /// For several limits, `permits` is the sum. If a limiter over a network lets a call pass
+    /// without permits, because its store is down, `permits` is the number that the call asked for.
     fn granted(&self, permits: u64, waited: Duration) {
         let _ = (permits, waited);
     }
@@ -144,19 +145,19 @@ pub trait Events: Send + Sync + 'static {
         let _ = (permits, refusal);
     }
 
-    /// The caller dropped its wait, after so long, or the call was ended by a
-    /// [`CancelToken`](crate::CancelToken), or by a panic of the waker of another request, which it
-    /// called. It took nothing.
+    /// A call ended without a decision and took nothing. The caller dropped its wait, or a
+    /// [`CancelToken`](crate::CancelToken) ended the call, or the call ran the waker of another
+    /// request and that waker panicked. `waited` is how long the call waited.
     fn cancelled(&self, permits: u64, waited: Duration) {
         let _ = (permits, waited);
     }
 
-    /// A call passed without a permit because the limiter is [in
-    /// shadow](crate::RateLimiter::set_shadow): it would have been refused like this, or would have
-    /// waited so long.
+    /// A call passed without a permit because the limiter is in [shadow
+    /// mode](crate::RateLimiter::set_shadow). `refusal` is the refusal that the call would have
+    /// got, or carries the time that it would have waited.
     ///
-    /// A layer of `tidegate-tower` in shadow does not lead here: the limiter of such a layer
-    /// refuses, and tells [`refused`](Events::refused), and the layer lets the request pass.
+    /// The shadow mode of a `tidegate-tower` layer does not call this method: the limiter of such a
+    /// layer refuses and calls [`refused`](Events::refused), and the layer lets the request pass.
     fn shadowed(&self, permits: u64, refusal: &Refusal) {
         let _ = (permits, refusal);
     }
@@ -166,66 +167,68 @@ pub trait Events: Send + Sync + 'static {
         let _ = permits;
     }
 
-    /// The limiter is paused, for so long from now; [`Duration::MAX`] means until it is resumed.
+    /// The limiter was paused, for `remaining` from now; [`Duration::MAX`] means until it is
+    /// resumed.
     fn paused(&self, remaining: Duration) {
         let _ = remaining;
     }
 
-    /// A pause was ended before its time.
+    /// A pause was ended early.
     fn resumed(&self) {}
 
-    /// A call was decided without the store of the limiter, which did not answer. It is told of as
-    /// granted or refused as well. Only a limiter over a network tells this.
+    /// A call was decided without the limiter's store, because the store did not reply. The call is
+    /// also reported as granted or refused. Only a limiter over a network calls this method.
     fn degraded(&self, permits: u64) {
         let _ = permits;
     }
 
-    /// A granted call left a fifth of the limit of this name, or less. If there are several limits,
-    /// it is the one of which the smallest part is left. A limit of one permit, such as that of a
-    /// paced policy, is never told of: each grant leaves nothing of it. Only a limiter over a
-    /// network tells this, since its answers tell the state at no cost.
+    /// A granted call left a fifth or less of the limit `name`. If there are several limits, it is
+    /// the one closest to exhaustion. A limit of one permit, such as that of a paced policy, is
+    /// never reported, because each grant leaves nothing of it. Only a limiter over a network calls
+    /// this method, because its replies carry the state at no cost.
     fn near_limit(&self, name: &str, left: &Left) {
         let _ = (name, left);
     }
 
-    /// A call was made to the store of the limiter, the store is left alone or asked again, or
-    /// permits on lease changed hands. Only a limiter over a network tells this.
+    /// A call was made to the limiter's store, the store is no longer called or is called again, or
+    /// leased permits changed hands. Only a limiter over a network calls this method.
     fn store(&self, event: &StoreEvent) {
         let _ = event;
     }
 }
 
-/// What happened at the store of a limiter over a network, told to [`Events::store`].
+/// What happened at the store of a limiter over a network, reported to [`Events::store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreEvent {
-    /// The store answered a call, so long after the call was made.
+    /// The store replied to a call, this long after the call was made.
     Answered(Duration),
-    /// A call has no answer. The store may have carried it out.
+    /// A call got no reply. The store may have carried it out.
     Unknown,
     /// The store did not carry out a call.
     Failed,
-    /// A call was not made, since the store did not answer earlier calls, since too many calls are
-    /// in flight, or since too little time is left for an answer.
+    /// A call was not made, because the store did not reply to earlier calls, because too many
+    /// calls are in flight, or because too little time is left for a reply.
     Skipped,
-    /// A call showed that the store is not as it must be: a password, a permission, or a foreign
-    /// value under a key.
+    /// A call showed that the store is misconfigured: a wrong password, a missing permission, or a
+    /// value of the wrong type under a key.
     Misconfigured,
-    /// The store is away: it is left alone for a while, since it did not answer several calls in a
-    /// row, or a call that probed it. So this is told again at each probe that fails.
+    /// The store is down: it is not called for a while, because it did not reply to several calls
+    /// in a row, or to a call that probed it. So each failed probe reports this event again.
     BreakerOpened,
-    /// The store is back: it answered again, and is asked as before.
+    /// The store is back: it replied again, and is called as before.
     BreakerClosed,
-    /// The store debited so many permits for a lease of this process.
+    /// The store debited this many permits for a lease of this process.
     LeaseTaken(u64),
-    /// Requests used so many permits of leases.
+    /// Requests used this many leased permits.
     LeaseUsed(u64),
-    /// So many permits that were told of as used were not: their requests were dropped before they
-    /// saw their grants.
+    /// This many permits that were reported as used were not used: their requests were dropped
+    /// before they saw their grants.
     LeaseUnused(u64),
-    /// So many permits went back to the store, since no request used them before their lease ended.
+    /// This many permits went back to the store, because no request used them before their lease
+    /// ended.
     LeaseReturned(u64),
-    /// So many permits on lease were lost, since a limit was reset or lowered.
+    /// This many leased permits were lost, because a limit was reset or lowered.
     LeaseLost(u64),
 }
 
@@ -233,7 +236,7 @@ pub enum StoreEvent {
 pub(crate) struct Observers {
     /// The observer of all keys, if this is the limiter of a key.
     all: Option<Arc<dyn Events>>,
-    /// The observer of this limiter alone.
+    /// The observer of this limiter only.
     own: OnceLock<Arc<dyn Events>>,
 }
 
@@ -247,19 +250,19 @@ impl Observers {
         self.own.set(events).is_ok()
     }
 
-    /// Whether there is an observer to tell.
+    /// Returns whether there is an observer to notify.
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         self.all.is_some() || self.own.get().is_some()
     }
 
-    /// Whether the limiter has an observer of its own.
+    /// Returns whether the limiter has an observer of its own.
     #[cfg(feature = "keyed")]
     pub(crate) fn has_own(&self) -> bool {
         self.own.get().is_some()
     }
 
-    /// Tells each observer.
+    /// Notifies each observer.
     pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
         for events in self.all.iter().chain(self.own.get()) {
             report(&**events, &event);
@@ -267,7 +270,8 @@ impl Observers {
     }
 }
 
-/// Tells one observer. Without any lock: this is foreign code, which may call the limiter or panic.
+/// Notifies one observer, outside any lock: an observer is user code, which may call the limiter or
+/// panic.
 pub(crate) fn report(events: &dyn Events, event: impl FnOnce(&dyn Events)) {
     run_in_drop(|| event(events));
 }

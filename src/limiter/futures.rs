@@ -20,23 +20,23 @@ type Limiter<P, C> = Arc<Shared<Single<P>, C>>;
 /// [`acquire_many`](crate::RateLimiter::acquire_many) and
 /// [`acquire_within`](crate::RateLimiter::acquire_within): a [`Grant`], or a refusal.
 ///
-/// Lazy: it joins the queue when it is first polled. `Unpin` and `Send`.
+/// Lazy: it joins the queue when it is first polled. It is `Unpin` and `Send`.
 ///
 /// # Cancel safety
 ///
-/// Dropping it at any time leaves no trace: it loses its place, and the waiters behind it move up.
-/// If it had been granted permits that it did not yet see, the permits go to the next waiter.
+/// Dropping it at any time removes it from the queue, and the waiters behind it move up. If it was
+/// granted permits that it has not seen yet, the permits go to the next waiter.
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics. So does waiting with the default clock in a tokio
-/// runtime without its time driver.
+/// Panics if it is polled again after it was ready, or if it must wait with the default clock in a
+/// tokio runtime whose time driver is disabled.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct Acquire<'a, P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: Pending<Single<P>, C, &'a Limiter<P, C>>,
 }
 
-/// The future of [`RateLimiter::acquire_owned`](crate::RateLimiter::acquire_owned): as
+/// The future of [`RateLimiter::acquire_owned`](crate::RateLimiter::acquire_owned): like
 /// [`Acquire`], without a borrow. It can be spawned, stored or sent.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireOwned<P: Policy = SmoothBursty, C: Timer = DefaultClock> {

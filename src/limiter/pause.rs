@@ -1,4 +1,4 @@
-//! Pauses: how a limiter is to pause, and the calls that begin and end a pause.
+//! Pauses: the parameters of a pause, and the calls that begin and end one.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -11,12 +11,13 @@ use crate::line::rule::Rule;
 use crate::policy::Policy;
 use crate::time::Nanos;
 
-/// How a limiter pauses: until when, by how much more at random, and what it has afterwards.
+/// A pause of a limiter: its end, a random extension, and the permits that the limiter has
+/// afterwards.
 ///
-/// During a pause nothing passes and nothing comes in. Afterwards the limiter goes on as if it were
-/// empty: permits come in one interval apart, the first one an interval after the end. A bucket
-/// with a [stepped refill](crate::TokenBucket::interval_refill) gets its permits at the next step,
-/// and [`SmoothWarmingUp`](crate::SmoothWarmingUp) at the intervals of its coldness.
+/// During a pause no request passes and no permits accrue. Afterwards the limiter continues as if
+/// it were empty: permits accrue one interval apart, the first one an interval after the end. A
+/// bucket with a [stepped refill](crate::TokenBucket::interval_refill) gets its permits at the next
+/// step, and [`SmoothWarmingUp`](crate::SmoothWarmingUp) at the intervals of its coldness.
 ///
 /// # Examples
 ///
@@ -27,7 +28,7 @@ use crate::time::Nanos;
 /// let clock = ManualClock::new();
 /// let policy = TokenBucket::new(Rate::per_second(20), 10);
 /// let limiter = RateLimiter::with_clock(policy, clock.clone());
-/// // A server was restarted: come back within 10 s to 15 s, and not all clients at once.
+/// // A server was restarted: come back after 10 s to 15 s, and not all clients at once.
 /// let pause =
 ///     Pause::lasting(Duration::from_secs(10)).jitter(Duration::from_secs(5));
 /// limiter.pause(pause);
@@ -59,38 +60,39 @@ impl Pause {
         Pause { end, jitter: Duration::ZERO, keeps_permits: false }
     }
 
-    /// A pause of the time `span` from the call on, as a server's `Retry-After` asks for.
-    /// [`Duration::MAX`] lasts until [`resume`](crate::RateLimiter::resume).
+    /// Creates a pause of the duration `span` from the call on, as a server's `Retry-After` asks
+    /// for. [`Duration::MAX`] lasts until [`resume`](crate::RateLimiter::resume).
     pub fn lasting(span: Duration) -> Pause {
         Pause::new(End::After(span))
     }
 
-    /// A pause until this time of the limiter's clock.
+    /// Creates a pause until this time of the limiter's clock.
     pub fn until(time: Nanos) -> Pause {
         Pause::new(End::At(time))
     }
 
-    /// Prolongs the pause by a random time up to `most`, drawn when the pause is told to a limiter.
-    /// So the processes that got one answer at one time do not come back at one time.
+    /// Prolongs the pause by a random duration of up to `most`, drawn when the pause is passed to a
+    /// limiter. So processes that got the same response at the same time do not all come back at
+    /// the same time.
     pub fn jitter(self, most: Duration) -> Pause {
         Pause { jitter: most, ..self }
     }
 
-    /// Keeps the permits in stock: after the pause the limiter goes on with the permits that it had
-    /// before. The permits of a window come back in real time, also during this pause. If another
-    /// pause that overlaps does not keep the stock, it is not kept.
+    /// Keeps the available permits: after the pause the limiter continues with the permits that it
+    /// had before. The permits of a window come back in real time, even during this pause. If an
+    /// overlapping pause does not keep the permits, they are not kept.
     pub fn keep_permits(self) -> Pause {
         Pause { keeps_permits: true, ..self }
     }
 
-    /// Tells whether the pause [keeps the stock](Pause::keep_permits).
+    /// Returns whether the pause [keeps the permits](Pause::keep_permits).
     #[must_use]
     pub fn keeps_permits(&self) -> bool {
         self.keeps_permits
     }
 
-    /// Tells the end, by a clock that shows `now`, for a [`Limiter`](crate::Limiter) of another
-    /// crate. Each call draws the [jitter](Pause::jitter) anew.
+    /// Returns the end of the pause, by a clock that shows `now`. For implementors of
+    /// [`Limiter`](crate::Limiter). Each call draws a new [jitter](Pause::jitter).
     #[must_use]
     pub fn end(&self, now: Nanos) -> Nanos {
         let end = match self.end {
@@ -101,7 +103,8 @@ impl Pause {
     }
 }
 
-/// A random number up to this one. A hasher's keys are random, and differ from call to call.
+/// Returns a random number from 0 to `most`. A hasher's keys are random, and differ from call to
+/// call.
 fn random_up_to(most: u64) -> u64 {
     if most == 0 {
         return 0;
@@ -112,13 +115,13 @@ fn random_up_to(most: u64) -> u64 {
 }
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Grants no request before the end of the pause, nor before the end of an earlier one.
+    /// Grants no request before the end of the pause, nor before the end of an earlier pause.
     pub(crate) fn pause(&self, pause: Pause) {
         let until = pause.end(self.clock.now());
         let remaining = self.serve_then(|line, visit| {
             let (changed, later) = line.pause(visit.rule, until, pause.keeps_permits);
             if changed {
-                // A lateness from before the pause would charge a request as of a time in the
+                // A lateness from before the pause would charge a request as of a time during the
                 // pause.
                 self.lateness.clear();
                 visit.rule.empty_at(line.settings.leaves_empty(), visit.deferred);
@@ -131,7 +134,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Ends a pause. Returns whether there was one.
+    /// Ends a pause. Returns whether the limiter was paused.
     pub(crate) fn resume(&self) -> bool {
         let paused = self.serve_then(|line, visit| {
             let paused = line.resume(visit.rule);
@@ -147,7 +150,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         paused
     }
 
-    /// How long the pause still lasts; zero without one.
+    /// Returns how long the pause still lasts; zero if the limiter is not paused.
     pub(crate) fn paused_for(&self) -> Duration {
         if !self.gate_word.load().has(PAUSED) {
             return Duration::ZERO;
@@ -158,51 +161,51 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 }
 
-/// Pauses, from any clone. They hold at once for waiters, too.
+/// Pauses; any clone can set them. They apply at once to waiters, too.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Pauses the limiter: grants no request before the time `until` of its
-    /// [clock](RateLimiter::clock). The pause holds for requests that already wait, too.
+    /// [clock](RateLimiter::clock). The pause also applies to requests that already wait.
     ///
     /// [Waiting](RateLimiter::acquire) requests are served after the pause. A request
     /// [within](RateLimiter::acquire_within) a time that the pause exceeds is refused at once. The
-    /// `retry_after` of a refused `try_` call covers the pause and the waiters in line.
+    /// `retry_after` of a refused `try_` call covers the pause and the waiters in the queue.
     ///
-    /// Several callers may pause one limiter: the latest end counts. So a time in the past does
+    /// If several callers pause one limiter, the latest end counts. So a time in the past does
     /// nothing, and neither does a time before the end of the current pause.
     /// [`resume`](RateLimiter::resume) ends a pause; [`Nanos::MAX`] pauses until then.
     ///
-    /// No permits come in during a pause. When it ends the limiter goes on as if it were empty:
-    /// permits come in one interval apart, the first one an interval after the end. So no burst
-    /// follows, and a pause that is told twice is one pause. [`Pause::keep_permits`] goes on with the
-    /// permits that there were, and so does a [`resume`](RateLimiter::resume) before the end. A
-    /// debt stays. A grant after the pause is never charged as of a time in the pause, even where
-    /// the timer is late.
+    /// No permits accrue during a pause. When it ends, the limiter continues as if it were empty:
+    /// permits accrue one interval apart, the first one an interval after the end. So no burst
+    /// follows, and setting the same pause twice has the effect of one pause. With
+    /// [`Pause::keep_permits`], the limiter continues with the permits that it had, and so it does
+    /// after a [`resume`](RateLimiter::resume) before the end. A negative balance stays. A grant
+    /// after the pause is never charged as of a time during the pause, even if the timer is late.
     ///
     /// | policy | after the pause |
     /// |---|---|
-    /// | [`TokenBucket`](crate::TokenBucket), [`LeakyBucket`](crate::LeakyBucket), [`SmoothBursty`](crate::SmoothBursty) | is empty. A bucket in steps is filled at its next step |
-    /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | has granted a permit at the end; the time of the pause cools |
-    /// | windows and logs | count in real time, as the server does. For one more window from the end on, the *k*th permit comes no earlier than *k* intervals after the end, so a whole window's permits do not come at once |
-    /// | a [`FixedWindow`](crate::FixedWindow) that begins anew in that time | likewise; the windows after that are as ever |
-    /// | [`Both`](crate::Both) | each of its policies as if it were alone |
-    /// | other [`Policy`] | what [`Policy::pause`] says, or as a window |
+    /// | [`TokenBucket`](crate::TokenBucket), [`LeakyBucket`](crate::LeakyBucket), [`SmoothBursty`](crate::SmoothBursty) | is empty. A bucket with a stepped refill is filled at its next step |
+    /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | continues as if it had granted a permit at the end; it cools down during the pause |
+    /// | windows and logs | count in real time, as the server does. For one more window after the end, the *k*th permit is due no earlier than *k* intervals after the end, so a whole window's permits are not available at once |
+    /// | a [`FixedWindow`](crate::FixedWindow) that begins anew in that window | likewise; later windows are not affected |
+    /// | [`Both`](crate::Both) | each of its policies behaves as if it were the only one |
+    /// | other [`Policy`] | behaves as [`Policy::pause`] defines, or like a window |
     ///
     /// A call that begins after this method has returned obeys the pause; a call that overlaps with
     /// it may pass. The pause checks the deadlines of the first 4,096 waiters at once, or of the
-    /// first 512 where an [`AllOf`](crate::AllOf) waits for the limiter; a waiter behind them that
-    /// is too late now is refused at its deadline.
+    /// first 512 if an [`AllOf`](crate::AllOf) waits for the limiter. A waiter behind them that is
+    /// now too late is refused at its deadline.
     pub fn pause_until(&self, until: Nanos) {
         self.shared.pause(Pause::until(until));
     }
 
-    /// [Pauses](RateLimiter::pause_until) for the time `span` from now, as a server's `Retry-After`
-    /// asks for.
+    /// [Pauses](RateLimiter::pause_until) the limiter for the duration `span` from now, as a
+    /// server's `Retry-After` asks for.
     ///
     /// Zero does nothing. [`Duration::MAX`] pauses until [`resume`](RateLimiter::resume) is called.
     ///
-    /// After a refusal by the server, pause first, and settle a [reservation](RateLimiter::reserve)
-    /// after that: otherwise the permits that it gives back are granted to waiters at once. A call
-    /// that is repeated goes to the end of the line, unless it has a higher
+    /// After a refusal by the server, pause first, and then settle the
+    /// [reservation](RateLimiter::reserve): otherwise the permits that it gives back are granted to
+    /// waiters at once. A repeated call goes to the end of the queue, unless it has a higher
     /// [priority](crate::Request::priority).
     ///
     /// # Examples
@@ -227,17 +230,17 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.pause(Pause::lasting(span));
     }
 
-    /// [Pauses](RateLimiter::pause_until) as `pause` says.
+    /// [Pauses](RateLimiter::pause_until) the limiter as `pause` defines.
     pub fn pause(&self, pause: Pause) {
         self.shared.pause(pause);
     }
 
-    /// Ends a pause now, with the permits that the limiter had when it began, and the permits given
-    /// back since. Waiters that are due are granted at once. Returns whether the limiter was
-    /// paused.
+    /// Ends a pause now. The limiter has the permits that it had when the pause began, plus the
+    /// permits given back since. Waiters that are due are granted at once. Returns whether the
+    /// limiter was paused.
     ///
-    /// A window, which counts in real time, keeps no more permits than it had, and the others come
-    /// back after a window's length.
+    /// A window counts in real time. It has no more permits than when the pause began, and the
+    /// others come back after a window's length.
     pub fn resume(&self) -> bool {
         self.shared.resume()
     }
