@@ -1,4 +1,4 @@
-//! A request on its way: what a future, a blocked thread or a reservation keeps.
+//! A request in progress: the state that a future, a blocked thread or a reservation keeps.
 
 use std::borrow::Borrow;
 use std::marker::PhantomData;
@@ -18,44 +18,45 @@ use crate::policy::Policy;
 use crate::request::Request;
 use crate::time::Nanos;
 
-/// How far a request has come: what a future keeps of it.
+/// The progress of a request: the part that a future keeps.
 #[derive(Debug)]
 pub(crate) struct Progress<Ask> {
-    /// The permits that it waits for, and from its grant on, the permits that it got.
+    /// The permits that the request waits for, and once it is granted, the permits that it got.
     pub(crate) ask: Ask,
     pub(crate) priority: i8,
     pub(crate) stage: Stage,
-    /// The longest wait that the caller accepts; `Nanos::MAX` if it accepts any. Not an `Option`,
-    /// since eight bytes more make a task 128 bytes larger.
+    /// The maximum wait that the caller accepts; `Nanos::MAX` if it accepts any. Not an `Option`,
+    /// because eight more bytes make a task 128 bytes larger.
     pub(crate) within: Nanos,
-    /// When it was first polled.
+    /// When the request was first polled.
     pub(crate) since: Nanos,
     pub(crate) kind: GrantKind,
-    /// Whether the caller is told what its grant left.
+    /// Whether the grant reports what it left.
     pub(crate) wants_left: bool,
 }
 
 #[derive(Debug)]
 pub(crate) enum Stage {
-    /// Not polled yet. If the number is not zero, the request takes up to this many permits, and
-    /// what it asks for is the least.
+    /// Not polled yet. If the number is not zero, the request takes up to this many permits; its
+    /// `ask` is the minimum.
     New(u32),
-    /// Not polled yet, and exempt: it passes without a permit.
+    /// Not polled yet, and exempt: the request passes without a permit.
     Exempt,
-    /// The request joins the line, or takes up to so many permits if this is not zero. The policy
-    /// refused it for now, or could not be asked without the lock; it is asked again under the
-    /// lock. If a poll left this stage, foreign code has panicked: the next poll joins.
+    /// The request joins the queue, or, if the number is not zero, takes up to this many permits.
+    /// The policy refused it for now, or could not be asked without the lock; it is asked again
+    /// under the lock. A poll returns in this stage only if user code panicked; then the next poll
+    /// joins.
     Joining(u32),
-    /// In the line, under this key.
+    /// In the queue, under this key.
     Queued(u32),
-    /// It has its answer.
+    /// The request has its decision.
     Done,
 }
 
-/// A request on its way and the limiter at which it waits: the core of every future, of a blocked
-/// thread and of a reservation. Dropping it leaves the line.
+/// A request in progress and the limiter at which it waits: the core of every future, of a blocked
+/// thread and of a reservation. Dropping it leaves the queue.
 pub(crate) struct Pending<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> {
-    /// The limiter, as an `Arc` or a borrowed one.
+    /// The limiter, as an `Arc` or as a reference to one.
     pub(crate) shared: G,
     pub(crate) wait: Progress<R::Ask>,
     of: PhantomData<fn(&C)>,
@@ -75,12 +76,12 @@ impl<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
         self.shared.borrow().poll(&mut self.wait, poller)
     }
 
-    /// Takes the answer if it is there.
+    /// Takes the decision if the request has one.
     pub(crate) fn claim(&mut self) -> Option<Result<Receipt<R::Charge>, Refusal>> {
         self.shared.borrow().claim(&mut self.wait)
     }
 
-    /// Leaves the line, and no trace.
+    /// Leaves the queue. No permit is lost.
     #[inline]
     pub(crate) fn leave(&mut self) {
         self.shared.borrow().leave(&mut self.wait);
@@ -90,7 +91,7 @@ impl<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
         &self.wait.ask
     }
 
-    /// Takes the request out, so that dropping this does not leave the line.
+    /// Takes the request out, so that dropping this value does not leave the queue.
     pub(crate) fn release(&mut self) -> Progress<R::Ask> {
         let Progress { ref ask, wants_left, .. } = self.wait;
         let done = Progress { stage: Stage::Done, wants_left, ..Progress::new(ask.clone()) };
@@ -99,7 +100,7 @@ impl<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Pending<R, C, G> {
 }
 
 impl<P: Policy, C: Timer, G: Borrow<Arc<Shared<Single<P>, C>>>> Pending<Single<P>, C, G> {
-    /// The receipt as the caller gets it.
+    /// Returns the receipt as the caller gets it.
     #[inline]
     pub(crate) fn grant(&self, receipt: &Receipt<P::Charge>) -> Grant {
         self.shared.borrow().grant(receipt, self.wait.ask, self.wait.wants_left)
@@ -113,7 +114,7 @@ impl<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>> Drop for Pending<R, C, G> 
     }
 }
 
-/// The caller that polls, with what wakes it.
+/// The caller that polls, with its waker.
 #[derive(Clone, Copy)]
 pub(crate) enum Poller<'a> {
     Task(&'a Waker),
@@ -121,7 +122,7 @@ pub(crate) enum Poller<'a> {
 }
 
 impl<Ask> Progress<Ask> {
-    /// A request that waits for any time.
+    /// Creates a request without a maximum wait.
     pub(crate) fn new(ask: Ask) -> Progress<Ask> {
         let (stage, since) = (Stage::New(0), Nanos::ZERO);
         Progress {
@@ -135,7 +136,8 @@ impl<Ask> Progress<Ask> {
         }
     }
 
-    /// A request that waits no longer than it says, nor than the policy lets any request wait.
+    /// Creates a request that waits no longer than it allows, and no longer than the policy lets
+    /// any request wait.
     #[inline]
     pub(crate) fn with(ask: Ask, request: &Request) -> Progress<Ask> {
         // `Nanos::MAX` means that any wait is accepted.
@@ -146,8 +148,8 @@ impl<Ask> Progress<Ask> {
         Progress { within, priority, stage, wants_left, ..Progress::new(ask) }
     }
 
-    /// The longest that the request waits, if there is a limit: its own, or the `max_wait` of the
-    /// policy, of which `Duration::MAX` is none.
+    /// Returns the maximum wait of the request, if there is one: the smaller of its own and the
+    /// policy's `max_wait`. A `max_wait` of `Duration::MAX` is no limit.
     pub(crate) fn longest(&self, max_wait: Duration) -> Option<Nanos> {
         let within = (self.within < Nanos::MAX).then_some(self.within);
         if max_wait == Duration::MAX {
@@ -161,17 +163,17 @@ impl<Ask> Progress<Ask> {
         Demand { ask: &self.ask, priority: self.priority }
     }
 
-    /// Whether it has its answer.
+    /// Returns whether the request has its decision.
     pub(crate) fn is_done(&self) -> bool {
         matches!(self.stage, Stage::Done)
     }
 
-    /// Whether it passes without a permit, and was not polled yet.
+    /// Returns whether the request passes without a permit, and was not polled yet.
     pub(crate) fn is_exempt(&self) -> bool {
         matches!(self.stage, Stage::Exempt)
     }
 
-    /// This request, for a grant that can be undone in part later.
+    /// Turns this into a request whose grant can be undone in part later.
     pub(crate) fn tracked(self) -> Progress<Ask> {
         Progress { kind: GrantKind::Tracked, ..self }
     }

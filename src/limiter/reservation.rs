@@ -1,8 +1,9 @@
-//! Reservations: a place in the queue that knows when it is due, and a grant that can be settled.
+//! Reservations: a position in the queue that reports when it is due, and a grant that can be
+//! settled.
 //!
-//! A reservation keeps what its grant took and its mark in the line's log of undone grants, so
-//! that a part of the grant can be undone later, exactly and once. So it always takes the line's
-//! lock, unlike other grants.
+//! A reservation keeps what its grant took and its mark in the queue's log of undone grants, so
+//! that a part of the grant can be undone later, exactly and only once. So, unlike other requests,
+//! it always takes the queue's lock.
 
 use std::fmt;
 use std::pin::Pin;
@@ -24,30 +25,29 @@ use crate::policy::{Policy, SmoothBursty};
 use crate::status::Status;
 use crate::time::Nanos;
 
-/// A place in the queue, taken at once: made by
-/// [`RateLimiter::reserve`](crate::RateLimiter::reserve).
+/// A position in the queue, taken at once by [`RateLimiter::reserve`](crate::RateLimiter::reserve).
 ///
-/// Ask it when it is due, do something else meanwhile, then [`claim`](Reservation::claim) it or
-/// await it. It keeps its place whether or not it is polled.
+/// [`due_in`](Reservation::due_in) reports when it is due. Do something else meanwhile, then
+/// [`claim`](Reservation::claim) it or await it. It keeps its position whether or not it is polled.
 ///
-/// A cost that is known only afterwards is reserved as an estimate, and
-/// [settled](Reservation::settle) when it is known.
+/// If a cost is known only afterwards, reserve an estimate, and [settle](Reservation::settle) it
+/// when the cost is known.
 ///
 /// # Fairness
 ///
-/// A reservation stands in one queue with all other requests. When its time comes it is charged,
-/// claimed or not: an unclaimed reservation uses up its permits, and delays the requests behind it
-/// no further.
+/// A reservation waits in one queue with all other requests. When it is due it is charged, whether
+/// or not it is claimed: an unclaimed reservation uses its permits, and does not delay the requests
+/// behind it any further.
 ///
 /// # Cancel safety
 ///
-/// Dropping a reservation that was not claimed leaves no trace. If it was due already, the permits
-/// that can still be given back are. A claimed one that is dropped without being settled has used
-/// all of its permits.
+/// Dropping a reservation that was not claimed gives up its position. If it was due already, the
+/// permits that can still be given back are given back. A claimed reservation that is dropped
+/// without being settled has used all of its permits.
 ///
 /// # Examples
 ///
-/// A place that is claimed when it is due:
+/// A reservation that is claimed when it is due:
 ///
 /// ```
 /// use std::time::Duration;
@@ -90,7 +90,7 @@ use crate::time::Nanos;
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: OwnedPending<Single<P>, C>,
-    /// What the grant took, once it is claimed.
+    /// What the grant took, once the reservation is claimed.
     claimed: Option<(Grant, Share<P, C>)>,
 }
 
@@ -113,10 +113,10 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         grant
     }
 
-    /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
-    /// [`Duration::MAX`] means never, or that it was refused.
+    /// Returns how long until the reservation is due, if nothing changes; zero if it is due or was
+    /// claimed. [`Duration::MAX`] means never, or that it was refused.
     ///
-    /// A dropped wait or a new rate may change the answer.
+    /// A dropped wait or a new rate may change the result.
     #[must_use]
     pub fn due_in(&self) -> Duration {
         if self.pending.wait.is_done() && self.claimed.is_none() {
@@ -125,12 +125,12 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         self.pending.shared.due_in(&self.pending.wait)
     }
 
-    /// Takes the permits if they are due. Returns whether they are the caller's, now or since an
-    /// earlier claim.
+    /// Takes the permits if they are due. Returns whether the caller has them, from this claim or
+    /// an earlier one.
     ///
     /// A reservation that was refused while it waited, because it could not be served
-    /// [within](crate::Request::within) its time, returns `false` for good. Awaiting it tells the
-    /// refusal, if it was not claimed before.
+    /// [within](crate::Request::within) its time, returns `false` permanently. Awaiting it returns
+    /// the refusal, if it was not claimed before.
     pub fn claim(&mut self) -> bool {
         if let Some(Ok(receipt)) = self.pending.claim() {
             self.keep(receipt);
@@ -138,15 +138,16 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         self.claimed.is_some()
     }
 
-    /// Blocks the calling thread until the reservation is due, and claims it. The [`Grant`] tells
-    /// the time from the reservation to the claim. A second claim returns that grant again.
+    /// Blocks the calling thread until the reservation is due, and claims it. The [`Grant`] reports
+    /// the time from the reservation to the claim. A second claim returns the same grant again.
     ///
-    /// Do not call it from a task: it blocks the executor's thread. It needs no runtime.
+    /// Do not call it from a task, because it blocks the executor's thread. It needs no runtime.
     ///
     /// # Errors
     ///
-    /// As awaiting it; and [`Refusal::Cancelled`] under a [`CancelToken`](crate::CancelToken) that
-    /// is cancelled. Then the reservation keeps its place.
+    /// Like awaiting it, and [`Refusal::Cancelled`] if the call runs under a
+    /// [`CancelToken`](crate::CancelToken) that is cancelled. Then the reservation keeps its
+    /// position.
     pub fn blocking_claim(&mut self) -> Result<Grant, Refusal> {
         if let Some((grant, _)) = self.claimed {
             return Ok(grant);
@@ -155,20 +156,20 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         Ok(self.keep(receipt))
     }
 
-    /// Tells how many permits were really used, for a cost that was estimated. If fewer were used
-    /// than reserved, the limiter gets the rest back, as if it had never been taken. If more were
-    /// used, they are charged. Waiters are moved at once.
+    /// Settles the reservation with the number of permits that were really used, for a cost that
+    /// was estimated. If fewer were used than reserved, the limiter gets the rest back, as if it
+    /// had never been taken. If more were used, they are charged. Waiters move at once.
     ///
     /// Permits that would have overflowed by now, because the limiter would have been full, are not
     /// given back. If several grants are settled late, the limiter may give back fewer permits than
-    /// that, never more. It does not see when callers take permits without a reservation and
-    /// without waiting, so beside them a bucket gives back less as well: the unused permits, less
-    /// the permits that came in since the grant. If more permits are charged than are available,
-    /// the limiter owes the rest, and later requests wait for them. The policy says what it can
-    /// give back and owe; see [`Policy::unspent`] and [`Policy::debit`].
+    /// that, never more. It does not see which permits callers take without a reservation and
+    /// without waiting. If there are such callers, a bucket also gives back less: the unused
+    /// permits, less the permits that accrued since the grant. If more permits are charged than are
+    /// available, the limiter owes the rest, and later requests wait for them. The policy defines
+    /// what it can give back and owe; see [`Policy::unspent`] and [`Policy::debit`].
     ///
-    /// A reservation that is settled without being claimed gives up its place, and all used permits
-    /// are charged. An [exempt](crate::Request::exempt) one charges nothing.
+    /// A reservation that is settled without being claimed gives up its position, and all used
+    /// permits are charged. An [exempt](crate::Request::exempt) reservation charges nothing.
     pub fn settle(mut self, used: u32) {
         match self.claimed.take() {
             Some((_, share)) => share.settle(used),
@@ -182,37 +183,38 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
         }
     }
 
-    /// Gives up the place, or the permits if they were not claimed, as dropping the reservation
-    /// does.
+    /// Gives up the position, or the permits if they were not claimed, like dropping the
+    /// reservation.
     pub fn cancel(self) {}
 
     pub(crate) fn status(&self) -> Status {
         self.pending.shared.status()
     }
 
-    /// The number of permits reserved: of a request for [up to](crate::Request::up_to) a number,
-    /// what it waits for, and once it is claimed, what it got.
+    /// Returns the number of permits reserved. For a request for [up to](crate::Request::up_to) a
+    /// number, this is the number that it waits for, and after the claim the number that it got.
     #[must_use]
     pub fn permits(&self) -> u32 {
         *self.pending.ask()
     }
 }
 
-/// Waits until the reservation is due and claims it. The [`Grant`] tells the time from the
-/// reservation to the claim. A second claim returns that grant again.
+/// Waits until the reservation is due and claims it. The [`Grant`] reports the time from the
+/// reservation to the claim. A second claim returns the same grant again.
 ///
 /// Await `&mut reservation` to keep it, for example to settle it.
 ///
 /// # Errors
 ///
-/// - [`Refusal::Limited`], or [`Refusal::Paused`] during a pause, if it can no longer be served
-///   [within](crate::Request::within) its time.
+/// - [`Refusal::Limited`], or [`Refusal::Paused`] during a pause, if the reservation can no longer
+///   be served [within](crate::Request::within) its time.
 /// - [`Refusal::ExceedsLimit`] if the limit was lowered below it.
 /// - [`Refusal::Closed`] if the limiter was [closed](crate::RateLimiter::close).
 ///
 /// # Panics
 ///
-/// With the default clock, if it has to wait in a tokio runtime without its time driver. Polling it
+/// With the default clock, if it must wait in a tokio runtime whose time driver is disabled; or if
+/// it is polled again after it was refused.
 /// again after it was refused panics.
 impl<P: Policy, C: Timer> Future for Reservation<P, C> {
     type Output = Result<Grant, Refusal>;

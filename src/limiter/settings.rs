@@ -1,4 +1,4 @@
-//! Settings that change at run time: queue bounds, a kept share, shadow mode, and the observer.
+//! Settings that can change at run time: queue bounds, a kept share, shadow mode, and the observer.
 
 use std::sync::Arc;
 
@@ -13,32 +13,34 @@ use crate::line::settings::KeptShare;
 use crate::policy::Policy;
 use crate::request::QueueBounds;
 
-/// Settings of any limiter: a plain one, a key's, or a composite.
+/// Settings of any limiter: a single one, a key's, or a composite.
 impl<R: Rule, C: Timer> Shared<R, C> {
     /// Sets the observer. Returns `false`, and changes nothing, if the limiter has one already.
     pub(crate) fn observe(&self, events: Arc<dyn Events>) -> bool {
-        // Before the flag is raised, so that a call that sees the flag has an observer to tell.
+        // Set before the flag is raised, so that a call that sees the flag has an observer to
+        // notify.
         let first = self.events.observe(events);
         self.serve_then(|line, _| line.settings.observed = true);
         first
     }
 
-    /// Turns shadow mode on or off. When it is turned on, the waiters in line pass at once.
+    /// Turns shadow mode on or off. When it is turned on, the waiters in the queue pass at once.
     pub(crate) fn set_shadow(&self, shadow: bool) {
         let begins = self.serve_then(|line, _| {
             let was = line.settings.is_shadow();
             line.settings.shadow = shadow;
             shadow && !was
         });
-        // After the visit: `ring_seats` takes the lock, and drops it after every few seats.
+        // After the visit, because `ring_seats` takes the lock, and releases it after every few
+        // seats.
         if begins {
             self.ring_seats();
         }
     }
 
-    /// Rings all composites that wait here, when shadow mode begins or the limiter is closed: each
-    /// looks for a time without this limiter, or refuses its waiters. Few at a time, so that other
-    /// calls can have the lock.
+    /// Notifies all composites that wait here, when shadow mode begins or the limiter is closed:
+    /// each composite computes a time without this limiter, or refuses its waiters. It notifies a
+    /// few at a time, so that other calls can take the lock.
     pub(crate) fn ring_seats(&self) {
         let (mut next, mut panic) = (Some(0), None);
         while let Some(place) = next.take() {
@@ -48,17 +50,17 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         go_on(panic);
     }
 
-    /// Whether the limiter is in shadow mode.
+    /// Returns whether the limiter is in shadow mode.
     pub(crate) fn is_shadow(&self) -> bool {
         self.gate_word.load().has(SHADOW)
     }
 
-    /// Bounds the line, for requests that join it from now on.
+    /// Bounds the queue, for requests that join it from now on.
     pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
         self.serve_then(|line, _| line.settings.bounds = bounds);
     }
 
-    /// Keeps `permits` for requests of the priority `from` or a higher one.
+    /// Keeps `permits` for requests of priority `from` or higher.
     pub(crate) fn keep_for_priority(&self, permits: u32, from: i8) {
         self.serve_then(|line, visit| {
             let kept = Some(KeptShare { permits, from });
@@ -68,35 +70,35 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 }
 
-/// Settings, from any clone. They hold at once for waiters, too.
+/// Settings; any clone can change them. They apply at once to waiters, too.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// Bounds the queue: how many requests may wait, for how many permits, and which request makes
     /// room in a full queue. A new limiter has no bounds.
     ///
-    /// The bounds hold for requests that come from now on; requests that already wait stay, even
-    /// if they exceed the bounds. [`QueueBounds`] says which requests are refused;
-    /// [`acquire`](RateLimiter::acquire) never is. A [reservation](RateLimiter::reserve) keeps its
-    /// place in a full queue, whatever [`WhenFull`](crate::WhenFull) says.
+    /// The bounds apply to requests that arrive from now on; requests that already wait stay, even
+    /// if they exceed the bounds. [`QueueBounds`] says which requests are refused. A
+    /// [reservation](RateLimiter::reserve) keeps its position in a full queue, whatever
+    /// [`WhenFull`](crate::WhenFull) is set.
     pub fn set_queue_bounds(&self, bounds: QueueBounds) {
         self.shared.set_bounds(bounds);
     }
 
-    /// Keeps `permits` of the burst for requests of the priority `from` or a higher one. A request
-    /// of lower priority is granted only if `permits` remain afterwards. Zero keeps no permits, as
+    /// Keeps `permits` of the burst for requests of priority `from` or higher. A request of lower
+    /// priority is granted only if at least `permits` remain afterwards. Zero keeps no permits, as
     /// in a new limiter.
     ///
-    /// The remaining permits are the ones that single calls could get one after the other; with
-    /// Guava's two policies they include the one on credit. A request below `from` that asks for
-    /// more than the burst less the kept permits can never be granted: it is refused with
-    /// [`ExceedsLimit`](crate::Refusal::ExceedsLimit), which tells the smaller burst. A request for
-    /// a single permit is not refused but waits, for ever if all permits are kept. Calls without a
-    /// priority have priority 0. Waiters that are served later by this move back.
+    /// The remaining permits are those that a sequence of requests for one permit could get; with
+    /// Guava's two policies they include the one on credit. A request below priority `from` that
+    /// asks for more than the burst less the kept permits can never be granted. It is refused with
+    /// [`ExceedsLimit`](crate::Refusal::ExceedsLimit), which reports the smaller burst. A request
+    /// for a single permit is not refused but waits, for ever if all permits are kept. Calls
+    /// without a priority have priority 0. Waiters whose due time becomes later move back.
     ///
-    /// While permits are kept, every call takes the queue's lock, since counting the remaining
-    /// permits and taking some are two steps. Late timers then lower the average where the burst
-    /// less the kept permits is worth less than the lateness: permits that come in while the
-    /// limiter is full are lost. And a reservation that is not polled is charged when a call looks
-    /// at the line, which may be later than it was due; behind it, told times may be too early.
+    /// While permits are kept, every call takes the queue's lock, because counting the remaining
+    /// permits and taking some are two steps. Late timers then lower the average rate if the burst
+    /// less the kept permits is worth less time than the lateness: permits that accrue while the
+    /// limiter is full are lost. A reservation that is not polled is charged when a call visits the
+    /// queue, which may be later than its due time; predicted waits behind it may be too short.
     ///
     /// # Examples
     ///
@@ -116,15 +118,15 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     }
 
     /// Turns shadow mode on or off. In shadow mode every call passes, and the
-    /// [observer](RateLimiter::observe) is told what the limit would have done.
+    /// [observer](RateLimiter::observe) is notified of what the limiter would have done.
     ///
-    /// The limiter decides as usual. It tells the observer of each call that would have been
-    /// refused, or would have waited, and how long. Such a call then passes at once and takes no
-    /// permits. This holds for every kind of refusal, and for pauses. Requests that wait when
-    /// shadow mode begins pass at once.
+    /// The limiter decides as usual. It notifies the observer of each call that would have been
+    /// refused, or would have waited, with the wait. Such a call passes at once and takes no
+    /// permits. This applies to every refusal except [`Closed`](crate::Refusal::Closed), and to
+    /// pauses. Requests that wait when shadow mode begins pass at once.
     ///
-    /// The shadow mode of a layer of `tidegate-tower` is another thing: there the limiter refuses,
-    /// and tells its observer so, and the layer lets the request pass.
+    /// The shadow mode of a `tidegate-tower` layer is different: there the limiter refuses and
+    /// notifies its observer of a refusal, and the layer lets the request pass.
     ///
     /// # Examples
     ///
@@ -150,17 +152,17 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.set_shadow(shadow);
     }
 
-    /// Whether the limiter is in [shadow mode](RateLimiter::set_shadow).
+    /// Returns whether the limiter is in [shadow mode](RateLimiter::set_shadow).
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shared.is_shadow()
     }
 
-    /// Sets the observer, which is told of every call from now on. Returns `false`, and changes
+    /// Sets the observer, which is notified of every call from now on. Returns `false`, and changes
     /// nothing, if the limiter has an observer already.
     ///
-    /// All clones of a limiter share the observer. A limiter without one pays nothing for this
-    /// feature. With one, each call takes a few instructions more, and still no lock while no
+    /// All clones of a limiter share the observer. A limiter without an observer pays nothing for
+    /// this feature. With one, each call takes a few more instructions, and still no lock while no
     /// request waits. [`Events`] has an example.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.shared.observe(events)

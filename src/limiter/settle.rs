@@ -10,16 +10,16 @@ use crate::line::rule::Single;
 use crate::policy::Policy;
 use crate::sync::lock;
 
-/// What a limiter granted, and can take back.
+/// A grant that the limiter can take back.
 pub(crate) struct Share<P: Policy, C: Timer> {
     pub(crate) shared: Arc<Shared<Single<P>, C>>,
     pub(crate) n: u32,
-    /// `None` when it is final.
+    /// `None` once the grant is final.
     pub(crate) grant: Option<Tracked<P::Charge>>,
 }
 
 impl<P: Policy, C: Timer> Share<P, C> {
-    /// Makes it final: so much of it was used, or more than it.
+    /// Makes the grant final: `used` permits of it were used, or more than it.
     pub(crate) fn settle(mut self, used: u32) {
         let Some(Tracked { charge, id }) = self.grant.take() else { return };
         let Share { shared, n, .. } = &self;

@@ -1,4 +1,4 @@
-//! Permits that are charged or put back without a request: debits, refunds, lower stocks, resets.
+//! Permits that are charged or put back without a request: debits, refunds, `keep_at_most`, resets.
 
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;
@@ -9,12 +9,12 @@ use crate::time::Nanos;
 
 /// Changes of the state of a single limiter: a plain one, a key's, or a member of a composite.
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// Charges `n` permits, also if they are not available: the rest is owed.
+    /// Charges `n` permits, even if they are not available: then the limiter owes the rest.
     pub(crate) fn debit(&self, n: u32) {
         self.debit_ahead(n, Nanos::ZERO);
     }
 
-    /// As [`debit`](Shared::debit), at a time that lies `ahead`.
+    /// Like [`debit`](Shared::debit), at a time `ahead` of now.
     pub(crate) fn debit_ahead(&self, n: u32, ahead: Nanos) {
         self.serve_then(|line, visit| {
             let Single { policy, state } = &self.rule;
@@ -32,7 +32,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         });
     }
 
-    /// Takes the permits that are available beyond so many. Returns how many it took.
+    /// Takes the permits that are available beyond `permits`. Returns how many it took.
     pub(crate) fn keep_at_most(&self, permits: u64) -> u64 {
         self.serve_then(|line, visit| {
             line.stock_at_most(&self.rule, permits);
@@ -45,7 +45,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         })
     }
 
-    /// Puts the state back to that of a new limiter, and ends a pause.
+    /// Resets the state to that of a new limiter, and ends a pause.
     pub(crate) fn reset(&self) {
         let Single { policy, state } = &self.rule;
         let resumed = self.serve_then(|line, visit| {
@@ -64,14 +64,15 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
 
 /// Permits that are charged or put back without a request. Waiters move at once.
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
-    /// Charges `n` permits, also if fewer are available: for work that was done without asking, or
-    /// that a server counted. Waiters move back at once, and a request
+    /// Charges `n` permits, even if fewer are available: for work that was done without a request,
+    /// or that a server counted. Waiters move back at once, and a request
     /// [within](RateLimiter::acquire_within) a time that can no longer be met is refused.
     ///
-    /// The limiter owes the permits that were not available, and grants no request until the debt
-    /// is paid. Each policy says how it owes, see [`Policy::debit`]: an unlimited policy charges
-    /// nothing, and a debt beyond the clock's 34 years shuts the limiter until it is
-    /// [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero does nothing.
+    /// The limiter owes the permits that were not available, and grants no request until its
+    /// negative balance is paid. Each policy defines how it owes, see [`Policy::debit`]: an
+    /// unlimited policy charges nothing, and a balance beyond the clock's 34 years blocks the
+    /// limiter until it is [refunded](RateLimiter::refund) or [reset](RateLimiter::reset). Zero
+    /// does nothing.
     ///
     /// # Examples
     ///
@@ -92,12 +93,12 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.debit(n);
     }
 
-    /// Takes all permits that are available now, and returns how many it took, for a server that
-    /// says that it has no permits left. If the server also says when to come back,
-    /// [pause](RateLimiter::pause_for).
+    /// Takes all permits that are available now, and returns how many it took. Call it when a
+    /// server reports that it has no permits left. If the server also reports when to come back,
+    /// [pause](RateLimiter::pause_for) the limiter.
     ///
     /// New permits accrue as before. An unlimited policy has no permits to take. Waiters stay in
-    /// line, and move back if some of their permits were available already.
+    /// the queue, and move back if some of their permits were available already.
     ///
     /// # Examples
     ///
@@ -117,25 +118,25 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.keep_at_most(0)
     }
 
-    /// Takes the permits that are available now beyond `permits`, and returns how many it took: for
-    /// a server that says how many permits it has left. It never adds permits.
+    /// Takes the permits that are available now beyond `permits`, and returns how many it took.
+    /// Call it when a server reports how many permits it has left. It never adds permits.
     ///
-    /// It is one step beside requests that take permits at the same time: a permit that such a
+    /// The call is one atomic step with respect to concurrent requests: each permit that such a
     /// request takes is one that this call need not take. New permits accrue as before, and permits
     /// that are [settled](crate::Reservation::settle), [refunded](RateLimiter::refund) or undone
-    /// later come on top. An unlimited policy has no permits to take. In a pause it lowers the
-    /// permits that the limiter goes on with.
+    /// later are added on top. An unlimited policy has no permits to take. During a pause it lowers
+    /// the permits with which the limiter continues.
     ///
-    /// A permit that was granted to a waiter is taken, whether or not its task has run. A permit
-    /// that the first waiter still saves up for counts as available. So no waiter moves up, and
+    /// A permit that was granted to a waiter stays taken, whether or not its task has run. A permit
+    /// that the first waiter is still saving up for counts as available. So no waiter moves up, and
     /// waiters move back if some of their permits were available already.
     ///
-    /// | policy | `permits` are left |
+    /// | policy | how `permits` are left |
     /// |---|---|
-    /// | a rate or a bucket | as if requests for one permit had taken the others: the next permit comes in when it would have |
+    /// | a rate or a bucket | as if requests for one permit had taken the others: the next permit accrues at its usual time |
     /// | a window or a log | as if requests for one permit had taken the others now: they come back with the window |
-    /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | it has one permit at most, so only 0 takes anything |
-    /// | [`Both`](crate::Both) | in the policy that has fewer; the other policy is charged as many |
+    /// | [`SmoothWarmingUp`](crate::SmoothWarmingUp) | it has at most one permit, so only 0 takes anything |
+    /// | [`Both`](crate::Both) | in the policy that has fewer; the other policy is charged the same number |
     ///
     /// # Examples
     ///
@@ -153,11 +154,11 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         self.shared.keep_at_most(permits)
     }
 
-    /// Puts the limiter back to its start: as full as it began, without debts, and not paused.
-    /// Waiters are served with the permits that this brings.
+    /// Resets the limiter to its start: as full as it began, without a negative balance, and not
+    /// paused. Waiters are served with the permits that become available.
     ///
-    /// The settings stay: rate and burst, [bounds](RateLimiter::set_queue_bounds), the
-    /// [kept share](RateLimiter::keep_for_priority), [shadow mode](RateLimiter::set_shadow) and the
+    /// The settings stay: rate and burst, [bounds](RateLimiter::set_queue_bounds), the [kept
+    /// share](RateLimiter::keep_for_priority), [shadow mode](RateLimiter::set_shadow) and the
     /// [observer](RateLimiter::observe).
     ///
     /// # Examples
