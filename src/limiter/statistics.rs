@@ -1,4 +1,4 @@
-//! Counts of what a limiter did.
+//! Counters of what a limiter did.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -11,26 +11,27 @@ use crate::policy::atomic_word::update;
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 use crate::time::Nanos;
 
-/// Each power of two has so many buckets, so that a bucket is a thirty-second of it: 3.2 %.
+/// Each power of two has this many buckets, so a bucket is a thirty-second of it wide: 3.2 %.
 const PARTS: usize = 1 << PART_BITS;
 const PART_BITS: u32 = 5;
 
-/// A bucket for each wait below [`PARTS`] nanoseconds, and the parts of each power of two above.
+/// A bucket for each wait below [`PARTS`] nanoseconds, and [`PARTS`] buckets for each power of two
+/// above.
 const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 
-/// Counts the calls of a limiter, by how they ended, and how long they waited: give it to
-/// [`RateLimiter::observe`](crate::RateLimiter::observe), or to another kind of limiter that has
+/// Counts the calls of a limiter by their results, and measures how long they waited. Pass it to
+/// [`RateLimiter::observe`](crate::RateLimiter::observe), or to any other method that takes an
 /// [`Events`].
 ///
-/// A limiter without it counts nothing. One with it adds to three counters for each granted call,
-/// to four if the call waited, and to one for a call that ends otherwise. All threads share the
-/// counters; several limiters may share them, too. The counters wrap at 2^64, which a limiter of a
-/// billion permits per second reaches in 584 years. The sum of the waits does not wrap: it stays at
-/// its maximum.
+/// A limiter without statistics counts nothing. With statistics, it adds to three counters for each
+/// granted call, to four if the call waited, and to one for a call with another result. All threads
+/// share the counters; several limiters can share them, too. The counters wrap at 2^64, which a
+/// limiter of a billion permits per second reaches in 584 years. The sum of the waits does not
+/// wrap: it stays at its maximum.
 ///
-/// Calls to a store, and leases, are told to the observer of the store, not to that of a limiter:
-/// give the statistics to `StoreBuilder::observed_by` of `tidegate-redis`, which counts the calls
-/// of all limiters of that store as well.
+/// Calls to a store, and leases, are reported to the observer of the store, not to that of a
+/// limiter. Pass the statistics to `StoreBuilder::observed_by` of `tidegate-redis`, which also
+/// counts the calls of all limiters of that store.
 ///
 /// # Examples
 ///
@@ -51,7 +52,7 @@ const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 /// assert!(limiter.try_acquire().is_err());
 /// let snapshot = statistics.snapshot();
 /// assert_eq!((snapshot.granted, snapshot.limited), (100, 1));
-/// // 100 ms each, but for the first; told as the end of a bucket, which is at most 3.2 % more.
+/// // 100 ms each, except the first; reported as the end of a bucket, at most 3.2 % more.
 /// let median = snapshot.waited.quantile(0.5);
 /// assert!((100..104).contains(&median.as_millis()));
 /// assert_eq!(snapshot.waited.sum(), Duration::from_millis(9900));
@@ -62,7 +63,7 @@ const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 /// # Memory ordering
 ///
 /// Establishes no happens-before. A snapshot reads one counter after the other, so calls that end
-/// meanwhile may be in some and not in others.
+/// meanwhile may be in some counters and not in others.
 pub struct Statistics {
     granted: AtomicU64,
     permits: AtomicU64,
@@ -84,13 +85,13 @@ pub struct Statistics {
     near_limit: AtomicU64,
     pauses: AtomicU64,
     store: StoreCounters,
-    /// How many grants waited how long.
+    /// How many grants waited how long, by bucket.
     waited: Box<[AtomicU64]>,
-    /// The nanoseconds that all grants waited together.
+    /// The sum of the waits of all grants, in nanoseconds.
     waited_sum: AtomicU128,
 }
 
-/// As [`StoreStatistics`] tells them.
+/// The counters behind [`StoreStatistics`].
 #[derive(Default)]
 struct StoreCounters {
     answered: AtomicU64,
@@ -109,63 +110,65 @@ struct StoreCounters {
     lease_lost: AtomicU64,
 }
 
-/// What [`Statistics`] had counted: calls, unless it says otherwise.
+/// A snapshot of [`Statistics`]. Each field counts calls, unless it says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StatisticsSnapshot {
-    /// Got their permits.
+    /// Calls that got their permits.
     pub granted: u64,
     /// The permits of the granted calls.
     pub permits: u64,
-    /// Refused with [`Refusal::Limited`].
+    /// Calls refused with [`Refusal::Limited`].
     pub limited: u64,
-    /// Refused with [`Refusal::Paused`].
+    /// Calls refused with [`Refusal::Paused`].
     pub paused: u64,
-    /// Refused with [`Refusal::Closed`].
+    /// Calls refused with [`Refusal::Closed`].
     pub closed: u64,
-    /// Refused with [`Refusal::ExceedsLimit`].
+    /// Calls refused with [`Refusal::ExceedsLimit`].
     pub exceeds_limit: u64,
-    /// Refused with [`Refusal::TooManyKeys`].
+    /// Calls refused with [`Refusal::TooManyKeys`].
     #[cfg(feature = "keyed")]
     pub too_many_keys: u64,
-    /// Refused with [`Refusal::InUse`].
+    /// Calls refused with [`Refusal::InUse`].
     pub in_use: u64,
-    /// Refused with [`Refusal::ZeroPermits`].
+    /// Calls refused with [`Refusal::ZeroPermits`].
     pub zero_permits: u64,
-    /// Refused with [`Refusal::QueueFull`].
+    /// Calls refused with [`Refusal::QueueFull`].
     pub queue_full: u64,
-    /// Refused with [`Refusal::Displaced`], after they had waited.
+    /// Calls refused with [`Refusal::Displaced`], after they had waited.
     pub displaced: u64,
-    /// Refused with [`Refusal::Unavailable`].
+    /// Calls refused with [`Refusal::Unavailable`].
     pub unavailable: u64,
-    /// Waits that were dropped, by a timeout for instance.
+    /// Waits that were dropped, for example by a timeout, and calls refused with
+    /// [`Refusal::Cancelled`].
     pub cancelled: u64,
-    /// Passed only because the limiter is in shadow. A layer of `tidegate-tower` in shadow is
-    /// another thing: there the limiter refuses, which counts as `limited`, and the layer lets the
-    /// request pass.
+    /// Calls that passed only because the limiter is in shadow mode. The shadow mode of a
+    /// `tidegate-tower` layer is different: there the limiter refuses, which counts as `limited`,
+    /// and the layer lets the request pass.
     pub shadowed: u64,
-    /// Passed because they are exempt.
+    /// Calls that passed because they are exempt.
     pub exempted: u64,
-    /// Decided without the store of the limiter, which did not answer; granted or refused as well.
-    /// It counts answers. `Counts::degraded` of `tidegate-redis` also counts a reservation that is
-    /// dropped before its answer, and does not count a call that its thread must not make.
+    /// Calls decided without the limiter's store, because the store did not reply; they also count
+    /// as granted or refused. This field counts decisions. `Counts::degraded` of `tidegate-redis`
+    /// also counts a reservation that is dropped before its decision, and does not count a call
+    /// that its thread must not make.
     pub degraded: u64,
-    /// Granted, and left a fifth of a limit or less: counted only over a store.
+    /// Calls that were granted and left a fifth of a limit or less. Counted only over a store.
     pub near_limit: u64,
-    /// How often the limiter was paused, or a pause made longer.
+    /// How often the limiter was paused, or a pause was prolonged.
     pub pauses: u64,
-    /// Calls to the store, and permits on lease; all zero unless a store is observed.
+    /// Calls to the store, and leased permits; all zero unless a store is observed.
     pub store: StoreStatistics,
-    /// How long the granted ones waited.
+    /// How long the granted calls waited.
     pub waited: WaitHistogram,
 }
 
-/// What [`Statistics`] had counted of a store: each [`StoreEvent`]. One call to a store can decide
-/// many requests, and requests served by leases make none.
+/// A snapshot of what [`Statistics`] counted of a store: each [`StoreEvent`]. One call to a store
+/// can decide many requests, and requests served from leases make no call.
 ///
 /// # Examples
 ///
-/// As text that Prometheus reads:
+/// As text in the format of Prometheus:
 ///
 /// ```
 /// use std::time::Duration;
@@ -185,7 +188,7 @@ pub struct StatisticsSnapshot {
 ///     }
 ///     let seconds = store.answered_in.as_secs_f64();
 ///     text += &format!("# TYPE store_seconds_total counter\nstore_seconds_total {seconds}\n");
-///     // `used` falls where a request is dropped before it saw its grant.
+///     // `used` decreases when a request is dropped before it saw its grant.
 ///     text += "# TYPE lease_permits gauge\n";
 ///     for (what, n) in permits {
 ///         text += &format!("lease_permits{{what=\"{what}\"}} {n}\n");
@@ -204,33 +207,33 @@ pub struct StatisticsSnapshot {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStatistics {
-    /// Calls that the store answered.
+    /// Calls to which the store replied.
     pub answered: u64,
-    /// How long the answered calls took together. Divided by `answered` it is the mean.
+    /// The total time of the calls with a reply. Divided by `answered` it is the mean.
     pub answered_in: Duration,
-    /// Calls without an answer, which the store may have carried out.
+    /// Calls without a reply, which the store may have carried out.
     pub unknown: u64,
     /// Calls that the store did not carry out.
     pub failed: u64,
-    /// Calls that were not made, as [`StoreEvent::Skipped`].
+    /// Calls that were not made; see [`StoreEvent::Skipped`].
     pub skipped: u64,
-    /// Calls that showed that the store is not as it must be, as [`StoreEvent::Misconfigured`].
+    /// Calls that showed that the store is misconfigured; see [`StoreEvent::Misconfigured`].
     pub misconfigured: u64,
-    /// How often the store was left alone for a while.
+    /// How often the store was considered down, and not called for a while.
     pub breaker_opened: u64,
-    /// How often the store answered again after that.
+    /// How often the store replied again after that.
     pub breaker_closed: u64,
     /// Permits that the store debited for leases.
     pub lease_taken: u64,
-    /// Permits of leases that requests used.
+    /// Leased permits that requests used.
     pub lease_used: u64,
-    /// Permits of leases that went back to the store.
+    /// Leased permits that went back to the store.
     pub lease_returned: u64,
-    /// Permits of leases that were lost, since a limit was reset or lowered.
+    /// Leased permits that were lost, because a limit was reset or lowered.
     pub lease_lost: u64,
 }
 
-/// How long grants were waited for: counted in buckets that are at most 3.2 % wide, from a
+/// A histogram of the waits of granted calls: counts in buckets that are at most 3.2 % wide, from a
 /// nanosecond to 584 years. It takes 15 KiB.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WaitHistogram {
@@ -239,7 +242,7 @@ pub struct WaitHistogram {
 }
 
 impl Statistics {
-    /// All zero.
+    /// Creates statistics with all counters at zero.
     #[must_use]
     pub fn new() -> Statistics {
         let zero = || AtomicU64::new(0);
@@ -269,8 +272,8 @@ impl Statistics {
         }
     }
 
-    /// What was counted so far. How many wait right now tells
-    /// [`Status::waiting`](crate::Status::waiting).
+    /// Returns the counts so far. [`Status::waiting`](crate::Status::waiting) reports how many
+    /// requests wait right now.
     #[must_use]
     pub fn snapshot(&self) -> StatisticsSnapshot {
         // Relaxed: the counters are read one after another, and promise no order.
@@ -298,7 +301,7 @@ impl Statistics {
             store: self.store.read(),
             waited: WaitHistogram {
                 counts: self.waited.iter().map(read).collect(),
-                // Relaxed: as the counters.
+                // Relaxed: like the counters.
                 sum: long(self.waited_sum.load(Ordering::Relaxed)),
             },
         }
@@ -307,9 +310,9 @@ impl Statistics {
 
 impl StoreCounters {
     fn read(&self) -> StoreStatistics {
-        // Relaxed: as the other counters.
+        // Relaxed: like the other counters.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // Permits are told as used before they are told as not used.
+        // Read first: permits are reported as used before they are reported as unused.
         let unused = read(&self.lease_unused);
         StoreStatistics {
             answered: read(&self.answered),
@@ -356,7 +359,7 @@ impl Events for Statistics {
             Refusal::Limited { .. } => &self.limited,
             Refusal::Paused { .. } => &self.paused,
             Refusal::Closed => &self.closed,
-            // Told as a cancelled wait.
+            // Counted as a cancelled wait.
             Refusal::Cancelled => &self.cancelled,
             Refusal::ExceedsLimit { .. } => &self.exceeds_limit,
             Refusal::InUse { .. } => &self.in_use,
@@ -423,7 +426,7 @@ impl fmt::Debug for Statistics {
     }
 }
 
-/// The bucket of a wait: the power of two, and the next bits.
+/// Returns the bucket of a wait: its power of two, and its next bits.
 fn bucket(waited: Duration) -> usize {
     let nanos = Nanos::from_duration(waited).as_u64();
     let below = (u64::BITS - nanos.leading_zeros()).saturating_sub(PART_BITS + 1);
@@ -432,14 +435,14 @@ fn bucket(waited: Duration) -> usize {
     below as usize * PARTS + first_bits
 }
 
-/// The longest wait of a bucket.
+/// Returns the maximum wait of a bucket.
 fn end(bucket: usize) -> Duration {
     let below = (bucket / PARTS).saturating_sub(1);
     let first_bits = (bucket - below * PARTS) as u128;
     long(((first_bits + 1) << below) - 1)
 }
 
-/// A span of so many nanoseconds.
+/// Returns a duration of this many nanoseconds.
 fn long(nanos: u128) -> Duration {
     let secs = u64::try_from(nanos / 1_000_000_000).unwrap_or(u64::MAX);
     // A remainder fits.
@@ -447,7 +450,7 @@ fn long(nanos: u128) -> Duration {
 }
 
 impl StatisticsSnapshot {
-    /// All that were refused, for whatever reason.
+    /// Returns how many calls were refused, for any reason.
     #[must_use]
     pub fn refused(&self) -> u64 {
         let reasons = [
@@ -468,12 +471,12 @@ impl StatisticsSnapshot {
 }
 
 impl WaitHistogram {
-    /// How long the share `q` of all granted calls waited at most: 0.5 is the median, 0.99 what one
-    /// in a hundred exceeded.
+    /// Returns the wait that the share `q` of all granted calls did not exceed: 0.5 is the median,
+    /// and 0.99 is the wait that one call in a hundred exceeded.
     ///
-    /// It is the longest wait of a bucket, so it is never too short, and at most 3.2 % too long.
-    /// Zero is exact. Zero also if nothing was granted. A `q` below 0, or one that is not a number,
-    /// is 0, and above 1 it is 1.
+    /// The result is the maximum wait of a bucket, so it is never too short, and at most 3.2 % too
+    /// long. Zero is exact. The result is also zero if nothing was granted. A `q` below 0, or NaN,
+    /// counts as 0, and a `q` above 1 counts as 1.
     #[must_use]
     pub fn quantile(&self, q: f64) -> Duration {
         let total = self.counts.iter().fold(0u128, |sum, count| sum + u128::from(*count));
@@ -486,22 +489,21 @@ impl WaitHistogram {
                 return end(bucket);
             }
         }
-        // Not a number is as 0.
+        // NaN counts as 0.
         let first = self.buckets_by_index().find(|(_, count)| *count > 0);
         first.map_or(Duration::ZERO, |(bucket, _)| end(bucket))
     }
 
-    /// How long all granted calls waited together.
+    /// Returns the sum of the waits of all granted calls.
     #[must_use]
     pub fn sum(&self) -> Duration {
         self.sum
     }
 
-    /// How many granted calls waited at most so long: a cumulative count, as a histogram of
-    /// Prometheus has it for each of its bounds.
+    /// Returns how many granted calls waited at most `wait`: a cumulative count, as a Prometheus
+    /// histogram has for each of its bounds.
     ///
-    /// It counts whole buckets, so a call may be missing that waited less than 3.2 % less than
-    /// this.
+    /// It counts whole buckets, so it may miss a call that waited less than 3.2 % less than `wait`.
     ///
     /// # Examples
     ///
@@ -524,7 +526,7 @@ impl WaitHistogram {
         counted.fold(0, |sum, (_, count)| sum.wrapping_add(count))
     }
 
-    /// Each bucket: the longest wait that it counts, and how many there were. They rise.
+    /// Returns each bucket, in rising order: the maximum wait that it counts, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         self.buckets_by_index().map(|(bucket, count)| (end(bucket), count))
     }
@@ -571,7 +573,7 @@ mod tests {
             let exact = waits[(percent * waits.len()).div_ceil(100).saturating_sub(1)];
             #[allow(clippy::cast_precision_loss)]
             let told = quantile_of(&waits, percent as f64 / 100.0);
-            // The float of a share may be a hair above: then it is the next one's.
+            // The float of a share may be slightly too high: then the next wait is the quantile.
             let next = waits.iter().copied().find(|wait| *wait > exact).unwrap_or(exact);
             let close_to = |wait: u64| told.checked_sub(wait).is_some_and(|over| over <= wait / 32);
             prop_assert!(close_to(exact) || close_to(next), "{exact} {next} {told}");
