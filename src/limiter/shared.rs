@@ -1,7 +1,8 @@
-//! What a limiter and its futures share: a policy with its state, the gate word, and the line.
+//! The state that a limiter and its futures share: a policy with its state, the gate word, and the
+//! queue.
 //!
-//! A request asks the policy without a lock while the [gate word](super::gate_word) lets it. Else
-//! it takes the lock of the line.
+//! A request asks the policy without a lock if the [gate word](super::gate_word) allows it.
+//! Otherwise it takes the queue's lock.
 //!
 //! | operation | ordering | why |
 //! |---|---|---|
@@ -39,28 +40,28 @@ use crate::status::Status;
 use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::Nanos;
 
-/// How many limiters were made so far.
+/// How many limiters have been made.
 static LIMITERS_MADE: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
-/// How much a request took, and its grant; `None` in shadow.
+/// How much a request took, and its grant; `None` in shadow mode.
 type Took<R> = (<R as Rule>::Ask, Option<Granted<<R as Rule>::Charge>>);
 
-/// What a limiter and its futures share.
+/// The state that a limiter and its futures share.
 pub(crate) struct Shared<R: Rule, C: Timer> {
     pub(crate) rule: R,
     pub(crate) clock: C,
-    /// Its number among all limiters. Composites ask their members in the order of numbers.
+    /// Its number among all limiters. Composites ask their members in the order of these numbers.
     pub(crate) number: u64,
     pub(crate) gate_word: GateWord,
-    /// The next number of the line's undo log, which rises with each mark, refund, debit and
-    /// change. A composite reads it before it takes without the lock, so that the log can tell,
-    /// when the grant is undone, what happened since.
+    /// The next number of the queue's undo log, which rises with each mark, refund, debit and
+    /// change. A composite reads it before it takes permits without the lock. When the grant is
+    /// undone, the log uses this number to find what happened since.
     pub(crate) undo_number: AtomicU64,
-    /// What has changed for the requests of composites, counted as
+    /// The number of changes that affect the requests of composites, counted as
     /// [`TIMES_CHANGED`](crate::limiter::change::TIMES_CHANGED) and
     /// [`WEIGHTS_CHANGED`](crate::limiter::change::WEIGHTS_CHANGED).
     pub(crate) changes: AtomicU64,
-    /// By how much the last grants were late.
+    /// How late the last grants were.
     pub(crate) lateness: Lateness,
     pub(crate) line: Mutex<Line<R, C>>,
     pub(crate) events: Observers,
@@ -72,7 +73,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Shared {
             rule,
             clock,
-            // Relaxed: each limiter gets a number of its own at any ordering.
+            // Relaxed: each limiter gets a distinct number at any ordering.
             number: LIMITERS_MADE.fetch_add(1, std::sync::atomic::Ordering::Relaxed),
             gate_word: GateWord::new(false),
             undo_number: AtomicU64::new(line.undo_number()),
@@ -90,7 +91,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self
     }
 
-    /// Sets the observer of all keys, before the limiter is shared. Runs no foreign code.
+    /// Sets the observer of all keys, before the limiter is shared. Runs no user code.
     #[cfg(feature = "keyed")]
     pub(crate) fn observed_by(mut self, all: Option<Arc<dyn Events>>) -> Self {
         if all.is_some() {
@@ -101,7 +102,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self
     }
 
-    /// Takes permits now or not at all. Returns what was taken, or `None` in shadow.
+    /// Takes permits now, or refuses. Returns the grant, or `None` in shadow mode.
     #[inline]
     pub(crate) fn try_grant(
         &self,
@@ -115,9 +116,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.try_as_many(demand, 0, GrantKind::Final).map(|(_, granted)| granted)
     }
 
-    /// Takes as many permits as there are, at most `most`, or exactly what it asks for if `most` is
-    /// zero. Takes none where there are fewer than it asks for. Returns what it took, with `None`
-    /// in shadow.
+    /// Takes as many permits as are available, at most `most`, or exactly what the request asks for
+    /// if `most` is zero. Takes none if fewer are available than the request asks for. Returns what
+    /// it took, with `None` in shadow mode.
     #[cold]
     pub(crate) fn try_as_many(
         &self,
@@ -140,13 +141,13 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Ok((ask, granted))
     }
 
-    /// Takes as many permits as there are without the lock, at most `most`, or exactly `ask` if
-    /// `most` is zero. Takes none where there are fewer than `ask`. Called where the gate word
-    /// [lets](Word::needs_no_lock) it.
+    /// Takes as many permits as are available without the lock, at most `most`, or exactly `ask` if
+    /// `most` is zero. Takes none if fewer are available than `ask`. Called if the gate word
+    /// [allows](Word::needs_no_lock) it.
     ///
-    /// The take is one decision of the policy: all permits that the look has found, or none. If
-    /// another request took some of them in between, this one looks again, and at last it takes
-    /// what it asks for at least. So it is refused only where these were not there.
+    /// The take is one decision of the policy: it takes all permits that the check found, or none.
+    /// If another request took some of them in between, this request checks again, and finally it
+    /// takes `ask`. So it is refused only if `ask` permits were not available.
     pub(crate) fn take_as_many(
         &self,
         word: Word,
@@ -167,8 +168,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.take_without_lock(word, now, ask).map(|charge| (ask.clone(), charge))
     }
 
-    /// Takes permits without the lock, now or as of when they were due, or not at all: the one
-    /// place that does. Called where the gate word [lets](Word::needs_no_lock) it.
+    /// Takes permits without the lock, now or as of when they were due, or refuses. Every take
+    /// without the lock calls this function. Called if the gate word [allows](Word::needs_no_lock)
+    /// it.
     #[inline]
     pub(crate) fn take_without_lock(
         &self,
@@ -179,13 +181,13 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         if word.has(LATE) { self.take_late(now, ask) } else { self.take_at(now, ask) }
     }
 
-    /// Takes permits without the lock as of `at`, or not at all.
+    /// Takes permits without the lock as of `at`, or refuses.
     #[inline]
     fn take_at(&self, at: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
         if R::PARTS == 1 {
             return self.rule.try_take(at, ask);
         }
-        // As a composite puts back: `all_of/member.rs` has the orderings.
+        // As when a composite puts permits back: `all_of/member.rs` has the orderings.
         let undo_number = || self.undo_number.load(Ordering::Acquire);
         self.rule.take_all(at, ask, undo_number, |undo_number, taken| {
             self.serve_then(|line, visit| line.take_back(visit, Undoable::Since(taken, undo_number)));
@@ -194,8 +196,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
 
     #[cold]
     fn take_late(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
-        // Another request may take the permit between the look and the take, so look again. Not for
-        // ever: a policy may contradict itself.
+        // Another request may take the permit between the check and the take, so check again. The
+        // number of checks is bounded, because a policy may contradict itself.
         for _ in 0..=LOOKS {
             let due = self.rule.ready_at(now, &R::Ahead::default(), ask);
             if due > now {
@@ -210,8 +212,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                     if !self.lateness.is_some()
                         && let Some(line) = try_lock(&self.line)
                     {
-                        // Lowers the flag. If another thread holds the lock, the flag may stay up, and
-                        // the next request takes the lock for nothing: see `src/line/lateness.rs`.
+                        // Clears the flag. If another thread holds the lock, the flag may stay set,
+                        // and the next request takes the lock unnecessarily: see
+                        // `src/line/lateness.rs`.
                         self.store_gate_word(&line);
                     }
                     return Ok(charge);
@@ -222,7 +225,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 
     /// Serves the waiters that are due, then takes permits only if no waiter goes before this
-    /// request. With a `most` that is not zero, takes as many as there are.
+    /// request. If `most` is not zero, takes as many as are available, at most `most`.
     fn try_in_line(
         &self,
         demand: Demand<'_, R::Ask>,
@@ -236,7 +239,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         held.map(|(ask, held)| (ask, held.keep()))
     }
 
-    /// Tells the observers how a call ended, and turns a refusal into a pass in shadow.
+    /// Notifies the observers of how a call ended, and turns a refusal into a pass in shadow mode.
     pub(crate) fn tell(
         &self,
         ask: &R::Ask,
@@ -246,7 +249,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let told = |refusal| self.or_tell(ask, || self.rule.told(ask, refusal));
         let answer = match answer {
             Ok(Passed::Shadow(refusal)) => Ok(Passed::Shadow(told(refusal))),
-            // Also in shadow a closed limiter refuses: what it guards has ended.
+            // A closed limiter refuses even in shadow mode, because what it guards has ended.
             Err(refusal) if refusal != Refusal::Closed && self.gate_word.load().has(SHADOW) => {
                 Ok(Passed::Shadow(told(refusal)))
             }
@@ -264,8 +267,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         answer.map(Passed::granted)
     }
 
-    /// Does a part of a call. If foreign code panics meanwhile, such as the waker of another
-    /// request, tells the observers that the call is over: it took nothing.
+    /// Runs a part of a call. If user code panics in it, such as the waker of another request, the
+    /// observers are notified that the call was cancelled: it took nothing.
     #[inline]
     pub(crate) fn or_tell<T>(&self, ask: &R::Ask, work: impl FnOnce() -> T) -> T {
         let untold = Untold::new(self, ask);
@@ -274,12 +277,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         done
     }
 
-    /// Tells the observers, if there are any. Not under the lock.
+    /// Notifies the observers, if there are any. Not under the lock.
     pub(crate) fn report(&self, event: impl Fn(&dyn Events)) {
         self.events.report(event);
     }
 
-    /// How many requests are in line, and how many seats composites hold in it.
+    /// Returns how many requests are in the queue, and how many seats composites hold in it.
     pub(crate) fn waiting(&self) -> (usize, usize) {
         if !self.gate_word.load().has_waiters() {
             return (0, 0);
@@ -288,20 +291,20 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.serve_then(|line, _| (line.len(), line.seats.len()))
     }
 
-    /// Whether no request is in line, and nothing was set since the limiter was made but the
-    /// observer of all keys.
+    /// Returns whether no request is in the queue, and no setting has changed since the limiter was
+    /// made, except for the observer of all keys.
     #[cfg(feature = "keyed")]
     pub(crate) fn is_plain(&self) -> bool {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        // A pause may have ended with no call since. The gate word is not stored, so the next
-        // request may take the lock for nothing.
+        // A pause may have ended with no call since then. The gate word is not stored, so the next
+        // request may take the lock unnecessarily.
         line.begin_look(&self.rule, now, self.lateness.catch_up());
-        // Shadow mode of all keys is no setting of this limiter.
+        // Shadow mode of all keys is not a setting of this limiter.
         let unset = if line.settings.shadow { OBSERVED } else { OBSERVED | SHADOW };
         word_of(&line).has_only(unset)
-            // The next request may be charged as of an earlier time, and a state alone does not
-            // tell.
+            // The next request may be charged as of an earlier time, and the policy's state does
+            // not contain that time.
             && !self.lateness.is_usable(now)
             && !self.events.has_own()
             && line.is_unused()
@@ -312,19 +315,19 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.lateness.set_catch_up(catch_up);
     }
 
-    /// The [`Visit`] of a lock holder at the time `now`.
+    /// Creates the [`Visit`] of a lock holder at the time `now`.
     pub(crate) fn visit_at<'a>(&'a self, now: Nanos, deferred: &'a mut Deferred) -> Visit<'a, R> {
         let (rule, lateness) = (&self.rule, &self.lateness);
         Visit { rule, lateness, now, deferred, due: None, is_unchanged: false }
     }
 
-    /// What an alarm of the line rings.
+    /// Returns the target that an alarm of the queue notifies.
     pub(crate) fn weak(self: &Arc<Self>) -> Weak<dyn Recheck> {
         let this: Weak<Self> = Arc::downgrade(self);
         this
     }
 
-    /// Serves the waiters that are due, then runs `work` with the line.
+    /// Serves the waiters that are due, then runs `work` with the queue.
     pub(crate) fn serve_then<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T) -> T {
         let mut work = Some(work);
         loop {
@@ -341,20 +344,20 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Runs `work` with the line, serves the waiters that are due, and runs the deferred work. It
-    /// does not serve before `work`, as [`serve_then`](Shared::serve_then) does.
+    /// Runs `work` with the queue, serves the waiters that are due, and runs the deferred work.
+    /// Unlike [`serve_then`](Shared::serve_then), it does not serve before `work`.
     ///
-    /// Foreign code may panic anywhere here: a clock, a policy, a timer that is made outside of its
-    /// event loop, a waker that is called.
+    /// User code may panic anywhere here: a clock, a policy, a timer that is made outside of its
+    /// runtime, a waker that is called.
     ///
-    /// The panic is kept. The line is served as far as it can be, the gate word is stored and the
-    /// granted waiters are woken; then the panic goes on. After a panic of the policy while the
-    /// line is served, or of the clock while an alarm is chosen, no alarm is set: the next call
+    /// The panic is kept. The queue is served as far as possible, the gate word is stored and the
+    /// granted waiters are woken; then the panic resumes. After a panic of the policy while the
+    /// queue is served, or of the clock while an alarm is chosen, no alarm is set: the next call
     /// that takes the lock sets it.
     ///
-    /// A panic takes the result with it: an answer that was taken out of the line would be lost. So
-    /// answers are taken in a section of their own ([`Line::collect`]), and permits are kept in a
-    /// [`Held`].
+    /// A panic discards the result of `work`, so a decision that was taken out of the queue would
+    /// be lost. Therefore decisions are taken in a section of their own ([`Line::collect`]), and
+    /// permits are kept in a [`Held`].
     pub(crate) fn with_line<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T) -> T {
         let mut deferred = Deferred::new();
         let (mut line, now) = self.enter(lock(&self.line), &mut deferred);
@@ -362,12 +365,13 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let result = catch_unwind(AssertUnwindSafe(|| work(&mut line, &mut visit)));
         let served = visit.is_unchanged.then_some(visit.due);
         self.finish(line, now, served, &mut deferred);
-        // The lock is gone: `finish` has taken the guard. The wakers run before a panic goes on.
+        // The lock is released: `finish` has taken the guard. The wakers run before a panic
+        // resumes.
         drop(deferred);
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Reads the clock and begins a visit. If the clock panics, its latest reading counts.
+    /// Reads the clock and begins a visit. If the clock panics, its latest reading is used.
     fn enter<'a>(
         &'a self,
         mut line: MutexGuard<'a, Line<R, C>>,
@@ -384,8 +388,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Releases the lock for a moment, where more waiters are due than are served in one go, so
-    /// that other threads can have it and the served waiters wake.
+    /// Releases the lock for a moment, if more waiters are due than are served in one go, so that
+    /// other threads can take it and the served waiters wake.
     fn let_others<'a>(
         &'a self,
         line: MutexGuard<'a, Line<R, C>>,
@@ -397,9 +401,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         lock(&self.line)
     }
 
-    /// Notes the time, and does what a pause has to do by then, but first serves the waiters that
-    /// were due [before](Line::serves_before): a slice of them. Returns `false` if there are more.
-    /// Then the pause has still to end.
+    /// Records the time, and applies what a pause must do by then. Before that, it serves a slice
+    /// of the waiters that were due [before](Line::serves_before). Returns `false` if there are
+    /// more such waiters; then the pause has yet to end.
     pub(crate) fn begin_visit(&self, line: &mut Line<R, C>, now: Nanos, deferred: &mut Deferred) -> bool {
         if let Some(at) = line.serves_before(now, self.lateness.catch_up())
             && line.serve(&mut self.visit_at(at, deferred)).is_some_and(|due| due <= at)
@@ -410,11 +414,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         true
     }
 
-    /// Serves, stores the gate word, sees to the alarm for the next waiter that is due, and
-    /// unlocks. With `served`, the line was served already, and that is when it is served next.
+    /// Serves the queue, stores the gate word, handles the alarm for the next waiter that is due,
+    /// and unlocks. With `served`, the queue was served already, and `served` is when it must be
+    /// served next.
     ///
-    /// Wakers are called last, when the caller drops `deferred`: they are foreign code that may
-    /// take its time, come back here or panic.
+    /// Wakers are called last, when the caller drops `deferred`: they are user code that may take a
+    /// long time, call the limiter or panic.
     fn finish<'a>(
         &'a self,
         mut line: MutexGuard<'a, Line<R, C>>,
@@ -439,8 +444,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             let gone = deferred.run(|| arming.run()).unwrap_or(true);
             line = lock(&self.line);
             line.put_back(arming, gone, deferred);
-            // Without the lock the line may have changed, and other threads leave an alarm alone
-            // while this one sets it. So the loop serves and checks again.
+            // While the lock was released, the queue may have changed, and other threads do not
+            // touch an alarm that this thread is setting. So the loop serves and checks again.
             (line, now) = self.enter(line, deferred);
         }
     }
@@ -452,7 +457,8 @@ impl<R: Rule, C: Timer> Recheck for Shared<R, C> {
     }
 }
 
-/// A call that no observer is told of yet. Dropping it tells that the call took nothing.
+/// A call that has not been reported to the observers. Dropping it reports that the call took
+/// nothing.
 pub(crate) struct Untold<'a, R: Rule, C: Timer> {
     shared: &'a Shared<R, C>,
     ask: &'a R::Ask,
@@ -472,16 +478,15 @@ impl<R: Rule, C: Timer> Drop for Untold<'_, R, C> {
     }
 }
 
-/// A grant on its way to its caller. If foreign code panics in between, dropping it undoes the
-/// grant.
+/// A grant on its way to its caller. If user code panics in between, dropping it undoes the grant.
 pub(crate) struct Held<'a, R: Rule, C: Timer> {
     shared: &'a Shared<R, C>,
-    /// `None` once the caller has it.
+    /// `None` once the caller has the grant.
     grant: Option<Undoable<R::Charge>>,
 }
 
 impl<'a, R: Rule, C: Timer> Held<'a, R, C> {
-    /// Holds a grant that was made just now, under the lock.
+    /// Holds a grant that was just made, under the lock.
     pub(crate) fn new(shared: &'a Shared<R, C>, grant: Undoable<R::Charge>) -> Self {
         Held { shared, grant: Some(grant) }
     }
@@ -498,7 +503,7 @@ impl<'a, R: Rule, C: Timer> Held<'a, R, C> {
 impl<R: Rule, C: Timer> Drop for Held<'_, R, C> {
     fn drop(&mut self) {
         let Some(grant) = self.grant.take() else { return };
-        // Serving comes behind it: permits put back are there for the waiters.
+        // `with_line` serves after this work, so permits put back are available to the waiters.
         run_in_drop(|| self.shared.with_line(|line, visit| line.take_back(visit, grant)));
     }
 }
@@ -506,22 +511,23 @@ impl<R: Rule, C: Timer> Drop for Held<'_, R, C> {
 impl<R: Rule, C: Timer> Shared<R, C> {
     /// Undoes a grant, or a part of one, and serves the waiters.
     ///
-    /// A policy or part that counts undoes before the lock is taken, since a log takes a while for
-    /// many permits. No request overtakes meanwhile: while a waiter is in line, every other request
-    /// takes the lock, and the holder of the lock serves the waiters first. No wake-up is lost: the
-    /// visit that follows serves the waiters with the permits given back.
+    /// A window policy, or a part that is one, undoes before the lock is taken, because a log takes
+    /// long to undo many permits. No request overtakes meanwhile: while a waiter is in the queue,
+    /// every other request takes the lock, and the holder of the lock serves the waiters first. No
+    /// wake-up is lost: the visit that follows serves the waiters with the permits given back.
     pub(crate) fn undo(&self, mut grant: Undoable<R::Charge>) {
         let mut deferred = Deferred::new();
         self.undo_unlocked(grant.charge_mut(), &mut deferred);
         self.serve_then(|line, visit| line.undo_rest(visit, grant));
     }
 
-    /// Undoes what parts that count granted, if there are any. Called without the lock.
+    /// Undoes what window policies granted, if there are any among the parts. Called without the
+    /// lock.
     pub(crate) fn undo_unlocked(&self, charge: &mut R::Charge, deferred: &mut Deferred) {
         if !counts(&self.rule, charge) {
             return;
         }
-        // The lock is held for this reading alone, since a log takes a while to undo.
+        // The lock is held only for this reading, because a log takes long to undo.
         let latest = lock(&self.line).latest();
         for part in 0..R::PARTS {
             if part_counts(&self.rule, charge, part) {
@@ -530,21 +536,21 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         }
     }
 
-    /// A waiter sees its grant now. Remembers how late that is, unless others are in line: they are
-    /// charged as of when they are due.
+    /// Records the lateness of a grant that its waiter sees now, unless other requests are in the
+    /// queue: they are charged as of when they are due.
     pub(crate) fn note_lateness(&self, line: &Line<R, C>, now: Nanos) {
         if line.len() + line.seats.len() == 0 && self.rule.knows_lateness() {
             self.lateness.seen(now, now.saturating_since(line.charged));
         }
     }
 
-    /// Tells requests without the lock whether they have to take it.
+    /// Stores the gate word, from which requests without the lock learn whether they must take it.
     pub(crate) fn store_gate_word(&self, line: &Line<R, C>) {
         self.gate_word.store(line, self.lateness.is_some());
     }
 
     /// Stores the gate word, and the next number of the undo log. A section that grants and refunds
-    /// nothing raises no number, and stores the gate word alone.
+    /// nothing does not raise the number, and stores only the gate word.
     pub(crate) fn publish(&self, line: &Line<R, C>) {
         self.store_gate_word(line);
         // Release: a thread that reads this number also sees the refunds before it in the policy's
@@ -585,8 +591,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         })
     }
 
-    /// What a grant left: from the charge and not from the state, which may have changed since the
-    /// grant.
+    /// Computes what a grant left from the charge and not from the state, which may have changed
+    /// since the grant.
     #[cold]
     pub(crate) fn left(&self, charge: &P::Charge) -> Left {
         let (now, Single { policy, state }) = (self.clock.now(), &self.rule);
@@ -604,14 +610,14 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         }
     }
 
-    /// Takes permits now or not at all.
+    /// Takes permits now, or refuses.
     // Inlined, so that a caller that ignores the grant does not pay for its stores.
     #[inline(always)]
     pub(crate) fn try_acquire(&self, demand: Demand<'_, u32>) -> Result<Grant, Refusal> {
         let word = self.gate_word.load();
         if word.is_clear() {
-            // `?` leaves the charge where it is. `map`, or `try_grant`, would bring charge and
-            // refusal to one place first.
+            // `?` leaves the charge where it is. `map`, or `try_grant`, would first move charge and
+            // refusal to one place.
             self.take_without_lock(word, self.clock.now(), demand.ask)?;
             return Ok(Grant::at_once(*demand.ask));
         }
@@ -619,8 +625,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         Ok(Grant::at_once(if granted.is_some() { *demand.ask } else { 0 }))
     }
 
-    /// Takes as many permits as there are now, at most `most`, or exactly what it asks for if
-    /// `most` is zero, or refuses.
+    /// Takes as many permits as are available now, at most `most`, or exactly what the request asks
+    /// for if `most` is zero, or refuses.
     #[cold]
     pub(crate) fn try_up_to(
         &self,
@@ -632,8 +638,8 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         Ok(self.grant(&Receipt { waited: Nanos::ZERO, granted }, n, wants_left))
     }
 
-    /// The receipt of a request for `n` permits, as its caller gets it. It tells what it left if
-    /// the request asked for that.
+    /// Returns the grant for a receipt of a request for `n` permits. The grant reports what it left
+    /// if the request asked for that.
     #[inline]
     pub(crate) fn grant(&self, receipt: &Receipt<P::Charge>, n: u32, wants_left: bool) -> Grant {
         match &receipt.granted {

@@ -1,19 +1,19 @@
-//! How a request waits at a limiter: it joins the line, looks for its answer, and leaves.
+//! How a request waits at a limiter: it joins the queue, checks for its decision, and leaves.
 //!
 //! # The steps of `acquire().await` without a permit
 //!
 //! | step | function | file |
 //! |---|---|---|
 //! | 1. the future is made, in stage `New` | `Acquire::new` | `limiter/futures.rs` |
-//! | 2. its first poll asks the policy without the lock, which refuses for now | `Shared::poll`, `take_without_lock` | here, `limiter/shared.rs` |
+//! | 2. its first poll asks the policy without the lock, and the policy refuses for now | `Shared::poll`, `take_without_lock` | here, `limiter/shared.rs` |
 //! | 3. the request takes the lock; waiters that are due are served first | `poll_slowly`, `join`, `Shared::serve_then` | here, `limiter/shared.rs` |
 //! | 4. the policy is asked again, and refuses for now | `Line::take_as_many` | `line/take.rs` |
-//! | 5. the task gets the alarm of its event loop | `rely_on_alarm`, `Alarms::join` | here, `line/alarms.rs` |
-//! | 6. the request becomes an entry of the line, if its bounds allow it, in stage `Queued` | `Line::enter`, `Line::make_room`, `Line::push` | `line/bounds.rs`, `line/mod.rs` |
+//! | 5. the task gets the alarm of its runtime | `rely_on_alarm`, `Alarms::join` | here, `line/alarms.rs` |
+//! | 6. the request becomes an entry of the queue, if the queue's bounds allow it, in stage `Queued` | `Line::enter`, `Line::make_room`, `Line::push` | `line/bounds.rs`, `line/mod.rs` |
 //! | 7. the gate word is stored: newcomers take the lock from now on | `Shared::finish` | `limiter/shared.rs` |
 //! | 8. an alarm is chosen, set without the lock, and put back; the poll returns `Pending` | `Line::watch`, `Arming::run`, `Line::put_back` | `line/watch.rs`, `line/alarms.rs` |
-//! | 9. the alarm rings, and its waker takes the lock | `AlarmWaker::wake`, `Shared::recheck` | `line/alarms.rs`, `limiter/shared.rs` |
-//! | 10. the entry is charged as of its due time, and leaves the line | `Line::serve` | `line/serve.rs` |
+//! | 9. the alarm fires, and its waker takes the lock | `AlarmWaker::wake`, `Shared::recheck` | `line/alarms.rs`, `limiter/shared.rs` |
+//! | 10. the entry is charged as of its due time, and leaves the queue | `Line::serve` | `line/serve.rs` |
 //! | 11. without the lock, the task is woken | `Deferred::drop` | `line/deferred.rs` |
 //! | 12. the second poll takes the grant out of the entry and returns `Ready` | `look`, `collect`, `answer` | here |
 
@@ -39,12 +39,12 @@ use crate::request::Request;
 use crate::sync::lock;
 use crate::time::Nanos;
 
-/// After so many alarms of one event loop rang too early for a waiter, the timer and the clock tell
-/// different times.
+/// After this many alarms of one runtime fired too early for a waiter, the timer and the clock
+/// disagree about the time.
 const TOO_OFTEN: u8 = 16;
 
 impl<R: Rule, C: Timer> Shared<R, C> {
-    /// Polls a request: on behalf of a task or a blocked thread.
+    /// Polls a request for a task or a blocked thread.
     #[inline]
     pub(crate) fn poll(
         self: &Arc<Self>,
@@ -70,7 +70,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.poll_slowly(wait, poller)
     }
 
-    /// Polls a request that has to wait, or that comes while others wait or a flag is up.
+    /// Polls a request that must wait, or that arrives while other requests wait or a flag is set.
     fn poll_slowly(
         self: &Arc<Self>,
         wait: &mut Progress<R::Ask>,
@@ -105,14 +105,14 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Poll::Ready(self.answer(wait, waited, answer))
     }
 
-    /// Ends a request with its answer.
+    /// Ends a request with its decision.
     fn answer(
         &self,
         wait: &mut Progress<R::Ask>,
         waited: Nanos,
         answer: Answer<Granted<R::Charge>>,
     ) -> Result<Receipt<R::Charge>, Refusal> {
-        // First, so that the drop after a panic of an observer finds nothing to leave.
+        // Set first, so that the drop after a panic of an observer has nothing to leave.
         wait.stage = Stage::Done;
         if let Ok(Passed::Granted(granted)) = &answer {
             self.rule.seen(granted.charge());
@@ -120,8 +120,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.tell(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
     }
 
-    /// Joins the line, unless a permit is there by now. With a `most` that is not zero, takes as
-    /// many as there are.
+    /// Joins the queue, unless a permit is available by now. If `most` is not zero, takes as many as
+    /// are available, at most `most`.
     fn join(
         self: &Arc<Self>,
         wait: &mut Progress<R::Ask>,
@@ -129,13 +129,13 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         poller: Poller<'_>,
     ) -> Poll<Answer<Granted<R::Charge>>> {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
-        // Cloned, and dropped if it is not needed, without the lock: both are foreign code.
+        // Cloned, and dropped if it is not needed, without the lock: both run user code.
         let mut waker = Some(waker.clone());
         let held = self.serve_then(|line, visit| {
             let demand = wait.demand();
             line.check(visit.rule, visit.now, demand)?;
             let no_room = !line.has_room(visit.rule, demand.ask);
-            // Asked again, with the lock: the permits may have come in between, and only a holder
+            // Asked again, with the lock: permits may have been added in between, and only a holder
             // of the lock learns of later ones. In a full queue the request cannot wait, so it
             // takes an available permit even before woken waiters have collected theirs.
             if (line.uncollected() == 0 || no_room) && line.is_open(visit, demand) {
@@ -158,7 +158,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 Poller::Task(_) | Poller::Thread(_) => self.rely_on_alarm(line, self.runtime(), visit.now, 0),
             };
             // After the timer, which may panic, so that no waiter makes room for a request that
-            // does not come.
+            // does not join.
             let room = line.enter(visit, demand);
             let entered = match room.and_then(|entered| line.make_room(visit, demand).map(|()| entered)) {
                 Ok(entered) => entered,
@@ -171,8 +171,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             let Demand { ask, priority } = demand;
             let (ask, waker, droppable) = (ask.clone(), waker.take(), true);
             let new_waiter = NewWaiter { ask, most, priority, droppable, woken_by, since, deadline, waker };
-            // At once, so that the future knows of its entry also if foreign code panics before
-            // this returns.
+            // Set at once, so that the future knows of its entry even if user code panics before
+            // this closure returns.
             wait.stage = Stage::Queued(line.push(visit, new_waiter));
             entered.keep();
             Ok(None)
@@ -185,18 +185,18 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         }
     }
 
-    /// The event loop of the calling task.
+    /// Returns the runtime of the calling task.
     fn runtime(&self) -> C::RuntimeId {
         match self.clock.runtime() {
             Some(runtime) => runtime,
             None => {
-                panic!("no event loop to wait in: the clock of this limiter needs one")
+                panic!("a `TokioClock` limiter must wait inside a tokio runtime; use `SystemClock` elsewhere")
             }
         }
     }
 
-    /// Joins the line without a waker; if its permits are available, it is granted at once. Its
-    /// entry keeps the grant until the request claims it.
+    /// Joins the queue without a waker. If the permits are available, the request is granted at
+    /// once. Its entry keeps the grant until the request claims it.
     pub(crate) fn reserve(
         self: &Arc<Self>,
         ask: R::Ask,
@@ -227,7 +227,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 ask: ask.clone(),
                 most,
                 priority,
-                // The owner of a reservation counts on its place.
+                // The owner of a reservation relies on its position.
                 droppable: false,
                 woken_by: WokenBy::Nobody,
                 since: visit.made_at(|| due),
@@ -246,8 +246,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Ok(this.release())
     }
 
-    /// Refuses a new place that can no longer be served in time: another request took the permits
-    /// without the lock, between the look and the charge.
+    /// Refuses a new reservation that can no longer be served in time, because another request took
+    /// the permits without the lock between the check and the charge.
     fn check_not_refused(&self, wait: &mut Progress<R::Ask>) -> Result<(), Refusal> {
         let Stage::Queued(key) = wait.stage else { return Ok(()) };
         if !lock(&self.line).was_refused(key) {
@@ -259,8 +259,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Makes a waiter rely on the alarm of its event loop, of which so many rang too early for the
-    /// waiter before.
+    /// Makes a waiter rely on the alarm of its runtime. `too_early` is how many of the runtime's
+    /// alarms fired too early for the waiter before.
     fn rely_on_alarm(
         self: &Arc<Self>,
         line: &mut Line<R, C>,
@@ -269,12 +269,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         too_early: u8,
     ) -> WokenBy<C::RuntimeId> {
         let alarm = line.alarms.join(&self.clock, runtime, now, || self.weak());
-        // There is one alarm for each event loop, so never 2^32 of them.
+        // There is one alarm for each runtime, so never 2^32 of them.
         WokenBy::Task { alarm: u32::try_from(alarm).unwrap_or(u32::MAX), too_early }
     }
 
-    /// Looks whether a queued request has its answer, and if not, leaves the waker. Returns the
-    /// answer and when it came.
+    /// Checks whether a queued request has its decision, and if not, stores the waker. Returns the
+    /// decision and the time at which it was seen.
     ///
     /// Nearly always the request was granted before it was woken; then nothing is left to serve.
     fn look(
@@ -297,11 +297,11 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         }
     }
 
-    /// Takes the answer of a queued request out of the line, if it has one.
+    /// Takes the decision of a queued request out of the queue, if it has one.
     ///
-    /// The entry leaves the line and the request forgets its key with no foreign code in between.
-    /// If another waiter's waker panicked in this call after the entry had left, the key
-    /// would be a newcomer's when the request is dropped.
+    /// The entry leaves the queue and the request forgets its key, with no user code in between. If
+    /// another waiter's waker panicked in this call after the entry had left, the key might belong
+    /// to a newcomer when the request is dropped.
     fn collect(
         &self,
         wait: &mut Progress<R::Ask>,
@@ -318,20 +318,21 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Some(answer)
     }
 
-    /// Serves the waiters that are due. If this request is not among them, leaves the waker and
-    /// sees to its alarm.
+    /// Serves the waiters that are due. If this request is not among them, stores its waker and
+    /// handles its alarm.
     fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
-        // Cloned, and the old one dropped, without the lock: both are foreign code.
+        // Cloned, and the old one dropped, without the lock: both run user code.
         let mut waker = Some(waker.clone());
         self.serve_then(|line, visit| {
             let Some(woken_by) = line.waits(key) else { return };
             line.set_waker(key, &mut waker);
             let (runtime, too_early) = match woken_by {
                 WokenBy::Task { alarm, .. } => match self.clock.runtime() {
-                    // Polled in another event loop than before: it relies on that one from now on.
+                    // Polled in another runtime than before: the request relies on that runtime
+                    // from now on.
                     Some(runtime) if runtime != line.alarms.runtime(alarm as usize) => (runtime, 0),
-                    // It has an alarm, and may be polled from anywhere.
+                    // The request has an alarm, and may be polled from any thread.
                     Some(_) | None => return,
                 },
                 WokenBy::Lost { runtime: before, too_early } => {
@@ -351,7 +352,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 WokenBy::Nobody => (self.runtime(), 0),
                 WokenBy::Thread { looks_at } => {
                     if looks_at <= visit.now {
-                        // The time has come without a grant: look again at the next one.
+                        // The due time has passed without a grant: check again at the next one.
                         line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, visit.deferred);
                     }
                     return;
@@ -362,14 +363,15 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         });
     }
 
-    /// The refusal that a new call would get now, for a request that was refused while it waited.
+    /// Returns the refusal that a new call would get now, for a request that was refused while it
+    /// waited.
     fn refused_now(&self, wait: &Progress<R::Ask>, refusal: Refusal) -> Refusal {
         let (Refusal::Limited { .. } | Refusal::Paused { .. }, Some(within)) =
             (refusal, wait.longest(self.rule.max_wait()))
         else {
             return refusal;
         };
-        // The refusal that it has is told if a waker panics.
+        // If a waker panics, the observers get the refusal that the request already has.
         let look = || {
             self.serve_then(|line, visit| {
                 line.too_early(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
@@ -381,14 +383,14 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         })
     }
 
-    /// Until when a blocked thread parks.
+    /// Returns until when a blocked thread parks.
     pub(crate) fn looks_at(&self, wait: &Progress<R::Ask>) -> Nanos {
         let Stage::Queued(key) = wait.stage else { return Nanos::ZERO };
         lock(&self.line).looks_at(key)
     }
 
-    /// Ends the wait of a blocked thread. Its request stays in line without it. Returns `false`
-    /// if the request has its answer.
+    /// Ends the wait of a blocked thread. Its request stays in the queue without the thread.
+    /// Returns `false` if the request has its decision.
     pub(crate) fn stop_waiting(&self, wait: &Progress<R::Ask>) -> bool {
         let Stage::Queued(key) = wait.stage else { return false };
         self.serve_then(|line, visit| {
@@ -403,13 +405,13 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         })
     }
 
-    /// How long a request has still to wait, if nothing changes.
+    /// Returns how long a request has still to wait, if nothing changes.
     pub(crate) fn due_in(&self, wait: &Progress<R::Ask>) -> Duration {
         let Stage::Queued(key) = wait.stage else { return Duration::ZERO };
         self.serve_then(|line, visit| line.due_in(visit, key))
     }
 
-    /// Takes the answer of a reservation, if it has one.
+    /// Takes the decision of a reservation, if it has one.
     pub(crate) fn claim(&self, wait: &mut Progress<R::Ask>) -> Option<Result<Receipt<R::Charge>, Refusal>> {
         let (decision, waited) = match wait.stage {
             Stage::New(_) | Stage::Joining(_) | Stage::Done => return None,
@@ -418,7 +420,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 (Ok(Passed::Exempt), Nanos::ZERO)
             }
             Stage::Queued(key) => {
-                // Serves the line first, since no alarm rings for a reservation that is not
+                // Serves the queue first, because no alarm fires for a reservation that is not
                 // awaited.
                 self.recheck();
                 let now = self.clock.now();
@@ -429,7 +431,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         Some(self.answer(wait, waited, decision))
     }
 
-    /// Removes a request at any stage; a grant that it did not see is undone.
+    /// Removes a request at any stage; a grant that the request did not see is undone.
     pub(crate) fn leave(&self, wait: &mut Progress<R::Ask>) {
         let key = match std::mem::replace(&mut wait.stage, Stage::Done) {
             Stage::Queued(key) => Some(key),
@@ -437,7 +439,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             Stage::New(_) | Stage::Exempt | Stage::Done => return,
         };
         run_in_drop(|| {
-            // Told at the end, also if another waiter's waker panics.
+            // Reported at the end, even if another waiter's waker panics.
             let untold = Untold::new(self, &wait.ask);
             let Some(key) = key else { return };
             // Not `serve_then`: the request leaves before it could be granted only to be undone.
@@ -454,11 +456,11 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 }
 
-/// The latest time at which a request can be served that joins the line, or a refusal if it will be
-/// served later, or would wait longer than the policy lets a newcomer wait.
+/// Returns the latest time at which a request that joins the queue can be served. Refuses the
+/// request if it would be served later, or would wait longer than the policy lets a newcomer wait.
 ///
-/// The time is the request's own. One that the policy has let in stays, if a change makes it wait
-/// longer than `max_wait`.
+/// The returned time depends only on the request's own maximum wait. A request that the policy has
+/// let in stays, even if a change makes it wait longer than `max_wait`.
 fn deadline<R: Rule, C: Timer>(
     line: &Line<R, C>,
     visit: &Visit<'_, R>,
