@@ -1,9 +1,9 @@
 //! [`AnyLimiter`]: a limiter without type parameters, and the trait behind it.
 //!
-//! Adapters and applications store limiters of any kind: one of a rate, a key of many, several at
-//! once, or one over a network. The kinds differ by policy, clock and key, and so by type.
-//! [`Limiter`] is what all of them can do, without types; [`AnyLimiter`] is a handle to one of
-//! them.
+//! Adapters and applications store limiters of any kind: a single rate limiter, one key of many,
+//! several limits at once, or a limiter over a network. The kinds differ in policy, clock and key,
+//! and so in type. [`Limiter`] is the interface that all of them share, without type parameters;
+//! [`AnyLimiter`] is a handle to one of them.
 
 mod counting;
 mod keyed;
@@ -32,16 +32,15 @@ use crate::time::Nanos;
 /// limiter of another crate.
 ///
 /// It is made from a [`RateLimiter`](crate::RateLimiter), an [`AllOf`](crate::AllOf), a
-/// [`CountingLimit`](crate::CountingLimit), a key of a `KeyedRateLimiter` (`OfKey`), or anything
-/// else that is a [`Limiter`]. Clones share the
-/// limiter; a clone costs a reference count.
+/// [`CountingLimit`](crate::CountingLimit), a key of a `KeyedRateLimiter` (`OfKey`), or any other
+/// [`Limiter`]. Clones share the limiter; a clone costs a reference count.
 ///
-/// An `AnyLimiter` has the calls by which permits are asked for and given back, and those that
-/// every limiter has: `status`, `pause`, `debit`, `close`. Calls that only some limiters have, such
-/// as [`set_rate`](crate::RateLimiter::set_rate) and `reset`, observers, and the bounds of the queue
-/// are those of the limiter that the handle is made from. A request is an [`AllRequest`], so a
-/// number of permits, a [`Request`](crate::Request) or costs by name. A single limiter is a limit
-/// of the name `limit`.
+/// An `AnyLimiter` has the calls that ask for permits and give them back, and the calls that every
+/// limiter has: `status`, `pause`, `debit`, `close`. For calls that only some limiters have, such
+/// as [`set_rate`](crate::RateLimiter::set_rate) and `reset`, for observers, and for the bounds of
+/// the queue, use the limiter that the handle is made from. A request is an [`AllRequest`], which
+/// converts from a number of permits, a [`Request`](crate::Request) or costs by name. A single
+/// limiter is a limit with the name `limit`.
 ///
 /// # Cost
 ///
@@ -49,7 +48,7 @@ use crate::time::Nanos;
 ///
 /// # Fairness and cancel safety
 ///
-/// As the limiter behind the handle.
+/// Like the limiter behind the handle.
 ///
 /// # Examples
 ///
@@ -78,31 +77,31 @@ use crate::time::Nanos;
 #[derive(Clone)]
 pub struct AnyLimiter(Arc<dyn Limiter>);
 
-/// What every limiter can do, without type parameters: for [`AnyLimiter`].
+/// The calls of any limiter, without type parameters; the trait behind [`AnyLimiter`].
 ///
-/// Call the methods through an [`AnyLimiter`], which takes numbers and lists of costs as well.
+/// Call the methods through an [`AnyLimiter`], which also takes numbers and lists of costs.
 ///
-/// # Implementing it
+/// # Implementing the trait
 ///
-/// Implement it for a limiter of another kind, for example over a network. What the methods take
-/// can be read, and what they return can be made:
+/// Implement it for a custom limiter, for example one over a network. These types can be read and
+/// made outside this crate:
 ///
 /// | type | read or made by |
 /// |---|---|
-/// | [`AllRequest`] | [`costs`](AllRequest::costs), [`cost_of`](AllRequest::cost_of) and [`others`](AllRequest::others) tell the costs, [`to_request`](AllRequest::to_request) all else |
+/// | [`AllRequest`] | [`costs`](AllRequest::costs), [`cost_of`](AllRequest::cost_of) and [`others`](AllRequest::others) return the costs, [`to_request`](AllRequest::to_request) everything else |
 /// | [`Pause`] | [`end`](Pause::end) and [`keeps_permits`](Pause::keeps_permits) |
 /// | [`AllPermits`] | `From<Grant>`, or [`AllPermits::with_guard`] if dropping them gives something back |
 /// | [`Grant`] | [`Grant::new`] |
-/// | [`AllStatus`] | [`AllStatus::new`], of a [`Status`](crate::Status) for each member, which is made from a [`Left`](crate::Left). A request that [asks](crate::Request::wants_left) is told it with the answer: [`AllPermits::with_left`], [`AllRefusal::with_left`], [`Place::left`] |
+/// | [`AllStatus`] | [`AllStatus::new`], from a [`Status`](crate::Status) for each member, which is made from a [`Left`](crate::Left). A request that [asks for it](crate::Request::wants_left) gets the status with the decision: [`AllPermits::with_left`], [`AllRefusal::with_left`], [`Place::left`] |
 /// | [`AllRefusal`] | [`AllRefusal::from_member`], or `From<Refusal>` |
-/// | answers without the store | [`AllPermits::as_degraded`], [`AllRefusal::as_degraded`], [`Place::is_degraded`] |
+/// | decisions without the store | [`AllPermits::as_degraded`], [`AllRefusal::as_degraded`], [`Place::is_degraded`] |
 /// | [`AcquireAny`], [`AnyReservation`] | [`AcquireAny::new`], [`AcquireAny::ready`], [`AnyReservation::new`] |
 ///
-/// A limiter over a network answers [`acquire_now`](Limiter::acquire_now) by a future, since
-/// [`try_acquire`](Limiter::try_acquire) can only block the thread until the store has answered.
-/// Its handle [for tasks](Limiter::non_blocking) answers the other calls without blocking a thread.
-/// Calls that change the limiter, such as [`pause`](Limiter::pause), may return before the store
-/// knows of the change. If the store does not answer, a request is refused as
+/// A limiter over a network implements [`acquire_now`](Limiter::acquire_now) with a future, because
+/// [`try_acquire`](Limiter::try_acquire) can only block the thread until the store has replied. Its
+/// handle [for tasks](Limiter::non_blocking) runs the other calls without blocking a thread. Calls
+/// that change the limiter, such as [`pause`](Limiter::pause), may return before the store knows of
+/// the change. If the store does not reply, a request is refused with
 /// [`Refusal::Unavailable`](crate::Refusal::Unavailable).
 pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// Takes all permits of the request now, or none.
@@ -112,14 +111,14 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// An [`AllRefusal`]; then the request took nothing.
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal>;
 
-    /// Takes all permits of the request now, or none, as [`try_acquire`](Limiter::try_acquire), by
-    /// a future that waits for the answer alone. By default it is ready at once.
+    /// Takes all permits of the request now, or none, like [`try_acquire`](Limiter::try_acquire).
+    /// The future waits only for the decision. By default it is ready at once.
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
         AcquireAny::ready(self.try_acquire(request))
     }
 
     /// Waits for the permits of the request. The future joins the queue when it is first polled.
-    /// Dropping it leaves no trace.
+    /// Dropping it leaves the queue.
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny;
 
     /// Blocks the calling thread until it has the permits of the request.
@@ -129,123 +128,128 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
     /// An [`AllRefusal`]; then the request took nothing.
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal>;
 
-    /// Takes a place in the queue now.
+    /// Takes a position in the queue now.
     ///
     /// # Errors
     ///
-    /// An [`AllRefusal`]; then the request has no place.
+    /// An [`AllRefusal`]; then the request has no position.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal>;
 
-    /// A snapshot of the limiter. A single limiter is its own only member, with the name `limit`.
+    /// Returns a snapshot of the limiter. A single limiter is its own only member, with the name
+    /// `limit`.
     fn status(&self) -> AllStatus;
 
-    /// Grants nothing until the [end](Pause::end) of the pause.
+    /// Grants no request until the [end](Pause::end) of the pause.
     ///
     /// # Errors
     ///
-    /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room.
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if there is no room for the key.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal>;
 
-    /// Ends a pause. Returns whether there was one.
+    /// Ends a pause. Returns whether the limiter was paused.
     fn resume(&self) -> bool;
 
-    /// Charges permits, also if fewer are available, as [`AllOf::debit`](crate::AllOf::debit). A
+    /// Charges permits, even if fewer are available, like [`AllOf::debit`](crate::AllOf::debit). A
     /// single limiter has the name `limit`.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a cost with a name that is not there, and
-    /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room. Then nothing is charged.
+    /// [`AllRefusal::NoMember`] for a cost with an unknown name, and
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if there is no room for the key. Then nothing is
+    /// charged.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal>;
 
-    /// Gives back permits that were acquired and not used, as
+    /// Gives back permits that were acquired and not used, like
     /// [`AllOf::refund`](crate::AllOf::refund). A single limiter has the name `limit`. By default
-    /// nothing goes back: the permits are used.
+    /// nothing is given back: the permits count as used.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a cost with a name that is not there. Then nothing is given
-    /// back.
+    /// [`AllRefusal::NoMember`] for a cost with an unknown name. Then nothing is given back.
     fn refund(&self, _costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
         Ok(())
     }
 
     /// Takes the permits that are available beyond `permits` of the limit with this name, and
-    /// returns how many it took, as [`AllOf::keep_at_most`](crate::AllOf::keep_at_most). A single
+    /// returns how many it took, like [`AllOf::keep_at_most`](crate::AllOf::keep_at_most). A single
     /// limiter has the name `limit`.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a name that is not there, and
-    /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room.
+    /// [`AllRefusal::NoMember`] for an unknown name, and [`Refusal::TooManyKeys`](crate::Refusal)
+    /// if there is no room for the key.
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal>;
 
-    /// Closes the limiter for good, and refuses all that wait. Returns whether it was open.
+    /// Closes the limiter permanently, and refuses all waiters. Returns whether the limiter was
+    /// open.
     ///
     /// # Errors
     ///
-    /// [`Refusal::TooManyKeys`](crate::Refusal) if a key has no room.
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if there is no room for the key.
     fn close(&self) -> Result<bool, AllRefusal>;
 
-    /// Whether the limiter was closed.
+    /// Returns whether the limiter was closed.
     fn is_closed(&self) -> bool;
 
-    /// This limiter for code that must not block its thread, as
-    /// [`AnyLimiter::non_blocking`] tells. `None`, the default, if no call of it waits for a store.
+    /// Returns a handle to this limiter for code that must not block its thread, as described at
+    /// [`AnyLimiter::non_blocking`]. Returns `None`, the default, if no call of this limiter waits
+    /// for a store.
     fn non_blocking(&self) -> Option<AnyLimiter> {
         None
     }
 }
 
-/// A place in the queue of a limiter of any kind: what an [`AnyReservation`] needs.
+/// A reservation of a limiter of any kind: the trait behind [`AnyReservation`].
 ///
-/// As a future it waits until the place is due and claims it. Polled again after that, it is ready.
-/// Dropping it gives up a place that was not claimed, and leaves no trace. The permits of a claimed
-/// place are used, unless it is settled.
+/// As a future it waits until the reservation is due and claims it. After that it stays ready if it
+/// is polled again. Dropping a place that was not claimed gives up its position. The permits of a
+/// claimed place are used, unless it is settled.
 pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'static {
-    /// How long until the place is due, if nothing changes; [`Duration::MAX`] means never.
+    /// Returns how long until the place is due, if nothing changes; [`Duration::MAX`] means never.
     fn due_in(&self) -> Duration;
 
-    /// Blocks the calling thread until the place is due, and claims it, as awaiting it does. By
+    /// Blocks the calling thread until the place is due, and claims it, like awaiting it. By
     /// default it polls the future, and its wakers unpark the thread.
     ///
     /// # Errors
     ///
-    /// As awaiting it; and [`Refusal::Cancelled`](crate::Refusal::Cancelled) under a
-    /// [`CancelToken`](crate::CancelToken) that is cancelled. Then the place is kept.
+    /// Like awaiting it, and [`Refusal::Cancelled`](crate::Refusal::Cancelled) if the call runs
+    /// under a [`CancelToken`](crate::CancelToken) that is cancelled. Then the place keeps its
+    /// position.
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
         block_on(Pin::new(self))?
     }
 
-    /// What the grant left in each limit, once the place is claimed, if the request
+    /// Returns what the grant left in each limit, once the place is claimed, if the request
     /// [asked](AllRequest::with_left) for it.
     fn left(&self) -> Option<AllStatus> {
         None
     }
 
-    /// Whether the place was decided without the store of the limiter, which did not answer.
+    /// Returns whether the place was decided without the limiter's store, because the store did not
+    /// reply.
     fn is_degraded(&self) -> bool {
         false
     }
 
-    /// Tells how many permits were really used, claimed or not. What the request does not tell was
-    /// used as reserved.
+    /// Settles the place with the number of permits that were really used, claimed or not. A limit
+    /// that `used` does not name has used what was reserved.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a cost with a name that is not there.
+    /// [`AllRefusal::NoMember`] for a cost with an unknown name.
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal>;
 }
 
 impl AnyLimiter {
-    /// A handle to this limiter.
+    /// Creates a handle to this limiter.
     #[must_use]
     pub fn new(limiter: impl Limiter) -> AnyLimiter {
         AnyLimiter(Arc::new(limiter))
     }
 
-    /// Takes one permit now, of each limit, or refuses. A limiter over a network blocks the thread
-    /// until it has an answer; in a task, await [`acquire_now`](AnyLimiter::acquire_now).
+    /// Takes one permit of each limit now, or refuses. A limiter over a network blocks the thread
+    /// until the store has replied; in a task, await [`acquire_now`](AnyLimiter::acquire_now).
     ///
     /// # Errors
     ///
@@ -254,8 +258,8 @@ impl AnyLimiter {
         self.0.try_acquire(&AllRequest::new())
     }
 
-    /// Takes all permits of the request now, or refuses. It blocks as
-    /// [`try_acquire`](AnyLimiter::try_acquire) does.
+    /// Takes all permits of the request now, or refuses. It blocks like
+    /// [`try_acquire`](AnyLimiter::try_acquire).
     ///
     /// # Errors
     ///
@@ -264,10 +268,10 @@ impl AnyLimiter {
         self.0.try_acquire(&request.into())
     }
 
-    /// Takes all permits of the request now, or refuses, as
-    /// [`try_acquire_many`](AnyLimiter::try_acquire_many) does. A limiter over a network needs time
-    /// to answer: in a task this call waits for the answer and does not block the thread. All other
-    /// limiters answer at once, and the request is decided by this call, not by the first poll.
+    /// Takes all permits of the request now, or refuses, like
+    /// [`try_acquire_many`](AnyLimiter::try_acquire_many). With a limiter over a network, the
+    /// future waits for the store's reply and does not block the thread. With all other limiters
+    /// the future is ready at once, and the request is decided by this call, not by the first poll.
     ///
     /// # Errors
     ///
@@ -292,11 +296,11 @@ impl AnyLimiter {
         self.0.acquire_now(&request.into())
     }
 
-    /// Waits for one permit, of each limit.
+    /// Waits for one permit of each limit.
     ///
     /// # Errors
     ///
-    /// As the limiter behind the handle, for example [`AllOf::acquire`](crate::AllOf::acquire).
+    /// Like the limiter behind the handle, for example [`AllOf::acquire`](crate::AllOf::acquire).
     pub fn acquire(&self) -> AcquireAny {
         self.0.acquire(&AllRequest::new())
     }
@@ -305,29 +309,28 @@ impl AnyLimiter {
     ///
     /// # Errors
     ///
-    /// As the limiter behind the handle, for example
+    /// Like the limiter behind the handle, for example
     /// [`AllOf::acquire_many`](crate::AllOf::acquire_many).
     pub fn acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> AcquireAny {
         self.0.acquire(&request.into())
     }
 
-    /// Waits for one permit, of each limit, if that takes no longer than `within`; else refuses at
+    /// Waits for one permit of each limit if that takes no longer than `within`; else refuses at
     /// once.
     ///
     /// # Errors
     ///
-    /// As the limiter behind the handle, for example
+    /// Like the limiter behind the handle, for example
     /// [`AllOf::acquire_within`](crate::AllOf::acquire_within).
     pub fn acquire_within(&self, within: Duration) -> AcquireAny {
         self.0.acquire(&AllRequest::new().within(within))
     }
 
-    /// Blocks the calling thread until it has one permit, of each limit. Do not call it from a
-    /// task.
+    /// Blocks the calling thread until it has one permit of each limit. Do not call it from a task.
     ///
     /// # Errors
     ///
-    /// As [`acquire`](AnyLimiter::acquire).
+    /// Like [`acquire`](AnyLimiter::acquire).
     pub fn blocking_acquire(&self) -> Result<AllPermits, AllRefusal> {
         self.0.blocking_acquire(&AllRequest::new())
     }
@@ -337,7 +340,7 @@ impl AnyLimiter {
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](AnyLimiter::acquire_many).
+    /// Like [`acquire_many`](AnyLimiter::acquire_many).
     pub fn blocking_acquire_many<'a>(
         &self,
         request: impl Into<AllRequest<'a>>,
@@ -345,20 +348,21 @@ impl AnyLimiter {
         self.0.blocking_acquire(&request.into())
     }
 
-    /// Takes a place in the queue now, for a cost that is known only later, or for a wait that is
-    /// kept between polls.
+    /// Takes a position in the queue now, for a cost that is known only later, or for a wait that
+    /// is kept between polls.
     ///
-    /// Over a store this blocks the thread until the store answers; a task writes
-    /// `limiter.non_blocking().reserve(..)`. A place may be in the next window: a request that is to
-    /// have its permits now or none says [`within(Duration::ZERO)`](crate::Request::within).
+    /// Over a store this call blocks the thread until the store replies; in a task, call
+    /// `limiter.non_blocking().reserve(..)`. The reservation may be due only in the next window. A
+    /// request that must have its permits now or not at all sets
+    /// [`within(Duration::ZERO)`](crate::Request::within).
     ///
     /// Await `&mut` the reservation, and keep it until the work is done. `reserve(..)?.await?`
     /// drops the reservation: permits that are counted while in use go back before the work begins,
-    /// and the cost cannot be settled any more.
+    /// and the cost can no longer be settled.
     ///
     /// # Errors
     ///
-    /// As [`acquire_many`](AnyLimiter::acquire_many).
+    /// Like [`acquire_many`](AnyLimiter::acquire_many).
     ///
     /// # Examples
     ///
@@ -381,15 +385,15 @@ impl AnyLimiter {
         self.0.reserve(&request.into())
     }
 
-    /// A snapshot of the limiter and of each of its members. A single limiter is its own only
-    /// member, with the name `limit`.
+    /// Returns a snapshot of the limiter and of each of its members. A single limiter is its own
+    /// only member, with the name `limit`.
     #[must_use]
     pub fn status(&self) -> AllStatus {
         self.0.status()
     }
 
-    /// Grants nothing for the time `span` from now, as a server's `Retry-After` asks for. See
-    /// [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
+    /// Grants no request for the duration `span` from now, as a server's `Retry-After` asks for.
+    /// See [`RateLimiter::pause_for`](crate::RateLimiter::pause_for).
     ///
     /// # Errors
     ///
@@ -399,12 +403,12 @@ impl AnyLimiter {
         self.pause(Pause::lasting(span))
     }
 
-    /// Grants nothing until the end of the pause, which says what the limiter has afterwards. See
-    /// [`RateLimiter::pause`](crate::RateLimiter::pause).
+    /// Grants no request until the end of the pause, which also defines the permits that the
+    /// limiter has afterwards. See [`RateLimiter::pause`](crate::RateLimiter::pause).
     ///
     /// # Errors
     ///
-    /// As [`pause_for`](AnyLimiter::pause_for).
+    /// Like [`pause_for`](AnyLimiter::pause_for).
     ///
     /// # Examples
     ///
@@ -425,32 +429,31 @@ impl AnyLimiter {
         self.0.pause(pause)
     }
 
-    /// Ends a pause. Returns whether there was one.
+    /// Ends a pause. Returns whether the limiter was paused.
     pub fn resume(&self) -> bool {
         self.0.resume()
     }
 
-    /// Charges permits, also if fewer are available: for a call that was made without asking, or
+    /// Charges permits, even if fewer are available: for a call that was made without a request, or
     /// that a server counted. See [`AllOf::debit`](crate::AllOf::debit). A single limiter is its
     /// own only member, with the name `limit`.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a cost with a name that is not there, or another refusal if the
-    /// limiter is a key for which there is no room. Then nothing is charged.
+    /// [`AllRefusal::NoMember`] for a cost with an unknown name, or another refusal if the limiter
+    /// is a key for which there is no room. Then nothing is charged.
     pub fn debit<'a>(&self, costs: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         self.0.debit(&costs.into())
     }
 
-    /// Gives back permits that were acquired and not used: tell the costs that the call got. See
+    /// Gives back permits that were acquired and not used: pass the costs that the call got. See
     /// [`AllOf::refund`](crate::AllOf::refund). A single limiter is its own only member, with the
-    /// name `limit`. A limiter over a store gives nothing back: a call that may not use its permits
-    /// [reserves](AnyLimiter::reserve) them.
+    /// name `limit`. A limiter over a store gives nothing back: if a call may not use its permits,
+    /// [reserve](AnyLimiter::reserve) them.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a cost with a name that is not there. Then nothing is given
-    /// back.
+    /// [`AllRefusal::NoMember`] for a cost with an unknown name. Then nothing is given back.
     ///
     /// # Examples
     ///
@@ -470,14 +473,14 @@ impl AnyLimiter {
     }
 
     /// Takes the permits that are available beyond `permits` of the limit with this name, and
-    /// returns how many it took: for a server that says how many permits are left of which limit.
-    /// See [`RateLimiter::keep_at_most`](crate::RateLimiter::keep_at_most). A single limiter is its
-    /// own only member, with the name `limit`.
+    /// returns how many it took. Call it when a server reports how many permits of a limit are
+    /// left. See [`RateLimiter::keep_at_most`](crate::RateLimiter::keep_at_most). A single limiter
+    /// is its own only member, with the name `limit`.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a name that is not there, or another refusal if the limiter is
-    /// a key for which there is no room.
+    /// [`AllRefusal::NoMember`] for an unknown name, or another refusal if the limiter is a key for
+    /// which there is no room.
     ///
     /// # Examples
     ///
@@ -495,8 +498,9 @@ impl AnyLimiter {
         self.0.keep_at_most(name, permits)
     }
 
-    /// Closes the limiter for good, and refuses all that wait. Returns whether it was open. See
-    /// [`RateLimiter::close`](crate::RateLimiter::close). The members of a composite stay open.
+    /// Closes the limiter permanently, and refuses all waiters. Returns whether the limiter was
+    /// open. See [`RateLimiter::close`](crate::RateLimiter::close). The members of an
+    /// [`AllOf`](crate::AllOf) stay open.
     ///
     /// # Errors
     ///
@@ -506,25 +510,25 @@ impl AnyLimiter {
         self.0.close()
     }
 
-    /// Whether the limiter was [closed](AnyLimiter::close).
+    /// Returns whether the limiter was [closed](AnyLimiter::close).
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 
-    /// This limiter for code that must not block its thread: adapters of tasks use it. It is a
-    /// handle to the same permits. Over a network, these calls of it return without the answer of
-    /// the store:
+    /// Returns a handle to the same permits for code that must not block its thread. Adapters of
+    /// tasks use it. If the limiter works over a network, these calls of the handle return without
+    /// the store's reply:
     ///
     /// | call | returns |
     /// |---|---|
-    /// | [`reserve`](AnyLimiter::reserve) | a place that may not be decided yet: then it is due in zero, and the place itself, awaited, is refused |
+    /// | [`reserve`](AnyLimiter::reserve) | a reservation that may not be decided yet: then it is due in zero, and a refusal is returned when the reservation is awaited |
     /// | [`status`](AnyLimiter::status) | the names, limits and rates, and that nothing is available |
-    /// | [`keep_at_most`](AnyLimiter::keep_at_most) | 0, and the store is told |
-    /// | [`resume`](AnyLimiter::resume) | `false`, and the store is told |
-    /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`](crate::Refusal::Unavailable) where the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
+    /// | [`keep_at_most`](AnyLimiter::keep_at_most) | 0, and the request is sent to the store |
+    /// | [`resume`](AnyLimiter::resume) | `false`, and the request is sent to the store |
+    /// | [`try_acquire`](AnyLimiter::try_acquire), [`blocking_acquire`](AnyLimiter::blocking_acquire) | [`Refusal::Unavailable`](crate::Refusal::Unavailable) if the store would have to be asked: await [`acquire_now`](AnyLimiter::acquire_now) or [`acquire`](AnyLimiter::acquire) |
     ///
-    /// All other calls, and all calls of a limiter in this process, are the calls of this handle.
+    /// All other calls behave as on this handle. So do all calls if the limiter is in this process.
     ///
     /// # Examples
     ///
@@ -545,8 +549,9 @@ impl AnyLimiter {
         self.0.non_blocking().unwrap_or_else(|| self.clone())
     }
 
-    /// Whether calls of this handle may block the thread for an answer over a network, so that
-    /// tasks had better use another one: [`non_blocking`](AnyLimiter::non_blocking).
+    /// Returns whether calls of this handle may block the thread while they wait for a reply over a
+    /// network. If so, tasks should use the handle that [`non_blocking`](AnyLimiter::non_blocking)
+    /// returns.
     #[must_use]
     pub fn may_block(&self) -> bool {
         self.0.non_blocking().is_some()
@@ -561,15 +566,15 @@ impl fmt::Debug for AnyLimiter {
 
 /// The future of [`AnyLimiter::acquire`] and its variants: permits, or a refusal.
 ///
-/// Lazy: it joins the queue when it is first polled. `Unpin`, `Send` and without a borrow.
+/// Lazy: it joins the queue when it is first polled. It is `Unpin` and `Send`, and borrows nothing.
 ///
 /// # Cancel safety
 ///
-/// Dropping it at any time leaves no trace.
+/// Dropping it at any time leaves the queue. No permit is lost.
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics.
+/// Panics if it is polled again after it was ready.
 #[must_use = "futures do nothing unless awaited: no permits were acquired"]
 pub struct AcquireAny(Answer);
 
@@ -577,18 +582,18 @@ type BoxedWait = Pin<Box<dyn Future<Output = Result<AllPermits, AllRefusal>> + S
 
 enum Answer {
     Later(BoxedWait),
-    /// `None` once it was given.
+    /// `None` once the decision was returned.
     Now(Option<Result<AllPermits, AllRefusal>>),
 }
 
 impl AcquireAny {
-    /// The wait that this future is. It must join its queue when it is first polled, and leave no
-    /// trace when it is dropped.
+    /// Creates the future from a wait. The wait must join its queue when it is first polled, and
+    /// leave the queue when it is dropped.
     pub fn new(wait: impl Future<Output = Result<AllPermits, AllRefusal>> + Send + 'static) -> AcquireAny {
         AcquireAny(Answer::Later(Box::pin(wait)))
     }
 
-    /// An answer without a wait, which allocates nothing.
+    /// Creates a future that is ready with a decision. It allocates nothing.
     pub fn ready(answer: Result<AllPermits, AllRefusal>) -> AcquireAny {
         AcquireAny(Answer::Now(Some(answer)))
     }
@@ -611,27 +616,27 @@ impl fmt::Debug for AcquireAny {
     }
 }
 
-/// A place in the queue of an [`AnyLimiter`], made by [`AnyLimiter::reserve`].
+/// A position in the queue of an [`AnyLimiter`], made by [`AnyLimiter::reserve`].
 ///
-/// It keeps its place whether or not it is polled. Await `&mut reservation` to claim it and keep
+/// It keeps its position whether or not it is polled. Await `&mut reservation` to claim it and keep
 /// it; a plain thread calls [`blocking_claim`](AnyReservation::blocking_claim). See
 /// [`Reservation`](crate::Reservation).
 ///
 /// # Cancel safety
 ///
-/// Dropping it before it was claimed leaves no trace. Permits that are counted while in use are
-/// given back when it is dropped.
+/// Dropping it before it was claimed gives up its position. Permits that are counted while in use
+/// are given back when it is dropped.
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct AnyReservation(Box<dyn Place>);
 
 impl AnyReservation {
-    /// The reservation that has this place.
+    /// Creates a reservation from a place.
     pub fn new(place: impl Place) -> AnyReservation {
         AnyReservation(Box::new(place))
     }
 
-    /// A reservation of no permits, for an estimate of 0: it is due at once. What it is
-    /// [settled](AnyReservation::settle) with is charged to this limiter.
+    /// Creates a reservation of no permits, for an estimate of 0. It is due at once. The permits
+    /// with which it is [settled](AnyReservation::settle) are charged to this limiter.
     ///
     /// # Examples
     ///
@@ -653,24 +658,24 @@ impl AnyReservation {
         AnyReservation::new(NoPermits(limiter))
     }
 
-    /// How long until the reservation is due, if nothing changes; zero if it is due or was claimed.
-    /// [`Duration::MAX`] means never.
+    /// Returns how long until the reservation is due, if nothing changes; zero if it is due or was
+    /// claimed. [`Duration::MAX`] means never.
     #[must_use]
     pub fn due_in(&self) -> Duration {
         self.0.due_in()
     }
 
-    /// Blocks the calling thread until the reservation is due, and claims it. The [`Grant`] is that
-    /// of awaiting it.
+    /// Blocks the calling thread until the reservation is due, and claims it. The [`Grant`] is the
+    /// same as that of awaiting it.
     ///
-    /// Do not call it from a task: it blocks the executor's thread.
+    /// Do not call it from a task, because it blocks the executor's thread.
     ///
     /// # Errors
     ///
-    /// As awaiting it; and [`Refusal::Cancelled`](crate::Refusal::Cancelled) under a
-    /// [`CancelToken`](crate::CancelToken) that is cancelled. Then the reservation keeps its place.
-    /// A reservation of a limiter [in a task](AnyLimiter::non_blocking) blocks no thread for a store: it
-    /// is refused.
+    /// Like awaiting it, and [`Refusal::Cancelled`](crate::Refusal::Cancelled) if the call runs
+    /// under a [`CancelToken`](crate::CancelToken) that is cancelled. Then the reservation keeps
+    /// its position. A reservation made by a handle [for tasks](AnyLimiter::non_blocking) blocks no
+    /// thread for a store: it is refused.
     ///
     /// # Examples
     ///
@@ -696,21 +701,22 @@ impl AnyReservation {
         self.0.left()
     }
 
-    /// Returns whether the place was decided without the store of the limiter; see
+    /// Returns whether the reservation was decided without the limiter's store; see
     /// [`AllPermits::is_degraded`].
     #[must_use]
     pub fn is_degraded(&self) -> bool {
         self.0.is_degraded()
     }
 
-    /// Tells how many permits were really used: a number, or costs by name. Of a limit that is not
-    /// named, what was reserved was used. See [`Reservation::settle`](crate::Reservation::settle)
-    /// and [`AllReservation::settle`](crate::AllReservation::settle).
+    /// Settles the reservation with the number of permits that were really used: a number, or costs
+    /// by name. A limit that is not named has used what was reserved. See
+    /// [`Reservation::settle`](crate::Reservation::settle) and
+    /// [`AllReservation::settle`](crate::AllReservation::settle).
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a cost with a name that is not there. Then a claimed
-    /// reservation has used what was reserved. One that was not claimed gives up its place, and
+    /// [`AllRefusal::NoMember`] for a cost with an unknown name. Then a claimed reservation has
+    /// used what was reserved. A reservation that was not claimed gives up its position, and
     /// charges nothing.
     pub fn settle<'a>(self, used: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         self.0.settle(&used.into())
@@ -721,7 +727,7 @@ impl AnyReservation {
 ///
 /// # Errors
 ///
-/// As [`AnyLimiter::acquire_many`].
+/// Like [`AnyLimiter::acquire_many`].
 impl Future for AnyReservation {
     type Output = Result<Grant, AllRefusal>;
 
@@ -730,7 +736,7 @@ impl Future for AnyReservation {
     }
 }
 
-/// A place for a request that asks for nothing.
+/// A place for a request that asks for no permits.
 struct NoPermits(AnyLimiter);
 
 impl Future for NoPermits {
@@ -747,7 +753,7 @@ impl Place for NoPermits {
     }
 
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        // Of a limit that is not named, nothing was reserved.
+        // In a limit that is not named, nothing was reserved.
         let mut costs = used.clone().cost_of_others(used.others().unwrap_or(0));
         costs.without_defaults = true;
         self.0.debit(costs)
