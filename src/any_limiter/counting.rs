@@ -1,4 +1,4 @@
-//! A [`CountingLimit`] alone, without type parameters.
+//! A single [`CountingLimit`] without type parameters.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -17,16 +17,16 @@ use crate::limiter::{Events, Pause, RateLimiter, StoreEvent};
 use crate::policy::Unlimited;
 use crate::time::Nanos;
 
-/// A limit of permits in use, in a composite beside a rate that grants everything: a composite has
-/// the longest waits, the priorities and the pauses that a counting limit lacks.
+/// A limit of permits in use, in a composite together with a rate limiter that grants everything.
+/// The composite adds the maximum waits, the priorities and the pauses that a counting limit lacks.
 #[derive(Debug)]
 struct InUse {
-    /// Dropped first: the composite tells a table of keys that the limit is no longer in use.
+    /// Dropped first: the composite notifies a table of keys that the limit is no longer in use.
     limit: CountingLimit,
     all: AllOf<DefaultClock>,
 }
 
-/// The member that grants everything. No refusal names it.
+/// The name of the member that grants everything. No refusal names it.
 const UNLIMITED: &str = "unlimited";
 
 impl InUse {
@@ -45,17 +45,18 @@ fn composite(limit: &CountingLimit) -> AllOf<DefaultClock> {
     AllOf::new(UNLIMITED, &RateLimiter::new(Unlimited)).with_counting(NAME, limit)
 }
 
-/// The limit of a key, which is in use until the handle and its requests have ended: then `leave`
-/// is dropped.
+/// The limit of a key. It is in use until the handle and its requests have ended; then `leave` is
+/// dropped.
 #[cfg(feature = "keyed")]
 pub(super) fn of_key(limit: CountingLimit, leave: impl Send + Sync + 'static) -> AnyLimiter {
     let all = composite(&limit).of_key(Box::new(leave));
     AnyLimiter::new(InUse::of(limit, all))
 }
 
-/// Tells the observer of the limit what happens to the composite. The limit itself tells nothing of
-/// permits that a composite takes. The composite keeps the limit, and this does not, since it ends
-/// after the composite has told a table of keys that the limit is no longer in use.
+/// Forwards the events of the composite to the observer of the limit. The limit itself reports no
+/// permits that a composite takes. The composite keeps the limit alive. This observer does not,
+/// because it is dropped after the composite has notified a table of keys that the limit is no
+/// longer in use.
 struct ToLimit(Weak<Pool>);
 
 impl ToLimit {
@@ -66,13 +67,13 @@ impl ToLimit {
     }
 }
 
-/// How many permits of the limit a request asks for: half of the sum of its costs, since it costs
-/// as many permits of the rate.
+/// Returns how many permits of the limit a request asks for: half of the sum of its costs, because
+/// it asks the rate for as many permits.
 const fn of_limit(permits: u64) -> u64 {
     permits / 2
 }
 
-// An event with no method here would be lost without a word, so clippy wants a method for each.
+// An event with no method here would be lost silently, so clippy requires a method for each.
 #[deny(clippy::missing_trait_methods)]
 impl Events for ToLimit {
     fn granted(&self, permits: u64, waited: Duration) {
@@ -103,7 +104,7 @@ impl Events for ToLimit {
         self.report(|events| events.resumed());
     }
 
-    // A composite in one process has no store, and tells none of these.
+    // A composite in one process has no store, and reports none of these.
 
     fn degraded(&self, _permits: u64) {}
 
@@ -112,15 +113,15 @@ impl Events for ToLimit {
     fn store(&self, _event: &StoreEvent) {}
 }
 
-/// What the composite is asked for. A part of the permits would come back alone, so a request for
-/// up to a number gets the fewest that it takes.
+/// Returns the request to the composite. A part of the permits would go back separately, so a
+/// request for up to a number gets the minimum that it accepts.
 fn asked(request: &AllRequest<'_>) -> Result<AllRequest<'static>, AllRefusal> {
     let mut request = alone(request)?;
     request.most = request.permits;
     Ok(AllRequest::from(request).cost(NAME, request.permits))
 }
 
-/// The refusal of a limiter without members.
+/// Returns the refusal of a limiter without members.
 fn of_alone(refusal: AllRefusal) -> AllRefusal {
     let left = refusal.left().cloned();
     let refusal = refusal.refusal().map_or(refusal, AllRefusal::from);
@@ -130,7 +131,7 @@ fn of_alone(refusal: AllRefusal) -> AllRefusal {
     }
 }
 
-/// The permits of a limiter without members.
+/// Returns the permits of a limiter without members.
 fn permits_alone(permits: AllPermits) -> AllPermits {
     match permits.left().cloned() {
         Some(left) => permits.with_left(left_alone(left)),
@@ -138,7 +139,7 @@ fn permits_alone(permits: AllPermits) -> AllPermits {
     }
 }
 
-/// The permits left in a limiter without members.
+/// Returns the permits left in a limiter without members.
 fn left_alone(mut left: AllStatus) -> AllStatus {
     left.members.retain(|(name, _)| *name != *UNLIMITED);
     left
@@ -176,17 +177,17 @@ impl Limiter for InUse {
         self.all.resume()
     }
 
-    /// Charges nothing: no call would give the permits back.
+    /// Charges nothing, because no call would give the permits back.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
         charged(costs).map(|_| ())
     }
 
-    /// Gives nothing back: the permits go back when they are dropped.
+    /// Gives nothing back, because the permits go back when they are dropped.
     fn refund(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
         charged(costs).map(|_| ())
     }
 
-    /// Takes nothing: no call would give the permits back.
+    /// Takes nothing, because no call would give the permits back.
     fn keep_at_most(&self, name: &str, _: u64) -> Result<u64, AllRefusal> {
         check_name(name).map(|()| 0)
     }
@@ -200,7 +201,7 @@ impl Limiter for InUse {
     }
 }
 
-/// A place in the queue of the composite.
+/// A reservation of the composite.
 struct PlaceInUse(AllReservation<DefaultClock>);
 
 impl PlaceInUse {
@@ -232,20 +233,20 @@ impl Place for PlaceInUse {
         self.0.left().map(left_alone)
     }
 
-    /// Gives all permits back: they are not in use any more.
+    /// Gives all permits back: they are no longer in use.
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         alone(used).map(|_| ())
     }
 }
 
-/// A limit of permits in use alone, without a rate. Its permits go back when the [`AllPermits`] or
+/// A limit of permits in use only, without a rate. Its permits go back when the [`AllPermits`] or
 /// the [`AnyReservation`] is dropped.
 ///
-/// Its requests have priorities among each other, and pauses of this handle are pauses of its
-/// clones alone. Closing closes the counting limit. Longest waits are measured by the default
-/// clock. Nothing can be charged to it, and a request for up to a number of permits gets the
-/// fewest. The [observer](CountingLimit::observe) of the counting limit is told of the requests and
-/// the pauses of this handle as well.
+/// Requests of this handle are ordered by priority among each other, and a pause of this handle
+/// applies only to its clones. Closing it closes the counting limit. Maximum waits are measured by
+/// the default clock. Nothing can be charged to it, and a request for up to a number of permits
+/// gets the minimum. The [observer](CountingLimit::observe) of the counting limit is also notified
+/// of the requests and the pauses of this handle.
 ///
 /// # Examples
 ///

@@ -1,4 +1,4 @@
-//! [`AnyKeyed`]: a limiter of each key, without type parameters but the key.
+//! [`AnyKeyed`]: a limiter for each key, with the key as its only type parameter.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,37 +7,38 @@ use std::time::Duration;
 use crate::all_of::{AllPermits, AllRefusal, AllRequest};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation};
 
-/// What every limiter of keys can do, without type parameters but the key: for [`AnyKeyed`].
+/// The calls of any keyed limiter, with the key as the only type parameter; the trait behind
+/// [`AnyKeyed`].
 pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
-    /// The limiter of this key. Asks for no permits.
+    /// Returns the limiter of this key. Asks for no permits.
     ///
     /// # Errors
     ///
-    /// [`Refusal::TooManyKeys`](crate::Refusal) if the key has no room.
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if there is no room for the key.
     fn limiter(&self, key: K) -> Result<AnyLimiter, AllRefusal>;
 
-    /// The limiter of this key that is to answer this request. Unless written, that is
+    /// Returns the limiter of this key that decides this request. Defaults to
     /// [`limiter`](KeyedLimiter::limiter).
     ///
     /// # Errors
     ///
-    /// The answer, if the key has no limiter: an observer was told of it. An
-    /// [exempt](crate::Request::exempt) request needs none of its key.
+    /// The decision, if the key has no limiter; an observer was notified of it. An
+    /// [exempt](crate::Request::exempt) request does not need a limiter of its key.
     fn limiter_for(&self, key: K, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
         let _ = request;
         self.limiter(key)
     }
 }
 
-/// A handle to a limiter of keys of any kind: one limit or several for each key, in this process or
+/// A handle to a keyed limiter of any kind: one limit or several for each key, in this process or
 /// over a network.
 ///
 /// It is made from a `KeyedRateLimiter`, a `KeyedAllOf` or a `KeyedCountingLimit` (feature
-/// `keyed`), or anything else that is a [`KeyedLimiter`]. Clones share the limiter.
+/// `keyed`), or any other [`KeyedLimiter`]. Clones share the limiter.
 ///
 /// # Fairness and cancel safety
 ///
-/// As the limiter behind the handle. Keys do not affect each other.
+/// Like the limiter behind the handle. Keys do not affect each other.
 ///
 /// # Cost
 ///
@@ -65,23 +66,23 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
 pub struct AnyKeyed<K>(Arc<dyn KeyedLimiter<K>>);
 
 impl<K: 'static> AnyKeyed<K> {
-    /// A handle to this limiter.
+    /// Creates a handle to this limiter.
     #[must_use]
     pub fn new(limiter: impl KeyedLimiter<K>) -> AnyKeyed<K> {
         AnyKeyed(Arc::new(limiter))
     }
 
-    /// The limiter of this key, with every call. Asks for no permits.
+    /// Returns the limiter of this key, which has every call. Asks for no permits.
     ///
     /// # Errors
     ///
-    /// [`Refusal::TooManyKeys`](crate::Refusal) if the key has no room. Most limiters tell that
-    /// when they are asked for permits.
+    /// [`Refusal::TooManyKeys`](crate::Refusal) if there is no room for the key. Most limiters
+    /// return this refusal only when they are asked for permits.
     pub fn limiter(&self, key: impl Into<K>) -> Result<AnyLimiter, AllRefusal> {
         self.0.limiter(key.into())
     }
 
-    /// Takes one permit of each limit of a key now, or refuses, as [`AnyLimiter::try_acquire`].
+    /// Takes one permit of each limit of a key now, or refuses, like [`AnyLimiter::try_acquire`].
     ///
     /// # Errors
     ///
@@ -90,7 +91,7 @@ impl<K: 'static> AnyKeyed<K> {
         self.try_acquire_many(key, AllRequest::new())
     }
 
-    /// Takes the permits of a request from a key now, or refuses, as
+    /// Takes the permits of a request from a key now, or refuses, like
     /// [`AnyLimiter::try_acquire_many`].
     ///
     /// # Errors
@@ -105,8 +106,8 @@ impl<K: 'static> AnyKeyed<K> {
         self.0.limiter_for(key.into(), &request)?.try_acquire_many(request)
     }
 
-    /// Takes the permits of a request from a key now, or refuses, as [`AnyLimiter::acquire_now`]:
-    /// a limiter over a network is awaited, and blocks no thread.
+    /// Takes the permits of a request from a key now, or refuses, like [`AnyLimiter::acquire_now`]:
+    /// with a limiter over a network, the future waits for the reply, and no thread is blocked.
     ///
     /// # Errors
     ///
@@ -123,7 +124,7 @@ impl<K: 'static> AnyKeyed<K> {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire`].
+    /// Like [`AnyLimiter::acquire`].
     pub fn acquire(&self, key: impl Into<K>) -> AcquireAny {
         self.acquire_many(key, AllRequest::new())
     }
@@ -132,7 +133,7 @@ impl<K: 'static> AnyKeyed<K> {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire_many`].
+    /// Like [`AnyLimiter::acquire_many`].
     pub fn acquire_many<'a>(&self, key: impl Into<K>, request: impl Into<AllRequest<'a>>) -> AcquireAny {
         let request = request.into();
         match self.0.limiter_for(key.into(), &request) {
@@ -141,24 +142,24 @@ impl<K: 'static> AnyKeyed<K> {
         }
     }
 
-    /// Waits for one permit of each limit of a key, if that takes no longer than `within`; else
+    /// Waits for one permit of each limit of a key if that takes no longer than `within`; else
     /// refuses at once.
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire_within`].
+    /// Like [`AnyLimiter::acquire_within`].
     pub fn acquire_within(&self, key: impl Into<K>, within: Duration) -> AcquireAny {
         self.acquire_many(key, AllRequest::new().within(within))
     }
 
-    /// Takes a place in the queue of a key, for a cost that is known only later, as
-    /// [`AnyLimiter::reserve`]. It blocks no thread: it is the call of the handle
-    /// [for tasks](AnyLimiter::non_blocking).
+    /// Takes a position in the queue of a key, for a cost that is known only later, like
+    /// [`AnyLimiter::reserve`]. It blocks no thread, because it uses the handle [for
+    /// tasks](AnyLimiter::non_blocking).
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::reserve`]. If a limiter over a network refuses, the place is refused when
-    /// it is awaited.
+    /// Like [`AnyLimiter::reserve`]. A refusal by a limiter over a network is returned when the
+    /// reservation is awaited.
     ///
     /// # Examples
     ///

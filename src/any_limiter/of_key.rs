@@ -13,9 +13,9 @@ use crate::keyed::table::Found;
 use crate::limiter::Pause;
 use crate::policy::{Policy, TokenBucket};
 
-/// One key of a [`KeyedRateLimiter`] as a [`Limiter`]: each call looks the key up, so that a key
-/// that is not in use can be forgotten. A key that was paused or closed is not forgotten, unless it
-/// is [removed](KeyedRateLimiter::remove).
+/// One key of a [`KeyedRateLimiter`] as a [`Limiter`]. Each call looks the key up, so that an
+/// unused key can be forgotten. A key that was paused or closed is not forgotten, unless it is
+/// [removed](KeyedRateLimiter::remove).
 ///
 /// # Examples
 ///
@@ -35,7 +35,8 @@ pub struct OfKey<K, P: Policy + Clone = TokenBucket, C: Timer = DefaultClock> {
 }
 
 impl<K, P: Policy + Clone, C: Timer> OfKey<K, P, C> {
-    /// This key of this limiter. Makes no room for the key, and asks for no permits.
+    /// Creates a handle to this key of this limiter. Makes no room for the key, and asks for no
+    /// permits.
     #[must_use]
     pub fn new(keys: &KeyedRateLimiter<K, P, C>, key: K) -> Self {
         OfKey { keys: keys.clone(), key }
@@ -102,7 +103,7 @@ where
             Found::Known(paused) => paused,
             Found::Nowhere => table.unknown(&self.key, is_paused),
         };
-        // The key goes on alone, in a limiter of its own.
+        // The key continues separately, in a limiter of its own.
         paused_with_all && table.own_limiter(&self.key).is_ok_and(|limiter| limiter.resume())
     }
 
@@ -120,13 +121,13 @@ where
         Ok(self.keys.keep_at_most(&self.key, permits)?)
     }
 
-    /// Closes this key alone, until the key is [removed](KeyedRateLimiter::remove).
+    /// Closes only this key, until the key is [removed](KeyedRateLimiter::remove).
     fn close(&self) -> Result<bool, AllRefusal> {
         Ok(self.keys.table().own_limiter(&self.key)?.close())
     }
 
     fn is_closed(&self) -> bool {
-        // Makes no room for the key: one without a limiter of its own is not closed.
+        // Makes no room for the key: a key without a limiter of its own is not closed.
         let found = self.keys.table().find(&self.key, |_, _, _| ());
         self.keys.is_closed() || matches!(found, Found::Limiter(limiter) if limiter.is_closed())
     }

@@ -62,7 +62,7 @@ impl<C: Timer> Limiter for AllOf<C> {
     }
 }
 
-/// The place of a composite.
+/// The reservation of a composite.
 struct Several<C: Timer>(AllReservation<C>);
 
 impl<C: Timer> Several<C> {

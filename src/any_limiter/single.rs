@@ -14,11 +14,11 @@ use crate::policy::Policy;
 use crate::request::Request;
 use crate::status::Status;
 
-/// The name of a limiter that has no members, where one is told or asked for.
+/// The name of a limiter that has no members, wherever a name is reported or required.
 pub(super) const NAME: &str = "limit";
 
-/// What the request asks of a limiter that has no members. A cost by its name is for all or
-/// nothing, as the cost of a member.
+/// Returns the request to a limiter that has no members. A cost by its name is all or nothing, like
+/// the cost of a member.
 pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     let asked = request.to_request();
     match request.costs().next() {
@@ -27,24 +27,25 @@ pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     }
 }
 
-/// The cost that a request names, or that of others, or this one.
+/// Returns the cost that a request names, or its cost for other members, or `unset`.
 fn cost(request: &AllRequest<'_>, unset: u32) -> Result<u32, AllRefusal> {
     let unnamed = request.others().unwrap_or(unset);
     request.costs().try_fold(unnamed, |_, (name, n)| check_name(name).map(|()| n))
 }
 
-/// An answer that tells, of a limiter without members.
+/// Returns the decision of a limiter without members, with its status.
 #[cold]
 pub(super) fn told((answer, status): (Result<Grant, Refusal>, Status)) -> Result<AllPermits, AllRefusal> {
     match answer {
-        // A request that passed without permits is told nothing.
+        // A request that passed without permits gets no status.
         Ok(grant) if grant.left().is_none() => Ok(grant.into()),
         Ok(grant) => Ok(AllPermits::from(grant).with_left(status_of(status))),
         Err(refusal) => Err(AllRefusal::from(refusal).with_left(status_of(status))),
     }
 }
 
-/// A grant, and what it left in a limiter without members if that was asked for.
+/// Returns the permits of a grant, with what it left in a limiter without members if the request
+/// asked for that.
 pub(super) fn permits(grant: Grant, status: impl FnOnce() -> Status) -> AllPermits {
     match grant.left() {
         Some(left) => AllPermits::from(grant).with_left(status_of(status().with_left(left))),
@@ -52,8 +53,8 @@ pub(super) fn permits(grant: Grant, status: impl FnOnce() -> Status) -> AllPermi
     }
 }
 
-/// A refusal of this request, which could wait, by a limiter without members, and the permits left
-/// if it asks for them.
+/// Returns the refusal by a limiter without members of a request that could wait, with the permits
+/// left if the request asks for them.
 pub(super) fn refused(request: &Request, refusal: Refusal, status: impl FnOnce() -> Status) -> AllRefusal {
     match request.wants_left {
         true => AllRefusal::from(refusal).with_left(status_of(status())),
@@ -61,13 +62,13 @@ pub(super) fn refused(request: &Request, refusal: Refusal, status: impl FnOnce()
     }
 }
 
-/// The status of a limiter that has no members.
+/// Returns the status of a limiter that has no members.
 pub(super) fn status_of(status: Status) -> AllStatus {
     let Status { waiting, paused_for, .. } = status;
     AllStatus { waiting, paused_for, members: vec![(NAME.into(), status)] }
 }
 
-/// Refuses a name that is not that of a limiter that has no members.
+/// Refuses a name that is not the name of a limiter that has no members.
 pub(super) fn check_name(name: &str) -> Result<(), AllRefusal> {
     if name == NAME {
         return Ok(());
@@ -75,7 +76,7 @@ pub(super) fn check_name(name: &str) -> Result<(), AllRefusal> {
     Err(AllRefusal::NoMember { name: name.into(), members: Box::new([NAME.into()]) })
 }
 
-/// How many permits are charged to a limiter that has no members, or given back to it.
+/// Returns how many permits are charged to a limiter that has no members, or given back to it.
 pub(super) fn charged(costs: &AllRequest<'_>) -> Result<u32, AllRefusal> {
     cost(costs, 1)
 }
@@ -154,10 +155,10 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
     }
 }
 
-/// The place of one limiter.
+/// The reservation of a single limiter.
 pub(super) struct Single<P: Policy, C: Timer> {
     pub(super) place: Reservation<P, C>,
-    /// What the grant left, if that was asked for.
+    /// What the grant left, if the request asked for that.
     pub(super) left: Option<Status>,
 }
 
