@@ -22,7 +22,7 @@ pub trait KeyedLimiter<K>: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// The decision, if the key has no limiter; an observer was notified of it. An
+    /// The refusal of the request, if the key has no limiter; an observer was notified of it. An
     /// [exempt](crate::Request::exempt) request does not need a limiter of its key.
     fn limiter_for(&self, key: K, request: &AllRequest<'_>) -> Result<AnyLimiter, AllRefusal> {
         let _ = request;

@@ -201,8 +201,8 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
 
 /// A reservation of a limiter of any kind: the trait behind [`AnyReservation`].
 ///
-/// As a future it waits until the reservation is due and claims it. After that it stays ready if it
-/// is polled again. Dropping a place that was not claimed gives up its position. The permits of a
+/// As a future, a place waits until it is due and claims its permits. If it is polled again after
+/// that, it is ready. Dropping a place that was not claimed gives up its position. The permits of a
 /// claimed place are used, unless it is settled.
 pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'static {
     /// Returns how long until the place is due, if nothing changes; [`Duration::MAX`] means never.

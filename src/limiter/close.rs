@@ -1,4 +1,4 @@
-//! Closing a limiter for good.
+//! Closing a limiter permanently.
 
 use crate::clock::Timer;
 use crate::limiter::RateLimiter;

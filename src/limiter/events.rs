@@ -13,8 +13,8 @@ use crate::line::deferred::run_in_drop;
 /// [`AllOf::observe`](crate::AllOf::observe).
 #[cfg_attr(
     feature = "keyed",
-    doc = "All keys at once are watched by [`KeyedRateLimiter::observed_by`](crate::KeyedRateLimiter::observed_by)
-and [`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by)."
+    doc = "[`KeyedRateLimiter::observed_by`](crate::KeyedRateLimiter::observed_by) and
+[`KeyedCountingLimit::observed_by`](crate::KeyedCountingLimit::observed_by) set one observer for all keys."
 )]
 ///
 /// The observer of a limiter is not notified of permits that an [`AllOf`](crate::AllOf) takes from
@@ -145,9 +145,9 @@ pub trait Events: Send + Sync + 'static {
         let _ = (permits, refusal);
     }
 
-    /// A call ended without a decision and took nothing. The caller dropped its wait, or a
-    /// [`CancelToken`](crate::CancelToken) ended the call, or the call ran the waker of another
-    /// request and that waker panicked. `waited` is how long the call waited.
+    /// A call was cancelled and took nothing. The caller dropped its wait, or a
+    /// [`CancelToken`](crate::CancelToken) ended the call, or the call ran another request's waker
+    /// and that waker panicked. `waited` is how long the call waited.
     fn cancelled(&self, permits: u64, waited: Duration) {
         let _ = (permits, waited);
     }

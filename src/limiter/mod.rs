@@ -588,7 +588,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     pub fn set_rate(&self, rate: Rate) {
-        // A rate alone is never an error.
+        // A change of only the rate is never an error.
         let _ = self.shared.change(Change::rate(rate));
     }
 

@@ -168,7 +168,7 @@ pub struct StatisticsSnapshot {
 ///
 /// # Examples
 ///
-/// As text in the format of Prometheus:
+/// Text in the Prometheus format:
 ///
 /// ```
 /// use std::time::Duration;
