@@ -64,7 +64,7 @@ impl fmt::Display for BuildError {
         match self {
             BuildError::Config(error @ ConfigError::Surplus { .. }) => write!(f, "{error}; {OTHER_FIELDS}"),
             BuildError::Config(error) => error.fmt(f),
-            BuildError::Policy { policy, why } => write!(f, "{policy}: {why} cannot be had over a store"),
+            BuildError::Policy { policy, why } => write!(f, "{policy}: {why} is not supported over a store"),
             BuildError::Name { name } => {
                 let name: String = name.chars().take(SHOWN).collect();
                 write!(
@@ -155,7 +155,7 @@ impl fmt::Display for OpenError {
             }
             OpenError::Timeout => write!(f, "the timeout of the store must be above zero, such as 50 ms"),
             OpenError::Thread { kind } => write!(f, "the thread of the store cannot be started: {kind}"),
-            OpenError::NoRuntime => write!(f, "the store is to be on a runtime, and is opened in none"),
+            OpenError::NoRuntime => write!(f, "on_this_runtime was called outside a tokio runtime"),
         }
     }
 }

@@ -20,10 +20,10 @@ use crate::lock::lock;
 use crate::queue::queue;
 use crate::share::Shares;
 
-/// Address, prefix, deadline, and what is decided without the store.
+/// The address, the prefix, the deadline, the behaviour while the store is away, and the observer.
 type Settings = (String, String, Duration, WhileAway, Option<usize>);
 
-/// The stores of configurations that are open in this process.
+/// The stores that configurations opened and that are open in this process.
 static OF_CONFIGURATIONS: Mutex<Vec<(Settings, Weak<Inner>)>> = Mutex::new(Vec::new());
 
 /// The settings of a [`Store`].
@@ -35,7 +35,7 @@ pub struct StoreBuilder {
     timeout: Duration,
     while_away: WhileAway,
     events: Option<Arc<dyn Events>>,
-    /// Whether tasks of the caller's runtime do the work.
+    /// Whether tasks on the caller's runtime make the calls.
     is_on_runtime: bool,
     #[cfg(feature = "tls")]
     tls: Option<Tls>,
@@ -43,16 +43,16 @@ pub struct StoreBuilder {
 
 impl Store {
     /// Opens a store with the default settings: a deadline of 50 ms, and
-    /// [closed](WhileAway::Closed) while it is away.
+    /// [`Closed`](WhileAway::Closed) while the store is away.
     ///
     /// # Errors
     ///
-    /// As [`StoreBuilder::open`].
+    /// Like [`StoreBuilder::open`].
     pub fn open(url: &str) -> Result<Store, OpenError> {
         Store::builder(url).open()
     }
 
-    /// The settings of a store at an [address](crate#addresses), such as
+    /// Returns the settings of a store at an [address](crate#addresses), such as
     /// `redis://[user:password@]host[:port][/database]` or `redis+unix:///path`.
     pub fn builder(url: impl Into<String>) -> StoreBuilder {
         StoreBuilder {
@@ -69,41 +69,41 @@ impl Store {
 }
 
 impl StoreBuilder {
-    /// Sets the first part of all keys, `tidegate` unless set.
+    /// Sets the first part of all keys. The default is `tidegate`.
     pub fn prefix(self, prefix: impl Into<String>) -> StoreBuilder {
         StoreBuilder { prefix: prefix.into(), ..self }
     }
 
-    /// Sets within which time each call has an answer, connecting included. 50 ms unless set, and
-    /// at most a year. A store with a timeout of zero is not opened.
+    /// Sets the time within which each call must have its reply, connecting included. The default
+    /// is 50 ms, the maximum a year. [`open`](StoreBuilder::open) refuses a timeout of zero.
     ///
-    /// The call of a request that may wait has this time from when it leaves, if it has to stand
-    /// behind other calls. Later answers are waited for by requests that wait for the store
-    /// ([`WhileAway::Wait`]), and by messages that no caller waits for, while the server answers
-    /// other calls. A server that answers nothing for this time is away.
+    /// If the call of a request that may wait has to queue behind other calls, its time starts when
+    /// it is sent. Requests that wait for the store ([`WhileAway::Wait`]), and messages that no
+    /// caller waits for, also accept later replies, as long as the server replies to other calls. A
+    /// server that replies to no call for this time is away.
     pub fn timeout(self, timeout: Duration) -> StoreBuilder {
-        // No clock can tell the end of a much longer one.
+        // No clock can represent the end of a much longer one.
         StoreBuilder { timeout: timeout.min(Duration::from_secs(365 * 86_400)), ..self }
     }
 
-    /// Sets how limiters decide while the store does not answer.
+    /// Sets how limiters decide while the store does not reply.
     pub fn while_away(self, while_away: WhileAway) -> StoreBuilder {
         StoreBuilder { while_away, ..self }
     }
 
     /// Sets the certificates of encrypted connections, for an address that begins with `rediss`.
-    /// Any other address is then refused by [`open`](StoreBuilder::open).
+    /// With any other address, [`open`](StoreBuilder::open) then returns an error.
     #[cfg(feature = "tls")]
     pub fn tls(self, tls: Tls) -> StoreBuilder {
         StoreBuilder { tls: Some(tls), ..self }
     }
 
-    /// What makes connections encrypted ones, if the address asks for that.
+    /// Returns what encrypts connections, if the address asks for encryption.
     fn connector(&self) -> Result<Option<Connector>, OpenError> {
         #[cfg(feature = "tls")]
         return match (wants_tls(&self.url), &self.tls) {
             (true, tls) => Connector::new(tls.as_ref().unwrap_or(&Tls::new())).map(Some),
-            // Certificates say that the connection is to be encrypted.
+            // Certificates imply that the connection must be encrypted.
             (false, Some(_)) => {
                 Err(OpenError::Address { why: "does not begin with rediss, and certificates are set" })
             }
@@ -116,12 +116,12 @@ impl StoreBuilder {
         };
     }
 
-    /// Sets the observer of all limiters of the store, and of the calls to it. It is told of no tag
-    /// and of no key. [`Events::store`] is called on the thread of the store or its
-    /// [runtime](StoreBuilder::on_this_runtime), or of the caller where too many calls are in
-    /// flight: be quick. A call there that would block the thread is refused at once, as
-    /// [`StoreLimiter`](crate::StoreLimiter) tells. [`Statistics`](tidegate::Statistics) counts
-    /// [what it is told](tidegate::StoreStatistics).
+    /// Sets the observer of all limiters of the store, and of the calls to it. The observer is
+    /// passed neither tags nor keys. [`Events::store`] is called on the store's thread or its
+    /// [runtime](StoreBuilder::on_this_runtime), or on the caller's thread if too many calls are in
+    /// flight, so it must return quickly. A call there that would block the thread is refused at
+    /// once, as [`StoreLimiter`](crate::StoreLimiter) describes.
+    /// [`Statistics`](tidegate::Statistics) counts [these events](tidegate::StoreStatistics).
     ///
     /// # Examples
     ///
@@ -141,27 +141,27 @@ impl StoreBuilder {
         StoreBuilder { events: Some(events), ..self }
     }
 
-    /// Has tasks of the tokio runtime in which the store is [opened](StoreBuilder::open) do the
-    /// work, in place of a thread of its own.
+    /// Makes the calls in tasks on the tokio runtime in which the store is
+    /// [opened](StoreBuilder::open), instead of on a thread of its own.
     ///
-    /// The answer to a request of this runtime comes by no other thread, which is a sixth of the
-    /// time of a request that is alone. Many requests at a time share calls, and gain less. Choose
-    /// this where the requests come from tasks of one runtime that lasts as long as the store. Keep
-    /// the thread where other runtimes and plain threads ask as well, where calls block, and where
-    /// tasks of the runtime work for long between two awaits: the deadline of a call is kept by the
-    /// runtime, which must run, with its drivers of time and of the network enabled, and without
+    /// The reply to a request of this runtime then needs no hop to another thread. That hop is a
+    /// sixth of the time of a request that is alone; concurrent requests share calls, and gain
+    /// less. Choose this if the requests come from tasks of one runtime that lasts as long as the
+    /// store. Keep the thread if other runtimes and plain threads make requests too, if calls
+    /// block, or if tasks of the runtime work for long between two awaits: the runtime keeps the
+    /// deadline of a call. The runtime must run, with its time and I/O drivers enabled, and without
     /// paused time.
     ///
     /// - **A call that blocks** would wait for itself on a thread of this runtime. It is refused
-    ///   there at once, as [`StoreLimiter`](crate::StoreLimiter) tells, also within
+    ///   there at once, as [`StoreLimiter`](crate::StoreLimiter) describes, even within
     ///   `spawn_blocking`. Other threads can make such calls.
     /// - **When the runtime ends**, the store ends. Calls in flight are counted as
-    ///   [unknown](crate::Counts::unknown), and their requests and all that follow are decided as
-    ///   [`WhileAway`] says. No request waits for an answer that cannot come.
-    /// - **Another runtime** may use the store. Its requests make the hop.
-    /// - **Events** of the store are told on threads of the runtime.
+    ///   [unknown](crate::Counts::unknown). Their requests and all later ones are decided by
+    ///   [`WhileAway`]. No request waits for a reply that cannot come.
+    /// - **Another runtime** may use the store. Its requests hop to this runtime.
+    /// - **Events** of the store are reported on threads of the runtime.
     ///
-    /// A store that a [configuration](crate::LimiterConfig) opens has a thread;
+    /// A store that a [configuration](crate::LimiterConfig) opens has a thread.
     /// [`LimiterConfig::store_builder`](crate::LimiterConfig::store_builder) lets the program
     /// choose.
     ///
@@ -181,13 +181,13 @@ impl StoreBuilder {
         StoreBuilder { is_on_runtime: true, ..self }
     }
 
-    /// Opens the store. It connects when it is first asked.
+    /// Opens the store. It connects at its first call.
     ///
     /// # Errors
     ///
-    /// An [`OpenError`] if the address or the prefix cannot be used, if the timeout is zero, if no
-    /// thread can be started, or if the store is to be [on a
-    /// runtime](StoreBuilder::on_this_runtime) and the caller is in none.
+    /// An [`OpenError`] if the address or the prefix is invalid, if the timeout is zero, if no
+    /// thread can be started, or if the store must be [on a runtime](StoreBuilder::on_this_runtime)
+    /// and the caller is in none.
     pub fn open(self) -> Result<Store, OpenError> {
         let address = Address::read(&self.url, self.connector()?.as_ref())?;
         let servers = Servers::at(address, crate::key::of_test(&self.prefix));
@@ -208,17 +208,17 @@ impl StoreBuilder {
             .name("tidegate-redis".into())
             .spawn(move || {
                 this_thread_makes_calls();
-                // A task is woken by less than the future of `block_on` is.
+                // Waking a task costs less than waking the future of `block_on`.
                 _ = runtime.block_on(runtime.spawn(work));
             })
             .map_err(|error| OpenError::Thread { kind: error.kind() })?;
         Ok(store)
     }
 
-    /// The store of configurations with these settings in this process, which is opened if there
-    /// is none. A process with several of them would count as several processes.
+    /// Returns the store that configurations with these settings share in this process, and opens
+    /// it if there is none. A process with several such stores would count as several processes.
     pub(crate) fn open_shared(self) -> Result<Store, OpenError> {
-        // The store keeps its observer, so no other observer has this address while the store
+        // The store keeps its observer alive, so no other observer has this address while the store
         // lives.
         let observer = self.events.as_ref().map(|events| Arc::as_ptr(events).addr());
         let settings = (self.url.clone(), self.prefix.clone(), self.timeout, self.while_away, observer);
@@ -226,7 +226,7 @@ impl StoreBuilder {
         open.retain(|(_, store)| store.strong_count() > 0);
         let of_settings = open.iter().filter(|(of, _)| *of == settings);
         let mut stores = of_settings.filter_map(|(_, store)| store.upgrade().map(Store));
-        // The thread of a store that is not closed ends by a panic alone.
+        // The thread of an open store ends only by a panic.
         if let Some(store) = stores.find(|store| !store.has_ended()) {
             return Ok(store);
         }
@@ -236,7 +236,7 @@ impl StoreBuilder {
         Ok(store)
     }
 
-    /// A store, and the work that answers its calls, for any runtime.
+    /// Returns a store, and the future that makes its calls, for any runtime.
     pub(crate) fn parts(self, servers: Servers) -> Result<(Store, impl Future<Output = ()>), OpenError> {
         if !key::is_name(&self.prefix) {
             return Err(OpenError::Prefix { prefix: self.prefix });
@@ -271,7 +271,7 @@ impl StoreBuilder {
 }
 
 impl fmt::Debug for StoreBuilder {
-    /// Without the address, which may have a password.
+    /// Omits the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreBuilder")
             .field("prefix", &self.prefix)

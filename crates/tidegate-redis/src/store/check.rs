@@ -10,8 +10,8 @@ use crate::key;
 use crate::script::Script;
 use crate::store::{Deadline, Store};
 
-/// Makes the further commands of the script of permits in use, after the self-test. The only one
-/// that writes comes last, so a missing permission leaves no key.
+/// The further commands of the script of permits in use, made after the self-test. The only command
+/// that writes comes last but one, so a missing permission leaves no key.
 const IN_USE: &str = "
 make('HMGET', KEYS[1], 'field')
 make('HGETALL', KEYS[1])
@@ -21,26 +21,27 @@ make('HSET', KEYS[1], 'field', 1)
 make('DEL', KEYS[1])";
 
 impl Store {
-    /// Asks the store whether limiters can work with it, for the start of a program.
+    /// Checks whether limiters can work with the store, for the start of a program.
     ///
-    /// The check makes four calls one after the other, each for a tag in another quarter of a
-    /// cluster, so it asks at most four servers of a cluster. A server of a cluster at an address
-    /// of a single one is found unless the server has three quarters of all tags. A call makes each
-    /// command of the scripts, at a key that no limiter has. The commands that only a limit of
-    /// permits in use [needs](crate::operating#keys-and-permissions) are made if such a limit was
+    /// The check makes four calls in sequence, each for a tag in a different quarter of a cluster's
+    /// slots, so it reaches at most four servers of a cluster. A cluster server at an address of a
+    /// single server is detected unless the server has three quarters of all tags. Each call runs
+    /// every command of the scripts at a key that no limiter uses. The commands that only a limit
+    /// of permits in use [needs](crate::operating#keys-and-permissions) are run if such a limit was
     /// [built](crate::CountingBuilder::build) over this store before.
     ///
-    /// Each call has the [timeout](crate::StoreBuilder::timeout) of the store. The first one
-    /// connects, which takes several round trips: over a shorter timeout, the store is away.
+    /// Each call has the [timeout](crate::StoreBuilder::timeout) of the store. The first call
+    /// connects, which takes several round trips: if the timeout is shorter, the store counts as
+    /// away.
     ///
     /// # Errors
     ///
-    /// A [`StoreError`] that says what is wrong. While the store is merely
+    /// Returns a [`StoreError`] that describes the fault. While the store is merely
     /// [away](StoreError::is_away), limiters decide by [`WhileAway`](crate::WhileAway).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the check. A call that was made is carried out.
+    /// Dropping the future ends the check. A call that was already made is carried out.
     ///
     /// # Examples
     ///
@@ -51,7 +52,7 @@ impl Store {
     /// let store = Store::open("redis://127.0.0.1")?;
     /// match store.check().await {
     ///     Err(error) if !error.is_away() => return Err(error.into()),
-    ///     // A store that is away may be back before the first request.
+    /// A store that is away may be back before the first request.
     ///     _ => {}
     /// }
     /// # Ok(())

@@ -1,31 +1,30 @@
-//! How often a store was asked, and what became of it.
+//! The number of calls to a store, by outcome.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How often a store was asked, and what became of it. All numbers only rise.
+/// The number of calls to a store, by outcome. All numbers only rise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Calls that the store answered.
+    /// Calls to which the store replied.
     pub answered: u64,
     /// Calls whose outcome is not known: the store may have carried them out.
     pub unknown: u64,
     /// Calls that the store did not carry out.
     pub failed: u64,
-    /// Calls that were answered without asking: the store had not answered before, too many calls
-    /// were in flight, or their requests had waited so long that too little of the deadline was
-    /// left.
+    /// Calls that ended without being sent: the store had not replied before, too many calls were
+    /// in flight, or their requests had waited so long that too little of the deadline was left.
     pub skipped: u64,
-    /// Calls that showed that the store is not as it must be. A call whose answer makes no sense is
-    /// counted as answered, too.
+    /// Calls that showed that the store is misconfigured. A call whose reply makes no sense is also
+    /// counted as answered.
     pub misconfigured: u64,
-    /// Requests that were answered without the store, and reservations that were made without it,
-    /// but for calls that would block a thread of the store.
-    /// [`StatisticsSnapshot::degraded`](tidegate::StatisticsSnapshot::degraded) counts the answers
-    /// that an observer was told.
+    /// Requests that were decided without the store, and reservations that were made without it,
+    /// except calls that would block a thread of the store.
+    /// [`StatisticsSnapshot::degraded`](tidegate::StatisticsSnapshot::degraded) counts the
+    /// decisions of which an observer was notified.
     pub degraded: u64,
-    /// Refunds and bookings given back whose message has no answer. Their permits are lost, unless
-    /// the store carried the message out: fewer permits are granted, never more.
+    /// Refunds and returned bookings whose message has no reply. Their permits are lost, unless the
+    /// store carried the message out: fewer permits are granted, never more.
     pub lost_refunds: u64,
 }
 
@@ -42,7 +41,7 @@ pub(super) struct Counters {
 
 impl Counters {
     pub(super) fn read(&self) -> Counts {
-        // Relaxed: each number by itself.
+        // Relaxed: each number is independent.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Counters { answered, unknown, failed, skipped, misconfigured, degraded, lost_refunds } = self;
         Counts {

@@ -1,4 +1,4 @@
-//! [`Store::flush`]: waiting until the store has answered all that it is told.
+//! [`Store::flush`]: waiting until the store has replied to all messages of this process.
 
 use std::pin::pin;
 
@@ -10,33 +10,33 @@ use crate::error::StoreError;
 use crate::store::Store;
 
 impl Store {
-    /// Waits until the store has answered all that this process has told it or owes it by now.
+    /// Waits until the store has replied to every message that this process has sent or still has
+    /// to send to it.
     ///
-    /// Some messages are not waited for by the call that sends them: dropped permits in use,
-    /// dropped waits, settled reservations, unused permits, permits on lease of a dropped limiter,
-    /// [`pause`] and [`debit`] of an [`AnyLimiter`]. A process that ends before they left loses
-    /// them. So call this at the end of a program, after permits and limiters are dropped, and
-    /// where a program must know that its pause was carried out.
+    /// Some calls do not wait for the messages that they send: dropped permits in use, dropped
+    /// waits, settled reservations, unused permits, permits on lease of a dropped limiter, and
+    /// [`pause`] and [`debit`] of an [`AnyLimiter`]. A process that ends before these messages are
+    /// sent loses them. Call this method at the end of a program, after permits and limiters are
+    /// dropped, and wherever a program must know that its pause was carried out.
     ///
     /// The process leaves the count of [`clients`](Store::clients), and is counted again from its
     /// next request for permits on.
     ///
-    /// Requests and messages that come later are not waited for. A wait that still lives keeps its
-    /// place, and a limiter that still lives may keep its lease.
+    /// Later requests and messages are not waited for. A live wait keeps its position, and a live
+    /// limiter may keep its lease.
     ///
     /// # Errors
     ///
-    /// The [`StoreError`] of the last such message that had no answer since the last flush, or
-    /// since the store was opened. Its text says that a message got lost, and the store may be back
-    /// meanwhile: [`trouble`](Store::trouble) tells how it is now. The store may have carried the
-    /// message out. A message that the store was
-    /// told by a repeated call, such as dropped permits in use, is not counted as lost. If the
-    /// store answers nothing for twice its [timeout](crate::StoreBuilder::timeout), the error is
-    /// that of the last call.
+    /// Returns the [`StoreError`] of the last such message without a reply since the last flush, or
+    /// since the store was opened. The text of the error says that a message got lost. The store
+    /// may be back meanwhile: [`trouble`](Store::trouble) returns its current state. The store may
+    /// have carried the message out. A message that a repeated call delivered, such as that of
+    /// dropped permits in use, does not count as lost. If the store replies to no call for twice
+    /// its [timeout](crate::StoreBuilder::timeout), the error is that of the last call.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future ends the wait alone. All messages go on.
+    /// Dropping the future ends only the wait. All messages go on.
     ///
     /// # Examples
     ///
@@ -65,7 +65,7 @@ impl Store {
         let clock = DefaultClock::new();
         let late = pin!(async {
             let mut answered = None;
-            // While the store answers others, the answers to these messages are still to come.
+            // While the store replies to others, the replies to these messages are still to come.
             while answered.replace(self.counts().answered) != Some(self.counts().answered) {
                 let silence = Nanos::from_duration(2 * self.timeout());
                 clock.sleep_until(clock.now().saturating_add(silence)).await;
@@ -73,7 +73,7 @@ impl Store {
         });
         let told = pin!(async {
             pending.ended_so_far().await;
-            // The messages that waited for these answers have left by now.
+            // The messages that waited for these replies have been sent by now.
             pending.ended_so_far().await;
         });
         if matches!(select(told, late).await, Either::Left(_)) {
@@ -83,11 +83,11 @@ impl Store {
         }
     }
 
-    /// As [`flush`](Store::flush), and blocks the calling thread meanwhile.
+    /// Like [`flush`](Store::flush), but blocks the calling thread.
     ///
     /// # Errors
     ///
-    /// As [`flush`](Store::flush). A thread that asks the store cannot wait for it, and has an
+    /// Like [`flush`](Store::flush). On a thread that makes the store's calls, this returns an
     /// error at once.
     pub fn blocking_flush(&self) -> Result<(), StoreError> {
         let here = || Err(StoreError::away("cannot be waited for by a thread that asks it"));

@@ -1,4 +1,4 @@
-//! What became of the permits that processes lease.
+//! Counts of the permits that processes lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,11 +8,11 @@ use tidegate::{Events, StoreEvent};
 use crate::lock::lock;
 use crate::observe::report;
 
-/// Permits on lease, of all limiters of a store that lease, and of all limits of each: a request of
-/// two limits counts for both. All numbers only rise, but for permits that are put back before they
-/// are used.
+/// Permits on lease, over all limiters of a store that lease, and over all limits of each: a
+/// request of two limits counts for both. All numbers only rise, except when permits are put back
+/// before they are used.
 ///
-/// A permit that is used counts when its lease is looked at next.
+/// A used permit is counted at the next check of its lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeaseCounts {
@@ -20,15 +20,16 @@ pub struct LeaseCounts {
     pub taken: u64,
     /// Permits that requests got from leases.
     pub used: u64,
-    /// Permits that went back to the store unused. The store may have refused them, or the message
-    /// may be lost, which [`Counts::lost_refunds`](crate::Counts::lost_refunds) counts.
+    /// Permits that were sent back to the store unused. The store may have refused them, or the
+    /// message may be lost, which [`Counts::lost_refunds`](crate::Counts::lost_refunds) counts.
     pub returned: u64,
-    /// Permits that were lost, since a limit was reset or lowered.
+    /// Permits that were lost because a limit was reset or lowered.
     pub lost: u64,
 }
 
 impl LeaseCounts {
-    /// How many permits are out on lease: debited in the store, and neither used nor given back.
+    /// Returns the permits that are out on lease: debited in the store, and neither used nor given
+    /// back.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         self.taken.saturating_sub(self.used).saturating_sub(self.returned).saturating_sub(self.lost)
@@ -41,12 +42,12 @@ pub(crate) struct LeaseCounters {
     used: AtomicU64,
     returned: AtomicU64,
     lost: AtomicU64,
-    /// What the observer was told.
+    /// The counts of which the observer was last notified.
     told: Mutex<LeaseCounts>,
 }
 
 impl LeaseCounters {
-    /// Tells the observer what changed since it was told last. The caller holds no lock.
+    /// Notifies the observer of the changes since its last notification. The caller holds no lock.
     pub(crate) fn tell(&self, events: Option<&Arc<dyn Events>>) {
         if events.is_none() {
             return;
@@ -71,7 +72,7 @@ impl LeaseCounters {
     }
 
     pub(crate) fn read(&self) -> LeaseCounts {
-        // Relaxed: each number by itself.
+        // Relaxed: each number is independent.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         LeaseCounts {
             taken: read(&self.taken),
@@ -86,7 +87,7 @@ impl LeaseCounters {
     }
 
     pub(crate) fn used(&self, all: u64, counted: u64) {
-        // A permit that was put back makes the number less.
+        // A permit that was put back lowers the number.
         self.used.fetch_add(all.wrapping_sub(counted), Ordering::Relaxed);
     }
 

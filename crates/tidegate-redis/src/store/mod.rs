@@ -1,4 +1,4 @@
-//! [`Store`]: a connection to Redis or Valkey, which limiters share.
+//! [`Store`]: a connection to Redis or Valkey that limiters share.
 
 mod builder;
 mod calls;
@@ -38,14 +38,15 @@ pub(crate) use lease_counts::LeaseCounters;
 pub use lease_counts::LeaseCounts;
 pub use while_away::WhileAway;
 
-/// A connection to Redis or Valkey, which limiters share. Clones are handles to one store.
+/// A connection to Redis or Valkey that limiters share. Clones are handles to one store.
 ///
-/// It connects when it is first asked, and again after a failure. A thread of its own does the work
-/// of the network, so that limiters work in any executor and in plain threads. Only a call that is
-/// alone is sent by the thread of its request. Where one tokio runtime makes nearly all requests,
-/// that runtime [can do it](StoreBuilder::on_this_runtime).
+/// A store connects at its first call, and reconnects after a failure. It does its network I/O on a
+/// thread of its own, so its limiters work in any executor and in plain threads. Only a call that
+/// is alone in flight is sent on the thread of its request. Where one tokio runtime makes nearly
+/// all requests, that runtime [can do the I/O](StoreBuilder::on_this_runtime).
 ///
-/// A process that forks has no such thread and no runtime in its child: open a store there.
+/// After a fork, the child process has neither that thread nor a runtime: open a store in the
+/// child.
 ///
 /// # Examples
 ///
@@ -65,8 +66,8 @@ pub use while_away::WhileAway;
 #[derive(Clone)]
 pub struct Store(Arc<Inner>);
 
-/// The time of tests, in microseconds, how many calls they wait for, and the runtime of the tasks
-/// that are spawned.
+/// For tests: the time in microseconds, the number of calls without an outcome yet, and the runtime
+/// for spawned tasks.
 #[cfg(test)]
 #[derive(Default)]
 struct TestClock {
@@ -87,35 +88,35 @@ struct Inner {
     prefix: String,
     while_away: WhileAway,
     leases: Arc<LeaseCounters>,
-    /// Whether a limit of permits in use was made.
+    /// Whether a limit of permits in use was built.
     has_counting: AtomicBool,
     shares: Shares,
-    /// The runtime that does the work; none if a model does.
+    /// The runtime that makes the calls; unset if a model makes them.
     runtime: OnceLock<Handle>,
-    /// Whether that is the runtime of a user, and not that of a thread of the store.
+    /// Whether that runtime is the user's, and not that of the store's thread.
     is_on_runtime: bool,
 }
 
 impl Store {
-    /// The error of the last call to the store; `None` if that call was answered, or if none was
-    /// made.
+    /// Returns the error of the last call to the store; `None` if the store replied to that call,
+    /// or if no call was made.
     #[must_use]
     pub fn trouble(&self) -> Option<StoreError> {
         lock(&self.0.shared.trouble).clone()
     }
 
-    /// Whether the store is left alone for a while, since five calls in a row have failed. The
-    /// [`trouble`](Store::trouble) of the last call is told from the first failure on.
+    /// Returns whether calls to the store are suspended because five calls in a row have failed.
+    /// [`trouble`](Store::trouble) returns the error of the last call from the first failure on.
     ///
-    /// Only a call finds out that the store is back. While no request comes, this may be old: an
-    /// endpoint that tells whether the program is well awaits [`check`](Store::check).
+    /// Only a call finds out that the store is back. Without requests, the result of this method
+    /// may be out of date: a health endpoint awaits [`check`](Store::check).
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.0.shared.servers.any_server(|server| lock(&server.breaker).is_open())
     }
 
-    /// Has every grant of the store that is used told to a function, for programs that check the
-    /// bound of a limit. The first function stays.
+    /// Passes every later grant by the store to a function, for programs that check the bound of a
+    /// limit. The first function stays.
     #[doc(hidden)]
     pub fn log_grants(&self, log: impl Fn(&str, i64, u64) + Send + Sync + 'static) {
         _ = self.0.grant_log.set(Box::new(log));
@@ -127,26 +128,26 @@ impl Store {
         }
     }
 
-    /// How many processes ask this store for permits under its prefix, as the store saw it last;
-    /// `None` before the first answer.
+    /// Returns the number of processes that request permits from this store under its prefix, as
+    /// the store last reported it; `None` before the first reply.
     ///
     /// The number is known with [`WhileAway::Share`] or [`WhileAway::ShareOf`], and once a limiter
     /// [leases](crate::LimiterBuilder::leased). Otherwise it is always `None`. From its first
-    /// request for permits on, such a process asks for it every two seconds, and more often at
-    /// first. A process that merely checks, looks at or pauses limits is not counted. Several
-    /// stores of one process count as several.
+    /// request for permits on, such a process asks the store for the number every two seconds, and
+    /// more often at first. A process that only checks the store, reads the status of limits or
+    /// pauses them is not counted. Several stores in one process count as several.
     ///
-    /// A process leaves the count by [`flush`](Store::flush). One that ends without it counts for a
-    /// quarter of a minute more, and no count falls in the twelve seconds behind an outage, so that
-    /// shares are rather too small. A process counts twice for a quarter of a minute if the store
-    /// counted it and its answer got lost.
+    /// A process leaves the count by [`flush`](Store::flush). A process that ends without it counts
+    /// for 15 seconds more. The count does not fall in the twelve seconds after an outage, so
+    /// shares are too small rather than too large. A process counts twice for 15 seconds if the
+    /// store counted it and the reply got lost.
     #[must_use]
     pub fn clients(&self) -> Option<NonZeroU32> {
         self.0.shared.clients.get()
     }
 
-    /// By how many processes a limit is shared while the store is away; `None` if it is not shared,
-    /// or if their number is not known yet.
+    /// Returns the number of processes that share a limit while the store is away; `None` if the
+    /// limit is not shared, or if the number is not known yet.
     pub(crate) fn processes(&self) -> Option<NonZeroU32> {
         match self.0.while_away {
             WhileAway::Share => self.clients(),
@@ -155,8 +156,8 @@ impl Store {
         }
     }
 
-    /// The limiter of this process for the limits of a tag, while the store is away; `None` if this
-    /// process grants no shares.
+    /// Returns this process's limiter for the limits of a tag while the store is away; `None` if
+    /// this process grants no shares.
     pub(crate) fn share<'a>(
         &self,
         tag: &str,
@@ -170,14 +171,14 @@ impl Store {
         Some(share)
     }
 
-    /// A line is gone, of which this was the last booking.
+    /// Notes the last booking of a queue that is gone.
     pub(crate) fn note_booked(&self, booked: Booked) {
         if self.processes().is_some() {
             self.0.shares.note(booked);
         }
     }
 
-    /// The time that scripts are to decide by: none but in tests of this crate, where it is set.
+    /// The time by which scripts decide: `None` except in this crate's tests, which set it.
     pub(crate) fn time(&self) -> Option<u64> {
         #[cfg(test)]
         return self.0.test.time.get().map(|time| time());
@@ -190,19 +191,19 @@ impl Store {
         _ = self.0.test.time.set(Box::new(time));
     }
 
-    /// Has tasks run in this runtime, of which time may be paused.
+    /// Runs tasks in this runtime, whose time may be paused.
     #[cfg(test)]
     pub(crate) fn set_tasks(&self, runtime: tokio::runtime::Handle) {
         _ = self.0.test.tasks.set(runtime);
     }
 
-    /// How many calls are not answered yet.
+    /// Returns the number of calls without an outcome yet.
     #[cfg(test)]
     pub(crate) fn pending(&self) -> usize {
         self.0.test.pending.load(Ordering::SeqCst)
     }
 
-    /// Notes that a limit of permits in use is made, for the next check.
+    /// Notes for the next check that a limit of permits in use was built.
     pub(crate) fn begin_counting(&self) {
         self.0.has_counting.store(true, Ordering::Relaxed);
     }
@@ -227,24 +228,26 @@ impl Store {
         self.0.shared.counters.degraded.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A message that no caller waits for has no answer, with so many refunds.
+    /// Counts a message that no caller waits for and that has no reply. It carried `refunds`
+    /// refunds.
     pub(crate) fn note_lost(&self, refunds: usize) {
         let refunds = u64::try_from(refunds).unwrap_or(u64::MAX);
         self.0.shared.counters.lost_refunds.fetch_add(refunds, Ordering::Relaxed);
         self.0.shared.pending.lose(self.last_error());
     }
 
-    /// The error of the last call, which had no answer.
+    /// The error of the last call, which had no reply.
     pub(crate) fn last_error(&self) -> StoreError {
         self.trouble().unwrap_or_else(|| StoreError::away("did not answer"))
     }
 
-    /// Begins to tell the store something, by calls to come: [`flush`](Store::flush) waits for it.
+    /// Marks messages that later calls will send as pending: [`flush`](Store::flush) waits for
+    /// them.
     pub(crate) fn begin_telling(&self) -> Telling {
         Telling::new(&self.0.shared.pending)
     }
 
-    /// Notes an answer that makes no sense.
+    /// Notes a reply that makes no sense.
     pub(crate) fn note_nonsense(&self) -> Away {
         let shared = &self.0.shared;
         shared.counters.misconfigured.fetch_add(1, Ordering::Relaxed);
@@ -253,8 +256,8 @@ impl Store {
         Away::Misconfigured
     }
 
-    /// Has a call carried out, and its outcome given to a function on the thread of the store. The
-    /// caller may hold a lock.
+    /// Makes a call, and passes its outcome to a function on the store's thread. The caller may
+    /// hold a lock.
     pub(crate) fn send(
         &self,
         by_hash: Cmd,
@@ -274,44 +277,45 @@ impl Store {
         self.0.shared.send(&self.0.calls, by_hash, script, deadline, Box::new(answer))
     }
 
-    /// How often the store was asked, and what became of it.
+    /// Returns the number of calls to the store, by outcome.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.0.shared.counters.read()
     }
 
-    /// Within which time a call has an answer, unless its requests wait.
+    /// The time within which a call has an outcome, unless its requests wait.
     pub(crate) fn timeout(&self) -> Duration {
         self.0.shared.timeout
     }
 
-    /// Whether a call takes so long that a second one may not end within the deadline, though no
-    /// calls wait to leave.
+    /// Returns whether a call takes so long that a second one may not end within the deadline, even
+    /// though no calls wait to be sent.
     pub(crate) fn is_far(&self) -> bool {
         self.0.shared.is_far()
     }
 
-    /// Whether so many calls have no answer that it may come later than it should.
+    /// Returns whether so many calls are without a reply that outcomes may come later than they
+    /// should.
     pub(crate) fn is_crowded(&self) -> bool {
         self.0.shared.is_crowded()
     }
 
-    /// Whether a call that is sent now may wait in this process for others to have their answers.
+    /// Returns whether a call sent now may wait in this process until others have their replies.
     pub(crate) fn may_hold_up(&self) -> bool {
         self.0.shared.may_hold_up()
     }
 
-    /// How often a server answered of which the last call had failed.
+    /// The number of times that a server replied after its last call had failed.
     pub(crate) fn backs(&self) -> u64 {
         self.0.shared.backs.load(Ordering::Acquire)
     }
 
-    /// Changes when a server answers of which the last call had failed.
+    /// Changes when a server replies after its last call had failed.
     pub(crate) fn back(&self) -> watch::Receiver<()> {
         self.0.shared.back.subscribe()
     }
 
-    /// Has a task run on the thread of the store. Returns whether there is one.
+    /// Spawns a task on the store's thread. Returns whether the store still has one.
     pub(crate) fn spawn(&self, task: Task) -> bool {
         #[cfg(test)]
         if let Some(runtime) = self.0.test.tasks.get() {
@@ -321,24 +325,24 @@ impl Store {
         self.0.calls.add(Work::Task(task)).is_ok()
     }
 
-    /// Whether the runtime that makes calls has ended: no call is made from now on.
+    /// Returns whether the runtime that makes the calls has ended: no call is made from then on.
     pub(crate) fn has_ended(&self) -> bool {
         self.0.calls.is_over()
     }
 
-    /// What became of permits on lease, of all limiters that
+    /// Returns the counts of permits on lease, over all limiters that
     /// [lease](crate::LimiterBuilder::leased).
     #[must_use]
     pub fn lease_counts(&self) -> LeaseCounts {
         self.0.leases.read()
     }
 
-    /// Has the processes counted that ask this store for permits.
+    /// Starts counting the processes that request permits from this store.
     pub(crate) fn count_processes(&self) {
         self.0.shared.clients.need();
     }
 
-    /// This process asks for permits, and is counted from now on.
+    /// Notes that this process requests permits: it is counted from then on.
     pub(crate) fn ask_for_permits(&self) {
         self.0.shared.clients.ask();
     }
@@ -347,14 +351,14 @@ impl Store {
         &self.0.leases
     }
 
-    /// Waits for a future on this thread. `None`, without polling it, where that must not be: for
-    /// such a handle, and on a thread that makes the calls.
+    /// Blocks this thread on a future. Returns `None` without polling the future if the handle may
+    /// not block, or if this thread makes the store's calls.
     pub(crate) fn block_on<T>(&self, blocks: Blocks, future: impl Future<Output = T>) -> Option<T> {
         self.block_on_until(blocks, || false, future)
     }
 
-    /// Waits for a permit on this thread, as [`block_on`](Store::block_on) does, until a token of
-    /// the thread is cancelled.
+    /// Blocks this thread on a future of a permit, like [`block_on`](Store::block_on), until a
+    /// cancellation token of the thread is cancelled.
     pub(crate) fn block_on_permits<T>(
         &self,
         blocks: Blocks,
@@ -398,7 +402,7 @@ impl Store {
 }
 
 impl Inner {
-    /// The outage at this moment, if there is one.
+    /// The current outage, if there is one.
     fn outage(&self, processes: NonZeroU32) -> Outage {
         let answered = *lock(&self.shared.answered);
         let time = self.shared.clients.server_time();
@@ -407,7 +411,7 @@ impl Inner {
 }
 
 impl fmt::Debug for Store {
-    /// Without the address, which may have a password.
+    /// Omits the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
             .field("prefix", &self.0.prefix)

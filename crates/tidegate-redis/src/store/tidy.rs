@@ -1,4 +1,4 @@
-//! Forgetting the shares of an outage when it is over.
+//! Removes the shares of an outage when it is over.
 
 use std::num::NonZeroU32;
 use std::sync::Weak;
@@ -6,7 +6,7 @@ use std::sync::Weak;
 use crate::share;
 use crate::store::Inner;
 
-/// Forgets shares that no outage needs any more, until there are none.
+/// Removes the shares that no outage needs, until none is left.
 pub(super) async fn tidy(store: Weak<Inner>) {
     loop {
         tokio::time::sleep(share::TIDIES).await;

@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use crate::error::BuildError;
 
-/// How limiters decide while their store does not answer.
+/// How limiters decide while their store does not reply.
 ///
-/// It is read from the text of a [configuration](crate::LimiterConfig) and written as such, with
-/// the feature `serde` also in files.
+/// It is read from, and written as, the text of a [configuration](crate::LimiterConfig); with the
+/// feature `serde` in files as well.
 ///
 /// # Examples
 ///
@@ -24,52 +24,55 @@ use crate::error::BuildError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WhileAway {
-    /// Each process grants its share of each limit, by itself: a limit divided by the number of
-    /// processes that ask this store under its prefix, as the store [saw](crate::Store::clients) it
-    /// last, and at least one permit. A process that has not asked the store for permits yet grants
-    /// nothing. A request that is larger than the share is refused as
-    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable).
+    /// Each process grants its share of each limit by itself. The share is the limit divided by the
+    /// number of processes that request permits from this store under its prefix, as the store last
+    /// [reported](crate::Store::clients) it, and at least one permit. A process that has not
+    /// requested permits from the store yet grants nothing. A request that is larger than the share
+    /// is refused as [`Refusal::Unavailable`](tidegate::Refusal::Unavailable).
     ///
     /// In the window in which the store goes away, all shares together grant the limit divided by
-    /// the number of processes, on top of the permits that the store granted: in no window more is
+    /// the number of processes, on top of the permits that the store granted. In no window is more
     /// granted than the limit and this part of it, until a later window begins without the store.
-    /// So four processes grant nothing of a limit of 15 permits in this window, and one permit each
-    /// of a limit of 16. In later windows the shares are together the limit. The shares of a bucket
-    /// begin with this part of the burst together, and fill at the rate.
+    /// For example, four processes grant nothing of a limit of 15 permits in this window, and one
+    /// permit each of a limit of 16. In later windows the shares add up to the limit. The shares of
+    /// a bucket together begin with this part of the burst, and refill at the rate.
     ///
-    /// A request that waits keeps the instant that the store booked for it, and is granted while
-    /// the store is away. The process takes the store to be booked as far ahead for all processes
-    /// as for the last of its own requests. So the windows up to then count as the one in which the
-    /// store goes away, and the share of a bucket fills from then on. A process without requests
-    /// that wait does not know how far ahead the store is booked for others: where only some
-    /// processes have such requests, up to twice the limit is granted until these are served.
+    /// A request that waits keeps the time that the store booked for it, and is granted at that
+    /// time while the store is away. The process assumes that the store is booked as far ahead for
+    /// all processes as for the last of its own requests. All windows up to then therefore count as
+    /// the window in which the store goes away, and the share of a bucket refills from then on. A
+    /// process without waiting requests does not know how far ahead the store is booked for others:
+    /// if only some processes have waiting requests, up to twice the limit is granted until these
+    /// requests are served.
     ///
-    /// At most 65,536 keys of a limit have a share at one time. A key beyond them is refused as
+    /// At most 65,536 keys of a limit have a share at one time. A further key is refused as
     /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable) until another share is full again.
     ///
-    /// When the store answers again, requests that wait for a share, and have no longest wait, go
-    /// back to the line of the store. The request that returns first is sent at once, and the
-    /// others stand in order of arrival, before newcomers. A request with a longest wait, and a
-    /// [reservation](tidegate::AnyReservation), keep their places in the share. Each process asks
-    /// whether the store is back at intervals of up to 6.25 s. Until the last process has asked,
-    /// the store grants the limit beside the shares of the processes that have not.
+    /// When the store replies again, requests that wait for a share and have no maximum wait return
+    /// to the store's queue. The request that returns first is sent at once, and the others queue
+    /// in order of arrival, before newcomers. A request with a maximum wait, and a
+    /// [reservation](tidegate::AnyReservation), keep their positions in the share. Each process
+    /// asks whether the store is back at intervals of up to 6.25 s. Until the last process has
+    /// asked, the store grants the limit in addition to the shares of the processes that have not
+    /// asked yet.
     Share,
-    /// As [`Share`](WhileAway::Share), with this number of processes.
+    /// Like [`Share`](WhileAway::Share), with this number of processes.
     ShareOf(NonZeroU32),
     /// Every request is granted.
     Open,
-    /// A request that may wait keeps its place in line until the store answers again. A request
-    /// that does not wait is refused at once, and one with a longest wait at the end of it, as
-    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable). A blocking call waits as well, but
-    /// for [`reserve`](tidegate::AnyLimiter::reserve), which does not wait for the store.
+    /// A request that may wait keeps its position in the queue until the store replies again. A
+    /// request that does not wait is refused at once, and a request with a maximum wait when that
+    /// wait ends, both as [`Refusal::Unavailable`](tidegate::Refusal::Unavailable). A blocking call
+    /// waits as well, except [`reserve`](tidegate::AnyLimiter::reserve), which does not wait for
+    /// the store.
     ///
-    /// Whether the store carried out a call that it did not answer in time is not known. The
+    /// If the store does not reply to a call in time, it may still have carried the call out. The
     /// requests of such a call are sent again, so their permits may be taken twice: the processes
     /// then grant fewer permits than the limit, never more.
     Wait,
-    /// Every request is refused at once, as
-    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable), also one that would wait for its
-    /// turn. Its `retry_after` tells when the store is asked again.
+    /// Every request is refused at once as
+    /// [`Refusal::Unavailable`](tidegate::Refusal::Unavailable), even one that would wait for its
+    /// turn. Its `retry_after` is the time until the store is tried again.
     #[default]
     Closed,
 }

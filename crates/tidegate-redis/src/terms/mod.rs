@@ -137,7 +137,7 @@ impl Terms {
             PolicyConfig::SlidingWindow { rate, cells, at_wall_clock, .. } => {
                 let (limit, length) = window(config, *rate)?;
                 if *cells > MOST_CELLS {
-                    return Err(unfit(config, format!("more than {MOST_CELLS} cells")));
+                    return Err(unfit(config, format!("a window of more than {MOST_CELLS} cells")));
                 }
                 let cells = i64::from(*cells);
                 let length = (length + cells - 1) / cells;
@@ -167,7 +167,7 @@ impl Terms {
                 Ok(Terms { largest: None, ending: "none".into(), ..terms })
             }
             PolicyConfig::SmoothWarmingUp { .. } => {
-                Err(unfit(config, "smooth_warming_up, whose prices are no integers,"))
+                Err(unfit(config, "smooth_warming_up, whose costs are not integers,"))
             }
             _ => Err(unfit(config, "this policy")),
         }
@@ -389,7 +389,7 @@ fn unfit(config: &PolicyConfig, why: impl Into<String>) -> BuildError {
 }
 
 fn too_large(config: &PolicyConfig) -> BuildError {
-    unfit(config, "numbers of more than 51 bits")
+    unfit(config, "a number of more than 51 bits")
 }
 
 impl fmt::Display for Kind {

@@ -261,7 +261,7 @@ fn errors_say_what_to_write() {
     );
     assert_eq!(error("fixed_window 5/100ns store redis://h tag a"), {
         let policy = "fixed_window 5/100ns";
-        format!("{policy}: a period that is not a whole number of microseconds cannot be had over a store")
+        format!("{policy}: a period that is not a whole number of microseconds is not supported over a store")
     });
     let alone = "in_use must be the only limit, without a policy and without leased";
     for (line, message) in [

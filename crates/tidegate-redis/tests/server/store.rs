@@ -510,15 +510,15 @@ fn what_cannot_be_had_is_refused_when_it_is_built() {
     assert_eq!(error(&twice), r#"two limits are named "x""#);
     let cases = [
         ("sliding_log 5000/s", "a log of more than 4096 permits"),
-        ("sliding_window 5/s cells 500", "more than 128 cells"),
+        ("sliding_window 5/s cells 500", "a window of more than 128 cells"),
         ("smooth_warming_up 5/s warm_up 3s", "smooth_warming_up"),
-        ("token_bucket 0.1234567890123/s burst 1000", "numbers of more than 51 bits"),
-        ("sliding_estimate 4000000000/d", "numbers of more than 51 bits"),
+        ("token_bucket 0.1234567890123/s burst 1000", "a number of more than 51 bits"),
+        ("sliding_estimate 4000000000/d", "a number of more than 51 bits"),
         ("fixed_window 5/100ns", "not a whole number of microseconds"),
     ];
     for (line, why) in cases {
         let error = error(&[("x", line)]);
-        assert!(error.contains(why) && error.ends_with("cannot be had over a store"), "{error}");
+        assert!(error.contains(why) && error.ends_with("is not supported over a store"), "{error}");
     }
     let error = Store::open("redis://user:secret@:bad").unwrap_err().to_string();
     assert!(!error.contains("secret"), "{error}");
