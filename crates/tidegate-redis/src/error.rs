@@ -1,4 +1,5 @@
-//! The errors of opening a store, of making a limiter, and of a store that is away or wrong.
+//! The errors of opening a store, of building a limiter, and of a store that is away or
+//! misconfigured.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -7,19 +8,19 @@ use std::io;
 
 use tidegate::{AllRefusal, AllStatus, ConfigError};
 
-/// Why a limiter over a store cannot be made.
+/// Why a limiter over a store cannot be built.
 ///
-/// No message has the address or a password of a store.
+/// No message contains the address or a password of a store.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A configuration that is no policy.
+    /// The configuration is not a valid policy.
     Config(ConfigError),
-    /// A policy that the scripts cannot decide exactly.
+    /// The scripts cannot decide this policy exactly.
     Policy {
         /// The policy, as a line of configuration.
         policy: String,
-        /// What cannot be had.
+        /// What is not supported.
         why: String,
     },
     /// A tag, or the name of a limit, that cannot be part of a key.
@@ -27,20 +28,20 @@ pub enum BuildError {
         /// The name.
         name: String,
     },
-    /// Two limits of one name.
+    /// Two limits have the same name.
     Twice {
         /// The name.
         name: String,
     },
-    /// No limit at all.
+    /// No limit is given.
     NoLimit,
-    /// A field of a [configuration](crate::LimiterConfig) that is not as it must be.
+    /// A field of a [configuration](crate::LimiterConfig) has an invalid value, or is missing.
     Field {
         /// The field.
         field: &'static str,
-        /// What it must be.
+        /// What the field must be.
         allowed: &'static str,
-        /// What it is, unless it is missing or may be a secret.
+        /// The value of the field; `None` if it is missing or may be a secret.
         value: Option<String>,
     },
     /// A field that a [configuration](crate::LimiterConfig) does not have.
@@ -52,10 +53,10 @@ pub enum BuildError {
     Store(OpenError),
 }
 
-/// How much of a name is shown. A key may be a megabyte long.
+/// The number of characters of a name that are shown. A key may be a megabyte long.
 const SHOWN: usize = 600;
 
-/// The fields of a configuration that are not those of a policy.
+/// The fields of a configuration that are not fields of a policy.
 pub(crate) const OTHER_FIELDS: &str =
     "beside the limits there are store, prefix, tag, timeout, while_away and leased";
 
@@ -101,7 +102,7 @@ impl From<ConfigError> for BuildError {
     }
 }
 
-/// A policy that needs no reading is no error.
+/// A policy that needs no parsing cannot fail.
 impl From<Infallible> for BuildError {
     fn from(never: Infallible) -> BuildError {
         match never {}
@@ -110,20 +111,21 @@ impl From<Infallible> for BuildError {
 
 /// Why a store cannot be opened.
 ///
-/// No message has the address, which may have a password.
+/// No message contains the address, which may contain a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The address is none of a store.
+    /// The address is not an address of a store.
     Address {
         /// What the address has or lacks, without a part of it.
         why: &'static str,
     },
     /// The address asks for an encrypted connection, and the feature `tls` is off.
     NoTls,
-    /// A certificate or a key that cannot be used, or no certificate to trust a server by.
+    /// A certificate or a key is unusable, or no certificate is available by which to trust a
+    /// server.
     Certificate {
-        /// Which one, and why.
+        /// Which certificate or key, and why.
         why: &'static str,
     },
     /// The prefix cannot be part of a key.
@@ -133,13 +135,13 @@ pub enum OpenError {
     },
     /// The [deadline of a call](crate::StoreBuilder::timeout) is zero.
     Timeout,
-    /// The thread of the store cannot be started.
+    /// The store's thread cannot be started.
     Thread {
-        /// Why.
+        /// The cause.
         kind: io::ErrorKind,
     },
-    /// The store is to be [on a runtime](crate::StoreBuilder::on_this_runtime), and the caller is
-    /// in none.
+    /// The store was set to use [this runtime](crate::StoreBuilder::on_this_runtime), and `open`
+    /// was called outside a tokio runtime.
     NoRuntime,
 }
 
@@ -166,7 +168,7 @@ impl Error for OpenError {}
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError {
     is_away: bool,
-    /// Whether it is told later, of a message that no caller waited for.
+    /// Whether it is reported later, for a message that no caller waited for.
     is_past: bool,
     text: String,
 }
@@ -180,14 +182,14 @@ impl StoreError {
         StoreError { is_away: false, is_past: false, text: text.into() }
     }
 
-    /// The error of a message that got lost earlier.
+    /// Marks this as the error of a message that got lost earlier.
     pub(crate) fn of_lost_message(self) -> StoreError {
         StoreError { is_past: true, ..self }
     }
 
-    /// Whether the store is merely away: it may answer later. `false` says that its configuration
-    /// is wrong: a password, a permission, a foreign value under a key, or an address where no
-    /// Redis server answers.
+    /// Returns whether the store is merely away, and may reply later. `false` means that its
+    /// configuration is wrong: a password, a permission, a value of the wrong type under a key, or
+    /// an address where no Redis server replies.
     #[must_use]
     pub fn is_away(&self) -> bool {
         self.is_away
@@ -208,8 +210,9 @@ impl fmt::Display for StoreError {
 
 impl Error for StoreError {}
 
-/// Adds to a refusal what is left, if the request asks for that, also where this process refused
-/// without asking the store. Else an adapter would ask for the state by a call that blocks.
+/// Adds the remaining permits to a refusal if the request asks for them, even if this process
+/// refused without asking the store. Otherwise an adapter would request the state by a call that
+/// blocks.
 pub(crate) async fn with_left<T>(
     answer: Result<T, AllRefusal>,
     asks: bool,
@@ -224,7 +227,7 @@ pub(crate) async fn with_left<T>(
     }
 }
 
-/// Whether a refusal does not tell what is left, although the store may.
+/// Returns whether a refusal lacks the remaining permits although the store may know them.
 pub(crate) fn lacks_left(refusal: &AllRefusal) -> bool {
     refusal.left().is_none() && !refusal.is_degraded()
 }

@@ -20,29 +20,29 @@ use crate::store::{Store, StoreBuilder, WhileAway};
 #[cfg(feature = "serde")]
 mod with_serde;
 
-/// The fields that are not those of a policy.
+/// The fields that are not fields of a policy.
 const FIELDS: [&str; 8] =
     ["in_use", "time_to_live", "store", "prefix", "tag", "timeout", "while_away", "leased"];
 
-/// The name of an only limit, as the core has it.
+/// The name of a single limit, as in the core crate.
 const ONLY: &str = "limit";
 
-/// What `in_use` must be.
+/// The allowed form of `in_use`.
 const ALONE: &str = "the only limit, without a policy and without leased";
 
 /// The limits of a limiter, and where they are kept: in this process, or in a store for all
 /// processes.
 ///
-/// It is read from a line or, with the feature `serde`, from a configuration file, and
-/// [built](LimiterConfig::build) into an [`AnyLimiter`], or into limits
-/// [of each key](LimiterConfig::build_keyed). So a program goes from one process to a
-/// fleet by a changed line of its configuration.
+/// A configuration is read from a line or, with the feature `serde`, from a configuration file. It
+/// is [built](LimiterConfig::build) into an [`AnyLimiter`], or into limits [of each
+/// key](LimiterConfig::build_keyed). A program thus moves from one process to a fleet by changing
+/// one line of its configuration.
 ///
 /// # Text
 ///
-/// A policy as [`PolicyConfig`](PolicyConfig#text) has it, or two with `and` between them, which
-/// are named `first` and `second`. If the limiter is shared, `store` and an address follow, a
-/// `tag`, and then the other fields. An only policy is named `limit`.
+/// The text is a policy in the form of [`PolicyConfig`](PolicyConfig#text), or two policies with
+/// `and` between them, which are named `first` and `second`. For a shared limiter, `store` and an
+/// address follow, then a `tag`, and then the other fields. A single policy is named `limit`.
 ///
 /// ```text
 /// token_bucket 100/s burst 20
@@ -50,30 +50,31 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// in_use 20 store redis://127.0.0.1 tag jobs time_to_live 5s
 /// ```
 ///
-/// `in_use` and a number stand in place of the policies. The limiter then limits how many permits
-/// are in use at one time: it is a [`CountingLimit`] of this process, or one of
-/// [`Store::counting`]. No policy can stand beside it.
+/// `in_use` and a number replace the policies. The limiter then limits the permits in use at one
+/// time: it is a [`CountingLimit`] of this process, or one of [`Store::counting`]. It cannot be
+/// combined with a policy.
 ///
-/// | field | value | unless set |
+/// | field | value | default |
 /// |---|---|---|
-/// | `limit` | a line, in a map alone: the policy, in place of its fields | the fields of a policy stand in the map |
-/// | `limits` | names and policies, in a map alone: several limits | there is one limit |
+/// | `limit` | a line, only in a map: the policy, in place of its fields | the fields of a policy are in the map |
+/// | `limits` | names and policies, only in a map: several limits | there is one limit |
 /// | `in_use` | a number of permits, from 1 | the limits are policies |
-/// | `time_to_live` | a span of 1 s or more, beside `in_use` and `store`: [`CountingBuilder::time_to_live`](crate::CountingBuilder::time_to_live) | `10s` |
-/// | `store` | an address, as [`Store::builder`] has it | the limiter is of this process alone |
-/// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | it must be set beside `store` |
+/// | `time_to_live` | a duration of 1 s or more, with `in_use` and `store`: [`CountingBuilder::time_to_live`](crate::CountingBuilder::time_to_live) | `10s` |
+/// | `store` | an address in the form of [`Store::builder`] | the limiter is of this process only |
+/// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | required with `store` |
 /// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |
-/// | `timeout` | a span above zero: [`StoreBuilder::timeout`] | `50ms` |
+/// | `timeout` | a duration above zero: [`StoreBuilder::timeout`] | `50ms` |
 /// | `while_away` | `share`, `share_of` and a number, `open`, `wait` or `closed`: [`WhileAway`] | `closed` |
 /// | `leased` | no value: [`LimiterBuilder::leased`](crate::LimiterBuilder::leased) | not leased |
 ///
 /// # serde
 ///
-/// A string, which is a line; or a map of the fields of a policy and these fields. In a map
-/// `leased` is `true` or `false`, and `share_of` with its number one string. Several limits are a
-/// map from their names, under `limits`, in place of the policy. The format must tell its types, as
-/// JSON, TOML and YAML do. An unknown field is an error. A configuration is written as a map, with
-/// an only policy as a line under `limit`, from where it is read, too. In TOML:
+/// A configuration is a string, which is a line, or a map of the fields of a policy and these
+/// fields. In a map `leased` is `true` or `false`, and `share_of` and its number are one string.
+/// Several limits are a map from names to policies, under `limits`, in place of the policy. The
+/// format must be self-describing, as JSON, TOML and YAML are. An unknown field is an error. A
+/// configuration is written as a map, with a single policy as a line under `limit`; reading accepts
+/// that form too. In TOML:
 ///
 /// ```toml
 /// downloads = "token_bucket 100/s burst 20"      # a line; of this process alone
@@ -98,14 +99,14 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// in_use = 20
 /// ```
 ///
-/// Without a store there can be no other field of a store but `tag`: to go back to one process,
-/// remove them. A limiter of this process alone makes no use of its tag. The address is looked at
+/// Without a store, `tag` is the only field of a store that may be set: to go back to one process,
+/// remove the others. A limiter of this process only does not use its tag. The address is validated
 /// when the limiter is built.
 ///
 /// # At the start of a program
 ///
-/// [`build`](LimiterConfig::build) asks no store. A wrong password or a missing permission is
-/// found by [`Store::check`]:
+/// [`build`](LimiterConfig::build) makes no call to the store. [`Store::check`] detects a wrong
+/// password or a missing permission:
 ///
 /// ```no_run
 /// use tidegate_redis::LimiterConfig;
@@ -121,13 +122,14 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 ///
 /// # When the configuration changes
 ///
-/// A program builds the limiter anew, and replaces the one that it has: behind a lock, or in an
-/// `ArcSwap`. Over a store the state goes on, since limits are not stored: the new rate and burst
-/// hold for the permits that there are. Only a policy of another kind, another tag or another name
-/// begins anew. While some processes have the old configuration, each process decides by its own.
+/// A program builds a new limiter, and replaces the current one behind a lock or in an `ArcSwap`.
+/// Over a store the state is kept, because limits are not stored: the new rate and burst apply to
+/// the permits that are available. Only a policy of another kind, another tag or another name
+/// starts with new state. While some processes still have the old configuration, each process
+/// decides by its own.
 ///
-/// A limiter of this process alone begins full, so a program takes from it what the old limiter
-/// does not have. Requests that wait stay in the line of the old limiter, on its terms.
+/// A limiter of this process only starts full, so a program takes from it the permits that the old
+/// limiter does not have. Requests that wait stay in the queue of the old limiter, on its terms.
 /// [`RateLimiter::apply`] changes a limiter in place, and its waits with it.
 ///
 /// ```
@@ -154,16 +156,17 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// # Certificates
 ///
 /// An address that begins with `rediss` needs the feature `tls`. A server is trusted by the
-/// certificates of the system, or by those of the file that the environment variable
-/// `SSL_CERT_FILE` names: for a private authority, that variable is all that a program needs. Other
-/// certificates are set by `StoreBuilder::tls` at what
+/// system's certificates, or by those of the file that the environment variable `SSL_CERT_FILE`
+/// names. For a private authority, that variable is all that a program needs. Other certificates
+/// are set by `StoreBuilder::tls` on the builder that
 /// [`store_builder`](LimiterConfig::store_builder) returns.
 ///
 /// # Secrets
 ///
-/// An address may have a password. No error, no `Debug` and no `Display` has it, and it is
-/// serialized without its user and password. The error of a format may quote the line of the file,
-/// with the password: that of `toml` does, unless a program prints its `message()` alone.
+/// An address may contain a password. No error, no `Debug` and no `Display` output contains it, and
+/// the address is serialized without its user and password. The error of a format may quote the
+/// line of the file, with the password: `toml` does so, unless a program prints only the error's
+/// `message()`.
 ///
 /// # Examples
 ///
@@ -186,9 +189,9 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 pub struct LimiterConfig {
     /// Each with its name.
     limits: Vec<(String, PolicyConfig)>,
-    /// How many permits may be in use at one time. Then there is no other limit.
+    /// The maximum of permits in use at one time. If set, there is no other limit.
     in_use: Option<u32>,
-    /// After which time the permits of a process that crashed go back.
+    /// The time after which the permits of a crashed process go back.
     time_to_live: Option<Duration>,
     /// The address of the store.
     store: Option<String>,
@@ -200,7 +203,7 @@ pub struct LimiterConfig {
     observer: Observer,
 }
 
-/// The observer of what a configuration builds. It is no part of the text of a configuration, so
+/// The observer of what a configuration builds. It is not part of the text of a configuration, so
 /// configurations with different observers are equal.
 #[derive(Clone, Default)]
 struct Observer(Option<Arc<dyn Events>>);
@@ -229,15 +232,15 @@ impl LimiterConfig {
         }
     }
 
-    /// Gives an observer to what this configuration builds: to the limiter of this process alone,
-    /// or to the [store](StoreBuilder::observed_by) that the configuration opens. So a program that
-    /// goes from one process to a fleet observes both by one line. A second observer replaces the
+    /// Sets the observer of what this configuration builds: of the limiter of this process, or of
+    /// the [store](StoreBuilder::observed_by) that the configuration opens. A program that moves
+    /// from one process to a fleet thus observes both by one line. A second observer replaces the
     /// first.
     ///
-    /// The observer of a store is told of the calls to the store as well, and of every limiter over
-    /// it: configurations with one observer share a store, and configurations with different
-    /// observers have stores of their own. The calls that end with `over` take a store that has its
-    /// own observer, or none.
+    /// The observer of a store is also notified of the calls to the store, and of every limiter
+    /// over it. Configurations with the same observer share a store, and configurations with
+    /// different observers have separate stores. The calls that end with `over` use a given store,
+    /// which has its own observer or none.
     ///
     /// The observer is not written with the configuration, and `==` does not compare it.
     ///
@@ -263,14 +266,14 @@ impl LimiterConfig {
         LimiterConfig { observer: Observer(Some(events)), ..self }
     }
 
-    /// Makes the limiter: one of this process alone if there is no store, and otherwise one that
+    /// Builds the limiter: one of this process only if there is no store, and otherwise one that
     /// all processes share, over the store that [`open`](LimiterConfig::open) returns.
     ///
-    /// A limiter that is [`Unlimited`](tidegate::Unlimited) needs no store, and opens none.
+    /// An [`Unlimited`](tidegate::Unlimited) limiter needs no store, and opens none.
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] if a policy cannot be made or cannot be had over a store, or if the store
+    /// A [`BuildError`] if a policy is invalid or not supported over a store, or if the store
     /// cannot be opened.
     pub fn build(&self) -> Result<AnyLimiter, BuildError> {
         match self.open()? {
@@ -279,28 +282,28 @@ impl LimiterConfig {
         }
     }
 
-    /// Opens the store, for several limiters that share a connection; `None` if there is none. It
-    /// connects when it is first asked.
+    /// Opens the store, for several limiters that share a connection; `None` if the configuration
+    /// has no store. The store connects at its first call.
     ///
-    /// Configurations of equal `store`, `prefix`, `timeout` and `while_away`, and with one
-    /// [observer](LimiterConfig::observed_by) or none, have one store in a process, while a limiter
-    /// uses it or a handle is kept.
+    /// Configurations with equal `store`, `prefix`, `timeout` and `while_away`, and with the same
+    /// [observer](LimiterConfig::observed_by) or none, share one store in a process, as long as a
+    /// limiter uses it or a handle is kept.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Store`] if it cannot be opened.
+    /// [`BuildError::Store`] if the store cannot be opened.
     pub fn open(&self) -> Result<Option<Store>, BuildError> {
         self.store_builder().map(StoreBuilder::open_shared).transpose().map_err(BuildError::Store)
     }
 
-    /// The settings of the store, for a program that adds an observer, certificates or [its
-    /// runtime](StoreBuilder::on_this_runtime); `None` if there is no store. What it opens is a
-    /// store of its own, for [`limiter_builder`](LimiterConfig::limiter_builder) and the calls that
-    /// end with `over`.
+    /// Returns the settings of the store, for a program that adds an observer, certificates or [its
+    /// runtime](StoreBuilder::on_this_runtime); `None` if the configuration has no store. The
+    /// builder opens a separate store, for [`limiter_builder`](LimiterConfig::limiter_builder) and
+    /// the calls that end with `over`.
     ///
     /// # Examples
     ///
-    /// An operator's handle, beside the one that the program asks:
+    /// An operator's handle, next to the one that the program uses:
     ///
     /// ```
     /// use std::sync::Arc;
@@ -337,11 +340,11 @@ impl LimiterConfig {
         Some(builder)
     }
 
-    /// Makes the limiter over this store, whatever store the configuration has.
+    /// Builds the limiter over this store, regardless of the store of the configuration.
     ///
     /// # Errors
     ///
-    /// As [`build`](LimiterConfig::build), and if the configuration has no `tag`.
+    /// Like [`build`](LimiterConfig::build), and if the configuration has no `tag`.
     pub fn build_over(&self, store: &Store) -> Result<AnyLimiter, BuildError> {
         match self.in_use {
             Some(limit) => {
@@ -356,7 +359,7 @@ impl LimiterConfig {
         }
     }
 
-    /// The settings of the limiter over this store, which build a
+    /// Returns the settings of the limiter over this store, which build a
     /// [`StoreLimiter`](crate::StoreLimiter).
     ///
     /// # Errors
@@ -372,17 +375,17 @@ impl LimiterConfig {
         Ok(if self.leased { builder.leased() } else { builder })
     }
 
-    /// Makes limits of each key: users, tenants, addresses. Without a store they are of this
-    /// process alone, for at most so many keys at a time; requests for further keys are refused,
-    /// also those that would wait: choose more keys than a program has users or hosts at a time.
-    /// Over a store all processes share them, and it keeps any number of keys.
+    /// Builds limits of each key: users, tenants, addresses. Without a store the limits are of this
+    /// process only, for at most `max_keys` keys at a time. Requests for further keys are refused,
+    /// even those that would wait: choose more keys than a program has users or hosts at a time.
+    /// Over a store all processes share the limits, and the store keeps any number of keys.
     ///
-    /// Over a store each key is put behind the tag, as by [`Store::keyed`].
+    /// Over a store each key is appended to the tag, as by [`Store::keyed`].
     ///
     /// # Errors
     ///
-    /// As [`build`](LimiterConfig::build), and [`BuildError::Field`] for permits in use of each key
-    /// over a store, which cannot be had, and for no keys at a time without a store.
+    /// Like [`build`](LimiterConfig::build), and [`BuildError::Field`] for permits in use of each
+    /// key over a store, which are not supported, and for a `max_keys` of zero without a store.
     ///
     /// # Examples
     ///
@@ -404,16 +407,16 @@ impl LimiterConfig {
         }
     }
 
-    /// Makes limits of each key over this store, whatever store the configuration has.
+    /// Builds limits of each key over this store, regardless of the store of the configuration.
     ///
     /// # Errors
     ///
-    /// As [`build_over`](LimiterConfig::build_over).
+    /// Like [`build_over`](LimiterConfig::build_over).
     pub fn build_keyed_over(&self, store: &Store) -> Result<AnyKeyed<String>, BuildError> {
         Ok(self.keyed_builder(store)?.build()?.into())
     }
 
-    /// The settings of limits of each key over this store, which build a
+    /// Returns the settings of limits of each key over this store, which build a
     /// [`StoreKeyedLimiter`](crate::StoreKeyedLimiter).
     ///
     /// # Errors
@@ -458,7 +461,7 @@ impl LimiterConfig {
         Ok(all.into())
     }
 
-    /// The tag. No text stands in for it: the limits of two configurations would have one key.
+    /// The tag. It has no default: the limits of two configurations would have one key.
     fn tag(&self) -> Result<&str, BuildError> {
         let allowed = "set for a limit over a store, to a name that no other limit has, such as uploads";
         self.tag.as_deref().ok_or(bad("tag", allowed))
@@ -497,7 +500,7 @@ impl LimiterConfig {
         })
     }
 
-    /// Sets a field that is not one of a policy.
+    /// Sets a field that is not a field of a policy.
     fn set(&mut self, field: &'static str, value: &str) -> Result<(), BuildError> {
         let is_set = match field {
             "in_use" => {
@@ -505,12 +508,12 @@ impl LimiterConfig {
                 let limit = value.parse::<NonZeroU32>().map_err(|_| told(bad(field, allowed), value))?;
                 self.in_use.replace(limit.get()).is_some()
             }
-            // In a line the address is missing.
+            // In the line the address is missing.
             "store" if value.is_empty() || FIELDS.contains(&value) => {
                 return Err(bad(field, "an address, such as redis://127.0.0.1"));
             }
             "prefix" | "tag" if value.is_empty() => return Err(bad(field, "a text")),
-            // It is told by `Debug` and by errors.
+            // `Debug` and errors print it.
             "prefix" | "tag" if has_login(value) => {
                 return Err(bad(field, "a name, and not an address with a password"));
             }
@@ -549,8 +552,8 @@ impl LimiterConfig {
         in_use.into_iter().chain(time_to_live).chain(store).chain(of_store).collect()
     }
 
-    /// An error if fields of a store are set without a store, or a store without a tag, or if there
-    /// is something beside a limit of permits in use.
+    /// Returns an error if fields of a store are set without a store, if a store is set without a
+    /// tag, or if a limit of permits in use is combined with anything else.
     fn checked(self) -> Result<LimiterConfig, BuildError> {
         if self.in_use.is_some() && (self.leased || !self.limits.is_empty()) {
             return Err(bad("in_use", ALONE));
@@ -582,7 +585,7 @@ fn bad(field: &'static str, allowed: &'static str) -> BuildError {
     BuildError::Field { field, allowed, value: None }
 }
 
-/// An error that tells the value, which may be missing.
+/// An error that shows the value, which may be missing.
 fn told(error: BuildError, of: &str) -> BuildError {
     match error {
         BuildError::Field { field, allowed, .. } if !of.is_empty() && !may_be_secret(of) => {
@@ -592,7 +595,7 @@ fn told(error: BuildError, of: &str) -> BuildError {
     }
 }
 
-/// A span as a line of a policy has it: that of a rate of one permit.
+/// A duration in the form of a policy's line: the period of a rate of one permit.
 fn span(text: &str) -> Option<Duration> {
     let begins = text.starts_with(|c: char| c.is_ascii_digit());
     let rate: Rate = format!("1/{text}").parse().ok().filter(|_| begins)?;
@@ -609,8 +612,8 @@ fn span_text(span: Duration) -> String {
     }
 }
 
-/// An address without its user and password. The path of a socket may be followed by them. Where
-/// they are in a text that is no address is not known.
+/// An address without its user and password. The path of a socket may be followed by them. In a
+/// text that is not an address, their position is unknown.
 fn without_login(text: &str) -> String {
     let plain = ["rediss", "valkeys"].into_iter().find_map(|protocol| {
         let rest = text.strip_prefix(protocol).filter(|rest| rest.starts_with([':', '+']))?;
@@ -625,13 +628,13 @@ fn without_login(text: &str) -> String {
     format!("{protocol}://{servers}")
 }
 
-/// Whether a text may be an address, and so have a password.
+/// Returns whether a text may be an address, and so may contain a password.
 fn may_be_secret(text: &str) -> bool {
     text.contains("://") || text.contains('@') || text.contains("pass=")
 }
 
-/// Whether a text looks like an address with a password. A tag may be the address of a user or of a
-/// host.
+/// Returns whether a text looks like an address with a password. A tag may be the address of a user
+/// or of a host.
 fn has_login(text: &str) -> bool {
     text.contains("://") && text.contains('@') || text.contains("pass=")
 }
@@ -645,7 +648,7 @@ impl FromStr for LimiterConfig {
         let at = words.iter().position(|word| FIELDS.contains(word)).unwrap_or(words.len());
         let (policies, fields) = words.split_at(at);
         if policies.iter().any(|word| may_be_secret(word)) {
-            // The word may be a password, which no error may tell.
+            // The word may be a password, which no error may show.
             return Err(bad("store", "named before its address"));
         }
         let policies: Vec<_> = policies.split(|word| *word == "and").map(|words| words.join(" ")).collect();
@@ -684,7 +687,7 @@ impl FromStr for LimiterConfig {
     }
 }
 
-/// Without the password of the address.
+/// Omits the password of the address.
 impl fmt::Debug for LimiterConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("LimiterConfig");
@@ -699,7 +702,7 @@ impl fmt::Debug for LimiterConfig {
 }
 
 /// Writes the line, without the user and the password of the address. Several limits are written
-/// with `and` between them, whatever their names.
+/// with `and` between them, without their names.
 impl fmt::Display for LimiterConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let limits = self.limits.iter().map(|(_, limit)| limit.to_string()).collect::<Vec<_>>().join(" and ");

@@ -17,7 +17,7 @@ impl Serialize for LimiterConfig {
         let mut map = serializer.serialize_map(None)?;
         match &self.limits[..] {
             [] => {}
-            // The policy is written as a line: its fields would stand among those of the store.
+            // The policy is written as a line: its fields would be mixed with those of the store.
             [(name, limit)] if name == ONLY => map.serialize_entry("limit", &limit.to_string())?,
             limits => {
                 let limits = limits.iter().map(|(name, limit)| (name, limit.to_string()));
@@ -68,9 +68,9 @@ impl<'de> Visitor<'de> for Entries {
                     }
                 }
                 (_, Some(field)) => {
-                    // The value of each of these fields is a text, and that of `in_use` may be a
-                    // number. Any other value becomes an empty text, which `set` refuses with the
-                    // error that names the values that the field may have.
+                    // The value of each of these fields is a text, except that the value of
+                    // `in_use` may be a number. Any other value becomes an empty text, which `set`
+                    // refuses with an error that names the allowed values of the field.
                     let value = match map.next_value()? {
                         Value::Text(value) => value,
                         Value::Count(number) if *field == "in_use" => number.to_string(),
@@ -87,7 +87,7 @@ impl<'de> Visitor<'de> for Entries {
                     let Limit(limit) = map.next_value()?;
                     config.limits.push((ONLY.into(), limit));
                 }
-                // No policy has this field, and `set` tells what to write.
+                // No policy has this field. The error of `set` says what to write.
                 ("share_of", None) => config.set("while_away", "").map_err(de::Error::custom)?,
                 (_, None) => {
                     let value: Value = map.next_value()?;
@@ -115,7 +115,7 @@ impl<'de> Visitor<'de> for Entries {
     }
 }
 
-/// The policy of fields that stand among those of a limiter.
+/// Reads a policy from fields that are mixed with those of a limiter.
 fn of_fields(fields: Vec<(String, Value)>) -> Result<PolicyConfig, String> {
     let names: Vec<_> = fields.iter().map(|(name, _)| format!("{name}: ")).collect();
     match fields.iter().find(|(name, _)| name == "policy") {
@@ -140,7 +140,7 @@ fn of_fields(fields: Vec<(String, Value)>) -> Result<PolicyConfig, String> {
     })
 }
 
-/// A policy, as a line or a map. The error of a line that may be an address does not tell it.
+/// A policy, as a line or a map. The error of a line that may be an address does not show the line.
 struct Limit(PolicyConfig);
 
 impl<'de> Deserialize<'de> for Limit {

@@ -29,70 +29,71 @@ use crate::known_pause::KnownPause;
 use crate::observe::{Observers, Watch};
 use crate::store::{Away, Store};
 
-/// The name of a limiter that has no members, where one is told or asked for.
+/// The name of a limiter without members, in reports and requests.
 const NAME: &str = "limit";
 
-/// So long permits of a lost process stay in use, unless set.
+/// The default time for which permits of a lost process stay in use.
 const TIME_TO_LIVE: Duration = Duration::from_secs(10);
 
-/// A process tells of its permits three times in this time, and a call may take some of it.
+/// A process reports its permits three times in this time, and a call may take part of it.
 pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 
 /// A limit of permits in use at one time, over all processes that name the same store and tag:
-/// connections, calls in flight, jobs. Permits go back when the
-/// [`AllPermits`] or the [`AnyReservation`] is dropped.
+/// connections, calls in flight, jobs. Permits go back when the [`AllPermits`] or the
+/// [`AnyReservation`] is dropped.
 ///
-/// It is made by [`Store::counting`], and is what [`CountingLimit`](tidegate::CountingLimit) is in
-/// one process. A process that holds permits tells the store so while it lives. If it crashes, its
-/// permits go back after the [time to live](CountingBuilder::time_to_live), by the store's clock.
+/// It is built by [`Store::counting`], and is the equivalent of
+/// [`CountingLimit`](tidegate::CountingLimit) over several processes. A process that holds permits
+/// reports them to the store while it lives. If the process crashes, its permits go back after the
+/// [time to live](CountingBuilder::time_to_live), by the store's clock.
 /// `AnyLimiter::from(limit.clone())` is the handle that every adapter of `tidegate` takes.
 ///
 /// # Cost
 ///
-/// A process makes one call at a time, which serves all requests that came meanwhile, up to 64 that
-/// wait and 1,024 in all, and carries the permits that were given back. So a permit costs at most a
-/// call to take and a call to give back. While permits are in use, a process calls three times in
-/// the time to live. The store keeps some hundred bytes for each process that holds permits or
-/// waits.
+/// A process makes one call at a time. The call serves all requests that came during the previous
+/// call, up to 64 that wait and 1,024 in total, and carries the permits that were given back. A
+/// permit therefore costs at most one call to take and one call to give back. While permits are in
+/// use, a process makes three calls per time to live. The store keeps a few hundred bytes for each
+/// process that holds permits or waits.
 ///
 /// # Fairness
 ///
-/// In one process requests are served by [priority](Request::priority), then first come, first
-/// served, and none is overtaken. Over all processes, a process that waits has a place in a line in
-/// the store: permits that are given back are kept for the processes in their order. A process
-/// announces up to 64 requests at once, and goes to the end of the line for more. When permits come
-/// back is not known, so nothing can be booked: a process asks again after an eighth of the time
-/// that it has waited, between 2 ms times its place and 200 ms, and at once when it gives permits
-/// back itself. If it does not ask for a second, it loses its place. At most 64 processes have a
-/// place; others ask for one.
+/// In one process, requests are served by [priority](Request::priority), then first come, first
+/// served, and none is overtaken. Over all processes, a process that waits has a position in a
+/// queue in the store, and permits that are given back are kept for the processes in their order. A
+/// process announces up to 64 requests at once, and goes to the end of the queue for more. When
+/// permits come back is not known, so nothing can be booked. A process asks again after an eighth
+/// of the time that it has waited, between 2 ms times its position and 200 ms, and at once when it
+/// gives permits back itself. If it does not ask for a second, it loses its position. At most 64
+/// processes have a position; others ask for one.
 ///
 /// # Cancel safety
 ///
-/// Dropping a waiting future withdraws its request. If it was granted already, its permits are
-/// given back. Permits go back by a message that is not waited for, and that is repeated until the
-/// store answers.
+/// Dropping a waiting future withdraws its request. If the request was already granted, its permits
+/// are given back. The message that gives permits back is not waited for, and is repeated until the
+/// store replies.
 ///
 /// # Whom a call concerns
 ///
-/// A [pause](AnyLimiter::pause) and its end hold for all processes; a [changed
-/// limit](StoreCountingLimit::set_limit), a [closed](AnyLimiter::close) one and
-/// [priorities](Request::priority) for this process. [A
-/// table](crate::operating#whom-a-call-concerns) has the calls of all limiters over a store.
+/// A [pause](AnyLimiter::pause) and its end apply to all processes. A [changed
+/// limit](StoreCountingLimit::set_limit), [closing](AnyLimiter::close) and
+/// [priorities](Request::priority) apply to this process. [A
+/// table](crate::operating#whom-a-call-concerns) lists the calls of all limiters over a store.
 ///
 /// # Blocking
 ///
-/// As for [`StoreLimiter`](crate::StoreLimiter), a call that would block the thread of a store is
-/// refused at once as [`Refusal::Unavailable`]. A request that does not wait for permits has its
-/// answer within the [timeout](crate::StoreBuilder::timeout) of the store, also where it stands in
-/// line behind others for that long: then it is decided as if the store were away.
+/// As with [`StoreLimiter`](crate::StoreLimiter), a call that would block a store's thread is
+/// refused at once as [`Refusal::Unavailable`]. A request that does not wait for permits is decided
+/// within the [timeout](crate::StoreBuilder::timeout) of the store, even if it queues behind others
+/// for that long: then it is decided as if the store were away.
 ///
 /// # While the store is away
 ///
-/// Permits that are out stay out. A process grants as its
-/// [`WhileAway`](crate::WhileAway) says; of its share, by all permits that it holds. A request that
-/// is larger than the share is refused as [`Refusal::Unavailable`]. In a pause that this process
-/// asked for, it grants nothing. When the store is back, also without its state, each process tells
-/// how many permits it holds. No permit is granted until fewer than the limit are in use.
+/// Permits that are out stay out. A process decides by its [`WhileAway`](crate::WhileAway); for its
+/// share it counts all permits that it holds. A request that is larger than the share is refused as
+/// [`Refusal::Unavailable`]. In a pause that this process asked for, it grants nothing. When the
+/// store is back, even without its state, each process reports the permits that it holds. No permit
+/// is granted until fewer permits than the limit are in use.
 ///
 /// # Examples
 ///
@@ -122,8 +123,8 @@ pub struct CountingBuilder {
 }
 
 impl Store {
-    /// A limit of permits in use at one time, for all processes with this tag. With 0 no permit is
-    /// available until the limit is changed.
+    /// Returns the settings of a limit of permits in use at one time, for all processes with this
+    /// tag. With a limit of 0 no permit is available until the limit is changed.
     ///
     /// # Examples
     ///
@@ -146,15 +147,15 @@ impl Store {
 }
 
 impl CountingBuilder {
-    /// Sets after which time without a call the permits of a process go back, 10 s unless set, and
-    /// at least 1 s. More than a year counts as a year. A process that is suspended for longer may
-    /// hold permits that were given to others. So may all processes, for a third of this time, if
-    /// the server's clock is set ahead by more than two thirds of it.
+    /// Sets the time without a call after which the permits of a process go back. The default is 10
+    /// s, the minimum 1 s. More than a year counts as a year. A process that is suspended for
+    /// longer may hold permits that were given to others. If the server's clock is set ahead by
+    /// more than two thirds of this time, all processes may do so for a third of it.
     pub fn time_to_live(self, time_to_live: Duration) -> CountingBuilder {
         CountingBuilder { time_to_live, ..self }
     }
 
-    /// Makes the limit. The store is not asked.
+    /// Builds the limit, without a call to the store.
     ///
     /// # Errors
     ///
@@ -169,7 +170,7 @@ impl CountingBuilder {
             return Err(BuildError::Field { field: "time_to_live", allowed: "at least 1s", value });
         }
         store.begin_counting();
-        // A year is longer than any process needs, and keeps instants below 2^53.
+        // A year is longer than any process needs, and keeps times below 2^53.
         let span = time_to_live.min(Duration::from_secs(365 * 86_400));
         let shared = Shared {
             key: key::counting(store.prefix(), &tag),
@@ -188,63 +189,65 @@ impl CountingBuilder {
 }
 
 impl StoreCountingLimit {
-    /// The limit by which this process asks.
+    /// Returns the limit that this process applies.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.0.limit()
     }
 
-    /// Changes the limit for this process, with effect on requests that wait, as
+    /// Changes the limit for this process, including requests that already wait, like
     /// [`CountingLimit::set_limit`](tidegate::CountingLimit::set_limit). Limits are not stored:
     /// each process decides by its own.
     pub fn set_limit(&self, limit: u32) {
         self.0.set_limit(limit);
     }
 
-    /// Sets the observer of this limit, which is told of every call of this limit and its clones
-    /// from now on, as [`StoreLimiter::observe`](crate::StoreLimiter::observe). Returns `false`,
-    /// and changes nothing, if this limit has an observer of its own already.
+    /// Sets the observer of this limit. The observer is notified of every call of this limit and
+    /// its clones from now on, like [`StoreLimiter::observe`](crate::StoreLimiter::observe).
+    /// Returns `false`, and changes nothing, if this limit already has its own observer.
     pub fn observe(&self, events: Arc<dyn Events>) -> bool {
         self.0.observers.observe(events)
     }
 
-    /// A snapshot of the limit, as [`AnyLimiter::status`], without blocking a thread. `available`
-    /// is 0 while a process waits. It changes nothing, and can be dropped at any time.
+    /// Returns a snapshot of the limit, like [`AnyLimiter::status`], without blocking a thread.
+    /// `available` is 0 while a process waits. The call changes nothing, and its future can be
+    /// dropped at any time.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer.
+    /// [`Refusal::Unavailable`] if the store does not reply.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
         let told = self.ask(Operation::Status).await?;
         let left = left(self.limit(), if told.before > 0 { u64::MAX } else { told.in_use });
         Ok(self.status_of(left, told.paused_for))
     }
 
-    /// Pauses the limit for all processes, as [`AnyLimiter::pause`], and waits until the store has
-    /// the pause. Permits that are out stay out.
+    /// Pauses the limit for all processes, like [`AnyLimiter::pause`], and waits until the store
+    /// has the pause. Permits that are out stay out.
     ///
     /// # Cancel safety
     ///
-    /// A future that is dropped may have paused the limit.
+    /// A dropped future may have paused the limit.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. The store may have paused the limit all
-    /// the same, and this process pauses what it decides while the store is away.
+    /// [`Refusal::Unavailable`] if the store does not reply. The store may have paused the limit
+    /// anyway, and this process applies the pause to what it decides while the store is away.
     pub async fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         let operation = self.begin_pause(pause);
         self.ask(operation).await.map(drop)
     }
 
-    /// Ends a pause for all processes, as [`AnyLimiter::resume`]. Returns whether there was one.
+    /// Ends a pause for all processes, like [`AnyLimiter::resume`]. Returns whether there was a
+    /// pause.
     ///
     /// # Cancel safety
     ///
-    /// A future that is dropped may have ended the pause.
+    /// A dropped future may have ended the pause.
     ///
     /// # Errors
     ///
-    /// [`Refusal::Unavailable`] if the store did not answer. Then it may have ended the pause.
+    /// [`Refusal::Unavailable`] if the store does not reply. It may have ended the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         self.0.known_pause.end();
         let was_paused = self.ask(Operation::Resume).await?.granted == [true];
@@ -288,7 +291,8 @@ impl StoreCountingLimit {
         }
         let answer = self.decided(&request, stays).await;
         let left = answer.as_ref().ok().and_then(|(permits, left)| (!permits.is_degraded()).then_some(*left));
-        // This process may refuse the request, or the store for another reason than permits in use.
+        // This process may refuse the request, or the store may refuse it for a reason other than
+        // permits in use.
         let answer = answer.map(|(permits, _)| permits);
         let answer = with_left(answer, request.wants_left, self.status()).await;
         if let Some(watch) = watch {
@@ -313,8 +317,8 @@ impl StoreCountingLimit {
         Ok((permits, left))
     }
 
-    /// The refusal of a request for which this thread would have to wait. The thread of a store
-    /// cannot wait for a store.
+    /// The refusal of a request for which this thread would have to wait. A store's thread cannot
+    /// wait for a store.
     fn cannot_wait<T>() -> Result<T, AllRefusal> {
         Err(unavailable(Away::For(Duration::MAX)).into())
     }
@@ -330,8 +334,8 @@ impl StoreCountingLimit {
     }
 }
 
-/// What the request asks of a limiter that has no members. Permits come back together, so a request
-/// for up to a number gets the fewest that it takes.
+/// Converts a request for a limiter without members. Permits come back together, so a request for
+/// up to a number gets the fewest that it accepts.
 fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     let asked = request.to_request();
     let named = request.costs().try_fold(asked.permits, |_, (name, n)| check_name(name).map(|()| n));
@@ -376,9 +380,9 @@ impl Limiter for StoreCountingLimit {
         self.0.store.block_on_permits(self.1, wait).unwrap_or_else(Self::cannot_wait)
     }
 
-    /// A place in the line of this process. It holds its permits from its grant until it is dropped
-    /// or settled. A request that is refused at once asks the store for the state that it tells,
-    /// unless its handle is one [`non_blocking`](Limiter::non_blocking).
+    /// Takes a position in the queue of this process. It holds its permits from its grant until it
+    /// is dropped or settled. A request that is refused at once asks the store for the state that
+    /// the refusal reports, unless its handle is a [`non_blocking`](Limiter::non_blocking) one.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let request = alone(request)?;
         let mut watch = self.watch(&request);
@@ -401,14 +405,14 @@ impl Limiter for StoreCountingLimit {
         Ok(AnyReservation::new(Reserved { of: self.clone(), request, wait, watch, claimed: None }))
     }
 
-    /// While the store does not answer, nothing is available.
+    /// While the store does not reply, nothing is available.
     fn status(&self) -> AllStatus {
         let nothing = Left::new(self.limit().into(), 0);
         let state = self.0.store.block_on(self.1, StoreCountingLimit::status(self));
         state.and_then(Result::ok).unwrap_or_else(|| self.status_of(nothing, Duration::ZERO))
     }
 
-    /// For all processes. The message is not waited for. Permits that are out stay out.
+    /// Applies to all processes. The message is not waited for. Permits that are out stay out.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
         self.0.tell(self.begin_pause(pause));
         Ok(())
@@ -433,7 +437,7 @@ impl Limiter for StoreCountingLimit {
         check_name(name).map(|()| 0)
     }
 
-    /// For this process.
+    /// Applies to this process.
     fn close(&self) -> Result<bool, AllRefusal> {
         Ok(self.0.close())
     }
@@ -463,15 +467,15 @@ impl fmt::Debug for StoreCountingLimit {
     }
 }
 
-/// A place in the line, and then its permits.
+/// A position in the queue, and later its permits.
 struct Reserved {
     of: StoreCountingLimit,
     request: Request,
     /// `None` if the request passes without permits.
     wait: Option<Wait>,
-    /// Until the place is claimed.
+    /// Until the reservation is claimed.
     watch: Option<Watch>,
-    /// Once the place is claimed.
+    /// Once the reservation is claimed.
     claimed: Option<Result<Claimed, AllRefusal>>,
 }
 
@@ -479,7 +483,7 @@ struct Reserved {
 type Claimed = (Grant, Option<(Held, Left)>);
 
 impl Reserved {
-    /// Tells the observers of the answer.
+    /// Notifies the observers of the decision.
     fn tell(&mut self) {
         let (Some(watch), Some(answer)) = (self.watch.take(), &self.claimed) else { return };
         match answer {
@@ -544,7 +548,7 @@ impl Place for Reserved {
         }
     }
 
-    /// Gives all permits back: they are not in use any more.
+    /// Gives all permits back: they are no longer in use.
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
         alone(used).map(drop)
     }

@@ -1,4 +1,4 @@
-//! The calls to a store: their deadline, their breaker, and the task that makes them.
+//! The calls to a store: their deadlines, their breaker, and the task that makes them.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,74 +27,75 @@ use crate::pending::{Pending, Telling};
 use crate::queue::{self, Queue};
 use crate::script::Script;
 
-/// So many calls may wait for their answers beside those that are kept; more are answered as if the
-/// store were away.
+/// The most calls that may wait for their replies, besides the kept ones. Further calls end as if
+/// the store were away.
 const MOST_CALLS: usize = 16_384;
 
-/// The task of the store has so many calls done in a few milliseconds.
+/// The store's task completes this many calls in a few milliseconds.
 const CROWD: usize = 256;
 
-/// What the thread and the handles share.
+/// What the store's thread and the handles share.
 pub(super) struct Shared {
     pub(super) servers: Servers,
     pub(super) timeout: Duration,
-    /// How many calls have no answer, and how many of them are kept.
+    /// The number of calls without an outcome, and how many of them are kept.
     in_flight: AtomicUsize,
     kept: AtomicUsize,
-    /// How long the last call took, in nanoseconds; the end of time before the first one.
+    /// The duration of the last call in nanoseconds; `u64::MAX` before the first one.
     took: AtomicU64,
-    /// Whether the server of the last call is far away. One that is silent may be.
+    /// Whether the server of the last call is far away. A silent server counts as far.
     is_far: AtomicBool,
     pub(super) counters: Counters,
     pub(super) trouble: Mutex<Option<StoreError>>,
     pub(super) clients: Clients,
     pub(super) events: Option<Arc<dyn Events>>,
-    /// When the store answered last, or was opened.
+    /// When the store last replied, or was opened.
     pub(super) answered: Mutex<Instant>,
-    /// Told when a server answers of which the last call had failed.
+    /// Notified when a server replies after its last call had failed.
     pub(super) back: watch::Sender<()>,
-    /// How often it was told.
+    /// The number of those notifications.
     pub(super) backs: AtomicU64,
     pub(super) pending: Arc<Pending>,
 }
 
-/// Work for the thread.
+/// Work for the store's thread.
 pub(super) enum Work {
     Call(Call),
     Task(Task),
 }
 
-/// It ends with the store, if not before.
+/// A task. It ends with the store, if not before.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A call for the thread.
+/// A call for the store's thread.
 pub(super) struct Call {
     place: InFlight,
     deadline: Deadline,
     by_hash: Arc<Cmd>,
     script: Arc<Script>,
-    /// It was sent already.
+    /// Set if the call was already sent.
     begun: Option<Begun>,
-    /// When it came, by the clock of the system. Time may be paused for the thread that sent it.
+    /// When the call came, by the system clock. Time may be paused on the thread that sent it.
     came: std::time::Instant,
     answer: Owed,
 }
 
 pub(super) type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
 
-/// Within which time a call has its answer.
+/// The time within which a call has an outcome.
 ///
-/// A server that answers no call for the timeout of the store is away, and the call ends. While it
-/// answers others, a call waits for its answer until its deadline.
+/// A server that replies to no call for the timeout of the store is away, and the call ends. While
+/// the server replies to others, a call waits for its reply until its deadline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
-    /// If the call does not wait behind others to leave for so long.
+    /// The time limit of a call that does not have to queue behind others for that long.
     pub(crate) to_answer: Duration,
-    /// If it does. Then it has the timeout of the store for its answer, from when it leaves.
+    /// The time limit of a call that does. It then has the store's timeout for its reply, from when
+    /// it is sent.
     pub(crate) at_most: Duration,
-    /// The call is made, however many others wait.
+    /// The call is made regardless of how many others wait.
     pub(crate) is_kept: bool,
-    /// While calls wait to leave, others go before this one.
+    /// While calls wait to be sent, others go before this one.
     pub(crate) gives_way: bool,
 }
 
@@ -103,10 +104,11 @@ impl Deadline {
     pub(crate) const NONE: Deadline =
         Deadline { to_answer: Duration::MAX, at_most: Duration::MAX, is_kept: false, gives_way: true };
 
-    /// The deadline of a call that is made in any case, for what would be lost else.
+    /// The deadline of a call that is made in any case, because its content would otherwise be
+    /// lost.
     pub(crate) const KEPT: Deadline = Deadline { is_kept: true, ..Deadline::NONE };
 
-    /// The deadline of a call whose caller waits for at most this long.
+    /// The deadline of a call whose caller waits for at most `time`.
     pub(crate) fn of(time: Duration) -> Deadline {
         Deadline { to_answer: time, at_most: time, is_kept: false, gives_way: false }
     }
@@ -122,13 +124,14 @@ impl Deadline {
     }
 }
 
-/// The answer of a call. Dropped without one, it tells that the store is away.
+/// The callback that a call owes its outcome. Dropped without an outcome, it reports that the store
+/// is away.
 struct Owed {
     answer: Option<Answer>,
     shared: Arc<Shared>,
-    /// The call may have been carried out.
+    /// Whether the call may have been carried out.
     is_sent: bool,
-    /// It ends after the answer.
+    /// Ends after the callback.
     _telling: Telling,
 }
 
@@ -140,7 +143,7 @@ impl Owed {
     fn tell(&mut self, outcome: impl FnOnce(&Owed) -> Result<Value, Away>) {
         if let Some(answer) = self.answer.take() {
             let outcome = outcome(self);
-            // The answer may wake a task. The panic of a foreign waker must not end the task that
+            // The callback may wake a task. A panic in a user's waker must not end the task that
             // makes all calls.
             _ = catch_unwind(AssertUnwindSafe(|| answer(outcome)));
         }
@@ -154,8 +157,8 @@ impl Drop for Owed {
     }
 }
 
-/// A call that is not made. It has its answer when this is dropped, which the caller does outside
-/// of its locks.
+/// A call that is not made. Dropping this runs its callback, which the caller does outside its
+/// locks.
 #[must_use = "it answers when it is dropped"]
 pub(crate) struct Unsent {
     answer: Option<Owed>,
@@ -172,22 +175,22 @@ impl Drop for Unsent {
     }
 }
 
-/// Why the store told nothing.
+/// Why a call has no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Away {
-    /// The store may be asked again after this time.
+    /// The store may be called again after this time.
     For(Duration),
     /// The requests waited too long for the call, which was not made. The store may be well.
     Late,
-    /// The store is not as it must be, and that is no outage.
+    /// The store is misconfigured, which is no outage.
     Misconfigured,
 }
 
 impl Away {
-    /// The thread of a store cannot wait for a store.
+    /// A store's thread cannot wait for a store.
     pub(crate) const HERE: Away = Away::For(Duration::MAX);
 
-    /// How long the store is still left alone.
+    /// How long calls to the store remain suspended.
     pub(crate) fn rest(self) -> Duration {
         match self {
             Away::For(rest) => rest,
@@ -196,8 +199,8 @@ impl Away {
         }
     }
 
-    /// When a client that is refused is told to come again. A client that is told no time at all
-    /// comes at once.
+    /// The `retry_after` of a refused client. It is never zero: a client with a `retry_after` of
+    /// zero retries at once.
     pub(crate) fn retry_after(self) -> Nanos {
         match self.rest() {
             Duration::MAX => Nanos::MAX,
@@ -206,22 +209,23 @@ impl Away {
     }
 }
 
-/// The work of a store, until all handles are dropped and all calls are answered.
+/// Serves the calls of a store until all handles are dropped and all calls have outcomes.
 ///
-/// One task makes all calls, so that those of one limiter leave in order on a runtime of several
-/// threads as well. A call that is alone is sent before it gets here, and taken with its reply: no
-/// timer is set for it. If it has no reply after a quarter of the deadline, it gets its timer then.
+/// One task makes all calls, so the calls of one limiter are sent in order on a runtime of several
+/// threads as well. A call that is alone is sent before it gets here, and taken together with its
+/// reply, so no timer is set for it. If it has no reply after a quarter of the timeout, its timer
+/// is set then.
 pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_clients: String) {
     // The time is that of the runtime's clock, which may be paused.
     let began = Instant::now();
     let of_clients = shared.clone();
     let counting = tokio::spawn(async move { of_clients.count_clients(began, &key_of_clients).await });
     let mut running = FuturesUnordered::new();
-    // When the runtime ends, this end of the queue is dropped first: an answer that makes a call is
-    // refused.
+    // When the runtime ends, this end of the queue is dropped first: a callback that makes a call
+    // is then refused.
     let mut calls = calls;
     let mut is_closed = false;
-    // Calls that were sent are taken with their reply, and looked for at such intervals.
+    // Calls that were already sent are taken with their replies, and checked at this interval.
     let soon = shared.timeout / 4;
     let (mut look, mut is_watching) = (pin!(tokio::time::sleep(soon)), false);
     poll_fn(|context| {
@@ -245,10 +249,10 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                     None => is_closed = true,
                 }
             }
-            // A call that ran out of a budget would stand behind all others at its next poll.
+            // A call that ran out of its budget would queue behind all others at its next poll.
             match pin!(coop::unconstrained(running.next())).poll(context) {
-                // The answer of this call may have made another call. Calls that are not made take
-                // no time, and leave turns to the timers of those in flight.
+                // The callback of this call may have made another call. Calls that are not made
+                // take no time, so yield to the timers of the calls in flight.
                 Poll::Ready(Some(()))
                     if !is_spent && pin!(coop::consume_budget()).poll(context).is_ready() =>
                 {
@@ -290,8 +294,7 @@ impl Shared {
         }
     }
 
-    /// Sends a call from this thread, or has the task of the store make it. The caller may hold a
-    /// lock.
+    /// Sends a call on this thread, or passes it to the store's task. The caller may hold a lock.
     pub(super) fn send(
         self: &Arc<Shared>,
         calls: &Queue<Work>,
@@ -307,10 +310,10 @@ impl Shared {
             return Some(Unsent { answer: Some(answer), is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
-        // Only the sole call in flight is written on this thread. A call that comes while another
-        // one is in flight goes to the thread of the store, which writes all calls of its queue
-        // together, behind the one in flight. A call goes there as well if less than half of the
-        // timeout is left for its answer: this thread may find the reply only after the deadline.
+        // Only a call that is alone in flight is written on this thread. A call that comes while
+        // another one is in flight goes to the store's thread, which writes all calls of its queue
+        // together, behind the one in flight. A call also goes there if less than half of the
+        // timeout is left for its reply: this thread might find the reply only after the deadline.
         let is_alone = before == 0 && deadline.to_answer >= self.timeout / 2;
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
@@ -323,7 +326,7 @@ impl Shared {
         }
     }
 
-    /// Asks how many processes there are, again and again, while this process asks for permits.
+    /// Repeatedly asks the store for the number of processes, while this process requests permits.
     async fn count_clients(&self, began: Instant, key: &str) {
         let (clients, script) = (&self.clients, clients::script());
         let call = async |cmd| self.carry_out(began, Deadline::of(self.timeout), &cmd, &script, None).await;
@@ -341,13 +344,14 @@ impl Shared {
                 beat = (2 * beat).min(clients::BEAT);
             }
             let telling = clients.begin_to_leave();
-            // Without an answer the process counts for a while longer.
+            // Without a reply the process counts for a while longer.
             _ = call(clients.farewell(&script, key, None)).await;
             drop(telling);
         }
     }
 
-    /// Answers a call that was sent, if its reply is there. Else returns the call.
+    /// Completes a call that was already sent, if its reply has arrived. Otherwise returns the
+    /// call.
     fn answer_at_once(&self, context: &mut Context<'_>, mut call: Call) -> Option<Call> {
         let Some(begun) = &mut call.begun else { return Some(call) };
         let Some(value) = begun.reply(context) else { return Some(call) };
@@ -358,7 +362,7 @@ impl Shared {
         None
     }
 
-    /// Makes a call, and answers it.
+    /// Makes a call, and runs its callback.
     async fn make(self: Arc<Shared>, began: Instant, call: Call) {
         let Call { place, mut deadline, by_hash, script, begun, came, mut answer } = call;
         if begun.is_none() && !self.servers.is_model() {
@@ -373,19 +377,19 @@ impl Shared {
         answer.answer(outcome);
     }
 
-    /// A call took so long.
+    /// Records the duration of a call.
     fn took(&self, time: Duration) {
-        // Relaxed: a hint by itself.
+        // Relaxed: an independent hint.
         self.took.store(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Whether a call takes so long that a second one may not end within the deadline, though no
-    /// calls wait to leave.
+    /// Returns whether a call takes so long that a second one may not end within the deadline, even
+    /// though no calls wait to be sent.
     pub(super) fn is_far(&self) -> bool {
         self.is_far.load(Ordering::Relaxed) && !self.servers.are_congested()
     }
 
-    /// Waits until a call may leave. Returns the deadline of its answer, too.
+    /// Waits until a call may be sent. Also returns the deadline of its reply.
     async fn depart<'a>(
         &self,
         server: &'a Server,
@@ -407,15 +411,15 @@ impl Shared {
         if to_answer == at_most || waited.saturating_add(takes.max(self.timeout / 2)) <= to_answer {
             return Ok((departed, to_answer));
         }
-        // The calls before this one may have had no answer.
+        // The calls before this one may have had no reply.
         match lock(&server.breaker).is_failing() {
             true => Err(Away::For(Duration::ZERO)),
             false => Ok((departed, waited.saturating_add(self.timeout).min(at_most))),
         }
     }
 
-    /// Waits until a call may leave, and the breaker admits it. Returns the deadline of its answer,
-    /// too.
+    /// Waits until a call may be sent and the breaker admits it. Also returns the deadline of its
+    /// reply.
     async fn admit<'a>(
         &self,
         server: &'a Server,
@@ -436,8 +440,8 @@ impl Shared {
         }
     }
 
-    /// How much time the answer to a call must have: 5/4 of what the last call took, and at least a
-    /// quarter of the timeout; half of it is always enough.
+    /// The time that a call must have for its reply: 5/4 of the duration of the last call, and at
+    /// least a quarter of the timeout. Half of the timeout is always enough.
     fn takes(&self) -> Duration {
         let took = Duration::from_nanos(self.took.load(Ordering::Relaxed)).min(self.timeout);
         (took + took / 4).clamp(self.timeout / 4, self.timeout / 2)
@@ -465,7 +469,7 @@ impl Shared {
         let asked = if begun.is_some() { came } else { Instant::now() };
         let (sent, mut answers) = (Sent::default(), server.answers());
         let mut call = pin!(self.servers.call(by_hash, script, begun, &sent));
-        // A server of a cluster may lead the call to another one.
+        // A server of a cluster may redirect the call to another one.
         let mut last = server.clone();
         let (outcome, before) = loop {
             let left = to_answer.saturating_sub(came.elapsed());
@@ -476,8 +480,8 @@ impl Shared {
                 break (outcome, before);
             }
         };
-        // A server that answered others is not away, and the time of a call that waited in line may
-        // have been too short to tell.
+        // A server that replied to others is not away. The remaining time of a call that queued may
+        // have been too short to judge the server.
         let answered_others = answers != before && admission == Admission::Ask;
         let was_long =
             admission != Admission::Ask || to_answer.saturating_sub(asked - came) >= self.timeout / 2;
@@ -504,8 +508,8 @@ impl Shared {
         Err(self.failed(&last, admission, began, failure, is_well))
     }
 
-    /// Counts and tells a failure, and returns when the store may be asked again. Beside other answers
-    /// of a server that is well, a call without one says nothing of the server.
+    /// Counts and reports a failure, and returns when the store may be called again. If the server
+    /// is well because it replied to other calls, a call without a reply says nothing about it.
     fn failed(
         &self,
         server: &Server,
@@ -526,7 +530,7 @@ impl Shared {
         self.tell(event);
         *lock(&self.trouble) = Some(error);
         if !is_away {
-            // The store does answer.
+            // The store does reply.
             self.answers(&server.breaker, admission);
             return Away::Misconfigured;
         }
@@ -544,26 +548,26 @@ impl Shared {
         Away::For(rest)
     }
 
-    /// Whether so many calls have no answer that their task may be behind.
+    /// Returns whether so many calls are without an outcome that their task may be behind.
     pub(super) fn is_crowded(&self) -> bool {
         self.in_flight.load(Ordering::Relaxed) >= CROWD
     }
 
-    /// Whether a call that is sent now may wait in this process for others to have their answers.
+    /// Returns whether a call sent now may wait in this process until others have their replies.
     pub(super) fn may_hold_up(&self) -> bool {
         let in_flight = self.in_flight.load(Ordering::Relaxed);
         self.servers.any_server(|server| server.congestion.window() <= in_flight)
     }
 
-    /// A call that is not made: the store may be asked again after this time.
+    /// Skips a call: it is not made, and the store may be called again after `rest`.
     fn skip(&self, rest: Duration) -> Away {
         self.counters.skipped.fetch_add(1, Ordering::Relaxed);
         self.tell(StoreEvent::Skipped);
         Away::For(rest)
     }
 
-    /// A call that is not answered, since the runtime that makes calls has ended. Whether it was
-    /// sent is not known.
+    /// Ends a call without a reply because the runtime that makes the calls has ended. If the call
+    /// was sent, whether it was carried out is not known.
     fn ended(&self, is_sent: bool) -> Away {
         *lock(&self.trouble) = Some(StoreError::away("ended with the runtime that asked it"));
         match is_sent {
@@ -576,12 +580,12 @@ impl Shared {
         Away::For(Duration::MAX)
     }
 
-    /// A call has its reply.
+    /// Records that a call has its reply.
     fn replied(&self, server: &Server, admission: Admission, asked: Instant) {
         let now = Instant::now();
         let took = now - asked;
         self.took(took);
-        // Relaxed: a hint by itself.
+        // Relaxed: an independent hint.
         self.is_far.store(server.congestion.replied(asked, took, self.timeout), Ordering::Relaxed);
         *lock(&self.trouble) = None;
         *lock(&self.answered) = now;
@@ -593,7 +597,7 @@ impl Shared {
         }
     }
 
-    /// A server answered a call.
+    /// Records that a server replied to a call.
     fn answers(&self, breaker: &Mutex<Breaker>, admission: Admission) {
         let (is_back, has_closed) = {
             let mut breaker = lock(breaker);
@@ -616,11 +620,11 @@ impl Shared {
     }
 }
 
-/// A place among the calls that have no answer, and whether the call is kept.
+/// A slot among the calls without an outcome, and whether the call is kept.
 struct InFlight(Arc<Shared>, bool);
 
 impl InFlight {
-    /// A place, and how many there were before.
+    /// Takes a slot, and returns how many calls were in flight before.
     fn new(shared: &Arc<Shared>, is_kept: bool) -> (InFlight, usize) {
         shared.kept.fetch_add(is_kept.into(), Ordering::Relaxed);
         (InFlight(shared.clone(), is_kept), shared.in_flight.fetch_add(1, Ordering::Relaxed))
@@ -643,7 +647,7 @@ mod tests {
     use crate::key;
     use crate::store::Store;
 
-    /// Makes a call for each that is not made.
+    /// Makes a call for each call that is skipped.
     #[derive(Default)]
     struct Calls(OnceLock<tidegate::AnyLimiter>);
 
@@ -654,8 +658,8 @@ mod tests {
         }
     }
 
-    /// Messages that no request waits for are counted when they are sent, and not when the thread
-    /// gets to them.
+    /// Messages that no request waits for are counted when they are sent, and not when the store's
+    /// thread takes them.
     #[test]
     fn calls_that_the_thread_does_not_get_to_are_bounded() {
         let address = Address::read("redis://127.0.0.1:1", None).expect("an address");
@@ -673,8 +677,8 @@ mod tests {
         assert_eq!(store.counts().skipped, 2 * 100);
     }
 
-    /// Where the servers of a cluster were found by an attempt that was slower than five calls, the
-    /// store was away for ever, and was never told to be back.
+    /// If an attempt that was slower than five calls found the servers of a cluster, the store
+    /// stayed away for ever, and was never reported as back.
     #[test]
     fn servers_of_a_cluster_that_are_found_end_the_outage_of_their_stand_in() {
         let address = Address::read("redis+cluster://127.0.0.1:1", None).expect("an address");
@@ -697,8 +701,8 @@ mod tests {
         assert_eq!(store.backs(), 1);
     }
 
-    /// Calls of a process that had no processor left were late to be made, and had a moment for
-    /// their answers. They opened the breaker of a server that was well.
+    /// Calls of a process without a free processor were made late, and had hardly any time for
+    /// their replies. They opened the breaker of a server that was well.
     #[cfg(feature = "simulation")]
     #[test]
     fn calls_with_little_time_do_not_open_the_breaker() {

@@ -10,8 +10,9 @@ use crate::key;
 use crate::script::Script;
 use crate::store::{Deadline, Store};
 
-/// The further commands of the script of permits in use, made after the self-test. The only command
-/// that writes comes last but one, so a missing permission leaves no key.
+/// The further commands of the script of permits in use, made after the self-test. `HSET`, the only
+/// one that creates a key, comes after every command that may lack a permission (the self-test has
+/// made `DEL`), so a missing permission leaves no key.
 const IN_USE: &str = "
 make('HMGET', KEYS[1], 'field')
 make('HGETALL', KEYS[1])
