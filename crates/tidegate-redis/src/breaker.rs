@@ -1,5 +1,5 @@
-//! A breaker: after some failures in a row the store is not asked for a while, and then by one call
-//! at a time.
+//! A breaker: after several failures in a row, calls to the store are suspended for a while, and
+//! then resumed one at a time.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -7,42 +7,42 @@ use std::time::Duration;
 use crate::jitter::jittered;
 use crate::lock::lock;
 
-/// So many failures in a row open the breaker.
+/// The number of failures in a row that open the breaker.
 const FAILURES: u32 = 5;
 
-/// The first rest, which doubles with each probe that fails.
+/// The first rest. It doubles with each probe that fails.
 const FIRST: Duration = Duration::from_millis(100);
 
 /// The longest rest.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// How long the rest is that follows this one.
+/// The rest that follows this one.
 pub(crate) fn next_rest(last: Option<Duration>) -> Duration {
     last.map_or(FIRST, |rest| (rest * 2).min(LONGEST))
 }
 
-/// What a breaker knows. Times are arguments, counted from any instant.
+/// The state of a breaker. Times are arguments, counted from any fixed time.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
     failures: u32,
-    /// The rest that is running or was the last one, and its end.
+    /// The current or last rest, and its end.
     rest: Option<(Duration, Duration)>,
-    /// When the call that probes ends at the latest.
+    /// The time by which the probing call ends at the latest.
     probe_ends: Option<Duration>,
 }
 
-/// Whether a call may ask the store.
+/// Whether a call may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     Ask,
     /// The first call after a rest. Its outcome decides.
     Probe,
-    /// How long the rest still lasts, or a call that probes.
+    /// The remaining time of the rest, or of a probing call.
     Rest(Duration),
 }
 
-/// A call that probes. When this is dropped, the next call may probe: also when the call ends
-/// without an outcome, by a panic or with its task.
+/// A probing call. When this is dropped, the next call may probe, even if the call ends without an
+/// outcome, by a panic or with its task.
 pub(crate) struct Probe<'a>(&'a Mutex<Breaker>);
 
 impl Probe<'_> {
@@ -58,7 +58,7 @@ impl Drop for Probe<'_> {
 }
 
 impl Breaker {
-    /// Whether a call may ask the store. The call takes at most the timeout, and so does a probe.
+    /// Returns whether a call may be made. A call takes at most the timeout, and so does a probe.
     pub(crate) fn admit(&mut self, now: Duration, timeout: Duration) -> Admission {
         match (self.rest, self.probe_ends) {
             (None, _) => Admission::Ask,
@@ -71,15 +71,15 @@ impl Breaker {
         }
     }
 
-    /// The store answered.
+    /// Records that the store replied.
     pub(crate) fn succeeded(&mut self, admission: Admission) {
-        // An answer to a call from before the rest does not say that the store is back.
+        // A reply to a call from before the rest does not prove that the store is back.
         if self.rest.is_none() || admission == Admission::Probe {
             *self = Breaker::default();
         }
     }
 
-    /// The store did not answer. Returns whether the breaker has just opened.
+    /// Records that the store did not reply. Returns whether the breaker has just opened.
     pub(crate) fn failed(&mut self, admission: Admission, now: Duration) -> bool {
         self.failures = self.failures.saturating_add(1);
         let rest = match (self.rest, admission) {
@@ -94,18 +94,18 @@ impl Breaker {
         true
     }
 
-    /// How long the store is still left alone, or asked by a call that probes.
+    /// The time for which calls remain suspended, by a rest or by a probing call.
     pub(crate) fn rest(&self, now: Duration) -> Duration {
         let end = self.rest.map(|(_, end)| end).max(self.probe_ends);
         end.unwrap_or_default().saturating_sub(now)
     }
 
-    /// Whether the last call has failed.
+    /// Returns whether the last call failed.
     pub(crate) fn is_failing(&self) -> bool {
         self.failures > 0
     }
 
-    /// Whether the store is left alone.
+    /// Returns whether calls to the store are suspended.
     pub(crate) fn is_open(&self) -> bool {
         self.rest.is_some()
     }
@@ -155,7 +155,7 @@ mod tests {
             let (admission, probe) = admit(now);
             assert_eq!(admission, Admission::Probe);
             for later in [0, 20, 49] {
-                // A client that was told to come at once asked 400 times in an outage.
+                // A client with a `retry_after` of zero made 400 calls in an outage.
                 assert_eq!(admit(now + later * MS).0, Admission::Rest(TIMEOUT - later * MS));
             }
             // It ends without an outcome.

@@ -1,9 +1,9 @@
-//! The calls of an [`AnyLimiter`](tidegate::AnyLimiter) by which permits are asked for, and by
-//! which a limiter is closed, so that a limiter over a store needs no handle for them.
+//! The calls of an [`AnyLimiter`](tidegate::AnyLimiter) that request permits and close a limiter,
+//! as methods of the limiters over a store, so that no handle is needed for them.
 
 use tidegate::{AllRefusal, AllRequest, AnyReservation, Limiter};
 
-/// A place that the store may not have decided yet, without blocking the thread.
+/// Reserves without blocking the thread. The store may not have decided the reservation yet.
 pub(crate) fn reserve(limiter: &impl Limiter, request: AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
     match limiter.non_blocking() {
         Some(non_blocking) => non_blocking.reserve(request),
@@ -11,7 +11,7 @@ pub(crate) fn reserve(limiter: &impl Limiter, request: AllRequest<'_>) -> Result
     }
 }
 
-/// Gives these calls to a type that is a [`Limiter`].
+/// Adds these calls to a type that is a [`Limiter`].
 macro_rules! calls {
     ($limiter:ty) => {
         impl $limiter {
@@ -20,17 +20,17 @@ macro_rules! calls {
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::try_acquire`](tidegate::AnyLimiter::try_acquire).
+            /// Like [`AnyLimiter::try_acquire`](tidegate::AnyLimiter::try_acquire).
             pub fn try_acquire(&self) -> Result<tidegate::AllPermits, tidegate::AllRefusal> {
                 tidegate::Limiter::try_acquire(self, &tidegate::AllRequest::new())
             }
 
-            /// Takes all permits of the request now, or refuses, as
-            /// [`try_acquire`](Self::try_acquire) does.
+            /// Takes all permits of the request now, or refuses, like
+            /// [`try_acquire`](Self::try_acquire).
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::try_acquire_many`](tidegate::AnyLimiter::try_acquire_many).
+            /// Like [`AnyLimiter::try_acquire_many`](tidegate::AnyLimiter::try_acquire_many).
             pub fn try_acquire_many<'a>(
                 &self,
                 request: impl Into<tidegate::AllRequest<'a>>,
@@ -38,12 +38,12 @@ macro_rules! calls {
                 tidegate::Limiter::try_acquire(self, &request.into())
             }
 
-            /// Takes all permits of the request now, or refuses. It waits for the answer of the
-            /// store, and blocks no thread.
+            /// Takes all permits of the request now, or refuses. It waits for the store's reply,
+            /// and blocks no thread.
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::acquire_now`](tidegate::AnyLimiter::acquire_now).
+            /// Like [`AnyLimiter::acquire_now`](tidegate::AnyLimiter::acquire_now).
             pub fn acquire_now<'a>(
                 &self,
                 request: impl Into<tidegate::AllRequest<'a>>,
@@ -51,11 +51,11 @@ macro_rules! calls {
                 tidegate::Limiter::acquire_now(self, &request.into())
             }
 
-            /// Waits for one permit, of each limit.
+            /// Waits for one permit of each limit.
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::acquire`](tidegate::AnyLimiter::acquire).
+            /// Like [`AnyLimiter::acquire`](tidegate::AnyLimiter::acquire).
             pub fn acquire(&self) -> tidegate::AcquireAny {
                 tidegate::Limiter::acquire(self, &tidegate::AllRequest::new())
             }
@@ -64,7 +64,7 @@ macro_rules! calls {
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::acquire_many`](tidegate::AnyLimiter::acquire_many).
+            /// Like [`AnyLimiter::acquire_many`](tidegate::AnyLimiter::acquire_many).
             pub fn acquire_many<'a>(
                 &self,
                 request: impl Into<tidegate::AllRequest<'a>>,
@@ -72,21 +72,21 @@ macro_rules! calls {
                 tidegate::Limiter::acquire(self, &request.into())
             }
 
-            /// Waits for one permit, of each limit, if that takes no longer than `within`; else
+            /// Waits for one permit of each limit if that takes no longer than `within`; otherwise
             /// refuses at once.
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::acquire_within`](tidegate::AnyLimiter::acquire_within).
+            /// Like [`AnyLimiter::acquire_within`](tidegate::AnyLimiter::acquire_within).
             pub fn acquire_within(&self, within: std::time::Duration) -> tidegate::AcquireAny {
                 tidegate::Limiter::acquire(self, &tidegate::AllRequest::new().within(within))
             }
 
-            /// Waits for one permit, of each limit, and blocks the thread until then.
+            /// Waits for one permit of each limit, and blocks the thread until then.
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::blocking_acquire`](tidegate::AnyLimiter::blocking_acquire).
+            /// Like [`AnyLimiter::blocking_acquire`](tidegate::AnyLimiter::blocking_acquire).
             pub fn blocking_acquire(&self) -> Result<tidegate::AllPermits, tidegate::AllRefusal> {
                 tidegate::Limiter::blocking_acquire(self, &tidegate::AllRequest::new())
             }
@@ -95,7 +95,8 @@ macro_rules! calls {
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::blocking_acquire_many`](tidegate::AnyLimiter::blocking_acquire_many).
+            /// Like
+            /// [`AnyLimiter::blocking_acquire_many`](tidegate::AnyLimiter::blocking_acquire_many).
             pub fn blocking_acquire_many<'a>(
                 &self,
                 request: impl Into<tidegate::AllRequest<'a>>,
@@ -103,15 +104,15 @@ macro_rules! calls {
                 tidegate::Limiter::blocking_acquire(self, &request.into())
             }
 
-            /// Takes a place in the queue now, for a cost that is known only later. It blocks no
-            /// thread, as that of the handle [for tasks](tidegate::AnyLimiter::non_blocking): the place
-            /// may not be decided yet, and waits for the store and for its instant when it is
-            /// awaited.
+            /// Takes a position in the queue now, for a cost that is known only later. Like the
+            /// handle [for tasks](tidegate::AnyLimiter::non_blocking), it blocks no thread: the
+            /// reservation may not be decided yet. When it is awaited, it waits for the store and
+            /// for its time.
             ///
             /// # Errors
             ///
-            /// As [`AnyLimiter::reserve`](tidegate::AnyLimiter::reserve). If the store refuses, the
-            /// place is refused when it is awaited.
+            /// Like [`AnyLimiter::reserve`](tidegate::AnyLimiter::reserve). If the store refuses,
+            /// the reservation is refused when it is awaited.
             pub fn reserve<'a>(
                 &self,
                 request: impl Into<tidegate::AllRequest<'a>>,
@@ -126,7 +127,7 @@ macro_rules! calls {
                 tidegate::Limiter::close(self).is_ok_and(|was_open| was_open)
             }
 
-            /// Whether the limiter was [closed](Self::close).
+            /// Returns whether the limiter was [closed](Self::close).
             #[must_use]
             pub fn is_closed(&self) -> bool {
                 tidegate::Limiter::is_closed(self)

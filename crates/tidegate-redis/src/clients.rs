@@ -1,9 +1,10 @@
-//! How many processes share a store, as the store counts them.
+//! The number of processes that share a store, as the store counts them.
 //!
-//! A process asks every two seconds, and more often at first, in a call of its own: no decision
-//! costs more for it. The store keeps two counts and no list; `lua/clients.lua` says how. A process
-//! that no limiter needs the number for does not ask, and neither does one that has not asked for
-//! permits yet. A process that leaves is counted again from its next request for permits on.
+//! A process asks for it every two seconds, and more often at first, in a separate call: no
+//! decision becomes more expensive. The store keeps two counts and no list, as `lua/clients.lua`
+//! describes. A process does not ask if none of its limiters needs the number, or if it has not
+//! requested permits yet. A process that left is counted again from its next request for permits
+//! on.
 
 use std::num::NonZeroU32;
 use std::sync::Mutex;
@@ -18,69 +19,69 @@ use crate::lock::lock;
 use crate::pending::Telling;
 use crate::script::Script;
 
-/// How soon a process asks again after its first question, and after twice as long each time: of
-/// processes that start together each sees the others, and the first one saw none.
+/// The interval after the first question of a process. It doubles each time. Processes that start
+/// together thus see each other soon; the first one saw none.
 pub(crate) const FIRST_BEAT: Duration = Duration::from_millis(125);
 
-/// How often a process asks then.
+/// The longest interval.
 pub(crate) const BEAT: Duration = Duration::from_secs(2);
 
-/// Long enough that a process asks twice in a period, although its calls are jittered.
+/// Long enough that a process asks twice per period, although its calls are jittered.
 pub(crate) const PERIOD: Duration = Duration::from_secs(6);
 
-/// The number of processes, as seen by this one.
+/// The number of processes, as this process last saw it.
 #[derive(Debug, Default)]
 pub(crate) struct Clients {
     seen: Mutex<Seen>,
     /// Whether a limiter needs the number.
     is_needed: AtomicBool,
-    /// Whether this process asked for permits meanwhile, and did not leave since.
+    /// Whether this process has requested permits since it started or last left.
     is_asking: AtomicBool,
-    /// Told when this process begins to ask for permits.
+    /// Notified when this process begins to request permits.
     pub(crate) begins: Notify,
-    /// Told when this process leaves, which ends the telling.
+    /// Notified when this process leaves. It then stops asking.
     pub(crate) leaves: Notify,
     leaving: Mutex<Option<Telling>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// The `made` and the `period` of the last answer.
+    /// The `made` and the `period` of the last reply.
     last: (i64, i64),
     /// The period before the last one in which this process was counted.
     earlier: Option<i64>,
     count: u32,
-    /// Whether the store did not answer the last question.
+    /// Whether the store did not reply to the last question.
     has_missed: bool,
-    /// Until then other processes may not have asked again, which the store did not answer either.
+    /// Until then, other processes whose question also got no reply may not have asked again.
     holds_till: Option<Instant>,
-    /// The server's time of the last answer, and when it came.
+    /// The server's time in the last reply, and when the reply came.
     time: Option<(Duration, Instant)>,
 }
 
 impl Clients {
-    /// The processes that the last answer told; `None` before the first answer.
+    /// The number of processes in the last reply; `None` before the first reply.
     ///
-    /// A store that has just lost its state counts anew, and tells too few for a while: then each
-    /// share would be too large. So a count is not believed to fall until it is two periods old,
-    /// nor for two periods after a question that the store did not answer: the other processes may
-    /// rest for up to a period before they ask again.
+    /// A store that has just lost its state counts anew, and reports too few processes for a while,
+    /// so each share would be too large. A lower count is therefore accepted only when the store's
+    /// state is two periods old, and not for two periods after a question without a reply: the
+    /// other processes may rest for up to a period before they ask again.
     pub(crate) fn get(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.seen().count)
     }
 
-    /// The Unix time by the server's clock, as far as a clock of this process tells it since the
-    /// last answer.
+    /// The Unix time by the server's clock, extrapolated since the last reply by a clock of this
+    /// process.
     pub(crate) fn server_time(&self) -> Option<Duration> {
         self.seen().time.map(|(time, at)| time.saturating_add(at.elapsed()))
     }
 
-    /// A limiter needs the number.
+    /// Notes that a limiter needs the number.
     pub(crate) fn need(&self) {
         self.is_needed.store(true, Ordering::Relaxed);
     }
 
-    /// This process asks for permits.
+    /// Notes that this process requests permits.
     pub(crate) fn ask(&self) {
         // Relaxed: hints. A request that is missed here is not the last one.
         let is_new = self.is_needed.load(Ordering::Relaxed) && !self.is_asking.load(Ordering::Relaxed);
@@ -89,9 +90,10 @@ impl Clients {
         }
     }
 
-    /// This process leaves, if it asked for permits. The telling ends when the store has answered.
+    /// Makes this process leave, if it requested permits. `telling` ends when the store has
+    /// replied.
     pub(crate) fn leave(&self, telling: impl FnOnce() -> Telling) {
-        // Under the lock, so that the farewell takes every telling.
+        // Under the lock, so that the farewell takes every `Telling`.
         let mut leaving = lock(&self.leaving);
         if self.is_asking.load(Ordering::Relaxed) {
             leaving.get_or_insert_with(telling);
@@ -99,14 +101,14 @@ impl Clients {
         }
     }
 
-    /// Begins to leave: requests from now on make the process ask again.
+    /// Begins to leave: from now on, requests make the process ask again.
     pub(crate) fn begin_to_leave(&self) -> Option<Telling> {
         let mut leaving = lock(&self.leaving);
         self.is_asking.store(false, Ordering::Relaxed);
         leaving.take()
     }
 
-    /// The message that this process leaves. It is as new then.
+    /// The message by which this process leaves. Its state is then as if it had not asked before.
     pub(crate) fn farewell(&self, script: &Script, key: &str, now: Option<u64>) -> Cmd {
         let cmd = self.message(script, key, now, true);
         let mut seen = lock(&self.seen);
@@ -132,7 +134,7 @@ impl Clients {
         cmd
     }
 
-    /// Takes the answer of the store, which came at this time.
+    /// Takes the store's reply, which came at the time `at`.
     pub(crate) fn answered(&self, answer: &Value, at: Instant) {
         let Value::Array(numbers) = answer else { return };
         let [Value::Int(made), Value::Int(period), Value::Int(count), Value::Int(now)] = numbers[..] else {
@@ -155,7 +157,7 @@ impl Clients {
         }
     }
 
-    /// The store did not answer a question.
+    /// Notes that the store did not reply to a question.
     pub(crate) fn missed(&self) {
         lock(&self.seen).has_missed = true;
     }

@@ -8,16 +8,17 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 use super::tls::Connector;
 use crate::error::OpenError;
 
-/// Where a server is, and the login and the database that a connection to it begins with.
+/// The address of a server, and the login and the database with which a connection to it begins.
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(super) info: ConnectionInfo,
-    /// Makes the connection an encrypted one.
+    /// Encrypts the connection.
     pub(super) tls: Option<Connector>,
 }
 
 impl Node {
-    /// `None` of a text that is no address. The text of the error may have a password.
+    /// Returns `None` for a text that is not an address. The text of the error may contain a
+    /// password.
     fn new(url: &str, tls: Option<&Connector>) -> Option<Node> {
         let info = url.into_connection_info().ok()?;
         Some(Node { info, tls: tls.cloned() })
@@ -29,12 +30,12 @@ impl Node {
         Node { info, tls: self.tls.clone() }
     }
 
-    /// Whether a server has not answered the handshake of an encrypted connection yet.
+    /// Returns whether a server has not completed the handshake of an encrypted connection yet.
     pub(super) fn is_in_handshake(&self) -> bool {
         self.tls.as_ref().is_some_and(Connector::is_in_handshake)
     }
 
-    /// Host and port; `None` of a socket in the file system.
+    /// Host and port; `None` for a socket in the file system.
     pub(super) fn host_and_port(&self) -> Option<(&str, u16)> {
         match self.info.addr() {
             ConnectionAddr::Tcp(host, port) => Some((host, *port)),
@@ -43,7 +44,7 @@ impl Node {
     }
 }
 
-/// What an address leads to.
+/// What an address refers to.
 pub(crate) enum Address {
     Server(Node),
     Sentinels {
@@ -57,7 +58,7 @@ pub(crate) enum Address {
     Cluster(Vec<Node>),
 }
 
-/// Which kind of TLS an address asks for.
+/// Returns whether an address asks for TLS.
 pub(crate) fn wants_tls(url: &str) -> bool {
     let protocol = url.split(['+', ':']).next();
     matches!(protocol, Some("rediss" | "valkeys"))
@@ -73,14 +74,14 @@ fn pairs(query: &str) -> impl Iterator<Item = (&str, &str)> {
     pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-/// A character that is read as the end of a login, or as the beginning of an escaped
-/// character.
+/// The error for a character that would be read as the end of a login or as the start of an escape
+/// sequence.
 const ESCAPE: &str = "has a character that must be escaped: in a user or password / is written as %2F, ? as %3F, \
                       # as %23, @ as %40, and % as %25";
 const DATABASE: &str = "has a database that is no number from 0 to 2147483647";
 const PORT: &str = "has a port that is no number from 1 to 65535; IPv6 is written in brackets";
 
-/// A number that is written in digits alone.
+/// Parses a number that consists of digits only.
 fn number<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -89,7 +90,8 @@ fn is_database(text: &str) -> bool {
     number::<i32>(text).is_some()
 }
 
-/// Whether each `%` begins an escaped character. The client library takes any other one as it is.
+/// Returns whether each `%` begins an escape sequence. The client library takes any other `%`
+/// literally.
 fn is_escaped(text: &str) -> bool {
     let mut parts = text.split('%');
     let is_code = |part: &str| part.len() >= 2 && part.bytes().take(2).all(|byte| byte.is_ascii_hexdigit());
@@ -167,7 +169,7 @@ impl Address {
             node.ok_or(wrong("has a host that no server can have, or a user or password that is no text"))
         };
         // A setting that a server does not have, such as a database in the query or a second host,
-        // is not left out in silence.
+        // is not silently dropped.
         if kind != "sentinel" && !query.is_empty() {
             return Err(wrong("has fields after a ?, as only that of a socket or of sentinels has"));
         }
@@ -205,7 +207,7 @@ impl Address {
                     node(&of_sentinels, &format!("{host}{port}"), "")
                 };
                 let sentinels: Result<_, _> = hosts.split(',').map(sentinel).collect();
-                // The host of this address is replaced by the one that a sentinel tells.
+                // The host of this address is replaced by the host that a sentinel reports.
                 let login = node(login, "localhost", database)?;
                 Ok(Address::Sentinels { sentinels: sentinels?, name: name.into(), login })
             }

@@ -8,18 +8,18 @@ use super::failure::Failure;
 /// The attempts to make one thing. Calls that come during an attempt share its outcome.
 #[derive(Default)]
 pub(super) struct Attempts {
-    /// How many attempts have ended.
+    /// The number of attempts that have ended.
     ended: AtomicU64,
-    /// Held during an attempt. How the last one failed.
+    /// Held during an attempt. Holds the failure of the last attempt.
     last: tokio::sync::Mutex<Option<Failure>>,
 }
 
 impl Attempts {
     /// Returns what `find` finds. If it finds nothing, this call makes an attempt, unless an
-    /// attempt that was being made fails first: then the call fails with it.
+    /// attempt in progress fails first: then the call fails with that failure.
     ///
-    /// The attempt is a task of its own: the deadline of one call does not end what other calls
-    /// wait for.
+    /// The attempt is a separate task: the deadline of one call does not end what other calls wait
+    /// for.
     pub(super) async fn join<T: Send + 'static>(
         self: &Arc<Attempts>,
         find: impl Fn() -> Option<T> + Send + 'static,

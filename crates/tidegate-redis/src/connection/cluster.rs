@@ -1,4 +1,4 @@
-//! The servers of a cluster, and the slots that each of them has.
+//! The servers of a cluster, and the slots of each server.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,19 +15,19 @@ use super::server::{Sent, Server};
 use super::wire::Wire;
 use crate::lock::lock;
 
-/// How long servers are waited for to tell the slots.
+/// The timeout for servers to report the slots.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 const SLOTS: usize = 16_384;
 
 /// A cluster, as far as it is known. It is asked for its slots when it is first needed, and again
-/// when a server fails; of a slot that moves, the server that had it tells.
+/// when a server fails. The server that had a slot reports when the slot moves.
 pub(crate) struct Cluster {
     seeds: Vec<Node>,
     map: Mutex<Map>,
     learning: Arc<Attempts>,
-    /// Stands for the server of a slot while no server of it is known.
+    /// Stands in for the server of a slot while no server of the slot is known.
     unknown: Arc<Server>,
     /// Whether servers were found for slots that had none.
     is_found: AtomicBool,
@@ -36,7 +36,7 @@ pub(crate) struct Cluster {
 #[derive(Default)]
 struct Map {
     servers: HashMap<(String, u16), Arc<Server>>,
-    /// By slot; empty as long as nothing is known.
+    /// By slot; empty while nothing is known.
     owners: Vec<Option<Arc<Server>>>,
 }
 
@@ -58,7 +58,7 @@ impl Cluster {
         Arc::new(Cluster { seeds, map, learning, unknown, is_found: AtomicBool::new(false) })
     }
 
-    /// The server that has a slot, as far as it is known. Its breaker is asked before the call.
+    /// The server that has a slot, as far as it is known. Its breaker is checked before the call.
     pub(super) fn owner(&self, slot: usize) -> Arc<Server> {
         lock(&self.map).owner(slot).unwrap_or_else(|| self.unknown.clone())
     }
@@ -68,14 +68,15 @@ impl Cluster {
         map.servers.values().cloned().chain([self.unknown.clone()]).collect()
     }
 
-    /// The stand-in for servers that were unknown, once after servers were found. Calls to those servers
-    /// no longer end the rest of the stand-in.
+    /// Returns once, after servers were found, the stand-in for servers that were unknown. Calls to
+    /// the found servers no longer go to the stand-in, and so cannot end its rest.
     pub(super) fn found(&self) -> Option<Arc<Server>> {
         let is_found = self.is_found.load(Ordering::Relaxed) && self.is_found.swap(false, Ordering::Relaxed);
         is_found.then(|| self.unknown.clone())
     }
 
-    /// The server that has a slot. The cluster is asked, if that is not known or in doubt.
+    /// Returns the server that has a slot. The cluster is asked if the server is unknown or in
+    /// doubt.
     pub(super) async fn find(self: &Arc<Cluster>, slot: usize) -> Result<Arc<Server>, Failure> {
         let (known, this) = (self.clone(), self.clone());
         let known = move || {
@@ -88,11 +89,11 @@ impl Cluster {
             owner.ok_or_else(|| Failure::NotRun("no server of the cluster has the slot".into()))
         };
         let found = self.learning.join(known, learn).await;
-        // A server may be reached although no server reports it.
+        // A server may be reachable although no server reports it.
         found.or_else(|failure| lock(&self.map).owner(slot).ok_or(failure))
     }
 
-    /// Asks all servers for the slots. The first answer counts.
+    /// Asks all servers for the slots. The first reply counts.
     async fn ask_for_slots(&self) -> Result<(), Failure> {
         let mut asked = JoinSet::new();
         let places: Vec<_> = {
@@ -144,7 +145,7 @@ impl Cluster {
             self.is_found.store(true, Ordering::Relaxed);
         }
         map.owners = owners;
-        // Servers that left are forgotten, and their connections closed.
+        // Servers that left are removed, and their connections closed.
         map.servers
             .retain(|(host, port), _| ranges.iter().any(|range| (&range.host, range.port) == (host, *port)));
     }
@@ -164,8 +165,8 @@ impl Cluster {
         Some(server)
     }
 
-    /// The server at an address that a redirection tells: `host:port`, or `:port` at the host of
-    /// the server that told it.
+    /// The server at the address of a redirection: `host:port`, or `:port` at the host of the
+    /// server that sent the redirection.
     pub(super) fn redirected(&self, to: &str, from: &Server) -> Option<Arc<Server>> {
         let (host, port) = to.rsplit_once(':')?;
         let mut map = lock(&self.map);
@@ -180,7 +181,7 @@ impl Cluster {
     }
 }
 
-/// Slots that lie side by side, and the primary that has them.
+/// A range of adjacent slots, and the primary that has them.
 struct Range {
     first: usize,
     last: usize,
@@ -188,7 +189,8 @@ struct Range {
     port: u16,
 }
 
-/// What CLUSTER SLOTS tells. A server without a name has that of the one that was asked.
+/// Reads the reply of CLUSTER SLOTS. A server without a name has the name of the server that was
+/// asked.
 fn ranges(value: Value, asked: &str) -> Vec<Range> {
     let Value::Array(ranges) = value else { return Vec::new() };
     let range = |range: &Value| {
@@ -211,7 +213,7 @@ fn ranges(value: Value, asked: &str) -> Vec<Range> {
 
 /// The slot of the first key of a script's call.
 pub(super) fn slot_of(cmd: &Cmd) -> usize {
-    // The words are the command, a hash, how many keys, and the first key.
+    // The words are the command, a hash, the number of keys, and the first key.
     match cmd.args_iter().nth(3) {
         Some(Arg::Simple(key)) => slot(key),
         _ => 0,
@@ -243,10 +245,10 @@ mod tests {
     use super::*;
     use crate::connection::Address;
 
-    /// Calls that came during an attempt do not make one each, when no server tells the slots.
+    /// Calls that came during an attempt do not make one each, when no server reports the slots.
     #[tokio::test(start_paused = true)]
     async fn silent_servers_are_asked_once_for_all_calls() {
-        // The listener accepts connections, and tells nothing.
+        // The listener accepts connections, and sends nothing.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("redis+cluster://{}", silent.local_addr().expect("an address"));
         let Ok(Address::Cluster(seeds)) = Address::read(&url, None) else { panic!("no cluster") };
@@ -273,7 +275,7 @@ mod tests {
         let asked = Arc::<AtomicUsize>::default();
         let (url, count) = (format!("redis+cluster://127.0.0.1:{port}"), asked.clone());
         tokio::spawn(async move {
-            // The server has the first slot, and does whatever else it is told.
+            // The server has the first slot, and replies OK to every other command.
             let slots = format!("*1\r\n*3\r\n:0\r\n:0\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
             let (mut client, _) = listener.accept().await.expect("a client");
             let mut buffer = vec![0; 4096];
@@ -297,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_key_has_the_slot_of_its_tag() {
-        // The slots are those that CLUSTER KEYSLOT tells.
+        // The slots are those that CLUSTER KEYSLOT returns.
         for (key, expected) in
             [("123456789", 12739), ("foo", 12182), ("{user1000}.following", 3443), ("foo{}{bar}", 8363)]
         {

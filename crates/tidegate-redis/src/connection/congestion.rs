@@ -1,22 +1,23 @@
-//! How many calls to a server are in flight: a congestion window, as TCP has one.
+//! The number of calls to a server in flight: a congestion window, as in TCP.
 //!
-//! A server carries out one call after the other. So calls that are sent together wait for each
-//! other there, and the last ones may be answered too late, though the server is well. Calls beyond
-//! the window wait in this process, in their order: there a call that is too late is given up
-//! before it has run.
+//! A server carries out one call after another. Calls that are sent together therefore wait for
+//! each other there, and the last ones may get their replies too late, though the server is well.
+//! Calls beyond the window wait in this process, in their order: here a call that is too late is
+//! given up before it has run.
 //!
-//! What a call may wait there is the timeout less the shortest time that a call has taken.
+//! The wait that a call may have at the server is the timeout less the shortest time that a call
+//! has taken.
 //!
 //! | a call waits at the server for | the window |
 //! |---|---|
 //! | up to a fifth of that | grows by one call: it doubles in each round trip |
 //! | up to three eighths | grows by one call in each round trip |
 //! | up to a half | stays |
-//! | longer, or in vain while others are answered | is halved, once for all calls in flight |
+//! | longer, or in vain while others get replies | is halved, once for all calls in flight |
 //!
-//! The window grows only while it is full. When it stops doubling, the calls that left last wait
-//! for up to two fifths: the window doubles once more while a reply that tells of a fifth is on its
-//! way.
+//! The window grows only while it is full. When it stops doubling, the calls that were sent last
+//! wait for up to two fifths: the window doubles once more while a reply that shows a wait of a
+//! fifth is on its way.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -26,13 +27,14 @@ use tokio::time::Instant;
 
 use crate::lock::lock;
 
-/// The window at first. A server works for some milliseconds for so many requests of many keys.
+/// The initial window. A server works for some milliseconds on this many requests of many keys.
 const FIRST: usize = 256;
 
-/// At a server that is near, and at one that is far away, where few calls take long.
+/// The smallest window at a server that is near, and at one that is far away, where few calls take
+/// long.
 const SMALLEST: (usize, usize) = (16, 64);
 
-/// So many calls that give way are the next to leave, with those that do not.
+/// The number of calls that give way that compete with those that do not, to be sent next.
 const GIVING_WAY: usize = 32;
 
 const LARGEST: usize = 16_384;
@@ -46,9 +48,9 @@ pub(crate) struct Congestion {
 
 struct Window {
     size: usize,
-    /// How many replies have come since the window grew, of those by which it grows slowly.
+    /// The number of replies since the window grew, of those by which it grows slowly.
     replies: usize,
-    /// How many calls are in flight beyond the window. As many end without making room.
+    /// The number of calls in flight beyond the window. As many end without making room.
     surplus: usize,
     halved: Option<Instant>,
     /// The shortest time that a call has taken.
@@ -70,39 +72,39 @@ impl Default for Congestion {
 }
 
 impl Congestion {
-    /// Waits until a call may leave, after all calls that asked before. One that gives way leaves
-    /// after most of those that come meanwhile and do not.
+    /// Waits until a call may be sent, after all calls that asked before. A call that gives way is
+    /// sent after most of the later calls that do not.
     pub(crate) async fn depart(&self, gives_way: bool) -> Departed<'_> {
         // The semaphores are never closed.
         let _passed = if gives_way { self.gate.acquire().await.ok() } else { None };
         Departed { room: self.room.acquire().await.ok(), window: &self.window }
     }
 
-    /// Whether a call would have to wait.
+    /// Returns whether a call would have to wait.
     pub(crate) fn is_full(&self) -> bool {
         self.room.available_permits() == 0
     }
 
-    /// How many calls may be in flight.
+    /// The number of calls that may be in flight.
     pub(crate) fn window(&self) -> usize {
         lock(&self.window).size
     }
 
-    /// How long a call takes at most that leaves while the window is full.
+    /// The longest time that a call takes if it is sent while the window is full.
     pub(crate) fn longest(&self, timeout: Duration) -> Duration {
         let shortest = lock(&self.window).shortest;
-        // Before the first reply, the server is taken for a near one.
+        // Before the first reply, the server counts as a near one.
         let shortest = if shortest == Duration::MAX { Duration::ZERO } else { shortest.min(timeout) };
         (timeout + shortest) / 2
     }
 
-    /// The server is another one, or has another way.
+    /// Notes a new connection: the server, or the route to it, may differ.
     pub(super) fn connected(&self) {
         lock(&self.window).shortest = Duration::MAX;
     }
 
-    /// A call has its reply after this time. Returns whether the server is so far away that a
-    /// second call may not end within the timeout.
+    /// Records that a call has its reply after `took`. Returns whether the server is so far away
+    /// that a second call may not end within the timeout.
     pub(crate) fn replied(&self, left: Instant, took: Duration, timeout: Duration) -> bool {
         let is_full = self.is_full();
         let mut window = lock(&self.window);
@@ -124,7 +126,8 @@ impl Congestion {
         window.shortest > timeout / 4
     }
 
-    /// A call that left at this time was given up, though the server answered others meanwhile.
+    /// Records that a call sent at `left` was given up, though the server replied to others
+    /// meanwhile.
     pub(crate) fn late(&self, left: Instant, timeout: Duration) {
         lock(&self.window).halve(left, Instant::now(), timeout, &self.room);
     }
@@ -136,7 +139,7 @@ impl Window {
             self.halved = Some(now);
             let (near, far) = SMALLEST;
             let smallest = if self.shortest > timeout / 4 { far } else { near };
-            // A window that is smaller already was that of a near server.
+            // A window that is already smaller was that of a near server.
             let size = (self.size / 2).max(smallest).min(self.size);
             self.surplus += self.size - size;
             self.size = size;
@@ -172,7 +175,7 @@ mod tests {
         unconstrained(future).now_or_never()
     }
 
-    /// As many calls as may leave.
+    /// As many calls as may be sent.
     fn fill(congestion: &Congestion) -> Vec<Departed<'_>> {
         std::iter::from_fn(|| now(congestion.depart(false))).collect()
     }
@@ -193,7 +196,7 @@ mod tests {
             departed.extend(fill(&congestion));
         }
         assert_eq!(departed.len(), 2 * FIRST);
-        // One of slower replies adds one, and replies that are slower yet add none.
+        // A round trip of slower replies adds one, and even slower replies add none.
         for (after, replies) in [(7 * MS, 2 * FIRST), (5 * MS, 1000)] {
             tokio::time::advance(after).await;
             for _ in 0..replies {
@@ -202,7 +205,7 @@ mod tests {
             }
             assert_eq!(departed.len(), 2 * FIRST + 1, "{after:?}");
         }
-        // Late ones halve it once.
+        // Late replies halve it once.
         tokio::time::advance(2 * MS).await;
         for _ in 0..1000 {
             congestion.replied(left, left.elapsed(), TIMEOUT);
@@ -230,7 +233,7 @@ mod tests {
         assert_eq!(fill(&congestion).len(), SMALLEST.0);
     }
 
-    /// Calls take 30 ms at least, and may wait at the server for a part of the 10 ms that are left.
+    /// Calls take 30 ms at least, and may wait at the server for a part of the remaining 10 ms.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_far_away_is_not_taken_for_a_slow_one() {
         let congestion = Congestion::default();
@@ -272,7 +275,7 @@ mod tests {
         assert!(patient.iter_mut().all(|call| now(call.as_mut()).is_none()));
         let mut hurried = ask(false);
         assert!(now(hurried.as_mut()).is_none());
-        // All but the first ones are behind it.
+        // All but the first `GIVING_WAY` of them are behind it.
         for first in patient.iter_mut().take(GIVING_WAY) {
             assert!(now(hurried.as_mut()).is_none());
             departed.pop();

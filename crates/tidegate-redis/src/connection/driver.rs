@@ -1,36 +1,37 @@
-//! The future of a connection, which a task polls, and each thread that sends a call.
+//! The future of a connection. A task polls it, and so does each thread that sends a call.
 //!
 //! The client library has a future that writes calls and reads replies, and a queue of calls to it.
-//! A task polls that future. A thread that sends a call polls it as well, once, and so writes the
-//! call by itself: the task is not woken for it, and waits for the reply.
+//! A task polls that future. A thread that sends a call also polls the future, once, and so writes
+//! the call itself: the task is not woken for the call, and waits for the reply.
 //!
 //! # States
 //!
-//! | state | the future is polled by | a thread that sends | leaves it by |
+//! | state | the future is polled by | a thread that sends | left by |
 //! |---|---|---|---|
-//! | free | no thread; it holds a waker that wakes the task | takes the lock | a poll |
-//! | sending | a thread that holds the lock: it adds its call without waking the task, and polls then | finds the lock taken, and sends nothing | the end of the poll |
+//! | free | no thread; the future holds a waker that wakes the task | takes the lock | a poll |
+//! | sending | a thread that holds the lock: it adds its call without waking the task, and then polls | finds the lock taken, and sends nothing | the end of the poll |
 //! | driven | the task, which holds the lock | finds the lock taken, and sends nothing | the end of the poll |
 //! | ended | no thread | finds that its call is not taken | nothing |
 //!
 //! # Ordering
 //!
-//! **Shared.** The future, under a mutex, and the waker of the task, in an [`AtomicWaker`]. The
-//! future always gets one waker, which wakes the task, from whichever thread polls it.
+//! **Shared.** The future, under a mutex, and the waker of the task, in an [`AtomicWaker`].
+//! Whichever thread polls the future, the future always gets the same waker, which wakes the task.
 //!
-//! **Why no wake-up is lost.** The bad execution is a future that could go on while no thread polls
-//! it and the task sleeps. A wake-up from any thread wakes the task, but for one: that of a thread
-//! which adds its own call. This thread holds the lock, and polls the future after it added the
-//! call, so nothing is left of which the wake-up told. A thread that finds the lock taken adds no
-//! call here, and needs no poll. The task leaves its waker before it takes the lock: a wake-up that
-//! comes before finds no waker, and the poll that follows sees what it told of; one that comes
-//! later finds the waker. A task that was woken and did not run yet has no waker there, and runs.
+//! **Why no wake-up is lost.** The bad execution is a future that could make progress while no
+//! thread polls it and the task sleeps. Every wake-up wakes the task, except the wake-up caused by
+//! a thread that adds its own call. That thread holds the lock, and polls the future after it added
+//! the call, so the poll handles everything that the wake-up announced. A thread that finds the
+//! lock taken adds no call here, and needs no poll. The task registers its waker before it takes
+//! the lock. A wake-up before the registration finds no waker, and the following poll sees what the
+//! wake-up announced. A later wake-up finds the waker. A task that was woken and did not run yet
+//! has no registered waker, and runs.
 //!
 //! **Promise.** The poll after a wake-up sees each write that came before the wake-up.
 //!
-//! **Checked by** `loom-tests/driver.rs`, with a twin that adds a call and does not poll, and one
-//! that leaves its waker after the poll. It has a waker under a mutex in place of that of
-//! `futures-util`.
+//! **Checked by** `loom-tests/driver.rs`, with a twin that adds a call and does not poll, and a
+//! twin that registers its waker after the poll. The model has a waker under a mutex in place of
+//! that of `futures-util`.
 
 use std::cell::Cell;
 use std::pin::{Pin, pin};
@@ -57,9 +58,9 @@ use tokio::task::coop;
 #[path = "../../loom-tests/driver.rs"]
 mod loom_tests;
 
-/// A future that a task polls, and threads that have work for it.
+/// A future that a task polls, and that threads with work for it poll.
 pub(super) struct Driver<F> {
-    /// `None` when it has ended.
+    /// `None` when the future has ended.
     future: Mutex<Option<F>>,
     task: Arc<Wakes>,
     /// Wakes the task.
@@ -67,11 +68,11 @@ pub(super) struct Driver<F> {
 }
 
 thread_local! {
-    /// This thread adds a call, and polls the future after that.
+    /// Whether this thread is adding a call, after which it polls the future.
     static SENDS: Cell<bool> = Cell::default();
 }
 
-/// While it lives, this thread adds a call. Also a panic ends it.
+/// While this lives, the thread is adding a call. A panic ends it too.
 struct Sending;
 
 impl Sending {
@@ -108,21 +109,21 @@ impl<F: Future<Output = ()> + Unpin> Driver<F> {
         Driver { future: Mutex::new(Some(future)), waker: Waker::from(task.clone()), task }
     }
 
-    /// A poll of the task. It is ready when the future has ended.
+    /// Polls for the task. Ready when the future has ended.
     pub(super) fn poll(&self, context: &Context<'_>) -> Poll<()> {
         self.task.0.register(context.waker());
         self.go_on(&mut self.lock())
     }
 
-    /// Has a thread add a call, and polls the future. `None`, without a call, if another thread is
-    /// at work.
+    /// Lets a thread add a call, and polls the future. Returns `None`, without a call, if another
+    /// thread is at work.
     pub(super) fn send<T>(&self, add: impl FnOnce() -> T) -> Option<T> {
         let mut future = self.future.try_lock().ok()?;
         let sending = Sending::begin();
         let added = add();
         drop(sending);
-        // The future runs without a budget: that of the calling task might end here, and its
-        // runtime would go on at any time.
+        // The future runs without a cooperative budget: the budget of the calling task might end
+        // here, and its runtime might resume the task at any time.
         let driving = std::future::poll_fn(|_| self.go_on(&mut future));
         if pin!(coop::unconstrained(driving)).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.task.0.wake();

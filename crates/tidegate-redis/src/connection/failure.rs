@@ -11,11 +11,11 @@ pub(crate) enum Failure {
     NotRun(String),
     /// The store may have carried out the call.
     Unknown(String),
-    /// The store, or what it allows, is not as this crate needs it.
+    /// The store, or its permissions, do not meet the needs of this crate.
     Misconfigured(String),
 }
 
-/// What an error says about the call that got it.
+/// What an error says about its call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Meaning {
     /// The server does not know the script.
@@ -26,7 +26,7 @@ pub(super) enum Meaning {
     ReadOnly,
     /// Another server of the cluster has the slot.
     Moved(String),
-    /// Another server of the cluster has the keys that were moved already.
+    /// Another server of the cluster has the keys that were already moved.
     Ask(String),
     /// The server could not carry out the call.
     Refused,
@@ -34,7 +34,7 @@ pub(super) enum Meaning {
     Lost,
     /// There is no connection.
     NotConnected,
-    /// What answers is no Redis server, and the connection cannot be used any more.
+    /// The peer is not a Redis server, and the connection is unusable.
     NoRedis,
     Misconfigured,
 }
@@ -42,7 +42,7 @@ pub(super) enum Meaning {
 pub(super) fn meaning(error: &RedisError) -> Meaning {
     let text = error.detail().unwrap_or_default();
     // A server at its limit of connections sends this error to the first command of a connection,
-    // also to AUTH.
+    // even to AUTH.
     if text.contains("max number of clients") || text.contains("Script killed by user") {
         return Meaning::Refused;
     }
@@ -64,13 +64,14 @@ pub(super) fn meaning(error: &RedisError) -> Meaning {
     }
 }
 
-/// Whether a reply ends too early, since the connection was lost. The client library tells that
-/// from a reply that is none by these words alone.
+/// Returns whether a reply ends too early because the connection was lost. Only these words of the
+/// client library distinguish it from a reply of another protocol.
 fn is_cut(error: &RedisError) -> bool {
     error.detail().is_some_and(|text| text.contains("end of input"))
 }
 
-/// What a message may tell: the words of the server, and never an address or a part of a login.
+/// The text that a message may contain: the words of the server, and never an address or a part of
+/// a login.
 pub(super) fn told(error: &RedisError) -> String {
     let text = error.detail().unwrap_or_default();
     // The arguments of AUTH follow, which are a login.
@@ -83,7 +84,7 @@ pub(super) fn told(error: &RedisError) -> String {
     match error.code() {
         Some(code @ ("MOVED" | "ASK")) => format!("{code}: the server is part of a cluster"),
         Some(code) => match text.split_once(" has no permissions") {
-            // The name of the user is before these words.
+            // The name of the user precedes these words.
             Some((_, to)) => format!("{code} the user has no permissions{to}"),
             None if code == "NOPERM" => "NOPERM the user has too few permissions".to_owned(),
             None => format!("{code} {text}").trim_end().to_owned(),
@@ -109,7 +110,7 @@ pub(super) fn of_connecting(error: &RedisError) -> Failure {
     }
 }
 
-/// The failure of an attempt to reach a server. The text of the system may have an address.
+/// The failure of an attempt to reach a server. The text of the system may contain an address.
 pub(super) fn of_reaching(error: &io::Error) -> Failure {
     Failure::NotRun(match error.kind() {
         io::ErrorKind::NotFound => "the name of the host is not resolved, or there is no socket".into(),

@@ -17,7 +17,8 @@ use super::address::Node;
 use super::driver;
 use super::failure::{Failure, Meaning, meaning, of_connecting, of_reaching};
 
-/// After so long without traffic a connection is probed, which keeps it in the tables of firewalls.
+/// The time without traffic after which a connection is probed, which keeps it in the tables of
+/// firewalls.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// A connection that many calls share. Clones are handles to it.
@@ -28,7 +29,7 @@ pub(crate) struct Link {
     task: Arc<Task>,
 }
 
-/// The answer to a call that was sent.
+/// The reply to a call that was sent.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Result<Value, RedisError>> + Send>>;
 
 /// The library's future, which writes calls and reads replies.
@@ -54,14 +55,14 @@ impl Task {
 }
 
 impl Drop for Task {
-    /// A future with replies to come would go on for as long as the server is silent.
+    /// A future with outstanding replies would run for as long as the server is silent.
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
 impl Link {
-    /// Connects, resolves the name anew, and logs in. It sets no deadline.
+    /// Resolves the name anew, connects and logs in. It sets no deadline.
     pub(super) async fn connect(node: &Node) -> Result<Link, Failure> {
         match node.info.addr() {
             ConnectionAddr::Tcp(host, port) => {
@@ -93,32 +94,32 @@ impl Link {
         Ok(Link { connection, task: Arc::new(Task::spawn(driver.clone())), driver })
     }
 
-    /// Whether the connection is known to be closed: no call that begins now would run.
+    /// Returns whether the connection is known to be closed: no call that begins now would run.
     pub(crate) fn is_closed(&self) -> bool {
         self.task.0.is_finished()
     }
 
-    /// Sends a call, and waits for its answer. An error of the server is an error.
+    /// Sends a call, and waits for its reply. An error reply is returned as an error.
     pub(crate) async fn call(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         self.connection.send_packed_command(cmd).await.and_then(Value::extract_error)
     }
 
-    /// Sends a call from this thread. The waker is woken when its answer is there. `None` if it is
-    /// not sent, since another thread is at work or the connection is closed.
+    /// Sends a call on this thread. The waker is woken when its reply arrives. Returns `None` if
+    /// the call is not sent because another thread is at work or the connection is closed.
     pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<Answer> {
         let (answer, poll) = self.driver.send(|| {
             let mut link = self.clone();
             let mut answer: Answer = Box::pin(async move { link.call(&cmd).await });
-            // The future runs without a budget: that of the calling task might end here, and its
-            // runtime would go on at any time.
+            // The future runs without a cooperative budget: the budget of the calling task might
+            // end here, and its runtime might resume the task at any time.
             let poll = pin!(coop::unconstrained(answer.as_mut())).poll(&mut Context::from_waker(waker));
             (answer, poll)
         })?;
-        // An answer that is there before the future went on is that of a closed connection.
+        // A reply before the future was polled further means a closed connection.
         poll.is_pending().then_some(answer)
     }
 
-    /// Sends a call that a server of a cluster may carry out for a slot that it is to get.
+    /// Sends a call that a cluster server may carry out for a slot that it is about to get.
     pub(crate) async fn call_asking(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         let mut both = redis::pipe();
         both.cmd("ASKING").add_command(cmd.clone());
@@ -126,12 +127,13 @@ impl Link {
         answers.pop().unwrap_or(Value::Nil).extract_error()
     }
 
-    /// Whether scripts run and may do what limiters need, with this key or none.
+    /// Tests whether scripts run and may do what limiters need, with this key or without one.
     ///
-    /// Only an error that tells of a wrong configuration, or of a replica, is one.
+    /// Only an error that indicates a wrong configuration, a replica or a lost connection is
+    /// returned.
     pub(super) async fn test(&mut self, key: Option<&str>) -> Result<(), Failure> {
-        // By its text, since a server that has the scripts may forget them later. The call that
-        // follows is one by a hash.
+        // By its text, because a server that has the scripts may forget them later. The call that
+        // follows is by a hash.
         let mut test = redis::cmd("EVAL");
         test.arg(SELF_TEST).arg(key.iter().len()).arg(key);
         match self.call(&test).await {
@@ -140,14 +142,14 @@ impl Link {
                 Meaning::Misconfigured | Meaning::ReadOnly | Meaning::Lost | Meaning::NoRedis => {
                     Err(failure(&error))
                 }
-                // A call that follows finds out for itself.
+                // A following call finds out for itself.
                 _ => Ok(()),
             },
         }
     }
 }
 
-/// Makes once each command of the scripts of limiters. An error tells the command. It returns
+/// Runs each command of the limiters' scripts once. An error names the command. The script returns
 /// nothing.
 pub(crate) const SELF_TEST: &str = "
 local function make(command, ...)
@@ -161,10 +163,10 @@ if KEYS[1] then
   make('DEL', KEYS[1])
 end";
 
-/// Connects to the first address of a name that answers.
+/// Connects to the first address of a name that replies.
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut attempts = JoinSet::new();
-    // The system tells no kind of the error of a name that is not resolved.
+    // The system reports no kind of error for a name that is not resolved.
     let resolved = tokio::net::lookup_host((host, port)).await;
     for address in resolved.map_err(|_| io::ErrorKind::NotFound)? {
         attempts.spawn(TcpStream::connect(address));
@@ -184,7 +186,7 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(error)
 }
 
-/// The failure of a command by which a connection begins.
+/// The failure of a command with which a connection begins.
 fn failure(error: &RedisError) -> Failure {
     #[cfg(feature = "tls")]
     if let Some(source) = std::error::Error::source(error)
@@ -213,7 +215,7 @@ mod tests {
     use super::super::failure::told;
     use super::*;
 
-    /// The error of a call whose reply is this, after which the server closes the connection.
+    /// The error of a call with this reply, after which the server closes the connection.
     async fn error_of(reply: &[u8]) -> RedisError {
         let Ok(Address::Server(mut node)) = Address::read("redis://h", None) else { panic!("no server") };
         // A connection then begins without commands.

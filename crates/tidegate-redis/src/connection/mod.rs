@@ -1,8 +1,9 @@
 //! The servers of a store, and the call of a script there.
 //!
-//! The client library repeats nothing by itself here: of it there is one connection
-//! ([`link`]), without deadlines, and neither its reconnecting nor its clients of clusters and
-//! sentinels, which send a call again after an error of the network, when it may have run.
+//! The client library repeats nothing by itself here. Of it, this crate uses one connection
+//! ([`link`]), without deadlines. It uses neither the library's reconnecting nor its clients of
+//! clusters and sentinels, because these resend a call after a network error, when the call may
+//! have run.
 
 mod address;
 mod attempt;
@@ -38,10 +39,10 @@ pub(crate) use tls::Connector;
 pub use tls::Tls;
 pub(crate) use wire::Wire;
 
-/// How long a server that is loading or changing roles is left alone before the one repetition.
+/// The pause before the single retry of a call to a server that is loading or changing roles.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// How many redirections of a cluster a call follows.
+/// The number of cluster redirections that a call follows.
 const REDIRECTIONS: u32 = 5;
 
 /// The servers of a store.
@@ -55,7 +56,7 @@ impl Servers {
         Servers::One(Server::new(wire))
     }
 
-    /// The servers at an address. `key` is for a test of what a server allows.
+    /// The servers at an address. `key` is used to test what a server allows.
     pub(crate) fn at(address: Address, key: String) -> Servers {
         match address {
             Address::Server(node) => Servers::one(Wire::Server { node, key: Some(key) }),
@@ -67,7 +68,8 @@ impl Servers {
         }
     }
 
-    /// The server that a call is for, as far as it is known. Its breaker is asked before the call.
+    /// The server that a call is for, as far as it is known. Its breaker is checked before the
+    /// call.
     pub(crate) fn server_of(&self, by_hash: &Cmd) -> Arc<Server> {
         match self {
             Servers::One(server) => server.clone(),
@@ -75,7 +77,7 @@ impl Servers {
         }
     }
 
-    /// Has one server of a cluster have all slots, as if the cluster had replied so.
+    /// Gives all slots to one server of a cluster, as if the cluster had replied so.
     #[cfg(test)]
     pub(crate) fn find_all(&self) {
         if let Servers::Cluster(cluster) = self {
@@ -83,7 +85,8 @@ impl Servers {
         }
     }
 
-    /// Of a cluster, the stand-in for servers that were unknown, once after servers were found.
+    /// For a cluster, returns once the stand-in for servers that were unknown, after servers were
+    /// found.
     pub(crate) fn found(&self) -> Option<Arc<Server>> {
         match self {
             Servers::One(_) => None,
@@ -91,7 +94,7 @@ impl Servers {
         }
     }
 
-    /// Whether a model of a server answers, on the time of its simulation.
+    /// Returns whether a model of a server replies, on the time of its simulation.
     pub(crate) fn is_model(&self) -> bool {
         #[cfg(feature = "simulation")]
         return matches!(self, Servers::One(server) if server.is_model());
@@ -99,7 +102,7 @@ impl Servers {
         false
     }
 
-    /// Whether calls to a server wait to leave.
+    /// Returns whether calls to a server wait to be sent.
     pub(crate) fn are_congested(&self) -> bool {
         self.any_server(|server| server.congestion.is_full())
     }
@@ -111,17 +114,17 @@ impl Servers {
         }
     }
 
-    /// Sends a call from this thread, if its server is known, connected and answers. The waker is
-    /// woken when there is an answer.
+    /// Sends a call on this thread if its server is known, connected and replying. The waker is
+    /// woken when there is a reply.
     pub(crate) fn begin(&self, by_hash: &Arc<Cmd>, waker: &Waker) -> Option<Begun> {
         let server = self.server_of(by_hash);
         let is_sure = matches!(self, Servers::One(_)) || !server.is_suspect.load(Ordering::Relaxed);
         is_sure.then(|| server.begin(by_hash.clone(), waker)).flatten()
     }
 
-    /// Carries out a call by the hash of its script, or by the text if the server does not know it.
-    /// It is repeated only where the server said that it did not carry it out. `sent` tells whether
-    /// the call has left.
+    /// Makes a call by the hash of its script, or by the text if the server does not know the hash.
+    /// The call is repeated only if the server reported that it did not carry the call out. `sent`
+    /// records whether the call has been sent.
     pub(crate) async fn call(
         &self,
         by_hash: &Cmd,
@@ -130,8 +133,8 @@ impl Servers {
         sent: &Sent,
     ) -> Result<Value, Failure> {
         let (mut redirections, mut repeated, mut told) = (0, false, false);
-        // A redirection names the server, and whether that server has to be asked to make an
-        // exception.
+        // A redirection names the server, and whether that server must be asked to make an
+        // exception (`ASKING`).
         let mut redirected: Option<(Arc<Server>, bool)> = None;
         loop {
             let begun = begun.take();
@@ -145,7 +148,7 @@ impl Servers {
             let mut answer = match begun {
                 Some(begun) => server.begun(begun, sent).await,
                 None => {
-                    // Calls that are to try the hash once more go first.
+                    // Calls that will try the hash once more go first.
                     if !told && server.has_turns() {
                         let _turn = server.turn();
                         drop(server.text(script).lock().await);
@@ -191,7 +194,7 @@ impl Servers {
                     repeated = true;
                     tokio::time::sleep(PAUSE).await;
                 }
-                // The connection was dropped. The next one is to the primary, or to none.
+                // The connection was dropped. The next one is to the primary, or to no server.
                 (Meaning::ReadOnly, _) if !repeated => repeated = true,
                 _ => {
                     if !matches!(meaning, Meaning::Misconfigured | Meaning::Refused) {

@@ -11,7 +11,7 @@ use super::address::Node;
 use super::failure::{Failure, of_connecting};
 use super::link::Link;
 
-/// How long one sentinel, and the server that it tells, are waited for.
+/// The timeout for one sentinel and the server that it reports.
 const ANSWER: Duration = Duration::from_millis(500);
 
 /// How long the sentinel that told last is asked alone. The other sentinels are asked side by side
@@ -25,7 +25,7 @@ pub(crate) struct Sentinels {
     sentinels: Vec<Node>,
     name: String,
     login: Node,
-    /// The sentinel that told last.
+    /// The sentinel that last reported a primary.
     first: AtomicUsize,
 }
 
@@ -34,8 +34,8 @@ impl Sentinels {
         Sentinels { sentinels, name, login, first: AtomicUsize::new(0) }
     }
 
-    /// Connects to the primary: to the first server that a sentinel tells, and that says itself
-    /// that it is a primary.
+    /// Connects to the primary: to the first server that a sentinel reports and that reports itself
+    /// to be a primary.
     pub(crate) async fn connect(&self) -> Result<Link, Failure> {
         // Relaxed: any order of the sentinels is right.
         let (first, count) = (self.first.load(Ordering::Relaxed), self.sentinels.len());
@@ -58,8 +58,8 @@ impl Sentinels {
                     self.first.store(i, Ordering::Relaxed);
                     return Ok(link);
                 }
-                // If all fail, the last one in the order of the address is told, whichever answers
-                // last.
+                // If all fail, the failure of the last sentinel in the order of the address is
+                // returned, whichever replies last.
                 Err(failure) if place >= last.0 => last = (place, failure),
                 Err(_) => {}
             }
@@ -67,7 +67,7 @@ impl Sentinels {
         Err(last.1)
     }
 
-    /// Connects to the primary that one sentinel tells.
+    /// Connects to the primary that one sentinel reports.
     async fn by(&self, sentinel: &Node) -> Result<Link, Failure> {
         let mut link = Link::connect(sentinel).await?;
         let mut cmd = redis::cmd("SENTINEL");

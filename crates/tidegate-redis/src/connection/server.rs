@@ -19,37 +19,40 @@ use crate::jitter::jittered;
 use crate::lock::lock;
 use crate::script::Script;
 
-/// How long an attempt to connect may take. Calls do not wait for it beyond their own deadline.
+/// The maximum duration of an attempt to connect. Calls do not wait for it beyond their own
+/// deadline.
 const CONNECTING: Duration = Duration::from_secs(5);
 
-/// A server that is asked by one connection. All calls share it.
+/// A server with one connection, which all calls share.
 #[derive(Default)]
 pub(crate) struct Server {
     wire: Wire,
     pub(crate) breaker: Mutex<Breaker>,
     pub(crate) congestion: Congestion,
-    /// With the number of the connection, so that a call drops the one that failed it.
+    /// With the number of the connection, so that a call drops the connection that failed it.
     current: Mutex<Option<(u64, Connection)>>,
     connecting: Arc<Attempts>,
-    /// How many connections were made.
+    /// The number of connections made.
     connections: AtomicU64,
-    /// After a failure that time does not mend.
+    /// Set after a failure that time does not mend.
     rest: Mutex<Option<Rest>>,
-    /// The scripts that the server did not know, by their hashes: how many texts it had been told
-    /// with the last one of this script. Held while a call with that text is in flight.
+    /// For each script that the server did not know, by its hash: the number of texts that the
+    /// server had been sent, up to the last text of this script. Held while a call with that text
+    /// is in flight.
     texts: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<u64>>>>,
-    /// How many calls wait for their turn to lock one of these.
+    /// The number of calls that wait for their turn to lock one of these.
     turns: AtomicUsize,
-    /// How many calls the server has answered, also by an error.
+    /// The number of replies of the server, error replies included.
     answers: AtomicU64,
-    /// How many texts the server was told.
+    /// The number of texts that the server was sent.
     pub(super) told: AtomicU64,
-    /// Of a cluster: whether another server may have its slots by now.
+    /// In a cluster: whether another server may have its slots by now.
     pub(super) is_suspect: AtomicBool,
 }
 
-/// After a failure that time does not mend, such as a wrong login, no attempt to connect is made until
-/// the end of the rest: each would be a connection, and a line in the log of the server.
+/// After a failure that time does not mend, such as a wrong login, no attempt to connect is made
+/// until the end of this rest: each attempt would be a connection, and a line in the log of the
+/// server.
 #[derive(Clone)]
 struct Rest {
     length: Duration,
@@ -60,17 +63,17 @@ struct Rest {
 /// A call that the thread of its caller has sent.
 pub(crate) struct Begun {
     pub(crate) server: Arc<Server>,
-    /// When it was sent.
+    /// When the call was sent.
     pub(crate) at: Instant,
     /// The number of the connection.
     number: u64,
-    /// How many answers the server had given.
+    /// The number of replies of the server before the call.
     answers: u64,
     answer: Answer,
 }
 
 impl Begun {
-    /// The reply of the server, if it is there and no error.
+    /// Returns the reply of the server, if it has arrived and is not an error.
     pub(crate) fn reply(&mut self, context: &mut Context<'_>) -> Option<Value> {
         let Poll::Ready(answer) = self.answer.as_mut().poll(context) else { return None };
         match answer {
@@ -91,8 +94,8 @@ impl Server {
         Arc::new(Server { wire, ..Server::default() })
     }
 
-    /// Whether calls wait for a text that the server is being told. One task polls all calls, so
-    /// none comes between a call that has its turn and the leaving of that call.
+    /// Returns whether calls wait while a text is sent to the server. One task polls all calls, so
+    /// no other call comes between a call's turn and its sending.
     pub(super) fn has_turns(&self) -> bool {
         self.turns.load(Ordering::Relaxed) > 0
     }
@@ -102,12 +105,12 @@ impl Server {
         Counted::new(&self.turns)
     }
 
-    /// What the server was told of this script.
+    /// The record of this script's text at the server.
     pub(super) fn text(&self, script: &Script) -> Arc<tokio::sync::Mutex<u64>> {
         lock(&self.texts).entry(script.hash.clone()).or_default().clone()
     }
 
-    /// How many calls the server has answered, also by an error.
+    /// The number of replies of the server, error replies included.
     pub(crate) fn answers(&self) -> u64 {
         self.answers.load(Ordering::Relaxed)
     }
@@ -162,7 +165,7 @@ impl Server {
         matches!(self.wire, Wire::Model(_))
     }
 
-    /// Forgets a connection that failed. The next call connects, and resolves the name anew.
+    /// Drops a connection that failed. The next call connects, and resolves the name anew.
     fn forget(&self, number: u64) {
         let mut current = lock(&self.current);
         if current.as_ref().is_some_and(|(of, _)| *of == number) {
@@ -170,8 +173,8 @@ impl Server {
         }
     }
 
-    /// Sends a call from this thread, if the server answers and there is a connection. The waker is
-    /// woken when there is an answer.
+    /// Sends a call on this thread, if the server replies and there is a connection. The waker is
+    /// woken when there is a reply.
     pub(super) fn begin(self: &Arc<Server>, cmd: Arc<Cmd>, waker: &Waker) -> Option<Begun> {
         let (number, connection) = self.current().filter(|_| !lock(&self.breaker).is_open())?;
         let (at, answers) = (Instant::now(), self.answers());
@@ -179,7 +182,8 @@ impl Server {
         Some(Begun { server: self.clone(), at, number, answers, answer })
     }
 
-    /// The outcome of a call that was sent. If it failed, what the failure means.
+    /// Returns the outcome of a call that was sent. If it failed, also returns what the failure
+    /// means.
     pub(super) async fn begun(
         self: &Arc<Server>,
         begun: Begun,
@@ -190,7 +194,7 @@ impl Server {
         self.outcome(number, answer.await, sent)
     }
 
-    /// Sends a call once. If it fails, what the failure means.
+    /// Sends a call once. If it fails, also returns what the failure means.
     pub(super) async fn attempt(
         self: &Arc<Server>,
         cmd: &Cmd,
@@ -212,7 +216,7 @@ impl Server {
         self.outcome(number, answer, sent)
     }
 
-    /// What an answer by a connection means.
+    /// Interprets a reply on a connection.
     fn outcome(
         &self,
         number: u64,
@@ -244,7 +248,7 @@ impl Server {
     }
 }
 
-/// Whether a call has left, told to the deadline that ends the call.
+/// Whether a call has been sent, for the deadline that ends the call.
 #[derive(Default)]
 pub(crate) struct Sent(Mutex<Option<Leaving>>);
 
@@ -253,9 +257,9 @@ struct Leaving {
     server: Arc<Server>,
     /// The number of the connection.
     number: u64,
-    /// How many answers the server had given when the call first left by this connection.
+    /// The number of replies of the server when the call was first sent on this connection.
     answers: u64,
-    /// Whether the call waited for the connection, and so less than its whole time for an answer.
+    /// Whether the call waited for the connection, and so had less than its whole time for a reply.
     is_new: bool,
     has_left: bool,
 }
@@ -276,16 +280,16 @@ impl Sent {
         lock(&self.0).as_ref().map(|leaving| leaving.server.clone())
     }
 
-    /// The attempt is over: the call did not run, or its outcome is known.
+    /// Ends the attempt: the call did not run, or its outcome is known.
     fn withdraw(&self) {
         if let Some(leaving) = &mut *lock(&self.0) {
             leaving.has_left = false;
         }
     }
 
-    /// The call was not answered in time. If its connection was silent all the time, and that was
-    /// long enough for an answer, no further call uses it, since it may lead to a server that is
-    /// gone. Returns whether the call has left.
+    /// Gives up a call without a reply in time. If its connection was silent all the time, and that
+    /// was long enough for a reply, no further call uses the connection, because it may lead to a
+    /// server that is gone. Returns whether the call has been sent.
     pub(crate) fn give_up(&self, was_long: bool) -> bool {
         let Some(leaving) = lock(&self.0).take() else { return false };
         let Leaving { server, number, answers, is_new, has_left } = leaving;
@@ -302,7 +306,7 @@ mod tests {
     use super::*;
     use crate::connection::Address;
 
-    /// A server that accepts connections and says nothing would hold up all calls for ever.
+    /// A server that accepts connections and sends nothing would hold up all calls for ever.
     #[tokio::test(start_paused = true)]
     async fn an_attempt_to_connect_ends() {
         let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -29,10 +29,9 @@ mod with_tls {
 
     /// The certificates of encrypted connections (`rediss://`), in PEM.
     ///
-    /// Unless set, a server is trusted by the certificates of the system, or by those of the file
-    /// that the environment variable `SSL_CERT_FILE` names, and the client shows no certificate.
-    /// The name in the address must be one of the server's certificate. There is no
-    /// way to switch that off.
+    /// By default, a server is trusted by the system's certificates, or by those of the file that
+    /// the environment variable `SSL_CERT_FILE` names, and the client presents no certificate. The
+    /// name in the address must be one of the server's certificate. This check cannot be disabled.
     ///
     /// # Examples
     ///
@@ -71,24 +70,24 @@ mod with_tls {
     }
 
     impl Tls {
-        /// The certificates of the system, and none of the client.
+        /// Creates settings with the certificates of the system, and no client certificate.
         pub fn new() -> Tls {
             Tls::default()
         }
 
-        /// Sets the certificates that servers are trusted by, in place of those of the system.
+        /// Sets the certificates by which servers are trusted, in place of the system's.
         pub fn ca(self, pem: impl Into<Vec<u8>>) -> Tls {
             Tls { ca: Some(pem.into()), ..self }
         }
 
-        /// Sets the certificate of the client, with its chain, and the private key.
+        /// Sets the client certificate, with its chain, and the private key.
         pub fn client_certificate(self, chain: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Tls {
             Tls { client: Some((chain.into(), key.into())), ..self }
         }
     }
 
     impl fmt::Debug for Tls {
-        /// Without the certificates and the key.
+        /// Omits the certificates and the key.
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.debug_struct("Tls")
                 .field("has_ca", &self.ca.is_some())
@@ -97,11 +96,11 @@ mod with_tls {
         }
     }
 
-    /// Makes a connection an encrypted one. Clones are of one store.
+    /// Encrypts connections. Clones belong to one store.
     #[derive(Clone)]
     pub(crate) struct Connector {
         tls: TlsConnector,
-        /// How many handshakes have begun and not ended.
+        /// The number of handshakes in progress.
         handshakes: Arc<AtomicUsize>,
     }
 
@@ -126,7 +125,7 @@ mod with_tls {
             if roots.is_empty() {
                 return Err(bad("the system has no certificate to trust a server by: set a ca"));
             }
-            // The program's choice of cryptography is left alone.
+            // The program's choice of a cryptography provider is left unchanged.
             let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
             let builder = builder.with_safe_default_protocol_versions();
             let builder =
@@ -153,14 +152,14 @@ mod with_tls {
             })
         }
 
-        /// Whether a server has not answered a handshake yet.
+        /// Returns whether a server has not completed a handshake yet.
         pub(crate) fn is_in_handshake(&self) -> bool {
             self.handshakes.load(Ordering::Relaxed) > 0
         }
     }
 
-    /// What an error of an encrypted connection says of its configuration. The text of the library
-    /// may have names.
+    /// What an error of an encrypted connection says about its configuration. The text of the
+    /// library may contain names.
     pub(crate) fn failure(error: &io::Error) -> Option<Failure> {
         let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         let text = match error {
@@ -190,7 +189,7 @@ mod without_tls {
 
     use crate::connection::failure::Failure;
 
-    /// There is none.
+    /// Without the feature, no connector exists.
     #[derive(Clone)]
     pub(crate) enum Connector {}
 

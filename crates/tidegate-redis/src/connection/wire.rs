@@ -1,4 +1,4 @@
-//! What lies between a store and its server: a connection of the client library, or a model of one.
+//! The link between a store and its server: a connection of the client library, or a model of one.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -15,7 +15,7 @@ use super::sentinel::Sentinels;
 pub(crate) enum Wire {
     /// Connects to one address. A connection is tested with the key.
     Server { node: Node, key: Option<String> },
-    /// Connects to the primary that sentinels tell.
+    /// Connects to the primary that sentinels report.
     Sentinels { sentinels: Sentinels, key: String },
     /// Connects to no server.
     #[default]
@@ -51,17 +51,17 @@ impl Wire {
 }
 
 impl Connection {
-    /// Whether the connection is known to be closed.
+    /// Returns whether the connection is known to be closed.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             Connection::Client(link) => link.is_closed(),
-            // The model tells the next call that the connection is closed.
+            // The model reports to the next call that the connection is closed.
             #[cfg(feature = "simulation")]
             Connection::Model(_) => false,
         }
     }
 
-    /// Sends a call, and waits for its answer. An error of the server is an error.
+    /// Sends a call, and waits for its reply. An error reply is returned as an error.
     pub(crate) async fn call(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         match self {
             Connection::Client(link) => link.call(cmd).await,
@@ -70,7 +70,7 @@ impl Connection {
         }
     }
 
-    /// Sends a call from this thread, as [`Link::send`].
+    /// Sends a call on this thread, like [`Link::send`].
     pub(super) fn send(&self, cmd: Arc<Cmd>, waker: &Waker) -> Option<Answer> {
         match self {
             Connection::Client(link) => link.send(cmd, waker),
@@ -79,11 +79,11 @@ impl Connection {
         }
     }
 
-    /// Sends a call to a server of a cluster that is to get its slot.
+    /// Sends a call to a cluster server that is about to get its slot.
     pub(crate) async fn call_asking(&mut self, cmd: &Cmd) -> Result<Value, RedisError> {
         match self {
             Connection::Client(link) => link.call_asking(cmd).await,
-            // The model is no cluster.
+            // The model is not a cluster.
             #[cfg(feature = "simulation")]
             Connection::Model(_) => self.call(cmd).await,
         }

@@ -1,4 +1,4 @@
-//! The script of permits in use: its calls, and what it answers.
+//! The script of permits in use: its calls and its replies.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -16,40 +16,40 @@ pub(crate) struct Call<'a> {
     /// The time in microseconds, for tests.
     pub(crate) now: Option<u64>,
     pub(crate) limit: u32,
-    /// Without a call for so long, the process is taken for lost.
+    /// The time without a call after which the process counts as lost.
     pub(crate) span: Duration,
     /// The number of this call, which rises.
     pub(crate) number: u64,
     /// The permits in use.
     pub(crate) held: u64,
-    /// How long the process keeps its place in the line without asking.
+    /// The time for which the process keeps its position in the queue without asking.
     pub(crate) patience: Duration,
-    /// The permits of each request, in order; negative, if the request does not wait.
+    /// The permits of each request, in order; negative if the request does not wait.
     pub(crate) sizes: &'a [i64],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Tells what the process holds, and asks for more.
+    /// Reports what the process holds, and asks for more.
     Call,
     Status,
     Pause(Duration),
     Resume,
 }
 
-/// What the script answers.
+/// A reply of the script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CallReport {
-    /// Which of the requests are granted; of `Resume`, whether there was a pause.
+    /// Whether each request is granted; for `Resume`, whether there was a pause.
     pub(crate) granted: Vec<bool>,
     /// The permits in use, by all processes.
     pub(crate) in_use: u64,
-    /// How many processes wait before this one.
+    /// The number of processes that wait before this one.
     pub(crate) before: u64,
     pub(crate) paused_for: Duration,
 }
 
-/// The script of counting limits. It is made once in a process, as [`Script::shared`].
+/// The script of counting limits. It is built once per process, like [`Script::shared`].
 pub(crate) fn script() -> Arc<Script> {
     static MADE: LazyLock<Arc<Script>> =
         LazyLock::new(|| Arc::new(Script::new([TIME, include_str!("../lua/counting.lua")].concat())));

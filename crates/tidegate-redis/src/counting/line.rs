@@ -1,14 +1,14 @@
 //! The requests of one process, and the calls that they share.
 //!
-//! A task on the thread of the store makes the calls, one at a time, while permits are in use or
-//! requests wait. Each call tells how many permits the process holds, and asks for the requests at
-//! the head of the line. So a call serves all requests that came while the call before it was on
-//! its way, and permits that are given back meanwhile go with it.
+//! A task on the store's thread makes the calls, one at a time, while permits are in use or
+//! requests wait. Each call reports the permits that the process holds, and asks for the requests
+//! at the head of the queue. A call thus serves all requests that came during the previous call,
+//! and carries the permits that were given back meanwhile.
 //!
-//! A request that does not wait for permits has an answer within the deadline of the store, counted
-//! from when it came. A request that stands in line for that long, or whose call does not end in
-//! time, is decided as if the store were away. If its call grants it afterwards, the permits go to
-//! the next request, or back.
+//! A request that does not wait for permits is decided within the timeout of the store, counted
+//! from its arrival. A request that queues for that long, or whose call does not end in time, is
+//! decided as if the store were away. If its call grants it afterwards, the permits go to the next
+//! request, or back.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -32,24 +32,24 @@ use crate::pending::Telling;
 use crate::script::Script;
 use crate::store::{Away, Deadline, Store, WhileAway};
 
-/// The most requests of one call, and the most of them that wait: they take turns with requests of
-/// other processes.
+/// The maximum of requests of one call, and the maximum of them that wait: they take turns with
+/// requests of other processes.
 const MOST_REQUESTS: usize = 1024;
 const MOST_ANNOUNCED: usize = 64;
 
 /// A process that waits asks again after an eighth of the time that it has waited, within these
-/// bounds, the lower one times its place in the line.
+/// bounds. The lower bound is multiplied by the process's position in the queue.
 const SOONEST: Duration = Duration::from_millis(2);
 const LATEST: Duration = Duration::from_millis(200);
 
-/// How long a process keeps its place in the line of the store without asking: longer than its call
-/// and its interval take.
+/// The time for which a process keeps its position in the store's queue without asking: longer than
+/// its call and its interval take.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a request gets: its permits, and what they left.
+/// The decision about a request: its permits, and what they left.
 pub(super) type Answer = Result<(Held, Left), AllRefusal>;
 
-/// Where a request stands: by priority, then by arrival.
+/// The position of a request: by priority, then by arrival.
 pub(super) type Place = (Reverse<i8>, u64);
 
 /// What the handles of one limit share in this process.
@@ -64,7 +64,7 @@ pub(super) struct Shared {
     pub(super) limit: AtomicU32,
     pub(super) line: Mutex<Line>,
     pub(super) known_pause: KnownPause,
-    /// Told when there is something to call for.
+    /// Notified when there is a reason for a call.
     pub(super) changed: Notify,
 }
 
@@ -74,37 +74,37 @@ pub(super) struct Line {
     held: u64,
     waiters: BTreeMap<Place, Waiter>,
     arrivals: u64,
-    /// The requests that came before this arrival have waited for permits in use: the store has
-    /// told that theirs, or those of a request before them, are not free.
+    /// Requests that arrived before this number have waited for permits in use: the store has
+    /// reported that their permits, or those of a request before them, are not free.
     told: u64,
-    /// How many requests wait in the line of the store. The requests behind them are asked for when
-    /// these are served, so that processes take turns.
+    /// The number of requests that wait in the store's queue. The requests behind them are asked
+    /// for when these are served, so that processes take turns.
     announced: usize,
-    /// Until when each request of the line has an answer that does not stay in it, by arrival. They
-    /// come only while `announced` is 0. Also of requests that have an answer.
+    /// The deadlines of the requests in the queue that do not stay in it, by arrival. Such requests
+    /// are added only while `announced` is 0. Decided requests may still have an entry.
     deadlines: VecDeque<(Instant, Place)>,
     is_served: bool,
     is_closed: bool,
     calls: u64,
-    /// Until when the store may count permits or a place of this process.
+    /// The time until which the store may count permits or a position of this process.
     known_until: Option<Instant>,
-    /// While there is something that the next call tells the store.
+    /// Set while the next call has something to report to the store.
     telling: Option<Telling>,
 }
 
 #[derive(Debug)]
 struct Waiter {
     permits: u32,
-    /// Whether it waits for permits, or for the answer alone.
+    /// Whether the request waits for permits, or only for the decision.
     stays: bool,
     answer: oneshot::Sender<Answer>,
 }
 
-/// The answers that a section leaves to be sent without its lock.
+/// The decisions that a critical section leaves to be sent without its lock.
 type Answers = Vec<(oneshot::Sender<Answer>, Answer)>;
 
-/// A request that is gone drops its permits, which gives them back. The panic of a foreign waker
-/// must not keep other requests from their answers.
+/// Sends decisions. If a request is gone, its permits are dropped, which gives them back. A panic
+/// in a user's waker must not keep other requests from their decisions.
 fn send(answers: Answers) {
     for (sender, answer) in answers {
         _ = catch_unwind(AssertUnwindSafe(|| _ = sender.send(answer)));
@@ -120,12 +120,13 @@ pub(crate) struct Held {
     pub(super) is_degraded: bool,
 }
 
-/// A call, and its requests with their permits, negative where a request does not stay.
+/// A call, and its requests with their permits, which are negative for a request that does not
+/// stay.
 struct Asked {
     cmd: Cmd,
     requests: Vec<(Place, i64)>,
     held: u64,
-    /// Until it is answered.
+    /// Ends when the call has its outcome.
     telling: Telling,
 }
 
@@ -135,7 +136,7 @@ impl Shared {
     }
 
     pub(super) fn limit(&self) -> u32 {
-        // Relaxed: a number by itself.
+        // Relaxed: an independent number.
         self.limit.load(Ordering::Relaxed)
     }
 
@@ -148,13 +149,13 @@ impl Shared {
         match permits {
             _ if self.line().is_closed => Err(Refusal::Closed),
             0 => Err(Refusal::ZeroPermits),
-            // A single permit may be had after the limit is raised.
+            // A single permit may become available when the limit is raised.
             n if n > limit.max(1) => Err(Refusal::ExceedsLimit { requested: n, limit }),
             _ => Ok(()),
         }
     }
 
-    /// Adds a request to the line. It leaves the line when it is answered, or by `leave`.
+    /// Adds a request to the queue. It leaves the queue when it is decided, or by `leave`.
     pub(super) fn join(
         self: &Arc<Shared>,
         permits: u32,
@@ -165,7 +166,7 @@ impl Shared {
         if line.is_closed {
             return Err(Refusal::Closed);
         }
-        // Requests wait for permits in use.
+        // Other requests already wait for permits in use.
         if line.announced > 0 && !stays {
             return Err(Refusal::InUse { limit: self.limit() });
         }
@@ -190,8 +191,9 @@ impl Shared {
         Ok((place, receiver))
     }
 
-    /// Lets a request wait for the answer alone. Returns whether the answer is still to come: it is
-    /// not, if the permits are known to be in use, by the store or by requests that wait for them.
+    /// Lets a request wait only for the decision. Returns whether the decision is still to come: it
+    /// is not if the permits are known to be in use, from the store or because requests wait for
+    /// them.
     pub(super) fn hurry(&self, place: Place) -> bool {
         let mut line = self.line();
         if line.announced > 0 || place.1 < line.told {
@@ -205,11 +207,11 @@ impl Shared {
         true
     }
 
-    /// Removes a request that is not answered yet.
+    /// Removes a request that is not decided yet.
     pub(super) fn leave(&self, place: Place) {
         let mut line = self.line();
         let left = line.waiters.remove(&place);
-        // The place in the store goes to the next request of this process, if there is one.
+        // Its position in the store goes to the next request of this process, if there is one.
         let is_news = line.waiters.len() < line.announced;
         line.announced = line.announced.min(line.waiters.len());
         drop(line);
@@ -236,7 +238,7 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// Refuses all requests from now on. Returns whether the line was open.
+    /// Refuses all requests from now on. Returns whether the queue was open.
     pub(super) fn close(&self) -> bool {
         let mut line = self.line();
         let was_closed = std::mem::replace(&mut line.is_closed, true);
@@ -268,7 +270,7 @@ impl Shared {
         self.answer(cmd, Deadline::of(self.store.timeout())).await
     }
 
-    /// As `ask`, without waiting for it.
+    /// Like `ask`, without waiting for the reply.
     pub(super) fn tell(&self, operation: Operation) {
         let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
         let store = self.store.clone();
@@ -284,7 +286,7 @@ impl Shared {
         CallReport::read(&value).ok_or_else(|| self.store.note_nonsense())
     }
 
-    /// The next call; `None` if the store knows that there is nothing.
+    /// Returns the next call; `None` if the store already knows that nothing is held or wanted.
     fn next(&self) -> Option<Asked> {
         let now = Instant::now();
         let mut line = self.line();
@@ -296,7 +298,7 @@ impl Shared {
             return None;
         }
         line.calls += 1;
-        // The store may carry out the call and not answer.
+        // The store may carry out the call without a reply.
         line.known_until = Some(now + self.span);
         let most = if line.announced == 0 { MOST_REQUESTS } else { line.announced };
         let mut waits = 0;
@@ -316,8 +318,8 @@ impl Shared {
         Some(Asked { cmd, requests, held: line.held, telling })
     }
 
-    /// Answers requests as the store told. Returns how long to rest if nothing changes. `since` is
-    /// since when requests wait.
+    /// Decides requests by the store's reply. Returns how long to rest if nothing changes. `since`
+    /// is the time from which requests wait.
     fn apply(
         self: &Arc<Shared>,
         asked: Asked,
@@ -337,13 +339,13 @@ impl Shared {
                 }
                 Some(asked.telling)
             }
-            // The store did not answer. The next call tells it the permits held again, and a flush
+            // The store did not reply. The next call reports the held permits again, and a flush
             // waits for that call.
             Err(_) => line.telling.replace(asked.telling),
         };
         drop(line);
         send(answers);
-        // Permits of requests that are gone are to be told by now.
+        // Permits of requests that are gone have been marked for the next report by now.
         drop(over);
         rest
     }
@@ -362,7 +364,7 @@ impl Shared {
         line.announced = 0;
         // Permits of requests that left meanwhile are spare.
         let mut spare = 0;
-        // The store knows that this process holds so many permits, and that so many requests wait.
+        // The store knows that this process holds `known` permits, and that `wants` requests wait.
         let (mut known, mut wants) = (asked.held, 0);
         let granted = told.granted.iter().copied().chain(std::iter::repeat(false));
         for ((place, size), granted) in asked.requests.iter().zip(granted) {
@@ -395,7 +397,7 @@ impl Shared {
         }
         if line.announced > 0 {
             line.told = line.arrivals;
-            // Requests that do not wait came while the call was on its way, and do not overtake.
+            // Requests that do not wait came during the call, and do not overtake.
             for place in line.take_hurried() {
                 line.refuse(place, Refusal::InUse { limit }, answers);
             }
@@ -406,8 +408,8 @@ impl Shared {
         self.asks_again(line, known, wants, told.before, since)
     }
 
-    /// After what time the store is asked again. The store knows that this process holds so many
-    /// permits, and that so many of its requests wait behind others.
+    /// Returns the time after which the store is asked again. The store knows that this process
+    /// holds `known` permits, and that `wants` of its requests wait behind others.
     fn asks_again(
         &self,
         line: &mut Line,
@@ -418,13 +420,13 @@ impl Shared {
     ) -> Duration {
         let is_known = known > 0 || wants > 0;
         line.known_until = is_known.then(|| Instant::now() + self.span);
-        // The process holds less, or wants less or more, than it told.
+        // The process holds less, or wants less or more, than it reported.
         if line.held != known || line.announced != wants || (wants == 0 && !line.waiters.is_empty()) {
             return Duration::ZERO;
         }
         if !is_known {
-            // The task soon ends, and with it the line that it keeps: there may be a limit for each
-            // of many tags.
+            // The task soon ends, and with it the queue that it keeps: there may be a limit for
+            // each of many tags.
             return LATEST;
         }
         if wants == 0 {
@@ -436,7 +438,7 @@ impl Shared {
         jittered(interval.min(self.span / 3))
     }
 
-    /// Decides the requests that the store cannot answer in time.
+    /// Decides the requests whose reply is late.
     fn expire(self: &Arc<Shared>) {
         let now = Instant::now();
         let mut line = self.line();
@@ -445,7 +447,7 @@ impl Shared {
         self.decide_late(line, late);
     }
 
-    /// Decides a request that waits for the answer alone.
+    /// Decides a request that waits only for the decision.
     pub(super) fn expire_one(self: &Arc<Shared>, place: Place) {
         self.decide_late(self.line(), vec![place]);
     }
@@ -461,7 +463,7 @@ impl Shared {
     fn decide_alone(self: &Arc<Shared>, line: &mut Line, away: Away, answers: &mut Answers) -> Duration {
         line.announced = 0;
         let places = match self.may_come_back(away) {
-            // The others stay in line.
+            // The others stay in the queue.
             true => line.take_hurried(),
             false => line.waiters.keys().copied().collect(),
         };
@@ -473,13 +475,13 @@ impl Shared {
         })
     }
 
-    /// Whether requests that stay in line wait for the store. One that has ended does not come
-    /// back.
+    /// Returns whether requests that stay in the queue wait for the store. A store that has ended
+    /// does not come back.
     fn may_come_back(&self, away: Away) -> bool {
         self.store.while_away() == WhileAway::Wait && away.retry_after() < Nanos::MAX
     }
 
-    /// Decides without the store: by the permits that this process holds, those included that the
+    /// Decides without the store, by the permits that this process holds, including those that the
     /// store granted before.
     fn decide(self: &Arc<Shared>, line: &mut Line, places: Vec<Place>, away: Away, answers: &mut Answers) {
         let limit = self.limit();
@@ -539,7 +541,7 @@ impl Shared {
     }
 }
 
-/// The task that serves the line. If it does not end by itself, its store has ended.
+/// The task that serves the queue. If it does not end by itself, its store has ended.
 struct Serving(Option<Arc<Shared>>);
 
 impl Serving {
@@ -548,7 +550,7 @@ impl Serving {
         let Some(shared) = self.0.clone() else { return };
         let mut since = None;
         while let Some(asked) = shared.next() {
-            // Requests that do not wait have deadlines of their own.
+            // Requests that do not wait have their own deadlines.
             let mut answer = pin!(shared.answer(asked.cmd.clone(), Deadline::KEPT));
             let told = loop {
                 // Requests that come meanwhile have a later deadline.
@@ -567,7 +569,7 @@ impl Serving {
 }
 
 impl Drop for Serving {
-    /// Requests that nothing serves later have no answer: each finds that its sender is gone.
+    /// Requests that nothing will serve get no decision: each finds that its sender is gone.
     fn drop(&mut self) {
         let Some(shared) = self.0.take() else { return };
         let mut answers = Answers::new();
@@ -588,7 +590,7 @@ impl Drop for Serving {
 }
 
 impl Line {
-    /// Until when a request has to be answered.
+    /// The time by which the next request must be decided.
     fn first_deadline(&mut self) -> Option<Instant> {
         while let Some((deadline, place)) = self.deadlines.front() {
             if self.waiters.contains_key(place) {
@@ -599,7 +601,7 @@ impl Line {
         None
     }
 
-    /// The requests that do not stay in line. They have their answers then.
+    /// Takes the requests that do not stay in the queue. The caller then decides them.
     fn take_hurried(&mut self) -> Vec<Place> {
         self.deadlines.drain(..).map(|(_, place)| place).collect()
     }

@@ -11,29 +11,29 @@ use tokio::sync::oneshot;
 
 use crate::counting::line::{Answer, Place, Shared};
 
-/// A request in the line of this process. Dropping it withdraws the request.
+/// A request in the queue of this process. Dropping it withdraws the request.
 pub(super) struct Wait {
     shared: Arc<Shared>,
-    /// Until it is answered.
+    /// Until the request is decided.
     place: Option<Place>,
     answer: oneshot::Receiver<Answer>,
     clock: DefaultClock,
     began: Nanos,
-    /// Once it is answered.
+    /// Set once the request is decided.
     pub(super) waited: Nanos,
     longest: Option<Longest>,
 }
 
-/// The longest wait of a request.
+/// The maximum wait of a request.
 struct Longest {
     ends: Nanos,
-    /// Until the store has told of the permits, they may be free. It has its timeout.
+    /// Until the store has replied, the permits may be free. The reply has the store's timeout.
     last: Nanos,
     sleep: Pin<Box<<DefaultClock as Timer>::Sleep>>,
 }
 
 impl Wait {
-    /// Joins the line. A request that does not stay waits for the answer alone.
+    /// Joins the queue. A request that does not stay waits only for the decision.
     pub(super) fn join(shared: &Arc<Shared>, request: &Request, stays: bool) -> Result<Wait, Refusal> {
         let shared = shared.clone();
         shared.check(request.permits)?;
@@ -49,8 +49,8 @@ impl Wait {
         Ok(Wait { shared, place: Some(place), answer, clock, began, waited: Nanos::ZERO, longest })
     }
 
-    /// Waits for the end of the longest wait. Then the request waits for the answer alone, or it is
-    /// refused, if the permits are known to be in use.
+    /// Waits for the end of the maximum wait. Then the request waits only for the decision, or it
+    /// is refused if the permits are known to be in use.
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
         let Some(Longest { ends, last, sleep }) = &mut self.longest else { return Poll::Pending };
         // The runtime of an earlier poll may have ended.
@@ -93,7 +93,7 @@ impl Future for Wait {
             }
             if let Err(refusal) = ready!(this.poll_end(context)) {
                 this.leave();
-                // The answer may have come meanwhile.
+                // The decision may have come meanwhile.
                 break this.answer.try_recv().unwrap_or(Err(refusal.into()));
             }
         };

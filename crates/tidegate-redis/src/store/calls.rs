@@ -252,7 +252,7 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
             // A call that ran out of its budget would queue behind all others at its next poll.
             match pin!(coop::unconstrained(running.next())).poll(context) {
                 // The callback of this call may have made another call. Calls that are not made
-                // take no time, so yield to the timers of the calls in flight.
+                // take no time: the budget makes this loop yield to the timers of the calls in flight.
                 Poll::Ready(Some(()))
                     if !is_spent && pin!(coop::consume_budget()).poll(context).is_ready() =>
                 {
@@ -509,7 +509,7 @@ impl Shared {
     }
 
     /// Counts and reports a failure, and returns when the store may be called again. If the server
-    /// is well because it replied to other calls, a call without a reply says nothing about it.
+    /// `is_well`, a call without a reply among other replies says nothing about it.
     fn failed(
         &self,
         server: &Server,
