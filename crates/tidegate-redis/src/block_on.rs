@@ -1,11 +1,11 @@
 //! Waiting for a future on a plain thread.
 //!
-//! The calling thread may be the only one of a tokio runtime. It parks here, so no timer of that
-//! runtime rings. The future is polled within the runtime of the store instead: all of its sleeps
-//! are woken by the thread of the store. Two callers keep their own timer: a caller outside of any
-//! runtime, and a caller whose runtime has paused time, which only a test has.
+//! The calling thread may be the only thread of a tokio runtime. It parks here, so no timer of that
+//! runtime fires. The future is polled within the store's runtime instead, and the store's thread
+//! wakes all of its sleeps. Two kinds of caller keep their own timer: a caller outside any runtime,
+//! and a caller whose runtime has paused time, which only a test has.
 //!
-//! The thread of a store must not wait for a store, since it makes the calls.
+//! A store's thread must not wait for a store, because it makes the calls.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -26,13 +26,13 @@ thread_local! {
     static MAKES_CALLS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Marks the calling thread as the thread of a store.
+/// Marks the calling thread as a store's thread.
 pub(crate) fn this_thread_makes_calls() {
     MAKES_CALLS.set(true);
 }
 
-/// Waits for a future on this thread, with the timer of this runtime of a store. `None` if the wait
-/// `ends` before, and, without polling the future, on the thread of a store.
+/// Blocks this thread on a future, with the timer of this runtime of a store. Returns `None` if
+/// `ends` returns true first, and, without polling the future, on a store's thread.
 pub(crate) fn block_on<T>(
     timer: Option<&Handle>,
     mut ends: impl FnMut() -> bool,
@@ -46,7 +46,7 @@ pub(crate) fn block_on<T>(
         }
     }
 
-    // A thread that ends makes no calls.
+    // A thread that is ending makes no calls.
     if MAKES_CALLS.try_with(Cell::get).unwrap_or(false) {
         return None;
     }
@@ -64,7 +64,7 @@ pub(crate) fn block_on<T>(
     }
 }
 
-/// Whether tokio's time on this thread is real time. Paused time stands still.
+/// Returns whether tokio's time on this thread is real time. Paused time stands still.
 fn is_real_time() -> bool {
     let before = Instant::now();
     let now = tokio::time::Instant::now().into_std();

@@ -1,9 +1,9 @@
-//! A guard that counts: one more until it is dropped.
+//! A guard that adds one to a number until it is dropped.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts one until it is dropped. Relaxed: the numbers publish nothing else.
+/// Adds one to a number until it is dropped. Relaxed: the numbers publish nothing else.
 pub(crate) struct Counted<N: Deref<Target = AtomicUsize>>(N);
 
 impl<N: Deref<Target = AtomicUsize>> Counted<N> {

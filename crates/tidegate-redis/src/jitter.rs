@@ -1,10 +1,10 @@
-//! Random parts of spans, so that processes do not come back at one time.
+//! Randomized durations, so that processes do not return at the same time.
 
 use std::hash::{BuildHasher, RandomState};
 use std::process;
 use std::time::{Duration, SystemTime};
 
-/// A span between three and five quarters of this one.
+/// A random duration between three and five quarters of this one.
 pub(crate) fn jittered(span: Duration) -> Duration {
     let share = random() as f64 / (1u64 << 53) as f64;
     span.mul_f64(0.75 + share / 2.0)

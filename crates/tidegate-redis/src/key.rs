@@ -2,29 +2,29 @@
 
 use std::borrow::Cow;
 
-/// The version of the values that are stored under keys. Two releases with different versions share
-/// a server, and no key.
+/// The version of the values that are stored under keys. Two releases with different versions can
+/// use one server, and share no key.
 const VERSION: u32 = 1;
 
 /// The end of the key under which processes are counted.
 const OF_CLIENTS: &str = ":clients";
 
-/// Whether a text can be part of a key: it does not end the tag, nor the part.
+/// Returns whether a text can be part of a key: it ends neither the tag nor the part.
 pub(crate) fn is_name(text: &str) -> bool {
     let is_allowed = |c: char| !matches!(c, '{' | '}' | ':' | ' ') && !c.is_control();
     (1..=200).contains(&text.len()) && text.chars().all(is_allowed)
 }
 
-/// Whether a text can be the tag of keys: what a cluster reads between the braces.
+/// Returns whether a text can be the tag of keys: the part that a cluster reads between the braces.
 pub(crate) fn is_tag(text: &str) -> bool {
     let is_allowed = |c: char| !matches!(c, '{' | '}') && !c.is_control();
     (1..=500).contains(&text.len()) && text.chars().all(is_allowed)
 }
 
-/// A tag that is the hash of a key begins with this.
+/// The beginning of a tag that is the hash of a key.
 const HASHED: &str = "sha1:";
 
-/// The tag of a key that may be any text: the key itself, or its hash if it cannot be a tag, or
+/// The tag of a key that may be any text: the key itself, or its hash if the key cannot be a tag or
 /// could be such a hash.
 pub(crate) fn tag_of(key: &str) -> Cow<'_, str> {
     if is_tag(key) && !key.starts_with(HASHED) {
@@ -33,10 +33,10 @@ pub(crate) fn tag_of(key: &str) -> Cow<'_, str> {
     format!("{HASHED}{}", sha1_smol::Sha1::from(key).digest()).into()
 }
 
-/// The key of a limit. All limits of one tag lie in one slot of a cluster. The key ends with the
+/// The key of a limit. All limits of one tag are in one slot of a cluster. The key ends with the
 /// kind of the policy and the length of its window
-/// ([`Terms::ending`](crate::terms::Terms::ending)), so that two programs with different ones under
-/// one name do not destroy each other's state.
+/// ([`Terms::ending`](crate::terms::Terms::ending)), so that two programs with different policies
+/// under one name do not destroy each other's state.
 pub(crate) fn of(prefix: &str, tag: &str, name: &str, ending: &str) -> String {
     format!("{prefix}:{VERSION}:{{{tag}}}:{name}:{ending}")
 }
@@ -46,7 +46,7 @@ pub(crate) fn of_test(prefix: &str) -> String {
     format!("{prefix}:{VERSION}:self-test")
 }
 
-/// The keys that a program asks for at its start, a quarter of the slots of a cluster apart.
+/// The keys of the check at the start of a program, a quarter of the slots of a cluster apart.
 pub(crate) fn of_checks(prefix: &str) -> [String; 4] {
     ["a", "b", "c", "d"].map(|tag| format!("{prefix}:{VERSION}:{{{tag}}}:self-test"))
 }
@@ -56,12 +56,13 @@ pub(crate) fn counting(prefix: &str, tag: &str) -> String {
     format!("{prefix}:{VERSION}:{{{tag}}}:in-use")
 }
 
-/// The key under which the processes of a prefix are counted. Keys of limits have a tag there.
+/// The key under which the processes of a prefix are counted. In its place, keys of limits have a
+/// tag.
 pub(crate) fn of_clients(prefix: &str) -> String {
     format!("{prefix}:{VERSION}{OF_CLIENTS}")
 }
 
-/// Whether it is such a key. The key of a limit ends with its kind.
+/// Returns whether a key is such a key. The key of a limit ends with its kind.
 #[cfg(feature = "simulation")]
 pub(crate) fn is_of_clients(key: &[u8]) -> bool {
     key.ends_with(OF_CLIENTS.as_bytes())

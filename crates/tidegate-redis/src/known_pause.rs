@@ -1,4 +1,4 @@
-//! A pause that this process knows of, for what it decides while the store is away.
+//! A pause that this process knows of, for its decisions while the store is away.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -9,27 +9,27 @@ use tokio::time::Instant;
 use crate::lock::lock;
 use crate::script::pause_left;
 
-/// When the pause ends, if there is one.
+/// The end of the pause, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPause(Mutex<Ends>);
 
 #[derive(Debug, Default)]
 struct Ends {
-    /// Of the pause that this process asked for.
+    /// The end of the pause that this process asked for.
     own: Option<Instant>,
-    /// Of the pause that the store told last.
+    /// The end of the pause that the store last reported.
     told: Option<Instant>,
 }
 
 impl KnownPause {
-    /// This process begins a pause, or prolongs the one that it asked for.
+    /// Begins a pause of this process, or extends it.
     pub(crate) fn begin(&self, span: Duration) {
         let ends = &mut lock(&self.0).own;
         *ends = end_of(span).max(*ends);
     }
 
-    /// The store told how long a pause still lasts: zero if there is none. The message of a pause
-    /// that this process asked for may be on its way.
+    /// Records the remaining time of a pause that the store reported: zero if there is none. The
+    /// message of a pause that this process asked for may still be on its way.
     pub(crate) fn told(&self, rest: Duration) {
         lock(&self.0).told = if rest.is_zero() { None } else { end_of(rest) };
     }
@@ -50,7 +50,7 @@ impl KnownPause {
     }
 }
 
-/// A pause without an end lasts longer than a process.
+/// A pause without an end outlasts any process.
 fn end_of(span: Duration) -> Option<Instant> {
     let now = Instant::now();
     now.checked_add(span).or_else(|| now.checked_add(Duration::from_secs(u32::MAX.into())))

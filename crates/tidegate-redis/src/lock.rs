@@ -1,4 +1,4 @@
-//! The lock of a mutex, which a panic does not close for other threads.
+//! Locks a mutex even if another thread panicked while it held the lock.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! What the observers of a limiter over a store are told.
+//! The notifications to the observers of a limiter over a store.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tidegate::{AllPermits, AllRefusal, Events, Left, Refusal, StoreEvent};
 use tokio::time::Instant;
 
-/// The observer of a store, and that of one limiter.
+/// The observer of a store, and the observer of one limiter.
 #[derive(Default)]
 pub(crate) struct Observers {
     all: Option<Arc<dyn Events>>,
@@ -36,8 +36,8 @@ impl Observers {
         }
     }
 
-    /// Tells that so much is left of the limit of this name, where that is little. A panic of an
-    /// observer ends no thread.
+    /// Notifies the observers of the permits left of the limit of this name, if they are few. A
+    /// panic of an observer ends no thread.
     pub(crate) fn left(&self, left: Option<(&str, Left)>) {
         let tell = || self.report(|events| tell_near(events, left));
         _ = catch_unwind(AssertUnwindSafe(tell));
@@ -50,8 +50,8 @@ impl fmt::Debug for Observers {
     }
 }
 
-/// Tells the observer of a store. A panic of the observer ends no thread. A call of the observer
-/// that is not made is not told: the observer might make the next one, without an end.
+/// Notifies the observer of a store. A panic of the observer ends no thread. If the observer makes
+/// a call that is skipped, it is not notified of that: it might make the next call, without an end.
 pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
     thread_local! {
         static TELLS: Cell<bool> = const { Cell::new(false) };
@@ -63,18 +63,19 @@ pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
     }
 }
 
-/// A request that is being decided. If it is dropped before that, it was cancelled.
+/// A request that is being decided. If this is dropped before the decision, the request was
+/// cancelled.
 #[derive(Debug)]
 pub(crate) struct Watch {
     observers: Arc<Observers>,
-    /// Of each limit, how many permits it asks for, and at most how many.
+    /// For each limit, the permits that the request asks for, and the maximum that it takes.
     costs: Vec<(u64, u64)>,
     began: Instant,
     is_told: bool,
 }
 
 impl Watch {
-    /// `None` if the limiter has no observer.
+    /// Returns `None` if the limiter has no observer.
     pub(crate) fn new(observers: &Arc<Observers>, costs: &[(u64, u64)]) -> Option<Watch> {
         let watch = || Watch {
             observers: observers.clone(),
@@ -85,13 +86,13 @@ impl Watch {
         (!observers.is_empty()).then(watch)
     }
 
-    /// How many permits of all limits it asks for.
+    /// The permits that the request asks for, of all limits together.
     fn permits(&self) -> u64 {
         self.costs.iter().fold(0, |sum, (n, _)| sum.saturating_add(*n))
     }
 
-    /// How many permits of all limits it got. A grant tells those of a limit that the request does
-    /// not name.
+    /// The permits that the request got, of all limits together. A grant reports the permits of a
+    /// limit that the request does not name.
     fn got(&self, granted: &AllPermits) -> u64 {
         let each = self.costs.iter().map(|(n, most)| u64::from(granted.permits()).clamp(*n, *most.max(n)));
         each.fold(0, u64::saturating_add)
@@ -103,7 +104,7 @@ impl Watch {
         self.observers.report(|events| event(events, permits));
     }
 
-    /// So many permits were granted, and so much is left of the limit of this name.
+    /// Reports that `permits` permits were granted, and what is `left` of the limit of this name.
     pub(crate) fn granted(self, permits: u64, waited: Duration, left: Option<(&str, Left)>) {
         self.tell(|events, _| {
             events.granted(permits, waited);
@@ -111,17 +112,18 @@ impl Watch {
         });
     }
 
-    /// The limits would have refused it.
+    /// Reports that the limits would have refused the request.
     pub(crate) fn shadowed(self, refusal: &Refusal) {
         self.tell(|events, permits| events.shadowed(permits, refusal));
     }
 
-    /// It was decided.
+    /// Reports the decision.
     pub(crate) fn answered(self, answer: Result<&AllPermits, &AllRefusal>) {
         self.answered_with(answer, None);
     }
 
-    /// It was decided, and so much is left of the limit of this name if the store granted it.
+    /// Reports the decision, and what is left of the limit of this name if the store granted the
+    /// request.
     pub(crate) fn answered_with(self, answer: Result<&AllPermits, &AllRefusal>, left: Option<(&str, Left)>) {
         let got = answer.map_or(0, |granted| self.got(granted));
         self.tell(|events, permits| match answer {
@@ -148,8 +150,8 @@ impl Watch {
     }
 }
 
-/// Tells an observer if a fifth or less is left of the limit of this name. A limit of one permit
-/// has none left after each grant, so the observer is told nothing of it.
+/// Notifies an observer if a fifth or less is left of the limit of this name. A limit of one permit
+/// has none left after each grant, so the observer is not notified of it.
 fn tell_near(events: &dyn Events, left: Option<(&str, Left)>) {
     let is_near = |left: &Left| left.limit > 1 && left.available.saturating_mul(5) <= left.limit;
     if let Some((name, left)) = left.filter(|(_, left)| is_near(left)) {

@@ -1,4 +1,4 @@
-//! What the store is told and has not answered, for [`Store::flush`](crate::Store::flush).
+//! The messages to the store without a reply yet, for [`Store::flush`](crate::Store::flush).
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,11 +9,12 @@ use tokio::sync::Notify;
 use crate::error::StoreError;
 use crate::lock::lock;
 
-/// The tellings that have begun and not ended, by their numbers.
+/// The tellings that have begun and not ended, by their numbers. A telling is a message to the
+/// store, from the decision to send it until its reply.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     state: Mutex<State>,
-    /// Told when a telling ends.
+    /// Notified when a telling ends.
     ended: Notify,
 }
 
@@ -21,12 +22,12 @@ pub(crate) struct Pending {
 struct State {
     next: u64,
     open: BTreeSet<u64>,
-    /// The error of a message without an answer, until a flush tells it.
+    /// The error of a message without a reply, until a flush returns it.
     lost: Option<StoreError>,
 }
 
-/// Something that the store is told now or next, until it is dropped. What an answer has sent in
-/// turn begins before the telling of this answer ends.
+/// A message to the store that is in flight or will be sent next, until this is dropped. A message
+/// that a reply triggers begins before the telling of this reply ends.
 #[derive(Debug)]
 pub(crate) struct Telling {
     pending: Arc<Pending>,
@@ -47,13 +48,13 @@ impl Telling {
 impl Drop for Telling {
     fn drop(&mut self) {
         lock(&self.pending.state).open.remove(&self.number);
-        // The panic of a foreign waker must not end the task that tells the store.
+        // A panic in a user's waker must not end the task that sends messages to the store.
         _ = catch_unwind(AssertUnwindSafe(|| self.pending.ended.notify_waiters()));
     }
 }
 
 impl Pending {
-    /// Waits until all tellings have ended that have begun so far. Later ones may go on.
+    /// Waits until all tellings that have begun so far have ended. Later ones may go on.
     pub(crate) async fn ended_so_far(&self) {
         let next = lock(&self.state).next;
         loop {
@@ -65,12 +66,12 @@ impl Pending {
         }
     }
 
-    /// A message that no caller waits for has no answer.
+    /// Records that a message that no caller waits for has no reply.
     pub(crate) fn lose(&self, error: StoreError) {
         lock(&self.state).lost = Some(error.of_lost_message());
     }
 
-    /// The error of the last message that was lost since it was taken last.
+    /// Takes the error of the last message that was lost since the previous take.
     pub(crate) fn take_lost(&self) -> Option<StoreError> {
         lock(&self.state).lost.take()
     }

@@ -1,8 +1,8 @@
 //! Work on its way to the task that carries it out, in order.
 //!
-//! Both ends may go first. When the task is gone, work is dropped, here or by the sender that is
-//! refused, and none is left in between: a channel keeps what a sender adds while the receiver
-//! closes it.
+//! Either end may be dropped first. When the task is gone, work is dropped, here or by the sender
+//! whose work is refused, and none is left in between. A channel would keep work that a sender adds
+//! while the receiver closes it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,27 +10,27 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use crate::lock::lock;
 
-/// Where work is added.
+/// The end that adds work.
 pub(crate) struct Queue<T>(Arc<Shared<T>>);
 
-/// Where work is taken. Work that is not taken is dropped with this, which has no lock then.
+/// The end that takes work. Work that is not taken is dropped with this, outside the lock.
 pub(crate) struct Work<T>(Arc<Shared<T>>);
 
 struct Shared<T>(Mutex<State<T>>);
 
 struct State<T> {
     work: VecDeque<T>,
-    /// The task that takes work, while there is none to take.
+    /// The waker of the task that takes work, while there is no work to take.
     idle: Option<Waker>,
-    /// Work is to be taken, or quiet work that will be added next.
+    /// Whether work is due to be taken, including quiet work that will be added next.
     is_due: bool,
-    /// Quiet work was added since the task looked for it.
+    /// Whether quiet work was added since the task last checked for it.
     was_quiet: bool,
-    /// The task looks for quiet work soon.
+    /// Whether the task will check for quiet work soon.
     is_watched: bool,
-    /// No more comes.
+    /// No more work is added.
     is_closed: bool,
-    /// No more is taken.
+    /// No more work is taken.
     is_over: bool,
 }
 
@@ -61,7 +61,7 @@ impl<T: Send + 'static> Wake for Shared<T> {
 }
 
 impl<T> State<T> {
-    /// Has the task take work.
+    /// Makes the task take work.
     fn wake(mut state: MutexGuard<'_, State<T>>) {
         state.is_due = true;
         let idle = state.idle.take();
@@ -71,7 +71,7 @@ impl<T> State<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds work, or returns it if no more is taken.
+    /// Adds work, or returns it if no more work is taken.
     pub(crate) fn add(&self, work: T) -> Result<(), T> {
         let mut state = self.0.lock();
         if state.is_over {
@@ -83,7 +83,7 @@ impl<T> Queue<T> {
     }
 
     /// Adds work that is to be taken when the [waker](Queue::waker) is woken, or when the task
-    /// looks for it. Or returns it if no more is taken.
+    /// checks for it. Returns the work if no more work is taken.
     pub(crate) fn add_quietly(&self, work: T) -> Result<(), T> {
         let mut state = self.0.lock();
         if state.is_over {
@@ -97,14 +97,14 @@ impl<T> Queue<T> {
         Ok(())
     }
 
-    /// Whether no more is taken.
+    /// Returns whether no more work is taken.
     pub(crate) fn is_over(&self) -> bool {
         self.0.lock().is_over
     }
 }
 
 impl<T: Send + 'static> Queue<T> {
-    /// Has work taken, also quiet work and that which is added next.
+    /// A waker that makes the task take work, including quiet work and work that is added next.
     pub(crate) fn waker(&self) -> Waker {
         Waker::from(self.0.clone())
     }
@@ -119,7 +119,7 @@ impl<T> Drop for Queue<T> {
 }
 
 impl<T> Work<T> {
-    /// The next work; `None` if no more comes.
+    /// Returns the next work; `None` if no more work is added.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
         let mut state = self.0.lock();
         if state.is_due
@@ -135,8 +135,8 @@ impl<T> Work<T> {
         Poll::Pending
     }
 
-    /// Has quiet work taken. Returns whether some was added since the last look: then the task has
-    /// to look again.
+    /// Makes quiet work due. Returns whether some was added since the last check: then the task has
+    /// to check again.
     pub(crate) fn look(&mut self) -> bool {
         let mut state = self.0.lock();
         state.is_due |= !state.work.is_empty();
@@ -161,7 +161,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts itself when it is woken, and when it is dropped.
+    /// Counts when it is woken, and when it is dropped.
     struct Counted(Arc<AtomicUsize>);
 
     impl Drop for Counted {
@@ -176,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Threads add while the end is dropped.
+    /// Threads add work while the end that takes it is dropped.
     #[test]
     fn no_work_is_left_behind() {
         for _ in 0..200 {
@@ -208,7 +208,7 @@ mod tests {
         let (count, mut context) = (|| wakes.load(Ordering::Relaxed), Context::from_waker(&woken));
         let waker = queue.waker();
         assert_eq!(work.poll_next(&mut context), Poll::Pending);
-        // The task does not look for quiet work yet.
+        // The task does not check for quiet work yet.
         assert!(queue.add_quietly(1).is_ok() && count() == 1);
         assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(1)));
         assert!(work.look());
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(work.poll_next(&mut context), Poll::Pending);
         waker.wake_by_ref();
         assert_eq!((work.poll_next(&mut context), count()), (Poll::Ready(Some(2)), 2));
-        // An answer may be there before its call is added.
+        // A reply may arrive before its call is added.
         assert_eq!(work.poll_next(&mut context), Poll::Pending);
         waker.wake_by_ref();
         assert_eq!((work.poll_next(&mut context), count()), (Poll::Pending, 3));

@@ -1,7 +1,8 @@
 //! The scripts, their arguments and their replies.
 //!
-//! A script is a head, an algorithm for each kind of its limits, and what all kinds share. A server
-//! knows it by the hash of its text, so limits of one set of kinds share one script.
+//! A script consists of a head, an algorithm for each kind of its limits, and a tail. Head and tail
+//! are common to all kinds. A server identifies a script by the hash of its text, so limits of one set of kinds share
+//! one script.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -11,21 +12,21 @@ use redis::{Arg, Cmd, FromRedisValue, Value};
 
 use crate::terms::{Kind, Terms};
 
-/// The longest wait that is told to a script: 30 years.
+/// The longest wait that is passed to a script: 30 years.
 const LONGEST: u64 = 30 * 365 * 86_400 * 1_000_000;
 
-/// The longest pause: 20 years. So a request waits behind a pause without an end.
+/// The longest pause: 20 years. A request thus waits behind a pause without an end.
 const LONGEST_PAUSE: u64 = LONGEST / 3 * 2;
 
-/// The longest wait that a script grants, as a span.
+/// The longest wait that a script grants, as a duration.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_micros(LONGEST);
 
-/// The rest of a pause. One of more than 15 years was asked for without an end.
+/// The remaining time of a pause. A pause of more than 15 years was requested without an end.
 pub(crate) fn pause_left(told: Duration) -> Duration {
     if told > Duration::from_micros(LONGEST / 2) { Duration::MAX } else { told }
 }
 
-/// The part that tells the time.
+/// The part that reads the time.
 pub(crate) const TIME: &str = include_str!("lua/time.lua");
 
 fn text_of(kind: Kind) -> &'static str {
@@ -46,8 +47,8 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// A script of this text, without its comments: a server gets all of the text where it does not
-    /// know it, and keeps it.
+    /// A script of this text, without its comments: a server that does not know the script gets the
+    /// whole text, and keeps it.
     pub(crate) fn new(text: String) -> Script {
         let lines = text.lines().map(str::trim_start);
         let lines: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("--")).collect();
@@ -68,8 +69,8 @@ impl Script {
         cmd
     }
 
-    /// The script of these kinds. It is made once in a process, since its text and its hash take
-    /// longer than all else of a limiter.
+    /// The script of these kinds. It is built once per process, because its text and its hash take
+    /// longer than everything else in a limiter.
     pub(crate) fn shared(kinds: impl IntoIterator<Item = Kind>) -> Arc<Script> {
         static MADE: [OnceLock<Arc<Script>>; 1 << Kind::ALL.len()] =
             [const { OnceLock::new() }; 1 << Kind::ALL.len()];
@@ -106,23 +107,23 @@ impl Script {
 /// What a script does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// Decides one request, of the permits of each part.
+    /// Decides one request, with the permits of each part.
     #[cfg(test)]
     Reserve {
         longest: Duration,
         shadow: bool,
     },
-    /// Gives back a booking whose instant is still to come.
+    /// Gives back a booking whose time is still to come.
     Back {
         due: i64,
     },
     Debit,
-    /// Gives back permits of a grant whose instant has come. A window that does not count them any
-    /// more takes none.
+    /// Gives back permits of a grant whose time has come. A window that no longer counts them takes
+    /// none.
     Refund {
         due: i64,
     },
-    /// Takes what is available beyond the permits told.
+    /// Takes the permits that are available beyond the given number.
     Keep,
     Status,
     Reset,
@@ -133,7 +134,7 @@ pub(crate) enum Operation {
     Resume,
 }
 
-/// One limit of a call: its key, its terms and how many permits.
+/// One limit of a call: its key, its terms and the number of permits.
 #[derive(Clone, Debug)]
 pub(crate) struct Part<'a> {
     pub(crate) key: &'a str,
@@ -147,9 +148,10 @@ pub(crate) struct Part<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Alone,
-    /// A refusal is told, and the request passes.
+    /// A refusal is reported, and the request passes.
     Shadow,
-    /// Requests before it wait behind a pause: if that has ended, this one is not decided.
+    /// Requests before this one wait behind a pause: if the pause has ended, this request is not
+    /// decided.
     Behind,
 }
 
@@ -158,9 +160,9 @@ pub(crate) enum Mode {
 pub(crate) struct Wanted {
     pub(crate) longest: Duration,
     pub(crate) mode: Mode,
-    /// Whether the reply tells the state of the limits also if the request is granted.
+    /// Whether the reply reports the state of the limits even if the request is granted.
     pub(crate) tells: bool,
-    /// Of each limit, how many permits, and at most how many.
+    /// For each limit, the permits, and the maximum.
     pub(crate) costs: Vec<(u64, u64)>,
 }
 
@@ -199,15 +201,15 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
 /// A booking that is given back.
 #[derive(Clone, Debug)]
 pub(crate) struct GivenBack<'a> {
-    /// Negative if it was foreseen.
+    /// Negative if the booking was foreseen.
     pub(crate) due: i64,
-    /// Of each limit.
+    /// The permits of each limit.
     pub(crate) permits: &'a [u64],
     /// The value of each limit before the booking.
     pub(crate) before: &'a [Vec<u8>],
 }
 
-/// A call that decides requests in their order, after it took back some bookings.
+/// A call that takes back some bookings, and then decides requests in their order.
 pub(crate) fn reserve(
     script: &Script,
     now: Option<u64>,
@@ -240,7 +242,7 @@ pub(crate) fn reserve(
     cmd
 }
 
-/// A call without its last arguments, with room for so many bytes of them.
+/// A call without its last arguments, with `room` bytes for them.
 fn call(script: &Script, name: &str, parts: &[Part<'_>], room: usize) -> Cmd {
     let of_terms = 8 * parts.iter().map(|part| 2 + part.terms.numbers.iter().len()).sum::<usize>();
     let of_keys = parts.iter().map(|part| part.key.len()).sum::<usize>();
@@ -273,18 +275,18 @@ pub(crate) fn micros(span: Duration, round_up: bool) -> u64 {
     u64::try_from(micros).unwrap_or(LONGEST).min(LONGEST)
 }
 
-/// How many numbers a script tells about the state of one limit.
+/// The number of values that a script reports about the state of one limit.
 const NUMBERS: usize = 5;
 
-/// What a script answers.
+/// The reply of a script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub(crate) answer: Answer,
-    /// How long until the request is due; [`Duration::MAX`] means never.
+    /// The time until the request is due; [`Duration::MAX`] means never.
     pub(crate) wait: Duration,
-    /// The limit that makes it wait.
+    /// The limit that makes the request wait.
     pub(crate) tightest: Option<usize>,
-    /// The instant of the grant, by the server's clock.
+    /// The time of the grant, by the server's clock.
     pub(crate) due: i64,
     /// The permits of each limit.
     pub(crate) permits: Vec<u64>,
@@ -298,28 +300,28 @@ pub(crate) struct Reply {
 pub(crate) enum Answer {
     Refused,
     Done,
-    /// Granted, although the limits would have refused it.
+    /// Granted, although the limits would have refused the request.
     Shadow,
     /// Not booked: a pause ends before the request is due.
     Foreseen,
-    /// Not decided: requests before it wait for the end of a pause, which has ended.
+    /// Not decided: requests before this one wait for the end of a pause, which has ended.
     Resumed,
 }
 
-/// What a script tells about one limit.
+/// What a script reports about one limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateReport {
     pub(crate) available: u64,
     pub(crate) full_in: Duration,
     pub(crate) next_in: Duration,
     pub(crate) paused_for: Duration,
-    /// What `Keep` took, or whether `Resume` ended a pause. In the reply about a grant to come, how
-    /// many permits the limit has at the instant of the grant, if the script knows that.
+    /// The permits that `Keep` took, or whether `Resume` ended a pause. In the reply about a future
+    /// grant, the permits that the limit has at the time of the grant, if the script knows them.
     pub(crate) other: u64,
 }
 
 impl Reply {
-    /// How long one of the limits is still paused.
+    /// The remaining time of the longest pause of the limits.
     pub(crate) fn paused_for(&self) -> Duration {
         self.limits.iter().map(|told| told.paused_for).max().unwrap_or_default()
     }
@@ -330,7 +332,7 @@ impl Reply {
         GivenBack { due, permits: &self.permits, before: &self.before }
     }
 
-    /// Reads the reply of a call that reserves: that of each of so many requests.
+    /// Reads the reply of a call that reserves: one reply for each of `requests` requests.
     pub(crate) fn read_all(value: Value, requests: usize, limits: usize) -> Option<Vec<Reply>> {
         match value {
             Value::Array(replies) if replies.len() == requests => {
@@ -340,10 +342,10 @@ impl Reply {
         }
     }
 
-    /// Reads the reply of a call with so many limits; `None` if it is none.
+    /// Reads the reply of a call with this number of limits; `None` if it is not such a reply.
     pub(crate) fn read(value: Value, limits: usize) -> Option<Reply> {
         let values = match value {
-            // The reply is that of a call that reserves for one request.
+            // A reply of a call that reserves for one request.
             Value::Array(mut values) if matches!(values[..], [Value::Array(_)]) => {
                 return Reply::read(values.pop()?, limits);
             }
@@ -394,7 +396,7 @@ impl Reply {
     }
 }
 
-/// A span of a reply in microseconds: -1 means never.
+/// A duration of a reply, in microseconds: -1 means never.
 fn span(micros: i64) -> Duration {
     u64::try_from(micros).map_or(Duration::MAX, Duration::from_micros)
 }

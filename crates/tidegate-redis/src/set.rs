@@ -32,7 +32,7 @@ pub(crate) struct Member {
     pub(crate) config: PolicyConfig,
 }
 
-/// Limits without a tag: what the sets of all tags share.
+/// Limits without a tag, which the sets of all tags share.
 pub(crate) struct Prepared {
     pub(crate) store: Store,
     pub(crate) script: Arc<Script>,
@@ -72,30 +72,30 @@ pub(crate) struct Set {
     pub(crate) members: Arc<[Member]>,
     /// The key of each member.
     keys: Vec<String>,
-    /// How many calls have no answer that give way to those of others.
+    /// The number of calls without a reply that give way to the calls of others.
     giving_way: Arc<AtomicUsize>,
-    /// The end of the last pause that this process asked for, for the time that the store is away.
+    /// The pause that this process knows of, for the time that the store is away.
     pub(crate) known_pause: KnownPause,
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) clock: DefaultClock,
-    /// The runtime in which the limiter was made: tests may pause its time.
+    /// The runtime in which the limiter was built: tests may pause its time.
     home: Option<Handle>,
 }
 
-/// Of each member, how many permits, and at most how many.
+/// For each member, the permits, and the maximum.
 pub(crate) type Costs = Vec<(u64, u64)>;
 
 impl Set {
-    /// The time of the tasks that wait, also on the thread of the store.
+    /// The time of the tasks that wait, also on the store's thread.
     pub(crate) fn now(&self) -> Nanos {
-        // A thread that ends can enter no runtime.
+        // A thread that is ending can enter no runtime.
         let is_over = Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed());
         let _home = self.home.as_ref().filter(|_| !is_over).map(Handle::enter);
         self.clock.now()
     }
 
-    /// What a request costs at each member.
+    /// The cost of a request at each member.
     pub(crate) fn costs(&self, request: &AllRequest<'_>, others: (u64, u64)) -> Result<Costs, AllRefusal> {
         let mut costs = vec![others; self.members.len()];
         for (name, n) in request.costs() {
@@ -104,8 +104,8 @@ impl Set {
         Ok(costs)
     }
 
-    /// How many permits of each member were used. Of one that the request does not tell, all that
-    /// were reserved.
+    /// The used permits of each member. A member that the request does not name has used all
+    /// reserved permits.
     pub(crate) fn used(&self, mut reserved: Vec<u64>, used: &AllRequest<'_>) -> Result<Vec<u64>, AllRefusal> {
         if let Some(others) = used.others() {
             reserved.fill(others.into());
@@ -123,13 +123,13 @@ impl Set {
         })
     }
 
-    /// Refuses what no time makes possible.
+    /// Refuses a request that can never be granted.
     pub(crate) fn check(&self, costs: &Costs) -> Result<(), AllRefusal> {
         if *self.closed.borrow() {
             return Err(Refusal::Closed.into());
         }
         if costs.iter().all(|(n, _)| *n == 0) {
-            // In one process the first member is the one that refuses it.
+            // In one process the first member refuses it.
             return Err(AllRefusal::from_member(self.members[0].name.as_str(), Refusal::ZeroPermits));
         }
         for (member, (n, _)) in self.members.iter().zip(costs) {
@@ -145,8 +145,8 @@ impl Set {
         Ok(())
     }
 
-    /// Has a script called. Its reply, or why there is none, goes to a function on the thread of
-    /// the store.
+    /// Calls a script. Its reply, or why there is none, is passed to a function on the store's
+    /// thread.
     fn send(
         &self,
         operation: Operation,
@@ -168,7 +168,7 @@ impl Set {
         reserve(&self.script, self.store.time(), &self.parts(&[], &[]), given_back, requests)
     }
 
-    /// Has such a call of this many requests carried out.
+    /// Makes such a call with `requests` requests.
     pub(crate) fn decide(
         &self,
         cmd: Cmd,
@@ -207,12 +207,12 @@ impl Set {
         })
     }
 
-    /// Has a script called, without waiting for it.
+    /// Calls a script, without waiting for the reply.
     pub(crate) fn tell(&self, operation: Operation, costs: &Costs, before: &[Vec<u8>]) {
         drop(self.tell_locked(operation, costs, before));
     }
 
-    /// As [`tell`](Set::tell), for a caller that holds a lock.
+    /// Like [`tell`](Set::tell), for a caller that holds a lock.
     pub(crate) fn tell_locked(
         &self,
         operation: Operation,
@@ -229,7 +229,7 @@ impl Set {
         })
     }
 
-    /// The reply of a script.
+    /// Calls a script, and returns its reply.
     pub(crate) async fn ask(&self, operation: Operation, costs: &Costs) -> Result<Reply, Away> {
         let (sender, receiver) = oneshot::channel();
         let deadline = Deadline::of(self.store.timeout());
@@ -237,7 +237,7 @@ impl Set {
         receiver.await.unwrap_or(Err(Away::Misconfigured))
     }
 
-    /// The refusal that a reply tells.
+    /// The refusal that a reply reports.
     pub(crate) fn refusal(&self, reply: &Reply, longest: Duration) -> AllRefusal {
         let limit = reply.tightest.unwrap_or(0);
         let paused_for = reply.paused_for();
@@ -258,13 +258,14 @@ impl Set {
         }
     }
 
-    /// The refusal of a request that no store and no share decides. A store that failed once is
-    /// asked again by the next request.
+    /// The refusal of a request that neither a store nor a share decides. After a single failure,
+    /// the next request asks the store again.
     pub(crate) fn unavailable(&self, undecided: Away) -> AllRefusal {
         Refusal::Unavailable { retry_after: undecided.retry_after() }.into()
     }
 
-    /// How a request is decided in place of the store, which has booked permits for this process.
+    /// Returns how to decide a request in place of the store, which has booked permits for this
+    /// process.
     pub(crate) fn instead(&self, undecided: Away, booked: &dyn Fn() -> Booked) -> Instead {
         // A wrong configuration is never hidden.
         if undecided == Away::Misconfigured {
@@ -287,8 +288,8 @@ impl Set {
         }
     }
 
-    /// The refusal of a share, as a refusal of the limits. A request that is too large for the
-    /// share may fit the limit, and the store can be asked again after its rest.
+    /// Converts the refusal of a share to a refusal of the limits. A request that is too large for
+    /// the share may fit the limit, and the store can be asked again after its rest.
     pub(crate) fn by_share(&self, refusal: AllRefusal, rest: Duration) -> AllRefusal {
         match refusal.refusal() {
             Some(Refusal::ExceedsLimit { .. } | Refusal::TooManyKeys { .. }) => {
@@ -298,7 +299,7 @@ impl Set {
         }
     }
 
-    /// Permits are used.
+    /// Logs a grant: its permits are used.
     pub(crate) fn log_grant(&self, reply: &Reply) {
         if reply.answer == Answer::Done {
             for (key, permits) in self.keys.iter().zip(&reply.permits) {
@@ -307,20 +308,20 @@ impl Set {
         }
     }
 
-    /// The name of the tightest member that was asked, and what a grant left of it, if its reply
-    /// tells that.
+    /// The name of the tightest member of the request, and what a grant left of it, if its reply
+    /// reports that.
     pub(crate) fn tightest(&self, reply: &Reply) -> Option<(&str, Left)> {
         let Reply { permits, limits, wait, .. } = reply;
         let asked = self.members.iter().zip(limits).zip(permits).filter(|(_, permits)| **permits > 0);
         let left = asked.map(|((member, told), _)| (member.name.as_str(), left(member, told, *wait)));
-        // Two limits are compared by the part that is left, without a division.
+        // Two limits are compared by the remaining part, without a division.
         left.reduce(|a, b| {
             let part = |of: &Left, other: &Left| u128::from(of.available) * u128::from(other.limit);
             if part(&b.1, &a.1) < part(&a.1, &b.1) { b } else { a }
         })
     }
 
-    /// The state that a reply tells, after so much of it has passed. It takes no lock.
+    /// The state in a reply, after `passed` of its time has passed. It takes no lock.
     pub(crate) fn state_of(&self, reply: &Reply, passed: Duration, waiting: usize) -> AllStatus {
         let paused_for = reply.paused_for();
         let members = self.members.iter().zip(&reply.limits).map(|(member, told)| {
@@ -331,18 +332,18 @@ impl Set {
     }
 }
 
-/// What is left of a limit, after so much of the time that was told has passed.
+/// What is left of a limit, after `passed` of the reported time has passed.
 fn left(member: &Member, told: &StateReport, passed: Duration) -> Left {
     let (next_in, full_in) = (less(told.next_in, passed), less(told.full_in, passed));
     let available = match passed > Duration::ZERO && next_in == Duration::ZERO {
-        // One permit at least.
+        // At least one permit.
         true => told.available.max(told.other).max(1),
         false => told.available,
     };
     Left::new(member.terms.limit, available).next_in(next_in).full_in(full_in)
 }
 
-/// The rest of a span, of which [`Duration::MAX`] does not end.
+/// The rest of a duration; [`Duration::MAX`] does not end.
 fn less(span: Duration, passed: Duration) -> Duration {
     if span == Duration::MAX { span } else { span.saturating_sub(passed) }
 }

@@ -1,8 +1,8 @@
 //! Stores over a model of a server behind a network with faults, on tokio's paused time.
 //!
-//! Such stores run the code that stores over a server run, down to the connection: deadline,
-//! breaker, reconnecting, and the scripts, which a Lua interpreter carries out. One seed gives one
-//! course of events.
+//! Such stores run the code of stores over a server, down to the connection: deadline, breaker,
+//! reconnecting, and the scripts, which a Lua interpreter runs. One seed gives one course of
+//! events.
 
 use crate::connection::{Servers, Wire};
 use crate::error::OpenError;
@@ -15,7 +15,7 @@ impl Model {
     ///
     /// # Errors
     ///
-    /// As [`StoreBuilder::open`].
+    /// Like [`StoreBuilder::open`].
     pub fn open(&self, builder: StoreBuilder) -> Result<Store, OpenError> {
         let (store, work) = builder.parts(Servers::one(Wire::Model(self.link())))?;
         tokio::spawn(work);

@@ -34,14 +34,14 @@ const FIRST: usize = 256;
 /// long.
 const SMALLEST: (usize, usize) = (16, 64);
 
-/// The number of calls that give way that compete with those that do not, to be sent next.
+/// The number of calls that give way and wait for room together with the calls that do not.
 const GIVING_WAY: usize = 32;
 
 const LARGEST: usize = 16_384;
 
 pub(crate) struct Congestion {
     room: Semaphore,
-    /// Calls that give way pass this gate in their order, and wait for room then.
+    /// Calls that give way pass this gate in their order, and then wait for room.
     gate: Semaphore,
     window: Mutex<Window>,
 }

@@ -14,10 +14,11 @@ use super::link::Link;
 /// The timeout for one sentinel and the server that it reports.
 const ANSWER: Duration = Duration::from_millis(500);
 
-/// How long the sentinel that told last is asked alone. The other sentinels are asked side by side
-/// after this time, or when it fails: a fifth of the default timeout of a call, so that a silent
-/// sentinel costs no such call its deadline. Asking all of them at once would have each process of
-/// a fleet open several connections to a primary that has just been promoted.
+/// The time for which only the sentinel that last reported a primary is asked. After this time, or
+/// when it fails, the other sentinels are asked concurrently. The time is a fifth of the default
+/// timeout of a call, so that a silent sentinel costs no such call its deadline. If each process of
+/// a fleet asked all sentinels at once, it would open several connections to a primary that has
+/// just been promoted.
 const ALONE: Duration = Duration::from_millis(10);
 
 /// The sentinels of a primary.

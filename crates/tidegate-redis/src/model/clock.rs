@@ -1,8 +1,8 @@
 //! Tokio's paused time, in steps of a microsecond.
 //!
-//! While a runtime is idle, paused time goes to the next timer, and timers have whole milliseconds.
-//! A model waits until the runtime is idle, too, and moves the time to its next event, where that
-//! comes before the next timer can fire.
+//! While a runtime is idle, paused time advances to the next timer, and timers have whole
+//! milliseconds. A model also waits until the runtime is idle, and advances the time to its next
+//! event if that comes before the next timer can fire.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 #[derive(Clone)]
 pub(super) struct Clock {
     began: Instant,
-    /// Tells that every task waits.
+    /// Notifies when every task waits.
     idle: Arc<Notify>,
 }
 
@@ -27,7 +27,7 @@ thread_local! {
 ///
 /// # Panics
 ///
-/// If there is no memory for a runtime, and inside of another one.
+/// If there is no memory for a runtime, and inside another runtime.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
     let idle = Arc::new(Notify::new());
     let told = idle.clone();
@@ -39,8 +39,8 @@ pub fn run<T>(future: impl Future<Output = T>) -> T {
         .build()
         .expect("a runtime");
     let answer = runtime.block_on(async {
-        // The simulation begins where the runtime began to count milliseconds, since paused time
-        // did not move yet.
+        // The simulation begins where the runtime began to count milliseconds, because paused time
+        // has not moved yet.
         CURRENT.set(Some(Clock { began: Instant::now(), idle }));
         future.await
     });
@@ -58,7 +58,7 @@ impl Clock {
         self.began.elapsed()
     }
 
-    /// Waits until a time, or until it is told that something comes sooner.
+    /// Waits until a time, or until `sooner` is notified of an earlier event.
     pub(super) async fn go_to(&self, time: Option<Duration>, sooner: &Notify) {
         self.idle.notified().await;
         let now = self.now();

@@ -1,4 +1,4 @@
-//! What the model of a server knows, and the interpreter of its scripts.
+//! The state of a modelled server, and the interpreter of its scripts.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -10,7 +10,7 @@ use redis::Value;
 pub(super) struct Data {
     now: u64,
     keys: HashMap<Vec<u8>, Entry>,
-    /// What each key was before a write, for a replica that lags behind.
+    /// The entry of each key before a write, for a replica that lags behind.
     undo: VecDeque<(u64, Vec<u8>, Option<Entry>)>,
     lag: u64,
 }
@@ -20,7 +20,7 @@ struct Entry {
     value: Vec<u8>,
     /// The fields of a hash.
     fields: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The last millisecond in which it is there.
+    /// The last millisecond in which the entry exists.
     expires: Option<u64>,
 }
 
@@ -52,7 +52,7 @@ impl Data {
         }
     }
 
-    /// The state as a replica has it.
+    /// Restores the state that a replica has.
     fn become_replica(&mut self, now: u64) {
         while let Some((at, key, before)) = self.undo.pop_back() {
             if at + self.lag < now {
@@ -73,7 +73,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// A server whose replica has each write so many microseconds later.
+    /// A server whose replica has each write `lag` microseconds later.
     pub(super) fn new(lag: u64) -> mlua::Result<Server> {
         let lua = Lua::new();
         lua.set_app_data(Data { lag, ..Data::default() });
@@ -86,7 +86,7 @@ impl Server {
         Ok(Server { lua, scripts: HashMap::new() })
     }
 
-    /// Forgets all scripts, as a server does that is started anew.
+    /// Removes all scripts, as a restarted server does.
     pub(super) fn forget_scripts(&mut self) {
         self.scripts.clear();
     }
@@ -99,7 +99,7 @@ impl Server {
         self.data(|data| data.become_replica(now));
     }
 
-    /// How many keys there are that have not expired.
+    /// The number of keys that have not expired.
     pub(super) fn size(&mut self, now: u64) -> usize {
         self.data(|data| {
             data.keys.retain(|_, entry| !entry.is_over(now));
@@ -158,15 +158,15 @@ impl Server {
     }
 }
 
-/// The answer of a server that is an error.
+/// An error reply of a server.
 pub(super) fn error(text: &str) -> Value {
     let line = format!("-{}\r\n", text.replace(['\r', '\n'], " "));
     redis::parse_redis_value(line.as_bytes()).unwrap_or(Value::Nil)
 }
 
-/// A value of Lua as a server answers it.
+/// Converts a Lua value to a reply of a server.
 fn reply(value: mlua::Value) -> mlua::Result<Value> {
-    // A server cuts numbers to integers, too.
+    // A server truncates numbers to integers, too.
     #[allow(clippy::cast_possible_truncation)]
     Ok(match value {
         mlua::Value::Integer(number) => Value::Int(number),
@@ -184,7 +184,7 @@ fn reply(value: mlua::Value) -> mlua::Result<Value> {
     })
 }
 
-/// `redis.call`, of the commands that the scripts have.
+/// `redis.call`, for the commands of the scripts.
 fn call(lua: &Lua, args: Variadic<mlua::LuaString>) -> mlua::Result<mlua::Value> {
     let mut data = lua.app_data_mut::<Data>().expect("it is set");
     let args: Vec<_> = args.iter().map(|arg| arg.as_bytes()).collect();
@@ -259,7 +259,7 @@ fn call(lua: &Lua, args: Variadic<mlua::LuaString>) -> mlua::Result<mlua::Value>
     }
 }
 
-/// What a format says of one value.
+/// One value of a format.
 enum Item {
     Double,
     Unsigned(usize),
@@ -289,7 +289,7 @@ fn items(format: &[u8]) -> mlua::Result<Vec<Item>> {
 }
 
 /// `struct.pack`.
-// A number is cut to its field, as the server does.
+// A number is truncated to its field, as the server does.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn pack(lua: &Lua, (format, numbers): (mlua::LuaString, Variadic<f64>)) -> mlua::Result<mlua::LuaString> {
     let items = items(&format.as_bytes())?;

@@ -1,6 +1,6 @@
 //! A server behind a network with faults, on tokio's paused time.
 //!
-//! Messages arrive at any microsecond. Timers of clients fire at whole milliseconds, as tokio's do.
+//! Messages arrive at any microsecond. Timers of clients fire at whole milliseconds, like tokio's.
 
 mod clock;
 mod data;

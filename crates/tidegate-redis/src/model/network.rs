@@ -17,26 +17,28 @@ use super::data::{self, Server};
 use crate::key;
 use crate::lock::lock;
 
-/// Unix time at which a simulation begins, in microseconds.
+/// The Unix time at which a simulation begins, in microseconds.
 const START: u64 = 1_764_000_000_000_000;
 
-/// How a network and a server behave while nothing is wrong.
+/// The behaviour of a network and a server without faults.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// One way, for each client one value of this range, as many clients in each octave.
+    /// The latency of one direction. Each client has one value of this range, with as many clients
+    /// in each octave.
     pub latency: RangeInclusive<Duration>,
-    /// The mean of what a message takes longer, as a share of its latency.
+    /// The mean additional latency of a message, as a share of its latency.
     pub jitter: f64,
-    /// Which share of the answers is lost.
+    /// The share of replies that are lost.
     pub lost_answers: f64,
-    /// How long a server works for a call.
+    /// The time that a server works on a call.
     pub service: Duration,
-    /// How far a replica lags behind.
+    /// The lag of a replica.
     pub lag: Duration,
 }
 
 impl Network {
-    /// A network in which each message takes this long, and a server that works 10 us for a call.
+    /// Creates a network with this latency for each message, and a server that works 10 us on a
+    /// call.
     #[must_use]
     pub fn steady(latency: Duration) -> Network {
         Network {
@@ -55,7 +57,7 @@ pub struct Model(Arc<Inner>);
 
 struct Inner {
     state: Mutex<State>,
-    /// An event was added that comes before all others.
+    /// Notified when an event was added that comes before all others.
     sooner: Notify,
 }
 
@@ -65,39 +67,39 @@ struct State {
     network: Network,
     server: Server,
     life: Life,
-    /// How often another server came in place of one. A connection is one to the server of its
-    /// number.
+    /// The number of times that another server replaced the current one. Each connection is to the
+    /// server of one number.
     number: u64,
-    /// Whether servers that were replaced go on, as replicas.
+    /// Whether servers that were replaced go on as replicas.
     demoted: bool,
-    /// When the server has done all that it got.
+    /// The time at which the server has finished all received calls.
     free_at: u64,
     links: Vec<Line>,
     events: BinaryHeap<Reverse<Event>>,
     events_made: u64,
     calls: u64,
-    /// How many of them counted the processes.
+    /// The number of them that counted the processes.
     counting_calls: u64,
 }
 
 /// What a server does with a call.
 enum Life {
     Up,
-    /// It gets calls, and answers none until it goes on.
+    /// The server receives calls, and replies to none until it resumes.
     Stopped(Vec<Call>),
     Down,
 }
 
-/// The way of one client to the server.
+/// The route of one client to the server.
 struct Line {
     latency: f64,
-    /// Messages do not overtake each other.
+    /// The time of the last message in each direction: messages do not overtake each other.
     last: [u64; 2],
-    /// While it is cut, messages are held, as those of a connection are that are sent again.
+    /// While the route is cut, it holds messages, like those that a connection will retransmit.
     held: Option<Vec<Message>>,
 }
 
-/// Something that happens at a time, in microseconds since the start.
+/// An event at a time, in microseconds since the start.
 struct Event {
     at: u64,
     number: u64,
@@ -121,7 +123,7 @@ struct Call {
 /// The number of the server, and a value or why the connection ended.
 type Answer = (u64, Result<Value, ErrorKind>);
 
-/// The way of a store to its server.
+/// The route of a store to its server.
 pub(crate) struct Link {
     model: Model,
     number: usize,
@@ -136,11 +138,11 @@ pub(crate) struct Connection {
 }
 
 impl Model {
-    /// A model in the current [simulation](crate::simulation::run), which has one at most.
+    /// Creates a model in the current [simulation](crate::simulation::run), which has at most one.
     ///
     /// # Panics
     ///
-    /// Outside of a simulation, and where there is no memory for an interpreter.
+    /// Outside a simulation, and if there is no memory for an interpreter.
     pub fn new(seed: u64, network: Network) -> Model {
         crate::jitter::seed(seed);
         let clock = Clock::current();
@@ -172,7 +174,7 @@ impl Model {
         Model(inner)
     }
 
-    /// The way of another client.
+    /// The route of another client.
     pub(crate) fn link(&self) -> Link {
         let mut state = self.state();
         let (low, high) = state.network.latency.clone().into_inner();
@@ -182,7 +184,7 @@ impl Model {
         Link { model: self.clone(), number: state.links.len() - 1 }
     }
 
-    /// Cuts the ways of clients, by the order in which they opened, or joins them again.
+    /// Cuts or restores the routes of clients, by the order in which they opened.
     pub fn cut(&self, clients: impl IntoIterator<Item = usize>, is_cut: bool) {
         let mut state = self.state();
         for client in clients {
@@ -202,7 +204,7 @@ impl Model {
         self.0.sooner.notify_one();
     }
 
-    /// Stops the server, which still gets calls, or lets it go on.
+    /// Stops the server, which still receives calls, or resumes it.
     pub fn stop(&self, is_stopped: bool) {
         let mut state = self.state();
         match (&mut state.life, is_stopped) {
@@ -244,8 +246,8 @@ impl Model {
         state.life = Life::Up;
     }
 
-    /// Makes a replica the server, with the data that it has. The server before is killed, or goes
-    /// on as a replica.
+    /// Makes a replica the server, with the data that it has. The previous server is killed, or
+    /// goes on as a replica.
     pub fn fail_over(&self, is_demoted: bool) {
         if !is_demoted {
             self.kill();
@@ -275,20 +277,21 @@ impl Model {
         _ = woken.await;
     }
 
-    /// How many calls servers carried out.
+    /// Returns the number of calls that servers carried out.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.state().calls
     }
 
-    /// How many of the [calls](Model::calls) counted the [processes](crate::Store::clients). A
-    /// store makes them every two seconds, and more often at first, and they decide no request.
+    /// Returns how many of the [calls](Model::calls) counted the
+    /// [processes](crate::Store::clients). A store makes such calls every two seconds, and more
+    /// often at first, and they decide no request.
     #[must_use]
     pub fn counting_calls(&self) -> u64 {
         self.state().counting_calls
     }
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     #[must_use]
     pub fn keys(&self) -> usize {
         let mut state = self.state();
@@ -308,7 +311,7 @@ impl Model {
         }
         match answer.await {
             Ok(answer) => answer,
-            // The answer was lost.
+            // The reply was lost.
             Err(_) => std::future::pending().await,
         }
     }
@@ -348,7 +351,7 @@ impl Connection {
 }
 
 impl Message {
-    /// The link that it goes over, and in which direction.
+    /// The link and the direction of a message.
     fn way(&self) -> Option<(usize, usize)> {
         match self {
             Message::Call(call) => Some((call.link, 0)),
@@ -391,7 +394,7 @@ impl State {
         is_first
     }
 
-    /// Does what is due. Returns when the next event is.
+    /// Processes the due events. Returns the time of the next event.
     fn work(&mut self) -> Option<Duration> {
         let now = self.now();
         loop {
@@ -408,7 +411,7 @@ impl State {
             }
             match message {
                 Message::Call(call) => self.arrive(at, call),
-                // A receiver that is gone does not wait any more.
+                // A receiver that is gone does not wait any longer.
                 Message::Answer { answer, to, .. } => _ = to.send(answer),
                 Message::Wake(to) => _ = to.send(()),
             }
@@ -445,7 +448,7 @@ impl State {
     }
 
     fn answer(&mut self, at: u64, call: Call, answer: Result<Value, ErrorKind>) {
-        // Only answers to calls are lost: a connection is made with several messages.
+        // Only replies to calls are lost: a connection is made with several messages.
         if call.server.is_some() && self.random.random_bool(self.network.lost_answers) {
             return;
         }

@@ -252,7 +252,8 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
             // A call that ran out of its budget would queue behind all others at its next poll.
             match pin!(coop::unconstrained(running.next())).poll(context) {
                 // The callback of this call may have made another call. Calls that are not made
-                // take no time: the budget makes this loop yield to the timers of the calls in flight.
+                // take no time: the budget makes this loop yield to the timers of the calls in
+                // flight.
                 Poll::Ready(Some(()))
                     if !is_spent && pin!(coop::consume_budget()).poll(context).is_ready() =>
                 {

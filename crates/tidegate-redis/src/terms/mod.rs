@@ -11,17 +11,17 @@ mod numbers;
 
 pub(crate) use numbers::{BucketMode, BucketNumbers, Numbers};
 
-/// No level, and no product of a count and a length, is larger, so that sums of two of them are
-/// exact in a double.
+/// No level, and no product of a count and a length, is larger, so sums of two of them are exact in
+/// a double.
 const MOST: u128 = 1 << 51;
 
-/// The most instants that a log keeps in the store.
+/// The most grant times that a log keeps in the store.
 pub(crate) const MOST_ROOM: u32 = 4096;
 
 /// The most cells of a window in the store.
 pub(crate) const MOST_CELLS: u16 = 128;
 
-/// A bucket into which nothing comes in is kept for a century, in microseconds.
+/// A bucket that never refills is kept for a century, in microseconds.
 const YEARS: u128 = 3_155_760_000_000_000;
 
 /// How much longer the full state of a limiter is kept, in microseconds, if the limiter does not
@@ -29,7 +29,7 @@ const YEARS: u128 = 3_155_760_000_000_000;
 const LINGER: i64 = 86_400_000_000;
 
 /// How much longer the full state of a bucket is kept, in microseconds, if its requests may be
-/// larger than its burst: such a request counts the time for which the bucket was full.
+/// larger than its burst: for such a request, the time for which the bucket was full counts.
 const IDLE: i64 = 10_000_000;
 
 /// The algorithm of a policy. Its name is that of the Lua table.
@@ -59,11 +59,11 @@ impl Kind {
 /// The terms of one limit.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Terms {
-    /// The end of the key. Policies of different kinds have no state in common, also where one
-    /// algorithm serves them, nor have windows of different lengths.
+    /// The end of the key. Policies of different kinds have no state in common, even if one
+    /// algorithm serves them, nor do windows of different lengths.
     pub(crate) ending: String,
     pub(crate) numbers: Numbers,
-    /// The most permits that one request can have; `None` where there is no such number.
+    /// The most permits that one request can have; `None` if there is no such number.
     pub(crate) largest: Option<u64>,
     /// The most permits that can be available.
     pub(crate) limit: u64,
@@ -78,7 +78,7 @@ impl Terms {
     }
 
     pub(crate) fn new(config: &PolicyConfig) -> Result<Terms, BuildError> {
-        // A configuration can be wrong in ways that only the policy knows.
+        // A configuration can be wrong in ways that only the policy detects.
         tidegate::AnyPolicy::try_from(config.clone())?;
         match config {
             PolicyConfig::TokenBucket {
@@ -163,7 +163,7 @@ impl Terms {
             PolicyConfig::DenyAll { .. } => {
                 let never = Numbers::Fixed { limit: 0, length: 1_000_000, offset: Some(0) };
                 let terms = counted(Rate::ZERO, 0, never);
-                // A request of any size is refused by the rate, as in one process.
+                // The rate refuses a request of any size, as in one process.
                 Ok(Terms { largest: None, ending: "none".into(), ..terms })
             }
             PolicyConfig::SmoothWarmingUp { .. } => {
@@ -179,7 +179,7 @@ struct BucketPolicy {
     rate: Rate,
     burst: u32,
     start_with: Option<u32>,
-    /// Where permits come in all at once: the offset of the periods.
+    /// Set if permits are added all at once: the offset of the periods.
     steps: Option<Duration>,
     tolerance: Duration,
     mode: BucketMode,
@@ -213,7 +213,7 @@ impl BucketPolicy {
         let cap = tolerance.and_then(|tolerance| full.checked_add(tolerance)?.checked_add(slack));
         let cap = cap.filter(|cap| *cap < MOST && price < MOST && refill < MOST);
         let Some(cap) = cap else { return Err(too_large(config)) };
-        // A step brings no more than a bucket holds, as in one process.
+        // A step adds no more than a bucket holds, as in one process.
         let refill = if step == 0 { refill } else { refill.min(cap) };
         let start = self.start_with.map_or(cap - slack, |permits| u128::from(permits) * price);
         let most = (cap - slack) / price;
@@ -249,7 +249,7 @@ fn bucket(ending: &'static str, rate: Rate, numbers: BucketNumbers) -> Terms {
     Terms { ending, numbers: Numbers::Bucket(numbers), largest, limit, longest: None, rate }
 }
 
-/// The time in which so many units come in, in microseconds.
+/// The time in which `units` units accrue, in microseconds.
 fn fills_in(refill: u128, units: u128, step: i64) -> i64 {
     let micros = match refill {
         0 => YEARS,
@@ -276,7 +276,7 @@ fn bursty(
         return Err(too_large(config));
     };
     let most = full / price + 1;
-    // Without a stock it starts full in any case.
+    // Without stored permits it starts full in any case.
     let start_full = start_full || full == 0;
     let number = |number: u128| i64::try_from(number).unwrap_or(i64::MAX);
     let linger = if start_full { 0 } else { LINGER };
@@ -297,8 +297,8 @@ fn bursty(
     Ok(Terms { limit: if rate.is_zero() { 0 } else { terms.limit }, ..terms })
 }
 
-/// The most permits of one request of a bucket that has no such number itself: their price is below
-/// the smallest level that a script takes for never.
+/// The most permits of one request of a bucket without such a number: their cost is below the
+/// smallest level that a script interprets as never.
 fn largest_of(price: u64) -> Option<u64> {
     let largest = (2 * MOST - 1) / u128::from(price);
     u32::try_from(largest).ok().map(u64::from)
@@ -307,7 +307,7 @@ fn largest_of(price: u64) -> Option<u64> {
 fn counted(rate: Rate, limit: i64, numbers: Numbers) -> Terms {
     let limit = limit.unsigned_abs();
     let kind = numbers.kind();
-    // Counts of windows of another length would be those of no window.
+    // Counts of windows of another length would match no window.
     let ending = match numbers {
         Numbers::Bucket(_) => kind.to_string(),
         Numbers::Cells { length, cells, .. } => format!("{kind}-{cells}x{length}"),
@@ -318,7 +318,7 @@ fn counted(rate: Rate, limit: i64, numbers: Numbers) -> Terms {
     Terms { ending, numbers, largest: Some(limit), limit, longest: None, rate }
 }
 
-/// The permits of a rate as digits and a power of ten, exact for up to 15 digits. More of them do
+/// The permits of a rate as digits and a power of ten, exact for up to 15 digits. More digits do
 /// not fit the numbers of a script anyway.
 fn decimal(rate: Rate) -> Option<(u128, i32)> {
     let text = format!("{:e}", rate.permits());
@@ -359,7 +359,7 @@ fn window(config: &PolicyConfig, rate: Rate) -> Result<(i64, i64), BuildError> {
     }
 }
 
-/// A span in whole microseconds.
+/// A duration in whole microseconds.
 fn micros(config: &PolicyConfig, span: Duration) -> Result<i64, BuildError> {
     let nanos = span.as_nanos();
     if !nanos.is_multiple_of(1000) || nanos == 0 {
@@ -371,7 +371,7 @@ fn micros(config: &PolicyConfig, span: Duration) -> Result<i64, BuildError> {
     }
 }
 
-/// How long after a multiple of `length` an offset lies.
+/// The distance of an offset from the preceding multiple of `length`.
 fn offset_in(offset: Duration, length: i64) -> i64 {
     let length = u128::from(length.unsigned_abs());
     i64::try_from(offset.as_micros() % length).unwrap_or(0)

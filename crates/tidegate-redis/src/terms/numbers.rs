@@ -1,11 +1,12 @@
-//! The numbers that a script is told of a limit, by their names in the Lua file of its algorithm.
+//! The numbers of a limit that are passed to a script, by their names in the Lua file of its
+//! algorithm.
 
 use super::Kind;
 
 /// The most numbers of one limit.
 const MOST: usize = 11;
 
-/// The numbers of one limit. Spans are in microseconds.
+/// The numbers of one limit. Durations are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Numbers {
     Bucket(BucketNumbers),
@@ -17,7 +18,7 @@ pub(crate) enum Numbers {
     },
     Cells {
         limit: i64,
-        /// Of one cell.
+        /// The length of one cell.
         length: i64,
         offset: i64,
         cells: i64,
@@ -34,7 +35,7 @@ pub(crate) enum Numbers {
     },
 }
 
-/// The numbers of a bucket. The table in `lua/bucket.lua` tells what they are.
+/// The numbers of a bucket. The table in `lua/bucket.lua` explains them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BucketNumbers {
     pub(crate) refill: i64,
@@ -47,18 +48,18 @@ pub(crate) struct BucketNumbers {
     pub(crate) step: i64,
     pub(crate) offset: i64,
     pub(crate) linger: i64,
-    /// As long as it takes to fill, and `linger`.
+    /// The time to fill, plus `linger`.
     pub(crate) lasts: i64,
 }
 
-/// What becomes of a request that a bucket never has enough for.
+/// The treatment of a request for more permits than a bucket ever has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BucketMode {
-    /// It is never due.
+    /// The request is never due.
     Refuses = 0,
-    /// It waits until its own price has come in.
+    /// The request waits until its own cost has accrued.
     Stretches = 1,
-    /// It is due at once, and the next request pays.
+    /// The request is due at once, and the next request pays.
     NextPays = 2,
 }
 
