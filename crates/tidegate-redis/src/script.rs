@@ -1,8 +1,8 @@
 //! The scripts, their arguments and their replies.
 //!
 //! A script consists of a head, an algorithm for each kind of its limits, and a tail. Head and tail
-//! are common to all kinds. A server identifies a script by the hash of its text, so limits of one set of kinds share
-//! one script.
+//! are common to all kinds. A server identifies a script by the hash of its text, so limits of one
+//! set of kinds share one script.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -12,13 +12,13 @@ use redis::{Arg, Cmd, FromRedisValue, Value};
 
 use crate::terms::{Kind, Terms};
 
-/// The longest wait that is passed to a script: 30 years.
+/// The maximum wait that is passed to a script: 30 years.
 const LONGEST: u64 = 30 * 365 * 86_400 * 1_000_000;
 
 /// The longest pause: 20 years. A request thus waits behind a pause without an end.
 const LONGEST_PAUSE: u64 = LONGEST / 3 * 2;
 
-/// The longest wait that a script grants, as a duration.
+/// The maximum wait that a script grants, as a duration.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_micros(LONGEST);
 
 /// The remaining time of a pause. A pause of more than 15 years was requested without an end.

@@ -77,7 +77,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// that form too. In TOML:
 ///
 /// ```toml
-/// downloads = "token_bucket 100/s burst 20"      # a line; of this process alone
+/// downloads = "token_bucket 100/s burst 20"      # a line; of this process only
 ///
 /// [uploads]                                      # the fields of a policy, and those of a store
 /// policy = "token_bucket"

@@ -19,7 +19,7 @@ pub struct Counts {
     /// counted as answered.
     pub misconfigured: u64,
     /// Requests that were decided without the store, and reservations that were made without it,
-    /// except calls that would block a thread of the store.
+    /// except calls that would block the store's thread.
     /// [`StatisticsSnapshot::degraded`](tidegate::StatisticsSnapshot::degraded) counts the
     /// decisions of which an observer was notified.
     pub degraded: u64,

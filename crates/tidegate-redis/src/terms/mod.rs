@@ -67,7 +67,7 @@ pub(crate) struct Terms {
     pub(crate) largest: Option<u64>,
     /// The most permits that can be available.
     pub(crate) limit: u64,
-    /// The longest wait that the policy itself allows.
+    /// The maximum wait that the policy itself allows.
     pub(crate) longest: Option<Duration>,
     pub(crate) rate: Rate,
 }

@@ -1,4 +1,4 @@
-//! What users rely on, as calls of an [`AnyLimiter`](tidegate::AnyLimiter).
+//! The behaviours that users rely on, as calls of an [`AnyLimiter`](tidegate::AnyLimiter).
 
 use std::time::Duration;
 
@@ -12,19 +12,20 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The policies whose windows and steps begin when a limiter is made, in both places. The tests of
-/// the scripts have the policies by the wall clock.
+/// The policies whose windows and steps begin when a limiter is built, in both places. The tests of
+/// the scripts cover the policies by the wall clock.
 pub(crate) fn policies() -> impl Iterator<Item = &'static str> {
     EXACT.into_iter().filter(|line| !line.contains("at_wall_clock"))
 }
 
-/// Whether a policy grants so few permits that the store decides each request, also with leases.
+/// Returns whether a policy grants so few permits that the store decides each request, also with
+/// leases.
 pub(crate) fn are_few(line: &str) -> bool {
     ["5/s", "7/s", "10/s", "100/min"].map(Some).contains(&line.split(' ').nth(1))
 }
 
-/// Compares a behaviour in which permits are short. Where a lease was refused, a limiter tells when
-/// the next one is asked for.
+/// Compares a behaviour in which permits are short. If a lease was refused, a limiter reports when
+/// it asks for the next one.
 fn compare_short(line: &str, behaviour: impl Fn(&mut World)) {
     match are_few(line) {
         true => compare_both(line, behaviour),
@@ -32,11 +33,11 @@ fn compare_short(line: &str, behaviour: impl Fn(&mut World)) {
     }
 }
 
-/// Two limits, of calls and of what they cost.
+/// Two limits: of calls, and of their cost.
 const LIMITS: [(&str, &str); 2] =
     [("calls", "fixed_window 4/min"), ("tokens", "token_bucket 100/s burst 100")];
 
-/// Each policy, for some rounds: all there is at once, then a told time that is exact.
+/// Each policy, for some rounds: everything available at once, then a predicted wait that is exact.
 #[test]
 fn told_times_are_exact_for_every_policy() {
     for line in policies() {
@@ -61,10 +62,10 @@ fn told_times_are_exact_for_every_policy() {
     }
 }
 
-/// Each policy: waits one behind the other, and each is due when the reservation behind it says.
+/// Each policy: waits in sequence, each due at the time that the next reservation predicts.
 #[test]
 fn waits_are_due_in_order_for_every_policy() {
-    // Timers do not end waits of microseconds apart.
+    // Timers do not end waits that are microseconds apart.
     for line in policies().filter(|line| !line.contains("1000000/s")) {
         compare_short(line, |world| {
             let limiter = world.limit(line);
@@ -180,14 +181,14 @@ fn an_exempt_request_passes_and_takes_nothing() {
     });
 }
 
-/// Each policy, empty and full, with its stock and without it, ended by time and by a call.
+/// Each policy, empty and full, with and without its stored permits, ended by time and by a call.
 #[test]
 fn a_pause_holds_up_every_policy() {
     for line in policies() {
         for (taken, keeps, resumes) in
             [(0, false, false), (3, true, false), (1, false, true), (2, true, true)]
         {
-            // Windows space the permits after a pause that keeps none, in one process alone.
+            // In one process only, windows space the permits after a pause that keeps none.
             if !keeps && (line.contains("window") || line.contains("sliding")) {
                 continue;
             }
@@ -233,8 +234,8 @@ fn pause(world: &mut World, line: &str, taken: u32, keeps: bool, resumes: bool) 
 /// Each policy: permits that are charged and given back without a request.
 #[test]
 fn debits_and_settled_places_count_for_every_policy() {
-    // In one process a settled place of a leaky bucket gives back the time as well for which the
-    // bucket had been empty, and larger debits count that.
+    // In one process, a settled reservation of a leaky bucket also gives back the time for which
+    // the bucket had been empty, and larger debits count that.
     for line in policies().filter(|line| !line.starts_with("leaky")) {
         compare_both(line, |world| {
             let limiter = world.limit(line);
@@ -288,7 +289,7 @@ fn a_place_is_settled_by_name_and_a_dropped_one_leaves_nothing() {
     });
 }
 
-/// The last waits first: no instant is lost.
+/// The last one waits first: no booked time is lost.
 #[test]
 fn dropped_waits_leave_no_trace() {
     compare_both("dropped waits", |world| {

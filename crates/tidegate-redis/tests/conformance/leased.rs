@@ -20,10 +20,10 @@ const POLICIES: [&str; 6] = [
     "sliding_log 1000/s",
 ];
 
-/// Requests for so long, and so few, that leases serve them.
+/// Makes requests for so long, and for so few permits, that leases serve them.
 fn ask(world: &mut World, limiter: &AnyLimiter) {
     for _ in 0..20 {
-        // More than come in: a full limit would have the permits on lease besides.
+        // More than accrue: a full limit would have the permits on lease in addition.
         for _ in 0..12 {
             assert!(world.try_acquire(limiter, 1).is_ok());
         }
@@ -34,7 +34,7 @@ fn ask(world: &mut World, limiter: &AnyLimiter) {
     }
 }
 
-/// Compares what a behaviour tells that begins with permits on lease.
+/// Compares the results of a behaviour that begins with permits on lease.
 fn compare_lent(behaviour: impl Fn(&mut World, &AnyLimiter)) {
     for line in POLICIES {
         let taken = compare_leased(line, |world| {
@@ -52,7 +52,7 @@ fn leases_serve_requests_and_end_unseen() {
         // A request that is too large for a lease.
         assert!(world.try_acquire(limiter, 300).is_ok());
         world.available(limiter);
-        // The lease goes back, while there is room for it.
+        // The lease goes back while there is room for it.
         world.advance(250 * MS);
         world.advance(3 * SECOND);
         world.status(limiter);
@@ -94,7 +94,7 @@ fn a_pause_has_leases_given_back() {
     });
 }
 
-/// A lease that is booked in a pause, for a request that waits for its end.
+/// A lease that is booked in a pause, for a request that waits for the end of the pause.
 #[test]
 fn a_pause_that_ends_sooner_ends_the_waits_of_leases() {
     compare_lent(|world, limiter| {
@@ -140,7 +140,7 @@ fn a_closed_limiter_refuses_all_with_leases() {
     });
 }
 
-/// Two limits, of calls and of what they cost.
+/// Two limits: of calls, and of their cost.
 const LIMITS: [(&str, &str); 2] =
     [("calls", "token_bucket 1000/s burst 1000"), ("tokens", "sliding_log 4000/s")];
 
@@ -227,7 +227,7 @@ fn each_key_has_leases_of_its_own() {
     }
 }
 
-/// How many permits a caller gets in ten seconds who asks again at the told times.
+/// The permits that a caller gets in ten seconds if it retries after each predicted wait.
 fn permits_of(world: &mut World, line: &str) -> u64 {
     let limiter = world.limit(line);
     let (mut permits, mut rest) = (0, 10 * SECOND);
@@ -246,9 +246,9 @@ fn permits_of(world: &mut World, line: &str) -> u64 {
     }
 }
 
-/// Where permits are short, a limiter with leases refuses requests until the next lease is asked
-/// for. It grants no more than one process does, and catches up but for the second in which a
-/// refusal is believed, and the life of a lease.
+/// If permits are short, a limiter with leases refuses requests until it asks for the next lease.
+/// It grants no more than one process does, and catches up except for the second in which a refusal
+/// is believed, and the life of a lease.
 #[test]
 fn permits_are_had_where_they_are_short_with_leases() {
     for line in POLICIES {
@@ -267,7 +267,7 @@ fn random_calls_have_one_answer_while_leases_serve_them() {
             let limiter = world.limit(line);
             ask(world, &limiter);
             if line == POLICIES[0] {
-                // More than come in: a full bucket would have the permits on lease besides.
+                // More than accrue: a full bucket would have the permits on lease in addition.
                 world.call("debit", || limiter.debit(500)).expect("a debit");
             }
             let mut random = SmallRng::seed_from_u64(seed);

@@ -1,7 +1,7 @@
-//! The same calls in one process and over a store: the answers are equal, word by word.
+//! The same calls in one process and over a store: the results are equal, word for word.
 //!
 //! Time is tokio's paused time, for limiters in this process, for waits, and for scripts, which
-//! take it as an argument. It moves only where a test says so: the tests run outside of tasks, and
+//! take it as an argument. It moves only where a test advances it: the tests run outside tasks, and
 //! blocking calls do not let the runtime become idle.
 
 mod behaviours;
@@ -22,17 +22,17 @@ use crate::script_tests::START;
 use crate::script_tests::support::Server;
 use crate::store::Store;
 
-/// The name of a limiter that has no members.
+/// The name of a limiter without members.
 const NAME: &str = "limit";
 
-/// Where limiters are made, and what all calls answered.
+/// The place where limiters are built, and the results of all calls.
 pub(crate) struct World {
     runtime: Runtime,
     began: tokio::time::Instant,
     store: Option<(Store, Server)>,
     /// Whether limiters lease.
     is_leased: bool,
-    /// Of the limiter that was made last.
+    /// For the limiter that was built last.
     set_shadow: Option<Box<dyn Fn(bool)>>,
     tags: u32,
     waits: Vec<Option<Waits>>,
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// `None`, with a message, if there is no server.
+    /// `None`, with a message, if no server is installed.
     pub(crate) fn over_a_store() -> Option<World> {
         let server = Server::start()?;
         let mut world = World::in_process();
@@ -113,15 +113,15 @@ impl World {
         limiter.into()
     }
 
-    /// A limiter of this policy, under the name of one without members. It has begun.
+    /// A limiter of this policy, under the name of a limiter without members. It has begun.
     pub(crate) fn limit(&mut self, line: &str) -> AnyLimiter {
         let limiter = self.limiter(&[(NAME, line)]);
-        // A limit that does not start full begins with its first request, where it has a store.
+        // Over a store, a limit that does not start full begins with its first request.
         let _ = self.try_acquire(&limiter, 1);
         limiter
     }
 
-    /// Sets whether the last limiter is in shadow.
+    /// Sets whether the last limiter is in shadow mode.
     pub(crate) fn shadow(&mut self, is_shadow: bool) {
         let set = self.set_shadow.take().expect("a limiter of one limit");
         set(is_shadow);
@@ -164,7 +164,7 @@ impl World {
         }
     }
 
-    /// Until the store has answered all calls, and tasks saw the answers.
+    /// Waits until the store has replied to all calls, and tasks have seen the replies.
     fn settle(&mut self) {
         let Some((store, _)) = &self.store else { return };
         loop {
@@ -172,9 +172,9 @@ impl World {
                 std::thread::yield_now();
             }
             let counts = store.counts();
-            // The tasks of leases. They wait for time, for a kick or for an answer.
+            // The tasks of leases. They wait for time, for a notification or for a reply.
             self.runtime.block_on(turns());
-            // A call that a task made may have an answer that no task took.
+            // A call that a task made may have a reply that no task took.
             if store.pending() == 0 && store.counts() == counts {
                 return;
             }
@@ -202,7 +202,7 @@ impl World {
         self.waits.len() - 1
     }
 
-    /// Books a place, and returns its number.
+    /// Makes a reservation, and returns its number.
     pub(crate) fn reserve<'a>(
         &mut self,
         limiter: &AnyLimiter,
@@ -232,7 +232,7 @@ impl World {
         wait.due_in()
     }
 
-    /// Settles a place.
+    /// Settles a reservation.
     pub(crate) fn settle_as<'a>(&mut self, place: usize, used: impl Into<AllRequest<'a>>) {
         let Some(Waits::Place(wait)) = self.waits[place].take() else { panic!("no place {place}") };
         let _context = self.runtime.enter();
@@ -297,7 +297,7 @@ impl World {
         status
     }
 
-    /// How many permits each limit has. The store alone tells the times of a status.
+    /// The permits of each limit. Only the store reports the times of a status.
     pub(crate) fn available(&mut self, limiter: &AnyLimiter) {
         let _context = self.runtime.enter();
         let status = limiter.status();
@@ -307,7 +307,7 @@ impl World {
         self.tell(members.join("; "));
     }
 
-    /// A request that is told how many permits are left.
+    /// A request that reports the remaining permits.
     pub(crate) fn left_of(&mut self, limiter: &AnyLimiter, n: u32) {
         let _context = self.runtime.enter();
         let answer = limiter.try_acquire_many(Request::permits(n).with_left());
@@ -318,7 +318,7 @@ impl World {
         self.tell(format!("{:?} permits, left {left:?}", answer.as_ref().map(AllPermits::permits)));
     }
 
-    /// Any other call, whose answer is told.
+    /// Any other call, whose result is recorded.
     pub(crate) fn call<T: std::fmt::Debug>(&mut self, what: &str, call: impl FnOnce() -> T) -> T {
         let _context = self.runtime.enter();
         let answer = call();
@@ -329,7 +329,7 @@ impl World {
     }
 }
 
-/// All other tasks run until they wait.
+/// Lets all other tasks run until they wait.
 async fn turns() {
     for _ in 0..4 {
         tokio::task::yield_now().await;
@@ -352,14 +352,14 @@ fn refused(refusal: &AllRefusal) -> String {
     let kind = format!("{:?}", refusal.refusal());
     let kind = kind.split("retry_after").next().unwrap_or_default();
     match (refusal.member(), wait) {
-        // A single limiter has no name of its own in one process.
+        // In one process, a single limiter has no name.
         (None | Some(NAME), _) => format!("{kind}, retry after {wait:?}, left {left:?}"),
         (Some(name), Some(_)) => format!("{name}: {kind}, retry after {wait:?}, left {left:?}"),
         (Some(_), None) => format!("{refusal}; {kind}, left {left:?}"),
     }
 }
 
-/// Instants of a store are whole microseconds.
+/// Times of a store are whole microseconds.
 fn up_to_micros(span: Duration) -> Duration {
     match u64::try_from(span.as_nanos().div_ceil(1000)) {
         Ok(micros) => Duration::from_micros(micros),
@@ -376,20 +376,20 @@ fn status_of(status: &AllStatus) -> String {
     format!("[{}] {} wait, paused for {:?}", members.join("; "), status.waiting, status.paused_for)
 }
 
-/// What a behaviour tells in one process, and what over a store.
+/// Compares the results of a behaviour in one process and over a store.
 pub(crate) fn compare(name: &str, behaviour: impl Fn(&mut World)) {
     if let Some(shared) = World::over_a_store() {
         compare_in(shared, name, behaviour);
     }
 }
 
-/// As [`compare`], without leases and with them.
+/// Like [`compare`], without leases and with them.
 pub(crate) fn compare_both(name: &str, behaviour: impl Fn(&mut World)) {
     compare(name, &behaviour);
     compare_leased(name, behaviour);
 }
 
-/// As [`compare`], with leases. Returns how many permits were on lease.
+/// Like [`compare`], with leases. Returns the permits that were on lease.
 pub(crate) fn compare_leased(name: &str, behaviour: impl Fn(&mut World)) -> Option<u64> {
     let shared = World { is_leased: true, ..World::over_a_store()? };
     compare_in(shared, name, behaviour).store.map(|(store, _)| store.lease_counts().taken)

@@ -1,4 +1,4 @@
-//! Random calls at each policy, one after the other.
+//! Random calls at each policy, in sequence.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use tidegate::{AnyLimiter, Pause, Request};
 use crate::conformance_tests::behaviours::{are_few, policies};
 use crate::conformance_tests::{World, compare, compare_leased};
 
-/// Makes a random call. A limiter with leases may tell a debit, or a request for several permits, a
-/// time that is too early: these calls are only made `with_all`.
+/// Makes a random call. A limiter with leases may predict too short a wait for a debit, or for a
+/// request for several permits: these calls are only made `with_all`.
 fn play(world: &mut World, limiter: &AnyLimiter, random: &mut SmallRng, is_bucket: bool, with_all: bool) {
     let n = if with_all { random.random_range(1..4) } else { 1 };
     match random.random_range(0..20) {
         0..10 => drop(world.try_acquire(limiter, n)),
         10 => drop(world.try_acquire(limiter, Request::up_to(5 * n))),
-        // In a pause a window counts it at the end, over a store.
+        // In a pause, a window over a store counts it at the end.
         11 if !with_all => {}
         11 if is_bucket || limiter_is_open(world, limiter) => {
             drop(world.call("debit", || limiter.debit([("limit", 1)])))
         }
-        // In a pause it takes nothing over a store.
+        // In a pause, it takes nothing over a store.
         12 if limiter_is_open(world, limiter) => {
             drop(world.call("keep", || limiter.keep_at_most("limit", u64::from(4 * n))))
         }
         13 => {
             let pause = Pause::lasting(Duration::from_millis(random.random_range(1..3_000)));
-            // Windows space the permits after a pause that keeps none, in one process alone.
+            // In one process only, windows space the permits after a pause that keeps none.
             let pause = if is_bucket && random.random() { pause } else { pause.keep_permits() };
             drop(world.call("pause", || limiter.pause(pause)));
         }
@@ -58,7 +58,7 @@ fn random_calls_have_one_answer_for_every_policy() {
     }
 }
 
-/// The store decides as without leases. A known refusal is told without asking the store.
+/// The store decides as without leases. A known refusal is repeated without a call to the store.
 #[test]
 fn random_calls_have_one_answer_where_leases_do_not_pay() {
     for (seed, line) in (0..).zip(policies().filter(|line| are_few(line))) {

@@ -20,7 +20,7 @@ fn library() -> Option<String> {
     path
 }
 
-/// What begins a command under a wall clock that is wrong. Monotonic clocks are right.
+/// The beginning of a command under a wrong wall clock. Monotonic clocks are right.
 fn wrong(library: &str, setting: String) -> [String; 5] {
     let preload = format!("LD_PRELOAD={library}");
     ["env".into(), preload, setting, "FAKETIME_NO_CACHE=1".into(), "FAKETIME_DONT_FAKE_MONOTONIC=1".into()]
@@ -30,9 +30,8 @@ fn now() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap()
 }
 
-/// A client asks no clock for a decision but the server's. Clients whose clocks are hours wrong, or
-/// run at another speed, are granted within the bound, and find the limits of the others as they
-/// are.
+/// A client uses only the server's clock for a decision. Clients whose clocks are hours wrong, or
+/// run at another speed, are granted within the bound, and find the limits of the others unchanged.
 #[test]
 fn clients_have_wrong_clocks() {
     let (Some(library), Some(server)) = (library(), Server::start()) else { return };

@@ -15,13 +15,13 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Starts three primaries with a third of the slots each, and a replica of the first one if
-    /// that is wanted.
+    /// Starts three primaries with a third of the slots each, and on request a replica of the first
+    /// one.
     fn start(with_replica: bool) -> Option<Cluster> {
         let mut servers = Vec::new();
         for _ in 0..3 + usize::from(with_replica) {
             let bus = free_port().to_string();
-            // Without a replica no server is to be found dead, however long it stands still.
+            // Without a replica, no server must be considered dead, however long it stands still.
             let dead_after = if with_replica { "2000" } else { "600000" };
             let args = [
                 ["--cluster-enabled", "yes"],
@@ -38,7 +38,8 @@ impl Cluster {
             cluster.servers[i].tell(&format!("CLUSTER SET-CONFIG-EPOCH {}", i + 1));
         }
         wait_until("all servers know each other", || {
-            // A server that is slow to answer is forgotten, and has to be met again.
+            // A server that is slow to reply is dropped from the cluster, and has to be added
+            // again.
             let met = text(cluster.servers[0].tell("CLUSTER NODES"));
             for server in &cluster.servers[1..] {
                 let bus = Cluster::bus(server);
@@ -62,7 +63,7 @@ impl Cluster {
                 let link = cluster.servers[3].info("replication", "master_link_status");
                 link.as_deref() == Some("up")
             });
-            // The others have to know it, to vote for it.
+            // The others have to know the replica to vote for it.
             wait_until("all servers know the replica", || {
                 cluster.servers.iter().all(|server| text(server.tell("CLUSTER NODES")).contains("slave"))
             });
@@ -85,13 +86,13 @@ impl Cluster {
     }
 
     fn url(&self) -> String {
-        // One that is not there, and two that are.
+        // One missing server, and two running ones.
         let ports: Vec<_> = self.servers[1..3].iter().map(|s| format!("127.0.0.1:{}", s.port())).collect();
         format!("redis+cluster://127.0.0.1:1,{}", ports.join(","))
     }
 }
 
-/// A reply as text: of an array the last part.
+/// A reply as text; of an array the last part.
 fn text(value: Value) -> String {
     match value {
         Value::Array(mut values) => text(values.pop().unwrap()),
@@ -99,7 +100,7 @@ fn text(value: Value) -> String {
     }
 }
 
-/// Whatever a limiter asks for, all keys of a call lie in one slot.
+/// All keys of a call are in one slot, for every request of a limiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kind_of_call_works_in_a_cluster() {
     let Some(cluster) = Cluster::start(false) else { return };
@@ -132,7 +133,8 @@ async fn every_kind_of_call_works_in_a_cluster() {
     assert_eq!((counts.failed, counts.unknown, counts.misconfigured), (0, 0, 0), "{:?}", store.trouble());
 }
 
-/// A server of a cluster that is taken for a server alone tells that it is not, and no address.
+/// A cluster server at an address of a single server reports that it is part of a cluster, and no
+/// address.
 #[tokio::test]
 async fn a_cluster_is_told_to_be_one() {
     let Some(cluster) = Cluster::start(false) else { return };
@@ -156,7 +158,7 @@ async fn a_cluster_is_told_to_be_one() {
     }
 }
 
-/// Tags that lie in slots of all servers.
+/// Tags in slots of all servers.
 fn tags() -> Vec<String> {
     (0..30).map(|i| format!("tag-{i}")).collect()
 }
@@ -165,7 +167,7 @@ fn tags() -> Vec<String> {
 async fn a_slot_is_moved_key_by_key() {
     let Some(cluster) = Cluster::start(false) else { return };
     let (store, _) = load::open(load::patient(cluster.url()));
-    // Two limits of one tag: a call with one key here and one there is told to try again.
+    // Two limits of one tag: a call with one key here and one there gets the reply to try again.
     let both = store.limiter("moved").limit("a", load::LINE);
     let both = both.limit("b", "sliding_window 1000000/d cells 2").build().unwrap();
     let both = AnyLimiter::from(both);
@@ -193,7 +195,8 @@ async fn a_slot_is_moved_key_by_key() {
         from.tell(&format!("MIGRATE 127.0.0.1 {} {key} 0 5000", to.port()));
         load.granted(100).await;
     }
-    // All keys are at the server that is to get the slot. It serves them to calls that ask for it.
+    // All keys are at the server that is about to get the slot. It serves them to calls that ask
+    // for an exception.
     let asked = load::ask_times(&both, 20).await;
     assert_eq!(asked.granted, 20, "{:?}", store.trouble());
     for server in [to, from, third] {
@@ -216,8 +219,8 @@ async fn a_slot_is_moved_key_by_key() {
     assert_eq!((used[0], charged), (used[1], tally.granted));
 }
 
-/// A call without a deadline had no end, since the server that led it to a silent one answered
-/// others.
+/// A call without a deadline never ended if a server redirected it to a silent one, because the
+/// first server replied to others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_led_to_a_silent_server_ends() {
     let Some(cluster) = Cluster::start(false) else { return };
@@ -259,7 +262,7 @@ async fn a_primary_is_killed_and_its_replica_takes_over() {
     let load = Load::start(tags().iter().map(|tag| limiter(&store, tag)));
     load.granted(300).await;
     cluster.servers[0].kill();
-    // The slots of the other servers are served on.
+    // The slots of the other servers are still served.
     load.opened(10).await;
     load.granted(300).await;
     wait_until("the replica is a primary", || {
@@ -270,7 +273,7 @@ async fn a_primary_is_killed_and_its_replica_takes_over() {
     let tally = load.end().await;
     load::row("a primary of a cluster killed", tally, &store);
     assert_eq!((tally.refused, store.counts().misconfigured), (0, 0), "{:?}", store.trouble());
-    // What the replica did not have yet is granted again, and nothing is charged twice.
+    // Grants that the replica had not received are granted again, and nothing is charged twice.
     let mut charged = 0;
     for tag in tags() {
         charged += load::charged_to(&cluster.url(), &tag).await;

@@ -1,4 +1,4 @@
-//! A configuration that is wrong is no outage but an error, and no fallback hides it.
+//! A wrong configuration is an error and no outage, and no fallback hides it.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -11,7 +11,8 @@ use crate::load;
 use crate::relay::Relay;
 use crate::support::Server;
 
-/// Requests are refused, although the store is open while it is away. Returns the error.
+/// Asserts that requests are refused, although the store is open while it is away. Returns the
+/// error.
 async fn refused(url: &str) -> StoreError {
     let store = load::patient(url).while_away(WhileAway::Open).open().unwrap();
     let limiter = load::limiter(&store, "all");
@@ -31,13 +32,13 @@ fn user(server: &Server, name: &str, rules: &str) -> String {
     format!("redis://{name}:pass-word@127.0.0.1:{}", server.port())
 }
 
-/// The rules that the README gives.
+/// The rules in the README.
 const LEAN: &str = "-@all +evalsha +eval +get +set +del +time ~tidegate:*";
 
-/// The rules that permits in use need in addition.
+/// The additional rules that permits in use need.
 const IN_USE: &str = "+hmget +hgetall +hset +hdel +pexpire";
 
-/// Two processes hold, wait, are lost and give back, so that each command of the script is made.
+/// Two processes hold, wait, are lost and give back, so that each command of the script is run.
 #[tokio::test]
 async fn a_user_of_permits_in_use_needs_a_few_more() {
     let Some(server) = Server::start_at_port(&[]) else { return };
@@ -61,7 +62,7 @@ async fn a_user_of_permits_in_use_needs_a_few_more() {
     one.pause_for(Duration::from_secs(3600)).unwrap();
     one.resume();
     drop(other.acquire_many(2).await.unwrap());
-    // A check finds what is missing, once such a limit is to be had.
+    // A check reports a missing permission once such a limit is built.
     for command in IN_USE.split(' ').map(|command| command.trim_start_matches('+')) {
         let rules = format!("{LEAN} {IN_USE} -{command}");
         let store = load::patient(user(&server, &format!("without-{command}"), &rules)).open().unwrap();
@@ -85,14 +86,14 @@ async fn a_user_needs_a_few_permissions() {
     store.check().await.unwrap();
     let limiter = load::limiter(&store, "all");
     assert_eq!(load::ask_times(&limiter, 5).await.granted, 5);
-    // All that a limiter does.
+    // Everything that a limiter does.
     let _ = limiter.status();
     limiter.debit(1).unwrap();
     limiter.pause_for(Duration::from_secs(3600)).unwrap();
     assert!(limiter.resume());
     assert_eq!((store.counts().misconfigured, store.trouble()), (0, None));
-    // Without each of them. A server that has the scripts once did not tell that their texts may
-    // not be sent.
+    // Without each of them. A server that already had the scripts did not report that their texts
+    // may not be sent.
     let commands = ["evalsha", "eval", "get", "set", "del", "time"];
     for (command, is_flushed) in commands.into_iter().flat_map(|command| [(command, false), (command, true)])
     {
@@ -109,7 +110,7 @@ async fn a_user_needs_a_few_permissions() {
         assert!(trouble.to_lowercase().contains(command), "{trouble}");
     }
     refused(&user(&server, "elsewhere", &LEAN.replace("~tidegate", "~other"))).await;
-    // A user that is allowed all but scripts' own commands.
+    // A user that is allowed everything except the commands of scripts.
     let trouble = refused(&user(&server, "no-eval", "+@all -eval -evalsha ~*")).await;
     assert!(trouble.to_string().contains("NOPERM"), "{trouble}");
     let store = load::patient(user(&server, "no-script", "+@all -script ~*")).open().unwrap();
@@ -128,7 +129,7 @@ async fn wrong_logins_and_databases_are_told() {
     refused(&format!("redis+cluster://:of-default@127.0.0.1:{port}")).await;
     refused(&format!("redis+sentinel://127.0.0.1:{port}/main?sentinel_password=of-default")).await;
 
-    // A user with a password that needs to be encoded, and a database.
+    // A user with a password that needs to be escaped, and a database.
     server.tell("ACL SETUSER a/b on >p@ss:/? +@all ~*");
     let store = load::patient(format!("redis://a%2Fb:p%40ss%3A%2F%3F@127.0.0.1:{port}/3")).open().unwrap();
     assert_eq!(load::ask(&load::limiter(&store, "all")).await.granted, 1, "{:?}", store.trouble());
@@ -136,7 +137,8 @@ async fn wrong_logins_and_databases_are_told() {
     assert!(keyspace.starts_with("keys=1,expires=1"), "{keyspace}");
 }
 
-/// Each request once made a connection: a process with a wrong password, a thousand in a second.
+/// Each request once made a connection: a process with a wrong password made a thousand in a
+/// second.
 #[tokio::test]
 async fn a_wrong_login_is_tried_at_intervals() {
     let Some(server) = Server::start_at_port(&[]) else { return };
@@ -149,7 +151,7 @@ async fn a_wrong_login_is_tried_at_intervals() {
         let (before, began) = (connections(), Instant::now());
         assert_eq!(load::ask_times(&limiter, 300).await.refused, 300);
         let (took, made) = (began.elapsed(), connections() - before);
-        // The first attempt, those behind the shortest rests, and the one that counts them.
+        // The first attempt, those after the shortest rests, and the connection that counts them.
         assert!(made <= 2 + took.as_millis() / 75, "{made} connections in {took:?}");
         assert_eq!(store.counts().misconfigured, 300);
         if scheme == "redis" {
@@ -176,11 +178,11 @@ async fn a_foreign_value_under_a_key_is_told() {
     assert_eq!(load::ask_times(&limiter, 5).await.refused, 5);
     let trouble = store.trouble().unwrap();
     assert!(!trouble.is_away() && trouble.to_string().contains("of another program"), "{trouble}");
-    // Other limits work on.
+    // Other limits still work.
     assert_eq!(load::ask(&load::limiter(&store, "other")).await.granted, 1);
 }
 
-/// An answer that no script gives is no outage, and is told.
+/// A reply that no script sends is no outage, and is reported.
 #[tokio::test]
 async fn an_answer_that_makes_no_sense_is_told() {
     let Some(server) = Server::start_at_port(&[]) else { return };
@@ -196,7 +198,7 @@ async fn an_answer_that_makes_no_sense_is_told() {
             assert!(limiter.acquire_now(1).await.is_err(), "{answer:?}");
             let trouble = store.trouble().unwrap();
             assert!(!trouble.is_away() && trouble.to_string().contains("no sense"), "{trouble}");
-            // The process tells again what it holds, as often as it gets no answer.
+            // The process repeats its report of the held permits after each call without a reply.
             assert!(store.counts().misconfigured >= misconfigured, "{answer:?}");
         }
         let checked = store.check().await.unwrap_err();
@@ -204,7 +206,7 @@ async fn an_answer_that_makes_no_sense_is_told() {
     }
 }
 
-/// Neither an address nor a part of a login is told by anything that a program may print.
+/// Nothing that a program may print contains an address or a part of a login.
 #[tokio::test]
 async fn no_secret_is_told() {
     let Some(server) = Server::start_at_port(&["--requirepass", "5ecret-right"]) else { return };
@@ -223,11 +225,11 @@ async fn no_secret_is_told() {
         format!("redis+cluster://:5ecret-right@{hosts}"),
         format!("redis+sentinel://u5er:5ecret@{hosts}/localhost?sentinel_password=5ecret-right"),
         format!("redis+sentinel://u5er:5ecret@{hosts}/localhost"),
-        // Users with a permission too few, in the first call and in a script.
+        // Users with a missing permission, in the first call and in a script.
         user(&server, "u5er-lean", "-@all +eval ~*"),
         user(&server, "u5er-rich", "+@all -get ~*"),
         user(&server, "u5er-else", "+@all ~5ecret"),
-        // No addresses.
+        // Invalid addresses.
         format!("redis://u5er:5ecret@127.0.0.1:{port}0000"),
         format!("redis://u5er:5ecret@localhost:{port}/localhost"),
         format!("http://u5er:5ecret@localhost:{port}"),
@@ -265,7 +267,8 @@ async fn no_secret_is_told() {
     }
 }
 
-/// The address of a server that is one of Redis for so many commands of a connection, and answers
+/// The address of a server that is a Redis server for this many commands of a connection, and then
+/// replies in HTTP.
 /// by HTTP then.
 fn http_after(commands: usize) -> String {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -274,7 +277,7 @@ fn http_after(commands: usize) -> String {
         for mut client in listener.incoming().flatten() {
             let (mut bytes, mut seen) = ([0; 4096], 0);
             while let Ok(1..) = client.read(&mut bytes) {
-                // Each command begins with this sign, which no word of these commands has.
+                // Each command begins with this sign, which no word of these commands contains.
                 for _ in bytes.iter().filter(|byte| **byte == b'*') {
                     seen += 1;
                     let answer = if seen > commands { "HTTP/1.1 400 Bad Request\r\n\r\n" } else { "+OK\r\n" };
@@ -287,11 +290,11 @@ fn http_after(commands: usize) -> String {
     url
 }
 
-/// It was taken for a store that is away, and requests waited for ever.
+/// It counted as a store that is away, and requests waited for ever.
 #[tokio::test]
 async fn a_server_of_another_protocol_is_told() {
     let told = "the store cannot be used: what answers at its address is no Redis server";
-    // The first commands of a connection are two that tell the name of the library, and the test.
+    // The first commands of a connection are two that name the library, and the test.
     for commands in [0, 2, 3] {
         let trouble = refused(&http_after(commands)).await;
         assert!(trouble.to_string().starts_with(told), "{commands}: {trouble}");

@@ -1,4 +1,4 @@
-//! Requests under a fault, and what became of them.
+//! Requests under a fault, and their outcomes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use tidegate::AnyLimiter;
 use tidegate_redis::{Store, StoreBuilder, WhileAway};
 
-/// A limit that no test uses up, so that each grant of the store takes one of it. Its window ends in
-/// 2052, and so not during a test.
+/// A limit that no test uses up, so that each grant of the store takes one permit of it. Its window
+/// ends in 2052, and thus not during a test.
 pub(crate) const LINE: &str = "fixed_window 1000000/10000d";
 pub(crate) const LIMIT: u64 = 1_000_000;
 
-/// A test that hangs ends after this time. No call takes it.
+/// A test that hangs ends after this time. No call takes that long.
 const HANG: Duration = Duration::from_secs(150);
 
-/// What became of requests. Every request is counted once.
+/// The outcomes of requests. Every request is counted once.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Tally {
     /// Requests that the store granted.
@@ -35,7 +35,7 @@ impl Tally {
     }
 }
 
-/// A store with a deadline that no machine misses, for faults that are not about deadlines.
+/// A store with a timeout that no machine misses, for faults that do not concern deadlines.
 pub(crate) fn patient(url: impl Into<String>) -> StoreBuilder {
     Store::builder(url).timeout(Duration::from_secs(100))
 }
@@ -64,7 +64,7 @@ pub(crate) async fn ask(limiter: &AnyLimiter) -> Tally {
     tally
 }
 
-/// So many requests one after the other.
+/// This many requests in sequence.
 pub(crate) async fn ask_times(limiter: &AnyLimiter, times: u64) -> Tally {
     let mut all = Tally::default();
     for _ in 0..times {
@@ -73,7 +73,7 @@ pub(crate) async fn ask_times(limiter: &AnyLimiter, times: u64) -> Tally {
     all
 }
 
-/// Tasks that ask without end.
+/// Tasks that make requests without end.
 pub(crate) struct Load {
     tasks: Vec<tokio::task::JoinHandle<Tally>>,
     is_over: Arc<AtomicBool>,
@@ -105,13 +105,13 @@ impl Load {
         *self.so_far.lock().unwrap()
     }
 
-    /// Waits until so many further requests were granted by the store.
+    /// Waits until the store has granted this many further requests.
     pub(crate) async fn granted(&self, more: u64) {
         let before = self.so_far().granted;
         self.until("requests are granted", || self.so_far().granted >= before + more).await;
     }
 
-    /// Waits until so many further requests have passed without the store.
+    /// Waits until this many further requests have passed without the store.
     pub(crate) async fn opened(&self, more: u64) {
         let before = self.so_far().open;
         self.until("requests pass without the store", || self.so_far().open >= before + more).await;
@@ -135,12 +135,12 @@ impl Load {
     }
 }
 
-/// How many permits of the limit of all a server has charged.
+/// The permits that a server has charged to the limit `all`.
 pub(crate) async fn charged(url: &str) -> u64 {
     charged_to(url, "all").await
 }
 
-/// How many permits of the limit of a tag a server has charged.
+/// The permits that a server has charged to the limit of a tag.
 pub(crate) async fn charged_to(url: &str, tag: &str) -> u64 {
     let store = Store::builder(url).timeout(HANG).open().unwrap();
     let limiter = store.limiter(tag).limit("limit", LINE).build().unwrap();
@@ -148,7 +148,7 @@ pub(crate) async fn charged_to(url: &str, tag: &str) -> u64 {
     LIMIT - status.members[0].1.available
 }
 
-/// Prints what a fault did.
+/// Prints the effects of a fault.
 pub(crate) fn row(fault: &str, tally: Tally, store: &Store) {
     let counts = store.counts();
     println!(
@@ -166,8 +166,8 @@ pub(crate) fn row(fault: &str, tally: Tally, store: &Store) {
     );
 }
 
-/// No request was charged twice: the store has charged the permits of each request that it granted,
-/// and at most one of each request whose outcome is not known.
+/// Asserts that no request was charged twice: the store has charged the permits of each request
+/// that it granted, and at most one for each request whose outcome is not known.
 #[track_caller]
 pub(crate) fn assert_charged_once(charged: u64, tally: Tally, store: &Store) {
     let unknown = store.counts().unknown;

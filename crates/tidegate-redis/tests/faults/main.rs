@@ -1,5 +1,5 @@
-//! Faults of real servers: what each call answers, what the breaker does, and that no call is
-//! charged twice. Each test prints a row with the worst latency that a call had.
+//! Faults of real servers: the outcome of each call, the state of the breaker, and that no call is
+//! charged twice. Each test prints a row with the highest latency of a call.
 //!
 //! The servers, the network and the deadlines are real, so these tests take real time. They assert
 //! counts: a test passes at any speed of the machine.

@@ -12,7 +12,7 @@ use tidegate_redis::{Store, WhileAway};
 
 use crate::support::{Server, wait_until};
 
-/// The address of the server and the file of grants of a process of the fleet.
+/// The address of the server, and the file of grants of a process of the fleet.
 const ROLE: [&str; 2] = ["TIDEGATE_FLEET_URL", "TIDEGATE_FLEET_LOG"];
 
 const RATE: u64 = 500;
@@ -31,8 +31,8 @@ pub(crate) fn limiter(url: &str) -> (Store, AnyLimiter) {
     (store, limiter.into())
 }
 
-/// A process of the fleet: it writes each grant to its file, until it is killed, or the process
-/// that started it is gone.
+/// A process of the fleet. It writes each grant to its file, until it is killed or the process that
+/// started it is gone.
 #[tokio::test]
 async fn a_process_of_the_fleet() {
     let [Ok(url), Ok(log)] = ROLE.map(std::env::var) else { return };
@@ -43,11 +43,11 @@ async fn a_process_of_the_fleet() {
     let (store, limiter) = limiter(&url);
     let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
     store.log_grants(move |_, due, permits| {
-        // One write, so that it is there whole or not at all.
+        // One write, so that the line is written completely or not at all.
         (&log).write_all(format!("{due} {permits}\n").as_bytes()).unwrap();
     });
     loop {
-        // Some wait for a booked instant, and others do not.
+        // Some requests wait for a booked time, and others do not.
         let (waiting, now) = tokio::join!(limiter.acquire(), limiter.acquire_now([]));
         let _ = (waiting, now);
     }
@@ -57,7 +57,7 @@ async fn a_process_of_the_fleet() {
 pub(crate) struct Process(Child);
 
 impl Process {
-    /// Starts a process, by another program if one is given, which writes its grants to a file.
+    /// Starts a process, optionally by another program. The process writes its grants to a file.
     pub(crate) fn start(before: &[String], url: &str, log: &Path) -> Process {
         let this = std::env::current_exe().unwrap();
         let words = [before, &[this.to_str().unwrap().to_owned()]].concat();
@@ -79,7 +79,7 @@ impl Drop for Process {
     }
 }
 
-/// The grants in files: instants by the server's clock, one for each permit, in order.
+/// The grants in files: times by the server's clock, one for each permit, in order.
 pub(crate) fn grants<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Vec<u64> {
     let mut all = Vec::new();
     for file in files {
@@ -94,12 +94,12 @@ pub(crate) fn grants<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Vec<u6
     all
 }
 
-/// Over every window of a length *w* there are at most burst + rate x *w* grants.
+/// Asserts that every window of a length *w* contains at most burst + rate x *w* grants.
 #[track_caller]
 pub(crate) fn assert_bound(grants: &[u64]) {
     for (i, first) in grants.iter().enumerate() {
         for (n, last) in (1..).zip(&grants[i..]) {
-            // A window that has both instants is a microsecond longer than their distance.
+            // A window that contains both times is a microsecond longer than their distance.
             let bound = BURST + (last - first + 1) * RATE / 1_000_000;
             assert!(n <= bound, "{n} grants in {} us, and {bound} are allowed", last - first);
         }
@@ -118,7 +118,7 @@ fn processes_are_killed_at_random() {
         let so_far = grants(&files).len();
         wait_until("permits are granted", || grants(&files).len() > so_far + 30);
         let log = file(8 + killed);
-        // The old one is killed by its drop.
+        // Dropping the old process kills it.
         fleet[random.random_range(0..8)] = Process::start(&[], &server.url(), &log);
         files.push(log);
     }

@@ -10,24 +10,25 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Passes on what clients and a server say. Clients see one address, whatever server is behind it.
+/// Passes on the messages of clients and a server. Clients see one address, whichever server is
+/// behind it.
 #[derive(Clone)]
 pub(crate) struct Relay {
     port: u16,
     rules: Arc<Mutex<Rules>>,
-    /// Rises with each time that connections are cut or silenced.
+    /// Rises each time that connections are cut or silenced.
     epoch: watch::Sender<(u32, Broken)>,
 }
 
 struct Rules {
     to: u16,
-    /// The longest delay of an answer.
+    /// The maximum delay of a reply.
     delay: Duration,
-    /// The part of answers in place of which the connection ends.
+    /// The share of replies in place of which the connection ends.
     lost: f64,
-    /// Told in place of each answer.
+    /// Sent in place of each reply.
     instead: Option<&'static str>,
-    /// Told in place of the answers to the next messages, which the server does not get.
+    /// Sent in place of the replies to the next messages, which the server does not get.
     next: VecDeque<String>,
     random: SmallRng,
 }
@@ -37,7 +38,7 @@ enum Broken {
     No,
     /// The connection is closed.
     Cut,
-    /// Nothing is passed on, and no side is told.
+    /// Nothing is passed on, and neither side is notified.
     Silent,
 }
 
@@ -74,24 +75,24 @@ impl Relay {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Sets the server that new connections lead to.
+    /// Sets the server for new connections.
     pub(crate) fn lead_to(&self, port: u16) {
         self.rules().to = port;
     }
 
-    /// Sets how answers are treated.
+    /// Sets the delay and the loss of replies.
     pub(crate) fn harm(&self, delay: Duration, lost: f64) {
         let mut rules = self.rules();
         (rules.delay, rules.lost) = (delay, lost);
     }
 
-    /// Sets what clients are told in place of each answer.
+    /// Sets the text that clients get in place of each reply.
     pub(crate) fn tell_instead(&self, answer: &'static str) {
         self.rules().instead = Some(answer);
     }
 
-    /// Sets what clients are told in place of the answers to their next messages. The server does
-    /// not get these messages.
+    /// Sets the texts that clients get in place of the replies to their next messages. The server
+    /// does not get these messages.
     pub(crate) fn answer_next(&self, answers: impl IntoIterator<Item = String>) {
         self.rules().next.extend(answers);
     }
@@ -101,8 +102,8 @@ impl Relay {
         self.epoch.send_modify(|(epoch, broken)| (*epoch, *broken) = (*epoch + 1, Broken::Cut));
     }
 
-    /// Passes on nothing more by the connections that there are, and tells no side, as a firewall
-    /// does that forgot them.
+    /// Passes on nothing more on the existing connections, and notifies neither side, like a
+    /// firewall that has forgotten them.
     pub(crate) fn silence(&self) {
         self.epoch.send_modify(|(epoch, broken)| (*epoch, *broken) = (*epoch + 1, Broken::Silent));
     }

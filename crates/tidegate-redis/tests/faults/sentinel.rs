@@ -1,4 +1,4 @@
-//! A primary, its replica, and the sentinels that replace the one by the other.
+//! A primary, its replica, and the sentinels that fail over from one to the other.
 
 use std::net::TcpListener;
 
@@ -42,7 +42,7 @@ impl Group {
     }
 
     fn url(&self, name: &str, password: &str) -> String {
-        // The first of them is not there.
+        // The first of them does not exist.
         self.url_behind("127.0.0.1:1", name, password)
     }
 
@@ -62,7 +62,7 @@ async fn sentinels_replace_a_primary() {
     load.granted(100).await;
     group.servers[0].kill();
     load.opened(10).await;
-    // The store is found at the replica, without a further word.
+    // The store is found at the replica, without a further setting.
     load.granted(100).await;
     let tally = load.end().await;
     load::row("a primary replaced by sentinels", tally, &store);
@@ -73,7 +73,7 @@ async fn sentinels_replace_a_primary() {
     let charged = load::charged(&group.servers[1].url()).await;
     assert!(charged <= tally.granted + store.counts().unknown, "{charged} charged, {tally:?}");
 
-    // A primary that comes back is a replica, and no call goes there.
+    // A primary that comes back is a replica, and gets no call.
     group.servers[0].run();
     wait_until("the primary of before is a replica", || {
         group.servers[0].info("replication", "role").as_deref() == Some("slave")
@@ -82,7 +82,8 @@ async fn sentinels_replace_a_primary() {
     assert_eq!(load::ask_times(&limiter, 10).await.granted, 10, "{:?}", another.trouble());
 }
 
-/// What sentinels know and servers want is told as an error, and never hidden by a fallback.
+/// Errors of sentinels, and unmet needs of servers, are reported as errors, and never hidden by a
+/// fallback.
 #[tokio::test]
 async fn a_wrong_name_or_password_is_no_outage() {
     let Some(group) = Group::start() else { return };
@@ -95,13 +96,14 @@ async fn a_wrong_name_or_password_is_no_outage() {
         let trouble = trouble(group.url(name, password)).await;
         assert!(!trouble.is_away(), "{trouble}");
     }
-    // The login of the servers is none of the sentinels.
+    // The login of the servers is not valid at the sentinels.
     let url = group.url("main", "of-servers").replace("of-sentinels", "of-servers");
     assert!(!trouble(url).await.is_away());
 }
 
-/// Sentinels were once asked one after the other, and each silent one cost half a second. So these
-/// cost more than an attempt to connect may take, and the sentinels behind them were never asked.
+/// Sentinels were once asked in sequence, and each silent one cost half a second. These sentinels
+/// thus cost more than an attempt to connect may take, and the sentinels behind them were never
+/// asked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_sentinels_hide_no_primary() {
     let Some(group) = Group::start() else { return };

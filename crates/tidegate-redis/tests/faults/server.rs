@@ -10,7 +10,7 @@ use crate::load::{self, Load, assert_charged_once, charged, row};
 use crate::relay::Relay;
 use crate::support::{Server, wait_until};
 
-/// Four limiters that share a limit, each with a line of its own: one call for each request.
+/// Four limiters that share a limit, each with its own queue: one call for each request.
 fn four(store: &Store) -> [AnyLimiter; 4] {
     [(); 4].map(|()| load::limiter(store, "all"))
 }
@@ -25,7 +25,7 @@ async fn a_server_is_stopped_for_a_while() {
         server.signal("STOP");
         tokio::time::sleep(Duration::from_millis(millis)).await;
         if millis >= 500 {
-            // The breaker answers at once, whatever the deadline.
+            // The breaker refuses at once, regardless of the deadline.
             wait_until("requests are not waiting", || store.counts().skipped > 100);
         }
         server.signal("CONT");
@@ -52,7 +52,7 @@ async fn a_server_is_killed_and_starts_empty() {
     let tally = load.end().await;
     row("killed, and started empty", tally, &store);
     assert_eq!((tally.refused, store.counts().misconfigured), (0, 0));
-    // It knows the requests since then alone.
+    // It knows only the requests since then.
     let charged = charged(&server.url()).await;
     assert!(charged <= tally.granted - before.granted + store.counts().unknown, "{charged} charged");
     // The last calls may have been too late.
@@ -68,7 +68,7 @@ async fn a_server_is_killed_and_loads_from_disk() {
     let mut tally = load::ask_times(&limiter, 100).await;
     server.tell("DEBUG POPULATE 3000 filler 100");
     server.tell("SAVE");
-    // It saves no more: the filler would be there again at each start.
+    // It no longer saves: the filler would be loaded at each start.
     server.set_args(&["--key-load-delay", "20000", "--loading-process-events-interval-bytes", "1024"]);
     server.kill();
     let load = Load::start(four(&store));
@@ -88,12 +88,12 @@ async fn a_server_is_killed_and_loads_from_disk() {
     assert_charged_once(charged(&server.url()).await, tally, &store);
 }
 
-/// A server that becomes a replica says that nothing ran, so the call goes to the primary.
+/// A server that becomes a replica reports that nothing ran, so the call goes to the primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_becomes_a_replica() {
     let Some((first, second)) = pair() else { return };
     let relay = Relay::to(first.port()).await;
-    // No fallback is due to the deadline.
+    // No fallback is caused by the deadline.
     let (store, _) = load::open(load::patient(relay.url()));
     let load = Load::start(four(&store));
     load.granted(100).await;
@@ -104,7 +104,7 @@ async fn a_server_becomes_a_replica() {
     let tally = load.end().await;
     row("made a replica", tally, &store);
     assert_eq!((tally.open, tally.refused, store.counts().unknown), (0, 0, 0), "{:?}", store.trouble());
-    // What the first one granted while the second was a primary already is not known there.
+    // Grants of the first server after the second became a primary are unknown there.
     assert!(charged(&second.url()).await <= tally.granted);
 }
 
@@ -126,7 +126,7 @@ async fn a_link_is_cut_and_a_replica_is_promoted() {
     assert!(at_second <= tally.granted + store.counts().unknown, "{at_first}, {at_second}, {tally:?}");
 }
 
-/// A primary, and a replica in step with it.
+/// A primary, and a replica in sync with it.
 fn pair() -> Option<(Server, Server)> {
     let first = Server::start_at_port(&["--repl-diskless-sync-delay", "0"])?;
     let second = Server::start_at_port(&[])?;
@@ -137,7 +137,7 @@ fn pair() -> Option<(Server, Server)> {
     Some((first, second))
 }
 
-/// While a setting is on, the server refuses calls and charges nothing.
+/// Asserts that, while a setting is on, the server refuses calls and charges nothing.
 async fn refuses(fault: &str, says: &str, on: impl FnOnce(&Server), off: impl FnOnce(&Server)) {
     let Some(server) = Server::start() else { return };
     let (store, _) = load::open(load::patient(server.url()));
@@ -189,7 +189,7 @@ async fn a_server_has_no_free_connection() {
     redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).exec(&mut admin).unwrap();
     let load = Load::start(four(&store));
     load.opened(100).await;
-    // The server closes the connection, so its word about that may be lost.
+    // The server closes the connection, so its message about that may be lost.
     let trouble = store.trouble().unwrap();
     assert!(trouble.is_away(), "{trouble}");
     redis::cmd("CONFIG").arg(&["SET", "maxclients", "100"]).exec(&mut admin).unwrap();
@@ -200,7 +200,7 @@ async fn a_server_has_no_free_connection() {
     assert_charged_once(charged(&server.url()).await, tally, &store);
 }
 
-/// One call at a time tells the text, and no call fails.
+/// One call at a time sends the text, and no call fails.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_are_flushed_again_and_again() {
     let Some(server) = Server::start() else { return };
@@ -230,8 +230,8 @@ async fn many_calls_at_once_tell_the_text_of_a_script_once() {
     assert!(evals.starts_with("calls=2,"), "{evals}");
 }
 
-/// A firewall forgets an idle connection, and drops what is sent there without a word. One call is
-/// lost, and the next one goes by a new connection.
+/// A firewall forgets an idle connection, and silently drops what is sent on it. One call is lost,
+/// and the next one uses a new connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_connection_is_dropped_silently() {
     let Some(server) = Server::start_at_port(&[]) else { return };
@@ -246,7 +246,7 @@ async fn an_idle_connection_is_dropped_silently() {
     tally.add(lost);
     tally.add(after);
     row("idle connection dropped by a firewall", tally, &store);
-    // What was lost was the call, and not its answer.
+    // The call was lost, and not its reply.
     assert_eq!(charged(&server.url()).await, tally.granted);
 }
 
@@ -263,13 +263,13 @@ async fn idle_connections_are_closed_by_the_server() {
         });
     }
     row("idle connections closed", tally, &store);
-    // Of three calls the first is not known if it leaves before the client sees the end.
+    // Of three calls, the outcome of the first is unknown if it is sent before the client sees the
+    // end.
     assert!(tally.granted >= 20 && tally.refused == 0, "{tally:?}");
     assert_charged_once(charged(&server.url()).await, tally, &store);
 }
 
-/// An address at which connections are accepted and nothing is said: nothing was sent, so nothing
-/// ran.
+/// An address that accepts connections and sends nothing: nothing was sent to it, so nothing ran.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_says_nothing_is_not_waited_for() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -281,14 +281,14 @@ async fn a_server_that_says_nothing_is_not_waited_for() {
     assert!(store.counts().skipped > 100 && store.is_away());
 }
 
-/// Calls in flight have a bound. More of them pass without the store, at once.
+/// Calls in flight have a bound. Further calls pass without the store, at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_in_flight_are_bounded() {
     let Some(server) = Server::start() else { return };
     let (store, limiter) = load::open(Store::builder(server.url()).timeout(Duration::from_secs(600)));
     let _ = load::ask(&limiter).await;
     server.signal("STOP");
-    // Each with a line of its own.
+    // Each with its own queue.
     let limiters = (0..20_000).map(|_| load::limiter(&store, "all"));
     let calls: Vec<_> = limiters.map(|limiter| tokio::spawn(limiter.acquire_now([]))).collect();
     wait_until("the calls are shed", || store.counts().skipped >= 20_000 - 16_384);
@@ -301,7 +301,7 @@ async fn calls_in_flight_are_bounded() {
     assert_eq!(charged(&server.url()).await, 1 + 16_384);
 }
 
-/// Answers come late or never, and calls that were carried out are not made again.
+/// Replies come late or never, and calls that were carried out are not repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_are_late_or_lost() {
     let Some(server) = Server::start_at_port(&[]) else { return };

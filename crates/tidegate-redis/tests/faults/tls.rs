@@ -60,7 +60,7 @@ impl Certificates {
         path.join(name).display().to_string()
     }
 
-    /// Starts a server that encrypts, with one more setting. Returns its port, too.
+    /// Starts a server with TLS and one more setting. Also returns its port.
     fn server(&self, setting: [&str; 2]) -> Option<(Server, String)> {
         let port = free_port().to_string();
         let [cert, key, ca] = ["server.pem", "server.key", "ca.pem"].map(|name| self.path(name));
@@ -107,7 +107,7 @@ async fn connections_are_encrypted() {
         ("127.0.0.1", ours.clone(), "refused"),
         ("127.0.0.1", with_client("stranger"), "refused"),
         ("127.0.0.1", Tls::new().ca(certificates.pem("other-ca.pem")), "issuer"),
-        // The name is none of the certificate.
+        // The certificate does not contain the name.
         ("localhost", with_client("client"), "not for the host"),
     ] {
         let trouble = wrong(host, tls).await;
@@ -117,7 +117,7 @@ async fn connections_are_encrypted() {
     let plain = builder.timeout(Duration::from_secs(20)).open().unwrap();
     let trouble = plain.check().await.unwrap_err().to_string();
     assert!(trouble.contains("unless the address begins with rediss"), "{trouble}");
-    // Without a certificate of the client, where the server wants none.
+    // Without a client certificate, at a server that asks for none.
     server.tell("CONFIG SET tls-auth-clients no");
     let (store, limiter) = load::open(load::patient(at("127.0.0.1")).tls(ours.clone()));
     store.check().await.unwrap();
@@ -134,7 +134,7 @@ async fn connections_are_encrypted() {
         let opened = Store::builder(at("127.0.0.1")).tls(tls).open();
         assert_eq!(opened.unwrap_err(), OpenError::Certificate { why });
     }
-    // Certificates say that the connection is to be encrypted.
+    // Certificates imply that the connection must be encrypted.
     let plain = Store::builder("redis://127.0.0.1").tls(ours.clone()).open();
     let why = "does not begin with rediss, and certificates are set";
     assert_eq!(plain.unwrap_err(), OpenError::Address { why });
@@ -142,8 +142,8 @@ async fn connections_are_encrypted() {
     assert!(!shown.contains("127.0.0.1") && !shown.contains("BEGIN") && !shown.contains("[45,"), "{shown}");
 }
 
-/// The address of the server and what comes of it, for a process of its own: `SSL_CERT_FILE` is one
-/// of a process.
+/// The address of the server and the expected outcome, for a separate process: `SSL_CERT_FILE`
+/// applies to a whole process.
 const ROLE: [&str; 2] = ["TIDEGATE_TLS_URL", "TIDEGATE_TLS_OUTCOME"];
 
 /// A process that trusts the authorities of its environment.
@@ -179,7 +179,7 @@ fn a_server_is_trusted_by_the_authority_that_the_environment_names() {
     }
 }
 
-/// A store at a port where no server encrypts.
+/// A store at a port where no server uses TLS.
 fn store_without_tls(listener: &TcpListener, timeout: Duration) -> Option<Store> {
     let certificates = Certificates::new()?;
     let address = format!("rediss://{}", listener.local_addr().unwrap());
@@ -187,7 +187,7 @@ fn store_without_tls(listener: &TcpListener, timeout: Duration) -> Option<Store>
     Some(Store::builder(address).tls(tls).timeout(timeout).open().unwrap())
 }
 
-/// A server without TLS waits for the end of the first line, which a handshake may not have.
+/// A server without TLS waits for the end of the first line, which a handshake may not contain.
 #[tokio::test]
 async fn a_handshake_without_an_answer_is_told() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -208,7 +208,7 @@ async fn an_answer_without_tls_is_an_error_of_the_configuration() {
     let server = std::thread::spawn(move || {
         let (mut client, _) = listener.accept().unwrap();
         client.write_all(b"-ERR unknown command\r\n").unwrap();
-        // Closing a connection with unread data resets it before the answer arrives.
+        // Closing a connection with unread data resets it before the reply arrives.
         _ = std::io::copy(&mut client, &mut std::io::sink());
     });
     let trouble = store.check().await.unwrap_err();

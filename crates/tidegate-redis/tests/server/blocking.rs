@@ -1,5 +1,5 @@
-//! Calls that block a thread: on the only thread of a runtime, under paused time, and on the thread
-//! of a store.
+//! Calls that block a thread: on the only thread of a runtime, under paused time, and on a store's
+//! thread.
 
 use std::num::NonZeroU32;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use tidegate_redis::{Store, StoreBuilder, WhileAway};
 const MINUTE: Duration = Duration::from_secs(60);
 const MS: Duration = Duration::from_millis(1);
 
-/// With a deadline that no machine misses.
+/// With a timeout that no machine misses.
 fn builder(server: &Server) -> StoreBuilder {
     Store::builder(server.url()).timeout(Duration::from_secs(60))
 }
@@ -23,7 +23,7 @@ fn limiter(store: &Store, line: &str) -> AnyLimiter {
     store.limiter("all").limit("limit", line).build().unwrap().into()
 }
 
-/// The thread that parks is the only one that rings the timers of its runtime.
+/// The thread that parks is the only one that fires the timers of its runtime.
 #[tokio::test]
 async fn a_booked_request_blocks_the_only_thread_of_a_runtime() {
     let Some(server) = Server::start() else { return };
@@ -68,7 +68,7 @@ fn a_request_outlives_the_runtime_that_polled_it_first() {
         let (_held, wait) = runtime.block_on(async {
             let held = limiter.acquire().await.unwrap();
             let mut wait = limiter.acquire_many(Request::from(1).within(200 * MS));
-            // It sleeps as soon as the store has told its instant.
+            // It sleeps as soon as the store has replied with its due time.
             let polled = tokio::time::timeout(20 * MS, &mut wait).await;
             (held, polled.is_err().then_some(wait))
         });
@@ -125,7 +125,7 @@ async fn a_blocked_thread_follows_the_paused_time_of_its_runtime() {
     thread.join().unwrap();
 }
 
-/// What calls that block are answered on the thread of a store.
+/// The results of calls that block, on the store's thread.
 #[derive(Default)]
 struct Calls {
     limiters: OnceLock<[AnyLimiter; 3]>,
@@ -149,7 +149,7 @@ impl Calls {
         *self.answers.lock().unwrap() = answers;
     }
 
-    /// Makes the limiters, whose calls these are.
+    /// Makes the limiter for these calls.
     fn limit(&self, store: &Store) -> AnyLimiter {
         let one = limiter(store, "token_bucket 1/h burst 1");
         let leased = store.limiter("leased").limit("limit", "token_bucket 1/h burst 1");
@@ -179,7 +179,7 @@ fn an_observer_that_blocks_the_thread_of_its_store_is_refused() {
     let Some(server) = Server::start() else { return };
     let calls = Arc::new(Calls::default());
     let store = builder(&server).observed_by(calls.clone()).open().unwrap();
-    // The observer was told before the caller had its answer.
+    // The observer was notified before the caller had its decision.
     let _ = calls.limit(&store).try_acquire().unwrap();
     assert_eq!(*calls.answers.lock().unwrap(), [UNAVAILABLE; 8]);
 }
@@ -193,14 +193,14 @@ fn a_waker_that_blocks_the_thread_of_its_store_is_refused() {
     let mut wait = limiter.acquire();
     let waker = Waker::from(calls.clone());
     assert!(std::pin::Pin::new(&mut wait).poll(&mut Context::from_waker(&waker)).is_pending());
-    // The thread of the store has called the waker once it answers the next call.
+    // The store's thread has called the waker once it completes the next call.
     crate::support::wait_until("the waker is called", || !calls.answers.lock().unwrap().is_empty());
     assert_eq!(*calls.answers.lock().unwrap(), [UNAVAILABLE; 8]);
     let _ = limiter.status();
 }
 
-/// A token ends the wait of a thread for a booked instant, for a lease, and for permits in use, and
-/// refuses later waits before they take anything.
+/// A token ends a thread's wait for a booked time, for a lease and for permits in use, and refuses
+/// later waits before they take anything.
 #[test]
 fn a_token_ends_the_waits_of_its_thread() {
     let Some(server) = Server::start() else { return };
@@ -225,7 +225,7 @@ fn a_token_ends_the_waits_of_its_thread() {
         let later = token.run(|| limiter.blocking_acquire().map(drop).unwrap_err());
         assert_eq!(later.refusal(), Some(Refusal::Cancelled), "{limiter:?}");
     }
-    // The token ends the claim of a place, which is kept.
+    // The token ends the claim of a reservation, which is kept.
     for limiter in [&exact, &counting] {
         let mut place = limiter.reserve(1).unwrap();
         let token = CancelToken::new();
@@ -244,7 +244,7 @@ fn a_token_ends_the_waits_of_its_thread() {
     assert!(matches!(refusal.refusal(), Some(Refusal::Limited { .. })), "{refusal}");
 }
 
-/// On the only thread of a runtime, whose timers do not ring meanwhile.
+/// On the only thread of a runtime, whose timers do not fire meanwhile.
 #[tokio::test]
 async fn a_thread_claims_a_place_that_is_booked_and_one_for_a_permit_in_use() {
     let Some(server) = Server::start() else { return };

@@ -78,7 +78,7 @@ fn permits_in_use_are_limited_by_one_line() {
     assert_eq!(builder, "in_use must be made by build, build_over or Store::counting");
 }
 
-/// Configurations without a tag once had one tag, and so one key for limits of equal kind.
+/// Configurations without a tag once had one tag, and thus one key for limits of equal kind.
 #[test]
 fn no_two_limits_of_a_store_share_a_tag_by_default() {
     let Some(server) = Server::start() else { return };
@@ -90,7 +90,7 @@ fn no_two_limits_of_a_store_share_a_tag_by_default() {
         assert!(limiter.try_acquire_many(5).is_ok());
         assert!(limiter.try_acquire().is_err());
     }
-    // A limit of this process alone has no key.
+    // A limit of this process only has no key.
     assert!(config("fixed_window 5/d tag uploads").build().unwrap().try_acquire().is_ok());
 }
 
@@ -295,7 +295,7 @@ fn errors_say_what_to_write() {
     assert_eq!(error(three), "policy must be one, or two with `and` between them");
 }
 
-/// It opened, and every call failed with "could not be connected to in time".
+/// The store opened, and every call failed with "could not be connected to in time".
 #[test]
 fn a_store_without_time_for_a_call_is_not_opened() {
     let open = |timeout| Store::builder("redis://127.0.0.1:1").timeout(timeout).open();
@@ -304,7 +304,7 @@ fn a_store_without_time_for_a_call_is_not_opened() {
     assert!(open(Duration::from_nanos(1)).is_ok() && open(Duration::MAX).is_ok());
 }
 
-/// Whatever is wrong with a line, no text of the crate has its password.
+/// Whatever is wrong with a line, no text of the crate contains its password.
 #[test]
 fn no_text_has_a_password() {
     let address = "redis://user:hunter2@[bad";
@@ -320,7 +320,7 @@ fn no_text_has_a_password() {
         format!("fixed_window 5/s burst 3 store {address}"),
         "fixed_window 5/s store redis+unix:///s?pass=hunter2 tag a".to_owned(),
         "fixed_window 5/s store redis://:p@hunter2@host/1 tag a".to_owned(),
-        // Characters that have to be escaped, and a host that was left out.
+        // Characters that must be escaped, and a missing host.
         "fixed_window 5/s store redis://:hunter2?3@host tag a".to_owned(),
         "fixed_window 5/s store redis://user:hunter2#3@host tag a".to_owned(),
         "fixed_window 5/s store rediss://user:hunter2/3?@host tag a".to_owned(),
@@ -490,7 +490,7 @@ fn configurations_with_one_store_share_it() {
     let degraded = |store: &Store| store.counts().degraded;
     assert_eq!((degraded(&one), degraded(&same)), (1, 1));
     assert!(others.iter().all(|other| degraded(other) == 0));
-    // A store that no limiter uses any more is closed, when its thread has dropped the last call.
+    // A store that no limiter uses is closed when its thread has dropped the last call.
     drop((one, same));
     while degraded(&open(line)) != 0 {
         std::thread::yield_now();

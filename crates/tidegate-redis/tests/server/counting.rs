@@ -1,5 +1,4 @@
-//! Permits in use over a server of their own: several processes, which wait, crash, and lose the
-//! store.
+//! Permits in use over a separate server: several processes that wait, crash, and lose the store.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -15,7 +14,7 @@ use tokio_test::task::spawn;
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// With a deadline that no machine misses, for tests of anything else.
+/// With a timeout that no machine misses, for tests of anything else.
 fn builder(url: String) -> StoreBuilder {
     Store::builder(url).timeout(Duration::from_secs(60))
 }
@@ -34,7 +33,7 @@ fn available(limiter: &AnyLimiter) -> u64 {
     limiter.status().members[0].1.available
 }
 
-/// Looks again and again, while the other tasks go on, until it is so. The time only ends a hang.
+/// Retries while the other tasks go on, until the condition holds. The time limit only ends a hang.
 async fn until(is_so: impl Fn() -> bool) {
     let looks = async {
         while !is_so() {
@@ -48,7 +47,7 @@ fn size(server: &Server) -> u64 {
     redis::cmd("DBSIZE").query(&mut server.connect()).unwrap()
 }
 
-/// All keys but that in which processes are counted, by each store every two seconds.
+/// All keys except the key in which processes are counted, by each store every two seconds.
 fn keys_of_limits(server: &Server) -> Vec<String> {
     let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut server.connect()).unwrap();
     keys.retain(|key| key != "tidegate:1:clients");
@@ -87,8 +86,7 @@ async fn a_request_of_any_kind_is_answered_by_a_store() {
     assert_eq!((named.permits(), available(&limiter)), (2, 1));
     drop(named);
     until(|| available(&limiter) == 3).await;
-    // A reservation that is refused tells the state as well, where its thread may wait for the
-    // store.
+    // A refused reservation reports the state as well, if its thread may wait for the store.
     for permits in [0, 4] {
         let refusal = limiter.reserve(Request::permits(permits).with_left()).unwrap_err();
         assert_eq!(refusal.left().map(|left| left.members[0].1.available), Some(3), "{refusal}");
@@ -105,7 +103,7 @@ async fn a_request_of_any_kind_is_answered_by_a_store() {
     assert_eq!(limiter.keep_at_most("limit", 0), Ok(0));
     assert!(limiter.keep_at_most("other", 0).is_err() && limiter.debit([("other", 1)]).is_err());
     assert_eq!(available(&limiter), 2);
-    // Nothing is had of a limit of 0, and the limit is of each process.
+    // A limit of 0 grants nothing, and the limit is that of each process.
     let none = counting(server.url(), 0);
     let mut waits = spawn(AnyLimiter::from(none.clone()).acquire());
     assert!(waits.poll().is_pending());
@@ -119,9 +117,9 @@ async fn permits_that_come_back_go_to_those_that_wait() {
     let Some(server) = Server::start() else { return };
     let (one, other) = (any(&server, 2), any(&server, 2));
     let held = one.acquire_now(2).await.unwrap();
-    // A place of a reservation, and a wait in another process.
+    // A reservation, and a wait in another process.
     let place = one.reserve(1).unwrap();
-    // The store hears of the reservation first.
+    // The store receives the reservation first.
     let line = || {
         let mut cmd = redis::cmd("HSTRLEN");
         cmd.arg("tidegate:1:{all}:in-use").arg("line").query::<u32>(&mut server.connect()).unwrap()
@@ -142,7 +140,7 @@ async fn permits_that_come_back_go_to_those_that_wait() {
     until(|| size(&server) == 0).await;
 }
 
-/// A request that came while the call of one that has to wait was on its way does not overtake it.
+/// A request that came during the call of a waiting request does not overtake it.
 #[tokio::test]
 async fn no_request_overtakes_one_that_waits() {
     let Some(server) = Server::start() else { return };
@@ -163,7 +161,7 @@ async fn no_request_overtakes_one_that_waits() {
     assert_eq!(two.await.unwrap().permits(), 2);
 }
 
-/// Also where the call that asks for the request is on its way.
+/// Also while the call that asks for the request is in flight.
 #[tokio::test]
 async fn dropped_waits_hold_nothing() {
     let Some(server) = Server::start() else { return };
@@ -196,7 +194,7 @@ async fn a_call_serves_all_requests_that_came_meanwhile() {
     let mut before = before;
     assert!(before.poll().is_pending());
     let mut waits: Vec<_> = (0..60).map(|_| spawn(limiter.acquire())).collect();
-    // Requests that do not wait for permits wait for the answer.
+    // Requests that do not wait for permits wait for the reply.
     waits.extend((0..3).map(|_| spawn(limiter.acquire_now(1))));
     for wait in &mut waits {
         assert!(wait.poll().is_pending());
@@ -206,7 +204,7 @@ async fn a_call_serves_all_requests_that_came_meanwhile() {
     for wait in waits {
         permits.push(wait.await.unwrap());
     }
-    // The first call goes with as many as came before it.
+    // The first call carries all requests that came before it.
     assert!(calls(&server) <= 1 + 3, "{} calls", calls(&server));
     drop((first, permits));
     until(|| size(&server) == 0).await;
@@ -255,7 +253,7 @@ async fn a_pause_is_for_all_and_closing_for_one() {
     until(|| available(&other) == 2).await;
 }
 
-/// A process decides by what it holds, and tells the store when it is back.
+/// A process decides by the permits that it holds, and reports them to the store when it is back.
 #[tokio::test]
 async fn without_a_store_a_process_has_its_share() {
     let Some(mut server) = Server::start() else { return };
@@ -275,7 +273,7 @@ async fn without_a_store_a_process_has_its_share() {
             .is_err_and(|refusal| { matches!(refusal.refusal(), Some(Refusal::Unavailable { .. })) })
     );
     let all = open.acquire_now(8).await.unwrap();
-    // It fits the limit, and not the share.
+    // It fits the limit, but not the share.
     let many = share.acquire_now(5).await.unwrap_err().refusal();
     assert!(matches!(many, Some(Refusal::Unavailable { .. })), "{many:?}");
     assert_eq!(share.acquire_now(2).await.unwrap_err().refusal(), Some(Refusal::InUse { limit: 4 }));
@@ -284,7 +282,7 @@ async fn without_a_store_a_process_has_its_share() {
     assert!(wait.poll().is_pending());
     drop(one);
     let one = wait.await.unwrap();
-    // The store comes back, and knows nothing.
+    // The store comes back with no state.
     server.run();
     until(|| !keys_of_limits(&server).is_empty()).await;
     drop(all);
@@ -338,8 +336,8 @@ async fn observers_are_told_what_callers_got() {
     drop((one, granted));
 }
 
-/// What a process of the next test does: takes permits, tells the log while it has them, and gives
-/// them back.
+/// The work of a process in the next test: it takes permits, writes to the log while it has them,
+/// and gives them back.
 #[test]
 fn a_process() {
     let Ok(url) = std::env::var("TIDEGATE_REDIS_URL") else { return };
@@ -393,7 +391,7 @@ fn begin(server: &Server) -> Child {
         .unwrap()
 }
 
-/// Eight processes, of which some are killed while they hold permits and wait.
+/// Eight processes, some of which are killed while they hold permits and wait.
 #[test]
 fn killed_processes_give_their_permits_back_and_no_permit_is_had_twice() {
     let Some(server) = Server::start() else { return };
@@ -416,7 +414,7 @@ fn killed_processes_give_their_permits_back_and_no_permit_is_had_twice() {
         if i < 8 {
             processes.push(begin(&server));
         }
-        // Permits of the dead come back, since the others go on.
+        // Permits of the dead come back, because the others go on.
         wait_for(200);
     }
     redis::cmd("SET").arg(&["stop", "1"]).exec(&mut other).unwrap();
@@ -441,7 +439,7 @@ fn killed_processes_give_their_permits_back_and_no_permit_is_had_twice() {
         most = most.max(in_use);
     }
     assert_eq!(most, LIMIT);
-    // The last permits of the dead come back, and with them all.
+    // The last permits of the dead come back, and then all permits are free.
     let limiter = any(&server, LIMIT);
     drop(limiter.blocking_acquire_many(LIMIT).unwrap());
     wait_until("no process is known", || size(&server) <= 2);

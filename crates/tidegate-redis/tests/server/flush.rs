@@ -1,4 +1,4 @@
-//! Processes that tell the store all that they owe it before they end.
+//! Processes that send the store all pending messages before they end.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn limiter(store: &Store, line: &str) -> AnyLimiter {
 impl Process {
     fn new(server: &Server) -> Process {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        // With a deadline that no machine misses.
+        // With a timeout that no machine misses.
         let builder = Store::builder(server.url()).timeout(HOUR).on_this_runtime();
         let store = runtime.block_on(async { builder.open() }).unwrap();
         Process { runtime, store }
@@ -82,7 +82,7 @@ fn an_operator_that_flushes_has_debited_and_paused_a_fleet() {
     assert!(status().paused_for > Duration::ZERO);
 }
 
-/// Twice the deadline of a call, by timers that ring at whole milliseconds.
+/// Twice the deadline of a call, by timers that fire at whole milliseconds.
 const LONGEST: Duration = Duration::from_millis(101);
 
 /// A server a millisecond away.
@@ -113,7 +113,7 @@ fn dropped_waits_are_given_back_that_the_store_has_not_answered_yet() {
         for wait in &mut waits {
             assert!(wait.poll().is_pending());
         }
-        // One of them is on its way, and the others have not left.
+        // One of them is in flight, and the others have not been sent.
         drop(waits);
         store.flush().await.unwrap();
         let state = other.status().await.unwrap();
@@ -132,12 +132,12 @@ fn a_flush_tells_of_a_message_that_was_lost_and_ends_in_time() {
         model.stop(true);
         limiter.pause_for(HOUR).unwrap();
         let began = Instant::now();
-        // A flush that is dropped keeps the error for the next one.
+        // A dropped flush keeps the error for the next one.
         assert!(spawn(store.flush()).poll().is_pending());
         let error = store.flush().await.unwrap_err();
         assert!(error.is_away() && began.elapsed() <= LONGEST, "{error} {:?}", began.elapsed());
         assert!(error.to_string().starts_with("a message got lost while the store was away: "), "{error}");
-        // The error is told once.
+        // The error is returned once.
         assert_eq!(store.flush().await, Ok(()));
     });
 }
@@ -164,7 +164,7 @@ fn a_flush_fails_while_the_store_does_not_know_of_dropped_permits() {
     });
 }
 
-/// Also where a lease was asked for, and is not there yet.
+/// Also if a lease was asked for, and has not arrived yet.
 #[test]
 fn a_dropped_limiter_has_given_back_its_lease_after_a_flush() {
     run(async {
@@ -185,7 +185,7 @@ fn a_dropped_limiter_has_given_back_its_lease_after_a_flush() {
     });
 }
 
-/// Requests that come later do not hold it up.
+/// Later requests do not hold it up.
 #[test]
 fn a_flush_of_a_busy_store_ends() {
     run(async {
@@ -233,7 +233,7 @@ fn a_process_is_counted_from_its_first_request_until_it_flushes() {
         let line = "fixed_window 100000/10000d";
         let of = |store: &Store| store.limiter("all").limit("calls", line).build().unwrap();
         let ask = async |store: &Store| AnyLimiter::from(of(store)).acquire_now(1).await.unwrap();
-        // A tool that asks for no permits.
+        // A tool that requests no permits.
         tool.check().await.unwrap();
         let of_tool = of(&tool);
         of_tool.pause(Pause::lasting(HOUR)).await.unwrap();

@@ -32,7 +32,7 @@ async fn eight_clients_never_take_more_than_the_server_has() {
     let (mut stores, mut tasks) = (Vec::new(), Vec::new());
     for _ in 0..8 {
         let share = WhileAway::ShareOf(NonZeroU32::new(8).unwrap());
-        // A deadline that no machine misses.
+        // A timeout that no machine misses.
         let builder = Store::builder(server.url()).timeout(Duration::from_secs(60));
         let store = builder.while_away(share).open().unwrap();
         let line = format!("token_bucket {RATE}/s burst {BURST}");
@@ -54,7 +54,7 @@ async fn eight_clients_never_take_more_than_the_server_has() {
     }
     let (granted, took) = (granted.load(Ordering::Relaxed), time_of(&server) - began);
     let trips = number_of(&server, "evalsha") + number_of(&server, "eval");
-    // All that came in, and no more: a permit that is granted was debited before.
+    // All that accrued, and no more: a permit that is granted was debited before.
     let most = BURST + RATE * took / 1_000_000 + 1;
     eprintln!("{granted} of {most} permits by {trips} calls");
     assert!(granted <= most, "{granted} of {most}");

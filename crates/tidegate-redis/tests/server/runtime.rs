@@ -1,4 +1,4 @@
-//! Stores whose work is done by tasks of the user's runtime.
+//! Stores whose calls are made by tasks of the user's runtime.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready};
 
-/// With a deadline that no machine misses.
+/// With a timeout that no machine misses.
 fn builder(server: &Server) -> StoreBuilder {
     Store::builder(server.url()).timeout(Duration::from_secs(3600)).on_this_runtime()
 }
@@ -62,7 +62,8 @@ fn there_must_be_a_runtime() {
     assert_eq!(error, OpenError::NoRuntime);
 }
 
-/// A store on a runtime that ends while the server is stopped, and what waits meanwhile.
+/// A store on a runtime that ends while the server is stopped, and the requests that wait
+/// meanwhile.
 #[test]
 fn what_waits_is_answered_when_the_runtime_ends() {
     for while_away in [WhileAway::Closed, WhileAway::Wait] {
@@ -110,7 +111,7 @@ fn what_waits_is_answered(while_away: WhileAway) {
     assert!(store.trouble().unwrap().is_away());
 }
 
-/// The tasks that look whether the pause has ended were dropped with the runtime, and the requests
+/// The tasks that check whether the pause has ended were dropped with the runtime, and the requests
 /// waited for ever.
 #[test]
 fn what_waits_behind_a_pause_is_answered_when_the_runtime_ends() {

@@ -1,7 +1,7 @@
-//! Limiters over a server of their own: one call a decision, and every answer in every fault.
+//! Limiters over a separate server: one call per decision, and every outcome in every fault.
 //!
-//! Time is that of the server, and of deadlines. So no test tells how long anything takes: tests of
-//! waits are in `line.rs`, over a model of a server.
+//! Time is that of the server, and of deadlines, so no test asserts a duration. Tests of waits are
+//! in `line.rs`, over a model of a server.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,7 @@ use tidegate_redis::{BuildError, Store, StoreBuilder, StoreLimiter, WhileAway};
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// With a deadline that no machine misses, for tests of anything else.
+/// With a timeout that no machine misses, for tests of anything else.
 fn builder(server: &Server) -> StoreBuilder {
     Store::builder(server.url()).timeout(Duration::from_secs(60))
 }
@@ -34,7 +34,7 @@ fn any(store: &Store, line: &str) -> AnyLimiter {
     limiter(store, &[("limit", line)]).into()
 }
 
-/// Looks again and again, while the other tasks go on, until it is so. The time only ends a hang.
+/// Retries while the other tasks go on, until the condition holds. The time limit only ends a hang.
 async fn until(is_so: impl Fn() -> bool) {
     let looks = async {
         while !is_so() {
@@ -44,7 +44,7 @@ async fn until(is_so: impl Fn() -> bool) {
     tokio::time::timeout(2 * MINUTE, looks).await.expect("it becomes so");
 }
 
-/// How often the server carried out a command.
+/// How many times the server carried out a command.
 fn calls_of(server: &Server, command: &str) -> u64 {
     let text: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connect()).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
@@ -155,7 +155,7 @@ fn threads_without_a_runtime_are_served() {
     });
     let status = limiter.status();
     assert_eq!(status.members[0].1.available, 0);
-    // Requests that came during a call left together.
+    // Requests that came during a call were sent together.
     assert!(store.counts().answered <= 1201, "{:?}", store.counts());
 }
 
@@ -203,7 +203,7 @@ async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
         assert!(!store.is_away());
         assert!(store.counts().misconfigured > 0);
     }
-    // A key that holds something else.
+    // A key with a value of the wrong type.
     let store = builder(&server).while_away(WhileAway::Open).open().unwrap();
     redis::cmd("DEL")
         .arg("tidegate:1:{all}:limit:fixed-864000000000000")
@@ -257,8 +257,8 @@ async fn a_policy_of_another_kind_begins_anew() {
     }
 }
 
-/// Every call has an answer, only the first ones wait for the deadline, and the store never charges
-/// more than it was asked for.
+/// Every call has an outcome, only the first calls wait for the deadline, and the store never
+/// charges more than it was asked for.
 #[tokio::test]
 async fn a_server_that_stops_is_left_alone_and_charges_once() {
     let Some(server) = Server::start() else { return };
@@ -278,7 +278,7 @@ async fn a_server_that_stops_is_left_alone_and_charges_once() {
     }
     let unknown = store.counts().unknown;
     assert!(unknown >= 1, "{unknown} of {calls}");
-    // Nothing waits any more, but for one probe now and then.
+    // No request waits any longer, except one probe now and then.
     let skipped = store.counts().skipped;
     for _ in 0..2000 {
         let _ = limiter.acquire_now([]).await.unwrap();
@@ -293,8 +293,8 @@ async fn a_server_that_stops_is_left_alone_and_charges_once() {
     assert!(used <= asked, "{used} of {asked}");
 }
 
-/// A relay that passes on what clients ask, and breaks each connection in place of the answer to
-/// every so many calls of a script.
+/// A relay that passes on the calls of clients. In place of every `every`-th reply to a call of a
+/// script, it breaks the connection.
 async fn relay(to: std::path::PathBuf, at: std::path::PathBuf, every: usize) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::UnixListener::bind(at).unwrap();
@@ -320,8 +320,8 @@ async fn relay(to: std::path::PathBuf, at: std::path::PathBuf, every: usize) {
     }
 }
 
-/// A call whose answer is lost was carried out: it is not made again, and a request that got no
-/// answer is charged at most once.
+/// A call whose reply is lost was carried out. It is not repeated, and a request without a reply is
+/// charged at most once.
 #[tokio::test]
 async fn a_call_whose_answer_is_lost_is_not_repeated() {
     let Some(server) = Server::start() else { return };
@@ -338,7 +338,7 @@ async fn a_call_whose_answer_is_lost_is_not_repeated() {
     }
     let lost = store.counts().unknown;
     assert!(lost >= 15 && known + lost == 60, "{known} known, {lost} lost");
-    // As the server itself tells it.
+    // As the server itself reports it.
     let direct = open(&server);
     let status = self::limiter(&direct, &[("limit", "fixed_window 1000/10000d")]).status().await.unwrap();
     assert_eq!(status.members[0].1.available, 1000 - 60);
@@ -359,7 +359,7 @@ async fn a_killed_server_is_replaced_by_a_share_and_found_again() {
             Err(refusal) => assert!(refusal.is_degraded(), "{refusal:?}"),
         }
     }
-    // A half of a half, in the window in which the store went away.
+    // Half of a half, in the window in which the store went away.
     assert_eq!(granted, 2);
     assert_eq!(store.counts().degraded, 1000);
     assert!(store.trouble().unwrap().is_away());
@@ -367,7 +367,7 @@ async fn a_killed_server_is_replaced_by_a_share_and_found_again() {
     while store.is_away() {
         _ = limiter.acquire_now([]).await;
     }
-    // The store is empty, and its limit is whole.
+    // The store is empty, and its limit is full again.
     while limiter.acquire_now([]).await.is_ok() {
         granted += 1;
     }
@@ -411,7 +411,7 @@ async fn a_server_that_becomes_a_replica_is_connected_to_anew() {
     assert!(matches!(refusal, Some(Refusal::Unavailable { .. })));
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut connection).unwrap();
     let _ = limiter.acquire_now([]).await.unwrap();
-    // One, whose self-test found a replica, and one to the primary.
+    // One connection whose self-test found a replica, and one to the primary.
     assert_eq!(connections(&mut connection) - before, 2);
 }
 
@@ -435,7 +435,8 @@ async fn a_server_without_memory_is_away_and_changes_nothing() {
     assert_eq!(status.members.iter().map(|(_, status)| status.available).collect::<Vec<_>>(), [9, 9]);
 }
 
-/// A script that runs on keeps the server from deciding: nothing ran, so the answer is known.
+/// A script that keeps running keeps the server from deciding: nothing ran, so the outcome is
+/// known.
 #[tokio::test]
 async fn a_busy_server_is_away_and_charges_nothing() {
     let Some(server) = Server::start() else { return };
@@ -448,7 +449,7 @@ async fn a_busy_server_is_away_and_charges_nothing() {
     let endless = std::thread::spawn(move || {
         redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut busy).unwrap_err().to_string()
     });
-    // Commands other than a few are refused while the script runs.
+    // Most commands are refused while the script runs.
     until(|| redis::cmd("DBSIZE").exec(&mut server.connect()).is_err()).await;
     let refusal = limiter.acquire_now([]).await.unwrap_err().refusal();
     assert!(matches!(refusal, Some(Refusal::Unavailable { .. })));
@@ -477,7 +478,7 @@ async fn a_server_without_a_free_connection_is_away() {
     assert_eq!((store.counts().failed, store.counts().degraded), (1, 1));
 }
 
-/// A server that is empty again grants one window more, and no call fails.
+/// A server that is empty again grants one more window, and no call fails.
 #[tokio::test]
 async fn a_server_that_loses_its_keys_grants_one_limit_more() {
     let Some(server) = Server::start() else { return };

@@ -1,4 +1,4 @@
-//! Servers of their own for each test.
+//! Separate servers for each test.
 
 #![allow(dead_code)] // Each test program uses a part of it.
 
@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// The program that this variable names is tested in place of the first one that is installed.
+/// The program that this variable names is tested in place of the first installed one.
 const VARIABLE: &str = "TIDEGATE_REDIS_SERVER";
 
 /// The programs that speak the protocol.
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 
-/// A server that listens at a socket in a directory of its own, and ends with the test.
+/// A server that listens at a socket in its own directory, and ends with the test.
 #[derive(Debug)]
 pub(crate) struct Server {
     program: String,
     directory: TempDir,
     args: Vec<String>,
-    /// Commands and their arguments that come before the program, such as `faketime`.
+    /// Commands and their arguments that precede the program, such as `faketime`.
     before: Vec<String>,
     port: u16,
     /// Whether it is a sentinel, with the settings in a file of this name.
@@ -30,10 +30,10 @@ pub(crate) struct Server {
     child: Option<Child>,
 }
 
-/// The settings of a sentinel, which it writes itself, too.
+/// The settings of a sentinel, which it also writes itself.
 const SENTINEL: &str = "sentinel.conf";
 
-/// The program of the servers; `None`, with a message, if there is none.
+/// The program of the servers; `None`, with a message, if none is installed.
 pub(crate) fn program() -> Option<String> {
     let programs = match std::env::var(VARIABLE) {
         Ok(program) => vec![program],
@@ -46,24 +46,24 @@ pub(crate) fn program() -> Option<String> {
     installed
 }
 
-/// Whether a program is there.
+/// Whether a program is installed.
 pub(crate) fn is_installed(program: &str) -> bool {
     let mut version = Command::new(program);
     let version = version.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
     version.status().is_ok_and(|status| status.success())
 }
 
-/// A port that no program listens at, and that the system gives to no client.
+/// A port at which no program listens, and which the system gives to no client.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let is_free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-    // The programs that run at one time begin at different ports.
+    // Programs that run concurrently begin at different ports.
     let next = || std::process::id().wrapping_mul(7).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
     let ports = (0..10_000).filter_map(|_| u16::try_from(20_000 + next() % 10_000).ok());
     { ports }.find(is_free).expect("a port")
 }
 
-/// Waits until it is so. The time limit only ends a test that hangs.
+/// Waits until the condition holds. The time limit only ends a test that hangs.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
@@ -124,7 +124,7 @@ impl Server {
         Some(server)
     }
 
-    /// Starts the server again. It knows what was saved on disk.
+    /// Starts the server again, with the data that was saved on disk.
     pub(crate) fn run(&mut self) {
         self.spawn();
         wait_until("the server has started", || {
@@ -134,7 +134,7 @@ impl Server {
         });
     }
 
-    /// Starts the server, and does not wait until it answers.
+    /// Starts the server without waiting until it replies.
     pub(crate) fn spawn(&mut self) {
         self.kill();
         let _ = std::fs::remove_file(self.socket());
@@ -155,7 +155,7 @@ impl Server {
         self.child = Some(child.expect("a server"));
     }
 
-    /// Changes a setting of the next start.
+    /// Changes the settings of the next start.
     pub(crate) fn set_args(&mut self, args: &[&str]) {
         self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
     }
@@ -202,7 +202,7 @@ impl Server {
         cmd.query(&mut self.connect()).expect("an answer")
     }
 
-    /// A line of INFO; `None` if the server does not answer. Sentinels close the connections of a
+    /// A line of INFO; `None` if the server does not reply. Sentinels close the connections of a
     /// server whose role they change.
     pub(crate) fn info(&self, section: &str, name: &str) -> Option<String> {
         let client = redis::Client::open(self.url()).expect("an address");
