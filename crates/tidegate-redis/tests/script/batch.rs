@@ -1,4 +1,4 @@
-//! Several requests in one call: decided as in calls of their own, one behind the other.
+//! Several requests in one call: decided like separate calls in sequence.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn state(connection: &mut Connection, limits: &[Limit]) -> Vec<(Option<Vec<u8>>,
     values.chunks(2).map(read).collect()
 }
 
-/// One limit or several, under keys of their own.
+/// One limit or several, under separate keys.
 fn limits(lines: &[&str], suffix: &str) -> Vec<Limit> {
     let named = |(i, line): (usize, &&str)| {
         let limit = Limit::new(line);
@@ -41,7 +41,7 @@ fn parts<'a>(limits: &'a [Limit], costs: &[(u64, u64)], before: &'a [Vec<u8>]) -
     limits.iter().enumerate().map(part).collect()
 }
 
-/// Random requests, with other calls between the batches, and a clock that is also set back.
+/// Random requests, with other calls between the batches, and a clock that is sometimes set back.
 fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64) {
     let (single, batch) = (limits(lines, &format!("single{seed}")), limits(lines, &format!("batch{seed}")));
     let script = Script::shared(single.iter().map(|limit| limit.terms.kind()));
@@ -96,7 +96,8 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
             let cmd = reserve(&script, Some(now), &parts(&single, &none, &[]), &[], &[telling]);
             let value: Value = cmd.query(&mut store.connection).expect("a reply");
             let alone = Reply::read(value, lines.len()).expect("a reply");
-            // A long value is told of the last request alone; of another one, its number.
+            // A long value is only reported for the last request; for any other request, its
+            // number.
             let long = |before: &Vec<u8>| i + 1 < requests.len() && before.len() > 1024;
             let is_short = alone.answer == Answer::Done && !request.tells;
             let told = Reply {

@@ -17,7 +17,7 @@ fn within(micros: u64) -> Operation {
     Operation::Reserve { longest: Duration::from_micros(micros), shadow: false }
 }
 
-/// A reference: a request is due when the policy says so behind all that was booked, and takes its
+/// A reference: a request is due when the policy says so after all earlier bookings, and takes its
 /// permits then.
 #[test]
 fn a_booking_is_due_as_behind_a_line() {
@@ -44,7 +44,7 @@ fn a_booking_is_due_as_behind_a_line() {
             let context = format!("{line}: call {i}, {operation:?} of {n} at {now}: {reply:?}");
             let n = u32::try_from(*n).expect("a few permits");
             let at = nanos(*now).max(booked);
-            // Instants of a store are whole microseconds.
+            // Times of a store are whole microseconds.
             let due = policy.ready_at(&state, at, 0, n).max(at);
             let due = Nanos::new(due.as_u64().next_multiple_of(1000));
             let wait = Duration::from_nanos(due.as_u64() - nanos(*now).as_u64());
@@ -134,11 +134,11 @@ fn odd_rates_are_exact() {
         for (k, reply) in (0u64..).zip(store.run(&limit, &calls)) {
             assert_eq!(reply.wait, Duration::from_micros((k * micros).div_ceil(permits)), "{line}: {k}");
         }
-        // The told instant is exact, and coming just then costs nothing of the rate.
+        // The predicted wait is exact, and a request just at its end costs nothing of the rate.
         let mut limit = Limit::new(line);
         limit.key.push_str("-asked");
         if permits > micros {
-            // More than one permit in a microsecond cannot be asked for one by one.
+            // More than one permit in a microsecond cannot be requested one by one.
             continue;
         }
         let due = |k: u64| START + (k * micros).div_ceil(permits);
@@ -184,7 +184,7 @@ fn a_booking_given_back_leaves_no_trace() {
         );
         assert_eq!(store.call(TRY, now, &[wide.part(most, &[])]), next, "{line}");
         assert_eq!(store.call(Operation::Status, now, &[wide.part(0, &[])]), before, "{line}");
-        // At its instant it is a grant, and is given back as one.
+        // At its time the booking is a grant, and is given back as one.
         let booked = store.call(ANY_WAIT, now, &[wide.part(most, &[])]);
         let due = u64::try_from(booked.due).expect("an instant");
         let late = store.call(back(&booked), due, &[wide.part(most, &booked.before[0])]);
@@ -193,11 +193,11 @@ fn a_booking_given_back_leaves_no_trace() {
     }
 }
 
-/// The most permits in a span of microseconds.
+/// The most permits in a duration of microseconds.
 type Bound = fn(u64) -> u64;
 
-/// Random bookings and attempts, some given back: the grants keep the bound of the policy in every
-/// span.
+/// Random bookings and attempts, some given back: the grants keep the bound of the policy over
+/// every duration.
 #[test]
 fn bookings_that_are_given_back_are_never_granted_twice() {
     let Some(mut store) = Store::new() else { return };
@@ -228,7 +228,7 @@ fn bookings_that_are_given_back_are_never_granted_twice() {
                 given_back += 1;
                 continue;
             }
-            // A leaky bucket bounds single permits.
+            // The bound of a leaky bucket applies to single permits.
             let n = if line.starts_with("leaky") { 1 } else { random.random_range(1..=2) };
             let longest = random.random_range(0..12) * interval;
             let reply = store.call(within(longest), now, &[limit.part(n, &[])]);

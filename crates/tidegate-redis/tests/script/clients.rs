@@ -9,7 +9,7 @@ use crate::clients::{Clients, script};
 
 const SECOND: u64 = 1_000_000;
 
-/// A process asks at a time. Returns how many there are.
+/// A process asks at a time. Returns the number of processes.
 fn ask(connection: &mut Connection, client: &Clients, now: u64) -> u32 {
     let script = script();
     let question = client.question(&script, "clients", Some(now));
@@ -88,7 +88,7 @@ fn a_lost_count_and_a_clock_set_back_are_counted_anew() {
     assert_eq!(ask_all(&mut connection, START + 60 * SECOND), 8);
     redis::cmd("FLUSHALL").exec(&mut connection).expect("no keys");
     assert_eq!(ask(&mut connection, &clients[0], START + 61 * SECOND), 1);
-    // A process keeps to the larger number for a while.
+    // A process keeps the larger number for a while.
     assert_eq!(clients[0].get().map(|n| n.get()), Some(8));
     assert_eq!(ask_all(&mut connection, START + 61 * SECOND), 8);
     assert_eq!(ask_all(&mut connection, START), 8);

@@ -1,4 +1,4 @@
-//! Random decisions: each script decides as the policy in one process does.
+//! Random decisions: each script decides like the policy in one process.
 
 use std::time::Duration;
 
@@ -35,12 +35,12 @@ pub(crate) const EXACT: [&str; 20] = [
     "sliding_log 7/s with_capacity 30",
 ];
 
-/// How many calls of each policy, from the environment; 50,000 make a million.
+/// The number of calls of each policy, from the environment; 50,000 make a million.
 pub(crate) fn calls() -> usize {
     std::env::var("TIDEGATE_REDIS_CALLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000)
 }
 
-/// Calls at times that mostly rise: attempts, refunds, debits and readings, of mixed sizes.
+/// Calls at mostly rising times: attempts, refunds, debits and status calls, of mixed sizes.
 fn random_calls(limit: &Limit, seed: u64) -> Vec<(Operation, u64, u64)> {
     let mut random = SmallRng::seed_from_u64(seed);
     let most = limit.terms.limit.clamp(1, 60);
@@ -52,11 +52,11 @@ fn random_calls(limit: &Limit, seed: u64) -> Vec<(Operation, u64, u64)> {
                 0..30 => 0,
                 30..90 => random.random_range(0..=most_in(2.5)),
                 90..96 => random.random_range(0..=most_in(20.0)),
-                // To a full instant, where windows and steps begin.
+                // To a full period, where windows and steps begin.
                 96..99 => 1_000_000 - now % 1_000_000,
                 _ => random.random_range(0..=most_in(500.0)),
             };
-            // A clock that is a little behind.
+            // A clock that is slightly behind.
             let seen =
                 now - if random.random_ratio(1, 10) { random.random_range(0..=most_in(1.0)) } else { 0 };
             let n = if random.random_ratio(3, 4) { 1 } else { random.random_range(1..=most + 1) };
@@ -68,7 +68,7 @@ fn random_calls(limit: &Limit, seed: u64) -> Vec<(Operation, u64, u64)> {
                 95..99 => Operation::Status,
                 _ => Operation::Reset,
             };
-            // A log in one process remembers fewer permits that are owed.
+            // A log in one process remembers fewer owed permits.
             let owes = operation == Operation::Debit && limit.terms.kind() == Kind::Log;
             // Of a grant at this time.
             let seen = if matches!(operation, Operation::Refund { .. }) { now } else { seen };
@@ -77,7 +77,7 @@ fn random_calls(limit: &Limit, seed: u64) -> Vec<(Operation, u64, u64)> {
         .collect()
 }
 
-/// A time of a server as one of the clock of a policy.
+/// A server's time as a time of a policy's clock.
 pub(crate) fn nanos(micros: u64) -> Nanos {
     Nanos::new((micros - START) * 1000)
 }
@@ -123,7 +123,7 @@ fn scripts_decide_as_policies_do() {
                         };
                         assert_eq!(reply.answer, Answer::Refused, "{context}");
                         assert_eq!(reply.wait, wait.saturating_add(behind), "{context}");
-                        // A limit that tells when a request is due has begun.
+                        // A limit that reports when a request is due has begun.
                         latest = latest.or((wait < Duration::MAX).then_some(seen));
                     }
                 },

@@ -1,4 +1,4 @@
-//! Permits in use: the script alone, under a time that the tests set.
+//! Permits in use: only the script, under a time that the tests set.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ fn a_process_that_does_not_call_is_lost() {
     store.call(1, 3, 0, &[-2]);
     store.now += 6 * SECOND;
     store.call(2, 3, 0, &[-1]);
-    // The first one is lost at 10 s, the second one calls again.
+    // The first one counts as lost at 10 s, and the second one calls again.
     store.now += 4 * SECOND - 1;
     assert_eq!(store.call(3, 3, 0, &[-1]).granted, [false]);
     store.now += 1;
@@ -113,7 +113,7 @@ fn a_process_that_does_not_call_is_lost() {
     store.call(2, 3, 1, &[]);
     store.now += 9 * SECOND;
     assert_eq!(store.in_use(), 3);
-    // It lives, and holds what it holds: nothing is granted until fewer are in use.
+    // It lives, and keeps its permits: nothing is granted until fewer are in use.
     assert_eq!(store.call(1, 3, 2, &[-1]).in_use, 5);
     assert_eq!(store.call(2, 3, 0, &[-1]).granted, [false]);
 }
@@ -126,7 +126,7 @@ fn a_call_that_comes_late_changes_nothing() {
     store.calls -= 2;
     assert_eq!(store.call(1, 3, 3, &[]).in_use, 1);
     assert_eq!(store.in_use(), 1);
-    // A call that the store did not get is made good by the next one.
+    // The next call makes up for a call that the store did not get.
     store.calls += 7;
     assert_eq!(store.call(1, 3, 2, &[]).in_use, 2);
 }
@@ -146,7 +146,8 @@ fn processes_that_wait_take_turns() {
     store.call(1, 4, 0, &[-4]);
     assert_eq!(store.call(2, 4, 0, &[2]).before, 0);
     assert_eq!(store.call(3, 4, 0, &[1]).before, 1);
-    // Two permits come back. They are kept for the second process, also from one that holds some.
+    // Two permits come back. They are kept for the second process, even from a process that holds
+    // some.
     let told = store.call(1, 4, 2, &[1, 1]);
     assert_eq!((told.granted, told.before), (vec![false, false], 2));
     assert_eq!(store.call(4, 4, 0, &[-1]).granted, [false]);
@@ -154,12 +155,12 @@ fn processes_that_wait_take_turns() {
     assert_eq!(store.call(2, 4, 0, &[2]).granted, [true]);
     store.call(1, 4, 1, &[1, 1]);
     assert_eq!(store.call(3, 4, 0, &[1]).granted, [true]);
-    // A process that does not ask again loses its place, and its requests hold up no other.
+    // A process that does not ask again loses its position, and its requests hold up no other.
     assert_eq!(store.call(2, 4, 2, &[2]).before, 1);
     store.now += 2 * SECOND;
     store.call(3, 4, 0, &[]);
     assert_eq!(store.call(4, 4, 0, &[-1]).granted, [true]);
-    // What is withdrawn is not waited for.
+    // A withdrawn request is not waited for.
     store.call(2, 4, 2, &[2]);
     assert_eq!(store.call(3, 4, 0, &[1]).before, 1);
     store.call(2, 4, 2, &[]);
@@ -191,7 +192,7 @@ fn a_pause_that_is_ended_keeps_no_key() {
     store.other(Operation::Pause(Duration::from_secs(3600)));
     let ttl = |store: &mut Store| -> u64 {
         let ttl: u64 = redis::cmd("PTTL").arg(&store.key).query(&mut store.connection).expect("a ttl");
-        // Under a time that is set, keys are kept for a day more.
+        // Under a time that is set, keys are kept for one day more.
         ttl.saturating_sub(86_400_000) / 1000
     };
     assert!((3590..=3600).contains(&ttl(&mut store)));
@@ -199,7 +200,8 @@ fn a_pause_that_is_ended_keeps_no_key() {
     assert!(ttl(&mut store) <= SPAN.as_secs());
 }
 
-/// The server's clock is set back: processes that live go on, and others are lost in their span.
+/// The server's clock is set back: processes that live go on, and others are lost after their time
+/// to live.
 #[test]
 fn a_clock_set_back_keeps_no_process_for_longer() {
     let Some(mut store) = Store::new() else { return };
@@ -248,7 +250,7 @@ fn random_calls_count_every_permit() {
     let Some(mut store) = Store::new() else { return };
     let limit = 12;
     let mut random = SmallRng::seed_from_u64(1);
-    // Of each process its permits, and its last call.
+    // For each process its permits, and its last call.
     let mut processes: BTreeMap<u8, (u64, u64)> = BTreeMap::new();
     let (mut granted, mut lost, mut waited) = (0, 0, 0);
     for _ in 0..5_000 {
@@ -291,7 +293,7 @@ fn random_calls_count_every_permit() {
     assert_eq!((store.in_use(), store.size()), (0, 0));
 }
 
-/// Many processes crash, of which none calls again.
+/// Many processes crash, and none of them calls again.
 #[test]
 fn all_that_crashed_processes_held_comes_back_at_once() {
     let Some(mut store) = Store::new() else { return };

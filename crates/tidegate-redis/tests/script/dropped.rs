@@ -1,4 +1,4 @@
-//! Bookings that are dropped in any order: what comes back, and what never does.
+//! Bookings that are dropped in any order: which of them come back, and which never do.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn give_back(store: &mut Store, now: u64, limit: &Limit, reply: &Reply, n: u64) 
     assert_eq!(store.call(back, now, &[limit.part(n, &reply.before[0])]).answer, Answer::Done);
 }
 
-/// A limit all of whose permits are taken, and whose requests may wait for any time.
+/// A limit whose permits are all taken, and whose requests may wait for any time.
 fn used_up(store: &mut Store, line: &str, key: String, now: u64) -> Limit {
     let limit = Limit::new(line);
     let limit = Limit { terms: Terms { longest: None, ..limit.terms }, key };
@@ -31,7 +31,7 @@ fn used_up(store: &mut Store, line: &str, key: String, now: u64) -> Limit {
     limit
 }
 
-/// Of two sizes dropped in the order in which they came both stayed debited.
+/// Two bookings of different sizes that were dropped in their order of arrival both stayed debited.
 #[test]
 fn two_sizes_dropped_in_any_order_come_back() {
     let Some(mut store) = Store::new() else { return };
@@ -77,7 +77,7 @@ fn a_storm_that_is_dropped_leaves_no_trace() {
     }
 }
 
-/// Requests of other sizes took parts of instants of dropped bookings, and were dropped, too. The
+/// Requests of other sizes took parts of the times of dropped bookings, and were dropped, too. The
 /// values from before these bookings were lost, and the bookings behind them stayed debited.
 #[test]
 fn bookings_that_are_dropped_one_by_one_leave_no_trace() {
@@ -124,8 +124,8 @@ fn bookings_that_are_dropped_one_by_one_leave_no_trace() {
     }
 }
 
-/// Random requests, of which many are dropped at random: the grants are within the bound. In storms
-/// many come, or are dropped, at once, so that more places are free than a call parses.
+/// Random requests, many of which are dropped at random: the grants are within the bound. In storms
+/// many come, or are dropped, at once, so that more bookings are free than a call parses.
 #[test]
 fn dropped_bookings_are_never_granted_twice() {
     let Some(mut store) = Store::new() else { return };
@@ -138,7 +138,7 @@ fn dropped_bookings_are_never_granted_twice() {
         let interval = intervals(&limit, 1.0);
         let most = if line.starts_with("leaky") { 4 } else { limit.terms.limit.clamp(1, 10) };
         let dropped = random.random_range(0.2..0.9);
-        // A storm, and how many steps there are.
+        // The size of a storm, and the number of steps.
         let (storm, steps) = if seed % 2 == 0 { (1, 400) } else { (60, 150) };
         let (mut now, mut grants, mut waiting) = (START, Vec::new(), Vec::new());
         for _ in 0..steps {
@@ -176,7 +176,7 @@ fn dropped_bookings_are_never_granted_twice() {
     }
 }
 
-/// Callers ask for twice the rate, for mixed sizes, and drop each wait that takes over a second.
+/// Callers request twice the rate, in mixed sizes, and drop each wait that takes over a second.
 #[test]
 fn a_limit_in_overload_is_used_by_callers_with_timeouts() {
     let Some(mut store) = Store::new() else { return };
@@ -195,7 +195,7 @@ fn a_limit_in_overload_is_used_by_callers_with_timeouts() {
         let (mut now, mut used, mut waiting) = (START, 0, Vec::<(u64, Reply, u64)>::new());
         while now < START + 60 * SECOND {
             now += random.random_range(0..55_000);
-            // What a caller does before the next one comes, in its order.
+            // The actions of earlier callers before the next one comes, in order.
             while let Some((until, reply, n)) = waiting.first()
                 && *until < now
             {
@@ -215,7 +215,7 @@ fn a_limit_in_overload_is_used_by_callers_with_timeouts() {
     }
 }
 
-/// How the bookings of a storm are dropped.
+/// The order in which the bookings of a storm are dropped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Order {
     Random,
@@ -223,7 +223,7 @@ enum Order {
     Last,
 }
 
-/// Books so many waits of up to 300 permits, and drops all of them.
+/// Books `count` waits of up to 300 permits, and drops all of them.
 fn storm(store: &mut Store, line: &str, count: usize, order: Order) {
     let now = START + 3;
     let limit = Limit { key: format!("{line}-{count}-{order:?}"), ..Limit::new(line) };
@@ -247,7 +247,7 @@ fn storm(store: &mut Store, line: &str, count: usize, order: Order) {
     for (i, (reply, n)) in booked.iter().enumerate() {
         give_back(store, now, &limit, reply, *n);
         if i == half && line.starts_with("sliding_log") && order == Order::Random {
-            // The state of a log changes on the way, and no booking is lost.
+            // The state of a log changes meanwhile, and no booking is lost.
             let pause = Operation::Pause { span: Duration::from_secs(1), keep_permits: true };
             store.call(pause, now, &[limit.part(0, &[])]);
             store.call(Operation::Resume, now, &[limit.part(0, &[])]);
@@ -282,7 +282,7 @@ fn a_storm_of_mixed_sizes_leaves_no_trace() {
     }
 }
 
-/// A log keeps no more records than it says. What it forgot counts until it is over.
+/// A log keeps no more records than documented. A forgotten record counts until its window is over.
 #[test]
 fn a_log_of_too_many_bookings_forgets_none_too_early() {
     let Some(mut store) = Store::new() else { return };
@@ -302,8 +302,8 @@ fn a_log_of_too_many_bookings_forgets_none_too_early() {
     assert_eq!(next.wait, Duration::from_secs(known));
 }
 
-/// Once two thirds of the permits of a log of 4,000 were used. Waits of several windows leave
-/// permits at instants that no request fits.
+/// Only two thirds of the permits of a log of 4,000 were once used. Waits of several windows leave
+/// permits at times that no request fits.
 #[test]
 fn half_of_the_waits_of_a_log_are_dropped_and_the_log_is_used() {
     let Some(mut store) = Store::new() else { return };
@@ -314,7 +314,7 @@ fn half_of_the_waits_of_a_log_are_dropped_and_the_log_is_used() {
         let of = Limit { key: format!("{line}-{millis}"), ..Limit::new(&line) };
         let mut random = SmallRng::seed_from_u64(limit);
         let (mut now, mut grants) = (START, Vec::new());
-        // By the instant of the drop.
+        // By the time of the drop.
         let mut drops = std::collections::BTreeMap::<(u64, usize), (Reply, u64)>::new();
         let longest = Operation::Reserve { longest: Duration::from_millis(millis), shadow: false };
         for call in 0.. {
@@ -355,7 +355,7 @@ fn half_of_the_waits_of_a_log_are_dropped_and_the_log_is_used() {
     }
 }
 
-/// A booking comes back once, and to the state that it was made in.
+/// A booking comes back once, and to the state in which it was made.
 #[test]
 fn a_drop_that_comes_twice_or_to_another_state_gives_nothing() {
     let Some(mut store) = Store::new() else { return };
@@ -364,7 +364,7 @@ fn a_drop_that_comes_twice_or_to_another_state_gives_nothing() {
         let limit = used_up(&mut store, line, format!("{line}-twice"), now);
         let book = |store: &mut Store| store.call(ANY_WAIT, now, &[limit.part(1, &[])]);
         let booked: Vec<Reply> = (0..20).map(|_| book(&mut store)).collect();
-        // Of a log the bookings at one instant are not told apart: a process gives each back once.
+        // The bookings of a log at one time are not distinguished: a process gives each back once.
         let alone = booked.iter().position(|reply| {
             booked.iter().filter(|other| other.due == reply.due).count() == 1 && reply.due < booked[19].due
         });

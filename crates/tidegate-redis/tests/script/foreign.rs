@@ -1,4 +1,4 @@
-//! Values that another program wrote under a key: an error, and no state to grant by.
+//! Values that another program wrote under a key: an error, and not a state by which to grant.
 
 use redis::{RedisResult, Value};
 
@@ -14,7 +14,7 @@ const LIMITS: [&str; 6] = [
     "sliding_log 10/min",
 ];
 
-/// Each byte that a text may begin with, followed by as many others as the longest number has.
+/// Each byte with which a text may begin, followed by as many others as the longest number has.
 fn texts() -> Vec<Vec<u8>> {
     let filled = |first: u8, rest: u8| {
         let mut text = vec![rest; 5_000];

@@ -1,4 +1,4 @@
-//! Very many limits in one call: more than Lua passes to a function, which are fewer than 8,000.
+//! Very many limits in one call: more than Lua passes to a function, which is fewer than 8,000.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const LINES: [&str; 5] = [
     "sliding_log 1/s",
 ];
 
-/// So many limits have each of the [`LINES`] in a call for many limits.
+/// The number of limits of each of the [`LINES`] in a call for many limits.
 const TIMES: usize = 1620;
 
 fn limits(times: usize) -> Vec<Limit> {
@@ -27,7 +27,7 @@ fn parts<'a>(limits: &'a [Limit], n: u64, before: &'a [Vec<u8>]) -> Vec<Part<'a>
     limits.iter().enumerate().map(part).collect()
 }
 
-/// A reply for few limits, as one for so many times more.
+/// A reply for few limits, as a reply for `times` times as many.
 fn repeated(reply: &Reply, times: usize) -> Reply {
     Reply {
         permits: reply.permits.repeat(times),
@@ -48,7 +48,7 @@ fn operate(store: &mut Store, operation: Operation, n: u64, booked: Option<&Repl
     few
 }
 
-/// As [`operate`], for a call that gives bookings back and reserves for some requests.
+/// Like [`operate`], for a call that gives bookings back and reserves for some requests.
 fn book(store: &mut Store, given_back: &[Reply], requests: usize) -> Vec<Reply> {
     let mut replies = |times| {
         let limits = limits(times);

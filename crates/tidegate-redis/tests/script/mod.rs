@@ -1,4 +1,4 @@
-//! The scripts alone, under a time that the tests set.
+//! Only the scripts, under a time that the tests set.
 
 mod batch;
 mod booking;
@@ -25,10 +25,10 @@ use crate::script::{GivenBack, Operation, Part, Reply, Script, Wanted, command, 
 use crate::terms::Terms;
 use support::Server;
 
-/// Unix time in microseconds at which tests begin: as large as real times are.
+/// The Unix time in microseconds at which tests begin: as large as real times.
 pub(crate) const START: u64 = 1_764_000_000_000_000;
 
-/// One limit in a store of its own.
+/// One limit in a separate store.
 pub(crate) struct Store {
     _server: Server,
     pub(crate) connection: Connection,
@@ -41,7 +41,7 @@ impl Store {
         Some(Store { _server: server, connection })
     }
 
-    /// Runs calls in one pipeline: each an operation, the time, and how many permits.
+    /// Runs calls in one pipeline: each an operation, the time, and the number of permits.
     pub(crate) fn run(&mut self, limit: &Limit, calls: &[(Operation, u64, u64)]) -> Vec<Reply> {
         let script = Script::shared([limit.terms.kind()]);
         let mut replies = Vec::with_capacity(calls.len());
@@ -103,7 +103,7 @@ impl Limit {
     }
 }
 
-/// So many times the mean time of a permit, in microseconds.
+/// A multiple of the mean time of a permit, in microseconds.
 #[allow(clippy::cast_possible_truncation)] // Far below 2^64.
 pub(crate) fn intervals(limit: &Limit, times: f64) -> u64 {
     let rate = limit.terms.rate;

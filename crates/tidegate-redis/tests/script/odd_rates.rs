@@ -1,4 +1,4 @@
-//! Rates whose intervals are no whole microseconds, against a bucket of integers without bounds.
+//! Rates whose intervals are not whole microseconds, against a bucket of unbounded integers.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::script::{Answer, Operation};
 use crate::script_tests::conformance::calls;
 use crate::script_tests::{Limit, START, Store, TRY};
 
-/// `refill` units come in each microsecond, and a permit costs `price`.
+/// `refill` units accrue in each microsecond, and a permit costs `price`.
 struct Bucket {
     refill: i128,
     price: i128,
     cap: i128,
     level: i128,
-    /// When the level was so.
+    /// The time at which the level had this value.
     booked: i128,
     seen: i128,
 }
@@ -28,7 +28,7 @@ impl Bucket {
             (a, b) = (b, a % b);
         }
         let (refill, price) = (permits / a, 1_000_000 / a);
-        // What can come in beyond a price in its last microsecond has room.
+        // Units that accrue beyond a price in its last microsecond have room.
         let cap = burst * price + refill - 1;
         Bucket { refill, price, cap, level: burst * price, booked: now, seen: now }
     }
@@ -37,7 +37,7 @@ impl Bucket {
     fn try_acquire(&mut self, now: i128, n: i128) -> Result<(), i128> {
         let ahead = self.seen - now;
         if ahead > (self.cap + self.price + self.refill - 1) / self.refill {
-            // The clock was set back: all instants move with it.
+            // The clock was set back: all times move with it.
             (self.seen, self.booked) = (now, self.booked - ahead);
         }
         let at = now.max(self.seen).max(self.booked);
@@ -51,7 +51,7 @@ impl Bucket {
     }
 }
 
-/// With one permit more the price is no number of a script.
+/// With one permit more, the price does not fit the numbers of a script.
 #[test]
 fn the_largest_request_of_an_odd_rate_is_due_some_day() {
     let Some(mut store) = Store::new() else { return };

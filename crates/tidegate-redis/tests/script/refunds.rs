@@ -16,7 +16,7 @@ fn pause(seconds: u64, keep_permits: bool) -> Operation {
     Operation::Pause { span: Duration::from_secs(seconds), keep_permits }
 }
 
-/// How long after the start a reply lets its request go.
+/// The time after the start at which a reply lets its request proceed.
 fn due(reply: &Reply) -> u64 {
     u64::try_from(reply.due).expect("an instant").saturating_sub(START)
 }
@@ -43,7 +43,7 @@ fn a_resumed_limit_grants_nothing_before_its_bookings() {
             call(pause(10, keep_permits), 0);
             call(Operation::Resume, 0);
             assert_eq!(call(ANY_WAIT, 0), 3 * each, "{line}");
-            // Nothing comes in during half a second of a pause that is prolonged.
+            // Nothing accrues during half a second of a pause that is extended.
             call(pause(5, keep_permits), 0);
             call(pause(60, keep_permits), each / 4);
             call(Operation::Resume, each / 2);
@@ -60,8 +60,8 @@ fn a_resumed_limit_grants_nothing_before_its_bookings() {
     }
 }
 
-/// A refund kept the bookings before it from being undone: a pool of workers that settle what they
-/// reserved, and a wait that is dropped, left a day's quota used up for two days.
+/// A refund kept the bookings before it from being undone. A pool of workers that settle their
+/// reservations, and a dropped wait, left a day's quota used up for two days.
 #[test]
 fn a_wait_that_is_dropped_after_a_refund_comes_back() {
     let Some(mut store) = Store::new() else { return };
@@ -102,7 +102,7 @@ fn a_wait_that_is_dropped_after_a_refund_comes_back() {
     }
 }
 
-/// A wait that was told was told again and again, since the limit began anew each time.
+/// The same predicted wait was returned again and again, because the limit began anew each time.
 #[test]
 fn a_told_wait_is_over_when_it_was_told() {
     let Some(mut store) = Store::new() else { return };
@@ -124,8 +124,8 @@ fn a_told_wait_is_over_when_it_was_told() {
     }
 }
 
-/// A place ends at its instant. A request that may not wait was told that instant, and found it
-/// gone: it was told the next one, as often as there were places.
+/// A booking ends at its time. A request that may not wait was given that time, and found the
+/// booking gone. It was given the next one, once for each booking.
 #[test]
 fn a_request_that_may_not_wait_is_told_no_instant_of_a_place() {
     let Some(mut store) = Store::new() else { return };
@@ -155,7 +155,7 @@ fn a_request_that_may_not_wait_is_told_no_instant_of_a_place() {
     }
 }
 
-/// An earlier window was taken to begin a whole number of windows before the last one. Another
+/// An earlier window was assumed to begin a whole number of windows before the last one. Another
 /// limit may leave a gap between two windows, so permits of the earlier one were granted in the
 /// last one.
 #[test]
@@ -212,18 +212,18 @@ fn a_window_takes_back_its_own_permits_alone() {
         assert!(ahead >= SECOND, "{line}");
         call(refund(0), SECOND / 2, 10);
         assert_eq!(call(TRY, ahead, 1).0, Answer::Refused, "{line}");
-        // While they count they are given back.
+        // While they count, they are given back.
         call(refund(ahead), ahead + 1, 4);
         assert_eq!(call(TRY, ahead + 1, 5).0, Answer::Refused, "{line}");
         assert_eq!(call(TRY, ahead + 1, 4).0, Answer::Done, "{line}");
-        // Others took these since.
+        // Others took these meanwhile.
         assert_eq!(call(TRY, 5 * SECOND, 10).0, Answer::Done, "{line}");
         call(refund(ahead), 5 * SECOND, 6);
         assert_eq!(call(TRY, 5 * SECOND, 1).0, Answer::Refused, "{line}");
     }
 }
 
-/// The window before weighs less than the open one, from which its permits were taken.
+/// The previous window weighs less than the open one, from which its permits were taken.
 #[test]
 fn an_estimate_takes_back_from_the_window_of_the_grant() {
     let Some(mut store) = Store::new() else { return };
@@ -238,11 +238,12 @@ fn an_estimate_takes_back_from_the_window_of_the_grant() {
     assert_eq!(call(refund, SECOND * 2, 4), 5);
 }
 
-/// A refund was added to the level at the last booking, and met the ones before it at one instant.
+/// A refund was added to the level at the last booking, and met the earlier refunds at one time.
 #[test]
 fn a_bucket_takes_back_what_its_bookings_leave_room_for() {
     let Some(mut store) = Store::new() else { return };
-    // Of the burst, the size of a request that has all of it, and how much comes back of so much.
+    // The burst, the size of a request that gets all of it, the unused permits, and how many of
+    // them come back.
     for (line, n, unused, given) in [
         ("token_bucket 1/s burst 1", 1, 1, 0),
         // Bookings of 1 leave room for 9.
@@ -268,7 +269,7 @@ fn a_bucket_takes_back_what_its_bookings_leave_room_for() {
     }
 }
 
-/// What a later grant found at the cap would not have come in without the refunded grant.
+/// Permits that a later grant found at the cap would not have accrued without the refunded grant.
 #[test]
 fn a_bucket_takes_back_what_a_later_grant_left_room_for() {
     let Some(mut store) = Store::new() else { return };
@@ -281,7 +282,7 @@ fn a_bucket_takes_back_what_a_later_grant_left_room_for() {
     assert_eq!(call(Operation::Refund { due }, SECOND * 7 / 10, 10), 3);
 }
 
-/// A burst that a hundred requests use up, each of which found less than the one before.
+/// A burst that a hundred requests use up, each of which found fewer permits than the previous one.
 #[test]
 fn a_bucket_that_empties_takes_back_all_but_an_eighth() {
     let Some(mut store) = Store::new() else { return };
@@ -291,14 +292,14 @@ fn a_bucket_that_empties_takes_back_all_but_an_eighth() {
         let calls: Vec<_> = (0..100).map(|i| (TRY, START + i, 10)).collect();
         store.run(&limit, &calls);
         let refund = Operation::Refund { due: i64::try_from(START + back).expect("an instant") };
-        // So much was there at the next request.
+        // The permits that were available at the next request.
         let exact = 10 * (back + 1);
         let taken = store.call(refund, START + 100, &[limit.part(1000, &[])]).limits[0].available;
         assert!(taken <= exact && exact - taken <= 125, "{back}: {taken} of {exact}");
     }
 }
 
-/// What a grant got, less what it gave back.
+/// The permits of a grant, less those that it gave back.
 pub(super) struct Net {
     pub(super) at: u64,
     pub(super) n: u64,
@@ -320,7 +321,7 @@ pub(super) const BOUNDED: [&str; 12] = [
     "sliding_log 10/s",
 ];
 
-/// Whether the net grants of a policy are within its bound, by looking at every window.
+/// Returns whether the net grants of a policy are within its bound, by checking every window.
 pub(super) fn is_within(limit: &Limit, grants: &[Net]) -> Result<(), String> {
     let sum = |from: u64, till: u64| -> u64 {
         grants.iter().filter(|net| (from..till).contains(&net.at)).map(|net| net.n).sum()
@@ -346,7 +347,7 @@ pub(super) fn is_within(limit: &Limit, grants: &[Net]) -> Result<(), String> {
                 (limit * length, before + sum(began, last.at + 1) * length)
             }
             Numbers::Bucket(BucketNumbers { refill, price, cap, mode, .. }) => {
-                // Of each span that ends here; units come in, and a price is paid.
+                // Over each duration that ends here, units accrue, and a price is paid.
                 for first in grants.iter().filter(|first| first.at <= last.at) {
                     let units = sum(first.at, last.at + 1) * whole(price);
                     let most = match mode {
@@ -367,12 +368,12 @@ pub(super) fn is_within(limit: &Limit, grants: &[Net]) -> Result<(), String> {
     Ok(())
 }
 
-/// How many random programs run.
+/// The number of random programs.
 fn seeds() -> u64 {
     if std::env::var_os("TIDEGATE_REDIS_CALLS").is_some() { 200 } else { 6 }
 }
 
-/// Random requests, of which some wait, are settled, or leave, under pauses: the grants that are
+/// Random requests, some of which wait, are settled, or leave, under pauses: the grants that are
 /// not given back are within the bound of the policy.
 #[test]
 fn what_comes_back_is_never_granted_twice() {
@@ -391,7 +392,7 @@ fn what_comes_back_is_never_granted_twice() {
                 let due = |reply: &Reply| u64::try_from(reply.due).expect("an instant");
                 if random.random_bool(0.3) && !open.is_empty() {
                     let (reply, n) = open.swap_remove(random.random_range(0..open.len()));
-                    // Some messages come when the instant has passed.
+                    // Some messages come when the booked time has passed.
                     if due(&reply) > now || random.random_bool(0.3) {
                         let back = Operation::Back { due: reply.due };
                         let before = reply.before.first().map_or(&[][..], Vec::as_slice);
@@ -431,8 +432,8 @@ fn what_comes_back_is_never_granted_twice() {
     }
 }
 
-/// Permits that are refunded while bookings lie ahead are lent at once, and only once, also when these
-/// bookings are undone.
+/// Permits that are refunded while bookings lie ahead are lent at once, and only once, even if
+/// these bookings are undone.
 #[test]
 fn a_loan_outlives_the_bookings_behind_it() {
     let Some(mut store) = Store::new() else { return };
@@ -450,7 +451,8 @@ fn a_loan_outlives_the_bookings_behind_it() {
             if between {
                 waits.push(call(ANY_WAIT, SECOND / 10, 5, &[]));
             }
-            // It is more than there is, it is there, and it is gone.
+            // A request for more than is available, one for the available permits, and one for a
+            // permit more.
             assert_eq!(call(TRY, SECOND / 10, 5, &[]).answer, Answer::Refused, "{line}");
             let lent = call(TRY, SECOND / 10, 4, &[]);
             assert_eq!((lent.answer, due(&lent)), (Answer::Done, SECOND / 10), "{line}");
@@ -460,15 +462,15 @@ fn a_loan_outlives_the_bookings_behind_it() {
                 call(Operation::Back { due: wait.due }, SECOND / 5, 5, &wait.before[0]);
             }
             let left = call(Operation::Status, SECOND / 5, 0, &[]).limits[0].available;
-            // In 0.2 s a permit comes in.
+            // In 0.2 s a permit accrues.
             let most = u64::from(line.starts_with("token"));
             assert_eq!(left, most, "{line}, {between}, {first}");
         }
     }
 }
 
-/// A booking that was given back, and whose instant has passed, was refunded, and then undone with
-/// the one behind it.
+/// A booking that was given back after its time was refunded, and then undone with the one behind
+/// it.
 #[test]
 fn a_place_that_has_passed_comes_back_once() {
     let Some(mut store) = Store::new() else { return };
@@ -484,7 +486,7 @@ fn a_place_that_has_passed_comes_back_once() {
     assert_eq!(call(Operation::Status, SECOND * 7 / 10, 0, &[]).limits[0].available, 3);
 }
 
-/// Of three bookings the first was given back, and lent when its instant had passed. The loan was
+/// Of three bookings the first was given back, and lent when its time had passed. The loan was
 /// forgotten when the second one had passed, and all were undone when the third one was given back.
 #[test]
 fn a_loan_outlives_bookings_that_have_passed() {
@@ -504,8 +506,8 @@ fn a_loan_outlives_bookings_that_have_passed() {
     assert_eq!(call(Operation::Status, 45, 0, &[]).limits[0].available, 45 - 19);
 }
 
-/// A loan waited for another limit. Bookings before its instant were taken to find less, too, and a
-/// refund gave back what these had no room for.
+/// A loan waited for another limit. Bookings before its time were assumed to find fewer permits,
+/// too, and a refund gave back permits for which these bookings had no room.
 #[test]
 fn a_loan_to_come_takes_nothing_from_bookings_before_it() {
     let Some(mut store) = Store::new() else { return };
@@ -541,7 +543,7 @@ fn many_loans_outlive_the_bookings_behind_them() {
     let stays = call(ANY_WAIT, 0, 30, &[]);
     assert_eq!(due(&stays), SECOND * 3 / 10);
     call(Operation::Refund { due: used.due }, 1, 40, &[]);
-    // Each of them is larger than what was refunded.
+    // Each of them is larger than the refund.
     let mut waits = Vec::new();
     for _ in 0..40 {
         waits.push(call(ANY_WAIT, 1, 50, &[]));
@@ -551,13 +553,14 @@ fn many_loans_outlive_the_bookings_behind_them() {
     for wait in &waits {
         call(Operation::Back { due: wait.due }, 2, 50, &wait.before[0]);
     }
-    // The others go on, so no permit of the refund is left.
+    // The others proceed, so no permit of the refund is left.
     let left = call(Operation::Status, 35, 0, &[]).limits[0].available;
     assert!(left <= 35 - 30, "{left}");
 }
 
-/// What comes back of one limit serves requests that wait for it, if their other limit has room.
-/// Such requests waited behind the bookings ahead of the other limit, as if it was short, too.
+/// Permits that come back to one limit serve requests that wait for it, if their other limit has
+/// room. Such requests waited behind the bookings ahead of the other limit, as if it was short,
+/// too.
 #[test]
 fn what_one_limit_gives_back_serves_requests_of_several() {
     let Some(mut store) = Store::new() else { return };
@@ -604,15 +607,15 @@ fn what_one_limit_gives_back_serves_requests_of_several() {
         for _ in 0..6 {
             call(refund, later, [0, 600]);
         }
-        // 200 were left, but what came in meanwhile is for those that wait.
+        // 200 were left, but the permits that accrued meanwhile are for waiting requests.
         assert_eq!((0..6).filter(|_| call(TRY, later, [1, 800]).0).count(), 4, "{short}, {roomy}");
-        // Where the other limit has no room, it is not passed.
+        // If the other limit has no room, it is not passed.
         assert!(!call(TRY, later, [95, 1]).0, "{short}, {roomy}");
-        // What comes back of the other limit is granted once.
+        // Permits that come back to the other limit are granted once.
         call(refund, later, [1, 0]);
         let alone = [0; 2].map(|_| call(TRY, later, [1, 0]).0);
         assert_eq!(alone, [true, false], "{short}, {roomy}");
-        // Behind the bookings each grant counts.
+        // Behind the bookings, each grant counts.
         for now in [9_900, 10_100, 15_000, 19_900, 21_000].map(|millis| START + millis * 1000) {
             while call(TRY, now, [1, 0]).0 {}
         }
@@ -624,8 +627,8 @@ fn what_one_limit_gives_back_serves_requests_of_several() {
     }
 }
 
-/// Eight bookings ahead, of which a limit has four marks: a request that takes what came back of
-/// the other limit passes only where the least of all bookings leaves room for it.
+/// Eight bookings ahead, of which a limit has four marks. A request that takes permits that came
+/// back to the other limit passes only if the least of all bookings leaves room for it.
 #[test]
 fn a_request_passes_more_bookings_than_there_are_marks() {
     let Some(mut store) = Store::new() else { return };
@@ -671,8 +674,9 @@ fn a_request_passes_more_bookings_than_there_are_marks() {
     assert!(granted > 100 && refused > 100, "{granted} and {refused}");
 }
 
-/// Workers that reserve more than they use, of one limit or of two, some of whom leave before their
-/// instants. What they give back is granted to others while bookings lie ahead, and not once more.
+/// Workers that reserve more than they use, of one limit or of two, some of which leave before
+/// their booked times. Permits that they give back are granted to others while bookings lie ahead,
+/// and not a second time.
 #[test]
 fn what_is_lent_is_never_granted_twice() {
     let Some(mut store) = Store::new() else { return };
@@ -781,9 +785,9 @@ fn level(store: &mut Store, key: &str) -> (u64, f64) {
     (number(16) as u64, number(behind))
 }
 
-/// Random requests, of which many are given back before their instants or settled behind them: the
-/// bucket is never fuller than one that has had the other grants alone. A loan was forgotten when its
-/// bookings had passed, and an older one was undone with one to come.
+/// Random requests, many of which are given back before their booked times or settled after them.
+/// The bucket is never fuller than one that has had only the other grants. A loan was forgotten
+/// when its bookings had passed, and an older one was undone with one to come.
 #[test]
 fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
     let Some(mut store) = Store::new() else { return };
@@ -805,7 +809,7 @@ fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
         let longest = Duration::from_micros(random.random_range(1..=4) * 40 * interval);
         let wanted = Operation::Reserve { longest, shadow: false };
         let mut now = START;
-        // The replies of the grants that stay, and how many permits of each.
+        // The replies of the grants that stay, and the permits of each.
         let mut grants: Vec<(Reply, u64)> = Vec::new();
         for _ in 0..40 {
             now += random.random_range(0..most * interval / 4);
@@ -836,7 +840,8 @@ fn a_bucket_is_never_fuller_than_its_grants_leave_it() {
                 full -= price * i64::try_from(*n).expect("permits");
                 last = due;
             }
-            // A bucket whose last bookings were given back may be told as of an earlier instant.
+            // A bucket whose last bookings were given back may report its state as of an earlier
+            // time.
             if at >= last {
                 full = cap.min(full + refill * i64::try_from(at - last).expect("a span"));
                 assert!(level <= full as f64, "{line}, {seed}: {level} of {full} at {}", at - START);

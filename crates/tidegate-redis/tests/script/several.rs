@@ -43,7 +43,7 @@ fn a_refusal_of_one_limit_changes_no_limit() {
         now += SECOND / 100;
     };
     assert!(granted > 0);
-    // The limit that makes the request wait is named, and it is due when that limit is.
+    // The limit that makes the request wait is named, and the request is due when that limit is.
     let tightest = refused.tightest.expect("a limit");
     let alone = store.call(TRY, now, &[limits[tightest].part(1, &[])]);
     assert_eq!(alone.wait, refused.wait);
@@ -52,8 +52,8 @@ fn a_refusal_of_one_limit_changes_no_limit() {
     assert_eq!(store.call(TRY, due, &parts).answer, Answer::Done);
 }
 
-/// What came back to a bucket that never fills was left to requests that come sooner, for ever: the
-/// request was told that it is never due, and behind a pause the script failed.
+/// Permits that came back to a bucket that never fills were left for ever to requests that come
+/// sooner. The request was reported as never due, and behind a pause the script failed.
 #[test]
 fn a_request_behind_what_came_back_to_a_limit_of_rate_zero_is_due() {
     let Some(mut store) = Store::new() else { return };
@@ -82,7 +82,7 @@ fn a_request_behind_what_came_back_to_a_limit_of_rate_zero_is_due() {
     }
 }
 
-/// The place of the last booking of a log has ended at its instant, and a debit counts then.
+/// The entry of a log's last booking has ended at its time, and a debit counts then.
 #[test]
 fn a_told_time_counts_a_debit_beside_the_place_of_the_last_booking() {
     let Some(mut store) = Store::new() else { return };
@@ -159,8 +159,8 @@ fn nothing_is_granted_in_a_pause() {
     }
 }
 
-/// Requests that wait behind a pause, and are dropped at random or late, change nothing: a limit has
-/// the state of one without them, when the pause has ended and when it is ended.
+/// Requests that wait behind a pause, and are dropped at random or late, change nothing: a limit
+/// has the state of a limit without them, whether the pause has ended or is ended.
 #[test]
 fn what_is_foreseen_behind_a_pause_changes_nothing() {
     let Some(mut store) = Store::new() else { return };
@@ -192,7 +192,7 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
                     continue;
                 }
                 _ => {
-                    // Nobody waits but behind a pause.
+                    // Requests wait only behind a pause.
                     let status = store.call(Operation::Status, now, &[asked.part(0, &[])]);
                     if status.limits[0].paused_for > Duration::ZERO {
                         let reply = store.call(ANY_WAIT, now, &[asked.part(n, &[])]);
@@ -210,7 +210,7 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
             let [one, other] =
                 [asked, control].map(|limit| store.call(operation, now, &[limit.part(n, &[])]));
             if operation == TRY && other.limits.first().is_some_and(|told| told.paused_for > Duration::ZERO) {
-                // What is foreseen counts for the wait that a refusal tells.
+                // Foreseen requests count in the wait that a refusal predicts.
                 assert!(
                     one.answer == other.answer && one.wait >= other.wait,
                     "{line}, {seed} {one:?} {other:?}"
@@ -224,8 +224,8 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
     assert!(foreseen > 500, "{foreseen}");
 }
 
-/// Requests behind a pause are told instants one behind the other, and one that is dropped makes
-/// room for the next.
+/// Requests behind a pause are given times in sequence, and a dropped request makes room for the
+/// next.
 #[test]
 fn requests_behind_a_pause_are_foreseen_one_behind_the_other() {
     let Some(mut store) = Store::new() else { return };
@@ -264,7 +264,7 @@ fn a_resumed_limit_has_what_it_had() {
 }
 
 /// The server's clock is set back by ten seconds, a day and a year: no permit is granted twice, and
-/// no wait is longer than the limit takes to come in.
+/// no wait is longer than the limit takes to refill.
 #[test]
 fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
     let Some(mut store) = Store::new() else { return };
@@ -288,7 +288,8 @@ fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
 }
 
 /// A limit keeps a second value while a request is foreseen. The end of the pause in that value did
-/// not move with the clock, so the pause lasted longer by as much as the clock was set back.
+/// not move with the clock, so the pause was extended by the amount by which the clock was set
+/// back.
 #[test]
 fn a_clock_set_back_in_a_pause_does_not_prolong_it() {
     let Some(mut store) = Store::new() else { return };
@@ -311,7 +312,8 @@ fn a_clock_set_back_in_a_pause_does_not_prolong_it() {
     }
 }
 
-/// A bucket that fills in steps is in debt for longer than a key may live: Redis refused to write.
+/// A bucket that fills in steps has a negative balance for longer than a key may live: Redis
+/// refused to write.
 #[test]
 fn a_debt_of_a_million_years_is_written() {
     let Some(mut store) = Store::new() else { return };
@@ -326,7 +328,7 @@ fn a_debt_of_a_million_years_is_written() {
 }
 
 /// The server's clock is stepped by ten seconds, forward and back, again and again: a step forward
-/// fills a limit at most, and a step back nothing.
+/// at most fills a limit, and a step back adds nothing.
 #[test]
 fn a_clock_that_is_stepped_fills_once_a_step() {
     let Some(mut store) = Store::new() else { return };
@@ -351,7 +353,7 @@ fn a_clock_that_is_stepped_fills_once_a_step() {
 #[test]
 fn other_terms_keep_what_was_taken() {
     let Some(mut store) = Store::new() else { return };
-    // What is available under other terms after three of ten permits were taken.
+    // The permits available under other terms after three of ten permits were taken.
     for (old, new, available) in [
         ("token_bucket 10/s burst 10", "token_bucket 20/min burst 10", 7),
         ("token_bucket 10/s burst 10", "token_bucket 3/s burst 5", 5),
@@ -370,7 +372,7 @@ fn other_terms_keep_what_was_taken() {
     }
 }
 
-/// Every key expires, and no earlier than it says as much as a new one.
+/// Every key expires, and not before it would report as much as a new one.
 #[test]
 fn a_key_expires_when_it_is_as_good_as_new() {
     let Some(mut store) = Store::new() else { return };
@@ -386,7 +388,7 @@ fn a_key_expires_when_it_is_as_good_as_new() {
                 store.call(ANY_WAIT, START, &part());
             }
             let ttl: i64 = redis::cmd("PTTL").arg(&limit.key).query(&mut store.connection).expect("a ttl");
-            // Under a time that is set, keys are kept for a day more.
+            // Under a time that is set, keys are kept for one day more.
             let ttl = u64::try_from(ttl).expect("an expiry").saturating_sub(DAY) + 1000;
             let told = store.call(Operation::Status, START + ttl * 1000, &part());
             if !line.contains("start_with") && !line.starts_with("smooth") {

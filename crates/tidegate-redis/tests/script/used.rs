@@ -1,4 +1,5 @@
-//! How much of a limit is used while waits are dropped at random, beside a limiter in one process.
+//! The used part of a limit while waits are dropped at random, compared with a limiter in one
+//! process.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -35,7 +36,7 @@ fn requests(rate: u64, most: u64) -> Vec<Asked> {
     let mut now = START;
     let mut asked = Vec::new();
     while now < START + SECONDS * SECOND {
-        // The mean is half of the permits of a request at the rate, by four.
+        // The mean gap is a quarter of the mean time of a request's permits at the rate.
         now += random.random_range(0..(most + 1) * SECOND / (4 * rate));
         let dropped = random.random_bool(0.5).then(|| random.random_range(0.0..1.0));
         asked.push(Asked { at: now, n: random.random_range(1..=most), dropped });
@@ -50,11 +51,11 @@ impl Asked {
     }
 }
 
-/// Grants over a store. Each request is that of a process of its own.
+/// Grants over a store. Each request comes from a separate process.
 fn over_a_store(store: &mut Store, limit: &Limit, longest: Duration, asked: &[Asked]) -> Vec<Net> {
     let reserve = Operation::Reserve { longest, shadow: false };
     let mut grants = Vec::new();
-    // By the instant of the drop.
+    // By the time of the drop.
     let mut drops = BTreeMap::<(u64, usize), (Reply, u64)>::new();
     for (i, request) in asked.iter().enumerate() {
         while let Some(first) = drops.first_entry()
@@ -77,7 +78,7 @@ fn over_a_store(store: &mut Store, limit: &Limit, longest: Duration, asked: &[As
     grants
 }
 
-/// Grants in one process: the first in line is granted when it is due.
+/// Grants in one process: the first request in the queue is granted when it is due.
 fn in_one_process(line: &str, longest: Duration, asked: &[Asked]) -> Vec<Net> {
     let policy: AnyPolicy = line.parse().expect("a policy");
     let policy = policy.with_epoch(Duration::from_micros(START));
@@ -128,13 +129,13 @@ fn in_one_process(line: &str, longest: Duration, asked: &[Asked]) -> Vec<Net> {
     grants
 }
 
-/// Permits that waits of a window had left free were lost when the instants of these waits had
-/// come, and a request that needed the permits of two waits took neither: an estimate of 300 was
-/// used to 79 %.
+/// Permits that dropped waits of a window had left free were lost when the times of these waits had
+/// come. A request that needed the permits of two waits took neither: only 79 % of an estimate of
+/// 300 was used.
 #[test]
 fn a_window_is_used_as_in_one_process_while_waits_are_dropped() {
     let Some(mut store) = Store::new() else { return };
-    // The longest wait, and the least part of what is used in one process.
+    // The maximum wait, and the least part of the use in one process.
     for (line, millis, least) in [
         ("fixed_window 300/s", 3000, 99),
         ("sliding_window 300/s cells 10", 500, 99),
@@ -161,8 +162,8 @@ fn a_window_is_used_as_in_one_process_while_waits_are_dropped() {
     }
 }
 
-/// Of the instants of a storm that stand before a booking of another process, 32 went to later
-/// requests: a limit was hardly used until the others had passed.
+/// Of the times of a storm before a booking of another process, 32 went to later requests: a limit
+/// was hardly used until the others had passed.
 #[test]
 fn the_instants_of_a_storm_go_to_later_requests() {
     let Some(mut store) = Store::new() else { return };
