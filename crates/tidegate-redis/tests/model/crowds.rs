@@ -1,4 +1,4 @@
-//! Crowds that come at one instant, at a server that is well and takes longer for them than the
+//! Crowds of concurrent requests at a server that is well and takes longer for them than the
 //! timeout of the store.
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep};
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A server at a distance of 0.1 ms that works so long for a call.
+/// A server at a distance of 0.1 ms that works for `service` on a call.
 fn model(seed: u64, service: Duration) -> Model {
     Model::new(seed, Network { service, ..Network::steady(MS / 10) })
 }
@@ -33,10 +33,10 @@ fn is_unavailable(refusal: &AllRefusal) -> bool {
     matches!(refusal.refusal(), Some(Refusal::Unavailable { .. }))
 }
 
-/// The first requests of 20,000 keys waited for 40 s and longer at an idle server: their calls were
-/// late by those before them, that opened the breaker, and they all left again together. Where they
-/// do not wait for a store that is away, those that were late to leave stood at the end of the line
-/// again, and if the process was slow, none left.
+/// The first requests of 20,000 keys waited for 40 s and longer at an idle server. Their calls were
+/// late because of the calls before them, which opened the breaker, and all were sent again
+/// together. If requests do not wait for a store that is away, the calls that were sent late went
+/// to the end of the queue again, and if the process was slow, none was sent.
 #[test]
 fn many_keys_wait_in_their_order() {
     const KEYS: u32 = 20_000;
@@ -66,8 +66,8 @@ fn many_keys_wait_in_their_order() {
     }
 }
 
-/// Requests that do not wait are decided within the timeout. Of those that come too late for that
-/// no call is made, so the breaker stays closed.
+/// Requests that do not wait are decided within the timeout. No call is made for requests that come
+/// too late for that, so the breaker stays closed.
 #[test]
 fn requests_that_come_too_late_in_a_crowd_are_refused_in_time() {
     run(async {
@@ -94,14 +94,15 @@ fn requests_that_come_too_late_in_a_crowd_are_refused_in_time() {
         let counts = store.counts();
         assert_eq!((counts.unknown, counts.failed), (0, 0), "{counts:?}");
         assert!(!store.is_away() && granted > 1000 && refused > 0, "{granted}, {refused}");
-        // The server did nothing in vain.
+        // The server did no work in vain.
         assert_eq!(model.calls() - model.counting_calls(), granted + 2);
         drop(users.acquire("last").await.unwrap());
     });
 }
 
-/// A request that does not wait stood behind the call of one that does, which waited to leave
-/// behind those of other keys, and was looked at only when that call had its answer.
+/// A request that does not wait queued behind the call of one that does. That call waited to be
+/// sent, behind the calls of other keys, and the request was only checked when the call had its
+/// reply.
 #[test]
 fn requests_that_do_not_wait_have_answers_in_time_behind_a_call_that_waits_to_leave() {
     for requests in [1, 3] {
@@ -113,7 +114,7 @@ fn requests_that_do_not_wait_have_answers_in_time_behind_a_call_that_waits_to_le
                 let waits = (0..users_of_it).map(|i| users.acquire(&format!("user{crowd}.{i}")));
                 waits.map(|wait| async { wait.await.map(drop) }).collect::<JoinSet<_>>()
             };
-            // Crowds of which calls are late halve the window.
+            // Crowds with late calls halve the window.
             for crowd in 0..8 {
                 join(crowd, 200).join_all().await;
                 sleep(2 * SECOND).await;
@@ -138,8 +139,8 @@ fn requests_that_do_not_wait_have_answers_in_time_behind_a_call_that_waits_to_le
     }
 }
 
-/// Waits that join one limiter at once, and are dropped at once. Their calls were late by each
-/// other: permits were lost, and other limiters of the store were refused.
+/// Waits that join one limiter at once, and are dropped at once. Their calls delayed each other:
+/// permits were lost, and other limiters of the store were refused.
 #[test]
 fn a_storm_of_waits_is_served_at_the_rate() {
     let rows = [
@@ -183,7 +184,7 @@ fn a_storm_of_waits_is_served_at_the_rate() {
     }
 }
 
-/// A request that does not wait stood behind all calls of requests that do, and was refused by a
+/// A request that does not wait queued behind all calls of requests that do, and was refused by a
 /// server that was well.
 #[test]
 fn a_request_that_does_not_wait_is_decided_beside_a_crowd_that_does() {
@@ -210,7 +211,7 @@ fn a_request_that_does_not_wait_is_decided_beside_a_crowd_that_does() {
     });
 }
 
-/// While more than 16,384 calls had no answer, permits that went back were lost.
+/// While more than 16,384 calls had no reply, permits that went back were lost.
 #[test]
 fn permits_of_a_crowd_that_leaves_go_back() {
     run(async {
@@ -234,8 +235,8 @@ fn permits_of_a_crowd_that_leaves_go_back() {
     });
 }
 
-/// While more than 16,384 calls had no answer, each limit asked again every few milliseconds, and
-/// the calls that were made did not leave.
+/// While more than 16,384 calls had no reply, each limit asked again every few milliseconds, and
+/// the calls that were made were not sent.
 #[test]
 fn permits_in_use_of_many_limits_are_had() {
     run(async {
@@ -257,7 +258,7 @@ fn permits_in_use_of_many_limits_are_had() {
     });
 }
 
-/// Calls that were late by those before them opened the breaker of a server that answered.
+/// Calls that were late because of earlier calls opened the breaker of a server that replied.
 #[test]
 fn late_calls_of_a_server_that_answers_do_not_open_the_breaker() {
     run(async {
@@ -273,7 +274,7 @@ fn late_calls_of_a_server_that_answers_do_not_open_the_breaker() {
         while let Some(answer) = answers.join_next().await {
             granted += u32::from(answer.unwrap().is_ok());
         }
-        // A server has 25 calls done in the timeout of the store.
+        // A server completes 25 calls in the timeout of the store.
         assert!(granted >= 20 && store.counts().unknown >= 70, "{granted}, {:?}", store.counts());
         assert!(!store.is_away());
         sleep(200 * MS).await;
@@ -281,8 +282,8 @@ fn late_calls_of_a_server_that_answers_do_not_open_the_breaker() {
     });
 }
 
-/// Requests of a call that was too late to be made stood in line again, each of them for the whole
-/// of its longest wait.
+/// The requests of a call that was too late to be made queued again, each for the whole of its
+/// maximum wait.
 #[test]
 fn a_longest_wait_in_a_crowd_counts_from_when_the_request_came() {
     run(async {

@@ -1,4 +1,4 @@
-//! Processes of which each has other terms for one limit, as while a configuration is rolled out.
+//! Processes with different terms for one limit, as while a configuration is rolled out.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn limiter(store: &Store, tag: &str, line: &str) -> AnyLimiter {
     store.limiter(tag).limit("calls", line).build().unwrap().into()
 }
 
-/// How many permits each of the limiters gets, if they ask in turn.
+/// The permits that each of the limiters gets if they ask in turn.
 async fn in_turn(limiters: &[&AnyLimiter], time: Duration, rest: Duration) -> u64 {
     let (began, mut granted) = (Instant::now(), 0);
     while began.elapsed() < time {
@@ -29,8 +29,8 @@ async fn in_turn(limiters: &[&AnyLimiter], time: Duration, rest: Duration) -> u6
     granted
 }
 
-/// A key was forgotten when it was as new by the terms of the process that wrote it last: 1,000
-/// permits a day were granted each second.
+/// A key expired when its limit was full again by the terms of the process that wrote it last:
+/// 1,000 permits a day were granted each second.
 #[test]
 fn buckets_of_other_rates_have_one_state() {
     for (lines, burst, rate) in [
@@ -54,7 +54,7 @@ fn buckets_of_other_rates_have_one_state() {
     }
 }
 
-/// Windows of another length have a state of their own: 100 times the sum of both was granted.
+/// Windows of different lengths have separate states: 100 times the sum of both was granted.
 #[test]
 fn windows_of_other_lengths_are_other_limits() {
     for (lines, seconds) in [
@@ -79,7 +79,7 @@ fn windows_of_other_lengths_are_other_limits() {
     }
 }
 
-/// A tool that has other terms pauses or debits a limit, and its permits are still used up.
+/// A tool with other terms pauses or debits a limit, and its permits are still used up.
 #[test]
 fn a_tool_with_other_terms_fills_no_limit() {
     for (line, permits, tools) in [
@@ -110,7 +110,8 @@ fn a_tool_with_other_terms_fills_no_limit() {
                 sleep(2500 * MS).await;
                 in_turn(&[&fleet], 100 * MS, 100 * MS).await
             });
-            // What the rate of the tool brings to a bucket is there: up to its burst.
+            // The permits that the tool's rate adds to a bucket are available, up to the tool's
+            // burst.
             let most = if tool.ends_with("burst 20") { 20 } else { 1 };
             assert!(granted <= most, "{line}, {tool}, {call}: {granted}");
         }

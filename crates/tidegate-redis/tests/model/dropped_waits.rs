@@ -1,5 +1,5 @@
 //! Waits that are dropped at random, before, in and after outages, on paused time over a model of a
-//! server. A slow model counts the permits of all grants.
+//! server. A slow reference model counts the permits of all grants.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const SECOND: i64 = 1_000_000;
 const RATE: u32 = 20;
 const BURST: i64 = 40;
 
-/// The instants of the grants by the server's clock in microseconds, with their permits.
+/// The times of the grants by the server's clock in microseconds, with their permits.
 type Grants = Arc<Mutex<Vec<(i64, i64)>>>;
 
 struct Process {
@@ -36,7 +36,7 @@ impl Process {
         Process { store, limiter, granted: Arc::default() }
     }
 
-    /// A request that is dropped if it is not granted in this time.
+    /// A request that is dropped if it is not granted within `patience`.
     async fn request(&self, number: u32, n: u32, patience: Duration) {
         let (wait, granted) = (AnyLimiter::from(self.limiter.clone()).acquire_many(n), self.granted.clone());
         if let Ok(permits) = timeout(patience, wait).await {
@@ -46,7 +46,8 @@ impl Process {
     }
 }
 
-/// In which time a bucket is full, from the last of these grants on. It has had a permit for each.
+/// The time in which a bucket is full, after the last of these grants. It has had a permit for
+/// each.
 fn full_in(grants: &mut [(i64, i64)]) -> Duration {
     grants.sort_unstable();
     // In millionths of a permit.
@@ -59,8 +60,8 @@ fn full_in(grants: &mut [(i64, i64)]) -> Duration {
     Duration::from_micros((missing / i64::from(RATE)).try_into().unwrap())
 }
 
-/// Returns how many permits were granted, how many are missing beyond them, and how many messages
-/// with refunds were lost.
+/// Returns the number of granted permits, of permits missing beyond them, and of lost messages with
+/// refunds.
 async fn random_drops(seed: u64, processes: usize, sizes: (u32, u32)) -> (i64, f64, u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let service = Duration::from_micros(1);
@@ -72,13 +73,13 @@ async fn random_drops(seed: u64, processes: usize, sizes: (u32, u32)) -> (i64, f
         let process = fleet[random.random_range(0..processes)].clone();
         let n = random.random_range(sizes.0..=sizes.1);
         let patience = match random.random_bool(0.5) {
-            // Dropped in line, in its call, while it is booked, or in an outage.
+            // Dropped in the queue, in its call, while it is booked, or in an outage.
             true => Duration::from_secs_f64(10_f64.powf(random.random_range(-6.0..1.5))),
             false => Duration::MAX,
         };
         tasks.push(tokio::spawn(async move { process.request(number, n, patience).await }));
-        // A server that is killed carries out the calls that it answers, and no others. The next
-        // server has its state.
+        // A server that is killed carries out the calls to which it replies, and no others. The
+        // next server has its state.
         match random.random_range(0..30) {
             0 => model.kill(),
             1..4 => model.fail_over(false),
@@ -90,12 +91,12 @@ async fn random_drops(seed: u64, processes: usize, sizes: (u32, u32)) -> (i64, f
     for task in tasks {
         task.await.unwrap();
     }
-    // What another process dropped goes to the next request that asks the store.
+    // Permits that another process dropped go to the next request that asks the store.
     if processes == 1 && sizes.0 == sizes.1 {
         let granted = fleet[0].granted.lock().unwrap();
         assert!(granted.is_sorted(), "seed {seed}, {sizes:?}: {granted:?}");
     }
-    // The last grant is a trip before the state.
+    // The last grant is a round trip before the state.
     let limiter = &fleet[0].limiter;
     drop(AnyLimiter::from(limiter.clone()).acquire().await.unwrap());
     let state = limiter.status().await.unwrap();
@@ -107,12 +108,12 @@ async fn random_drops(seed: u64, processes: usize, sizes: (u32, u32)) -> (i64, f
     (grants.iter().map(|(_, n)| n).sum(), more, lost)
 }
 
-/// Requests of one size in one process are granted in the order in which they came. No permit is
-/// missing if the store gets all messages in time. Each message that the store does not get may
-/// keep it from undoing one more booking, but of all runs no more permits are missing than were
-/// lost. A booking that is given back when its instant has passed, since the store was away until
-/// then, is a refund, of which a bucket keeps an eighth of its burst. Where requests of several
-/// sizes take parts of what others gave back, a hundredth may be missing.
+/// Requests of one size in one process are granted in order of arrival. No permit is missing if the
+/// store gets all messages in time. Each message that the store does not get may keep it from
+/// undoing one more booking, but over all runs no more permits are missing than were lost. If the
+/// store was away until after a booking's time, giving the booking back is a refund, of which a
+/// bucket keeps an eighth of its burst. If requests of several sizes take parts of what others gave
+/// back, a hundredth may be missing.
 #[test]
 fn waits_dropped_around_outages_lose_no_permits_and_no_permit_is_granted_twice() {
     let (mut all_missing, mut all_lost) = (0.0, 0.0);
@@ -134,8 +135,7 @@ fn waits_dropped_around_outages_lose_no_permits_and_no_permit_is_granted_twice()
     assert!(all_missing <= all_lost, "{all_missing}, {all_lost} lost");
 }
 
-/// Returns how many permits were asked for, and how many are missing beyond those that were
-/// granted.
+/// Returns the number of requested permits, and of permits missing beyond those that were granted.
 async fn random_waves(seed: u64) -> (u32, f64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let service = Duration::from_micros(1);
@@ -163,9 +163,9 @@ async fn random_waves(seed: u64) -> (u32, f64) {
     (asked, more * f64::from(RATE))
 }
 
-/// Waits of mixed sizes that come in waves, of which most are dropped: a wave takes parts of what
-/// came back of the one before, and some of it is granted. What cannot be undone then is a fiftieth
-/// at most. It was a seventh.
+/// Waits of mixed sizes that come in waves, most of which are dropped. A wave takes parts of what
+/// came back of the previous one, and some of it is granted. At most a fiftieth cannot be undone
+/// then. It was a seventh.
 #[test]
 fn waves_of_mixed_waits_that_are_dropped_leave_little_debt() {
     let (mut asked, mut missing) = (0, 0.0);

@@ -1,5 +1,5 @@
-//! Limits of each key, over a model of a server on paused time: one line for each key, and nothing
-//! kept of a key that is not in use.
+//! Limits of each key, over a model of a server on paused time: one queue for each key, and no
+//! state for a key that is not in use.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn keyed(store: &Store, line: &str) -> StoreKeyedLimiter {
     builder(store, line).build().unwrap()
 }
 
-/// Lets the tasks go on until all of them wait.
+/// Lets the tasks run until all of them wait.
 async fn settle() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -61,7 +61,7 @@ fn each_key_has_the_limits_of_its_tag() {
         users.acquire_within("alice", Duration::from_secs(1)).await.map(drop).unwrap();
         let full = users.acquire_within("alice", Duration::from_secs(1)).await.unwrap_err();
         assert_eq!(full.member(), Some("calls"));
-        // A limiter of the tag, and of another process.
+        // A limiter of the tag, and one of another process.
         let other = lines
             .iter()
             .fold(self::store(&model).limiter("users:alice"), |all, (name, line)| all.limit(*name, *line));
@@ -115,7 +115,7 @@ fn requests_of_one_key_leave_together() {
             task.await.unwrap().unwrap();
         }
         other.await.unwrap().unwrap();
-        // One at once, three times 64 as soon as they stand in line, and the others then.
+        // One at once, three times 64 as soon as they queue, and then the others.
         assert_eq!(store.counts().answered, 1 + 1 + 3 + 1 + 1);
         assert!(users.is_empty());
     });
@@ -168,7 +168,7 @@ fn nothing_is_kept_of_keys_that_are_not_in_use() {
     });
 }
 
-/// While a handle of a key is held, all handles of the key share its line, whatever handles other
+/// While a handle of a key is held, all handles of the key share its queue, whichever handles other
 /// threads make and drop.
 #[test]
 fn threads_that_come_and_go_share_the_line_of_a_key() {
@@ -241,14 +241,14 @@ fn a_key_leases_while_it_is_asked_for_often() {
         assert_eq!(users.len(), 1);
         sleep(Duration::from_secs(3)).await;
         assert!(users.is_empty());
-        // What was not used went back.
+        // Unused permits went back.
         let status = self::store(&model).limiter("alice").limit("calls", LINE).build().unwrap();
         assert_eq!(available(&status.status().await.unwrap()), 1000);
     });
 }
 
-/// While leases believe the refusal of a key, no request of it makes a call, and nothing stays of a
-/// flood of keys. A small limit is decided by the store, and a large one by leases.
+/// While leases believe the refusal of a key, no request of the key makes a call, and a flood of
+/// keys leaves no state. The store decides a small limit, and leases a large one.
 #[test]
 fn a_leased_key_believes_a_refusal_for_a_second() {
     for limit in [2, 1000] {
@@ -266,7 +266,7 @@ fn a_leased_key_believes_a_refusal_for_a_second() {
                     assert!(users.acquire_now("alice", 1).await.is_err());
                     sleep(MS).await;
                 }
-                // One call each second tells that the refusal holds on.
+                // One call per second checks that the refusal still holds.
                 assert!(calls() - before <= seconds, "{limit}: {} in {seconds} s", calls() - before);
             }
             sleep(Duration::from_secs(3)).await;
@@ -295,7 +295,7 @@ fn a_share_is_that_of_a_key() {
     });
 }
 
-/// The thread of this test is that of the store: a call that blocked it would be refused.
+/// The thread of this test is the store's thread: a call that blocked it would be refused.
 #[test]
 fn places_of_each_type_block_no_thread() {
     run(async {

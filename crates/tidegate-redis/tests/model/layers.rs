@@ -1,5 +1,6 @@
-//! A layer of `tidegate-tower` over a store: one call a request, and no call that blocks. A call
-//! that blocks ends no test here, since the store answers on the thread that it would block.
+//! A layer of `tidegate-tower` over a store: one call per request, and no call that blocks. A
+//! blocking call would hang here, because the store replies on the thread that the call would
+//! block.
 
 use std::convert::Infallible;
 use std::num::NonZeroU32;
@@ -62,8 +63,8 @@ fn headers_tell_every_limit_from_the_decision() {
     });
 }
 
-/// Headers had the name of the layer, and refusals that of the limit in the store. So the time to
-/// wait was not that of the limit in the headers.
+/// Headers had the name of the layer, and refusals the name of the limit in the store. The wait was
+/// therefore not that of the limit in the headers.
 #[test]
 fn an_only_limit_has_the_name_of_the_layer_in_headers_and_refusals() {
     run(async {
@@ -122,9 +123,9 @@ fn a_store_that_is_away_is_asked_for_no_headers_and_a_share_tells_its_own() {
                 let told = ["ratelimit-policy", "ratelimit", "retry-after"].map(|name| text(&headers, name));
                 match while_away {
                     WhileAway::Open => assert_eq!(told, [""; 3]),
-                    // When the store is asked again, by its breaker.
+                    // The time until the breaker lets the store be asked again.
                     WhileAway::Closed => assert!(matches!(told, ["", "", "0" | "1"]), "{told:?}"),
-                    // The limits that this process has, of which one is used up.
+                    // The limits of this process, one of which is used up.
                     _ => {
                         let [policy, state, wait] = told;
                         assert_eq!(policy, r#""calls";q=1;w=86400, "burst";q=2;w=14400"#);
@@ -186,7 +187,7 @@ fn permits_are_settled_without_blocking() {
             burst.push((status.as_u16(), text(&headers, "ratelimit").to_owned()));
             tokio::time::sleep(10 * MS).await;
         }
-        // What each of them left before it was settled.
+        // The permits that each of them left before it was settled.
         for ((status, told), left) in burst.iter().zip(["r=1", "r=0", "r=0"]) {
             assert!(*status == 200 && told.contains(&format!(r#""burst";{left}"#)), "{burst:?}");
         }
@@ -200,7 +201,7 @@ fn permits_are_settled_without_blocking() {
         assert!(status == 429 && text(&headers, "ratelimit").contains(r#""burst";r=3"#), "{headers:?}");
         let (status, _) = send(&used.clone().cost(|_| 0)).await;
         assert_eq!(status, 200);
-        // An exempt request is told nothing.
+        // An exempt request gets no headers.
         let exempt = used.clone().cost(|_| tidegate::Request::permits(1).exempt());
         let (status, headers) = send(&exempt).await;
         assert!(status == 200 && text(&headers, "ratelimit").is_empty(), "{headers:?}");

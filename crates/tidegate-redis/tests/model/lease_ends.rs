@@ -1,5 +1,5 @@
 //! Leases that end while a booking is in flight, over a model of a server on paused time: no permit
-//! is lost, and none is there twice.
+//! is lost or duplicated.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tidegate_redis::{Store, StoreLimiter};
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Limits that are never full again in the time of a test, so that each permit counts.
+/// Limits that are never full again within a test, so that each permit counts.
 const LINES: [&str; 3] = [
     "fixed_window 1000000/h at_wall_clock 0s",
     "sliding_window 1000000/h cells 60",
@@ -22,10 +22,10 @@ const LINES: [&str; 3] = [
 /// At each of these times, in milliseconds, each limit has a booking in flight.
 const EARLY: Range<u32> = 156..176;
 
-/// Then the bucket is in full use: bookings lie ahead.
+/// At these times the bucket is in full use: bookings lie ahead.
 const LATE: Range<u32> = 306..326;
 
-/// What ends the leases of a limiter.
+/// The event that ends the leases of a limiter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Pause,
@@ -38,19 +38,19 @@ enum End {
 
 /// The permits of a limiter after its leases ended.
 struct Course {
-    /// How many permits the limit has less than one without requests.
+    /// The difference between the permits of a limit without requests and those of this limit.
     gone: u64,
-    /// How many permits were granted; since the end, if that was a reset.
+    /// The number of granted permits; if the end was a reset, since the end.
     granted: u64,
     /// Whether a booking was in flight when the leases ended.
     was_late: bool,
 }
 
-/// Ends the leases of a limiter in full use after so many milliseconds. Returns how the permits of
-/// its limit differ then from those of another limit with the same terms, which has no requests.
+/// Ends the leases of a limiter in full use after `millis` milliseconds. Returns how the permits of
+/// its limit then differ from those of another limit with the same terms and without requests.
 fn course(line: &'static str, end: End, millis: u32) -> Course {
     run(async move {
-        // A trip takes 20 ms.
+        // A round trip takes 20 ms.
         let model = Model::new(1, Network { service: Duration::ZERO, ..Network::steady(10 * MS) });
         let store = model.open(Store::builder("redis://model").timeout(500 * MS)).unwrap();
         let limit = |tag| store.limiter(tag).limit("calls", line);
@@ -61,7 +61,7 @@ fn course(line: &'static str, end: End, millis: u32) -> Course {
             change(&AnyLimiter::from(reference.clone()).non_blocking());
         };
         plain.status().await.unwrap();
-        // Both buckets begin at one instant.
+        // Both buckets begin at the same time.
         both(|limiter| limiter.debit(1).unwrap(), &plain);
         let granted = Arc::new(AtomicU64::new(0));
         let tasks: Vec<_> = (0..20)
@@ -87,7 +87,7 @@ fn course(line: &'static str, end: End, millis: u32) -> Course {
             End::Drop => stop(),
             End::Reset => {
                 let another_process = async {
-                    // Behind the reset, and before a booking in flight could come back.
+                    // After the reset, and before a booking in flight could come back.
                     tokio::time::sleep(MS).await;
                     both(|limiter| limiter.debit(100).unwrap(), &plain);
                 };
@@ -127,7 +127,7 @@ fn a_booking_that_comes_after_the_end_of_its_lease_goes_back_once() {
     }
 }
 
-/// Else the limit would have more than a new one.
+/// Otherwise the limit would have more permits than a new one.
 #[test]
 fn a_booking_that_comes_after_a_reset_is_forgotten() {
     for line in &LINES[..2] {

@@ -1,4 +1,5 @@
-//! The order of arrival of requests of mixed costs, some of which leases serve, and some the store.
+//! The order of arrival of requests of mixed costs. Leases serve some of them, and the store
+//! others.
 
 use std::time::Duration;
 
@@ -20,9 +21,9 @@ const LINES: [&str; 5] = [
     "sliding_log 1000/s",
 ];
 
-/// Two processes with leases ask for 1 to 9 permits for two seconds, up to three times the limit.
-/// Each grants its requests of equal costs in their order of arrival. At a given time the limit is
-/// paused for so long.
+/// Two processes with leases request 1 to 9 permits for two seconds, up to three times the limit.
+/// Each grants its requests of equal costs in order of arrival. If `pause` is set, the limit is
+/// paused at a given time for a given duration.
 async fn grants_in_order(seed: u64, line: &str, while_away: WhileAway, pause: Option<(Duration, Duration)>) {
     let mut random = SmallRng::seed_from_u64(seed);
     let rate: f64 = line.split([' ', '/']).nth(1).unwrap().parse().unwrap();
@@ -62,8 +63,8 @@ async fn grants_in_order(seed: u64, line: &str, while_away: WhileAway, pause: Op
     }
 }
 
-/// A lease that was booked earlier than waits which were left to the store came due with no request
-/// in its line, and served later requests at once.
+/// A lease that was booked before waits that were left to the store came due with no request in its
+/// queue, and served later requests at once.
 #[test]
 fn no_lease_serves_a_request_before_earlier_ones_that_wait_for_the_store() {
     for (line, seed) in LINES.into_iter().flat_map(|line| (0..6).map(move |seed| (line, seed))) {
@@ -71,8 +72,8 @@ fn no_lease_serves_a_request_before_earlier_ones_that_wait_for_the_store() {
     }
 }
 
-/// In a pause requests waited for a lease, and later ones, when costs were known to be mixed, for
-/// the store. At its end the store granted those first.
+/// In a pause, requests waited for a lease, and, once costs were known to be mixed, later requests
+/// waited for the store. At the end of the pause the store granted the later ones first.
 #[test]
 fn requests_of_both_lines_keep_their_order_in_a_pause() {
     for (line, seed) in LINES.into_iter().flat_map(|line| (0..6).map(move |seed| (line, seed))) {
@@ -81,7 +82,8 @@ fn requests_of_both_lines_keep_their_order_in_a_pause() {
     }
 }
 
-/// The permits that were held for the first in line had ended when the rest that was booked came.
+/// The permits held for the first request in the queue had expired when the rest of its booked
+/// permits came.
 #[test]
 fn no_lease_is_booked_that_is_too_small_for_the_first_in_line() {
     for seed in 0..30 {

@@ -16,10 +16,10 @@ use tokio::time::Instant;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// How many random courses of events are run.
+/// The number of random courses of events.
 const SEEDS: u64 = 1;
 
-/// How long a lease lasts.
+/// The life of a lease.
 const LIFE: Duration = Duration::from_millis(200);
 
 /// Processes that lease one limit.
@@ -90,7 +90,7 @@ fn eight_processes_use_all_of_a_limit_in_few_trips() {
                 });
             }
         }
-        // The first second is that in which processes learn how much they use.
+        // In the first second, processes learn their demand.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let (granted, calls) = (fleet.granted(), fleet.calls());
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -101,8 +101,9 @@ fn eight_processes_use_all_of_a_limit_in_few_trips() {
     });
 }
 
-/// The permits of a window that are too few for one more lease are not used.
-/// A lease had no more permits than come in over 100 ms. So a process that used a day's quota at
+/// Permits of a window that are too few for one more lease are not used. A lease had no more
+/// permits than accrue over 100 ms, so a process that used a day's quota at its beginning asked the
+/// store for each permit.
 /// its beginning asked the store for each permit.
 #[test]
 fn a_limit_that_comes_in_slowly_is_leased_by_its_use() {
@@ -148,7 +149,7 @@ fn a_window_as_long_as_a_lease_is_used() {
                 let granted = fleet.granted();
                 tokio::time::sleep(Duration::from_secs(3)).await;
                 let granted = fleet.granted() - granted;
-                // But for less than a lease of each window.
+                // Except less than one lease of each window.
                 assert!(granted >= 30_000 * 15 / 16, "{line}, {processes}: {granted}");
             });
         }
@@ -169,7 +170,8 @@ fn what_is_not_used_goes_back() {
         let counts = fleet.stores[0].lease_counts();
         assert_eq!((counts.outstanding(), counts.lost), (0, 0));
         assert_eq!(counts.taken, counts.used + counts.returned);
-        // A limit that is as good as new has no key. One is that in which the store counts clients.
+        // A limit that is full again (as new) has no key. The one key is that in which the store
+        // counts clients.
         assert_eq!(fleet.model.keys(), 1);
         // A dropped limiter gives back at once.
         for _ in 0..100 {
@@ -181,7 +183,7 @@ fn what_is_not_used_goes_back() {
     });
 }
 
-/// Also those of a booking that is in flight, which no request can get any more.
+/// Also those of a booking in flight, which no request can get.
 #[test]
 fn a_dropped_limiter_gives_back_all_permits_on_lease() {
     let mut in_flight = 0;
@@ -232,15 +234,15 @@ fn refused_requests_make_no_trips() {
                 });
             }
         }
-        // The first second is that in which processes learn how much they use.
+        // In the first second, processes learn their demand.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let (before, calls) = (fleet.granted(), fleet.calls());
         tokio::time::sleep(Duration::from_secs(9)).await;
         let (granted, calls) = (fleet.granted(), fleet.calls() - calls);
         let (refused, longest) = *refused.lock().unwrap();
-        // Three requests for a permit.
+        // Three requests for each permit.
         assert!(granted >= 9_950 && refused >= 20_000, "{granted} granted, {refused} refused");
-        // A process asks for 400 permits in a second by 12 leases, and the store grants a third.
+        // A process requests 400 permits per second by 12 leases, and the store grants a third.
         assert!(calls * 9 <= granted - before, "{calls} calls");
         // The last permit of a booking that is made ahead.
         assert!(longest <= Duration::from_millis(300), "{longest:?}");
@@ -269,7 +271,7 @@ fn windows_grant_what_they_would_without_leases() {
         for (at, n) in &*fleet.grants.lock().unwrap() {
             *windows.entry(at.as_secs()).or_insert(0) += n;
         }
-        // An answer of the store may arrive in the window after the one that it was granted in.
+        // A reply of the store may arrive in the window after the one in which it was granted.
         let mut sum = 0;
         for (window, n) in &windows {
             sum += n;
@@ -279,17 +281,17 @@ fn windows_grant_what_they_would_without_leases() {
     });
 }
 
-/// So many requests that come at one time.
+/// `n` concurrent requests.
 fn at_once(limiter: &AnyLimiter, n: usize) -> Vec<JoinHandle<Result<AllPermits, AllRefusal>>> {
     (0..n).map(|_| tokio::spawn(limiter.acquire())).collect()
 }
 
-/// The most permits in a span.
+/// The most permits in a duration.
 fn most_in(grants: &[(Duration, u64)], span: Duration) -> u64 {
     let (mut first, mut sum, mut most) = (0, 0, 0);
     for (at, n) in grants {
         sum += n;
-        // Spans are closed at their beginning and open at their end.
+        // Durations are closed at their beginning and open at their end.
         while grants[first].0 + span <= *at {
             sum -= grants[first].1;
             first += 1;
@@ -299,12 +301,12 @@ fn most_in(grants: &[(Duration, u64)], span: Duration) -> u64 {
     most
 }
 
-/// Random requests of a process, some of them dropped, with times in which it asks for nothing.
+/// Random requests of a process, some of them dropped, with idle times between them.
 async fn load(limiter: AnyLimiter, seed: u64, largest: u32, log: impl Fn(u64)) {
     let mut random = SmallRng::seed_from_u64(seed);
     loop {
         if random.random_ratio(1, 200) {
-            // It was stopped, or had nothing to do.
+            // The process was stopped, or was idle.
             tokio::time::sleep(MS * random.random_range(1..1500)).await;
         }
         let n = if random.random_ratio(1, 8) { random.random_range(1..=largest) } else { 1 };
@@ -332,7 +334,7 @@ async fn load(limiter: AnyLimiter, seed: u64, largest: u32, log: impl Fn(u64)) {
     }
 }
 
-/// Grants of eight processes under random loads over a network with faults, of which one crashes.
+/// Grants of eight processes under random loads over a network with faults. One process crashes.
 fn grants(seed: u64, line: &'static str, largest: u32) -> Vec<(Duration, u64)> {
     run(async move {
         let mut random = SmallRng::seed_from_u64(seed);
@@ -369,7 +371,7 @@ fn grants(seed: u64, line: &'static str, largest: u32) -> Vec<(Duration, u64)> {
                     tokio::time::sleep(MS * random.random_range(1..400)).await;
                     model.cut(clients, false);
                 }
-                // What it gives back is lost with it.
+                // The permits that it gives back are lost with it.
                 _ => {
                     model.cut([fault], true);
                     tasks
@@ -413,8 +415,8 @@ fn no_span_has_more_grants_than_its_bound_and_the_life_of_a_lease() {
         let grants = grants(seed, "fixed_window 1000/s at_wall_clock 0s", 20);
         let mut windows = BTreeMap::new();
         for (at, n) in &grants {
-            // A grant by the store itself may be of the window before, by its way back. No call
-            // takes longer than 50 ms.
+            // A grant by the store itself may belong to the previous window, because of its way
+            // back. No call takes longer than 50 ms.
             if at.subsec_millis() > 50 {
                 *windows.entry(at.as_secs()).or_insert(0) += n;
             }
@@ -423,8 +425,8 @@ fn no_span_has_more_grants_than_its_bound_and_the_life_of_a_lease() {
     }
 }
 
-/// What was booked for requests of mixed costs was too little of one limit for the first of them,
-/// and the permits of the other limit ended: a tenth of the limit was used, and less and less.
+/// The booking for requests of mixed costs had too few permits of one limit for the first of them,
+/// and the permits of the other limit expired: a tenth of the limit was used, and less and less.
 #[test]
 fn requests_of_mixed_costs_at_several_limits_use_all_of_the_tightest() {
     for (line, other, most) in [
@@ -462,7 +464,8 @@ fn requests_of_mixed_costs_at_several_limits_use_all_of_the_tightest() {
     }
 }
 
-/// A fleet of tasks that ask for up to so many permits uses this part of a limit, by so many calls.
+/// The part of a limit that a fleet of tasks uses that request up to `largest` permits each, and
+/// the number of calls.
 fn mixed_costs(line: &'static str, processes: u32, largest: u32, is_leased: bool) -> (f64, f64) {
     run(async move {
         let mut fleet = Fleet::new(7, Network::steady(MS / 2), processes, line);
@@ -488,8 +491,8 @@ fn mixed_costs(line: &'static str, processes: u32, largest: u32, is_leased: bool
     })
 }
 
-/// The rest of a lease that is less than the next request asks for ended unused: of these limits
-/// 58 to 95 % were used.
+/// The rest of a lease that was too small for the next request expired unused: of these limits 58
+/// to 95 % were used.
 #[test]
 fn requests_of_mixed_costs_use_as_much_by_leases_as_without_them() {
     for (line, processes, largest) in [
@@ -509,8 +512,8 @@ fn requests_of_mixed_costs_use_as_much_by_leases_as_without_them() {
     assert!(with >= 0.99 * 10.0 * 2000.0 && calls < 0.03, "{with} permits, {calls} calls a permit");
 }
 
-/// The lease was once for the permits of 50 ms, which a bucket of fewer never books. All requests
-/// were then decided by the store, in another order than they came in.
+/// The lease was once for the permits of 50 ms, which a bucket with fewer permits never books. The
+/// store then decided all requests, in a different order than they came in.
 #[test]
 fn requests_that_wait_for_a_bucket_with_a_small_burst_are_served_by_leases() {
     run(async {
@@ -525,8 +528,8 @@ fn requests_that_wait_for_a_bucket_with_a_small_burst_are_served_by_leases() {
     });
 }
 
-/// A lease of the long window was once for more requests than the bucket served in its time, so
-/// that the window was used up by what went back. Then all bookings were for the next window.
+/// A lease of the long window was once for more requests than the bucket served in its time, so the
+/// window was used up by permits that went back. Then all bookings were for the next window.
 #[test]
 fn requests_at_several_limits_are_served_as_fast_as_without_leases() {
     for (line, other, n, seconds) in [
@@ -554,7 +557,7 @@ fn requests_at_several_limits_are_served_as_fast_as_without_leases() {
     }
 }
 
-/// One booking at a time was for what the bucket holds: 10 permits in 20 ms.
+/// One booking at a time took the permits that the bucket holds: 10 permits in 20 ms.
 #[test]
 fn a_small_bucket_of_a_far_server_is_used_by_leases() {
     for (line, latency) in [("token_bucket 1000/s burst 5", 6), ("token_bucket 1000/s burst 10", 10)] {
@@ -574,7 +577,8 @@ fn a_small_bucket_of_a_far_server_is_used_by_leases() {
     }
 }
 
-/// A request that is granted and never polled again once counted as one in line, for ever.
+/// A request that is granted and never polled again was once counted as waiting in the queue, for
+/// ever.
 #[test]
 fn attempts_beside_a_leaked_wait_find_the_permits_of_a_limit() {
     run(async {
@@ -639,7 +643,7 @@ fn requests_that_come_at_once_are_served_in_their_order() {
         run(async move {
             let mut fleet = Fleet::new(1, Network::steady(MS / 2), 1, line);
             let limiter = fleet.limiters.remove(0);
-            // The store is known to be near, and the process asks for few permits.
+            // The store is known to be near, and the process requests few permits.
             let _ = limiter.acquire().await.unwrap();
             tokio::time::sleep(Duration::from_secs(5)).await;
             let served = Arc::new(Mutex::new(Vec::new()));
@@ -652,14 +656,15 @@ fn requests_that_come_at_once_are_served_in_their_order() {
             }
             tokio::time::sleep(Duration::from_secs(4)).await;
             let mut served = served.lock().unwrap().clone();
-            // Those of an instant ran in any order.
+            // Those of one time ran in any order.
             served.sort_unstable();
             assert!(served.len() == 1000 && served.iter().map(|(_, number)| number).is_sorted(), "{line}");
         });
     }
 }
 
-/// The bounds are for requests in the line to the store, and not for leases, which stand there too.
+/// The bounds apply to requests in the queue to the store, and not to leases, which also stand in
+/// it.
 #[test]
 fn a_full_line_does_not_refuse_leases() {
     run(async {
@@ -678,8 +683,8 @@ fn a_full_line_does_not_refuse_leases() {
     });
 }
 
-/// Two scripts are told to a server that knows none. One was once told after the other, and all
-/// that waited for the second were too late.
+/// Two scripts are sent to a server that knows neither. They were once sent in sequence, and all
+/// requests that waited for the second were too late.
 #[test]
 fn a_burst_at_a_far_server_that_knows_no_script_is_served() {
     run(async {
@@ -692,8 +697,8 @@ fn a_burst_at_a_far_server_that_knows_no_script_is_served() {
     });
 }
 
-/// A process that booked a lease ahead of the requests in line once had two and three times the
-/// permits of another one, for ever, where leases are as large as the line.
+/// A process that booked a lease ahead of the requests in the queue once had two and three times
+/// the permits of another process, for ever, if leases were as large as the queue.
 #[test]
 fn equal_processes_have_equal_parts_by_leases_of_few_permits() {
     for line in ["token_bucket 300/s burst 300", "token_bucket 300/s burst 20", "smooth_bursty 300/s"] {
@@ -773,9 +778,9 @@ fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
         let trips = store.counts().answered;
         assert!(trips * 20 <= calls, "{trips}");
         let counts = store.lease_counts();
-        // All that leases did not serve, the store did.
+        // The store served all requests that leases did not serve.
         assert!(counts.used > (calls + tokens) * 9 / 10, "{counts:?} of {calls} and {tokens}");
-        // Unnamed limits cost what the request says of others.
+        // Unnamed limits cost the amount that the request sets for others.
         let only = limiter.acquire_many(AllRequest::new().cost("tokens", 10).cost_of_others(0)).await;
         assert!(only.is_ok());
         let refusal = limiter.acquire_now([("tonkes", 1)]).await.unwrap_err();
@@ -785,7 +790,7 @@ fn a_request_at_several_limits_takes_of_all_leases_or_of_none() {
         assert!(matches!(refusal.refusal(), Some(Refusal::ExceedsLimit { limit: 100_000, .. })));
         let refusal = limiter.acquire_now([("tokens", 0), ("calls", 0)]).await.unwrap_err().refusal();
         assert_eq!(refusal, Some(Refusal::ZeroPermits));
-        // After a while all is there again.
+        // After a while all permits are back.
         tokio::time::sleep(Duration::from_secs(3)).await;
         assert_eq!(store.lease_counts().outstanding(), 0);
         assert_eq!(model.keys(), 1);
@@ -808,13 +813,13 @@ fn what_is_on_lease_is_spent_while_the_store_is_away() {
             assert!(one.acquire_now(1).await.is_ok());
         }
         assert_eq!(fleet.stores[0].counts().degraded, before);
-        // Then by the share of this process, and the requests in line as well.
+        // Then by the share of this process, and the requests in the queue as well.
         let waits = (0..300).map(|_| tokio::spawn(one.acquire()));
         for wait in waits.collect::<Vec<_>>() {
             assert!(wait.await.unwrap().is_ok());
         }
         assert!(fleet.stores[0].counts().degraded > before);
-        // Back again, and no request hangs.
+        // The network is back, and no request hangs.
         fleet.model.cut([0], false);
         tokio::time::sleep(Duration::from_secs(8)).await;
         let degraded = fleet.stores[0].counts().degraded;
@@ -841,14 +846,14 @@ fn a_pause_and_an_end_take_the_lease_back() {
         one.pause(Pause::lasting(Duration::from_secs(2)).keep_permits()).unwrap();
         let refusal = one.acquire_now(1).await.unwrap_err().refusal();
         assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
-        // A request in line is served after the pause.
+        // A request in the queue is served after the pause.
         let began = Instant::now();
         let _ = one.acquire().await.unwrap();
         let took = began.elapsed();
         assert!(took > Duration::from_millis(1990) && took < Duration::from_millis(2020), "{took:?}");
         warm(one.clone()).await;
         assert!(fleet.stores[0].lease_counts().outstanding() > 0);
-        // Closing refuses the requests in line, and gives all back.
+        // Closing refuses the requests in the queue, and gives all permits back.
         let waits: Vec<_> = (0..2000).map(|_| tokio::spawn(one.acquire())).collect();
         tokio::time::sleep(10 * MS).await;
         assert_eq!(one.close(), Ok(true));
@@ -892,12 +897,12 @@ fn dropped_waits_leave_no_trace() {
     });
 }
 
-/// Of the requests of busy and idle processes equal shares are served, but for the luck of their
+/// Equal shares of the requests of busy and idle processes are served, apart from the luck of their
 /// leases.
 #[test]
 fn busy_and_idle_processes_are_served_alike() {
     run(async {
-        // Over ways of one length, calls of one millisecond would come in the order of their
+        // Over routes of one length, calls of one millisecond would arrive in the order of their
         // timers.
         let network = Network { jitter: 1.0, ..Network::steady(MS) };
         let fleet = Fleet::new(9, network, 16, "token_bucket 10000/s burst 1000");
@@ -909,7 +914,7 @@ fn busy_and_idle_processes_are_served_alike() {
             tokio::spawn(async move {
                 let mut random = SmallRng::seed_from_u64(i as u64);
                 loop {
-                    // A millisecond's requests.
+                    // The requests of a millisecond.
                     let mut due = rate / 1000.0;
                     while random.random_bool(due.clamp(0.0, 1.0)) {
                         let is_served = limiter.acquire_now(1).await.is_ok();
@@ -933,7 +938,8 @@ fn busy_and_idle_processes_are_served_alike() {
         let calls = fleet.calls() - calls;
         assert!(granted >= 199_000 && calls * 20 <= granted, "{granted} granted, {calls} calls");
         let all = granted as f64 / asked as f64;
-        // A lease is granted whole or not at all, and the idlest process asks for one every 58 ms.
+        // A lease is granted completely or not at all, and the idlest process asks for one every 58
+        // ms.
         let deviation = (all * (1.0 - all) / (20.0 / 0.058)).sqrt();
         assert!(shares.iter().all(|share| (all - share).abs() < 4.0 * deviation), "{shares:.2?}");
         let mean = |shares: &[f64]| shares.iter().sum::<f64>() / 8.0;
@@ -942,9 +948,9 @@ fn busy_and_idle_processes_are_served_alike() {
     });
 }
 
-/// Tasks ask again and again for a permit within a time. A refused task sleeps as long as it is
-/// told. Returns the most time that an answer took which the request did not wait for, since the
-/// time that is beside it.
+/// Tasks request a permit within a time, again and again. A refused task sleeps for its
+/// `retry_after`. Returns the longest time that a decision took, apart from the wait of its request,
+/// and the time from which it is measured.
 fn loops_within(fleet: &Fleet, tasks: usize, within: Duration) -> Arc<Mutex<(Duration, Instant)>> {
     let slowest = Arc::new(Mutex::new((Duration::ZERO, Instant::now())));
     for limiter in fleet.limiters.iter().flat_map(|limiter| std::iter::repeat_n(limiter, tasks)) {
@@ -969,8 +975,8 @@ fn loops_within(fleet: &Fleet, tasks: usize, within: Duration) -> Arc<Mutex<(Dur
     slowest
 }
 
-/// A request with a longest wait stays in line while a lease is booked for it. It is refused at
-/// once if the lease is, or is due too late.
+/// A request with a maximum wait stays in the queue while a lease is booked for it. It is refused
+/// at once if the lease is refused, or is due too late.
 #[test]
 fn requests_in_line_are_refused_at_once_where_more_ask_than_can_wait() {
     for line in ["token_bucket 1000/s burst 100", "sliding_window 1000/s cells 10", "fixed_window 1000/s"] {
@@ -980,7 +986,7 @@ fn requests_in_line_are_refused_at_once_where_more_ask_than_can_wait() {
     }
 }
 
-/// Tasks that may wait for 300 ms use all of a limit of 1000/s by few calls, and are refused soon.
+/// Tasks that may wait for 300 ms use all of a limit of 1000/s by few calls, and are refused early.
 async fn refuses_loops_at_once(fleet: Fleet, limits: &str) {
     let slowest = loops_within(&fleet, 200, 300 * MS);
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -990,11 +996,11 @@ async fn refuses_loops_at_once(fleet: Fleet, limits: &str) {
     let (slowest, _) = *slowest.lock().unwrap();
     // Permits that are too few for a lease are not used.
     assert!(granted >= 3_900 && calls * 25 <= granted, "{limits}: {granted} by {calls} calls");
-    // A call, and a lease that is asked for after another one.
+    // A call, and a lease that is requested after another one.
     assert!(slowest <= 60 * MS, "{limits}: {slowest:?}");
 }
 
-/// As above, of two limits that are decided together.
+/// As above, for two limits that are decided together.
 #[test]
 fn requests_in_line_for_two_limits_are_refused_at_once() {
     run(async move {
@@ -1009,7 +1015,7 @@ fn requests_in_line_for_two_limits_are_refused_at_once() {
     });
 }
 
-/// A lease that a pause refuses is not asked for again for each request in line.
+/// A lease that a pause refuses is not requested again for each request in the queue.
 #[test]
 fn requests_in_line_are_refused_in_a_pause() {
     run(async move {
@@ -1031,7 +1037,7 @@ fn requests_in_line_are_refused_in_a_pause() {
     });
 }
 
-/// A request in the line of a process whose call for a lease gets no answer is decided by the
+/// A request in the queue of a process whose call for a lease gets no reply is decided by the
 /// store, and then by the share of the process.
 #[test]
 fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
@@ -1051,14 +1057,15 @@ fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
         };
         let (first, late) = (wait(&limiter), wait(&limiter));
         let answers = [first.await.unwrap(), late.await.unwrap()];
-        // The call without an answer takes a second. The share has one permit, and the next one a
+        // The call without a reply takes a second. The share has one permit, and the next one a
         // second later.
         assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
         assert!(began.elapsed() <= 1500 * MS, "{:?}", began.elapsed());
     });
 }
 
-/// A lease told a request that names the limit its own permits, and the store those of others.
+/// To a request that names the limit, a lease reported its own permits, and the store reported
+/// those of others.
 #[test]
 fn a_lease_tells_the_permits_that_the_store_tells() {
     run(async {

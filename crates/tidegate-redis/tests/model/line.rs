@@ -1,5 +1,5 @@
-//! The line of a limiter, on paused time over a model of a server: which requests share a call, and
-//! which request takes which instant.
+//! The queue of a limiter, on paused time over a model of a server: which requests share a call,
+//! and which request takes which booked time.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-/// Two ways, and the server's work.
+/// A round trip: both directions, and the server's work.
 const TRIP: Duration = Duration::from_micros(2010);
 
 type Answer = Result<AllPermits, AllRefusal>;
@@ -27,7 +27,7 @@ fn limiter(store: &Store, line: &str) -> StoreLimiter {
     store.limiter("all").limit("limit", line).build().unwrap()
 }
 
-/// A store that was asked once, so that it is known to be near, and a full limiter.
+/// A store that was called once, so that it is known to be near, and a full limiter.
 async fn open(model: &Model, line: &str) -> (Store, StoreLimiter) {
     let store = model.open(Store::builder("redis://model")).unwrap();
     let limiter = limiter(&store, line);
@@ -35,7 +35,7 @@ async fn open(model: &Model, line: &str) -> (Store, StoreLimiter) {
     (store, limiter)
 }
 
-/// A request by a task of its own.
+/// A request in a separate task.
 fn spawn(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<(Answer, Instant)> {
     let limiter = AnyLimiter::from(limiter.clone());
     let request = AllRequest::from(request.into());
@@ -45,7 +45,7 @@ fn spawn(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<(Ans
     })
 }
 
-/// How long after the first answer each of the others came, in whole milliseconds.
+/// The times after the first decision at which the others came, in whole milliseconds.
 async fn after(first: Instant, tasks: Vec<JoinHandle<(Answer, Instant)>>) -> Vec<u128> {
     let mut times = Vec::new();
     for task in tasks {
@@ -56,7 +56,7 @@ async fn after(first: Instant, tasks: Vec<JoinHandle<(Answer, Instant)>>) -> Vec
     times
 }
 
-/// Lets the tasks go on until all of them wait.
+/// Lets the tasks run until all of them wait.
 async fn settle() {
     for _ in 0..10 {
         tokio::task::yield_now().await;
@@ -103,7 +103,7 @@ fn requests_that_come_during_a_call_leave_together_and_in_order() {
         let began = Instant::now();
         let times = after(began, tasks).await;
         assert_eq!(store.counts().answered, 1 + 2);
-        // Each of them by its own instant, a way after the server's.
+        // Each of them at its own booked time, one direction's latency after the server's.
         let expected: Vec<u128> = (0..30).map(|second| 2 + 1000 * second).collect();
         for (time, expected) in times.iter().zip(expected) {
             assert!((expected..=expected + 2).contains(time), "{times:?}");
@@ -120,7 +120,7 @@ fn a_long_line_leaves_by_sixty_four() {
         let tasks: Vec<_> = (0..200).map(|_| spawn(&limiter, 1)).collect();
         let times = after(began, tasks).await;
         assert!(times.is_sorted(), "{times:?}");
-        // One at once, three times 64 as soon as they stand in line, and the others then.
+        // One at once, three times 64 as soon as they queue, and then the others.
         assert_eq!(store.counts().answered, 1 + 1 + 3 + 1);
         assert!(*times.last().unwrap() <= 100 + 5, "{times:?}");
     });
@@ -153,7 +153,7 @@ fn a_request_dropped_during_its_call_gives_back_what_it_got() {
             dropped.abort();
             assert!(dropped.await.is_err());
             sleep(5 * MS).await;
-            // The request, and what it gave back.
+            // The request, and the permits that it gave back.
             assert_eq!(store.counts().answered - before, 2, "{name}");
             let status = limiter.status().await.unwrap();
             assert_eq!((status.members[0].1.available, status.waiting), (available, 0), "{name}");
@@ -163,7 +163,8 @@ fn a_request_dropped_during_its_call_gives_back_what_it_got() {
     });
 }
 
-/// The instants of the requests that leave go to those behind, and the last one to the store.
+/// The booked times of requests that leave go to the requests behind them, and the last one to the
+/// store.
 #[test]
 fn requests_behind_one_that_leaves_move_up_by_one() {
     run(async {
@@ -191,7 +192,7 @@ fn an_instant_goes_to_the_next_request_of_equal_size() {
         let (_, _, empty, mut tasks) = booked(&model, &requests).await;
         tasks.remove(0).abort();
         let times = after(empty, tasks).await;
-        // Of two permits after three seconds, as booked; of one after a second.
+        // Two permits after three seconds, as booked; one after a second.
         assert!((3000..3005).contains(&times[0]) && (1000..1005).contains(&times[1]), "{times:?}");
     });
 }
@@ -200,7 +201,7 @@ fn poll_once(wait: Pin<&mut tidegate::AcquireAny>) {
     assert!(wait.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
-/// A request that is polled once and never again holds its own instant, in whatever state it is.
+/// A request that is polled once and never again holds its own booked time, in every state.
 #[test]
 fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
     run(async {
@@ -213,7 +214,7 @@ fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
             std::mem::forget(wait);
         };
         let began = Instant::now();
-        // In its call, and in line.
+        // In its call, and in the queue.
         leak();
         leak();
         let tasks = vec![spawn(&limiter, 1), spawn(&limiter, 1)];
@@ -227,7 +228,7 @@ fn a_leaked_request_delays_no_request_beyond_its_own_instant() {
         dropped.abort();
         let times = after(began, tasks).await;
         assert!((2000..2008).contains(&times[0]) && (3000..3008).contains(&times[1]), "{times:?}");
-        // At its own instant of the sixth second, or at the one before.
+        // At its own booked time in the sixth second, or at the previous one.
         let times = after(began, vec![last]).await;
         assert!(times[0] < 6020, "{times:?}");
         assert_eq!(limiter.status().await.unwrap().waiting, 0);
@@ -255,7 +256,7 @@ fn requests_keep_their_order_at_a_server_that_knows_no_script() {
             }
             sleep(4 * SECOND).await;
             let mut served = served.lock().unwrap().clone();
-            // Those of an instant ran in any order.
+            // Those of one time ran in any order.
             served.sort_unstable();
             assert!(served.len() == 2000 && served.iter().map(|(_, number)| number).is_sorted());
         });
@@ -263,7 +264,7 @@ fn requests_keep_their_order_at_a_server_that_knows_no_script() {
 }
 
 /// Requests that moved up behind a leaked one once were granted together, when the timer of the
-/// last one rang.
+/// last one fired.
 #[test]
 fn requests_behind_a_leaked_one_that_moved_up_are_granted_one_by_one() {
     // Each with its priority, and whether it is dropped or leaked after a while.
@@ -302,7 +303,7 @@ fn requests_behind_a_leaked_one_that_moved_up_are_granted_one_by_one() {
     }
 }
 
-/// The store's thread looks at requests that moved up. It once would have slept for each of them.
+/// The store's thread checks requests that moved up. It once would have slept for each of them.
 #[test]
 fn nothing_is_left_of_requests_that_moved_up_and_were_dropped() {
     run(async {
@@ -342,8 +343,8 @@ fn an_attempt_does_not_overtake_the_line() {
     });
 }
 
-/// The time in line counts: 10 ms after the first permit, of which a trip was spent in line and a
-/// way is still to come.
+/// The time in the queue counts: 10 ms after the first permit, of which a round trip was spent in
+/// the queue and the latency of one direction is still to come.
 #[test]
 fn a_longest_wait_begins_when_a_request_joins_the_line() {
     run(async {
@@ -375,7 +376,7 @@ fn a_higher_priority_takes_the_first_instant_of_its_size() {
         let (_, limiter, empty, mut tasks) = booked(&model, &[one, one.within(2500 * MS), one]).await;
         tasks.push(spawn(&limiter, one.priority(3)));
         let (late, at) = tasks.remove(1).await.unwrap();
-        // Its own instant went to the request before it, and the next one is too late.
+        // Its own booked time went to the request before it, and the next one is too late.
         assert!(matches!(late.unwrap_err().refusal(), Some(Refusal::Limited { .. })));
         assert!((2500..2520).contains(&(at - empty).as_millis()), "{:?}", at - empty);
         let times = after(empty, tasks).await;
@@ -395,7 +396,7 @@ fn a_full_line_refuses_a_newcomer_that_would_wait() {
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
         let (answer, at) = spawn(&limiter, 1).await.unwrap();
         let Some(Refusal::QueueFull { retry_after }) = answer.unwrap_err().refusal() else { panic!() };
-        // Then the first request in line is served.
+        // Then the first request in the queue is served.
         let room = at + retry_after.as_duration();
         assert!(room >= empty + SECOND && room <= empty + SECOND + TRIP, "{:?}", room - empty);
         tokio::time::sleep_until(room + MS).await;
@@ -460,7 +461,7 @@ fn a_closed_line_ends_all_requests_at_once() {
         let model = Model::new(1, Network::steady(MS));
         let one = Request::permits(1);
         let (_, limiter, empty, mut tasks) = booked(&model, &[one; 3]).await;
-        // One in a call, and one in line.
+        // One in a call, and one in the queue.
         tasks.extend([spawn(&limiter, 1), spawn(&limiter, 1)]);
         settle().await;
         let any = AnyLimiter::from(limiter.clone());
@@ -472,14 +473,14 @@ fn a_closed_line_ends_all_requests_at_once() {
         assert_eq!(began.elapsed(), Duration::ZERO);
         assert!(is(&spawn(&limiter, 1).await.unwrap().0, &Refusal::Closed));
         sleep(10 * MS).await;
-        // All instants are back.
+        // All booked times are back.
         let (_, other) = open(&model, "token_bucket 1/s burst 3").await;
         let times = after(empty, vec![spawn(&other, 1), spawn(&other, 1)]).await;
         assert!(times[0] < 1005 && times[1] < 2005, "{times:?}");
     });
 }
 
-/// A server that stops answers no call, and every request is decided within the deadline.
+/// A stopped server replies to no call, and every request is decided within the deadline.
 #[test]
 fn the_time_in_line_is_part_of_the_deadline() {
     run(async {
@@ -503,7 +504,7 @@ fn the_time_in_line_is_part_of_the_deadline() {
     });
 }
 
-/// A call that fails answers the line behind it: no request in line is charged.
+/// A failed call decides the queue behind it: no request in the queue is charged.
 #[test]
 fn a_line_behind_a_call_that_failed_is_not_sent() {
     run(async {
@@ -526,8 +527,8 @@ fn a_line_behind_a_call_that_failed_is_not_sent() {
     });
 }
 
-/// Requests that waited for a slow call would be charged, and told of no answer. Those that may
-/// wait longer than the deadline stand in line again, since the store does answer.
+/// Requests that waited for a slow call would be charged without a reply. Requests that may wait
+/// longer than the deadline queue again, because the store does reply.
 #[test]
 fn a_call_with_too_little_time_left_is_not_sent() {
     run(async {
@@ -541,7 +542,7 @@ fn a_call_with_too_little_time_left_is_not_sent() {
         sleep(MS).await;
         let late = spawn(&limiter, 1);
         let attempt = tokio::spawn(AnyLimiter::from(limiter.clone()).acquire_now([]));
-        // The first answer comes after 45 ms of 50.
+        // The first reply comes after 45 ms of 50.
         sleep(38 * MS).await;
         model.stop(false);
         let (answer, _) = slow.await.unwrap();
@@ -556,7 +557,7 @@ fn a_call_with_too_little_time_left_is_not_sent() {
     });
 }
 
-/// Its message leaves when its instant is long over.
+/// Its message is sent long after its booked time.
 #[test]
 fn a_wait_that_is_dropped_after_its_instant_gives_its_permits_back() {
     run(async {
@@ -573,8 +574,8 @@ fn a_wait_that_is_dropped_after_its_instant_gives_its_permits_back() {
     });
 }
 
-/// A server that takes a millisecond for a call of 64 requests was sent 157 of them at once, and
-/// most of them were charged and not answered in time.
+/// A server that takes a millisecond for a call of 64 requests was sent 157 of them at once. Most
+/// of them were charged and got no reply in time.
 #[test]
 fn requests_that_come_at_one_moment_are_not_sent_too_late() {
     run(async {
@@ -591,7 +592,7 @@ fn requests_that_come_at_one_moment_are_not_sent_too_late() {
     });
 }
 
-/// A store that is too far away for two trips within the deadline is asked by calls side by side.
+/// A store that is too far away for two round trips within the deadline is called concurrently.
 #[test]
 fn a_far_store_is_asked_without_a_line() {
     run(async {
@@ -622,7 +623,7 @@ fn random_drops_lose_no_permits_and_grant_none_twice() {
                     (AnyLimiter::from(limiter.clone()), SmallRng::seed_from_u64(client * 100 + task));
                 tasks.push(tokio::spawn(async move {
                     loop {
-                        // The line is 200 requests long, 400 ms. A third of the waits is too long.
+                        // The queue is 200 requests long, 400 ms. A third of the waits is too long.
                         let patience = Duration::from_millis(random.random_range(200..1000));
                         let wait = limiter.acquire();
                         if random.random_bool(0.3) {
@@ -670,7 +671,7 @@ fn a_storm_of_dropped_waits_leaves_no_trace() {
         }
         sleep(300 * MS).await;
         let calls = store.counts().answered - before;
-        // By sixty-four, there and back.
+        // 64 per call, there and back.
         assert!(calls <= 2 * (10_000 / 64 + 3), "{calls}");
         assert_eq!(limiter.status().await.unwrap().waiting, 0);
         let times = after(empty, vec![spawn(&limiter, 1)]).await;
@@ -678,8 +679,8 @@ fn a_storm_of_dropped_waits_leaves_no_trace() {
     });
 }
 
-/// Waits that are dropped while their calls are in flight, in any order, give back all that they
-/// got, the last booking first.
+/// Waits that are dropped while their calls are in flight, in any order, give back everything that
+/// they got, the last booking first.
 #[test]
 fn a_storm_that_is_dropped_during_its_calls_leaves_no_trace() {
     run(async {
@@ -701,7 +702,7 @@ fn a_storm_that_is_dropped_during_its_calls_leaves_no_trace() {
     });
 }
 
-/// Waits of which new ones come while others time out stayed debited, for hours at this rate.
+/// If new waits came while others timed out, waits stayed debited, for hours at this rate.
 #[test]
 fn waits_that_time_out_at_random_leave_no_trace() {
     run(async {
@@ -731,9 +732,9 @@ fn waits_that_time_out_at_random_leave_no_trace() {
     });
 }
 
-/// Requests took parts of what came back of larger ones. Where many places came back before such a
-/// one, the server forgot whose parts these were. So the server undid no booking before that one,
-/// and the limit stayed debited for a minute.
+/// Requests took parts of permits that came back from larger ones. If many bookings came back
+/// before such a part, the server forgot which request had it. The server then undid no booking
+/// before that one, and the limit stayed debited for a minute.
 #[test]
 fn waits_of_mixed_sizes_that_time_out_at_random_leave_no_trace() {
     let policies =
@@ -767,7 +768,7 @@ fn waits_of_mixed_sizes_that_time_out_at_random_leave_no_trace() {
     }
 }
 
-/// A request took the first of the places that had come back, and was granted. The server did not
+/// A request took the first of the bookings that had come back, and was granted. The server did not
 /// know the state from before the second one, so it undid none of the others.
 #[test]
 fn the_first_of_many_places_that_is_taken_leaves_the_others_undone() {
@@ -784,7 +785,7 @@ fn the_first_of_many_places_that_is_taken_leaves_the_others_undone() {
             sleep(10 * MS).await;
             dropped.iter().for_each(JoinHandle::abort);
             sleep(10 * MS).await;
-            // The requests of the other process have the first place, and the one behind all.
+            // The requests of the other process have the first booking, and the last one.
             let last = spawn(&other, 1);
             let times = after(empty, vec![behind]).await;
             assert!((1000..1010).contains(&times[0]), "{policy}: {times:?}");
@@ -796,8 +797,8 @@ fn the_first_of_many_places_that_is_taken_leaves_the_others_undone() {
     });
 }
 
-/// The calls of a far store are all in flight at once. A request behind them takes the instant of a
-/// request that was dropped.
+/// The calls of a far store are all in flight at once. A request behind them takes the booked time
+/// of a dropped request.
 #[test]
 fn a_request_behind_a_storm_of_calls_moves_up() {
     run(async {
@@ -815,7 +816,7 @@ fn a_request_behind_a_storm_of_calls_moves_up() {
     });
 }
 
-/// A line that is full most of the time: the requests that it refuses and drops cost no permits.
+/// A queue that is full most of the time: the requests that it refuses and drops cost no permits.
 #[test]
 fn a_limit_is_used_behind_a_full_line() {
     run(async {
@@ -861,7 +862,7 @@ fn poll_with_panics<T>(wait: Pin<&mut impl Future<Output = T>>) {
     assert!(wait.poll(&mut Context::from_waker(&waker)).is_pending());
 }
 
-/// A waker that panics harms neither the other requests nor the thread of the store.
+/// A waker that panics harms neither the other requests nor the store's thread.
 #[test]
 fn a_waker_that_panics_is_alone_with_it() {
     run(async {
@@ -880,8 +881,8 @@ fn a_waker_that_panics_is_alone_with_it() {
     });
 }
 
-/// A waker that panicked when a state was told, or when a flush ended, ended the task that makes
-/// all calls of the store.
+/// A waker that panicked when a state was reported, or when a flush ended, ended the task that
+/// makes all calls of the store.
 #[test]
 fn a_waker_that_panics_ends_no_store() {
     run(async {
@@ -925,8 +926,8 @@ fn a_waker_that_panics_ends_no_line_of_permits_in_use() {
     });
 }
 
-/// A task that drops its request just after the instant came passes the permit on. Later it is
-/// lost.
+/// A task that drops its request just after the booked time passes the permit on. Later the permit
+/// is lost.
 #[test]
 fn a_grant_that_is_dropped_at_once_goes_to_the_next_request() {
     run(async {
@@ -976,7 +977,7 @@ fn a_call_for_several_limits_takes_fewer_requests() {
     });
 }
 
-/// Such a request is refused without a call. An adapter that found no state would ask for it by a
+/// Such a request is refused without a call. An adapter that found no state would request it by a
 /// call that blocks its thread.
 #[test]
 fn a_request_that_is_too_large_is_told_the_state_by_a_call_of_its_own() {
@@ -1010,14 +1011,14 @@ fn a_full_line_tells_the_state_of_its_decision_without_another_call() {
     });
 }
 
-/// A task may settle a place that the store has not decided: what it used is charged.
+/// A task may settle a reservation that the store has not decided: the used permits are charged.
 #[test]
 fn a_place_settled_before_its_answer_takes_what_was_used() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let (_store, limiter) = open(&model, "fixed_window 100/d").await;
         let tasks = AnyLimiter::from(limiter.clone()).non_blocking();
-        // It is sent, and the others stand in line behind it.
+        // It is sent, and the others queue behind it.
         let sent = tasks.reserve(10).unwrap();
         let places: Vec<_> = (0..3).map(|_| tasks.reserve(20).unwrap()).collect();
         let behind = spawn(&limiter, 7);
@@ -1030,7 +1031,7 @@ fn a_place_settled_before_its_answer_takes_what_was_used() {
         sleep(10 * MS).await;
         let left = limiter.status().await.unwrap().members[0].1.available;
         assert_eq!(left, 100 - 1 - 2 - 7);
-        // One that is refused takes nothing, and tells so when it is awaited.
+        // A refused reservation takes nothing, and reports the refusal when it is awaited.
         let at_once = Request::permits(99).within(Duration::ZERO);
         let mut place = tasks.reserve(at_once).unwrap();
         let refusal = (&mut place).await.unwrap_err();
@@ -1040,7 +1041,7 @@ fn a_place_settled_before_its_answer_takes_what_was_used() {
     });
 }
 
-/// The first permit of the line is due a second after the limiter was empty.
+/// The first permit of the queue is due a second after the limiter was empty.
 #[test]
 fn dropped_waits_leave_no_debt() {
     run(async {
@@ -1048,11 +1049,11 @@ fn dropped_waits_leave_no_debt() {
         let (_store, limiter, empty, mut tasks) = booked(&model, &[Request::permits(1); 50]).await;
         let next_at = async || {
             let next_in = limiter.status().await.unwrap().members[0].1.next_in;
-            // The reply is a way later than the decision.
+            // The reply comes one direction's latency after the decision.
             (Instant::now() + next_in - empty).as_millis()
         };
         assert!((51_000..51_005).contains(&next_at().await));
-        // The last one first: each gives back its own instant.
+        // The last one first: each gives back its own booked time.
         while let Some(task) = tasks.pop() {
             task.abort();
             sleep(5 * MS).await;
@@ -1061,8 +1062,8 @@ fn dropped_waits_leave_no_debt() {
         }
         assert_eq!(limiter.status().await.unwrap().waiting, 0);
 
-        // In any other order the last request moves up to the first instant, and the other
-        // instants go to requests to come.
+        // In any other order the last request moves up to the first booked time, and the other
+        // times go to later requests.
         let mut tasks: Vec<_> = (0..10).map(|_| spawn(&limiter, 1)).collect();
         sleep(10 * MS).await;
         tasks[..9].iter().for_each(JoinHandle::abort);
@@ -1093,10 +1094,11 @@ fn reservations_stand_in_the_line_of_all_requests() {
         assert!((4000..4005).contains(&due_at(&third)), "{}", due_at(&third));
         drop(second);
         assert!((3000..3005).contains(&due_at(&third)), "{}", due_at(&third));
-        // The last instant is back.
+        // The last booked time is back.
         sleep(10 * MS).await;
         assert!((4000..4005).contains(&next_at().await));
-        // A place that is settled before it is due takes its instant along, and one permit more.
+        // A reservation that is settled before it is due takes its booked time along, and one
+        // permit more.
         first.settle(2).unwrap();
         sleep(10 * MS).await;
         assert!((5000..5005).contains(&next_at().await));
@@ -1137,8 +1139,7 @@ fn a_place_settled_for_less_gives_the_rest_back() {
     });
 }
 
-/// The answer of the store is awaited also where it takes longer than the request may wait for
-/// permits.
+/// The reply of the store is awaited even if it takes longer than the request may wait for permits.
 #[test]
 fn a_wait_for_permits_in_use_does_not_begin_before_the_store_tells_of_them() {
     run(async {
@@ -1162,7 +1163,7 @@ fn a_wait_for_permits_in_use_does_not_begin_before_the_store_tells_of_them() {
             drop(answer);
             sleep(10 * MS).await;
         }
-        // A request behind one that waits already is not asked for.
+        // A request behind one that already waits is not sent.
         let held = limiter.acquire().await.unwrap();
         let waits = tokio::spawn(limiter.acquire());
         sleep(10 * MS).await;
@@ -1173,8 +1174,8 @@ fn a_wait_for_permits_in_use_does_not_begin_before_the_store_tells_of_them() {
     });
 }
 
-/// A wait whose task does not look at it has its grant at its instant. When it was dropped later,
-/// the next request of this process was granted by the old instant, and a newcomer beside it.
+/// A wait whose task does not poll it has its grant at its booked time. When it was dropped later,
+/// the next request of this process was granted by the old time, and a newcomer as well.
 #[test]
 fn an_instant_that_has_passed_is_not_granted_later() {
     for line in ["sliding_log 5/2s", "token_bucket 5/2s burst 5", "sliding_window 5/2s cells 4"] {
@@ -1207,8 +1208,8 @@ fn an_instant_that_has_passed_is_not_granted_later() {
     }
 }
 
-/// An instant that another process gave back went to the next request that asked the store, before
-/// others of its process that waited.
+/// A booking that another process gave back went to the next request that asked the store, before
+/// earlier requests of its process that waited.
 #[test]
 fn an_instant_of_another_process_goes_to_the_first_in_line() {
     run(async {
@@ -1224,7 +1225,7 @@ fn an_instant_of_another_process_goes_to_the_first_in_line() {
         }
         let first = spawn(&one, 1);
         sleep(10 * MS).await;
-        // The instants at two seconds and three.
+        // The bookings at two seconds and three.
         dropped.drain(1..).for_each(|task| task.abort());
         sleep(10 * MS).await;
         let second = spawn(&one, 1);
@@ -1236,8 +1237,8 @@ fn an_instant_of_another_process_goes_to_the_first_in_line() {
     });
 }
 
-/// A reservation was told the instant that another process gave back, before a request that came
-/// earlier.
+/// A reservation got the time of a booking that another process gave back, before an earlier
+/// request.
 #[test]
 fn a_reservation_stands_behind_requests_that_wait() {
     run(async {
@@ -1279,8 +1280,8 @@ fn a_store_that_lost_its_bookings_serves_the_first_in_line() {
     });
 }
 
-/// Waits that are never polled again counted as waiting when their instants had passed, until
-/// another request of equal costs looked.
+/// Waits that are never polled again were counted as waiting after their booked times, until
+/// another request of equal costs checked them.
 #[test]
 fn leaked_waits_leave_the_bounds_at_their_instants() {
     for line in ["fixed_window 2/1s", "token_bucket 2/s burst 2", "sliding_log 2/1s"] {
@@ -1308,8 +1309,8 @@ fn leaked_waits_leave_the_bounds_at_their_instants() {
     }
 }
 
-/// The clock of a process tells of two equal instants that the later reply has the earlier one. A
-/// reservation so took the instant of a dropped wait before an earlier request.
+/// By the clock of a process, the later reply of two with equal times has the earlier time. A
+/// reservation thus took the booked time of a dropped wait before an earlier request.
 #[test]
 fn a_reservation_takes_no_earlier_instant_than_a_request_before_it() {
     for millis in 1..9 {
@@ -1337,7 +1338,7 @@ fn a_reservation_takes_no_earlier_instant_than_a_request_before_it() {
     }
 }
 
-/// The instant of a leaked wait had passed, and granted a later request of higher priority.
+/// The booked time of a leaked wait had passed, and granted a later request of higher priority.
 #[test]
 fn no_request_takes_the_passed_instant_of_a_leaked_wait() {
     run(async {

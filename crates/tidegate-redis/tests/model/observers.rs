@@ -1,4 +1,4 @@
-//! What observers are told is what callers got, on paused time.
+//! Observers are notified of exactly what callers got, on paused time.
 
 use std::num::NonZeroU32;
 use std::pin::Pin;
@@ -68,7 +68,7 @@ impl Events for Log {
     }
 }
 
-/// What callers got.
+/// The results that callers got.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Got {
     granted: u64,
@@ -196,13 +196,13 @@ fn counters_equal_what_callers_got() {
                 _ => Duration::ZERO,
             });
             assert_eq!(told.answered_in, took.sum::<Duration>());
-            // The observer of the limiter is told of no call to the store.
+            // The observer of the limiter is notified of no call to the store.
             assert_eq!(own.snapshot().store, StoreStatistics::default());
         });
     }
 }
 
-/// What observers are told of leases is what their counts say, and what callers got.
+/// The lease events of observers equal the lease counts, and what callers got.
 #[test]
 fn events_of_leases_equal_their_counts() {
     run(async {
@@ -216,12 +216,12 @@ fn events_of_leases_equal_their_counts() {
             match round {
                 // The permits on lease are lost.
                 1000 => limiter.reset().await.unwrap(),
-                // It ends.
+                // The lease expires.
                 2000 => tokio::time::sleep(Duration::from_secs(1)).await,
                 _ => {}
             }
             if random.random_ratio(1, 8) {
-                // Some are granted, and do not see it.
+                // Some are granted, and their callers do not see it.
                 let waits: Vec<_> = (0..20).map(|_| tokio::spawn(any.acquire())).collect();
                 tokio::time::sleep(random.random_range(0..4) * MS).await;
                 waits.iter().for_each(tokio::task::JoinHandle::abort);
@@ -264,8 +264,8 @@ fn events_of_leases_equal_their_counts() {
     });
 }
 
-/// A place tells its permits of all limits together, also one in the shares of a process. Observers
-/// were told the number for each limit that the sum would be for one.
+/// A reservation reports its permits of all limits together, even one in the shares of a process.
+/// Observers were notified of a number per limit that fits the sum for a single limit.
 #[test]
 fn a_place_in_shares_is_told_with_its_permits() {
     run(async {
@@ -289,7 +289,8 @@ fn a_place_in_shares_is_told_with_its_permits() {
     });
 }
 
-/// A reservation is told of when it is claimed or dropped, and a shadowed request as that.
+/// Observers are notified of a reservation when it is claimed or dropped, and of a shadowed request
+/// as shadowed.
 #[test]
 fn reservations_and_shadowed_requests_are_told() {
     run(async {
@@ -321,7 +322,7 @@ fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
         let _ = limiter.acquire_now([("calls", 7), ("tokens", 1)]).await.unwrap();
         let in_use = AnyLimiter::from(store.counting("jobs", 2).build().unwrap());
         let _permits = in_use.acquire_now(2).await.unwrap();
-        // Each permit is the last one that there is.
+        // Each permit is the last one available.
         for paced in ["smooth_bursty 50/s max_burst 0s", "leaky_bucket 50/s capacity 10"] {
             let paced = store.limiter(paced).limit("paced", paced).build().unwrap();
             let _ = AnyLimiter::from(paced).acquire_now(1).await.unwrap();
@@ -332,7 +333,7 @@ fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
     });
 }
 
-/// What a grant tells of its limit after a wait is the state at the instant of the grant.
+/// After a wait, a grant reports the state of its limit at the time of the grant.
 #[test]
 fn a_grant_that_waited_tells_what_is_left_at_its_instant() {
     for policy in [
@@ -354,8 +355,7 @@ fn a_grant_that_waited_tells_what_is_left_at_its_instant() {
             let asked = tokio::time::Instant::now();
             let status = over_store.status().await.unwrap().members[0].1;
             assert_eq!(told.available, status.available, "{policy}");
-            // The timer ends the wait at a whole millisecond, and the status is one of the time
-            // since.
+            // The timer ends the wait at a whole millisecond, and the status is from a later time.
             let most = asked.elapsed() + Duration::from_millis(1);
             let passed = told.full_in.checked_sub(status.full_in);
             assert!(passed.is_some_and(|passed| passed <= most), "{policy}: {passed:?} of {most:?}");
@@ -363,7 +363,7 @@ fn a_grant_that_waited_tells_what_is_left_at_its_instant() {
     }
 }
 
-/// The answer of a set tells each member, from one call.
+/// The reply of a set reports each member, from one call.
 #[test]
 fn an_answer_tells_every_limit() {
     run(async {
@@ -403,7 +403,7 @@ fn an_answer_tells_every_limit() {
     });
 }
 
-/// Permits that go back by a message without an answer may be lost, and are counted.
+/// Permits that go back by a message without a reply may be lost, and are counted.
 #[test]
 fn refunds_without_an_answer_are_counted() {
     run(async {
@@ -418,7 +418,7 @@ fn refunds_without_an_answer_are_counted() {
                 let _ = leased.acquire_now([]).await.unwrap();
                 tokio::time::sleep(MS).await;
             }
-            // One is granted at once and does not see it, the other one has a booking.
+            // One is granted at once and its caller does not see it; the other one has a booking.
             let mut waits = [0; 2].map(|_| tokio_test::task::spawn(limiter.acquire_many(3)));
             for wait in &mut waits {
                 assert!(wait.poll().is_pending());
@@ -436,7 +436,7 @@ fn refunds_without_an_answer_are_counted() {
     });
 }
 
-/// A limit of permits in use that no caller holds keeps nothing alive, however long its permits
+/// A limit of permits in use that no caller holds keeps nothing alive, regardless of its time to
 /// live.
 #[test]
 fn an_observer_is_let_go_soon_after_its_limits() {

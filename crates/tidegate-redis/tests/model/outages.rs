@@ -1,4 +1,4 @@
-//! What several processes grant together while their store is away, on paused time.
+//! The permits that several processes grant together while their store is away, on paused time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,7 +22,7 @@ struct Fleet {
     limiters: Vec<AnyLimiter>,
     /// The limits of one key, for requests that keep no limiter of it.
     keys: Option<Vec<StoreKeyedLimiter>>,
-    /// When the clock of the server was at a whole minute.
+    /// The time at which the server's clock was at a whole minute.
     created: Instant,
     began: Instant,
     grants: Vec<Duration>,
@@ -53,7 +53,7 @@ impl Fleet {
         fleet
     }
 
-    /// Has each request of [`ask`](Fleet::ask) name its key.
+    /// Makes each request of [`ask`](Fleet::ask) name its key.
     fn by_key(mut self) -> Fleet {
         let keys = |store: &Store| store.keyed("users").limit("calls", self.line).build().unwrap();
         self.keys = Some(self.stores.iter().map(keys).collect());
@@ -73,7 +73,7 @@ impl Fleet {
         is_granted
     }
 
-    /// Each process in turn, until none of them gets a permit.
+    /// Requests by each process in turn, until none of them gets a permit.
     async fn take_all(&mut self) {
         loop {
             let before = self.grants.len();
@@ -95,7 +95,7 @@ impl Fleet {
         }
     }
 
-    /// The most grants in a span of this length.
+    /// The most grants in a duration of this length.
     fn most_in(&self, length: Duration) -> usize {
         let (mut first, mut most) = (0, 0);
         for (last, at) in self.grants.iter().enumerate() {
@@ -125,8 +125,8 @@ const WINDOWS: [&str; 4] = [
 ];
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The worst case: all processes but one heard early that nearly all permits are left, and the last
-/// process took them all. The store comes back with its state, in the same window.
+/// The worst case: all processes except one learned early that nearly all permits are left, and the
+/// last process took them all. The store comes back with its state, in the same window.
 #[test]
 fn an_outage_within_a_window_grants_an_eighth_more() {
     for line in WINDOWS
@@ -173,7 +173,7 @@ fn an_outage_behind_another_one_grants_no_more_than_one() {
                 fleet.model.stop(false);
                 fleet.until_all_answer().await;
                 tokio::time::sleep(gap * Duration::from_secs(1)).await;
-                // A sixth of the window later the store has granted its limit.
+                // After a further sixth of the window the store has granted its limit.
                 let second = fleet.began.elapsed();
                 fleet.take_all().await;
                 fleet.model.stop(true);
@@ -183,7 +183,7 @@ fn an_outage_behind_another_one_grants_no_more_than_one() {
                 }
                 fleet.grants.retain(|at| *at >= second);
                 let all = fleet.grants.len();
-                // A fixed window may end meanwhile, and a bucket and its shares fill.
+                // A fixed window may end meanwhile, and a bucket and its shares refill.
                 let most = match line.split_once(' ').unwrap().0 {
                     "fixed_window" => 360 + 320,
                     "token_bucket" => 360 + 320 * 5 / 6,
@@ -196,8 +196,8 @@ fn an_outage_behind_another_one_grants_no_more_than_one() {
     }
 }
 
-/// All processes go on to ask, so none of them counts fewer. One that returned early counted those
-/// that had asked in the period of the outage.
+/// All processes continue to ask, so none of them counts fewer. A process that returned early
+/// counted only those that had asked in the period of the outage.
 #[test]
 fn an_outage_takes_no_process_out_of_the_count() {
     for outage in [4000, 5000, 6000, 7000, 12_000] {
@@ -228,13 +228,13 @@ fn an_outage_takes_no_process_out_of_the_count() {
     }
 }
 
-/// What a process granted of its share counts when another number of processes is seen.
+/// Permits that a process granted of its share count when another number of processes is seen.
 #[test]
 fn processes_that_come_and_go_between_outages_renew_no_share() {
     for line in ["fixed_window 100/h", "sliding_window 100/h cells 6", "token_bucket 1/10h burst 100"] {
         run(async {
             let model = Model::new(7, Network { service: Duration::from_micros(1), ..Network::steady(MS) });
-            // Each with its limiter, the permits of its share, and the most that these can be.
+            // Each with its limiter, the permits of its share, and the maximum of these.
             let mut fleet: Vec<(Store, AnyLimiter, u32, u32)> = Vec::new();
             // A process that ended counts for half a minute more.
             for (processes, seen) in [(2, 2), (3, 3), (1, 3), (1, 1), (2, 2), (4, 4), (2, 2)] {
@@ -265,13 +265,13 @@ fn processes_that_come_and_go_between_outages_renew_no_share() {
     }
 }
 
-/// The permits of booked waits were granted beside a share that was whole, and requests that waited
-/// for a share went on to wait for it beside the store that was back: for many windows, the limit
-/// was granted twice.
+/// The permits of booked waits were granted in addition to a whole share, and requests that waited
+/// for a share continued to wait for it while the store was back: over many windows, the limit was
+/// granted twice.
 #[test]
 fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
-    // The most permits in a second, and in one of an outage: an eighth more, and more where each
-    // share grants a permit that its next request pays for.
+    // The most permits in a second, and in a second of an outage: an eighth more, and even more if
+    // each share grants a permit for which its next request pays.
     for ((line, most, most_away), tasks) in [
         ("token_bucket 80/s burst 8", 80 + 8, 99),
         ("leaky_bucket 80/s nodelay 7 capacity 1000", 80 + 8, 99),
@@ -296,7 +296,7 @@ fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
                 });
             }
             let (second, model, stores) = (Duration::from_secs(1), fleet.model.clone(), fleet.stores.clone());
-            // The most permits in a second, of a time from now on.
+            // The most permits in a second, over a period from now on.
             let mut most_in = async |seconds: u32| {
                 grants.lock().unwrap().clear();
                 tokio::time::sleep(second * seconds).await;
@@ -306,7 +306,7 @@ fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
                     "fixed_window 80/s" => fleet.windows(second).into_iter().max().unwrap(),
                     // A part of one of its cells may be over.
                     "sliding_window 80/s cells 10" => fleet.most_in(second * 9 / 10),
-                    // A grant is seen up to a round trip after its instant.
+                    // A grant is seen up to a round trip after its booked time.
                     _ => fleet.most_in(second - 2 * MS),
                 }
             };
@@ -325,7 +325,7 @@ fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
     }
 }
 
-/// A share that counts as of the end of dropped waits would grant nothing for as long.
+/// A share that counts as of the end of dropped waits would grant nothing for that long.
 #[test]
 fn dropped_waits_shut_no_share() {
     run(async {
@@ -348,8 +348,8 @@ fn dropped_waits_shut_no_share() {
     });
 }
 
-/// Requests that go back to the line of the store from a share keep their order, and tell how long
-/// they waited since they came.
+/// Requests that return to the store's queue from a share keep their order, and report the time
+/// that they waited since their arrival.
 #[test]
 fn requests_that_return_from_a_share_stand_before_newcomers() {
     run(async {
@@ -367,7 +367,7 @@ fn requests_that_return_from_a_share_stand_before_newcomers() {
             tokio::spawn(async move {
                 let permits = wait.await.unwrap();
                 let (took, waited) = (asked.elapsed(), permits.waited());
-                // The trips of its call are no wait.
+                // The round trips of its call are not part of the wait.
                 assert!(permits.is_degraded() || took - waited <= 5 * MS, "{number}: {waited:?} of {took:?}");
                 granted.lock().unwrap().push((number, permits.is_degraded()));
             });
@@ -392,8 +392,8 @@ fn requests_that_return_from_a_share_stand_before_newcomers() {
     });
 }
 
-/// The first requests in line, for which permits were booked, once went to the share, and the last
-/// ones took these permits.
+/// The first requests in the queue, for which permits were booked, once went to the share, and the
+/// last ones took these permits.
 #[test]
 fn the_first_requests_in_line_get_what_is_booked_when_the_store_goes_away() {
     run(async {
@@ -421,8 +421,8 @@ fn the_first_requests_in_line_get_what_is_booked_when_the_store_goes_away() {
     });
 }
 
-/// Requests that waited for a lease went on to the line of the store when it went away, and when it
-/// was back leases served newcomers before them.
+/// Requests that waited for a lease moved to the store's queue when the store went away. When it
+/// was back, leases served newcomers before them.
 #[test]
 fn leased_requests_that_wait_for_the_store_keep_their_order() {
     for (line, stops) in [
@@ -512,7 +512,7 @@ fn requests_that_waited_for_a_share_return_in_their_order() {
     }
 }
 
-/// The share of a leaky bucket told a large request the same time again and again.
+/// The share of a leaky bucket predicted the same wait for a large request again and again.
 #[test]
 fn a_share_tells_times_that_hold() {
     for line in ["leaky_bucket 50/s", "leaky_bucket 50/s nodelay 5", "leaky_bucket 50/s capacity 20"] {
@@ -537,13 +537,13 @@ fn a_share_tells_times_that_hold() {
                 }
                 times += 1;
             }
-            // A time is rounded up to a millisecond of the timer, or down.
+            // A wait is rounded up to a millisecond of the timer, or down.
             assert!(told <= 2 * times && told > 0, "{line}: told {told} times for {times} requests");
         });
     }
 }
 
-/// A lease has no bounds of the line, so bounded requests go to the line of the store.
+/// A lease has no bounds of the queue, so bounded requests go to the store's queue.
 #[test]
 fn bounds_hold_for_leased_requests_that_wait_for_the_store() {
     run(async {
@@ -560,7 +560,7 @@ fn bounds_hold_for_leased_requests_that_wait_for_the_store() {
         let first: Vec<_> = (0..500).map(|_| wait()).collect();
         tokio::time::sleep(500 * MS).await;
         let full = |refusal: AllRefusal| matches!(refusal.refusal(), Some(Refusal::QueueFull { .. }));
-        // Requests that wait already stay or go by the bounds that are set then.
+        // Requests that already wait stay or go by the bounds that are set then.
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(50));
         tokio::time::sleep(1500 * MS).await;
         let second: Vec<_> = (0..500).map(|_| wait()).collect();
@@ -575,8 +575,9 @@ fn bounds_hold_for_leased_requests_that_wait_for_the_store() {
     });
 }
 
-/// A call that comes too late for its requests is not made. They once were decided as in an outage,
-/// and waited for a share that never went back to the line of the store: it was not away.
+/// A call that comes too late for its requests is not made. These requests were once decided as in
+/// an outage, and waited for a share that never returned to the store's queue, because the store
+/// was not away.
 #[test]
 fn requests_that_wait_in_a_long_line_of_a_store_that_answers_are_decided_by_it() {
     for while_away in [WhileAway::ShareOf(std::num::NonZeroU32::new(16).unwrap()), WhileAway::Closed] {
@@ -597,8 +598,8 @@ fn requests_that_wait_in_a_long_line_of_a_store_that_answers_are_decided_by_it()
     }
 }
 
-/// After the first window of an outage, the shares are together the limit, and no permit is lost.
-/// The share of a key began anew with each request that kept no limiter of the key.
+/// After the first window of an outage, the shares add up to the limit, and no permit is lost. The
+/// share of a key began anew with each request that kept no limiter of the key.
 #[test]
 fn a_long_outage_grants_the_limit_in_each_window() {
     for (line, by_key) in WINDOWS.into_iter().flat_map(|line| [(line, false), (line, true)]) {
@@ -616,7 +617,7 @@ fn a_long_outage_grants_the_limit_in_each_window() {
                 tokio::time::sleep(500 * MS).await;
             }
             let (windows, all) = (fleet.windows(MINUTE), fleet.grants.len());
-            // What each policy bounds.
+            // The bound of each policy.
             match line.split_once(' ').unwrap().0 {
                 "fixed_window" => assert!(windows[0] <= 360 && windows[1..] == [320; 5], "{windows:?}"),
                 // One of the six cells is partly over.
@@ -629,9 +630,9 @@ fn a_long_outage_grants_the_limit_in_each_window() {
     }
 }
 
-/// A process waits for booked instants of a key, and keeps nothing of that key afterwards. The
-/// store grants the limit up to the last of these instants, so the share is still small in the
-/// period behind it.
+/// A process waits for bookings of a key, and keeps nothing of that key afterwards. The store
+/// grants the limit up to the last of these bookings, so the share is still small in the period
+/// after it.
 #[test]
 fn the_share_of_a_key_is_small_until_its_booked_instants_have_passed() {
     const SECOND: Duration = Duration::from_secs(1);
@@ -657,7 +658,7 @@ fn the_share_of_a_key_is_small_until_its_booked_instants_have_passed() {
     }
 }
 
-/// A bucket begins with an eighth of its share and fills at its share of the rate.
+/// A bucket begins with an eighth of its share and refills at its share of the rate.
 #[test]
 fn a_long_outage_keeps_the_rate_of_a_bucket() {
     let lines = ["token_bucket 80/s burst 160", "leaky_bucket 80/s nodelay 159 capacity 159"];
@@ -682,7 +683,7 @@ fn a_long_outage_keeps_the_rate_of_a_bucket() {
     }
 }
 
-/// Requests for permits in use that do not wait are answered in time, however long their line is.
+/// Requests for permits in use that do not wait are decided in time, however long their queue is.
 #[test]
 fn ten_thousand_attempts_at_permits_in_use_are_answered_in_time() {
     for (trip, asked) in [(40 * MS, 4 * 1024..=5 * 1024), (2 * MS, 10_000..=10_000)] {
@@ -713,7 +714,7 @@ fn ten_thousand_attempts_at_permits_in_use_are_answered_in_time() {
             assert!(took <= timeout + MS, "{took:?}");
             assert!(asked.contains(&granted.len()), "{} granted", granted.len());
             assert_eq!(store.counts().degraded, others);
-            // What was granted to requests that were gone by then goes back.
+            // Permits granted to requests that were gone by then go back.
             tokio::time::sleep(300 * MS).await;
             let available = limit.status().await.unwrap().members[0].1.available;
             assert_eq!(available, 20_000 - u64::try_from(granted.len()).unwrap());
@@ -724,7 +725,7 @@ fn ten_thousand_attempts_at_permits_in_use_are_answered_in_time() {
     }
 }
 
-/// A limit that is tried out refused requests and held them up while its store was away.
+/// A limit in shadow mode refused requests and held them up while its store was away.
 #[test]
 fn requests_in_shadow_mode_pass_while_the_store_is_away() {
     let two = std::num::NonZeroU32::new(2).unwrap();
@@ -750,8 +751,7 @@ fn requests_in_shadow_mode_pass_while_the_store_is_away() {
                 let mut place = limiter.reserve(1).unwrap();
                 assert_eq!((&mut place).await.unwrap().permits(), 0, "{text}");
             }
-            // Five calls that are not answered in time, and those that ask whether the store is
-            // back.
+            // Five calls without a reply in time, and the calls that ask whether the store is back.
             assert!(began.elapsed() <= 600 * MS, "{text}: {:?}", began.elapsed());
             limiter.set_shadow(false);
             model.stop(false);
@@ -759,7 +759,7 @@ fn requests_in_shadow_mode_pass_while_the_store_is_away() {
     }
 }
 
-/// The state was told as of the instant at which the request would have been due.
+/// The state was reported as of the time at which the request would have been due.
 #[test]
 fn a_request_that_passes_in_shadow_mode_is_told_what_is_left_now() {
     for line in ["token_bucket 4/min burst 4", "fixed_window 4/min", "sliding_log 4/min"] {
@@ -773,7 +773,7 @@ fn a_request_that_passes_in_shadow_mode_is_told_what_is_left_now() {
             let (told, state) = (told.left().unwrap().clone(), limiter.status().await.unwrap());
             let (told, state) = (&told.members[0].1, &state.members[0].1);
             assert_eq!(told.available, 0, "{line}");
-            // The state is told a round trip later, and the server works for ten microseconds.
+            // The status comes a round trip later, and the server works for ten microseconds.
             let later = 2 * MS + Duration::from_micros(10);
             assert_eq!(told.next_in, state.next_in + later, "{line}");
             assert_eq!(told.full_in, state.full_in + later, "{line}");

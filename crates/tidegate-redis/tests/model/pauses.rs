@@ -35,7 +35,7 @@ fn fleet(model: &Model, line: &str, processes: usize, leased: bool) -> Vec<Store
     (0..processes).map(limiter).collect()
 }
 
-/// A request by a task of its own, which returns when it was granted.
+/// A request in a separate task, which returns the time of the grant.
 fn wait(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<Result<Instant, Refusal>> {
     let limiter = AnyLimiter::from(limiter.clone());
     let request = request.into();
@@ -45,7 +45,8 @@ fn wait(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<Resul
     })
 }
 
-/// A process that the store had told of a pause granted its share in it when the store went away.
+/// A process to which the store had reported a pause granted its share in the pause when the store
+/// went away.
 #[test]
 fn a_pause_that_the_store_told_holds_while_the_store_is_away() {
     for (is_counting, is_resumed) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -90,11 +91,11 @@ fn a_pause_that_the_store_told_holds_while_the_store_is_away() {
     }
 }
 
-/// Requests that waited behind a pause kept their instants behind its foreseen end, and all later
-/// requests of all processes waited behind them.
+/// Requests that waited behind a pause kept their booked times behind its foreseen end, and all
+/// later requests of all processes waited behind them.
 #[test]
 fn requests_behind_a_pause_go_on_when_it_is_ended() {
-    // A leaky bucket of 1,000 holds nobody for a minute.
+    // A leaky bucket of 1,000 delays no request for a minute.
     let lines = LINES.into_iter().filter(|line| !line.starts_with("leaky"));
     for (line, leased) in lines.flat_map(|line| [(line, false), (line, true)]) {
         run(async move {
@@ -122,7 +123,7 @@ fn requests_behind_a_pause_go_on_when_it_is_ended() {
     }
 }
 
-/// A pause that ends by itself: the requests are granted in their order, as told, and no earlier.
+/// A pause that ends by itself: the requests are granted in order, as predicted, and no earlier.
 #[test]
 fn requests_behind_a_pause_are_granted_in_order_when_it_has_ended() {
     for line in ["token_bucket 100/s burst 10", "smooth_bursty 100/s", "sliding_log 1000/s"] {
@@ -149,14 +150,15 @@ fn requests_behind_a_pause_are_granted_in_order_when_it_has_ended() {
     }
 }
 
-/// A request that may not wait so long is refused at once, also behind requests of other processes.
+/// A request that may not wait that long is refused at once, even behind requests of other
+/// processes.
 #[test]
 fn a_request_with_a_longest_wait_is_told_at_once() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let limiters = fleet(&model, "token_bucket 10/s burst 10", 2, false);
         limiters[0].pause(Pause::lasting(2 * SECOND)).await.unwrap();
-        // The first is due at two seconds and a tenth.
+        // The first is due at 2.1 seconds.
         let within = || Request::permits(1).within(2550 * MS);
         let tasks: Vec<_> = (0..100).map(|i| wait(&limiters[i % 2], within())).collect();
         sleep(100 * MS).await;
@@ -199,7 +201,7 @@ fn a_wait_that_is_dropped_behind_a_pause_leaves_no_trace() {
     }
 }
 
-/// A full line refuses newcomers behind a pause, or drops others for them.
+/// A full queue refuses newcomers behind a pause, or drops others for them.
 #[test]
 fn a_line_behind_a_pause_is_bounded() {
     run(async {
@@ -220,7 +222,7 @@ fn a_line_behind_a_pause_is_bounded() {
     });
 }
 
-/// A reservation tells when it is due, and then that it is due earlier.
+/// A reservation reports when it is due, and then that it is due earlier.
 #[test]
 fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
     run(async {
@@ -232,14 +234,14 @@ fn a_reservation_behind_a_pause_is_due_when_the_pause_is_ended() {
         let due = place.due_in();
         assert!(due > MINUTE - SECOND && due <= MINUTE, "{due:?}");
         assert_eq!(other.resume().await, Ok(true));
-        // The process looks within a second.
+        // The process checks within a second.
         sleep(1100 * MS).await;
         assert_eq!(place.due_in(), Duration::ZERO);
         let _ = timeout(MS, place).await.unwrap().unwrap();
     });
 }
 
-/// A reservation in a pause told the former end of the pause after its own process had prolonged
+/// A reservation in a pause reported the former end of the pause after its own process had extended
 /// the pause.
 #[test]
 fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
@@ -304,7 +306,7 @@ fn requests_behind_a_pause_are_refused_when_the_limiter_is_closed() {
     });
 }
 
-/// Requests were served beyond their longest waits when a pause was prolonged.
+/// Requests were served after their maximum waits when a pause was extended.
 #[test]
 fn a_request_is_refused_at_the_end_of_its_wait_in_a_pause_that_is_prolonged() {
     for leased in [false, true] {
@@ -337,8 +339,8 @@ async fn assert_in_order(tasks: Vec<JoinHandle<Result<Instant, Refusal>>>, conte
     }
 }
 
-/// Newcomers of the round trip in which a process learnt that another one had ended the pause were
-/// granted before its requests that waited.
+/// If another process had ended the pause, newcomers in the round trip in which a process learned
+/// of that were granted before its requests that waited.
 #[test]
 fn newcomers_stand_behind_requests_that_wait_for_the_end_of_a_pause() {
     for (line, leased) in LINES.into_iter().flat_map(|line| [(line, false), (line, true)]) {
@@ -358,7 +360,7 @@ fn newcomers_stand_behind_requests_that_wait_for_the_end_of_a_pause() {
     }
 }
 
-/// They ask again by steps, and newcomers come between these.
+/// They ask again in steps, and newcomers come between the steps.
 #[test]
 fn a_long_line_behind_a_pause_keeps_its_order() {
     for ends_early in [true, false] {
@@ -436,7 +438,8 @@ fn newcomers_of_the_last_round_trip_of_a_pause_stand_behind_requests_that_wait()
     }
 }
 
-/// A request that does not wait took the permit that was there for one that waited for the end.
+/// A request that does not wait took the available permit of a request that waited for the end of
+/// the pause.
 #[test]
 fn a_request_that_does_not_wait_overtakes_none_behind_a_pause_that_has_ended() {
     let lines =
@@ -460,8 +463,9 @@ fn a_request_that_does_not_wait_overtakes_none_behind_a_pause_that_has_ended() {
     }
 }
 
-/// What was debited in a pause of a window counted as of its foreseen end, and so did all requests
-/// behind it: a limit that was paused without an end, and resumed, was shut for twenty years.
+/// A debit in a pause of a window counted as of the foreseen end of the pause, and so did all
+/// requests behind it: a limit that was paused without an end, and resumed, granted nothing for
+/// twenty years.
 #[test]
 fn a_debit_in_a_pause_counts_when_it_is_made() {
     let windows = [

@@ -1,5 +1,5 @@
-//! Places that are settled for less than was reserved, while other requests wait: what comes back
-//! serves these, as in one process.
+//! Reservations that are settled for less than they reserved, while other requests wait: the
+//! permits that come back serve these requests, as in one process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const RESERVED: u32 = 100;
 const USED: u32 = 30;
 
-/// The instants of the grants by the server's clock in microseconds.
+/// The times of the grants by the server's clock in microseconds.
 type Grants = Arc<Mutex<Vec<i64>>>;
 
 async fn reserve_and_settle(limiter: &AnyLimiter, hold: Duration) {
@@ -25,7 +25,8 @@ async fn reserve_and_settle(limiter: &AnyLimiter, hold: Duration) {
     place.settle(USED).unwrap();
 }
 
-/// Tasks that reserve for 0.2 s and settle, again and again: how many permits are used in a second.
+/// The permits that are used per second by tasks that reserve for 0.2 s and settle, again and
+/// again.
 async fn used_per_second(limiters: &[AnyLimiter]) -> f64 {
     let used = Arc::new(AtomicU64::new(0));
     for task in 0..20 {
@@ -41,7 +42,7 @@ async fn used_per_second(limiters: &[AnyLimiter]) -> f64 {
     used.load(Ordering::Relaxed) as f64 / 20.0
 }
 
-/// A queue of tasks that reserve and settle once: how long it takes.
+/// The duration of a queue of tasks that reserve and settle once.
 async fn time_of_a_queue(limiters: &[AnyLimiter]) -> Duration {
     let began = Instant::now();
     let tasks: Vec<_> = (0..200)
@@ -74,8 +75,8 @@ fn there(policy: &str, processes: usize, grants: &Grants) -> (Model, Vec<AnyLimi
 
 #[test]
 fn tasks_that_use_less_than_they_reserve_use_the_limit() {
-    // How much of what one process uses. A bucket gives a refund back as far as the burst leaves room
-    // beside the bookings ahead; one process has none ahead.
+    // The share of what one process uses. A bucket takes a refund back as far as the burst leaves
+    // room next to the bookings ahead; one process has none ahead.
     for (policy, part) in [
         ("token_bucket 1000/s burst 100", 0.99),
         ("token_bucket 1000/s burst 500", 0.8),
@@ -112,11 +113,11 @@ fn requests_that_wait_move_up_to_what_others_did_not_use() {
                 let (_model, limiters) = there(policy, processes, &grants);
                 time_of_a_queue(&limiters).await
             });
-            // Of several processes the last one is not told what came back to the others.
+            // Of several processes, the last one does not learn what came back to the others.
             if processes == 1 {
                 assert!(took <= alone.mul_f64(times), "{policy}: {took:?}, alone {alone:?}");
             }
-            // What was used stays within the bound, from each grant on.
+            // The used permits stay within the bound, from each grant on.
             let mut grants = std::mem::take(&mut *grants.lock().unwrap());
             grants.sort_unstable();
             for (i, first) in grants.iter().enumerate() {
@@ -130,7 +131,7 @@ fn requests_that_wait_move_up_to_what_others_did_not_use() {
     }
 }
 
-/// Calls of a gateway in a time: each reserves one call and 800 tokens, and uses 200.
+/// The calls of a gateway in a time: each reserves one call and 800 tokens, and uses 200.
 async fn calls_of_a_gateway(limiter: AnyLimiter) -> u64 {
     let calls = Arc::new(AtomicU64::new(0));
     for _ in 0..20 {
@@ -170,7 +171,7 @@ fn a_gateway_of_two_limits_uses_what_comes_back() {
                 let limiter = limiter.limit("tokens", tokens).build().unwrap();
                 calls_of_a_gateway(limiter.into()).await
             });
-            // A bucket of calls is used up itself, and what comes in to it goes to bookings first.
+            // A bucket of calls is used up itself, and permits that accrue go to bookings first.
             let part = if calls.starts_with("token") && !tokens.starts_with("token") { 0.65 } else { 0.97 };
             let least = alone as f64 * part;
             assert!(shared as f64 >= least, "{calls}, {tokens}: {shared} of {alone}");
@@ -178,8 +179,8 @@ fn a_gateway_of_two_limits_uses_what_comes_back() {
     }
 }
 
-/// Small requests beside large ones, and places that are settled at once: loans that were too many to
-/// be noted were debited again and again, so that nothing came back.
+/// Small requests together with large ones, and reservations that are settled at once: loans that
+/// were too many to be recorded were debited again and again, so nothing came back.
 #[test]
 fn places_beside_small_requests_use_the_limit() {
     run(async {
@@ -208,7 +209,8 @@ fn places_beside_small_requests_use_the_limit() {
     });
 }
 
-/// A place that is given up before its instant lends nothing, since no permit of it is there yet.
+/// A reservation that is given up before its time lends nothing, because none of its permits has
+/// accrued yet.
 #[test]
 fn a_place_that_is_not_used_is_as_if_it_was_dropped() {
     run(async {
@@ -227,12 +229,13 @@ fn a_place_that_is_not_used_is_as_if_it_was_dropped() {
         sleep(50 * MS).await;
         places.into_iter().for_each(|(place, used)| place.settle(used).unwrap());
         drop(wait.await.unwrap().unwrap());
-        // One permit of the places is used. The next one is there 2 s after all were taken.
+        // One permit of the reservations is used. The next one accrues 2 s after all were taken.
         assert!(began.elapsed() >= 1850 * MS, "{:?}", began.elapsed());
     });
 }
 
-/// A status did not tell the permits that a bucket lends, or a window has free. Requests got them.
+/// A status did not report the permits that a bucket lends, or that a window has free. Requests got
+/// them.
 #[test]
 fn a_status_tells_what_came_back_while_others_wait() {
     for (policy, all) in [

@@ -1,4 +1,5 @@
-//! What processes get of a limit that they lease, over a model of a server, on paused time.
+//! The parts that processes get of a limit that they lease, over a model of a server, on paused
+//! time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,25 +10,25 @@ use tidegate_redis::Store;
 use tidegate_redis::simulation::{Model, Network, run};
 use tokio::time::Instant;
 
-/// The permits that come in each second, and those that a full limit has.
+/// The permits that accrue each second, and those of a full limit.
 const RATE: u64 = 2000;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// How long a lease lasts, in milliseconds.
+/// The life of a lease, in milliseconds.
 const LIFE: u64 = 200;
 
-/// What a task does again and again.
+/// The repeated action of a task.
 #[derive(Clone, Copy, Debug)]
 enum Ask {
     Acquire,
-    /// It waits at most so long, and asks again when a refusal says.
+    /// The task waits at most this long, and retries when a refusal says.
     Within(Duration),
-    /// It takes a permit or none, and asks again after a pause.
+    /// The task takes a permit or none, and retries after a pause.
     Try(Duration),
 }
 
-/// Takes a permit of a limiter. A refused task sleeps as long as it is told, and for a millisecond
+/// Takes a permit of a limiter. A refused task sleeps for its `retry_after`, and for a millisecond
 /// at least.
 async fn take(limiter: &AnyLimiter, ask: Ask) -> u64 {
     let answer = match ask {
@@ -48,7 +49,7 @@ async fn take(limiter: &AnyLimiter, ask: Ask) -> u64 {
     }
 }
 
-/// Tasks of several processes that take one permit after the other.
+/// Tasks of several processes that take permits in sequence.
 struct Loops {
     model: Model,
     line: &'static str,
@@ -85,7 +86,7 @@ impl Loops {
         self.taken.iter().map(|taken| taken.load(Ordering::Relaxed)).sum()
     }
 
-    /// Lets time pass. Returns how many permits each process takes in it.
+    /// Lets time pass. Returns the permits that each process takes in it.
     async fn pass(&self, seconds: u64) -> Vec<u64> {
         let taken = || self.taken.iter().map(|taken| taken.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let before = taken();
@@ -110,8 +111,8 @@ const SLIDING: &str = "sliding_window 2000/s cells 10";
 
 /// The first process is alone for three seconds. Asserts that in the fifth second with the others
 /// each process has half of the part of its tasks, that later it has three quarters and not many
-/// times the part, and that most of the limit is used, by few calls. Tasks that do not wait count
-/// for nothing.
+/// times the part, and that most of the limit is used, by few calls. Tasks that do not wait are not
+/// counted.
 fn assert_parts(line: &'static str, processes: &[(u64, Ask)]) {
     let processes = processes.to_vec();
     run(async move {
@@ -151,10 +152,10 @@ fn assert_parts(line: &'static str, processes: &[(u64, Ask)]) {
     });
 }
 
-/// A process once asked for as many permits as it had got, since a loop that awaits asks for no
-/// more. So the first process had 97 of 100 permits for ever.
+/// A process once requested as many permits as it had got, because a loop that awaits requests no
+/// more. The first process thus had 97 of 100 permits for ever.
 ///
-/// Without leases each task has one request in the line of the store, so all tasks get alike.
+/// Without leases each task has one request in the store's queue, so all tasks get equal parts.
 #[test]
 fn loops_of_processes_that_join_a_busy_limit_get_what_they_would_without_leases() {
     let cases: [(&str, &[u64]); 11] = [
@@ -175,9 +176,9 @@ fn loops_of_processes_that_join_a_busy_limit_get_what_they_would_without_leases(
     }
 }
 
-/// The process that joins once had 19 of 2,000 permits a second, and of seven that join each had
-/// 42. A request with a longest wait was decided by the store where no lease served it, so these
-/// processes had leases for what they had got.
+/// A process that joined once had 19 of 2,000 permits a second, and of seven that joined each had
+/// 42. A request with a maximum wait was decided by the store if no lease served it, so these
+/// processes had leases for the permits that they had got.
 #[test]
 fn loops_over_requests_with_a_longest_wait_get_what_they_would_without_leases() {
     let cases: [(&str, &[u64]); 11] = [
@@ -200,8 +201,8 @@ fn loops_over_requests_with_a_longest_wait_get_what_they_would_without_leases() 
     assert_parts(BUCKET, &[(4, Ask::Within(200 * MS)); 2]);
 }
 
-/// Where a lease had the permits of 100 ms, the limit was booked for longer than such requests
-/// wait. So the process that joins had 10 of 2,000 permits a second, and of eight processes one had
+/// If a lease had the permits of 100 ms, the limit was booked for longer than such requests wait.
+/// The process that joined thus had 10 of 2,000 permits a second, and of eight processes one had
 /// three quarters.
 #[test]
 fn loops_over_requests_with_a_short_longest_wait_get_what_they_would_without_leases() {
@@ -221,7 +222,7 @@ fn loops_over_requests_with_a_short_longest_wait_get_what_they_would_without_lea
     }
 }
 
-/// Of two such processes, the one whose requests have a longest wait once had 1,900 of 2,000
+/// Of two such processes, the one whose requests have a maximum wait once had 1,900 of 2,000
 /// permits.
 #[test]
 fn loops_with_and_without_a_longest_wait_get_alike() {

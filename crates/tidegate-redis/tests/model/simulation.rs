@@ -1,4 +1,4 @@
-//! Stores over a model of a server: what each fault makes of calls, on paused time.
+//! Stores over a model of a server: the effect of each fault on calls, on paused time.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
@@ -44,7 +44,7 @@ fn clients_of_one_model_share_a_limit() {
         // Ten round trips and ten times the server's work for them; each of the two connects, and
         // the first sends the script.
         assert_eq!(began.elapsed(), 13 * (2 * MS + 10 * US));
-        // Until one permit came in since the first request arrived, by the server's clock.
+        // Until one permit accrued since the first request arrived, by the server's clock.
         let first = 5 * MS + 20 * US;
         let refusal = one.acquire_now([]).await.unwrap_err();
         let now = began.elapsed() - MS - 10 * US;
@@ -55,8 +55,8 @@ fn clients_of_one_model_share_a_limit() {
     });
 }
 
-/// A request that does not wait was refused as if all permits were in use, unless the store
-/// answered within a millisecond.
+/// A request that does not wait was refused as if all permits were in use, unless the store replied
+/// within a millisecond.
 #[test]
 fn a_request_for_a_permit_in_use_that_does_not_wait_is_answered_by_the_store() {
     run(async {
@@ -126,7 +126,7 @@ fn a_call_to_a_stopped_server_is_charged_and_not_known() {
     });
 }
 
-/// The time at which they end is later than a clock can tell.
+/// The time at which they end is later than a clock can represent.
 #[test]
 fn the_longest_spans_make_no_call_panic() {
     run(async {
@@ -162,7 +162,7 @@ fn a_killed_server_refuses_and_comes_back_empty() {
         for _ in 0..5 {
             assert!(is_away(one.acquire_now([]).await));
         }
-        // A trip for each: the first finds its connection reset, the others cannot connect.
+        // A round trip for each: the first finds its connection reset, the others cannot connect.
         assert_eq!((began.elapsed(), counts(&store)), (5 * 2 * MS, (10, 1, 4, 0)));
         // The breaker has opened.
         assert!(is_away(one.acquire_now([]).await));
@@ -204,8 +204,8 @@ fn a_replica_that_lags_forgets_the_last_writes() {
                 let _ = one.acquire_now([]).await.unwrap();
             }
             model.fail_over(is_demoted);
-            // The connection is to the server of before. If that one says so, the call goes to the
-            // one that replaces it.
+            // The connection is to the previous server. If that server reports so, the call goes to
+            // the server that replaced it.
             let mut left = 5;
             if is_demoted {
                 let _ = one.acquire_now([]).await.unwrap();
@@ -274,8 +274,8 @@ fn jains_index_of_equal_shares_is_one() {
     assert_eq!((jain([2.0, 2.0]), jain([1.0, 0.0, 0.0, 0.0]), jain([])), (1.0, 0.25, 1.0));
 }
 
-/// Eight clients of 25 tasks each share a rate: one permit at a time, of which none is left, by
-/// less than a call for each, and alike.
+/// Eight clients of 25 tasks each share a rate: one permit at a time, with none left over, by less
+/// than one call per permit, and in equal parts.
 #[test]
 fn eight_clients_share_a_rate_evenly_by_less_than_a_call_a_permit() {
     for (per_second, permits) in [(500_u32, 1000), (5000, 5000)] {
@@ -328,7 +328,7 @@ fn eight_clients_share_a_rate_evenly_by_less_than_a_call_a_permit() {
     }
 }
 
-/// A fleet of 40 processes that ask for more than there is, for 3 s.
+/// A fleet of 40 processes that request more than is available, for 3 s.
 fn fleet() -> Setup {
     Setup {
         seed: 14,
@@ -350,7 +350,7 @@ fn a_fleet_uses_its_limit_and_no_more() {
     let mut outcome = setup.run();
     assert_eq!((outcome.over(&setup), outcome.degraded_refusals, outcome.keys.1), (0, 0, 0));
     assert!(outcome.use_of(&setup) > 0.99, "{}", outcome.use_of(&setup));
-    // One for each request, and one for each process every two seconds, which counts them.
+    // One for each request, and one for each process every two seconds, which counts the processes.
     assert!(outcome.calls <= outcome.asked() + 3 * 40, "{} for {}", outcome.calls, outcome.asked());
     assert!(outcome.slowest <= 51 * MS, "{:?}", outcome.slowest);
 }
@@ -368,8 +368,8 @@ fn a_fleet_on_lease_makes_fewer_calls_and_keeps_to_its_limit() {
     }
 }
 
-/// Busy processes lease, and idle ones ask for each request. Leases once booked further ahead than
-/// requests wait, so that idle processes got nothing.
+/// Busy processes lease, and idle ones make a call for each request. Leases once booked further
+/// ahead than requests wait, so idle processes got nothing.
 #[test]
 fn a_fleet_on_lease_serves_busy_and_idle_processes_alike() {
     let limit = Bound { per_second: 1000, burst: 100 };
@@ -381,16 +381,16 @@ fn a_fleet_on_lease_serves_busy_and_idle_processes_alike() {
         assert!(outcome.use_of(&setup) >= 0.99, "{load}: {}", outcome.use_of(&setup));
         // Without leases about one for each request.
         assert!(2 * outcome.calls <= outcome.asked(), "{load}: {} for {}", outcome.calls, outcome.asked());
-        // The busiest asks for a fifth of all, and each of the idlest for less than a hundredth.
-        // Over eight other seeds the ratio is 1.00 to 1.10 at the smaller load, and 0.96 to 1.26 at
-        // the larger one.
+        // The busiest process makes a fifth of all requests, and each of the idlest less than a
+        // hundredth. Over eight other seeds the ratio is 1.00 to 1.10 at the smaller load, and 0.96
+        // to 1.26 at the larger one.
         let ratio = outcome.served_of(0..5) / outcome.served_of(40..60);
         assert!((0.8..=1.25).contains(&ratio), "{load}: {ratio}");
     }
 }
 
-/// A request that may wait long stays in line while a lease is booked for it. Once such a request
-/// was refused up to 0.96 s later, behind requests whose lease was granted.
+/// A request that may wait long stays in the queue while a lease is booked for it. Such a request
+/// was once refused up to 0.96 s later, behind requests whose lease was granted.
 #[test]
 fn a_fleet_on_lease_refuses_long_waits_at_once() {
     let limit = Bound { per_second: 1000, burst: 100 };
@@ -428,19 +428,19 @@ fn a_fleet_answers_in_time_in_every_fault_and_recovers() {
         (Fault::Demote, Fault::Demote),
         (Fault::Kill, Fault::StartEmpty),
     ];
-    // With the first seed an answer comes when its deadline is over and the timer of the deadline
-    // did not fire yet, and tells a wait.
+    // With the first seed, a reply arrives when its deadline is over and the timer of the deadline
+    // has not fired yet, and reports a wait.
     let rows = [13, 14].into_iter().flat_map(|seed| ends.map(|ends| (seed, ends)));
     for (seed, (begin, end)) in rows {
         let faults = vec![(1000 * MS, begin), (1200 * MS, end)];
         let setup = Setup { seed, faults, ..fleet() };
         let mut outcome = setup.run();
-        // A burst, and what was booked ahead, if the store lost what it knew.
+        // A burst, and the permits that were booked ahead, if the store lost its state.
         let allowed = if matches!(end, Fault::Join(_) | Fault::GoOn) { 0 } else { 40 + 40 };
         assert!(outcome.over(&setup) <= allowed, "{begin:?}: {}", outcome.over(&setup));
         assert!(outcome.slowest <= 51 * MS, "{begin:?}: {:?}", outcome.slowest);
         assert_eq!(outcome.keys.1, 0, "{begin:?}");
-        // Of the last second, when probes have found the store.
+        // The last second, when probes have found the store.
         let last: u64 = outcome.granted[20..30].iter().sum();
         assert!(last >= 396, "{begin:?}: {last}");
     }

@@ -1,4 +1,4 @@
-//! Told times beside waits of which some were dropped, and places that were settled for less, on
+//! Predicted waits next to waits that were dropped and reservations that were settled for less, on
 //! paused time over a model of a server.
 
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 const MS: Duration = Duration::from_millis(1);
 
 /// A request that waits until it is dropped, or for as long as it takes. Returns once nothing more
-/// comes back of it.
+/// comes back from it.
 async fn waits(limiter: StoreLimiter, n: u32, used: u32, patience: Duration, quiet: Instant) {
     let mut place = limiter.reserve(n).unwrap();
     if timeout(patience, &mut place).await.is_ok() && Instant::now() < quiet {
@@ -22,8 +22,8 @@ async fn waits(limiter: StoreLimiter, n: u32, used: u32, patience: Duration, qui
     }
 }
 
-/// Requests with a longest wait come after waits were dropped, and again when they were told. No
-/// other request comes meanwhile. Returns how many requests were told a time.
+/// Requests with a maximum wait come after waits were dropped, and again after their predicted
+/// waits. No other request comes meanwhile. Returns the number of requests with a predicted wait.
 async fn random_course(seed: u64) -> u32 {
     let mut random = SmallRng::seed_from_u64(seed);
     let model = Model::new(seed, Network::steady(MS));
@@ -58,7 +58,7 @@ async fn random_course(seed: u64) -> u32 {
             let patience = if is_dropped { random.random_range(0..600) * MS } else { Duration::MAX };
             tasks.push(tokio::spawn(waits(limiter.clone(), asks, used, patience, quiet)));
         }
-        // The last settled place, or dropped wait, has come back.
+        // The last settled reservation, or dropped wait, has come back.
         sleep_until(quiet + 10 * MS).await;
         let asks = Request::permits(random.random_range(1..=n));
         let asks = match random.random_range(0..3) {
@@ -79,9 +79,9 @@ async fn random_course(seed: u64) -> u32 {
     told
 }
 
-/// A told time also holds for a request whose longest wait is a round trip. That request comes too
-/// late for an instant that a dropped wait gave back. In course 304 more is left to later requests
-/// when the request comes again.
+/// A predicted wait also holds for a request whose maximum wait is a round trip. That request comes
+/// too late for a booked time that a dropped wait gave back. In course 304 more is left to later
+/// requests when the request comes again.
 #[test]
 fn told_times_hold_beside_waits_that_were_dropped() {
     let told: u32 = (0..50).chain([304]).map(|seed| run(random_course(seed))).sum();

@@ -39,13 +39,13 @@ fn available(status: &AllStatus) -> u64 {
     status.members[0].1.available
 }
 
-/// Has a server that was killed start in a second.
+/// Starts a killed server in a second.
 async fn starts_later(model: &Model) {
     sleep(SECOND).await;
     model.start_empty();
 }
 
-/// Requests that note their number when they are granted.
+/// Requests that record their number when they are granted.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(usize, Duration)>>>);
 
@@ -141,8 +141,9 @@ fn a_longest_wait_ends_in_an_outage() {
     });
 }
 
-/// A request was refused when the call had ended that asked whether the store is back: up to a
-/// timeout of the store after its longest wait, and one for permits in use up to 240 ms after it.
+/// A request was refused when the call ended that asked whether the store is back: up to a timeout
+/// of the store after its maximum wait. A request for permits in use was refused up to 240 ms after
+/// it.
 #[test]
 fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
     for in_use in [false, true] {
@@ -168,8 +169,8 @@ fn a_longest_wait_ends_in_the_first_calls_of_an_outage() {
     }
 }
 
-/// Requests that stood behind others, and not behind permits that the store had told of, were
-/// decided as if the store were away when their longest wait was over: up to 13 of 10 permits were
+/// Requests that queued behind others, and not behind permits that the store had reported, were
+/// decided as if the store were away when their maximum wait was over: up to 13 of 10 permits were
 /// in use.
 #[test]
 fn a_longest_wait_for_permits_in_use_is_no_outage() {
@@ -215,7 +216,7 @@ fn a_longest_wait_for_permits_in_use_is_no_outage() {
     }
 }
 
-/// A place among permits in use forgot the longest wait of its request: it waited until a permit
+/// A reservation of permits in use forgot the maximum wait of its request: it waited until a permit
 /// came back, and for all of an outage.
 #[test]
 fn a_place_among_permits_in_use_is_refused_after_its_longest_wait() {
@@ -231,9 +232,9 @@ fn a_place_among_permits_in_use_is_refused_after_its_longest_wait() {
             let mut place = jobs.reserve(request()).unwrap();
             let refusal = timeout(SECOND, &mut place).await.unwrap().unwrap_err();
             assert_eq!(refusal.refusal(), wait.refusal());
-            // A timer rings by whole milliseconds.
+            // A timer fires at whole milliseconds.
             assert!(began.elapsed() < 101 * MS, "{:?}", began.elapsed());
-            // A refused place is in no line, also while it is kept.
+            // A refused reservation is in no queue, even while it is kept.
             assert_eq!(jobs.status().await.unwrap().waiting, 0);
             drop(held);
             sleep(100 * MS).await;
@@ -246,8 +247,8 @@ fn a_place_among_permits_in_use_is_refused_after_its_longest_wait() {
     }
 }
 
-/// A process that had paused permits in use itself went on to grant them while the store was away.
-/// It refused a request that is larger than its share as one that is larger than the limit.
+/// A process that had paused permits in use itself continued to grant them while the store was
+/// away. It refused a request that is larger than its share as one that is larger than the limit.
 #[test]
 fn permits_in_use_are_paused_and_shared_while_the_store_is_away() {
     let two = std::num::NonZeroU32::new(2).unwrap();
@@ -277,7 +278,7 @@ fn permits_in_use_are_paused_and_shared_while_the_store_is_away() {
     }
 }
 
-/// Places that stood in the share of a process were granted seconds after the limiter was closed.
+/// Reservations in the share of a process were granted seconds after the limiter was closed.
 #[test]
 fn a_close_ends_places_in_a_share() {
     run(async {
@@ -324,8 +325,8 @@ fn a_reset_ends_a_pause_also_while_the_store_is_away() {
     }
 }
 
-/// A request that does not wait stood behind a call without a deadline, or behind a call that left
-/// before the request came, and whose answer was lost.
+/// A request that does not wait queued behind a call without a deadline, or behind a call that was
+/// sent before the request came and whose reply was lost.
 #[test]
 fn requests_that_do_not_wait_have_answers_in_time_where_answers_get_lost() {
     let two = std::num::NonZeroU32::new(2).unwrap();
@@ -368,8 +369,8 @@ fn requests_that_do_not_wait_have_answers_in_time_where_answers_get_lost() {
     }
 }
 
-/// The calls that give instants of dropped waits back have no deadline, and requests that do not
-/// wait stood behind them for up to 198 ms.
+/// The calls that give bookings of dropped waits back have no deadline, and requests that do not
+/// wait queued behind them for up to 198 ms.
 #[test]
 fn requests_that_do_not_wait_have_answers_in_time_beside_dropped_waits() {
     for seed in 0..20 {
@@ -404,7 +405,7 @@ fn requests_that_do_not_wait_have_answers_in_time_beside_dropped_waits() {
 }
 
 /// Calls of requests that waited behind a pause have no deadline, and requests that do not wait
-/// stood behind them for up to a round trip more than the timeout.
+/// queued behind them for up to a round trip more than the timeout.
 #[test]
 fn requests_that_do_not_wait_have_answers_in_time_behind_the_end_of_a_pause() {
     for stops_after in (0..60).step_by(4) {
@@ -438,9 +439,9 @@ fn requests_that_do_not_wait_have_answers_in_time_behind_the_end_of_a_pause() {
     }
 }
 
-/// A request that had waited for a lease had its answer up to a timeout of the store after the end
-/// of its longest wait: it was sent when the lease had failed, and its call had a timeout of its
-/// own. So had one that was sent again while others had made the line go on.
+/// A request that had waited for a lease was decided up to a timeout of the store after the end of
+/// its maximum wait: it was sent when the lease had failed, and its call had a separate timeout. So
+/// was a request that was sent again while others had restarted the queue.
 #[test]
 fn a_longest_wait_for_a_lease_ends_in_an_outage() {
     let modes = [WhileAway::Wait, WhileAway::Closed];
@@ -460,8 +461,8 @@ fn a_longest_wait_for_a_lease_ends_in_an_outage() {
                             let asked = Instant::now();
                             let answer = limiter.acquire_within(within).await;
                             let took = asked.elapsed();
-                            // The store counts the wait of a granted request from when it decides,
-                            // a timeout later at most, and its reply takes a trip.
+                            // The store counts the wait of a granted request from its decision, a
+                            // timeout later at most, and its reply takes a trip.
                             let late = if answer.is_ok() { 50 * MS } else { Duration::ZERO };
                             let most = within + late + 3 * MS;
                             assert!(took <= most, "{mode:?} {within:?}: {answer:?} after {took:?}");
@@ -486,8 +487,8 @@ fn a_longest_wait_for_a_lease_ends_in_an_outage() {
     }
 }
 
-/// A request that no lease served went to the store, and behind a call of another request. If that
-/// had no answer, the first request had its own with the end of that call, which left later.
+/// A request that no lease served went to the store, behind a call of another request. If that call
+/// got no reply, the first request was decided at the end of that call, which was sent later.
 #[test]
 fn refusals_in_outages_are_on_time_whether_or_not_a_request_waited_for_a_lease() {
     for seed in 0..30 {
@@ -504,7 +505,7 @@ fn refusals_in_outages_are_on_time_whether_or_not_a_request_waited_for_a_lease()
                     while began.elapsed() < 2 * SECOND {
                         let (within, asked) = (random.random_range(1..150) * MS, Instant::now());
                         let request = Request::permits(random.random_range(1..3)).within(within);
-                        // No lease serves a request that is told what is left.
+                        // No lease serves a request that asks for the remaining permits.
                         let request = if i % 4 == 0 { request.with_left() } else { request };
                         let answer = limiter.acquire_many(request).await;
                         let took = asked.elapsed();
@@ -549,7 +550,7 @@ fn a_request_that_is_dropped_in_an_outage_leaves_no_trace() {
     });
 }
 
-/// The store carries out calls that it does not answer in time.
+/// The store carries out calls to which it does not reply in time.
 #[test]
 fn a_call_without_an_answer_takes_permits_twice_at_most() {
     run(async {
@@ -570,7 +571,7 @@ fn a_call_without_an_answer_takes_permits_twice_at_most() {
     });
 }
 
-/// Outages at random: the server stops, or the ways of some processes are cut. No state is lost.
+/// Outages at random: the server stops, or the routes of some processes are cut. No state is lost.
 #[test]
 fn random_outages_pass_no_limit_and_lose_no_request() {
     for seed in 0..8 {
@@ -579,7 +580,7 @@ fn random_outages_pass_no_limit_and_lose_no_request() {
             let model =
                 Model::new(seed, Network { service: Duration::from_micros(1), ..Network::steady(MS) });
             let limiters = [(); 3].map(|()| limiter(&open(&model), "token_bucket 100/s burst 10"));
-            // Of which process, when it came, and when it was granted.
+            // The process, the arrival, and the time of the grant.
             let granted: Arc<Mutex<Vec<(usize, Duration, Duration)>>> = Arc::default();
             let (began, mut asked, mut tasks) = (Instant::now(), [0; 3], Vec::new());
             for _ in 0..40 {
@@ -610,7 +611,7 @@ fn random_outages_pass_no_limit_and_lose_no_request() {
                 let came: Vec<_> =
                     granted.iter().filter(|grant| grant.0 == of).map(|grant| grant.1).collect();
                 assert_eq!(came.len(), asked, "seed {seed}");
-                // A call without an answer may have left just before one that is answered.
+                // A call without a reply may have been sent just before one with a reply.
                 let mut latest = Duration::ZERO;
                 for came in came {
                     assert!(came + 50 * MS >= latest, "seed {seed}: in order");
@@ -619,7 +620,8 @@ fn random_outages_pass_no_limit_and_lose_no_request() {
             }
             for (i, (.., first)) in granted.iter().enumerate() {
                 for (n, (.., last)) in granted[i..].iter().enumerate() {
-                    // An instant is met up to a way late, and a timer to a millisecond.
+                    // A booked time is met up to one direction's latency late, and a timer up to a
+                    // millisecond.
                     let span = (*last - *first + 3 * MS).as_secs_f64();
                     assert!((n + 1) as f64 <= 10.0 + 100.0 * span, "seed {seed}: {} in {span} s", n + 1);
                 }
@@ -628,8 +630,8 @@ fn random_outages_pass_no_limit_and_lose_no_request() {
     }
 }
 
-/// One line at a time asks whether the store is back. The other lines wait for that answer, and do
-/// not ask again and again meanwhile.
+/// One queue at a time asks whether the store is back. The other queues wait for that reply, and do
+/// not ask repeatedly meanwhile.
 #[test]
 fn held_lines_wait_for_the_answer_to_one_of_them() {
     run(async {
@@ -643,16 +645,16 @@ fn held_lines_wait_for_the_answer_to_one_of_them() {
             log.spawn(&limiter.unwrap().into(), number, 1);
         }
         sleep(20 * SECOND).await;
-        // Each line asks at the end of a rest, and once again if the store did not answer.
+        // Each queue asks at the end of a rest, and once again if the store did not reply.
         let (before, rests) = (store.counts(), 10);
         assert!(before.skipped <= 2 * rests * lines as u64, "{before:?}");
         model.stop(false);
         log.until(1).await;
-        // The other lines are a trip behind the one that asked.
+        // The other queues are a round trip behind the one that asked.
         sleep(2 * MS).await;
         let after = store.counts();
         assert_eq!(log.numbers().len(), lines);
-        // The line that asked whether the store is back has one answer more.
+        // The queue that asked whether the store is back has one reply more.
         assert_eq!(after.answered - before.answered, 1 + lines as u64, "{after:?}");
     });
 }
@@ -661,7 +663,7 @@ fn many_a_second(store: &Store) -> AnyLimiter {
     limiter(store, "token_bucket 500/s burst 50")
 }
 
-/// What is done for each call that is not made, with how many that are by now.
+/// An action for each skipped call, with the number of skipped calls so far.
 struct OnSkips<F>(AtomicUsize, F);
 
 impl<F: Fn(usize) + Send + Sync + 'static> Events for OnSkips<F> {
@@ -672,8 +674,9 @@ impl<F: Fn(usize) + Send + Sync + 'static> Events for OnSkips<F> {
     }
 }
 
-/// Refunds take the probe of the store, and the line has to wait until that is answered. The line
-/// is looked at between the end of its rest and the timer of that, which has whole milliseconds.
+/// Refunds take the probe of the store, and the queue has to wait until the probe has a reply. The
+/// queue is checked between the end of its rest and the timer for that, which has whole
+/// milliseconds.
 #[test]
 fn a_line_behind_refunds_asks_a_bounded_number_of_times() {
     for (seed, gap) in (0..8).flat_map(|seed| (1..=60).map(move |gap| (seed, gap))) {
@@ -681,7 +684,7 @@ fn a_line_behind_refunds_asks_a_bounded_number_of_times() {
             let model = Model::new(seed, Network::steady(MS));
             let closes: Arc<OnceLock<AnyLimiter>> = Arc::default();
             let limiter = closes.clone();
-            // A line that asks without end gives no other task a turn.
+            // A queue that asks without end gives no other task a turn.
             let on_skips = move |skips| _ = (skips > 1000).then(|| limiter.get().unwrap().close());
             let builder = Store::builder("redis://model").while_away(WhileAway::Wait).timeout(50 * MS);
             let builder = builder.observed_by(Arc::new(OnSkips(AtomicUsize::new(0), on_skips)));
@@ -702,7 +705,7 @@ fn a_line_behind_refunds_asks_a_bounded_number_of_times() {
     }
 }
 
-/// An observer makes a call for each that is not made, until another task has had a turn.
+/// An observer makes a call for each skipped call, until another task has had a turn.
 #[test]
 fn calls_that_are_not_made_leave_turns_to_other_tasks() {
     run(async {
@@ -753,7 +756,7 @@ fn bounds_hold_in_an_outage() {
         assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
         log.spawn(&handle, 3, 2);
         sleep(MS).await;
-        // Lower bounds end no request that waits already, also when the store is asked again.
+        // Lower bounds end no request that already waits, even when the store is asked again.
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
         sleep(10 * SECOND).await;
         limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(4).when_full(WhenFull::DropOldest));
@@ -787,8 +790,8 @@ fn a_wait_that_is_dropped_in_an_outage_leaves_room() {
     });
 }
 
-/// While a call was on its way that asked whether the store is back, a newcomer was refused, and
-/// told to come again at once: the requests of that call could not go.
+/// While a call that asked whether the store is back was in flight, a newcomer was refused with a
+/// `retry_after` of zero: the requests of that call could not go.
 #[test]
 fn a_newcomer_takes_the_place_of_a_request_whose_call_is_on_its_way() {
     for rule in [WhenFull::DropOldest, WhenFull::DropLeastImportant] {
@@ -824,9 +827,9 @@ fn a_newcomer_takes_the_place_of_a_request_whose_call_is_on_its_way() {
     }
 }
 
-/// A call that is answered too late was carried out, and the requests of the line were sent again,
-/// up to 64 with each call: a process with a timeout below the round trip booked the limit hours
-/// ahead, for all processes.
+/// A call whose reply comes too late was carried out, and the requests of the queue were sent
+/// again, up to 64 with each call: a process with a timeout below the round trip booked the limit
+/// hours ahead, for all processes.
 #[test]
 fn a_store_that_answers_too_late_is_not_booked_without_end() {
     for line in ["token_bucket 1/s burst 10", "sliding_window 10/10s cells 10", "sliding_log 10/10s"] {
@@ -851,8 +854,8 @@ fn a_store_that_answers_too_late_is_not_booked_without_end() {
     }
 }
 
-/// The refusal told the instant that the store had booked for the newcomer: one that a displaced
-/// request had given back, and that was gone when the newcomer came again.
+/// The refusal reported the time that the store had booked for the newcomer: a booking that a
+/// displaced request had given back, and that was gone when the newcomer came again.
 #[test]
 fn a_full_queue_tells_a_newcomer_when_there_is_room() {
     for (line, sizes) in [
@@ -874,7 +877,7 @@ fn a_full_queue_tells_a_newcomer_when_there_is_room() {
                 sleep(10 * MS).await;
             }
             let mut place = limiter.reserve(place).unwrap();
-            // It is in line, and displaces the second one.
+            // It is in the queue, and displaces the second one.
             assert!(timeout(10 * MS, &mut place).await.is_err());
             let refusal = limiter.acquire_many(newcomer).await.unwrap_err();
             assert!(matches!(refusal.refusal(), Some(Refusal::QueueFull { .. })), "{line}: {refusal}");
@@ -885,8 +888,8 @@ fn a_full_queue_tells_a_newcomer_when_there_is_room() {
     }
 }
 
-/// Requests were in a call, or in line behind it, when the store went away. They were refused only
-/// when it was back.
+/// Requests were in a call, or in the queue behind it, when the store went away. They were refused
+/// only when it was back.
 #[test]
 fn requests_that_find_the_store_away_are_bounded_at_once() {
     run(async {
@@ -921,8 +924,8 @@ fn requests_that_find_the_store_away_are_bounded_at_once() {
     });
 }
 
-/// The requests of a call that leaves a held line were counted by no bound until its reply. Then
-/// newcomers had taken their places.
+/// The requests of a call that is sent from a held queue were counted by no bound until its reply.
+/// By then newcomers had taken their positions.
 #[test]
 fn newcomers_take_no_places_of_requests_that_leave_a_held_line() {
     run(async {
@@ -939,7 +942,7 @@ fn newcomers_take_no_places_of_requests_that_leave_a_held_line() {
             while model.calls() == calls {
                 sleep(MS).await;
             }
-            // The reply is on its way.
+            // The reply is in flight.
             for _ in 0..3 {
                 let refusal = limiter.acquire().await.unwrap_err().refusal();
                 assert!(matches!(refusal, Some(Refusal::QueueFull { .. })), "{refusal:?}");
@@ -1024,7 +1027,7 @@ fn leases_and_permits_in_use_outlast_an_outage() {
     });
 }
 
-/// A reservation that is awaited waits for the store, as sockets and streams do that reserve.
+/// An awaited reservation waits for the store, as sockets and streams do that reserve.
 #[test]
 fn a_reservation_of_a_task_waits_for_the_store() {
     run(async {
@@ -1050,7 +1053,7 @@ fn a_thread_that_reserves_does_not_wait_for_the_store() {
     assert!(is_unavailable(&answer), "{answer:?}");
 }
 
-/// The runtime that asks the store ends while requests wait.
+/// The runtime that makes the store's calls ends while requests wait.
 #[test]
 fn requests_do_not_wait_for_a_store_that_has_ended() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
