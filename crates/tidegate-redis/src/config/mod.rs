@@ -60,7 +60,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// | `limits` | names and policies, only in a map: several limits | there is one limit |
 /// | `in_use` | a number of permits, from 1 | the limits are policies |
 /// | `time_to_live` | a duration of 1 s or more, with `in_use` and `store`: [`CountingBuilder::time_to_live`](crate::CountingBuilder::time_to_live) | `10s` |
-/// | `store` | an address in the form of [`Store::builder`] | the limiter is of this process only |
+/// | `store` | an address in the form of [`Store::builder`] | the limiter is process-local |
 /// | `tag` | a name: the limiters of one tag share their limits, in all processes: [`Store::limiter`] | required with `store` |
 /// | `prefix` | the first part of all keys: [`StoreBuilder::prefix`] | `tidegate` |
 /// | `timeout` | a duration above zero: [`StoreBuilder::timeout`] | `50ms` |
@@ -77,7 +77,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// that form too. In TOML:
 ///
 /// ```toml
-/// downloads = "token_bucket 100/s burst 20"      # a line; of this process only
+/// downloads = "token_bucket 100/s burst 20"      # a line; process-local
 ///
 /// [uploads]                                      # the fields of a policy, and those of a store
 /// policy = "token_bucket"
@@ -100,8 +100,8 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// ```
 ///
 /// Without a store, `tag` is the only field of a store that may be set: to go back to one process,
-/// remove the others. A limiter of this process only does not use its tag. The address is validated
-/// when the limiter is built.
+/// remove the others. A process-local limiter does not use its tag. The address is validated when
+/// the limiter is built.
 ///
 /// # At the start of a program
 ///
@@ -126,10 +126,10 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// Over a store the state is kept, because limits are not stored: the new rate and burst apply to
 /// the permits that are available. Only a policy of another kind, another tag or another name
 /// starts with new state. While some processes still have the old configuration, each process
-/// decides by its own.
+/// decides by its own configuration.
 ///
-/// A limiter of this process only starts full, so a program takes from it the permits that the old
-/// limiter does not have. Requests that wait stay in the queue of the old limiter, on its terms.
+/// A process-local limiter starts full, so a program takes from it the permits that the old limiter
+/// does not have. Requests that wait stay in the queue of the old limiter, on its terms.
 /// [`RateLimiter::apply`] changes a limiter in place, and its waits with it.
 ///
 /// ```
@@ -180,7 +180,7 @@ const ALONE: &str = "the only limit, without a policy and without leased";
 /// // One changed line, and all processes share the limit.
 /// let line = format!("{line} store redis://:secret@127.0.0.1 tag uploads");
 /// let shared: LimiterConfig = line.parse()?;
-/// let limiter = shared.build()?; // connects when it is first asked
+/// let limiter = shared.build()?; // connects at its first call
 /// assert!(!format!("{shared:?}").contains("secret"));
 /// # drop(limiter);
 /// # Ok::<(), tidegate_redis::BuildError>(())
@@ -266,8 +266,8 @@ impl LimiterConfig {
         LimiterConfig { observer: Observer(Some(events)), ..self }
     }
 
-    /// Builds the limiter: one of this process only if there is no store, and otherwise one that
-    /// all processes share, over the store that [`open`](LimiterConfig::open) returns.
+    /// Builds the limiter: a process-local one if there is no store, and otherwise one that all
+    /// processes share, over the store that [`open`](LimiterConfig::open) returns.
     ///
     /// An [`Unlimited`](tidegate::Unlimited) limiter needs no store, and opens none.
     ///
@@ -316,7 +316,7 @@ impl LimiterConfig {
     /// if let Some(store) = config.store_builder() {
     ///     let store = store.observed_by(statistics.clone()).open()?;
     ///     let limiter = config.limiter_builder(&store)?.build()?;
-    ///     limiter.set_shadow(true); // of a `StoreLimiter`, as are `reset` and an async `status`
+    ///     limiter.set_shadow(true); // a `StoreLimiter` also has `reset` and an async `status`
     ///     let handle = AnyLimiter::from(limiter);
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -344,7 +344,7 @@ impl LimiterConfig {
     ///
     /// # Errors
     ///
-    /// Like [`build`](LimiterConfig::build), and if the configuration has no `tag`.
+    /// Like [`build`](LimiterConfig::build), and a [`BuildError`] if the configuration has no `tag`.
     pub fn build_over(&self, store: &Store) -> Result<AnyLimiter, BuildError> {
         match self.in_use {
             Some(limit) => {
@@ -375,8 +375,8 @@ impl LimiterConfig {
         Ok(if self.leased { builder.leased() } else { builder })
     }
 
-    /// Builds limits of each key: users, tenants, addresses. Without a store the limits are of this
-    /// process only, for at most `max_keys` keys at a time. Requests for further keys are refused,
+    /// Builds limits of each key: users, tenants, addresses. Without a store the limits are
+    /// process-local, for at most `max_keys` keys at a time. Requests for further keys are refused,
     /// even those that would wait: choose more keys than a program has users or hosts at a time.
     /// Over a store all processes share the limits, and the store keeps any number of keys.
     ///

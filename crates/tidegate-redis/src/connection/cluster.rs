@@ -68,7 +68,7 @@ impl Cluster {
         map.servers.values().cloned().chain([self.unknown.clone()]).collect()
     }
 
-    /// Returns once, after servers were found, the stand-in for servers that were unknown. Calls to
+    /// Returns the stand-in for servers that were unknown, once after servers were found. Calls to
     /// the found servers no longer go to the stand-in, and so cannot end its rest.
     pub(super) fn found(&self) -> Option<Arc<Server>> {
         let is_found = self.is_found.load(Ordering::Relaxed) && self.is_found.swap(false, Ordering::Relaxed);

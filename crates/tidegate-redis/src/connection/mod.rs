@@ -85,7 +85,7 @@ impl Servers {
         }
     }
 
-    /// For a cluster, returns once the stand-in for servers that were unknown, after servers were
+    /// For a cluster, returns the stand-in for servers that were unknown, once after servers were
     /// found.
     pub(crate) fn found(&self) -> Option<Arc<Server>> {
         match self {

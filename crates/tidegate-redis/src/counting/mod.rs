@@ -147,8 +147,8 @@ impl Store {
 }
 
 impl CountingBuilder {
-    /// Sets the time without a call after which the permits of a process go back. The default is 10
-    /// s, the minimum 1 s. More than a year counts as a year. A process that is suspended for
+    /// Sets the time without a call after which the permits of a process go back. The default is
+    /// 10 s, the minimum 1 s. More than a year counts as a year. A process that is suspended for
     /// longer may hold permits that were given to others. If the server's clock is set ahead by
     /// more than two thirds of this time, all processes may do so for a third of it.
     pub fn time_to_live(self, time_to_live: Duration) -> CountingBuilder {
@@ -197,7 +197,7 @@ impl StoreCountingLimit {
 
     /// Changes the limit for this process, including requests that already wait, like
     /// [`CountingLimit::set_limit`](tidegate::CountingLimit::set_limit). Limits are not stored:
-    /// each process decides by its own.
+    /// each process decides by its own limit.
     pub fn set_limit(&self, limit: u32) {
         self.0.set_limit(limit);
     }

@@ -145,8 +145,8 @@ impl StoreBuilder {
     /// [opened](StoreBuilder::open), instead of on a thread of its own.
     ///
     /// The reply to a request of this runtime then needs no hop to another thread. That hop is a
-    /// sixth of the time of a request that is alone; concurrent requests share calls, and gain
-    /// less. Choose this if the requests come from tasks of one runtime that lasts as long as the
+    /// sixth of the time of a request without concurrent ones. Concurrent requests share calls, and
+    /// gain less. Choose this if the requests come from tasks of one runtime that lasts as long as the
     /// store. Keep the thread if other runtimes and plain threads make requests too, if calls
     /// block, or if tasks of the runtime work for long between two awaits: the runtime keeps the
     /// deadline of a call. The runtime must run, with its time and I/O drivers enabled, and without
@@ -186,8 +186,8 @@ impl StoreBuilder {
     /// # Errors
     ///
     /// An [`OpenError`] if the address or the prefix is invalid, if the timeout is zero, if no
-    /// thread can be started, or if the store must be [on a runtime](StoreBuilder::on_this_runtime)
-    /// and the caller is in none.
+    /// thread can be started, or if [`on_this_runtime`](StoreBuilder::on_this_runtime) is set and
+    /// the caller is outside a tokio runtime.
     pub fn open(self) -> Result<Store, OpenError> {
         let address = Address::read(&self.url, self.connector()?.as_ref())?;
         let servers = Servers::at(address, crate::key::of_test(&self.prefix));

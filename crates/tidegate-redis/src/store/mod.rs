@@ -41,9 +41,9 @@ pub use while_away::WhileAway;
 /// A connection to Redis or Valkey that limiters share. Clones are handles to one store.
 ///
 /// A store connects at its first call, and reconnects after a failure. It does its network I/O on a
-/// thread of its own, so its limiters work in any executor and in plain threads. Only a call that
-/// is alone in flight is sent on the thread of its request. Where one tokio runtime makes nearly
-/// all requests, that runtime [can do the I/O](StoreBuilder::on_this_runtime).
+/// thread of its own, so its limiters work in any executor and in plain threads. A call is sent on
+/// the thread of its request only if no other call is in flight. If nearly all requests come from
+/// one tokio runtime, that runtime [can do the I/O](StoreBuilder::on_this_runtime).
 ///
 /// After a fork, the child process has neither that thread nor a runtime: open a store in the
 /// child.
@@ -133,7 +133,7 @@ impl Store {
     ///
     /// The number is known with [`WhileAway::Share`] or [`WhileAway::ShareOf`], and once a limiter
     /// [leases](crate::LimiterBuilder::leased). Otherwise it is always `None`. From its first
-    /// request for permits on, such a process asks the store for the number every two seconds, and
+    /// request for permits on, a process asks the store for the number every two seconds, and
     /// more often at first. A process that only checks the store, reads the status of limits or
     /// pauses them is not counted. Several stores in one process count as several.
     ///

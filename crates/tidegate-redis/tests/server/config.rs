@@ -90,7 +90,7 @@ fn no_two_limits_of_a_store_share_a_tag_by_default() {
         assert!(limiter.try_acquire_many(5).is_ok());
         assert!(limiter.try_acquire().is_err());
     }
-    // A limit of this process only has no key.
+    // A process-local limit has no key.
     assert!(config("fixed_window 5/d tag uploads").build().unwrap().try_acquire().is_ok());
 }
 
