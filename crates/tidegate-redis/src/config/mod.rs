@@ -344,7 +344,8 @@ impl LimiterConfig {
     ///
     /// # Errors
     ///
-    /// Like [`build`](LimiterConfig::build), and a [`BuildError`] if the configuration has no `tag`.
+    /// Like [`build`](LimiterConfig::build), and a [`BuildError`] if the configuration has no
+    /// `tag`.
     pub fn build_over(&self, store: &Store) -> Result<AnyLimiter, BuildError> {
         match self.in_use {
             Some(limit) => {
