@@ -53,7 +53,7 @@ impl Store {
     /// let store = Store::open("redis://127.0.0.1")?;
     /// match store.check().await {
     ///     Err(error) if !error.is_away() => return Err(error.into()),
-    /// A store that is away may be back before the first request.
+    ///     // A store that is away may be back before the first request.
     ///     _ => {}
     /// }
     /// # Ok(())
