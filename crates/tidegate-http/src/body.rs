@@ -1,10 +1,10 @@
 //! [`ThrottledBody`]: a body that takes a permit for each byte.
 //!
-//! A frame is taken from the inner body first, and then its bytes are paid for, chunk by chunk, in
-//! the poll that yields them. So a body that is silent holds no place in the queue, its end is
-//! found without a wait, and a chunk is paid for only if it is yielded. This is what a stream of
-//! `tidegate` does with its items. A reader of `tidegate::io` cannot do so: it learns how many
-//! bytes come only by taking them.
+//! A frame is taken from the inner body first. Its bytes are then paid for, chunk by chunk, in the
+//! poll that yields them. So a silent body holds no position in the queue, its end is found without
+//! a wait, and a chunk is paid for only if it is yielded. A stream of `tidegate` treats its items
+//! in the same way. A reader of `tidegate::io` cannot do so, because it learns how many bytes there
+//! are only by taking them.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -23,38 +23,38 @@ type BoxError = Box<dyn StdError + Send + Sync>;
 pin_project! {
     /// A body of a request or a response that takes a permit for each byte.
     ///
-    /// It works wherever a body is one of the crate `http-body`: in a server or a client, in hyper,
-    /// axum, tonic or reqwest. For several limits at once, such as of a connection, a user and all
-    /// users, give it an [`AllOf`](tidegate::AllOf). The rate may change at any time.
+    /// It works with every body of the crate `http-body`: in a server or a client, in hyper, axum,
+    /// tonic or reqwest. For several limits at once, such as those of a connection, a user and all
+    /// users, pass an [`AllOf`](tidegate::AllOf). The rate may change at any time.
     ///
     /// # Chunks
     ///
     /// Frames of data are cut into chunks of [`chunk_size`] bytes, without a copy if they are
-    /// [`Bytes`]. A frame that is smaller than a chunk stays whole. A chunk is paid for before it
-    /// is yielded. So in any span no more bytes are yielded than the policy states.
+    /// [`Bytes`]. A frame that is smaller than a chunk is yielded whole. A chunk is paid for before
+    /// it is yielded. So in any period no more bytes are yielded than the policy allows.
     ///
     /// # Fairness
     ///
     /// A body has at most one chunk in the queue of the limiter. So bodies that share a limiter get
-    /// equal shares, also with transfers of [`tidegate::io`]. A body with frames that are smaller
-    /// than a chunk gets a smaller share; [`max_chunk`](ThrottledBody::max_chunk) makes the chunks
-    /// of the others smaller.
+    /// equal shares, and transfers of [`tidegate::io`] get equal shares with them. A body whose
+    /// frames are smaller than a chunk gets a smaller share;
+    /// [`max_chunk`](ThrottledBody::max_chunk) makes the chunks of the other bodies smaller.
     ///
     /// # What waits
     ///
-    /// Bytes of data do. Trailers, empty frames, the end and errors of the inner body do not. The
-    /// inner body is polled only when all bytes before are yielded, so at most one frame is held.
+    /// Bytes of data wait. Trailers, empty frames, the end and errors of the inner body do not
+    /// wait. The inner body is polled only after all earlier bytes are yielded, so at most one
+    /// frame is held.
     ///
     /// # Errors
     ///
-    /// An error is that of the inner body, or the [`AllRefusal`](tidegate::AllRefusal) of the
-    /// limiter: it was closed, its queue is full, or it never grants a byte. After a refusal the
-    /// next poll asks for these bytes again.
+    /// An error is either the error of the inner body, or the [`AllRefusal`](tidegate::AllRefusal)
+    /// of the limiter: the limiter is closed, its queue is full, or it never grants a byte. After a
+    /// refusal, the next poll requests permits for these bytes again.
     ///
     /// # Cancel safety
     ///
-    /// A body that is dropped while it waits leaves no trace: a chunk that was not yielded costs
-    /// nothing.
+    /// Dropping a body while it waits cancels the wait: a chunk that was not yielded costs nothing.
     ///
     /// # Examples
     ///
@@ -85,35 +85,35 @@ pin_project! {
         limiter: AnyLimiter,
         chunk: u32,
         max_chunk: u32,
-        // The bytes of a frame that are not yielded yet: never empty.
+        // The bytes of a frame that are not yielded yet; never empty.
         data: Option<B::Data>,
-        // The chunk that is being paid for. The lock is never taken: it makes the body `Sync`,
-        // which clients such as reqwest ask for.
+        // The chunk that is being paid for. The mutex is never locked: it makes the body `Sync`,
+        // which clients such as reqwest require.
         wait: Mutex<Option<(u32, AcquireAny)>>,
     }
 }
 
 impl<B: Body> ThrottledBody<B> {
-    /// Limits the bytes of this body.
+    /// Creates a body that limits the bytes of `inner`.
     pub fn new(inner: B, limiter: impl Into<AnyLimiter>) -> ThrottledBody<B> {
         let limiter = limiter.into();
         let chunk = chunk_size(&limiter);
         ThrottledBody { inner, limiter, chunk, max_chunk: u32::MAX, data: None, wait: Mutex::new(None) }
     }
 
-    /// Makes no chunk larger than this, and at least one byte. More chunks cost more.
+    /// Sets the largest size of a chunk; 0 counts as one byte. More chunks cost more.
     #[must_use]
     pub fn max_chunk(mut self, bytes: u32) -> ThrottledBody<B> {
         self.max_chunk = bytes.max(1);
         self
     }
 
-    /// The inner body.
+    /// Returns the inner body.
     pub fn get_ref(&self) -> &B {
         &self.inner
     }
 
-    /// The inner body. Frames that are taken from it cost nothing.
+    /// Returns the inner body. Frames that are taken from it directly cost nothing.
     pub fn get_mut(&mut self) -> &mut B {
         &mut self.inner
     }
@@ -165,7 +165,7 @@ where
                     }
                     return Poll::Ready(Some(Ok(Frame::data(chunk))));
                 }
-                // The burst became smaller meanwhile. The chunk did, too.
+                // The burst became smaller meanwhile, and so did the chunk.
                 Err(_) if *this.chunk < bytes => {}
                 Err(refusal) => return Poll::Ready(Some(Err(refusal.into()))),
             }
@@ -182,7 +182,7 @@ where
         let mut hint = SizeHint::new();
         hint.set_lower(inner.lower().saturating_add(held));
         if let Some(upper) = inner.upper().and_then(|upper| upper.checked_add(held)) {
-            // Not less than `lower`, as that of the inner body is not.
+            // At least `lower`, because that holds for the inner body.
             hint.set_upper(upper);
         }
         hint

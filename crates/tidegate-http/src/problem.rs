@@ -6,18 +6,18 @@ use http::StatusCode;
 use http::header::HeaderValue;
 use serde_json::{Map, Value};
 
-/// Where the draft registers its problem types.
+/// The address under which the draft registers its problem types.
 const BASE: &str = "https://iana.org/assignments/http-problem-types#";
 
 /// The kind of a [`Problem`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProblemType {
-    /// `quota-exceeded`: the client used up its quota. Status 429.
+    /// `quota-exceeded`: the client has used up its quota. Status 429.
     QuotaExceeded,
     /// `temporary-reduced-capacity`: the server has less capacity than usual. Status 503.
     TemporaryReducedCapacity,
-    /// `abnormal-usage-detected`: the server sees a pattern of use that it does not allow.
+    /// `abnormal-usage-detected`: the server detected a pattern of use that it does not allow.
     /// Status 429.
     AbnormalUsageDetected,
 }
@@ -42,7 +42,7 @@ impl fmt::Display for ProblemType {
     }
 }
 
-/// Problem details of a refusal: its status and its body, as `application/problem+json`.
+/// Problem details of a refusal: the status and the body, as `application/problem+json`.
 ///
 /// # Examples
 ///
@@ -63,11 +63,11 @@ impl fmt::Display for ProblemType {
 pub struct Problem {
     /// The kind of the problem.
     pub kind: ProblemType,
-    /// The status code of the answer.
+    /// The status code of the response.
     pub status: StatusCode,
-    /// An explanation of this refusal, for people.
+    /// An explanation of this refusal, for human readers.
     pub detail: Option<String>,
-    /// The address of this one occurrence.
+    /// The URI of this occurrence.
     pub instance: Option<String>,
     /// Names of the limits that the request would have broken.
     pub violated_policies: Vec<String>,
@@ -77,8 +77,8 @@ impl Problem {
     /// The value of the header `Content-Type`.
     pub const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-    /// Creates a problem of type [`ProblemType::QuotaExceeded`], status 429, for the limits of
-    /// these names.
+    /// Creates a problem of type [`ProblemType::QuotaExceeded`] with status 429, for the limits
+    /// with these names.
     #[must_use]
     pub fn quota_exceeded<N: Into<String>>(violated: impl IntoIterator<Item = N>) -> Self {
         let violated_policies = violated.into_iter().map(Into::into).collect();
@@ -86,14 +86,14 @@ impl Problem {
         Self { kind: ProblemType::QuotaExceeded, status, detail: None, instance: None, violated_policies }
     }
 
-    /// Creates a problem of type [`ProblemType::TemporaryReducedCapacity`], status 503.
+    /// Creates a problem of type [`ProblemType::TemporaryReducedCapacity`] with status 503.
     #[must_use]
     pub fn temporary_reduced_capacity<N: Into<String>>(violated: impl IntoIterator<Item = N>) -> Self {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         Self { kind: ProblemType::TemporaryReducedCapacity, status, ..Self::quota_exceeded(violated) }
     }
 
-    /// Creates a problem of type [`ProblemType::AbnormalUsageDetected`], status 429.
+    /// Creates a problem of type [`ProblemType::AbnormalUsageDetected`] with status 429.
     #[must_use]
     pub fn abnormal_usage_detected<N: Into<String>>(violated: impl IntoIterator<Item = N>) -> Self {
         Self { kind: ProblemType::AbnormalUsageDetected, ..Self::quota_exceeded(violated) }
@@ -126,18 +126,18 @@ impl Problem {
             push_string(&mut json, name);
         }
         json.extend_from_slice(b"]}");
-        // All of it was written from text.
+        // Every part was written as UTF-8.
         String::from_utf8(json).unwrap_or_default()
     }
 
-    /// Reads a body. Returns `None` if it is no problem of one of the [`ProblemType`]s. A member
-    /// of a wrong type counts as absent, as RFC 9457 asks.
+    /// Reads a body. Returns `None` if the body is not a problem of one of the [`ProblemType`]s. A
+    /// member of the wrong type counts as absent, as RFC 9457 requires.
     #[must_use]
     pub fn from_json(body: &[u8]) -> Option<Self> {
         let members: Map<String, Value> = serde_json::from_slice(body).ok()?;
         let text = |key| members.get(key).and_then(Value::as_str).map(str::to_owned);
         let address = text("type")?;
-        // The registry answers under `www.` too.
+        // The registry is reachable under `www.` too, so only the fragment is compared.
         let name = address.split_once('#')?.1;
         let (kind, ..) = ProblemType::ALL.into_iter().find(|(_, known, _)| *known == name)?;
         let mut problem = match kind {
@@ -159,6 +159,6 @@ impl Problem {
 }
 
 fn push_string(json: &mut Vec<u8>, text: &str) {
-    // Writing to a Vec cannot fail.
+    // Writing to a `Vec` cannot fail.
     let _ = serde_json::to_writer(json, text);
 }

@@ -1,12 +1,12 @@
 //! Structured field values (RFC 9651): reads a List, writes Strings and Byte Sequences.
 //!
 //! The fields `RateLimit` and `RateLimit-Policy` are Lists of Items. This module reads the whole
-//! grammar of a List, and refuses exactly what RFC 9651 calls malformed. The crate `sfv` reads this
-//! grammar too, but needs a newer compiler than this crate does. A test compares the two parsers.
+//! grammar of a List, and rejects exactly what RFC 9651 calls malformed. The crate `sfv` reads this
+//! grammar too, but needs a newer compiler than this crate. A test compares the two parsers.
 //!
-//! The reader of answers is more lenient than RFC 9651 in two ways. It parses each line of a field
-//! by itself, so a malformed line leaves the other lines alone. And it reads a line that is no List
-//! of names in the forms of older drafts and of vendors.
+//! The reader of responses is more lenient than RFC 9651 in two ways. It parses each line of a
+//! field separately, so a malformed line does not affect the other lines. And it reads a line that
+//! is not a List of names in the forms of older drafts and of vendors.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -15,7 +15,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 /// The largest Integer of RFC 9651: 15 digits.
 pub(crate) const MAX_INTEGER: i64 = 999_999_999_999_999;
 
-/// More parameters of one item are left out.
+/// The most parameters of one item. Further parameters are ignored.
 const MOST_PARAMS: usize = 256;
 
 /// RFC 9651 section 4.2.7 asks parsers to accept Byte Sequences without padding.
@@ -30,7 +30,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Bare {
     Integer(i64),
-    /// In thousandths, which is all the precision that a Decimal has.
+    /// In thousandths, the full precision of a Decimal.
     Decimal(i64),
     String(String),
     Token(String),
@@ -41,7 +41,8 @@ pub(crate) enum Bare {
     Display(String),
 }
 
-/// Parameters in the order of the field. A later one of an equal key replaces the earlier value.
+/// Parameters in the order of the field. A later parameter with an equal key replaces the earlier
+/// value.
 pub(crate) type Params = Vec<(String, Bare)>;
 
 /// A member of a List.
@@ -51,7 +52,7 @@ pub(crate) enum Member {
     Inner(Vec<(Bare, Params)>, Params),
 }
 
-/// Reads a List; `None` if it is malformed.
+/// Reads a List. Returns `None` if it is malformed.
 pub(crate) fn parse_list(field: &str) -> Option<Vec<Member>> {
     let mut input = Input { rest: field.as_bytes() };
     input.skip(b" ");
@@ -70,12 +71,12 @@ pub(crate) fn parse_list(field: &str) -> Option<Vec<Member>> {
     }
 }
 
-/// Whether a String can hold this text.
+/// Returns whether a String can hold this text.
 pub(crate) fn is_string(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
 
-/// Writes a String of a text that it [can hold](is_string).
+/// Writes a text as a String. A String must be [able to hold](is_string) the text.
 pub(crate) fn push_string(out: &mut String, text: &str) {
     out.push('"');
     if text.bytes().any(|byte| matches!(byte, b'"' | b'\\')) {
@@ -98,7 +99,7 @@ pub(crate) fn push_byte_sequence(out: &mut String, bytes: &[u8]) {
     out.push(':');
 }
 
-/// The rest of the field, still to be read.
+/// The part of the field that is not read yet.
 struct Input<'a> {
     rest: &'a [u8],
 }
@@ -133,7 +134,7 @@ impl Input<'_> {
         let len = self.rest.iter().position(|&b| !keep(b)).unwrap_or(self.rest.len());
         let (taken, rest) = self.rest.split_at(len);
         self.rest = rest;
-        // Callers keep ASCII only.
+        // Callers keep only ASCII.
         taken.iter().map(|&b| char::from(b)).collect()
     }
 
@@ -160,8 +161,8 @@ impl Input<'_> {
             self.skip(b" ");
             let key = self.key()?;
             let value = if self.eat(b'=') { self.bare()? } else { Bare::Boolean(true) };
-            // A field of many distinct keys would cost the square of their number. RFC 9651 asks
-            // for 256.
+            // A field with many distinct keys would take time quadratic in their number. RFC 9651
+            // requires support for 256.
             match params.iter().position(|(k, _)| *k == key) {
                 Some(at) => params[at].1 = value,
                 None if params.len() < MOST_PARAMS => params.push((key, value)),
@@ -268,7 +269,7 @@ fn is_token(b: u8) -> bool {
     b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&b)
 }
 
-/// Lower case only, as RFC 9651 has it.
+/// Reads a lower-case digit only, as RFC 9651 requires.
 fn hex(b: u8) -> Option<u8> {
     match b {
         b'0'..=b'9' => Some(b - b'0'),

@@ -2,8 +2,8 @@
 
 /// The unit that a limit counts.
 ///
-/// The first three are the quota units of the IETF draft. Servers of language models count
-/// tokens, and servers of GraphQL count points.
+/// The first three are the quota units of the IETF draft. Servers of language models count tokens,
+/// and GraphQL servers count points.
 ///
 /// # Examples
 ///
@@ -25,7 +25,7 @@ pub enum Unit {
     Concurrency,
     /// Tokens of a language model.
     Tokens,
-    /// Points, cost, weight or complexity. A request counts for as much work as it is.
+    /// Points, cost, weight or complexity: a request counts by the work that it causes.
     Points,
 }
 
@@ -42,8 +42,8 @@ impl Unit {
         }
     }
 
-    /// Returns the unit that a parameter `qu` names, if it is one of these. The registry of the
-    /// draft says `request` where its text says `requests`: both are read.
+    /// Returns the unit that a parameter `qu` names, if it is one of these units. The registry of
+    /// the draft says `request` where its text says `requests`: both are read.
     pub(crate) fn of_parameter(text: &str) -> Option<Unit> {
         match text {
             "requests" | "request" => Some(Unit::Requests),

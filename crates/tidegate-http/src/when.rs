@@ -1,11 +1,11 @@
-//! A time that a server tells: from now, or of the calendar.
+//! A time that a server sends: from now, or an absolute timestamp.
 
 use std::time::{Duration, SystemTime};
 
-/// A time that a server tells.
+/// A time that a server sends.
 ///
-/// A reader counts a time of the calendar from the `Date` of its answer and returns [`When::In`],
-/// so that the clock of the client does not matter. [`When::At`] is left only where the answer
+/// A reader counts an absolute timestamp from the `Date` of its response and returns [`When::In`],
+/// so that the clock of the client does not matter. It returns [`When::At`] only if the response
 /// has no `Date`.
 ///
 /// # Examples
@@ -24,15 +24,15 @@ use std::time::{Duration, SystemTime};
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum When {
-    /// So long after the answer.
+    /// This long after the response.
     In(Duration),
     /// At this time, by the clock of the server.
     At(SystemTime),
 }
 
 impl When {
-    /// Returns how long to wait from `now`, which is the time at which the answer came. A time
-    /// that is past gives zero.
+    /// Returns how long to wait from `now`, the time at which the response arrived. A time in the
+    /// past gives zero.
     #[must_use]
     pub fn wait(self, now: SystemTime) -> Duration {
         match self {

@@ -1,4 +1,4 @@
-//! A call in flight, and what its answer changed.
+//! A call in flight, and the effect of its response.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -10,14 +10,14 @@ use super::handle::Obey;
 use super::state::Ticket;
 use crate::read::ResponseLimits;
 
-/// A call to a server, from its permits to its answer.
+/// A call to a server, from its permits to its response.
 ///
-/// Until [`obey`](Call::obey) is called, or the call is dropped, it counts as in flight; a call
-/// that is leaked does so for good. Permits that are counted while in use are given back when it is
-/// dropped.
+/// The call counts as in flight until [`obey`](Call::obey) is called or the call is dropped; a
+/// leaked call counts as in flight forever. Permits of a limiter that counts permits in use are
+/// given back when the call is dropped.
 ///
-/// Drop a call that has no answer of its server: a connection that failed, or an answer of another
-/// server after a redirect.
+/// Drop a call without a response from its server: the connection failed, or another server
+/// responded after a redirect.
 #[derive(Debug)]
 #[must_use = "give it the answer of the server by `obey`: dropping it means that there was none"]
 pub struct Call {
@@ -27,29 +27,30 @@ pub struct Call {
     held: Held,
 }
 
-/// What a call keeps until it is over.
+/// What a call holds until it ends.
 #[derive(Debug)]
 pub(super) enum Held {
-    /// Its permits are elsewhere.
+    /// The call does not hold its permits.
     Nothing,
-    /// Kept for their drop.
+    /// Held only to be dropped with the call.
     Permits(#[expect(dead_code)] AllPermits),
-    /// The lock is never taken: it lets threads share the call.
+    /// The mutex is never locked: it only makes the call `Sync`.
     Place(Mutex<AnyReservation>),
 }
 
-/// What an answer changed.
+/// The effect of a response.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Obeyed {
-    /// What the server answered. Times of the calendar without a `Date` are left out.
+    /// The limits that the server reported. Absolute timestamps are left out if the response has no
+    /// `Date`.
     pub answer: ResponseLimits,
-    /// How long the limiter was told to pause, with its jitter.
+    /// How long the limiter pauses, including the jitter.
     pub paused_for: Option<Duration>,
-    /// How long the server asks to pause. Longer than `paused_for` if the
-    /// [cap](super::Options::max_pause) cut it: then the server may still refuse.
+    /// How long the server asks the client to pause. It is longer than `paused_for` if the
+    /// [cap](super::Options::max_pause) cut the pause; then the server may still refuse.
     pub asked_for: Option<Duration>,
-    /// What the limiter refused to do: a closed one does not pause.
+    /// The error of a limiter that did not carry out the response: a closed limiter does not pause.
     pub error: Option<AllRefusal>,
 }
 
@@ -58,42 +59,43 @@ impl Call {
         Self { obey, ticket, waited, held }
     }
 
-    /// Obeys the answer of the server: pauses the limiter, or lowers its available permits. The
+    /// Obeys the response of the server: pauses the limiter, or lowers its available permits. The
     /// call is no longer in flight.
     pub fn obey(&mut self, status: StatusCode, headers: &HeaderMap) -> Obeyed {
         self.obey.obey(&mut self.ticket, status, headers, None)
     }
 
-    /// Obeys the answer of a server that tells limits in the body, too. See
+    /// Obeys the response of a server that also reports limits in the body. See
     /// [`Reader::read_with_body`](crate::read::Reader::read_with_body).
     pub fn obey_with_body(&mut self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Obeyed {
         self.obey.obey(&mut self.ticket, status, headers, Some(body))
     }
 
-    /// Obeys an answer that was read elsewhere, for example from a body.
+    /// Obeys limits that were read elsewhere, for example from a body.
     pub fn obey_limits(&mut self, answer: ResponseLimits) -> Obeyed {
         self.obey.obey_limits(&mut self.ticket, answer, true)
     }
 
-    /// The time that the call waited for its permits, also where it waited several times.
+    /// Returns the time that the call waited for its permits, the sum of all its waits.
     #[must_use]
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// Ends a call that was [reserved](Obey::reserve), and tells how many permits it really used: a
-    /// number, or costs by name. The rest goes back, and a higher cost is charged. Of a limit that
-    /// is not named, the reserved permits were used, and so they are if the call is dropped.
+    /// Ends a call that was [reserved](Obey::reserve), and reports how many permits it really used:
+    /// a number, or costs by name. The unused permits go back, and a higher cost is charged. For a
+    /// limit that is not named, the reserved permits count as used. If the call is dropped instead,
+    /// all its reserved permits count as used.
     ///
-    /// What the server was told to have left does not rise: it counts in its own way, and tells so
-    /// in its answers.
+    /// The number of units that the server allows does not rise: the server counts in its own way,
+    /// and reports its count in its responses.
     ///
     /// A call that was not reserved has used what it acquired: it ends, and nothing else changes.
     ///
     /// # Errors
     ///
-    /// [`AllRefusal::NoMember`] for a cost with a name that is not there; then what was reserved is
-    /// the cost.
+    /// [`AllRefusal::NoMember`] for a cost with an unknown name; then the reserved permits are the
+    /// cost.
     pub fn settle<'a>(mut self, used: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         match std::mem::replace(&mut self.held, Held::Nothing) {
             Held::Place(place) => place.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used),

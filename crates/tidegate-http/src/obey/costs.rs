@@ -1,15 +1,15 @@
-//! How much is in flight.
+//! Costs of calls, in calls and in permits of each member.
 
 use tidegate::AllRequest;
 
-/// What a load counts: calls, or the permits of one member.
+/// The unit that a load counts: calls, or the permits of one member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Count(usize);
 
 impl Count {
     pub(super) const CALLS: Count = Count(0);
 
-    /// The permits of the member at this place of the list of members.
+    /// Returns the unit of the member at this index of the list of members.
     pub(super) fn of_member(place: usize) -> Count {
         Count(place + 1)
     }
@@ -19,13 +19,13 @@ impl Count {
     }
 }
 
-/// A number of calls, and their permits of each member.
+/// A number of calls, and the number of their permits of each member.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Load(Vec<u64>);
 
 impl Load {
-    /// A call with this request, which got so many permits of each limit that it does not name. The
-    /// permits are of members with these names.
+    /// Creates the load of one call with this request, which got `got` permits of each limit that
+    /// it does not name. `members` are the names of the members.
     pub(super) fn new(request: &AllRequest<'_>, got: u32, members: &[String]) -> Load {
         let of = |member: &String| u64::from(request.cost_of(member).unwrap_or(got));
         Load(std::iter::once(1).chain(members.iter().map(of)).collect())
@@ -35,7 +35,7 @@ impl Load {
         self.0.get(count.0).copied().unwrap_or(0)
     }
 
-    /// What it counts in these units.
+    /// Returns the part of the load in these units.
     pub(super) fn only(&self, is: impl Fn(Count) -> bool) -> Load {
         Load(self.0.iter().enumerate().map(|(at, n)| if is(Count(at)) { *n } else { 0 }).collect())
     }

@@ -18,28 +18,29 @@ use super::state::{Orders, State, Terms, Ticket};
 use crate::When;
 use crate::read::ResponseLimits;
 
-/// A limiter that obeys what a server answers. Clones share it.
+/// A limiter that obeys the responses of a server. Clones share it.
 ///
 /// A call begins with [`acquire`](Obey::acquire) and ends with [`Call::obey`]. See the
 /// [module](crate::obey).
 ///
 /// # Fairness and cancel safety
 ///
-/// As the limiter. In two cases a call waits twice, at the end of the queue: it was granted while
-/// another call took the last units that the server allows, or while its route moved to the limiter
-/// of its [bucket](super::Scopes#buckets). Then its permits go back: it pays once, and nothing if
-/// it is refused. A limiter over a store takes back the permits of a [reserved](Obey::reserve) call
-/// only. Observers of the limiter are told of each grant.
+/// As for the limiter, with two exceptions, in which a call waits a second time, at the end of the
+/// queue: another call took the last units that the server allows while this call was granted, or
+/// its route moved to the limiter of its [bucket](super::Scopes#buckets). In both cases its permits
+/// go back to the limiter: the call pays once, and nothing if it is refused. A limiter over a store
+/// takes back only the permits of a [reserved](Obey::reserve) call. Observers of the limiter are
+/// notified of each grant.
 #[derive(Clone)]
 pub struct Obey {
     shared: Arc<Shared>,
-    /// The scope of the calls of this handle, if it is one of several.
+    /// The scope of this handle's calls, if the handle belongs to [`Scopes`](super::Scopes).
     home: Option<Home>,
 }
 
 struct Shared {
     limiter: AnyLimiter,
-    /// The same limiter, of which no call blocks a thread.
+    /// The same limiter, in a form whose calls do not block a thread.
     non_blocking: AnyLimiter,
     options: Options,
     /// The names of the limiter's members.
@@ -50,18 +51,19 @@ struct Shared {
     random: RandomState,
 }
 
-/// A call that the server does not allow asks the limiter again, and goes at this try.
+/// The number of tries of a call that the server does not allow. The last try begins the call in
+/// any case.
 ///
-/// A grant that waited counts as the first try again: the limiter paused, and in each window some
-/// other call was faster. So the tries end at a limiter that grants without a wait, as in shadow
-/// mode, and for a call that costs more than the server allows in a window.
+/// A grant after a wait counts as the first try again: the limiter paused, and in each window
+/// another call was faster. So the tries run out only in two cases: the limiter grants without a
+/// wait, as in shadow mode, or the call costs more than the server allows in a window.
 const TRIES: usize = 4;
 
-/// The tries of a call to begin.
+/// The tries that a call has left to begin.
 #[derive(Debug)]
 pub(super) struct Tries {
     left: usize,
-    /// The time that all tries have waited.
+    /// The total wait of all tries.
     waited: Duration,
 }
 
@@ -70,7 +72,8 @@ impl Tries {
         Self { left: TRIES, waited: Duration::ZERO }
     }
 
-    /// The request of the next try: of the longest wait, the rest.
+    /// Returns the request of the next try. Its maximum wait is what is left of the call's maximum
+    /// wait.
     pub(super) fn next<'a>(&self, request: &AllRequest<'a>) -> AllRequest<'a> {
         let request = request.clone();
         match request.to_request().within {
@@ -81,28 +84,29 @@ impl Tries {
 }
 
 impl Shared {
-    /// Gives back what a request got that makes no call.
+    /// Gives back the permits of a request that begins no call.
     fn refund(&self, request: &AllRequest<'_>, permits: AllPermits) {
         let got = permits.permits();
         drop(permits);
-        // A request that passed without permits has none to give back.
+        // A request that was granted without permits has none to give back.
         if got > 0 {
-            // The names are those of a request that was granted, so none of them can be wrong.
+            // The request was granted, so each of its names is the name of a member.
             let _ = self.non_blocking.refund(request.clone().cost_of_others(got));
         }
     }
 }
 
 impl Obey {
-    /// Obeys the server that this limiter's calls go to, with the default [`Options`]. They count
-    /// resets by the default clock: a limiter on another clock, such as a `ManualClock`, needs
-    /// [`with_options`](Obey::with_options) and that [`clock`](Options::clock).
+    /// Creates a limiter that obeys the server that its calls go to, with the default [`Options`].
+    /// The default options measure resets on the default clock. A limiter on another clock, such as
+    /// a `ManualClock`, needs [`with_options`](Obey::with_options) and that
+    /// [`clock`](Options::clock).
     #[must_use]
     pub fn new(limiter: impl Into<AnyLimiter>) -> Self {
         Self::with_options(limiter, Options::new())
     }
 
-    /// Obeys the server that this limiter's calls go to.
+    /// Creates a limiter that obeys the server that its calls go to.
     #[must_use]
     pub fn with_options(limiter: impl Into<AnyLimiter>, options: Options) -> Self {
         let limiter = limiter.into();
@@ -124,11 +128,11 @@ impl Obey {
         self.acquire_many(AllRequest::new()).await
     }
 
-    /// Waits for the permits of a call, and begins it. A call that costs 0 begins at once, takes no
-    /// permits, and its answer is obeyed as any other.
+    /// Waits for the permits of a call, and begins it. A call that costs 0 begins at once and takes
+    /// no permits. Its response is obeyed like any other.
     ///
-    /// The [longest wait](AllRequest::within) of a request is that of the whole call, also if it
-    /// waits several times.
+    /// The [maximum wait](AllRequest::within) of a request applies to the whole call, even if the
+    /// call waits several times.
     ///
     /// # Errors
     ///
@@ -144,7 +148,7 @@ impl Obey {
         }
     }
 
-    /// Begins a call now, or refuses.
+    /// Begins a call now, or refuses it.
     ///
     /// # Errors
     ///
@@ -153,7 +157,7 @@ impl Obey {
         self.try_acquire_many(AllRequest::new())
     }
 
-    /// Begins a call of these costs now, or refuses. A call that costs 0 is not refused.
+    /// Begins a call with these costs now, or refuses it. A call that costs 0 is not refused.
     ///
     /// # Errors
     ///
@@ -186,9 +190,9 @@ impl Obey {
         }
     }
 
-    /// Takes a place in the queue now, for a call whose cost is known only later. Await the
-    /// reservation for the call, and tell by [`Call::settle`] what it really used. An estimate of 0
-    /// begins at once.
+    /// Reserves a position in the queue now, for a call whose cost is known only later. Await the
+    /// reservation to begin the call, and report the real cost with [`Call::settle`]. An estimate
+    /// of 0 begins at once.
     ///
     /// # Errors
     ///
@@ -223,18 +227,19 @@ impl Obey {
         CallReservation::new(self, request.into())
     }
 
-    /// Begins a call that has its permits from elsewhere. It goes also if the server allows no
-    /// more.
+    /// Begins a call that has its permits from elsewhere. The call begins even if the server allows
+    /// no more calls.
     pub fn begin<'a>(&self, request: impl Into<AllRequest<'a>>) -> Call {
         let request = request.into();
-        // The most that it may have got.
+        // The most permits that the request may have got.
         let at = self.here();
         let load = at.load(&request, request.to_request().most);
         let ticket = at.begin_in_any_case(load);
         Call::new(at, ticket, Duration::ZERO, Held::Nothing)
     }
 
-    /// The handle itself, or if its route moved since, one to the limiter of the route's bucket.
+    /// Returns this handle, or if its route has moved, a handle to the limiter of the route's
+    /// bucket.
     pub(super) fn here(&self) -> Obey {
         let moved = self.home.as_ref().and_then(|home| home.moved(self));
         moved.unwrap_or_else(|| self.clone())
@@ -248,15 +253,15 @@ impl Obey {
         moved
     }
 
-    /// Begins a call, unless the server does not allow it, or the limiter of its route is another
-    /// by now. Then the permits go back to the limiter that granted them.
+    /// Begins a call, unless the server does not allow it, or its route has moved to another
+    /// limiter. In these cases the permits go back to the limiter that granted them.
     fn begin_allowed(
         &mut self,
         request: &AllRequest<'_>,
         permits: AllPermits,
         tries: &mut Tries,
     ) -> Option<Call> {
-        // The server counts a call that its limiter lets pass without permits.
+        // A limiter can grant a call without permits; the server counts that call too.
         let got = permits.permits().max(request.to_request().permits);
         let granted_by = self.shared.clone();
         match self.begin_try(request, got, permits.waited(), tries) {
@@ -268,8 +273,8 @@ impl Obey {
         }
     }
 
-    /// Begins a call with the permits of this place, unless the server does not allow it, or the
-    /// limiter of its route is another by now.
+    /// Begins a call with the permits of this reservation, unless the server does not allow it, or
+    /// its route has moved to another limiter.
     pub(super) fn begin_reserved(
         &mut self,
         request: &AllRequest<'_>,
@@ -277,15 +282,15 @@ impl Obey {
         waited: Duration,
         tries: &mut Tries,
     ) -> Result<Call, AnyReservation> {
-        // The most that it may have got.
+        // The most permits that the request may have got.
         match self.begin_try(request, request.to_request().most, waited, tries) {
             Some(ticket) => Ok(Call::new(self.clone(), ticket, tries.waited, Held::Place(Mutex::new(place)))),
             None => Err(place),
         }
     }
 
-    /// Begins a call that got so many permits after this wait, unless the server does not allow it,
-    /// or the limiter of its route is another by now.
+    /// Begins a call that got `got` permits after the wait `waited`, unless the server does not
+    /// allow it, or its route has moved to another limiter.
     fn begin_try(
         &mut self,
         request: &AllRequest<'_>,
@@ -338,7 +343,7 @@ impl Obey {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No foreign code runs under the lock.
+        // No user code runs under the lock.
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -349,14 +354,14 @@ impl Obey {
         }
     }
 
-    /// Pauses the limiter for this time, and by the jitter longer.
+    /// Pauses the limiter for `wait` plus the jitter.
     fn pause_for(&self, wait: Duration) -> Result<Duration, AllRefusal> {
         let shared = &self.shared;
         let random = shared.random.hash_one(self.state().pauses());
-        // A float of 53 random bits.
+        // 53 random bits, as a fraction of 1.
         #[expect(clippy::cast_precision_loss)]
         let random = (random >> 11) as f64 / (1_u64 << 53) as f64;
-        // At most twice a wait that is capped.
+        // The jitter is at most the wait, which is capped.
         let more = wait.as_secs_f64() * shared.options.jitter * random;
         let wait = wait.saturating_add(Duration::try_from_secs_f64(more).unwrap_or_default());
         shared.limiter.pause_for(wait)?;
@@ -365,8 +370,8 @@ impl Obey {
         Ok(wait)
     }
 
-    /// Obeys the answer of a call. If it tells that the route has another limiter, this handle
-    /// follows, and the call with it.
+    /// Obeys the response to a call. If the response moves the route to another limiter, this
+    /// handle and the call follow.
     pub(super) fn obey(
         &mut self,
         ticket: &mut Ticket,
@@ -382,7 +387,7 @@ impl Obey {
         answer.refused |= options.is_refusal(status, headers);
         let is_success = !status.is_server_error();
         if let Some(bucket) = self.home.as_ref().and_then(|home| home.bucket(headers, self)) {
-            // The call began at the limiter that its route leaves.
+            // The call began at the limiter that its route now leaves.
             self.lose(ticket);
             *ticket = bucket.begin_in_any_case(ticket.costs().clone());
             *self = bucket;
@@ -447,7 +452,8 @@ impl Obey {
         }
     }
 
-    /// Each order only lowers or prolongs, so that orders of two answers may overtake each other.
+    /// Carries out the orders. Each order only lowers permits or prolongs a pause, so the orders of
+    /// two responses may be carried out in any sequence.
     fn carry_out(&self, limiter: &AnyLimiter, orders: Orders, answer: ResponseLimits) -> Obeyed {
         let mut obeyed = Obeyed { answer, paused_for: None, asked_for: orders.asked, error: None };
         for (count, left) in orders.keep {
@@ -464,12 +470,12 @@ impl Obey {
         obeyed
     }
 
-    /// The call ended without an answer.
+    /// Ends a call that got no response.
     pub(super) fn lose(&self, ticket: &mut Ticket) {
         self.state().lose(ticket, |_| true);
     }
 
-    /// Takes a place at the limiter.
+    /// Makes a reservation at the limiter.
     pub(super) fn place(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let limiter = &self.shared.non_blocking;
         match limiter.reserve(request.clone()) {
@@ -478,32 +484,32 @@ impl Obey {
         }
     }
 
-    /// The limiter.
+    /// Returns the limiter.
     #[must_use]
     pub fn limiter(&self) -> &AnyLimiter {
         &self.shared.limiter
     }
 
-    /// How many calls are in flight: they began, and have no answer yet.
+    /// Returns the number of calls in flight: calls that began and have no response yet.
     #[must_use]
     pub fn in_flight(&self) -> u64 {
         self.state().in_flight()
     }
 
-    /// Whether the limiter pauses because the server asked for it.
+    /// Returns whether the limiter pauses because the server asked for it.
     pub(super) fn is_paused(&self) -> bool {
         let now = self.now();
         self.state().is_paused(now)
     }
 
-    /// Forgets what the server told, and ends a pause of the limiter.
+    /// Forgets what the server reported, and ends a pause of the limiter.
     pub fn forget(&self) {
         self.state().forget();
         self.shared.non_blocking.resume();
     }
 }
 
-/// The permits of a call, or none if it asks for none.
+/// Returns the permits of a call, or an empty grant if the call asks for none.
 fn or_free(answer: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefusal> {
     match answer {
         Err(refusal) if asks_for_none(&refusal) => Ok(Grant::new(0, Nanos::ZERO).into()),
@@ -511,13 +517,13 @@ fn or_free(answer: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefu
     }
 }
 
-/// Whether the request asked for no permits. Then there is nothing to refuse.
+/// Returns whether the request asked for no permits. Such a request cannot be refused.
 fn asks_for_none(refusal: &AllRefusal) -> bool {
     refusal.refusal() == Some(Refusal::ZeroPermits)
 }
 
-/// Forgets times of the calendar that a reader could not count from the `Date` of the answer. There
-/// was no `Date`, so it is not known by which clock they are told.
+/// Drops absolute timestamps, which a reader leaves only if the response has no `Date`. The clock
+/// that they refer to is then unknown.
 fn forget_calendar(answer: &mut ResponseLimits) {
     let from_now = |when: &When| matches!(when, When::In(_));
     answer.retry_after = answer.retry_after.filter(from_now);

@@ -1,8 +1,9 @@
-//! A server obeyed by a client: one call for each answer.
+//! A client that obeys a server: one method call for each response.
 //!
-//! An [`Obey`] is a limiter with calls that end with the answer of the server. [`Call::obey`] reads
-//! the answer and does what the server asks for. It works with any
-//! [`AnyLimiter`](tidegate::AnyLimiter): a plain limiter, a key of many, or several limits at once.
+//! An [`Obey`] is a limiter whose calls end with the server's response. [`Call::obey`] reads the
+//! response and does what the server asks for. It works with any
+//! [`AnyLimiter`](tidegate::AnyLimiter): a plain limiter, one key of a keyed limiter, or several
+//! limits at once.
 //!
 //! ```
 //! use http::{HeaderMap, HeaderValue, StatusCode};
@@ -31,55 +32,57 @@
 //! # }
 //! ```
 //!
-//! # What an answer does
+//! # What a response does
 //!
-//! | the answer | does |
+//! | the response | effect |
 //! |---|---|
-//! | 429; 503, 403 or 400 with a header that tells of a limit; of gRPC status 8 or 14 with one | pauses the limiter, for `Retry-After`, or else until limits with nothing left are reset |
-//! | such a refusal without a time | pauses for a second, and doubles with each further refusal, until a call succeeds |
+//! | 429; 503, 403 or 400 with a header that reports a limit; gRPC status 8 or 14 with such a header (all cases: [`refused`](crate::read::ResponseLimits::refused)) | pauses the limiter for `Retry-After`, or without one, until the exhausted limits reset |
+//! | such a refusal without a time | pauses for a second. The pause doubles with each further refusal, until a call succeeds |
 //! | `remaining` | lowers the available permits to `remaining` less the calls in flight, and never raises them |
-//! | `remaining` with a reset | also allows no more calls until the reset. The call that takes the last unit pauses the limiter |
-//! | a redirect, or an answer from a cache | nothing, unless it is a refusal |
-//! | `limit` beside `remaining` and a reset | lets the next window begin with no more calls than `limit` less the calls in flight, until an answer tells more |
-//! | `limit`, or a policy | nothing else |
+//! | `remaining` with a reset | also allows no more calls than that until the reset. The call that takes the last unit pauses the limiter |
+//! | a redirect, or a response from a cache | has no effect, unless it is a refusal |
+//! | `limit` with `remaining` and a reset | lets the next window begin with no more calls than `limit` less the calls in flight, until a response reports more |
+//! | `limit`, or a policy | has no other effect |
 //!
-//! - One refusal of many calls in flight is one pause, and the longer end counts. After it, calls
-//!   go one interval apart, and no burst follows.
-//! - No pause is longer than [`Options::max_pause`], whatever the server sends. A tenth of jitter comes
-//!   on top, so that clients do not come back at one time.
-//! - Times of the calendar count from the `Date` of the answer, and not from the clock of the
-//!   client. Without a `Date` they are ignored.
-//! - Answers come out of order. Of two answers about one window the lower one counts. A later reset
-//!   begins a new window, and an answer of an earlier window says nothing of the present one.
+//! - If several calls in flight are refused together, they cause one pause, and the latest end
+//!   counts. After the pause, calls start one interval apart, and no burst follows.
+//! - No pause is longer than [`Options::max_pause`], whatever the server sends. A jitter of up to a
+//!   tenth is added to it, so that clients do not all return at the same time.
+//! - Absolute timestamps count from the `Date` of the response, not from the clock of the client.
+//!   Without a `Date` they are ignored.
+//! - Responses arrive out of order. Of two responses about one window, the lower one counts. A
+//!   later reset begins a new window, and a response about an earlier window does not change the
+//!   present one.
 //! - Names of limits are mapped to members of an [`AllOf`](tidegate::AllOf): a limit of `tokens`
-//!   lowers the member `tokens` only. See [`Options::member`].
+//!   lowers only the member `tokens`. See [`Options::member`].
 //!
 //! # Costs that are known later
 //!
-//! [`Obey::reserve`] takes a place for an estimate, and [`Call::settle`] gives the rest back. A
-//! call that has its permits from elsewhere begins by [`Obey::begin`], so that its answer counts.
+//! [`Obey::reserve`] makes a reservation for an estimated cost, and [`Call::settle`] gives the rest
+//! back. A call that has its permits from elsewhere begins with [`Obey::begin`], so that its
+//! response is counted.
 //!
 //! # Retries
 //!
-//! It repeats no call. A call that is repeated begins with another `acquire`,
-//! and waits its turn.
+//! This module does not repeat calls. A call that is repeated begins with another `acquire`, and
+//! waits its turn.
 //!
 //! # When a server refuses nothing
 //!
-//! A server that counts in windows, and tells `limit`, `remaining` and a reset with each answer,
-//! refuses no call of a client that alone uses its quota, from the second window on. In the first
-//! window, and where `limit` is not told, the client's own limit holds until the first answer. An
-//! answer that takes more than twice as long as all those of the window before comes too late for
-//! the next window.
+//! Take a server that counts in windows, and reports `limit`, `remaining` and a reset with each
+//! response. If one client is the only user of its quota, the server refuses none of its calls from
+//! the second window on. In the first window, and if the server does not report `limit`, only the
+//! client's own limit holds until the first response. A response that takes more than twice as long
+//! as every response of the window before arrives too late for the next window.
 //!
 //! # In flight
 //!
-//! A server cannot have counted, in one answer, a call that reaches it later. So calls in flight
-//! count as used. A dropped [`Call`] counts as used as well, for answers to calls that were in
-//! flight with it.
+//! A server cannot have counted, in one response, a call that reaches it later. So calls in flight
+//! count as used. A dropped [`Call`] also counts as used, for responses to calls that were in
+//! flight at the same time.
 //!
-//! Processes that share a quota learn of each other by what remains. At the end of a window, each
-//! may be refused as many calls as the others have in flight.
+//! Processes that share a quota learn of each other only from `remaining`. At the end of a window,
+//! the server may refuse each process as many calls as the other processes have in flight.
 
 mod call;
 mod costs;

@@ -42,7 +42,8 @@ pub struct Options {
 type Refusals = Arc<dyn Fn(StatusCode, &HeaderMap) -> bool + Send + Sync>;
 
 impl Options {
-    /// The reader of any API, a longest pause of ten minutes, a back-off of one second, a jitter of a tenth.
+    /// Creates the default options: the reader of any API, a maximum pause of ten minutes, a
+    /// back-off of one second, and a jitter of a tenth.
     pub fn new() -> Self {
         Self {
             reader: Reader::auto(),
@@ -56,49 +57,49 @@ impl Options {
         }
     }
 
-    /// Sets the reader of the answers.
+    /// Sets the reader of the responses.
     pub fn reader(self, reader: Reader) -> Self {
         Self { reader, ..self }
     }
 
-    /// Sets the clock by which resets are counted. It should be the clock of the limiter.
+    /// Sets the clock that measures resets. It should be the clock of the limiter.
     pub fn clock(self, clock: impl Clock) -> Self {
         Self { clock: Arc::new(clock), ..self }
     }
 
-    /// Sets the longest pause. A server that asks for a longer one is asked again after this time.
-    /// The jitter comes on top.
+    /// Sets the maximum pause. If a server asks for a longer one, the client calls it again after
+    /// this time. The jitter is added to the maximum pause.
     pub fn max_pause(self, max_pause: Duration) -> Self {
         Self { max_pause, ..self }
     }
 
-    /// Sets the pause after the first refusal that tells no time. It doubles with each further
-    /// refusal, up to the longest pause. Where the [`Reader`] knows that an API asks for more, that counts.
+    /// Sets the pause after the first refusal without a time. The pause doubles with each further
+    /// refusal, up to the maximum pause. If the [`Reader`] knows that an API asks for a longer
+    /// first pause, the longer one counts.
     pub fn back_off(self, first: Duration) -> Self {
         Self { back_off: first, ..self }
     }
 
-    /// Sets the part of a pause by which it is prolonged at most, at random, so that clients do not
-    /// come back at one time. It is drawn once for all answers to calls in flight together. A
-    /// part below 0 or above 1 is taken for the nearest of the two, and NaN for 0.
+    /// Sets the largest share of a pause that is added to it at random, so that clients do not all
+    /// return at the same time. It is drawn once for all responses to calls in flight together. A
+    /// share below 0 counts as 0, a share above 1 counts as 1, and NaN counts as 0.
     pub fn jitter(self, part: f64) -> Self {
         Self { jitter: if part.is_nan() { 0.0 } else { part.clamp(0.0, 1.0) }, ..self }
     }
 
     /// Maps a limit that the server names to a member of the limiter. A single limiter has one
-    /// member, `limit`. A mapping to a member that the limiter does not have maps nothing, as if it
-    /// were not there.
+    /// member, `limit`. A mapping to an unknown member is ignored.
     ///
-    /// Without this, a limit belongs to the member of its name, or else to the member that is named
-    /// as its unit: `requests`, `tokens`, `bytes`, `points`. Requests also belong to a single
-    /// limiter. Other limits lower no member, and neither do those of a part of the tokens, such as
-    /// `input-tokens`, without a mapping. Upper and lower case do not matter.
+    /// Without a mapping, a limit belongs to the member of its name, or else to the member that is
+    /// named after its unit: `requests`, `tokens`, `bytes`, `points`. A limit of requests also
+    /// belongs to a single limiter. Other limits lower no member. Nor do limits that count a part
+    /// of the tokens, such as `input-tokens`. The comparison of names ignores case.
     pub fn member(mut self, server: impl Into<String>, member: impl Into<String>) -> Self {
         self.names.push((server.into(), member.into()));
         self
     }
 
-    /// Sets which further answers are refusals, although their status and headers do not say so:
+    /// Sets which further responses are refusals, although their status and headers do not say so:
     /// every 503 of a server, for example.
     ///
     /// # Examples
@@ -114,8 +115,8 @@ impl Options {
         Self { refusal: Some(Arc::new(is)), ..self }
     }
 
-    /// Changes the rate of the limiter, or of one of its members, by what the server answers. By
-    /// default limits that a server tells change no rate.
+    /// Changes the rate of the limiter, or of one of its members, according to the server's
+    /// responses. By default, the limits that a server reports change no rate.
     pub fn pace(mut self, pace: Pace) -> Self {
         self.paces.push(pace);
         self
@@ -125,7 +126,7 @@ impl Options {
         self.refusal.as_ref().is_some_and(|is| is(status, headers))
     }
 
-    /// In which unit calls cost of a limit; `None` if that is not known.
+    /// Returns what a call costs in units of this limit, or `None` if that is unknown.
     pub(super) fn count(&self, limit: &ServerLimit, members: &[String]) -> Option<Count> {
         let place = |name: &str| {
             members.iter().position(|member| member.eq_ignore_ascii_case(name)).map(Count::of_member)

@@ -1,4 +1,4 @@
-//! The rate of a limiter, changed by what a server answers.
+//! The rate of a limiter, changed according to the responses of a server.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,29 +6,30 @@ use std::time::Duration;
 
 use tidegate::{Nanos, Rate};
 
-/// The share of the rate that stays after a refusal: as much as TCP's CUBIC and the clients of AWS
-/// leave.
+/// The share of the rate that is kept after a refusal. TCP's CUBIC and the AWS clients keep the
+/// same share.
 const AFTER_REFUSAL: f64 = 0.7;
 
-/// A rate that was lowered to the floor is back at the ceiling after so many seconds of success.
+/// The seconds of success that raise the rate from the floor to the ceiling.
 const RECOVERY: f64 = 60.0;
 
-/// A rate that a server tells is approached by a tenth a second. So one answer that tells a higher
-/// rate than the others does little.
+/// The factor by which the rate rises at most each second towards a higher rate that a server
+/// reports. So one response that reports a higher rate than the others has little effect.
 const RAISE: f64 = 1.1;
 
-/// Smaller changes of the rate are not worth moving the waiters.
+/// The smallest relative change of the rate that is applied. A smaller one is not worth
+/// rescheduling the waiters.
 const NOTICEABLE: f64 = 0.01;
 
-/// Changes the rate of a limiter by what a server answers, between a floor and a ceiling. The
-/// ceiling is the rate that the limiter is configured with.
+/// Changes the rate of a limiter according to a server's responses, between a floor and a ceiling.
+/// The ceiling is the configured rate of the limiter.
 ///
-/// It does nothing until it is told to [`learn`](Pace::learn) or to [`adapt`](Pace::adapt). If it
-/// does both, the lower rate counts.
+/// A pace does nothing until [`learn`](Pace::learn) or [`adapt`](Pace::adapt) is set. If both are
+/// set, the lower rate counts.
 ///
 /// # Examples
 ///
-/// A server that tells nothing but 429 is asked less often:
+/// The client calls a server that reports nothing but 429 less often:
 ///
 /// ```
 /// use http::{HeaderMap, StatusCode};
@@ -69,37 +70,38 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A pace that sets rates between these two. If the floor is above the ceiling, it is the
-    /// ceiling.
+    /// Creates a pace that sets rates between `floor` and `ceiling`. If the floor is above the
+    /// ceiling, the ceiling is also the floor.
     pub fn between(floor: Rate, ceiling: Rate, set: impl Fn(Rate) + Send + Sync + 'static) -> Self {
         let ceiling_as_given = ceiling;
-        // An unlimited rate is infinite, and of infinity there is no part.
+        // An unlimited rate is infinite, and infinity cannot be scaled.
         let ceiling = ceiling.as_per_second().min(f64::MAX);
         let floor = floor.as_per_second().clamp(0.0, ceiling);
         let set = Arc::new(set);
         Self { member: None, floor, ceiling, ceiling_as_given, learns: false, adapts: false, set }
     }
 
-    /// Learns from limits of this member of the limiter only. Without it, from limits of a single
-    /// limiter and from limits that count calls.
+    /// Restricts learning to limits of this member of the limiter. Without this call, a pace learns
+    /// from the limits of a single limiter and from limits that count calls.
     pub fn of_member(self, member: impl Into<String>) -> Self {
         Self { member: Some(member.into()), ..self }
     }
 
-    /// Follows the limits that the server tells with their windows. A lower rate counts at once; a
-    /// higher one is approached.
+    /// Follows the limits that the server reports with their windows. A lower rate applies at once;
+    /// a higher one is approached gradually.
     ///
-    /// It spreads calls, and costs throughput where windows are short. The units that the server
-    /// allows until a reset hold as well. At the server's own rate they last as long as the window,
-    /// resets are told in whole seconds, and a limiter at that rate does not make up the pause
-    /// until the next window. In simulations of servers with windows of 1 s and 5 s, a client that
-    /// learns got 44 to 50 % of the server's limit, and a client that does not 74 to 93 %.
+    /// Learning spreads calls, and costs throughput if windows are short. The units that the server
+    /// allows until a reset apply as well. At the server's own rate, these units last for the whole
+    /// window, resets are reported in whole seconds, and a limiter at that rate does not make up
+    /// for the pause until the next window. In simulations of servers with windows of 1 s and 5 s,
+    /// a client that learns got 44 to 50 % of the server's limit, and a client that does not learn
+    /// got 74 to 93 %.
     pub fn learn(self) -> Self {
         Self { learns: true, ..self }
     }
 
-    /// Lowers the rate with each refusal, and raises it while calls succeed: for servers that tell
-    /// nothing. One refusal of many calls in flight counts once.
+    /// Lowers the rate with each refusal, and raises it while calls succeed: for servers that
+    /// report no limits. Refusals of several calls in flight together count once.
     pub fn adapt(self) -> Self {
         Self { adapts: true, ..self }
     }
@@ -121,7 +123,7 @@ impl fmt::Debug for Pace {
     }
 }
 
-/// A pace of one limiter, at work. Rates are permits per second.
+/// The state of a pace in use. Rates are permits per second.
 pub(super) struct Pacing {
     pace: Pace,
     state: Mutex<State>,
@@ -130,13 +132,13 @@ pub(super) struct Pacing {
 struct State {
     learned: f64,
     adapted: f64,
-    /// When the rates were raised last.
+    /// The times at which the two rates last changed.
     learned_at: Nanos,
     adapted_at: Nanos,
-    /// The rate that was set last.
+    /// The rate that was last set.
     applied: f64,
-    /// A thread calls `set` and sees to later changes as well: so the last rate is set last, and no
-    /// lock is held meanwhile.
+    /// A thread is calling `set`, and also applies later changes. So the last rate is set last, and
+    /// no lock is held meanwhile.
     is_setting: bool,
 }
 
@@ -158,7 +160,7 @@ impl Pacing {
         &self.pace
     }
 
-    /// The server tells a limit of so many permits per second.
+    /// Learns that the server reports a limit of `told` permits per second.
     pub(super) fn learn(&self, now: Nanos, told: f64) {
         if !self.pace.learns || told.is_nan() {
             return;
@@ -177,7 +179,7 @@ impl Pacing {
         self.apply();
     }
 
-    /// A call that began after the last refusal was refused.
+    /// Lowers the rate after the refusal of a call that began after the last refusal.
     pub(super) fn refused(&self, now: Nanos) {
         if !self.pace.adapts {
             return;
@@ -189,14 +191,14 @@ impl Pacing {
         self.apply();
     }
 
-    /// A call succeeded.
+    /// Raises the rate after a successful call.
     pub(super) fn succeeded(&self, now: Nanos) {
         if !self.pace.adapts {
             return;
         }
         let Pace { floor, ceiling, .. } = self.pace;
         let mut state = self.state();
-        // After a time without calls nothing is known of the server.
+        // A period without calls says nothing about the server, so at most one second counts.
         let passed = seconds(now.saturating_since(state.adapted_at)).min(1.0);
         state.adapted = ((ceiling - floor) / RECOVERY).mul_add(passed, state.adapted).min(ceiling);
         state.adapted_at = now;
@@ -212,7 +214,7 @@ impl Pacing {
         }
     }
 
-    /// The rate to set, if it changed and no other thread sees to it.
+    /// Returns the rate to set, if it changed and no other thread is setting it.
     fn next(&self, setting: &mut Setting<'_>) -> Option<Rate> {
         let Pace { floor, ceiling, ceiling_as_given, .. } = self.pace;
         let mut state = self.state();
@@ -226,15 +228,15 @@ impl Pacing {
         let rate_to_set = match Rate::from_per_second(rate) {
             Ok(_) if rate >= ceiling => Some(ceiling_as_given),
             Ok(rate) => Some(rate),
-            // A rate of zero would shut the limiter for good.
+            // A rate of zero would stop the limiter for good.
             Err(_) => None,
         };
         let rate_to_set = rate_to_set.filter(|_| differs);
         if rate_to_set.is_some() {
             state.applied = rate;
         }
-        // Under the lock in which nothing was left to set: a later change finds no setter, and
-        // becomes one.
+        // This happens under the same lock that found nothing left to set: a later change finds no
+        // setter, and becomes the setter.
         state.is_setting = rate_to_set.is_some();
         setting.is_mine = rate_to_set.is_some();
         rate_to_set
@@ -245,7 +247,7 @@ impl Pacing {
     }
 }
 
-/// The right to set the rate. It is given up also where `set` panics.
+/// The right to set the rate. It is given up even if `set` panics.
 struct Setting<'a> {
     pacing: &'a Pacing,
     is_mine: bool,

@@ -1,4 +1,4 @@
-//! A call that has a place in the queue, and a cost that is known later.
+//! A call that has a position in the queue, and whose cost is known later.
 
 use std::fmt;
 use std::pin::Pin;
@@ -10,17 +10,17 @@ use tidegate::{AllRefusal, AllRequest, AnyReservation};
 use super::call::Call;
 use super::handle::{Obey, Tries};
 
-/// A place in the queue for a call, made by [`Obey::reserve`]. Await it for the call.
+/// A reservation for a call, made by [`Obey::reserve`]. Await it to begin the call.
 ///
-/// It keeps its place whether or not it is polled.
+/// It keeps its position in the queue whether or not it is polled.
 ///
 /// # Cancel safety
 ///
-/// Dropping it leaves no trace.
+/// Dropping it cancels the reservation. Nothing is charged.
 ///
 /// # Panics
 ///
-/// Polling it again after it was ready panics.
+/// Panics if it is polled again after it was ready.
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
 pub struct CallReservation<'a> {
     obey: Obey,
@@ -37,8 +37,8 @@ impl<'a> CallReservation<'a> {
         Ok(Self { obey, request, place, tries: Tries::new() })
     }
 
-    /// How long until the permits are due, if nothing changes; zero if they are due, and
-    /// [`Duration::MAX`] if never. A server that allows no more calls can make it longer.
+    /// Returns the time until the permits are due, if nothing changes: zero if they are due, and
+    /// [`Duration::MAX`] if they never are. A server that allows no more calls can make it longer.
     #[must_use]
     pub fn due_in(&self) -> Duration {
         self.place.as_ref().map_or(Duration::ZERO, AnyReservation::due_in)
@@ -65,11 +65,11 @@ impl Future for CallReservation<'_> {
             };
             match this.obey.begin_reserved(&this.request, place, waited, &mut this.tries) {
                 Ok(call) => return Poll::Ready(Ok(call)),
-                // The server allows no more and the limiter pauses, or the route has another
-                // limiter: the permits go back.
+                // The server allows no more calls and the limiter pauses, or the route has moved to
+                // another limiter: the permits go back.
                 Err(place) => {
                     let next = this.obey.place(&this.tries.next(&this.request));
-                    // All limits are told the same number, so there is no name that could be wrong.
+                    // The cost has no name, so no name can be wrong.
                     let _ = place.settle(0);
                     match next {
                         Ok(next) => this.place = Some(next),

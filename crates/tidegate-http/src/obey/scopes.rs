@@ -10,21 +10,21 @@ use tidegate::{Clock, Nanos};
 
 use super::handle::Obey;
 
-/// Limiters that obey, one for each scope: a host, a route, or what else a server limits by itself.
-/// Clones share them.
+/// Obeying limiters, one for each scope: a host, a route, or any other unit that a server limits
+/// separately. Clones share them.
 ///
-/// A scope is made when it is first asked for. If there are too many, half of them are kept: the
-/// scopes with calls in flight before all others, then those that a server paused, then those that
-/// were asked for last.
+/// A scope is created when it is first requested. If there are too many scopes, half of them are
+/// kept: first those with calls in flight, then those that a server paused, then the most recently
+/// requested.
 ///
 /// # Buckets
 ///
-/// Some servers tell by which bucket they count a route, and several routes can share a bucket.
-/// With [`by_bucket`](Scopes::by_bucket), a route begins with a limiter of its own. When an answer
-/// tells its bucket, the limiter becomes that of the bucket, or the route moves to the limiter that
-/// the bucket has already. A call that waits at the limiter that a route leaves gets its permits
-/// there, and then waits its turn at the limiter of the bucket. So it obeys what the server tells
-/// of the bucket.
+/// Some servers report the bucket that counts a route, and several routes can share a bucket. With
+/// [`by_bucket`](Scopes::by_bucket), a route begins with its own limiter. When a response reports
+/// the route's bucket, the limiter becomes the limiter of the bucket, or the route moves to the
+/// limiter that the bucket already has. A call that is waiting at the route's old limiter gets its
+/// permits there, and then waits its turn at the limiter of the bucket. So it obeys what the server
+/// reports about the bucket.
 ///
 /// # Examples
 ///
@@ -42,7 +42,7 @@ use super::handle::Obey;
 /// # Ok::<(), tidegate::AllRefusal>(())
 /// ```
 ///
-/// Buckets of Discord. They count each channel by itself:
+/// Discord's buckets, which count each channel separately:
 ///
 /// ```
 /// use http::HeaderMap;
@@ -72,8 +72,8 @@ struct Shared {
     most: usize,
     make: Arc<dyn Fn(&str) -> Obey + Send + Sync>,
     bucket: Option<Arc<Buckets>>,
-    /// The clock of the scope that was first refused for all. The clocks of scopes count from
-    /// different times, so the pauses of all scopes are measured by this one.
+    /// The clock of the first scope that got a refusal for all scopes. The clocks of the scopes
+    /// count from different times, so this one clock measures the pauses of all scopes.
     clock: OnceLock<Arc<dyn Clock>>,
     state: Mutex<State>,
 }
@@ -83,11 +83,11 @@ type Buckets = dyn Fn(&str, &HeaderMap) -> Option<String> + Send + Sync;
 #[derive(Default)]
 struct State {
     scopes: HashMap<String, Scope>,
-    /// Limiters by the buckets of the server.
+    /// The limiters of the server's buckets.
     buckets: HashMap<String, Scope>,
-    /// How often a scope was asked for.
+    /// The number of requests for a scope so far.
     asked: u64,
-    /// Until when the server wants no calls at all.
+    /// The end of the server's last pause of all calls.
     paused: Nanos,
 }
 
@@ -97,7 +97,7 @@ struct Scope {
     asked: u64,
 }
 
-/// The scope that an [`Obey`] was asked for by.
+/// The scope for which an [`Obey`] was requested.
 #[derive(Clone)]
 pub(super) struct Home {
     scopes: Weak<Shared>,
@@ -105,14 +105,14 @@ pub(super) struct Home {
 }
 
 impl Scopes {
-    /// No scope yet, and at most so many; `make` makes the limiter of each.
+    /// Creates an empty set of at most `most` scopes; `make` creates the limiter of each scope.
     #[must_use]
     pub fn new(most: usize, make: impl Fn(&str) -> Obey + Send + Sync + 'static) -> Self {
         Self::with(most, Arc::new(make), None)
     }
 
-    /// Tells the bucket that an answer to a call of a route is counted by. See
-    /// [above](Scopes#buckets). Scopes made before are forgotten.
+    /// Sets the function that returns the bucket of a route, from a response to one of the route's
+    /// calls. See [above](Scopes#buckets). Scopes created before are forgotten.
     #[must_use]
     pub fn by_bucket(
         self,
@@ -130,24 +130,24 @@ impl Scopes {
         Self { shared: Arc::new(Shared { most, make, bucket, clock, state }) }
     }
 
-    /// The limiter of this scope.
+    /// Returns the limiter of this scope.
     #[must_use]
     pub fn of(&self, scope: &str) -> Obey {
         let found = self.shared.find(scope).unwrap_or_else(|| {
-            // Without the lock: `make` is foreign code.
+            // Without the lock, because `make` is user code.
             let new = (self.shared.make)(scope);
             self.shared.insert(scope, new)
         });
         found.at_home(Home { scopes: Arc::downgrade(&self.shared), route: scope.into() })
     }
 
-    /// How many scopes there are.
+    /// Returns the number of scopes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.shared.state().scopes.len()
     }
 
-    /// Whether there is no scope.
+    /// Returns whether there are no scopes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -156,7 +156,7 @@ impl Scopes {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // No foreign code runs under the lock.
+        // No user code runs under the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,7 +169,7 @@ impl Shared {
         Some(found.obey.clone())
     }
 
-    /// Adds a scope, unless another thread did so meanwhile.
+    /// Adds a scope, unless another thread has added it meanwhile.
     fn insert(&self, scope: &str, new: Obey) -> Obey {
         let mut state = self.state();
         if let Some(found) = state.scopes.get(scope) {
@@ -201,8 +201,8 @@ impl Shared {
         to
     }
 
-    /// Forgets half of these scopes if there are more than `most`. So it is rare, and a scope costs
-    /// little when it is spread over all that come in.
+    /// Forgets half of these scopes if there are more than `most`. So this is rare, and its cost is
+    /// small when spread over all added scopes.
     fn forget_idle(&self, of: impl Fn(&mut State) -> &mut HashMap<String, Scope>) {
         let mut ranked: Vec<_> = {
             let mut state = self.state();
@@ -212,7 +212,7 @@ impl Shared {
             }
             scopes.iter().map(|(name, scope)| (Rank::default(), name.clone(), scope.clone())).collect()
         };
-        // Without the lock: a clock is foreign code.
+        // Without the lock, because a clock is user code.
         for (rank, _, scope) in &mut ranked {
             *rank = scope.rank();
         }
@@ -227,7 +227,7 @@ impl Shared {
         });
         let forgotten: Vec<_> = forgotten.collect();
         drop(state);
-        // Without the lock: a limiter may run foreign code when it is dropped.
+        // Without the lock, because a limiter may run user code when it is dropped.
         drop((forgotten, ranked));
     }
 
@@ -245,7 +245,7 @@ impl Shared {
 }
 
 impl Home {
-    /// The limiter of the bucket that an answer tells; `None` if that is the limiter asked.
+    /// Returns the limiter of the bucket that a response reports, or `None` if that is `from`.
     pub(super) fn bucket(&self, headers: &HeaderMap, from: &Obey) -> Option<Obey> {
         let scopes = self.scopes.upgrade()?;
         let bucket = scopes.bucket.as_ref()?(&self.route, headers)?;
@@ -253,7 +253,7 @@ impl Home {
         (!to.is_same(from)).then(|| to.at_home(self.clone()))
     }
 
-    /// The limiter of the route, if that is another than this by now.
+    /// Returns the limiter of the route, if it is no longer `from`.
     pub(super) fn moved(&self, from: &Obey) -> Option<Obey> {
         let scopes = self.scopes.upgrade()?;
         scopes.bucket.as_ref()?;
@@ -270,8 +270,8 @@ impl Home {
     }
 }
 
-/// How much a scope is worth keeping: whether it has calls in flight, whether it pauses, and when
-/// it was asked for last.
+/// The priority for keeping a scope: whether it has calls in flight, whether it pauses, and when it
+/// was last requested.
 type Rank = (bool, bool, u64);
 
 impl Scope {

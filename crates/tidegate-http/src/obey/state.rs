@@ -1,20 +1,22 @@
-//! The knowledge of one server, as plain data: no clock, no lock, no limiter.
+//! The state known of one server, as plain data: no clock, no lock, no limiter.
 //!
 //! | | holds | changed by |
 //! |---|---|---|
-//! | `open` | the costs of calls that began and have no answer | begin, answer, drop |
-//! | `lost` | the sum of the costs of calls that ended without a word on limits; it only grows | answer, drop |
-//! | `windows` | how much the server allows, of each limit, until when | begin, answer |
-//! | `pauses` | how often the server said stop | an answer that refuses |
-//! | `refusals` | refusals in a row | an answer that refuses or succeeds |
+//! | `open` | the costs of calls that began and have no response | begin, response, drop |
+//! | `lost` | the sum of the costs of calls that ended without a report of limits; it only grows | response, drop |
+//! | `windows` | how many units the server allows, for each limit, and until when | begin, response |
+//! | `pauses` | how often the server asked for a stop | a response that refuses |
+//! | `refusals` | refusals in a row | a response that refuses or succeeds |
 //! | `paused_until` | when the last pause of the limiter ends | a pause |
 //!
-//! Calls in flight get one refusal together: only a call that began after the last pause was told
-//! counts as a further refusal, and only its success ends a row of refusals.
+//! The refusals of calls in flight together count as one. Only a call that began after the last
+//! pause was reported counts as a further refusal, and only the success of such a call ends a row
+//! of refusals.
 //!
-//! *Uncounted* are the calls that the server may not have counted when it answered a call: the
-//! calls in flight, and the calls that ended without a word since the call began. Other calls that
-//! ended since then brought an answer with a count of its own, and a count only lowers.
+//! *Uncounted* are the calls that the server may not have counted when it wrote a response: the
+//! calls in flight, and the calls that ended without a report since this response's call began.
+//! Other calls that ended since then brought a response with its own count, and a count only
+//! lowers.
 
 use std::time::{Duration, SystemTime};
 
@@ -36,7 +38,7 @@ pub(super) struct State {
     paused_until: Nanos,
 }
 
-/// A call, which is in flight until its first answer.
+/// A call, which is in flight until its first response.
 #[derive(Debug)]
 pub(super) struct Ticket {
     is_open: bool,
@@ -47,25 +49,25 @@ pub(super) struct Ticket {
     lost: Load,
 }
 
-/// How answers are obeyed.
+/// How responses are obeyed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
     pub(super) max_pause: Duration,
     pub(super) back_off: Duration,
 }
 
-/// What follows from an answer.
+/// What the limiter must do after a response.
 #[derive(Debug, Default)]
 pub(super) struct Orders {
-    /// Send nothing for so long.
+    /// Send nothing for this long.
     pub(super) pause: Option<Duration>,
-    /// How long the server asks for, if it tells.
+    /// How long the server asks the client to pause, if it reports that.
     pub(super) asked: Option<Duration>,
-    /// Keep at most so many permits of a member.
+    /// Keep at most this many permits of a member.
     pub(super) keep: Vec<(Count, u64)>,
-    /// The answer refuses a call that began after the last pause.
+    /// The response refuses a call that began after the last pause.
     pub(super) is_new_refusal: bool,
-    /// The answer grants such a call.
+    /// The response grants such a call.
     pub(super) is_success: bool,
 }
 
@@ -86,13 +88,13 @@ impl State {
     ///
     /// # Errors
     ///
-    /// The server allows no more. Returns the time until which the call has to wait.
+    /// Returns the time until which the call has to wait, if the server allows no more calls.
     pub(super) fn begin(&mut self, now: Nanos, costs: Load) -> Result<Ticket, Nanos> {
         self.windows.take(now, &costs, &self.open)?;
         Ok(self.open(now, costs))
     }
 
-    /// Begins a call also if the server allows no more.
+    /// Begins a call even if the server allows no more calls.
     pub(super) fn begin_any(&mut self, now: Nanos, costs: Load) -> Ticket {
         if self.windows.take(now, &costs, &self.open).is_err() {
             self.windows.take_any(&costs);
@@ -100,7 +102,7 @@ impl State {
         self.open(now, costs)
     }
 
-    /// Whether a whole window of each limit has room for these costs.
+    /// Returns whether a whole window of each limit has room for these costs.
     pub(super) fn fits(&self, costs: &Load) -> bool {
         self.windows.fit(costs)
     }
@@ -117,39 +119,40 @@ impl State {
         }
     }
 
-    /// How often the server said stop.
+    /// Returns how often the server asked for a stop.
     pub(super) fn pauses(&self) -> u64 {
         self.pauses
     }
 
-    /// Forgets what the server told. Calls in flight stay so.
+    /// Forgets what the server reported. Calls in flight stay in flight.
     pub(super) fn forget(&mut self) {
         self.windows = Windows::default();
         self.refusals = 0;
         self.paused_until = Nanos::ZERO;
     }
 
-    /// The limiter pauses until this time.
+    /// Notes that the limiter pauses until this time.
     pub(super) fn pause_until(&mut self, until: Nanos) {
         self.paused_until = self.paused_until.max(until);
     }
 
-    /// Whether the limiter pauses.
+    /// Returns whether the limiter pauses.
     pub(super) fn is_paused(&self, now: Nanos) -> bool {
         self.paused_until > now
     }
 
-    /// The time until which the server allows nothing.
+    /// Returns the time until which the server allows nothing.
     pub(super) fn shut_until(&self, now: Nanos) -> Option<Nanos> {
         self.windows.shut_until(now)
     }
 
-    /// How many calls are in flight.
+    /// Returns the number of calls in flight.
     pub(super) fn in_flight(&self) -> u64 {
         self.open.of(Count::CALLS)
     }
 
-    /// Ends a call, if it is in flight, without a word on limits in these units.
+    /// Ends a call, if it is in flight, without a report of limits in the units that `is_lost`
+    /// selects.
     pub(super) fn lose(&mut self, ticket: &mut Ticket, is_lost: impl Fn(Count) -> bool) {
         if std::mem::take(&mut ticket.is_open) {
             self.open.subtract(&ticket.costs);
@@ -157,8 +160,8 @@ impl State {
         }
     }
 
-    /// Learns from an answer, of which the first ends the call. `counts` tells in which unit calls
-    /// cost of each limit.
+    /// Learns from a response. The first response ends the call. `counts` has, for each limit, the
+    /// unit in which calls are charged.
     pub(super) fn learn(
         &mut self,
         now: Nanos,
@@ -193,7 +196,7 @@ impl State {
         orders: &mut Orders,
     ) {
         let Some(remaining) = limit.remaining else { return };
-        // Calls that end give back what counts calls in flight; it is not used up.
+        // A limit of calls in flight gets its units back when calls end: they are not used up.
         if limit.unit == Some(Unit::Concurrency) || (count.is_none() && !limit.is_exhausted()) {
             return;
         }
@@ -210,14 +213,14 @@ impl State {
             _ => reset,
         };
         let left = match reset {
-            // A reset that is not ahead is over: the limit has units again.
+            // A reset that is not in the future is over: the limit has units again.
             Some(Duration::ZERO) => return,
             Some(asked) => {
                 let asked_within = asked.min(terms.max_pause);
                 let until = now.saturating_add(asked_within.into());
                 let not_before = ticket.began.saturating_add(asked_within.into());
                 let (answer, seen) = (self.answers, ticket.answers);
-                // Twice as long is a pause at most.
+                // A presumed window lasts for two trips, so it lasts at most for `max_pause`.
                 let trip = now.saturating_since(ticket.began).min((terms.max_pause / 2).into());
                 let allowed = Allowed { limit, count, left, not_before, until, answer, seen, trip };
                 let Some(left) = self.windows.tell(now, allowed) else { return };
@@ -254,7 +257,7 @@ impl State {
             self.refusals = self.refusals.saturating_add(1);
             orders.is_new_refusal = true;
         }
-        // The time counts only for a reset of the calendar, of which none is left.
+        // `now` counts only for absolute timestamps, and none are left here.
         match answer.advice(SystemTime::UNIX_EPOCH, terms.max_pause) {
             Advice::Pause { wait, asked } => orders.pause(wait, asked),
             Advice::BackOff { at_least } if is_new => {
@@ -268,7 +271,7 @@ impl State {
 }
 
 impl Ticket {
-    /// Whether the call is in flight.
+    /// Returns whether the call is in flight.
     pub(super) fn is_open(&self) -> bool {
         self.is_open
     }

@@ -1,15 +1,15 @@
-//! The limits that an answer tells, and the pause that follows from them.
+//! The limits that a response reports, and the pause that follows from them.
 
 use std::time::{Duration, SystemTime};
 
 use super::limit::ServerLimit;
 use crate::When;
 
-/// The limits that an answer tells, and whether it is a refusal.
+/// The limits that a response reports, and whether it is a refusal.
 ///
 /// # Examples
 ///
-/// An own reading of an API that no [`Reader`](super::Reader) knows:
+/// A response that was read without a [`Reader`](super::Reader), from an API that no reader knows:
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -30,30 +30,31 @@ use crate::When;
 pub struct ResponseLimits {
     /// The limits, in the order of the headers.
     pub limits: Vec<ServerLimit>,
-    /// When the client may come again: `Retry-After` or a vendor's header of this meaning. Of
-    /// several the longest.
+    /// When the client may retry: `Retry-After`, or a vendor's header with this meaning. Of several
+    /// headers, the longest time.
     pub retry_after: Option<When>,
-    /// Whether a limit refused the request. Status 429 and 420 say so; 400, 403, 503 and 529 do if
-    /// a header says it as well, and so do `RESOURCE_EXHAUSTED` and `UNAVAILABLE` of gRPC. 418 does
-    /// if the server sends a time to come again, and 409 if the server sends a wait and nothing is
-    /// left. A limit of calls in flight with nothing left does not say so.
+    /// Whether a limit refused the request. Status 429 and 420 are always refusals. Status 400,
+    /// 403, 503 and 529, and the gRPC statuses `RESOURCE_EXHAUSTED` and `UNAVAILABLE`, are refusals
+    /// if a header says so as well. Status 418 is a refusal if the server sends a time to retry.
+    /// Status 409 is a refusal if the server sends a wait and a limit has nothing left. A limit of
+    /// calls in flight with nothing left is not a sign of a refusal.
     pub refused: bool,
-    /// What the first header says by which a vendor marks a refusal: the limit that refused the
-    /// request, as in `jira-burst-based` or `endpoint-rate`, or only that one did, as in
-    /// `rejected`.
+    /// The value of the first header that marks a refusal for the vendor. It names the limit that
+    /// refused the request, as in `jira-burst-based` or `endpoint-rate`, or only says that a limit
+    /// refused it, as in `rejected`.
     pub reason: Option<String>,
-    /// The scope of the limit that refused the request, where a header tells it: `user`,
-    /// `global`, `shared`, ...
+    /// The scope of the limit that refused the request, if a header reports it: `user`, `global`,
+    /// `shared`, ...
     pub scope: Option<String>,
-    /// Whether the limits hold for this client at this server now. Limits of an answer out of a
-    /// cache (`Age` above 0) or of a redirect to another address may not.
+    /// Whether the limits apply to this client at this server now. The limits may not apply if the
+    /// response came from a cache (`Age` above 0) or is a redirect to another address.
     pub trusted: bool,
-    /// The least time to back off from a refusal that tells no time.
+    /// The minimum time to back off from a refusal without a time.
     pub back_off: Duration,
 }
 
 impl Default for ResponseLimits {
-    /// An answer that tells nothing.
+    /// Returns the limits of a response that reports nothing.
     fn default() -> Self {
         Self {
             limits: Vec::new(),
@@ -67,11 +68,11 @@ impl Default for ResponseLimits {
     }
 }
 
-/// The longest pause that a client should obey without being told otherwise: ten minutes, the
+/// The maximum pause that a client should obey unless it is configured otherwise: ten minutes, the
 /// threshold that the IETF draft names.
 pub const DEFAULT_MAX_PAUSE: Duration = Duration::from_secs(600);
 
-/// What a client should do after an answer.
+/// What a client should do after a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Advice {
@@ -79,43 +80,46 @@ pub enum Advice {
     Go,
     /// Send nothing for a while.
     Pause {
-        /// How long: as the server asks, or the cap if that is shorter.
+        /// How long: as long as the server asks, or the cap if that is shorter.
         wait: Duration,
-        /// How long the server asks for. After a shorter pause the server may still refuse.
+        /// How long the server asks the client to pause. After a shorter pause, the server may
+        /// still refuse.
         asked: Duration,
     },
-    /// Send nothing for a while; the server does not say how long. A client usually doubles this
+    /// Send nothing for a while; the server does not report how long. A client usually doubles this
     /// time with each refusal in a row.
     BackOff {
-        /// The least time, zero if the API names none.
+        /// The minimum time; zero if the API names no time.
         at_least: Duration,
     },
 }
 
 impl ResponseLimits {
-    /// Whether a limit of all routes of the server refused the request.
+    /// Returns whether a limit for all routes of the server refused the request.
     #[must_use]
     pub fn is_global(&self) -> bool {
         self.refused && self.scope.as_deref().is_some_and(|scope| scope.eq_ignore_ascii_case("global"))
     }
 
-    /// Returns what a client should do. `now` is the time at which the answer came; it
-    /// counts only if the answer has no `Date`. No pause is longer than `cap`.
+    /// Returns what a client should do. `now` is the time at which the response arrived; it counts
+    /// only if the response has no `Date`. No pause is longer than `cap`.
     ///
-    /// A refusal pauses for its `retry_after`, or else until limits with nothing left are reset. If
-    /// no limit says that nothing is left, it pauses until the first reset of a limit that does not
-    /// say how much is left. Another answer pauses if one of its limits has nothing left, until that
-    /// is reset. A limit of calls in flight pauses nothing, since calls that end give it back.
+    /// A refusal pauses for its `retry_after`, or without one, until the limits with nothing left
+    /// reset. If no limit reports that nothing is left, it pauses until the first reset of a limit
+    /// that does not report how much is left. A response that is not a refusal pauses if one of its
+    /// limits has nothing left, until that limit resets. A limit of calls in flight never pauses,
+    /// because calls that end give its units back.
     #[must_use]
     pub fn advice(&self, now: SystemTime, cap: Duration) -> Advice {
         if !self.trusted && !self.refused {
             return Advice::Go;
         }
         let used_up = || self.limits.iter().filter(|limit| limit.is_used_up());
-        // A limit of zero counts only if no other limit is used up: it may mean no limit.
+        // A limit of zero counts only if no other limit is used up, because zero can mean "no
+        // limit".
         let all_zero = used_up().all(ServerLimit::is_zero);
         let used_up = used_up().filter(|limit| all_zero || !limit.is_zero());
-        // A reset that is not ahead is over: the limit has units again.
+        // A reset that is not in the future is over: the limit has units again.
         let waits: Vec<Option<Duration>> = used_up
             .map(|limit| limit.reset.map(|reset| reset.wait(now)))
             .filter(|wait| wait.is_none_or(|w| !w.is_zero()))
@@ -134,7 +138,7 @@ impl ResponseLimits {
         }
     }
 
-    /// The first reset ahead, of the limits that do not say how much is left.
+    /// Returns the first future reset of the limits that do not report how much is left.
     fn first_reset(&self, now: SystemTime) -> Option<Duration> {
         let unknown = self.limits.iter().filter(|limit| limit.remaining.is_none());
         unknown.filter_map(|limit| Some(limit.reset?.wait(now))).filter(|wait| !wait.is_zero()).min()

@@ -1,13 +1,13 @@
-//! Limits in force, each with the categories that it refuses, as Sentry sends them.
+//! Limits in force, each with the categories that it refuses, in Sentry's form.
 
 use super::limit::ServerLimit;
 use super::number;
 use super::time::{self, SECOND};
 use crate::{Unit, When};
 
-/// Reads `60:default;error:organization:error_usage_exceeded, 2700::organization`: the seconds until
-/// the reset, the categories, the scope, and a reason. No categories are all of them. The limit is
-/// named by its categories.
+/// Reads `60:default;error:organization:error_usage_exceeded, 2700::organization`: the seconds
+/// until the reset, the categories, the scope, and a reason. An empty list means all categories.
+/// The limit is named after its categories.
 pub(super) fn limits(text: &str) -> Vec<ServerLimit> {
     text.split(',').take(super::MOST_LIMITS).filter_map(limit).collect()
 }

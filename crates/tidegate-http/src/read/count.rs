@@ -1,10 +1,10 @@
-//! Counts of headers, with the windows, limits and names beside them.
+//! Counts in headers, with the windows, limits and names next to them.
 
 use std::time::Duration;
 
 use super::{number, time};
 
-/// A count of a header, with the window, limit or name beside it.
+/// A count in a header, with the window, limit or name next to it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Count {
     pub(super) value: f64,
@@ -17,11 +17,11 @@ pub(super) struct Count {
     /// The third number of a rule, `8:10:60`: how long the server refuses a client that exceeds the
     /// limit. In a used count it is the rest of this time.
     pub(super) penalty: Option<Duration>,
-    /// `100;w=60`: a member that older drafts of the IETF call a policy.
+    /// `100;w=60`: a member that older IETF drafts call a policy.
     pub(super) is_policy: bool,
 }
 
-/// Reads the counts of a value, split at commas. Members that are none are left out.
+/// Reads the counts of a value, split at commas. Members that are not counts are left out.
 pub(super) fn counts(text: &str) -> Vec<Count> {
     let text = number::unquoted(text.trim());
     if let Some(count) = thousands(text) {
@@ -30,14 +30,14 @@ pub(super) fn counts(text: &str) -> Vec<Count> {
     members(text).take(16).filter_map(|member| parse_count(member.trim())).collect()
 }
 
-/// Splits a list at commas, or at slashes where there are several: `300/3000/12000`.
+/// Splits a list at commas, or at slashes if there are several: `300/3000/12000`.
 pub(super) fn members(text: &str) -> impl Iterator<Item = &str> {
     let slashes =
         text.matches('/').count() > 1 && text.split('/').all(|part| number::decimal(part).is_some());
     text.split(if slashes { '/' } else { ',' })
 }
 
-/// Reads `1,199.72` of Dynamics 365. Without the fraction it is a list of two numbers.
+/// Reads `1,199.72` of Dynamics 365. Without the fraction, such a value is a list of two numbers.
 fn thousands(text: &str) -> Option<f64> {
     let (whole, _) = text.split_once('.')?;
     let mut groups = whole.split(',');

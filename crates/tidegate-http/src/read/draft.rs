@@ -9,7 +9,7 @@ use super::time;
 use crate::structured::{Bare, Member, Params, parse_list};
 use crate::{Unit, When};
 
-/// A policy by its numbers alone, as drafts up to -07 write it: `100;w=60`.
+/// A policy that has only numbers, in the form of drafts up to -07: `100;w=60`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct NumberedPolicy {
     pub(super) limit: f64,
@@ -17,10 +17,10 @@ pub(super) struct NumberedPolicy {
 }
 
 /// Reads the items of `RateLimit` since -08. Returns nothing if the line is malformed, as the draft
-/// asks, or of another form.
+/// requires, or if it has another form.
 pub(super) fn states(field: &str) -> Vec<ServerLimit> {
     let read = |(name, params): (String, Params)| {
-        // A proposed change of the draft calls `r` and `t` by other names.
+        // A proposed change to the draft gives `r` and `t` other names.
         let seconds = integer(&params, "t").or_else(|| integer(&params, "w"));
         ServerLimit {
             name: Some(name),
@@ -54,7 +54,7 @@ pub(super) fn policies(field: &str) -> Vec<ServerLimit> {
     items.into_iter().map(read).filter(ServerLimit::tells).collect()
 }
 
-/// Reads the policies of a field that have numbers in the place of names.
+/// Reads the policies of a field that have numbers instead of names.
 pub(super) fn numbered_policies(field: &str) -> Vec<NumberedPolicy> {
     count::counts(field).into_iter().filter(|count| count.name.is_none()).map(numbered).collect()
 }
@@ -64,7 +64,7 @@ pub(super) fn numbered(count: Count) -> NumberedPolicy {
 }
 
 /// Gives each state the quota, window and unit of its policy. A policy without a state becomes a
-/// limit of its own.
+/// separate limit.
 pub(super) fn join(states: Vec<ServerLimit>, mut policies: Vec<ServerLimit>) -> Vec<ServerLimit> {
     let mut used = vec![false; policies.len()];
     let mut limits = Vec::new();
@@ -88,7 +88,8 @@ pub(super) fn join(states: Vec<ServerLimit>, mut policies: Vec<ServerLimit>) -> 
     limits
 }
 
-/// The items of a List that are named by a String, or by a Token as in examples of the draft.
+/// Returns the items of a List that are named by a String, or by a Token as in examples of the
+/// draft.
 fn named_items(field: &str) -> Vec<(String, Params)> {
     let named = |member| match member {
         Member::Item(Bare::String(name) | Bare::Token(name), params) => Some((name, params)),
@@ -101,7 +102,7 @@ fn find<'p>(params: &'p Params, key: &str) -> Option<&'p Bare> {
     params.iter().find(|(k, _)| k == key).map(|(_, value)| value)
 }
 
-/// An Integer that is not negative.
+/// Returns an Integer that is not negative.
 fn integer(params: &Params, key: &str) -> Option<u64> {
     match find(params, key)? {
         Bare::Integer(value) => u64::try_from(*value).ok(),
@@ -127,7 +128,7 @@ fn unit(params: &Params) -> Option<Unit> {
     }
 }
 
-/// The window of a field of its own, such as `x-ratelimit-interval`, in units of `unit`.
+/// Reads the window of a separate field, such as `x-ratelimit-interval`, in units of `unit`.
 pub(super) fn window(value: &str, unit: Option<Duration>) -> Option<Duration> {
     match (number::decimal(value), unit) {
         (Some(number), Some(unit)) => number.times(unit).filter(|w| !w.is_zero()),

@@ -1,4 +1,4 @@
-//! Limits that the bodies of GraphQL APIs tell.
+//! Limits that the bodies of GraphQL APIs report.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::limit::ServerLimit;
 use super::time::{Clock, Numbers};
 use crate::{Unit, When};
 
-/// Longer bodies are not read: what they tell of limits is not worth the work.
+/// The longest body that is read. The limits in a longer body are not worth the work.
 const LONGEST_BODY: usize = 16 << 20;
 
-/// Adds the limits of a body to an answer. A body that is no JSON has none.
+/// Adds the limits of a body to those of a response. A body that is not JSON has no limits.
 pub(super) fn add(body: &[u8], clock: Clock, answer: &mut ResponseLimits) {
     if body.len() > LONGEST_BODY {
         return;
@@ -29,9 +29,9 @@ pub(super) fn add(body: &[u8], clock: Clock, answer: &mut ResponseLimits) {
     answer.limits.truncate(super::MOST_LIMITS);
 }
 
-/// Reads the members of an object that have these names, each as it is written. All others are
-/// skipped, so that a body takes no memory for what is not read. Another value than an object has
-/// no members.
+/// Reads the members of an object that have these names, each as it is written. All other members
+/// are skipped, so that a body takes no memory for what is not read. A value that is not an object
+/// has no members.
 fn members<'a, const N: usize>(json: Option<&'a RawValue>, names: [&str; N]) -> [Option<&'a RawValue>; N] {
     struct Named<'n, const N: usize>([&'n str; N]);
 
@@ -59,7 +59,7 @@ fn members<'a, const N: usize>(json: Option<&'a RawValue>, names: [&str; N]) -> 
     found.and_then(Result::ok).unwrap_or([None; N])
 }
 
-/// Whether one of these errors says that a limit refused the query.
+/// Returns whether one of these errors says that a limit refused the query.
 fn tell_refusal(errors: &RawValue) -> bool {
     struct Errors;
 
@@ -82,7 +82,8 @@ fn tell_refusal(errors: &RawValue) -> bool {
     serde_json::Deserializer::from_str(errors.get()).deserialize_seq(Errors).unwrap_or(false)
 }
 
-/// The errors of GitHub, Shopify and Linear that say that a limit refused the query.
+/// Returns whether this is an error of GitHub, Shopify or Linear that says that a limit refused the
+/// query.
 fn is_refusal(error: &RawValue) -> bool {
     let [kind, extensions] = members(Some(error), ["type", "extensions"]);
     let [code, extended] = members(extensions, ["code", "type"]);
@@ -90,8 +91,8 @@ fn is_refusal(error: &RawValue) -> bool {
     [kind, code, extended].into_iter().filter_map(text).any(names_limit)
 }
 
-/// `{"limit":5000,"cost":1,"remaining":4999,"resetAt":"2026-10-21T08:28:00Z"}`, for a query that
-/// asks for it.
+/// Reads `{"limit":5000,"cost":1,"remaining":4999,"resetAt":"2026-10-21T08:28:00Z"}`, for a query
+/// that asks for it.
 fn github(told: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
     let [limit, remaining, reset] = members(told, ["limit", "remaining", "resetAt"]);
     let reset = text(reset).and_then(|at| clock.reset(&at, Numbers::UnixSeconds, None));
@@ -106,9 +107,9 @@ fn github(told: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
     limit.tells().then_some(limit)
 }
 
-/// `{"requestedQueryCost":101,"actualQueryCost":46,"throttleStatus":{"maximumAvailable":1000,
-/// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, so no reset. A query that was
-/// refused may come again when its cost is restored.
+/// Reads `{"requestedQueryCost":101,"actualQueryCost":46,"throttleStatus":{"maximumAvailable":1000,
+/// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, which has no reset. A refused query
+/// may be retried when its cost is restored.
 fn shopify(cost: Option<&RawValue>, answer: &mut ResponseLimits) {
     let [asked, status] = members(cost, ["requestedQueryCost", "throttleStatus"]);
     let [limit, remaining, rate] = members(status, ["maximumAvailable", "currentlyAvailable", "restoreRate"]);
@@ -128,7 +129,7 @@ fn shopify(cost: Option<&RawValue>, answer: &mut ResponseLimits) {
     answer.limits.extend(limit.tells().then_some(limit));
 }
 
-/// A count of a body, as those of headers: not negative, below 10^15.
+/// Reads a count in a body, with the bounds of counts in headers: not negative, below 10^15.
 fn count(json: Option<&RawValue>) -> Option<f64> {
     serde_json::from_str(json?.get()).ok().filter(|count| (0.0..1e15).contains(count))
 }

@@ -1,4 +1,4 @@
-//! Headers of one limit, gathered and made into [`ServerLimit`]s.
+//! Headers of one limit, gathered and converted into [`ServerLimit`]s.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ struct Group {
     is_share: bool,
     resets: Vec<Reset>,
     window: Option<Duration>,
-    /// The window is a number with a name that tells no unit.
+    /// The window is a number, and the name of its header has no unit.
     plain_window: bool,
     name: Option<String>,
     scope: Option<String>,
@@ -57,7 +57,7 @@ impl Groups {
         Self { groups: Vec::new(), numbers, clock }
     }
 
-    /// Adds a header. More limits than [`MOST_LIMITS`] are left out.
+    /// Adds a header. Limits beyond [`MOST_LIMITS`] are left out.
     pub(super) fn add(&mut self, name: Name, value: &str) {
         let same =
             |g: &Group| g.family == name.family && g.spelling == name.spelling && g.label == name.label;
@@ -74,11 +74,12 @@ impl Groups {
         self.groups[at].add(&name, value.trim(), numbers, clock);
     }
 
-    /// Makes the limits. `retry_after` is the time to come again that the answer tells.
+    /// Converts the headers into limits. `retry_after` is the time to retry that the response
+    /// reports.
     pub(super) fn finish(self, retry_after: Option<When>) -> Vec<ServerLimit> {
         let Groups { groups, numbers, mut clock } = self;
         clock.retry_after = retry_after;
-        // The name of the resource or bucket names the limit that has no label.
+        // A limit without a label takes the name of its resource or bucket.
         let named: Vec<(String, String)> =
             groups.iter().filter_map(|g| Some((g.family.clone(), g.name.clone()?))).collect();
         let scoped: Vec<(String, String)> =
@@ -111,7 +112,7 @@ impl Group {
             Field::Limit => self.limit(value, numbers, clock),
             Field::Remaining => self.remaining.extend(count::counts(value)),
             Field::Used => self.used.extend(count::counts(value)),
-            // A larger number is a percentage, or means something else.
+            // A number above 2 is a percentage, or means something else.
             Field::Share => {
                 let shares = count::counts(value).into_iter().filter(|share| share.value <= 2.0);
                 self.used.extend(shares.map(|share| Count { out_of: Some(1.0), ..share }));
@@ -134,7 +135,7 @@ impl Group {
             Field::Whole => self.whole(value, numbers, clock),
             Field::Reset | Field::Window | Field::Retry | Field::Wait | Field::Mark => {}
         }
-        // A header that is repeated without end adds no more.
+        // A header that is repeated many times adds no more.
         for counts in [&mut self.limits, &mut self.remaining, &mut self.used] {
             counts.truncate(MOST_LIMITS);
         }
@@ -151,7 +152,7 @@ impl Group {
             from_now: name.from_now,
             field_first: name.field_first,
         };
-        // A date has a comma; a list of numbers has nothing else.
+        // A date can contain a comma; a list consists only of numbers.
         let is_list = count::members(value).all(|part| number::decimal(part).is_some());
         if is_list {
             self.resets.extend(count::members(value).take(16).map(reset));
@@ -160,11 +161,11 @@ impl Group {
         }
     }
 
-    /// `100`, `600,30000`, `10, 10;w=1` of drafts up to -03, `100;w=21600` of Docker Hub.
+    /// Reads `100`, `600,30000`, `10, 10;w=1` of drafts up to -03, or `100;w=21600` of Docker Hub.
     fn limit(&mut self, value: &str, numbers: Numbers, clock: Clock) {
         let counts = count::counts(value);
         if counts.is_empty() {
-            // AspNetCoreRateLimit tells the window as the limit: `1m`.
+            // AspNetCoreRateLimit sends the window as the limit: `1m`.
             self.window = self.window.or(time::window(value));
             self.states.extend(pairs::limits(value, numbers, clock));
         }
@@ -184,15 +185,15 @@ impl Group {
         if states.is_empty() {
             states = pairs::limits(value, numbers, clock);
         }
-        // With a label, `5:user:name` may be a key.
+        // With a label, `5:user:name` can be a key.
         if states.is_empty() && self.label.is_empty() {
             states = categories::limits(value);
         }
         if !states.is_empty() {
             self.states.extend(states);
         } else if self.label.is_empty() || value.matches(':').count() > 1 {
-            // With a label, a plain number may mean anything, but `8:10:60` is a limit.
-            // Salesforce separates its fractions by semicolons.
+            // With a label, a plain number can mean anything, but `8:10:60` is a limit. Salesforce
+            // separates its fractions with semicolons.
             let value = if value.contains('/') { value.replace(';', ",") } else { value.to_owned() };
             let (used, limits): (Vec<_>, Vec<_>) =
                 count::counts(&value).into_iter().partition(|count| count.out_of.is_some());
@@ -205,7 +206,7 @@ impl Group {
         let states = std::mem::take(&mut self.states);
         let mut limits = draft::join(states, std::mem::take(&mut self.policies));
         let counted = self.counted(numbers, clock);
-        // Policies without names belong to the limit of their number.
+        // A policy without a name belongs to the limit with the same number.
         limits.extend(counted);
         for policy in self.numbered {
             let same = |l: &&mut ServerLimit| {
@@ -226,7 +227,7 @@ impl Group {
         limits
     }
 
-    /// Makes limits of counts: one, or one for each member of lists of equal length.
+    /// Converts counts into limits: one limit, or one for each member of lists of equal length.
     fn counted(&self, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
         let lists = [&self.limits, &self.remaining, &self.used];
         let longest = lists.iter().map(|l| l.len()).max().unwrap_or(0);
@@ -239,7 +240,7 @@ impl Group {
                 window.or(self.own_window()).or_else(|| label_window(&self.label)).or_else(|| self.rate());
             let out_of = |count: Option<&Count>| count.and_then(|c| c.out_of);
             let most = limit.map(|c| c.value).or(out_of(used)).or(out_of(remaining));
-            // Lists that do not belong together: the fewest left is the careful reading.
+            // If the lists do not belong together, the fewest units left is the cautious reading.
             let fewest = || self.remaining.iter().map(|c| c.value).reduce(f64::min);
             let left = if parallel { remaining.map(|c| c.value) } else { fewest() };
             let banned = used.and_then(|c| c.penalty);
@@ -258,7 +259,7 @@ impl Group {
         (0..members).map(limit).collect()
     }
 
-    /// The window of a header of its own. It is in milliseconds if the reset is.
+    /// Returns the window that has its own header. It is in milliseconds if the reset is.
     fn own_window(&self) -> Option<Duration> {
         let in_milliseconds =
             |reset: &Reset| reset.text.len() == 13 && number::decimal(&reset.text).is_some();
@@ -276,13 +277,14 @@ impl Group {
         }
     }
 
-    /// The limit of Amazon's Selling Partner API is a rate for each second.
+    /// Returns the window of Amazon's Selling Partner API, whose limit is a rate per second.
     fn rate(&self) -> Option<Duration> {
         (self.family == "amzn" && !self.limits.is_empty()).then_some(SECOND)
     }
 
-    /// Reads the resets of one member: all of them, if there are not as many as members. One from
-    /// now is more exact than one of the calendar; otherwise the later one counts.
+    /// Reads the resets of one member, or all resets if there are not as many as members. A reset
+    /// from now is more exact than an absolute timestamp; among resets of one kind the latest
+    /// counts.
     fn reset(&self, i: usize, numbers: Numbers, clock: Clock, window: Option<Duration>) -> Option<When> {
         let members = self.limits.len().max(self.remaining.len()).max(self.used.len());
         let several = members > 1 && members == self.resets.len();
@@ -296,16 +298,17 @@ impl Group {
         from_now.or_else(|| own.iter().filter_map(read).reduce(later))
     }
 
-    /// Names as OpenAI composes them are of limits by the minute; it writes durations. A plain
-    /// number comes from Azure: seconds, and milliseconds where it is beyond the minute.
+    /// Returns a window of a minute for names in OpenAI's form, whose limits are per minute. OpenAI
+    /// writes durations. A plain number comes from Azure: seconds, or milliseconds if it is beyond
+    /// the minute.
     fn minute(&self, reset: &Reset) -> Option<Duration> {
         let openai = reset.field_first && matches!(self.label.as_str(), "requests" | "tokens");
         openai.then_some(60 * SECOND)
     }
 }
 
-/// Names of limits that count points, as only the documentation says: of GitHub's GraphQL, and
-/// of apps of Jira and Confluence.
+/// Returns whether a limit of this name counts points. Only the documentation says so, for GitHub's
+/// GraphQL and for apps of Jira and Confluence.
 fn counts_points(name: &str) -> bool {
     name == "graphql" || name.ends_with("-app-quota")
 }

@@ -1,34 +1,34 @@
-//! Limits that headers tell twice or in parts, made one.
+//! Joins limits that headers report twice or in parts.
 //!
 //! Servers write one limit in two spellings (`x-ratelimit-limit`, `ratelimit-limit`), with and
-//! without a label (`ratelimit-remaining` beside `x-ratelimit-remaining-minute`), or one part of
-//! it under another name. Two limits are joined only if nothing in one contradicts the other:
-//! see [`ServerLimit::agrees`].
+//! without a label (`ratelimit-remaining` next to `x-ratelimit-remaining-minute`), or one part of
+//! it under another name. Two limits are joined only if neither contradicts the other: see
+//! [`ServerLimit::agrees`].
 
 use super::MOST_LIMITS;
 use super::limit::ServerLimit;
 
-/// A limit, with the words of its headers that decide which other limits it can be one with.
+/// A limit, with the words of its headers that decide which other limits it can be joined with.
 pub(super) struct Found {
     pub(super) family: String,
     pub(super) label: String,
     pub(super) limit: ServerLimit,
 }
 
-/// Joins the limits that are one.
+/// Joins limits that are the same limit.
 pub(super) fn merge(found: Vec<Found>) -> Vec<ServerLimit> {
     let found = join_labels(join_spellings(found));
     join_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::tells))
 }
 
-/// Joins limits of one family and label, such as `x-ratelimit-reset` and `ratelimit-limit`.
+/// Joins limits with the same family and label, such as `x-ratelimit-reset` and `ratelimit-limit`.
 fn join_spellings(found: Vec<Found>) -> Vec<Found> {
     let mut merged: Vec<Found> = Vec::new();
     for one in found {
         let same = |m: &&mut Found| {
             let unnamed =
                 m.limit.name.is_none() || one.limit.name.is_none() || m.limit.name == one.limit.name;
-            // Two members of one list tell two limits, unless one of them adds to the other.
+            // Two members of one list are two limits, unless one of them adds to the other.
             let adds = m.limit.limit.is_none() != one.limit.limit.is_none()
                 || m.limit.remaining.is_none() != one.limit.remaining.is_none()
                 || m.limit.reset.is_none() != one.limit.reset.is_none()
@@ -58,7 +58,7 @@ fn join_labels(mut found: Vec<Found>) -> Vec<Found> {
         let mut joined = false;
         for i in labelled.into_iter().filter(|_| joins) {
             let other = &mut found[i].limit;
-            // A time of its own has no unit.
+            // A limit that has only a time has no unit.
             let unit = if time_only { other.unit } else { plain.unit };
             let plain = ServerLimit { name: None, unit, ..plain.clone() };
             if other.agrees(&plain) {
@@ -75,12 +75,13 @@ fn join_labels(mut found: Vec<Found>) -> Vec<Found> {
     found
 }
 
-/// Whether a label says no more than another one: `tokens` and `tokens-minute`.
+/// Returns whether `label` is the beginning of `of`, such as `tokens` of `tokens-minute`, and so
+/// says no more.
 fn is_part(label: &str, of: &str) -> bool {
     of.strip_prefix(label).is_some_and(|rest| rest.starts_with('-'))
 }
 
-/// Joins limits of equal counts, if one of them has no name or a part of the other's name.
+/// Joins limits with equal counts if one of them has no name or a part of the other's name.
 fn join_equal(limits: impl Iterator<Item = ServerLimit>) -> Vec<ServerLimit> {
     let mut merged: Vec<ServerLimit> = Vec::new();
     for limit in limits {

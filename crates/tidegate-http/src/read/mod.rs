@@ -1,35 +1,36 @@
-//! Headers read by a client: the limits of a server, and when to come again.
+//! Headers read by a client: the limits of a server, and when to retry.
 //!
-//! [`Reader::read`] reads an answer of any API into an [`ResponseLimits`]: a list of [`ServerLimit`]s and
-//! a time to come again. [`ResponseLimits::advice`] says what to do.
+//! [`Reader::read`] reads a response of any API into a [`ResponseLimits`]: a list of
+//! [`ServerLimit`]s and a time to retry. [`ResponseLimits::advice`] returns what to do.
 //!
 //! # Headers that are read
 //!
-//! - `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11, and the
-//!   headers of all drafts before;
-//! - headers with `ratelimit` or `rate-limit` in their names, however the rest is composed:
+//! - `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11, and the headers
+//!   of all earlier drafts;
+//! - headers with `ratelimit` or `rate-limit` in their names, in any composition of the rest:
 //!   `x-ratelimit-remaining-tokens`, `anthropic-ratelimit-requests-reset`,
 //!   `x-rate-limit-limit-minute`;
-//! - headers of vendors with names of their own, such as Shopify's call limit;
-//! - values that hold a whole limit: `limit=100, remaining=50, reset=30`, `32/40`, `8:10:60`, or an
-//!   object of JSON, and the limits in force of Sentry;
-//! - shares of a limit that is used, of Anthropic and Meta;
-//! - `Retry-After` in seconds or as a date, and headers of this meaning in milliseconds;
-//! - if asked, the limits in bodies of the GraphQL APIs of GitHub, Shopify and Linear.
+//! - headers of vendors with their own names, such as Shopify's call limit;
+//! - values that hold a whole limit: `limit=100, remaining=50, reset=30`, `32/40`, `8:10:60`, a
+//!   JSON object, and Sentry's limits in force;
+//! - used shares of a limit, from Anthropic and Meta;
+//! - `Retry-After` in seconds or as a date, and headers with the same meaning in milliseconds;
+//! - on request, the limits in the bodies of the GraphQL APIs of GitHub, Shopify and Linear.
 //!
 //! # How times are read
 //!
-//! A reset without a unit is read by its form: `6m0s` is a duration, `2026-03-26T16:00Z` a date,
-//! a number above 10^9 a Unix time in seconds, above 10^12 in milliseconds, and a smaller number
-//! counts seconds from now. [`Numbers`] sets it where this guess is wrong. Times of the calendar
-//! count from the `Date` of the answer. A `Retry-After` of a thousand seconds or more is read in
-//! milliseconds if the limit that is used up is reset after as many milliseconds. A time that is past counts as zero; a negative one, `-1`
-//! and other text that is no time are ignored. [`Reader::of`] an API with known numbers does
-//! not guess.
+//! A reset without a unit is read by its form: `6m0s` is a duration, and `2026-03-26T16:00Z` is a
+//! date. A number above 10^9 is a Unix time in seconds, a number above 10^12 is a Unix time in
+//! milliseconds, and a smaller number counts seconds from now. If this guess is wrong for an API,
+//! [`Numbers`] sets the form. Absolute timestamps count from the `Date` of the response. A
+//! `Retry-After` of a thousand seconds or more is read in milliseconds if the exhausted limit
+//! resets after the same number of milliseconds. A time in the past counts as zero. A negative
+//! number such as `-1`, and other text that is not a time, are ignored. A reader made by
+//! [`Reader::of`] for an API whose numbers are known does not guess.
 //!
 //! # Examples
 //!
-//! Two limits of one answer:
+//! Two limits of one response:
 //!
 //! ```
 //! use http::{HeaderMap, HeaderValue, StatusCode};

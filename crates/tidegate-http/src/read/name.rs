@@ -1,6 +1,6 @@
-//! The meaning of a header, by the words of its name.
+//! The meaning of a header, read from the words of its name.
 //!
-//! Nearly every server composes the names of its headers from a few words, in an order of its own:
+//! Nearly every server composes the names of its headers from a few words, in its own order:
 //! `x-ratelimit-limit-requests`, `x-ratelimit-requests-limit`, `anthropic-ratelimit-tokens-reset`,
 //! `x-rate-limit-remaining-minute`. A name is therefore read as
 //!
@@ -9,8 +9,9 @@
 //! - words for the unit of the value: `ms`, `seconds`, `after`;
 //! - the *label*, which is all other words: `requests`, `minute`, `input-tokens`.
 //!
-//! Headers of one family and label tell one limit. A name without `ratelimit` is translated into
-//! this grammar: by a table of synonyms, or by what it counts (`x-daily-requests-left`).
+//! Headers with the same family and label report one limit. A name without `ratelimit` is
+//! translated into this grammar: by a table of synonyms, or by what it counts
+//! (`x-daily-requests-left`).
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use super::time::unit_of_time;
 use super::time::{MILLISECOND, SECOND};
 use crate::Unit;
 
-/// The longest name that is read. Longer ones are no names of limits.
+/// The longest name that is read. Longer names are not names of limits.
 const LONGEST: usize = 96;
 
 /// The meaning of the value of a header.
@@ -27,44 +28,45 @@ pub(super) enum Field {
     Limit,
     Remaining,
     Used,
-    /// The share that is used, of 1.
+    /// The used share of the limit, where 1 is the whole.
     Share,
     Reset,
     Window,
-    /// A `Retry-After` in other words.
+    /// A time with the meaning of `Retry-After`.
     Retry,
-    /// A wait that a server sends with each response. It counts on a refusal.
+    /// A wait that a server sends with each response. It counts only for a refusal.
     Wait,
     /// The name of the limit.
     Name,
     Scope,
     /// Policies of the IETF drafts.
     Policy,
-    /// The value tells all: a draft's field, `limit=1, remaining=2`, `32/40`, or only the limit.
+    /// The value holds the whole limit: a draft's field, `limit=1, remaining=2`, `32/40`, or only
+    /// the limit.
     Whole,
-    /// That the request was refused for a limit, whatever the status says.
+    /// A mark that a limit refused the request, whatever the status says.
     Mark,
 }
 
-/// A header name that tells of a limit.
+/// A header name that is about a limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Name {
     /// The words before `ratelimit`, without `x`.
     pub(super) family: String,
-    /// The text before the field, as it is written: `x-ratelimit` and `ratelimit` may tell two
+    /// The text before the field, as it is written: `x-ratelimit` and `ratelimit` may report two
     /// limits.
     pub(super) spelling: String,
     pub(super) label: String,
     pub(super) field: Field,
-    /// The unit of a time, if the name tells it.
+    /// The unit of a time, if the name contains it.
     pub(super) unit: Option<Duration>,
     /// The name says that the time counts from now.
     pub(super) from_now: bool,
-    /// `limit-requests` and not `requests-limit`.
+    /// The field is the first word: `limit-requests`, not `requests-limit`.
     pub(super) field_first: bool,
 }
 
-/// Names outside the grammar, each with a name inside it of equal meaning.
+/// Names outside the grammar, each with a name of equal meaning inside the grammar.
 const SYNONYMS: &[(&str, &str)] = &[
     // Beds24
     ("x-five-min-limit-remaining", "x-ratelimit-remaining-credits-5m"),
@@ -124,7 +126,7 @@ const SYNONYMS: &[(&str, &str)] = &[
     ("x-minlimit-remaining", "x-ratelimit-remaining-minute"),
 ];
 
-/// Beginnings of names that stand in the place of `ratelimit`.
+/// Prefixes that are used instead of `ratelimit`.
 const PREFIXES: &[(&str, &str)] = &[
     ("anthropic-fast-", "anthropic-fast-ratelimit-"),
     ("anthropic-priority-", "anthropic-priority-ratelimit-"),
@@ -145,7 +147,7 @@ const PREFIXES: &[(&str, &str)] = &[
 ];
 
 impl Name {
-    /// Reads a name in lower case. Returns `None` if it tells of no limit.
+    /// Reads a name in lower case. Returns `None` if the name is not about a limit.
     pub(super) fn parse(name: &str) -> Option<Name> {
         if name.len() > LONGEST {
             return None;
@@ -160,7 +162,7 @@ impl Name {
 
         let mut words: Vec<&str> = name.split(['-', '.']).filter(|w| !w.is_empty()).collect();
         if words.starts_with(&["http", "x"]) {
-            // The name that CGI gives to a header.
+            // CGI's name for a header.
             words.remove(0);
         }
         if let Some(retry) = retry(&words) {
@@ -182,15 +184,16 @@ impl Name {
     }
 }
 
-/// Names without `ratelimit` that count something: `x-daily-requests-left`, `x-24-hour-usage`,
-/// `x-credits-remaining`. Returns a name inside the grammar: `x-ratelimit-remaining-daily`.
+/// Translates names without `ratelimit` that count something, such as `x-daily-requests-left`,
+/// `x-24-hour-usage` or `x-credits-remaining`. Returns a name inside the grammar:
+/// `x-ratelimit-remaining-daily`.
 fn counted(name: &str) -> Option<String> {
     let (before, field) = name.rsplit_once('-')?;
     let (before, noun) = before.rsplit_once('-').unwrap_or(("", before));
     let (before, noun) = match (field, noun) {
         ("remaining" | "left" | "used" | "limit", "calls" | "requests") => (before, ""),
         ("remaining" | "left" | "used" | "limit", "credits") => (before, "-credits"),
-        // Apollo; `x-app-usage` is another matter.
+        // Apollo. `x-app-usage` is not such a name.
         ("usage", _) if window_of(noun).is_some() => (&name[..name.len() - "-usage".len()], ""),
         _ => return None,
     };
@@ -206,7 +209,7 @@ fn counted(name: &str) -> Option<String> {
     Some(format!("{family}ratelimit-{field}{noun}{windows}"))
 }
 
-/// `retry-after`, `x-ms-retry-after-ms`, `x-ratelimit-retry-after-seconds`, ...
+/// Reads `retry-after`, `x-ms-retry-after-ms`, `x-ratelimit-retry-after-seconds`, ...
 fn retry(words: &[&str]) -> Option<Name> {
     let at = words.iter().position(|w| matches!(*w, "retry" | "retryafter"))?;
     let rest = if words[at] == "retry" {
@@ -215,17 +218,17 @@ fn retry(words: &[&str]) -> Option<Name> {
     } else {
         &words[at + 1..]
     };
-    // AWS counts in milliseconds without saying so.
+    // AWS counts in milliseconds, although its names do not say so.
     let aws = words.contains(&"amz");
     let unit = rest.first().and_then(|w| unit_of(w)).or(aws.then_some(MILLISECOND));
     Some(Name { unit, from_now: true, ..Name::of(Field::Retry) })
 }
 
-/// Splits at `ratelimit`, `rate-limit`, or at `rate` or `quota` before another word of a field.
+/// Splits at `ratelimit`, at `rate-limit`, or at `rate` or `quota` before another word of a field.
 fn split_at_keyword<'a, 'w>(words: &'a [&'w str]) -> Option<(&'a [&'w str], &'a [&'w str])> {
     for (at, word) in words.iter().enumerate() {
         if word.ends_with("ratelimit") || matches!(*word, "ratelimits" | "ratelimited" | "ratelimiting") {
-            // `readratelimit` of Strava belongs to the family as a whole.
+            // Strava's `readratelimit` belongs to the family as a whole word.
             let before = if word.starts_with("ratelimit") { at } else { at + 1 };
             return Some((&words[..before], &words[at + 1..]));
         }
@@ -248,7 +251,7 @@ fn split_at_keyword<'a, 'w>(words: &'a [&'w str]) -> Option<(&'a [&'w str], &'a 
     None
 }
 
-/// Splits words that some servers write together: `userlimit`, `resettime`.
+/// Splits words that some servers join: `userlimit`, `resettime`.
 fn parts<'w>(word: &&'w str) -> Vec<&'w str> {
     if matches!(*word, "timeremaining" | "nearlimit") {
         return vec![word];
@@ -279,11 +282,11 @@ fn classify(words: &[&str]) -> Option<Name> {
     if words.is_empty() {
         return Some(Name::of(Field::Whole));
     }
-    // An account that does not refill.
+    // A balance that does not refill.
     if words.iter().any(|w| matches!(*w, "prepaid" | "onetime" | "balance")) {
         return None;
     }
-    // A part of a limit, or a share of one; not the limit.
+    // A part or a share of a limit, not the limit.
     if words.iter().any(|w| matches!(*w, "currentrequest" | "percentage" | "percent" | "cost"))
         && !words.iter().any(|w| matches!(*w, "limit" | "remaining" | "reset"))
     {
@@ -321,12 +324,12 @@ fn classify(words: &[&str]) -> Option<Name> {
         name.from_now = true;
         label.clear();
     }
-    // `limit-remaining` says no more than `remaining`, and `limit-user-remaining` no more than
-    // `user-remaining`.
+    // `limit-remaining` means `remaining`, and `limit-user-remaining` means `user-remaining`.
     if label.first() == Some(&"limit") {
         label.remove(0);
     }
-    // `limit-quota-minute` is `limit-minute`, and so is `remaining-quota-minute`.
+    // `limit-quota-minute` means `limit-minute`, and `remaining-quota-minute` means
+    // `remaining-minute`.
     if label.len() > 1 {
         label.retain(|word| *word != "quota");
     }
@@ -334,7 +337,7 @@ fn classify(words: &[&str]) -> Option<Name> {
     Some(name)
 }
 
-/// Words that tell the field whatever else is in the name.
+/// Returns whether a word is the field, whatever else is in the name.
 fn is_strong(word: &str, next: Option<&&str>) -> bool {
     match word {
         // `tokens_usage_based` is a label.
@@ -343,7 +346,7 @@ fn is_strong(word: &str, next: Option<&&str>) -> bool {
     }
 }
 
-/// The field that a word means; [`Field::Whole`] if it means none.
+/// Returns the field that a word means, or [`Field::Whole`] if it means none.
 fn field_of(word: &str) -> Field {
     match word {
         "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "capacity" => Field::Limit,
@@ -351,7 +354,7 @@ fn field_of(word: &str) -> Field {
         "used" | "usage" | "count" | "consumed" | "observed" | "current" | "running" => Field::Used,
         "utilization" => Field::Share,
         "reset" | "resets" | "resetson" | "next" | "expire" | "expires" | "expiry" => Field::Reset,
-        // GitHub Models tells a wait so.
+        // GitHub Models names a wait like this.
         "timeremaining" => Field::Retry,
         "delay" | "towait" => Field::Wait,
         "window" | "period" | "interval" | "renewalperiod" => Field::Window,
@@ -364,14 +367,16 @@ fn field_of(word: &str) -> Field {
     }
 }
 
-/// `ratelimit-daily: 250000` is a limit, `zendesk-ratelimit-tickets: total=100; ...` is whole.
+/// Reads a name without a word for the field. `ratelimit-daily: 250000` is a limit, and
+/// `zendesk-ratelimit-tickets: total=100; ...` is a whole limit.
 fn without_field(words: &[&str]) -> Option<Name> {
-    // Anthropic tells by `unified-status` whether it refused the request. Of a window, or of use
-    // beyond the subscription, a `unified-overage-status` says so also beside a grant.
+    // Anthropic reports in `unified-status` whether it refused the request. A
+    // `unified-overage-status`, or the status of one window, can report a refusal even in the
+    // response to a granted request.
     if words.first() == Some(&"unified") && words != ["unified", "status"] {
         return None;
     }
-    // Path of Exile sends what is used of `x-rate-limit-ip` in `x-rate-limit-ip-state`.
+    // Path of Exile sends the used part of `x-rate-limit-ip` in `x-rate-limit-ip-state`.
     if let [label @ .., "state"] = words
         && !label.is_empty()
     {
@@ -390,17 +395,17 @@ fn without_field(words: &[&str]) -> Option<Name> {
     Some(name)
 }
 
-/// Words between a field and its unit.
+/// Returns whether a word links a field and its unit.
 fn is_link(word: &str) -> bool {
     matches!(word, "after" | "in" | "time" | "length")
 }
 
-/// Units of times. `second` is a window: `reset-second`.
+/// Returns whether a word is a unit of time. `second` is a window: `reset-second`.
 fn is_unit(word: &str) -> bool {
     word != "second" && unit_of(word).is_some()
 }
 
-/// The unit of a time that a word of a name tells.
+/// Returns the unit of time that a word of a name means.
 fn unit_of(word: &str) -> Option<Duration> {
     match word {
         "ms" | "msec" | "millis" | "millisecond" | "milliseconds" => Some(MILLISECOND),
@@ -410,7 +415,7 @@ fn unit_of(word: &str) -> Option<Duration> {
     }
 }
 
-/// The window that one word of a label tells: `daily`, `10s`, `rpm`.
+/// Returns the window that one word of a label means: `daily`, `10s`, `rpm`.
 fn window_of(word: &str) -> Option<Duration> {
     let digits = word.find(|c: char| !c.is_ascii_digit())?;
     match (&word[..digits], &word[digits..]) {
@@ -418,18 +423,18 @@ fn window_of(word: &str) -> Option<Duration> {
         ("", "rpm" | "tpm") => Some(60 * SECOND),
         ("", "rph" | "tph") => Some(3600 * SECOND),
         ("", "rpd" | "tpd") => Some(86_400 * SECOND),
-        // One letter alone is no unit of time.
+        // A single letter is not a unit of time.
         ("", unit) if unit.len() > 1 => unit_of_time(unit),
         ("", _) => None,
         (number, unit) => unit_of_time(unit)?.checked_mul(number.parse().ok()?),
     }
 }
 
-/// The window that a label tells: `minute`, `req-10-second`, `1m`.
+/// Returns the window that a label means: `minute`, `req-10-second`, `1m`.
 pub(super) fn label_window(label: &str) -> Option<Duration> {
     let mut number = None;
     for word in label.split('-') {
-        // `audio-seconds` are a unit; `30-seconds` are a window.
+        // `audio-seconds` is a unit; `30-seconds` is a window.
         let is_unit = number.is_none() && matches!(word, "seconds" | "minutes" | "hours" | "days");
         if let Some(window) = window_of(word).filter(|_| !is_unit) {
             return window.checked_mul(number.unwrap_or(1)).filter(|w| !w.is_zero());
@@ -439,7 +444,7 @@ pub(super) fn label_window(label: &str) -> Option<Duration> {
     None
 }
 
-/// The unit that a label names. A label of a window or of a resource means requests.
+/// Returns the unit that a label names. The label of a window or of a resource means requests.
 pub(super) fn label_unit(label: &str) -> Option<Unit> {
     let words: Vec<&str> = label.split('-').collect();
     let mut unit = Some(Unit::Requests);

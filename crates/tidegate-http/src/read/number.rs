@@ -1,8 +1,8 @@
-//! Plain decimals of headers.
+//! Plain decimal numbers in headers.
 
 use std::time::Duration;
 
-/// A decimal number of a header, not negative.
+/// A decimal number in a header, not negative.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Decimal {
     pub(super) whole: u64,
@@ -13,15 +13,15 @@ impl Decimal {
     /// Returns this many times `unit`, which is a minute or less, rounded down to a nanosecond.
     /// Returns `None` on overflow.
     pub(super) fn times(self, unit: Duration) -> Option<Duration> {
-        // Below 2^64 times 2^36, the nanoseconds of a minute.
+        // The product is below 2^64 times 2^36; a minute has fewer than 2^36 nanoseconds.
         let fraction = u128::from(self.nanos) * unit.as_nanos() / 1_000_000_000;
         let nanos = u128::from(self.whole) * unit.as_nanos() + fraction;
         let seconds = u64::try_from(nanos / 1_000_000_000).ok()?;
         Some(Duration::new(seconds, u32::try_from(nanos % 1_000_000_000).ok()?))
     }
 
-    /// Returns the number as a count. Returns `None` above the largest Integer of RFC 9651: no
-    /// limit is as large.
+    /// Returns the number as a count, or `None` above the largest Integer of RFC 9651: no limit is
+    /// that large.
     fn count(self) -> Option<f64> {
         // Counts are far below 2^53, where a float is exact.
         #[expect(clippy::cast_precision_loss)]
@@ -31,7 +31,7 @@ impl Decimal {
 }
 
 /// Reads digits with an optional fraction, and nothing else: no sign, no exponent. Quotes around
-/// the number are allowed. A sign is a sentinel (`-1`); `1e400` is no number of any server.
+/// the number are allowed. A sign marks a sentinel (`-1`), and no server sends `1e400` as a number.
 pub(super) fn decimal(text: &str) -> Option<Decimal> {
     let text = unquoted(text.trim());
     let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));

@@ -1,4 +1,4 @@
-//! Values that tell limits by keys and values: `limit=100, remaining=50, reset=30`.
+//! Values that report limits as keys and values: `limit=100, remaining=50, reset=30`.
 
 use serde_json::{Map, Value};
 
@@ -8,22 +8,22 @@ use super::number;
 use super::time::{self, Clock, Numbers, SECOND};
 use crate::{Unit, When};
 
-/// A value has a few limits of five pairs.
+/// The most pairs that are read. A real value has a few limits of five pairs each.
 const MOST_PAIRS: usize = 64;
 
-/// Reads the limits of a value. The next limit begins where a key is repeated, or begins with
-/// another name. The keys are those of
+/// Reads the limits of a value. The next limit begins where a key is repeated, or where a key
+/// begins with another name. The keys are those of
 ///
 /// - draft -07: `limit=100, remaining=50, reset=30`;
 /// - Zendesk: `total=100; remaining=99; resets=50`;
 /// - App Store Connect: `user-hour-lim:3600;user-hour-rem:0;`;
-/// - Upbit: `group=market; min=600; sec=9`, where `sec` is left in this second, and `min` a
-///   constant without a meaning;
+/// - Upbit: `group=market; min=600; sec=9`, where `sec` is what is left in this second, and `min`
+///   is a constant without meaning;
 /// - Auth0: `b=per_hour;q=100;r=90;t=3600,b=per_day;q=1000;r=950;t=86400`;
-/// - Basecamp and Trakt: `{"name":"General","period":60,"limit":1000,"remaining":999,
-///   "until":"2020-11-02T23:33:00Z"}`.
+/// - Basecamp and Trakt:
+///   `{"name":"General","period":60,"limit":1000,"remaining":999,"until":"2020-11-02T23:33:00Z"}`.
 ///
-/// Pingdom writes a sentence.
+/// Pingdom writes a sentence, which is read too.
 pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
     let mut limits = Vec::new();
     let mut limit = ServerLimit { unit: Some(Unit::Requests), ..ServerLimit::default() };
@@ -66,8 +66,9 @@ pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLi
     limits
 }
 
-/// The field that a key means. A key of one letter counts only after the name of a limit: the
-/// current draft has parameters of these letters, and a field without the names is malformed.
+/// Returns the field that a key means. A key of one letter counts only after the name of a limit,
+/// because the current draft has parameters with these letters, and a field of the draft without
+/// names is malformed.
 fn field_of(key: &str, is_named: bool) -> Option<Field> {
     Some(match key {
         "limit" | "total" | "lim" => Field::Limit,
@@ -82,7 +83,7 @@ fn field_of(key: &str, is_named: bool) -> Option<Field> {
     })
 }
 
-/// Splits a value into keys and values; a value in JSON has those of its object.
+/// Splits a value into keys and values. A JSON value yields the keys and values of its object.
 fn pairs(text: &str) -> Vec<(String, String)> {
     if text.starts_with('{') {
         let object: Map<String, Value> = serde_json::from_str(text).unwrap_or_default();
@@ -100,7 +101,7 @@ fn pairs(text: &str) -> Vec<(String, String)> {
     text.split([',', ';']).take(MOST_PAIRS).filter_map(pair).collect()
 }
 
-/// Reads `Remaining: 394 Time until reset: 3589` of Pingdom.
+/// Reads Pingdom's `Remaining: 394 Time until reset: 3589`.
 fn sentence(text: &str) -> Option<ServerLimit> {
     let (remaining, time) = text.strip_prefix("Remaining:")?.trim_start().split_once(' ')?;
     let (_, seconds) = time.rsplit_once(':')?;

@@ -1,4 +1,4 @@
-//! Reads the headers of an answer.
+//! Reads the headers of a response.
 
 use std::time::Duration;
 
@@ -15,24 +15,25 @@ use super::usage;
 use super::vendor::Vendor;
 use crate::When;
 
-/// No API tells more limits in one answer.
+/// The most limits of one response. No API reports more.
 pub(super) const MOST_LIMITS: usize = 32;
 
-/// Bounds the work for an answer of very many headers: names of limits beyond are left out.
+/// The most names of limits that are read from one response. It bounds the work for a response with
+/// very many headers; further names are left out.
 const MOST_NAMES: usize = 512;
 
-/// Longer values are ignored: no limit needs them.
+/// The longest value that is read. No limit needs a longer one.
 const LONGEST_VALUE: usize = 4096;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Reads what an answer tells about limits.
+/// Reads what a response reports about limits.
 ///
-/// [`Reader::auto`] does for nearly every API. A reader of a [`Vendor`] knows what its numbers
-/// mean and does not have to guess.
+/// [`Reader::auto`] works for nearly every API. A reader of a [`Vendor`] knows what the vendor's
+/// numbers mean and does not have to guess.
 ///
-/// No header makes a reader panic, and an answer of very many headers is read in part. What cannot
-/// be read is ignored.
+/// No header makes a reader panic. A response with very many headers is read in part. Text that
+/// cannot be read is ignored.
 ///
 /// # Examples
 ///
@@ -57,26 +58,26 @@ impl Reader {
         Self { vendor: Some(vendor), ..Self::default() }
     }
 
-    /// Sets how plain numbers in resets are read, in place of what the vendor does.
+    /// Sets how plain numbers in resets are read, in place of the vendor's form.
     #[must_use]
     pub fn numbers(mut self, numbers: Numbers) -> Self {
         self.numbers = Some(numbers);
         self
     }
 
-    /// Sets the least time to back off from a refusal that tells no time, in place of what the
-    /// vendor asks.
+    /// Sets the minimum time to back off from a refusal without a time, in place of the time that
+    /// the vendor asks for.
     #[must_use]
     pub fn back_off(mut self, at_least: Duration) -> Self {
         self.back_off = Some(at_least);
         self
     }
 
-    /// Reads an answer and its body, of an API that tells limits in GraphQL: those of GitHub,
-    /// Shopify and Linear. An error in the body is a refusal if it says that a limit was exceeded.
+    /// Reads a response and its body, from an API that reports limits in GraphQL: GitHub, Shopify
+    /// and Linear do. An error in the body is a refusal if it says that a limit was exceeded.
     ///
-    /// A body that is longer than 16 MiB or no JSON tells nothing. All is skipped but what
-    /// tells of limits, so that a large body is read without a tree of it.
+    /// A body that is longer than 16 MiB or is not JSON is ignored. Everything except the limits is
+    /// skipped, so that a large body is read without building a tree of it.
     ///
     /// # Examples
     ///
@@ -107,7 +108,7 @@ impl Reader {
         answer
     }
 
-    /// Reads an answer.
+    /// Reads a response.
     #[must_use]
     pub fn read(&self, status: StatusCode, headers: &HeaderMap) -> ResponseLimits {
         let text = |name| headers.get(name).and_then(text_of);
@@ -124,7 +125,7 @@ impl Reader {
         let (mut reason, mut scope) = (None, None);
         let mut names = 0;
         for (header, value) in headers {
-            // Bytes that are no text tell nothing.
+            // Bytes that are not text are ignored.
             let Some(value) = text_of(value).filter(|v| v.len() <= LONGEST_VALUE) else { continue };
             limits.extend(usage::limits(header.as_str(), value));
             marked |= is_mark(header.as_str(), value);
@@ -169,17 +170,17 @@ impl Reader {
             retry_after = retry_after.map(|when| by_the_resets(when, &limits));
         }
 
-        // A scope that is told by its name counts more.
+        // A scope that a header names takes precedence.
         let scope = scope.or_else(|| is_global.then(|| "global".to_owned()));
         let used_up = limits.iter().any(ServerLimit::is_used_up);
         let refused = match status.as_u16() {
             420 | 429 => true,
             400 | 403 | 503 | 529 => retry_after.is_some() || used_up || marked,
-            // Qualys refuses so, and a conflict of another API has no such wait.
+            // Qualys refuses in this way. A 409 conflict of another API has no such wait.
             409 => wait.is_some() && used_up,
             418 => retry_after.is_some(),
-            // A call of gRPC: RESOURCE_EXHAUSTED, which a message that is too long gets as well, or
-            // UNAVAILABLE.
+            // A gRPC call: RESOURCE_EXHAUSTED, which is also the status of a message that is too
+            // long, or UNAVAILABLE.
             200 if matches!(text(GRPC_STATUS), Some("8" | "14")) => {
                 retry_after.is_some() || used_up || marked
             }
@@ -188,11 +189,11 @@ impl Reader {
         if refused {
             retry_after = retry_after.or(wait);
         } else {
-            // A limit that allows nothing, and let this request pass, is none.
+            // A limit of zero that let this request pass is not a limit.
             limits.retain(|limit| !limit.is_zero());
         }
         if !refused && allowed {
-            // Anthropic allows use beyond a share that is used up, and says so.
+            // Anthropic may allow use beyond an exhausted share, and says so.
             let shares = limits.iter_mut().filter(|limit| limit.unit.is_none() && limit.is_exhausted());
             shares.for_each(|share| share.remaining = None);
         }
@@ -211,12 +212,12 @@ impl Reader {
     }
 }
 
-/// UTF-8, since Go writes `µs`; the crate `http` takes a value for text only if it is ASCII.
+/// Reads a value as UTF-8, because Go writes `µs`. The crate `http` accepts only ASCII as text.
 fn text_of(value: &HeaderValue) -> Option<&str> {
     std::str::from_utf8(value.as_bytes()).ok()
 }
 
-/// Reads a `Retry-After`: one time, or several numbers that were joined to one line.
+/// Reads a `Retry-After`: one time, or several numbers that were joined into one line.
 fn retries(clock: Clock, value: &str, unit: Duration) -> Vec<When> {
     match clock.retry_after(value.trim(), unit) {
         Some(when) => vec![when],
@@ -224,8 +225,8 @@ fn retries(clock: Clock, value: &str, unit: Duration) -> Vec<When> {
     }
 }
 
-/// A wait of 1000 seconds or more is in milliseconds if the limits that are used up are reset after
-/// as many milliseconds. Discord sent it so before version 8 of its API.
+/// Reads a wait of 1000 seconds or more in milliseconds if the exhausted limits reset after the
+/// same number of milliseconds. Discord sent milliseconds before version 8 of its API.
 fn by_the_resets(retry_after: When, limits: &[ServerLimit]) -> When {
     let resets = limits.iter().filter(|limit| limit.is_used_up()).filter_map(|limit| limit.reset);
     match (retry_after, resets.reduce(later)) {
@@ -238,8 +239,8 @@ fn by_the_resets(retry_after: When, limits: &[ServerLimit]) -> When {
     }
 }
 
-/// The longer of two waits. A time of the calendar, without a `Date`, is not comparable: it is
-/// kept, since it is the more deliberate one.
+/// Returns the longer of two waits. An absolute timestamp without a `Date` cannot be compared with
+/// a wait from now: it is kept, because it is the more deliberate one.
 fn longer(a: When, b: When) -> When {
     match (a, b) {
         (When::In(_), When::At(_)) => b,
@@ -248,10 +249,10 @@ fn longer(a: When, b: When) -> When {
     }
 }
 
-/// Headers that say that a limit refused the request, outside the grammar of names.
+/// Returns whether a header outside the grammar of names says that a limit refused the request.
 fn is_mark(header: &str, value: &str) -> bool {
     match header {
-        // AWS tells the kind of an error; the request itself may have been in order.
+        // AWS sends the kind of the error; the request itself may have been valid.
         "x-amzn-errortype" => {
             ["Throttl", "TooManyRequests", "LimitExceeded", "SlowDown"].iter().any(|w| value.contains(w))
         }

@@ -1,4 +1,5 @@
-//! Times of headers: numbers of several units, durations and dates, against the answer's `Date`.
+//! Times in headers: numbers of several units, durations and dates, relative to the response's
+//! `Date`.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,20 +11,21 @@ use jiff::{Span, SpanRelativeTo, Timestamp};
 use super::number::{self, Decimal};
 use crate::When;
 
-/// No server means a longer wait. A number beyond it is a mistake or an attack, and ignored. A
-/// date may be later; a pause is capped anyway.
+/// The longest wait that a server can mean. A longer number is a mistake or an attack, and is
+/// ignored. A date may be later, because a pause is capped anyway.
 pub(super) const FURTHEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// The longest window of a common quota is a month. A larger plain number is milliseconds.
+/// A month, the longest window of a common quota, in seconds. A larger plain number is
+/// milliseconds.
 const MONTH: u64 = 31 * 86_400;
 
-/// How a plain number in a header of a reset is read.
+/// How a plain number in a reset header is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Numbers {
     /// By its size: a Unix time in seconds, milliseconds, microseconds or nanoseconds, otherwise
-    /// seconds from now. A number of seconds that is longer than the window of its limit, or than
-    /// a month, is read as milliseconds.
+    /// seconds from now. A number of seconds that is longer than the window of its limit, or than a
+    /// month if the window is unknown, is read as milliseconds.
     #[default]
     Guess,
     /// Seconds from now.
@@ -36,26 +38,26 @@ pub enum Numbers {
     UnixMilliseconds,
 }
 
-/// The time of the answer, by the clock of the server.
+/// The time of the response, by the clock of the server.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Clock {
     date: Option<Timestamp>,
-    /// A time to come again that the answer tells beside its resets.
+    /// A time to retry that the response reports next to its resets.
     pub(super) retry_after: Option<When>,
 }
 
 impl Clock {
     /// Reads the header `Date`.
     pub(super) fn of(date: Option<&str>) -> Self {
-        // A server without a clock sends 1970; no answer of HTTP is older than 1991.
+        // A server without a clock sends 1970; no HTTP response is older than 1991.
         let plausible = |date: &Timestamp| date.as_second() > 662_688_000;
         Self { date: date.and_then(|text| parse_date(text.trim())).filter(plausible), retry_after: None }
     }
 
-    /// Counts a time from `Date` if there is one.
+    /// Counts a time from the `Date` if there is one.
     fn when(self, at: Timestamp) -> When {
         let Some(date) = self.date else {
-            // Platforms differ in how they represent times before 1970. Such a time is past.
+            // Platforms differ in how they represent times before 1970. Such a time is in the past.
             let since_1970 = Duration::try_from(at.as_duration()).unwrap_or_default();
             return When::At(
                 SystemTime::UNIX_EPOCH.checked_add(since_1970).unwrap_or(SystemTime::UNIX_EPOCH),
@@ -65,7 +67,7 @@ impl Clock {
         When::In(if ahead.is_negative() { Duration::ZERO } else { ahead.unsigned_abs() })
     }
 
-    /// Reads a `Retry-After`, or a header of this meaning. `unit` is the unit of a plain number.
+    /// Reads a `Retry-After`, or a header with this meaning. `unit` is the unit of a plain number.
     pub(super) fn retry_after(self, text: &str, unit: Duration) -> Option<When> {
         match number::decimal(text) {
             Some(number) => match number.times(unit)? {
@@ -76,7 +78,7 @@ impl Clock {
         }
     }
 
-    /// Reads a reset. `window` is the window of the limit, as far as it is known.
+    /// Reads a reset. `window` is the window of the limit, if it is known.
     pub(super) fn reset(self, text: &str, numbers: Numbers, window: Option<Duration>) -> Option<When> {
         let Some(number) = number::decimal(text) else {
             return self.duration_or_date(text);
@@ -91,11 +93,13 @@ impl Clock {
             Numbers::Guess => {
                 let longest = window.unwrap_or(Duration::from_secs(MONTH));
                 let (seconds, milliseconds) = (number.times(SECOND)?, number.times(MILLISECOND)?);
-                // Two seconds of grace: servers round up, and some count the present second.
+                // Two seconds of grace, because servers round up, and some count the present
+                // second.
                 let misread = number.whole >= 100
                     && seconds > longest.saturating_add(2 * SECOND)
                     && milliseconds <= longest;
-                // A number that is right beside `Retry-After` in milliseconds is milliseconds.
+                // A number that equals the `Retry-After` when read in milliseconds is in
+                // milliseconds.
                 let beside = matches!(self.retry_after, Some(When::In(wait))
                     if number.whole >= 1000 && milliseconds.abs_diff(wait) <= SECOND);
                 within(if misread || beside { MILLISECOND } else { SECOND })
@@ -103,8 +107,8 @@ impl Clock {
         }
     }
 
-    /// A Unix time, its unit by its size. Microseconds and nanoseconds are rare: a number
-    /// is read so only if the result is near the `Date`.
+    /// Reads a Unix time, whose unit follows from its size. Microseconds and nanoseconds are rare:
+    /// they are accepted only if the result is near the `Date`.
     fn unix(self, number: Decimal) -> Option<When> {
         let unit = match number.whole {
             0..UNIX_MILLISECONDS => SECOND,
@@ -133,8 +137,8 @@ impl Clock {
 pub(super) const SECOND: Duration = Duration::from_secs(1);
 pub(super) const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// The smallest numbers that are read as Unix times: 2001 in seconds, and each thousand times
-/// the one before.
+/// The smallest numbers that are read as Unix times: 2001 in seconds, and for each smaller unit a
+/// thousand times the number before.
 const UNIX_SECONDS: u64 = 1_000_000_000;
 const UNIX_MILLISECONDS: u64 = UNIX_SECONDS * 1000;
 const UNIX_MICROSECONDS: u64 = UNIX_MILLISECONDS * 1000;
@@ -154,12 +158,13 @@ pub(super) fn parse_duration(text: &str) -> Option<Duration> {
     }
     let span: Span = text.parse().ok()?;
     let duration = span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?;
-    // Negative ones are ignored.
+    // Negative durations are ignored.
     Duration::try_from(duration).ok()
 }
 
-/// Reads a window: `60`, `1m`, `5 second`, `hour`, `daily`. Whole minutes in milliseconds are no
-/// hours, days or weeks in seconds.
+/// Reads a window: `60`, `1m`, `5 second`, `hour`, `daily`. A plain number that is a multiple of
+/// 60,000 is whole minutes in milliseconds, because no hours, days or weeks in seconds are such a
+/// multiple.
 pub(super) fn window(text: &str) -> Option<Duration> {
     let text = text.trim();
     let duration = match number::decimal(text) {
@@ -170,7 +175,7 @@ pub(super) fn window(text: &str) -> Option<Duration> {
     duration.filter(|d| !d.is_zero() && d.as_secs() < 1_000_000_000)
 }
 
-/// The length of a named unit of time. Months and years have none.
+/// Returns the length of a named unit of time. Months and years have no fixed length.
 pub(super) fn unit_of_time(word: &str) -> Option<Duration> {
     Some(Duration::from_secs(match word.to_ascii_lowercase().as_str() {
         "s" | "sec" | "second" | "seconds" | "secondly" | "persecond" => 1,
@@ -183,18 +188,18 @@ pub(super) fn unit_of_time(word: &str) -> Option<Duration> {
 }
 
 /// Reads the dates of RFC 9110, of RFC 3339 and ISO 8601 with parts missing, of JavaScript, of Java
-/// and .NET.
+/// and of .NET.
 fn parse_date(text: &str) -> Option<Timestamp> {
     if !short(text) {
         return None;
     }
-    // Some servers name the zone of RFC 9110 by another name, and Go writes the zone twice.
+    // Some servers use another name for the zone of RFC 9110, and Go writes the zone twice.
     let text = without_zone(text, " UTC");
     let no_zone = without_zone(text, " GMT");
-    // No date depends on the day of the week, and some servers send a wrong one.
+    // The date does not depend on the day of the week, and some servers send a wrong day.
     let no_day = no_zone.split_once([',', ' ']).map_or(no_zone, |(_, rest)| rest.trim_start());
     let utc = |format, text| strtime::parse(format, text).and_then(|t| t.to_datetime()).ok();
-    // The last day of the year 9999 is out of the range of jiff.
+    // The last day of the year 9999 is out of jiff's range.
     let last = |date: DateTime| (date.year() == 9999).then_some(Timestamp::MAX);
     let at = |date: DateTime| Offset::UTC.to_timestamp(date).ok().or_else(|| last(date));
 
@@ -220,11 +225,11 @@ fn parse_date(text: &str) -> Option<Timestamp> {
     if let Ok(time) = strtime::parse("%b %d %Y %H:%M:%S GMT%z", no_comment) {
         return time.to_timestamp().ok();
     }
-    // ISO 8601. A blank before the offset is of Ruby and Go.
+    // ISO 8601. Ruby and Go write a blank before the offset.
     let joined = no_zone.replacen(" +", "+", 1).replacen(" -", "-", 1);
     let pieces = Pieces::parse(&joined).ok()?;
     let date = DateTime::from_parts(pieces.date(), pieces.time().unwrap_or(Time::midnight()));
-    // A time without an offset is in UTC: the server does not know the place of the client.
+    // A time without an offset is in UTC, because the server does not know the client's time zone.
     pieces.to_numeric_offset().unwrap_or(Offset::UTC).to_timestamp(date).ok()
 }
 
@@ -236,7 +241,8 @@ fn without_zone<'t>(text: &'t str, zone: &str) -> &'t str {
     }
 }
 
-/// Bounds the work for a value. The longest form is that of JavaScript.
+/// Returns whether a value is short enough to read, which bounds the work. The longest form is
+/// JavaScript's.
 fn short(text: &str) -> bool {
     text.len() <= 80
 }

@@ -1,4 +1,4 @@
-//! Meta's headers of use, which are JSON: percent of limits that are not told.
+//! Meta's usage headers, which are JSON: percentages of limits that Meta does not report.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use super::limit::ServerLimit;
 use super::time::SECOND;
 use crate::When;
 
-/// Reads `X-App-Usage: {"call_count":28,"total_time":25}` and its relatives, among them
-/// `X-Business-Use-Case-Usage`, which has lists of such objects by account. A limit is 100
-/// percent of a count that Meta does not tell, so its unit is unknown.
+/// Reads `X-App-Usage: {"call_count":28,"total_time":25}` and related headers, among them
+/// `X-Business-Use-Case-Usage`, which has lists of such objects by account. A limit is 100 percent
+/// of a count that Meta does not report, so its unit is unknown.
 pub(super) fn limits(header: &str, value: &str) -> Vec<ServerLimit> {
     if !matches!(
         header,

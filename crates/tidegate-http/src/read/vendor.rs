@@ -1,4 +1,4 @@
-//! APIs with a documentation that says more than their headers do.
+//! APIs whose documentation says more than their headers.
 
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use http::HeaderMap;
 
 use super::time::Numbers;
 
-/// An API with a documentation that says more than its headers do: what a plain number in a reset
-/// means, and how long to back off from a refusal that tells no time.
+/// An API whose documentation says more than its headers: what a plain number in a reset means, and
+/// how long to back off from a refusal without a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Vendor {
@@ -21,13 +21,14 @@ pub enum Vendor {
     Cloudflare,
     /// Discord: `X-RateLimit-Reset-After` in fractions of seconds, a bucket.
     Discord,
-    /// GitHub: resets in Unix seconds; its secondary limits ask for a minute at least.
+    /// GitHub: resets in Unix seconds; its secondary limits ask for a back-off of at least a
+    /// minute.
     GitHub,
     /// GitLab: the names of old IETF drafts, but resets in Unix seconds.
     GitLab,
-    /// HubSpot: limits by the day, by the second and for an interval.
+    /// HubSpot: limits per day, per second and per interval.
     HubSpot,
-    /// Jira: dates without seconds, and the fields of the IETF draft after `Beta-`.
+    /// Jira: dates without seconds, and the fields of the IETF draft with the prefix `Beta-`.
     Jira,
     /// KuCoin: `gw-ratelimit-*`, resets in milliseconds from now.
     KuCoin,
@@ -41,7 +42,7 @@ pub enum Vendor {
     Reddit,
     /// Shopify's REST API: `32/40`.
     Shopify,
-    /// Slack: `Retry-After` alone.
+    /// Slack: only `Retry-After`.
     Slack,
     /// SmartThings: resets in milliseconds from now.
     SmartThings,
@@ -52,7 +53,7 @@ pub enum Vendor {
 }
 
 impl Vendor {
-    /// How this API writes plain numbers in resets.
+    /// Returns how this API writes plain numbers in resets.
     pub(super) fn numbers(self) -> Numbers {
         match self {
             Vendor::Discord | Vendor::GitHub | Vendor::GitLab | Vendor::Okta | Vendor::X => {
@@ -61,7 +62,7 @@ impl Vendor {
             Vendor::Linear => Numbers::UnixMilliseconds,
             Vendor::KuCoin | Vendor::SmartThings => Numbers::Milliseconds,
             Vendor::Cloudflare | Vendor::Reddit => Numbers::Seconds,
-            // Numbers of Azure are seconds, but were milliseconds at times.
+            // Azure's numbers are seconds, but were sometimes milliseconds.
             Vendor::Anthropic
             | Vendor::Aws
             | Vendor::AzureOpenAi
@@ -74,7 +75,7 @@ impl Vendor {
         }
     }
 
-    /// The least time to back off that the documentation asks for.
+    /// Returns the minimum time to back off that the documentation asks for.
     pub(super) fn back_off(self) -> Duration {
         match self {
             Vendor::GitHub => Duration::from_secs(60),
@@ -82,7 +83,7 @@ impl Vendor {
         }
     }
 
-    /// Recognises an API with headers that are not understood without the documentation.
+    /// Recognises an API whose headers cannot be understood without its documentation.
     pub(super) fn guess(headers: &HeaderMap) -> Option<Vendor> {
         if headers.contains_key("gw-ratelimit-reset") {
             return Some(Vendor::KuCoin);

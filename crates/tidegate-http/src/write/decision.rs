@@ -1,4 +1,4 @@
-//! Decisions of the crate `tidegate`, told as headers.
+//! Decisions of the crate `tidegate`, written as headers.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use super::format::{Format, granted, refused};
 use super::limit::{InvalidName, Limit};
 use crate::Unit;
 
-/// Tells one decision of a limiter: what a grant left, or when to come again after a refusal.
+/// Writes one decision of a limiter: what a grant left, or when to retry after a refusal.
 ///
-/// The numbers are of the decision, if the request asked for them by
-/// [`Request::with_left`](tidegate::Request::with_left); otherwise a grant tells the policy alone.
-/// A refusal that waiting does not help tells no `Retry-After`.
+/// The numbers are those of the decision, if the request asked for them with
+/// [`Request::with_left`](tidegate::Request::with_left). Otherwise a grant writes only the policy.
+/// A refusal that waiting cannot help writes no `Retry-After`.
 ///
 /// # Examples
 ///
@@ -63,12 +63,13 @@ pub fn decision(
     }
 }
 
-/// Tells one decision of several limits: what a grant left in each, or what a refused request met
-/// and when to come again. Of a refusal, the member that refused has nothing left.
+/// Writes one decision of several limits: what a grant left in each limit, or the state that a
+/// refused request found and when to retry. After a refusal, the member that refused has nothing
+/// left.
 ///
-/// The numbers are of the decision. They are told only if the request asked for them by
-/// [`AllRequest::with_left`](tidegate::AllRequest::with_left). A member is not told if it has no
-/// limit, or a name that a field cannot carry.
+/// The numbers are those of the decision. They are written only if the request asked for them with
+/// [`AllRequest::with_left`](tidegate::AllRequest::with_left). A member is left out if it has no
+/// limit, or if its name cannot be written in a field.
 ///
 /// # Examples
 ///
@@ -102,7 +103,7 @@ pub fn decision_of_all(decision: &Result<AllPermits, AllRefusal>, format: Format
     };
     let wait = refusal.and_then(AllRefusal::retry_after);
     let members = left.map(|left| left.members.as_slice()).unwrap_or_default();
-    // A member that never refuses is no limit.
+    // A member that never refuses is not a limit.
     let limits = members.iter().filter(|(_, member)| member.limit < u64::MAX);
     let limits = limits.filter_map(|(name, member)| {
         let limit = Limit::of(name.as_str(), member).ok()?;
@@ -120,24 +121,25 @@ pub fn decision_of_all(decision: &Result<AllPermits, AllRefusal>, format: Format
 }
 
 impl<'a> Limit<'a> {
-    /// The limit of a limiter, as its status tells it: its quota, its window, and the units that
+    /// Creates a limit from the status of a limiter: its quota, its window, and the units that
     /// remain.
     ///
-    /// The window is the time in which a whole quota comes in. Windows are told in whole seconds:
-    /// of a limit that fills in less than a second, the quota told is what comes in within one
-    /// second, so `TokenBucket::new(Rate::per_second(10), 1)` tells 10 per second. A limit without
-    /// a rate counts requests in flight.
+    /// The window is the time in which a whole quota accrues. Windows are written in whole seconds.
+    /// If a limit fills in less than a second, the quota written is what accrues within one second:
+    /// `TokenBucket::new(Rate::per_second(10), 1)` writes 10 per second. A limit without a rate
+    /// counts requests in flight.
     ///
     /// # Errors
     ///
-    /// Returns [`InvalidName`] as [`Limit::new`] does.
+    /// Returns [`InvalidName`] like [`Limit::new`].
     pub fn of(name: impl Into<Cow<'a, str>>, status: &Status) -> Result<Limit<'a>, InvalidName> {
         let per_second = status.rate.as_per_second();
-        // A quota is far below 2^53, where a float is exact.
+        // A quota is far below 2^53, so the float is exact.
         #[expect(clippy::cast_precision_loss)]
         let window = status.limit as f64 / per_second;
         let (quota, window) = if window < 1.0 && !status.rate.is_unlimited() {
-            // Rates such as 5 in 100 ms are a rounding below a whole number. The cast saturates.
+            // A rate such as 5 in 100 ms is a rounding error below a whole number. The cast
+            // saturates.
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
             let whole = (per_second * (1.0 + 1e-9)) as u64;
             (whole.max(status.limit), 1.0)
@@ -162,7 +164,8 @@ impl<'a> Limit<'a> {
 
     fn state_of(self, available: u64, next_in: Duration, full_in: Duration) -> Self {
         let limit = self.remaining(available);
-        // Where nothing remains, the next unit counts; otherwise all of them.
+        // If nothing remains, the reset is that of the next unit; otherwise it is that of the full
+        // quota.
         match if available == 0 { next_in } else { full_in } {
             Duration::MAX => limit,
             reset => limit.reset(reset),

@@ -1,4 +1,4 @@
-//! Limits written as headers, in every generation.
+//! Limits written as headers, in every generation of the IETF draft and in older forms.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,32 +8,33 @@ use super::limit::{Limit, State, seconds_up};
 use super::text::Text;
 use crate::Unit;
 
-/// The headers that tell limits.
+/// The headers that report limits.
 ///
-/// Formats other than [`Format::Draft`] have room for the state of one limit. They tell the
-/// tightest: the one with the smallest part of its quota left.
+/// Formats other than [`Format::Draft`] have room for the state of one limit. They write the
+/// tightest limit: the one with the smallest part of its quota left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
-    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11, every limit
-    /// by its name. Drafts since -08 have these fields.
+    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11, with every
+    /// limit under its name. Drafts since -08 have these fields.
     Draft,
     /// Draft -07: `RateLimit: limit=100, remaining=50, reset=30`, `RateLimit-Policy: 100;w=60`.
     Draft07,
     /// Drafts -04 to -06: `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset` in
     /// seconds from now, `RateLimit-Policy: 100;w=60`.
     Draft06,
-    /// Drafts up to -03: the three headers, the policies in `RateLimit-Limit: 100, 100;w=60`.
+    /// Drafts up to -03: these three headers, with the policies in
+    /// `RateLimit-Limit: 100, 100;w=60`.
     Draft03,
     /// `X-RateLimit-Limit`, `X-RateLimit-Remaining` and `X-RateLimit-Reset` in seconds from now.
     XRateLimit,
-    /// The same three, as GitHub sends them: `X-RateLimit-Reset` is a Unix time in seconds. The
-    /// value is the present time.
+    /// The same three headers, as GitHub sends them: `X-RateLimit-Reset` is a Unix time in seconds.
+    /// The value of the variant is the present time.
     XRateLimitUnix(SystemTime),
 }
 
-/// Writes the limits of a request that was granted. Limits of earlier calls are replaced. A
-/// `Retry-After` stays: the answer to a granted request can have its own.
+/// Writes the limits of a request that was granted. It replaces limits that earlier calls wrote. It
+/// keeps a `Retry-After`, because the response to a granted request can have its own.
 ///
 /// # Examples
 ///
@@ -62,15 +63,15 @@ pub fn granted(limits: &[Limit<'_>], format: Format, headers: &mut HeaderMap) {
     write(limits.iter().map(Limit::state), format, headers);
 }
 
-/// Writes the limits of a request that was refused, and a `Retry-After` of `wait`, rounded up, and
-/// of at least a second.
+/// Writes the limits of a request that was refused, and a `Retry-After` of `wait`, rounded up to
+/// whole seconds, and at least one second.
 ///
-/// A limit with nothing left tells no time before the end of `wait`, and `Retry-After` tells no
-/// time before the longest of these times, as the draft asks.
+/// A limit with nothing left reports a reset no earlier than the end of `wait`. `Retry-After` is no
+/// earlier than the latest of these resets, as the draft requires.
 ///
 /// # Examples
 ///
-/// See the [module](crate::tell).
+/// See the [module](crate::write).
 pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &mut HeaderMap) {
     let wait = seconds_up(wait).max(1);
     let states = limits.iter().map(|limit| match limit.state() {
@@ -84,8 +85,8 @@ pub fn refused(limits: &[Limit<'_>], wait: Duration, format: Format, headers: &m
 }
 
 /// Returns the value of a `Retry-After` header: whole seconds, rounded up, and at least one. A
-/// limiter whose store did not answer tells no wait, since the limiter asks the store again at
-/// once. If the header told a zero, the refused clients would all come back at once.
+/// limiter whose store did not reply reports a wait of zero, because it asks the store again at
+/// once. A `Retry-After` of zero would make all refused clients return at once.
 ///
 /// # Examples
 ///
@@ -155,14 +156,14 @@ fn write<'a>(limits: impl Iterator<Item = State<'a>> + Clone, format: Format, he
         }
         Format::XRateLimit => write_three(tightest(limits).as_ref(), X_THREE, headers, 0),
         Format::XRateLimitUnix(now) => {
-            // Rounded up, as the time from now is.
+            // Rounded up, like the time from now.
             let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             write_three(tightest(limits).as_ref(), X_THREE, headers, seconds_up(now));
         }
     }
 }
 
-/// Writes the state of a limit under three names. `zero` is the second from which the reset counts.
+/// Writes the state of a limit under three names. The reset counts from the second `zero`.
 fn write_three(limit: Option<&State<'_>>, names: [HeaderName; 3], headers: &mut HeaderMap, zero: u64) {
     let quota = limit.map(|limit| limit.quota);
     let remaining = limit.and_then(|limit| limit.remaining);
@@ -175,8 +176,8 @@ fn write_three(limit: Option<&State<'_>>, names: [HeaderName; 3], headers: &mut 
     }
 }
 
-/// The limit with the smallest part of its quota left; among equals the one that lasts longest.
-/// A limit of unknown state comes last.
+/// Returns the limit with the smallest part of its quota left, and among equals the one with the
+/// latest reset. A limit of unknown state comes last.
 fn tightest<'a>(limits: impl Iterator<Item = State<'a>>) -> Option<State<'a>> {
     limits.reduce(|best, limit| {
         let (a, b) = match (best.remaining, limit.remaining) {
@@ -184,7 +185,7 @@ fn tightest<'a>(limits: impl Iterator<Item = State<'a>>) -> Option<State<'a>> {
             (None, Some(_)) => return limit,
             (Some(a), Some(b)) => (a, b),
         };
-        // a / best.quota against b / limit.quota, without the division.
+        // Compares a / best.quota with b / limit.quota, without the division.
         let (a, b) = (u128::from(a) * u128::from(limit.quota), u128::from(b) * u128::from(best.quota));
         let tighter = b < a || (b == a && limit.reset > best.reset);
         if tighter { limit } else { best }
@@ -217,7 +218,7 @@ fn push_key(text: &mut Text, limit: &State<'_>) {
     }
 }
 
-/// `100;w=60` of the older drafts, which have no policy without a window.
+/// Writes `100;w=60` of the older drafts, which have no policy without a window.
 fn numbered_policy(text: &mut Text, limit: &State<'_>) {
     if let Some(window) = limit.window {
         text.item("").number(limit.quota).push(";w=").number(window);

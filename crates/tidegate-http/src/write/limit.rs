@@ -35,12 +35,13 @@ pub struct Limit<'a> {
 }
 
 impl<'a> Limit<'a> {
-    /// Creates a limit of `quota` units of [`Unit::Requests`]. Nothing else of it is known yet.
+    /// Creates a limit of `quota` units of [`Unit::Requests`]. All other properties are unknown at
+    /// first.
     ///
     /// # Errors
     ///
-    /// Returns [`InvalidName`] if `name` has a character that a field cannot carry: any but the
-    /// printable ones of ASCII. Another name can help.
+    /// Returns [`InvalidName`] if `name` has a character other than printable ASCII, which a field
+    /// cannot carry. Waiting does not help; another name can.
     pub fn new(name: impl Into<Cow<'a, str>>, quota: u64) -> Result<Self, InvalidName> {
         let name = name.into();
         if !structured::is_string(&name) {
@@ -57,42 +58,43 @@ impl<'a> Limit<'a> {
         })
     }
 
-    /// Sets what the limit counts.
+    /// Sets the unit that the limit counts.
     #[must_use]
     pub fn unit(mut self, unit: Unit) -> Self {
         self.unit = unit;
         self
     }
 
-    /// Sets the time in which the quota may be used. It is told rounded up to whole seconds.
+    /// Sets the time in which the quota may be used. It is written rounded up to whole seconds.
     #[must_use]
     pub fn window(mut self, window: Duration) -> Self {
         self.window = Some(window);
         self
     }
 
-    /// Sets how many units are left now. Without it the policy of the limit is told, but not its
-    /// state.
+    /// Sets how many units are left now. Without it, the policy of the limit is written, but not
+    /// its state.
     #[must_use]
     pub fn remaining(mut self, remaining: u64) -> Self {
         self.remaining = Some(remaining);
         self
     }
 
-    /// Sets the time within which a client can use no more than what remains.
+    /// Sets the time during which a client can use no more than the remaining units.
     ///
-    /// Where nothing remains, this is the wait for the next unit. Otherwise it is the time until
-    /// the limit is at its full quota again, which is cautious for a bucket, or until the window
-    /// ends. A refusal never tells less than its `Retry-After` here.
+    /// If nothing remains, this is the wait for the next unit. Otherwise it is the time until the
+    /// limit is at its full quota again, which is cautious for a bucket, or until the window ends.
+    /// In a refusal, a limit with nothing left writes a reset no earlier than the wait given to
+    /// [`refused`](super::refused).
     #[must_use]
     pub fn reset(mut self, reset: Duration) -> Self {
         self.reset = Some(reset);
         self
     }
 
-    /// Sets the key of the share that the limit counts for, such as a user. Clients see the
-    /// bytes: use a hash where the key is secret. Only [`Format::Draft`](super::Format::Draft)
-    /// tells it.
+    /// Sets the partition key, which identifies the share that the limit counts for, such as a
+    /// user. Clients see the bytes: use a hash if the key is secret. Only
+    /// [`Format::Draft`](super::Format::Draft) writes it.
     #[must_use]
     pub fn partition_key(mut self, key: impl Into<Cow<'a, [u8]>>) -> Self {
         self.partition_key = Some(key.into());
@@ -119,7 +121,7 @@ impl<'a> Limit<'a> {
     }
 }
 
-/// A [`Limit`] in the terms of a field: whole seconds, and integers of at most 15 digits.
+/// A [`Limit`] in the units of a field: whole seconds, and integers of at most 15 digits.
 pub(super) struct State<'a> {
     pub(super) name: &'a str,
     pub(super) quota: u64,
@@ -130,12 +132,13 @@ pub(super) struct State<'a> {
     pub(super) partition_key: Option<&'a [u8]>,
 }
 
-/// Rounds up to whole seconds, within what a field can carry.
+/// Rounds up to whole seconds, at most the largest integer that a field can carry.
 pub(super) fn seconds_up(duration: Duration) -> u64 {
     integer(duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0)))
 }
 
-/// A larger number is told as the largest: less than the truth, which is cautious.
+/// Replaces a number that a field cannot carry by the largest one that it can: less than the truth,
+/// which is cautious.
 fn integer(number: u64) -> u64 {
     number.min(structured::MAX_INTEGER.unsigned_abs())
 }

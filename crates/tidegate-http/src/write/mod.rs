@@ -1,10 +1,10 @@
-//! Headers told by a server: how much is left, and when to come again.
+//! Headers written by a server: how much is left, and when to retry.
 //!
-//! [`granted`] tells the limits beside an answer, [`refused`] tells them beside a refusal, with a
-//! `Retry-After`. [`Format`] chooses between the fields of the IETF draft and older headers. A
+//! [`granted`] writes the limits of a granted request. [`refused`] writes the limits of a refusal,
+//! with a `Retry-After`. [`Format`] selects the fields of the IETF draft or older headers. A
 //! refusal can carry a [`Problem`](crate::Problem) as its body.
 //!
-//! Every time is rounded up to whole seconds: a client that waits as long as it is told is never
+//! Every time is rounded up to whole seconds, so a client that waits for the reported time is never
 //! early.
 //!
 //! # Examples

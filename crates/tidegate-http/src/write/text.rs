@@ -4,12 +4,12 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::structured;
 
-/// The value of a header while it is written. One buffer serves all headers of an answer.
+/// The value of a header while it is written. One buffer serves all headers of a response.
 pub(super) struct Text(String);
 
 impl Text {
     pub(super) fn new() -> Text {
-        // Three limits with short names.
+        // Room for three limits with short names.
         Text(String::with_capacity(96))
     }
 
@@ -42,7 +42,8 @@ impl Text {
         self
     }
 
-    /// Replaces a header by the text, or removes it if there is no text. The text begins anew.
+    /// Replaces a header by the text, or removes the header if the text is empty. The buffer is
+    /// then empty again.
     pub(super) fn insert(&mut self, name: HeaderName, headers: &mut HeaderMap) {
         // Every text is printable ASCII, which a header can carry.
         match HeaderValue::from_str(&self.0) {
