@@ -1,5 +1,5 @@
-//! What does it cost to tell a limit? Instructions, counted by valgrind: they do not depend on the
-//! neighbours.
+//! What does it cost to write a limit? Instructions, counted by valgrind, do not depend on other
+//! load of the machine.
 //!
 //! ```sh
 //! cargo bench -p tidegate-http --all-features --bench tell
@@ -16,7 +16,7 @@ use tidegate_http::write::{self, Format, Limit};
 
 const CALLS: u32 = 1000;
 
-/// Tells something in the headers of an answer that has others.
+/// Writes something into the headers of a response that has other headers.
 type Case = fn(&mut HeaderMap);
 
 const CASES: [(&str, Case); 7] = [

@@ -1,7 +1,8 @@
-//! No bytes of a server make the reader panic or a client pause absurdly.
+//! Whatever bytes a server sends, the reader does not panic and a client does not pause absurdly
+//! long.
 //!
-//! `TIDEGATE_HTTP_FUZZ=100000000 cargo test --release --test any_bytes` reads so many answers; a
-//! plain run reads a few.
+//! `TIDEGATE_HTTP_FUZZ=100000000 cargo test --release --test any_bytes` reads this many responses;
+//! a plain run reads a few.
 
 use std::time::{Duration, SystemTime};
 
@@ -49,7 +50,7 @@ fn no_answer_does_harm() {
             }
         }
         let times = answer.limits.iter().filter_map(|limit| limit.reset).chain(answer.retry_after);
-        // A wait that is read as a number is below a century; a date is one of four digits.
+        // A wait that is read from a number is below a century; a date has a year of four digits.
         let latest = Duration::from_secs(320_000_000_000);
         for time in times {
             assert!(

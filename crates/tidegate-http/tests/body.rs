@@ -31,7 +31,7 @@ fn bucket(per_second: u64, burst: u32) -> (Manual, ManualClock) {
     (RateLimiter::with_clock(policy, clock.clone()), clock)
 }
 
-/// Yields these frames. An empty queue is the end; an error is that of the body.
+/// Yields these frames. An empty queue is the end; an error is an error of the body.
 #[derive(Debug, Default)]
 struct Frames(VecDeque<Result<Frame<Bytes>, std::fmt::Error>>);
 
@@ -130,7 +130,7 @@ fn a_body_that_is_dropped_leaves_no_trace() {
     drop(body);
     assert_eq!(limiter.status().waiting, 0);
 
-    // Granted, and not yielded.
+    // The chunk was granted, but not yielded.
     let mut body = ThrottledBody::new(Frames::of(&[512]), limiter.clone());
     assert_pending!(spawn(body.frame()).poll());
     clock.advance(Duration::from_millis(512));
@@ -156,7 +156,7 @@ fn a_refusal_is_an_error_with_its_reason() {
     assert_eq!(body.size_hint().exact(), Some(1488));
 }
 
-/// The chunk that waits is larger than the new burst, so the limiter refuses it.
+/// The waiting chunk is larger than the new burst, so the limiter refuses it.
 #[test]
 fn a_smaller_burst_makes_the_chunk_smaller_that_waits() {
     let (limiter, clock) = bucket(1000, 512);
@@ -187,13 +187,13 @@ fn several_limits_are_one_decision() {
     let transfers = CountingLimit::new(1000);
     let limits = AllOf::new("user", &user).with("all", &all).with_counting("bytes in flight", &transfers);
     let mut body = ThrottledBody::new(Frames::of(&[5000]), limits);
-    // What the slowest grants in 10 ms.
+    // What the slowest limiter grants in 10 ms.
     assert_eq!(size(assert_ready!(spawn(body.frame()).poll())), Some(625));
     assert_eq!((user.status().available, all.status().available), (4375, 4375));
     assert_eq!(transfers.available(), 1000);
 }
 
-/// One body comes in small frames, and the other as a single large one.
+/// One body arrives in small frames, and the other as a single large frame.
 #[tokio::test(start_paused = true)]
 async fn bodies_that_share_a_limiter_get_equal_shares() {
     let policy = TokenBucket::new(Rate::per_second(1_000_000), 10_000).start_empty();
@@ -214,7 +214,7 @@ async fn bodies_that_share_a_limiter_get_equal_shares() {
     assert_eq!(tasks.join_all().await, [500_000, 500_000]);
 }
 
-/// A body of data that is not contiguous.
+/// A body with data that is not contiguous.
 #[test]
 fn data_of_any_kind_is_cut() {
     struct Once(Option<bytes::buf::Chain<Bytes, Bytes>>);
@@ -236,7 +236,7 @@ fn data_of_any_kind_is_cut() {
     assert_eq!((next(), next()), ("one an".into(), "d two".into()));
 }
 
-/// What servers and clients ask of a body.
+/// The traits that servers and clients require of a body.
 #[test]
 fn a_body_can_be_sent_and_shared() {
     type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -247,7 +247,8 @@ fn a_body_can_be_sent_and_shared() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// All bytes come in order, in chunks that are within the limit, and each costs one permit.
+    /// All bytes arrive in order, in chunks that are within the limit, and each byte costs one
+    /// permit.
     #[test]
     fn bytes_are_neither_lost_nor_free(
         per_second in 1_000_u64..5_000_000,
@@ -276,7 +277,7 @@ proptest! {
                 prop_assert!(data.len() as u64 <= chunk);
                 left -= data.len();
                 got.extend(data);
-                // The policy's bound, and a tick of each grant that is late by less than 10 ms.
+                // The policy's bound, and a tick for each grant that is late by less than 10 ms.
                 let span = (begin.elapsed() + Duration::from_millis(10)).as_nanos();
                 let came_in = span * u128::from(per_second) / 1_000_000_000 + 1;
                 prop_assert!(got.len() as u128 <= u128::from(burst) + came_in);

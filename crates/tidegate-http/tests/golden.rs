@@ -1,4 +1,4 @@
-//! Recorded and made header blocks, each read as it should be.
+//! Recorded and constructed header blocks, each read as expected.
 
 #[path = "../examples/read_headers/grading.rs"]
 mod grading;

@@ -1,4 +1,4 @@
-//! Limits that bodies of GraphQL APIs tell.
+//! Limits that the bodies of GraphQL APIs report.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,4 +1,4 @@
-//! How much memory a body of GraphQL takes.
+//! The memory that reading a GraphQL body takes.
 
 use std::alloc::System;
 
@@ -9,7 +9,7 @@ use tidegate_http::read::Reader;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// A body was read as a tree, which takes sixteen times as much memory as `[0,0,0]`.
+/// Regression: a body was read into a tree, which takes sixteen times as much memory as `[0,0,0]`.
 #[test]
 fn a_body_takes_less_memory_than_its_length() {
     let numbers = format!("[{}0]", "0,".repeat(100_000));

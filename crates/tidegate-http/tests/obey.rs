@@ -1,4 +1,4 @@
-//! A server is obeyed: one test for each rule, on a manual clock.
+//! Obeying a server: one test for each rule, on a manual clock.
 
 #![allow(clippy::unwrap_used)]
 
@@ -35,7 +35,7 @@ fn options(clock: &ManualClock) -> Options {
     Options::new().clock(clock.clone()).jitter(0.0)
 }
 
-/// A limiter of 100/s with 100 at once, which the server stops long before.
+/// A limiter of 100/s with a burst of 100. The server stops it long before that.
 struct World {
     clock: ManualClock,
     limiter: RateLimiter<TokenBucket, ManualClock>,
@@ -58,7 +58,7 @@ impl World {
         self.api.try_acquire().unwrap()
     }
 
-    /// One call, answered at once.
+    /// Makes one call, which gets its response at once.
     fn answer(&self, status: u16, pairs: &[(&str, &str)]) -> Obeyed {
         obey(&mut self.call(), status, pairs)
     }
@@ -67,7 +67,7 @@ impl World {
         self.limiter.status().paused_for
     }
 
-    /// Waits until the pause is over and a permit is there.
+    /// Waits until the pause is over and a permit is available.
     fn come_back(&self) {
         self.clock.advance(self.limiter.status().next_in);
     }
@@ -88,7 +88,7 @@ fn a_refusal_with_a_time_pauses() {
         assert_eq!(world.paused_for(), secs(30));
         assert!(world.api.try_acquire().is_err());
         world.clock.advance(secs(30) + Duration::from_millis(10));
-        // One interval apart: no burst follows.
+        // The calls are one interval apart: no burst follows.
         assert_eq!(world.available(), 1);
         assert!(world.api.try_acquire().is_ok());
     }
@@ -102,7 +102,7 @@ fn a_403_of_github_pauses_if_a_header_says_that_a_limit_refused() {
     assert_eq!(secondary.paused_for(), secs(60));
 
     let primary = github();
-    // 60 s after the `Date`.
+    // The reset is 60 s after the `Date`.
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567740"), DATE];
     primary.answer(403, &pairs);
     assert_eq!(primary.paused_for(), secs(60));
@@ -165,7 +165,7 @@ fn back_off_doubles_up_to_the_cap_and_ends_with_the_first_success() {
         world.come_back();
     }
     world.clock.advance(secs(1));
-    // An error that is no refusal is no success.
+    // An error that is not a refusal is not a success either.
     world.answer(500, &[]);
     assert_eq!(world.answer(429, &[]).paused_for, Some(secs(10)));
     world.come_back();
@@ -192,10 +192,10 @@ fn one_refusal_of_five_calls_in_flight_is_one_pause() {
         obey(call, 429, &[]);
         world.clock.advance(Duration::from_millis(100));
     }
-    // The pause began with the first.
+    // The pause began with the first refusal.
     assert_eq!(world.paused_for(), Duration::from_millis(500));
     world.come_back();
-    // The next refusal is the second, and not the sixth.
+    // The next refusal counts as the second, not as the sixth.
     assert_eq!(world.answer(429, &[]).paused_for, Some(secs(2)));
 }
 
@@ -269,7 +269,7 @@ fn remaining_lowers_the_available_permits_and_never_raises_them() {
     world.answer(200, &[("x-ratelimit-remaining", "5000")]);
     assert_eq!(world.available(), 29);
     world.answer(200, &[("x-ratelimit-remaining", "0")]);
-    // Without a reset it goes on at its own rate.
+    // Without a reset, the limiter goes on at its own rate.
     assert_eq!((world.available(), world.paused_for()), (0, Duration::ZERO));
 }
 
@@ -316,22 +316,22 @@ fn an_older_remaining_that_was_long_on_its_way_does_not_raise() {
     let mut old = world.call();
     world.answer(200, &[("ratelimit", "\"a\";r=3;t=60")]);
     world.clock.advance(secs(20));
-    // Its reset looks like one 20 s later.
+    // Its reset looks like one that is 20 s later.
     obey(&mut old, 200, &[("ratelimit", "\"a\";r=50;t=60")]);
-    // Three, less the call in flight.
+    // Three units, less the call in flight.
     let calls: Vec<_> = (0..4).map_while(|_| world.api.try_acquire().ok()).collect();
     assert_eq!(calls.len(), 2);
     assert_eq!(world.paused_for(), secs(42));
 }
 
-/// Each answer of a call without a word on the limit added its cost to that of calls which the
-/// server may not have counted, also after the answer that ended the call.
+/// Regression: each response without a report of the limit added the call's cost to the calls that
+/// the server may not have counted, even after the response that ended the call.
 #[test]
 fn a_second_answer_of_a_call_does_not_count_it_again() {
     let world = world();
     let (mut first, mut second) = (world.call(), world.call());
     obey(&mut first, 200, &[("ratelimit", "\"a\";r=2;t=60")]);
-    // Its body told nothing.
+    // Its body reported nothing.
     first.obey_limits(ResponseLimits::default());
     obey(&mut second, 200, &[("ratelimit", "\"a\";r=1;t=60")]);
     assert_eq!(world.paused_for(), Duration::ZERO);
@@ -364,7 +364,7 @@ fn no_more_calls_begin_than_the_server_allows_until_the_reset() {
     for _ in 0..3 {
         drop(world.call());
     }
-    // The limiter is paused by the last of them, and not by an answer.
+    // The last of these calls pauses the limiter, not a response.
     assert_eq!(world.paused_for(), secs(50));
     world.clock.advance(secs(50) + Duration::from_millis(10));
     assert!(world.api.try_acquire().is_ok());
@@ -390,14 +390,14 @@ fn a_newer_answer_raises_only_when_the_reset_moved_on() {
     assert!(world.api.try_acquire().is_err());
 }
 
-/// Answers a call 500 ms after it began, in a window of 10 units and 5 s.
+/// Sends the response to a call 500 ms after the call began, in a window of 10 units and 5 s.
 fn answer_of_ten(world: &World, mut call: Call, left: &str) {
     world.clock.advance(Duration::from_millis(500));
     let told = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", left), ("x-ratelimit-reset", "5")];
     obey(&mut call, 200, &told);
 }
 
-/// The calls of 50 tasks that begin now.
+/// Returns the calls of 50 tasks that begin now.
 fn begun_now(world: &World) -> Vec<Call> {
     (0..50).map_while(|_| world.api.try_acquire().ok()).collect()
 }
@@ -410,12 +410,12 @@ fn the_next_window_begins_with_the_limit_that_the_server_told() {
     world.clock.advance(secs(6));
     let mut calls = begun_now(&world);
     assert_eq!(calls.len(), 7);
-    // Two round trips: by then an answer is there, and else nothing is known.
+    // Two round trips: by then a response has arrived, or else nothing is known.
     assert_eq!(world.paused_for(), secs(1));
     drop(in_flight);
     answer_of_ten(&world, calls.remove(0), "9");
     world.clock.advance(secs(1));
-    // Of the 9 units, 6 are in flight, and 3 ended without a word.
+    // Of the 9 units, 6 are in flight, and 3 belong to calls that ended without a report.
     assert_eq!(begun_now(&world).len(), 0);
 }
 
@@ -468,7 +468,7 @@ fn an_answer_of_a_window_that_is_over_says_nothing_of_the_present_one() {
     obey(&mut late, 200, &[("ratelimit", "\"a\";r=0;t=1")]);
     assert_eq!(world.paused_for(), Duration::ZERO);
     assert!(world.available() > 80);
-    // Of a call that began since, it counts: the server changed its mind.
+    // The response counts if its call began since then: the server changed its mind.
     world.answer(200, &[("ratelimit", "\"a\";r=0;t=1")]);
     assert_eq!(world.paused_for(), secs(1));
 }
@@ -519,7 +519,7 @@ fn calls_granted_together_do_not_exceed_what_the_server_allows() {
         calls.len()
     };
     poll();
-    // All are due, and the limiter grants them at one time.
+    // All are due, and the limiter grants them at the same time.
     clock.jump(Duration::from_millis(10));
     assert_eq!(poll(), 2);
     clock.advance(secs(59));
@@ -528,7 +528,8 @@ fn calls_granted_together_do_not_exceed_what_the_server_allows() {
     assert_eq!(poll(), 5);
 }
 
-/// After three lost races, each in a window of its own, all calls that still waited began at once.
+/// Regression: after three lost races, each in a new window, all calls that still waited began at
+/// once.
 #[test]
 fn calls_that_lose_a_race_in_each_window_still_obey() {
     let clock = ManualClock::new();
@@ -551,7 +552,7 @@ fn calls_that_lose_a_race_in_each_window_still_obey() {
     let mut acquired: Vec<_> = (0..30).map(|_| wait()).collect();
     let mut reserved: Vec<_> = (0..30).map(|_| api.reserve(1).unwrap()).collect();
     for window in 0..6 {
-        // One timer that is late grants them all.
+        // One late timer grants them all.
         clock.jump(limiter.status().paused_for + Duration::from_millis(10));
         let mut calls = Vec::new();
         take_ready(&mut acquired, &mut calls);
@@ -565,8 +566,8 @@ fn calls_that_lose_a_race_in_each_window_still_obey() {
     assert!(acquired.is_empty() && reserved.is_empty());
 }
 
-/// A limiter granted such a call, and the server did not allow it: it was refused, or waited again,
-/// and had paid.
+/// Regression: a limiter granted such a call, but the server did not allow it. The call was
+/// refused, or waited again, and had paid.
 #[test]
 fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
     type Ask = fn(&Obey, AllRequest<'static>) -> Poll<Result<Call, AllRefusal>>;
@@ -601,8 +602,8 @@ fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
     }
 }
 
-/// Each try could wait for the whole time that the call may wait, and the call told the wait of its
-/// last try.
+/// Regression: each try could wait for the whole maximum wait of the call, and the call reported
+/// only the wait of its last try.
 #[test]
 fn the_longest_wait_is_that_of_all_tries() {
     type Wait<'a> = std::pin::Pin<Box<dyn Future<Output = Result<Call, AllRefusal>> + 'a>>;
@@ -622,8 +623,8 @@ fn the_longest_wait_is_that_of_all_tries() {
             let mut first = wait(&api, Request::permits(1));
             let mut second = wait(&api, Request::permits(1).within(Duration::from_millis(within)));
             assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
-            // The first call takes the only unit of the window. The second one has waited for
-            // 1.5 s, and has to wait for the rest of the window and an interval.
+            // The first call takes the only unit of the window. The second call has waited for 1.5
+            // s, and has to wait for the rest of the window and an interval.
             clock.jump(Duration::from_millis(1500));
             assert!(poll(&mut first).is_ready());
             let Poll::Ready(refused) = poll(&mut second) else {
@@ -639,14 +640,14 @@ fn the_longest_wait_is_that_of_all_tries() {
     }
 }
 
-/// The headers of an answer are read while its call is neither in flight nor lost. Then another
-/// answer, which may not have counted that call, allowed one call too many.
+/// Regression: the headers of a response are read while its call is neither in flight nor lost.
+/// Then another response, which may not have counted that call, allowed one call too many.
 #[test]
 fn a_call_is_in_flight_until_its_answer_is_learnt() {
     let clock = ManualClock::new();
     let other = std::sync::Arc::new(std::sync::Mutex::new(None::<Call>));
     let to_obey = other.clone();
-    // A function that runs while an answer is read.
+    // A function that runs while a response is read.
     let meanwhile = move |_: StatusCode, _: &HeaderMap| {
         let other = to_obey.lock().unwrap().take();
         if let Some(mut other) = other {
@@ -662,7 +663,7 @@ fn a_call_is_in_flight_until_its_answer_is_learnt() {
     assert_eq!((limiter.status().available, api.in_flight()), (29, 0));
 }
 
-/// Polls the waits once, and moves the calls of those that are over.
+/// Polls the waits once, and moves out the calls of the waits that are over.
 fn take_ready(
     waits: &mut Vec<impl Future<Output = Result<Call, AllRefusal>> + Unpin>,
     calls: &mut Vec<Call>,
@@ -676,7 +677,7 @@ fn take_ready(
     });
 }
 
-/// No window of the server has room for the call, however often it waits for the next one.
+/// No window of the server has room for the call, however often the call waits for the next window.
 #[test]
 fn a_call_that_costs_more_than_any_window_goes_after_some_windows() {
     for limit in [Some(("x-ratelimit-limit", "10")), None] {
@@ -690,7 +691,7 @@ fn a_call_that_costs_more_than_any_window_goes_after_some_windows() {
         let mut large = Box::pin(world.api.acquire_many(50));
         let goes = (0..10).any(|_| {
             world.clock.advance(world.limiter.status().next_in);
-            // Another call is faster, and its answer tells the window.
+            // Another call is faster, and its response reports the window.
             answer(world.api.begin(1));
             poll(&mut large).is_ready()
         });
@@ -703,7 +704,7 @@ fn a_limiter_that_does_not_pause_is_not_asked_for_ever() {
     let world = world();
     world.answer(200, &[("ratelimit", "\"a\";r=0;t=60")]);
     assert!(world.api.try_acquire().is_err());
-    // In shadow mode it grants all requests.
+    // In shadow mode the limiter grants all requests.
     world.limiter.set_shadow(true);
     assert!(world.api.try_acquire().is_ok());
     assert!(world.api.blocking_acquire_many(1).is_ok());
@@ -745,7 +746,7 @@ fn times_of_the_calendar_count_from_the_date_of_the_answer() {
 fn a_time_of_the_calendar_without_a_date_is_no_time() {
     let world = world();
     let refused = world.answer(429, &[("retry-after", "Wed, 21 Oct 2026 07:29:00 GMT")]);
-    // The back-off of a refusal without a time.
+    // The back-off after a refusal without a time.
     assert_eq!(refused.paused_for, Some(secs(1)));
     world.come_back();
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567740")];
@@ -764,7 +765,7 @@ fn times_that_are_no_times_are_ignored() {
     }
 }
 
-// Answers that say nothing.
+// Responses that report nothing.
 
 #[test]
 fn cached_answers_and_redirects_are_ignored() {
@@ -844,7 +845,7 @@ fn a_learned_rate_is_between_floor_and_ceiling_and_rises_slowly() {
     assert_eq!(tell("1000"), 100.0);
     assert_eq!(tell("100"), 50.0);
     assert_eq!(tell("1"), 10.0);
-    // A higher one is approached by a tenth a second.
+    // A higher rate is approached by a tenth each second.
     assert_eq!(tell("1000"), 10.0);
     world.clock.advance(secs(100));
     assert_eq!(tell("1000"), 11.0);
@@ -880,7 +881,7 @@ fn a_server_that_tells_nothing_is_adapted_to() {
     }
     assert_eq!(world.rate(), 10.0);
     world.clock.advance(secs(1000));
-    // 90/s in a minute; more than a second without calls is a second.
+    // The rate rises by 90/s in a minute; more than a second without calls counts as one second.
     world.answer(200, &[]);
     assert!((world.rate() - 11.5).abs() < 1e-9, "{}", world.rate());
     for _ in 0..60 {
@@ -900,7 +901,7 @@ fn the_rate_that_is_set_last_is_the_present_one_also_where_setting_calls_back() 
     let pace = Pace::between(Rate::per_second(1), Rate::per_second(100), move |rate| {
         let first = log.lock().unwrap().is_empty();
         if first {
-            // Refused while the rate is being set.
+            // The call is refused while the rate is being set.
             obey(&mut inner.get().unwrap().begin(1), 429, &[]);
         }
         log.lock().unwrap().push(rate.as_per_second());
@@ -934,10 +935,11 @@ fn a_limit_lowers_the_member_of_its_name_or_unit_only() {
     // 150 of the other call are in flight.
     assert_eq!(tokens.status().available, 350);
     obey(&mut other, 200, &[("x-ratelimit-remaining-requests", "7")]);
-    // The answer of the first call said nothing of requests, so it may not be counted yet.
+    // The response to the first call reported nothing about requests, so the server may not have
+    // counted that call yet.
     assert_eq!((requests.status().available, tokens.status().available), (6, 350));
 
-    // More than the server allows: the call waits for the reset.
+    // This is more than the server allows: the call waits for the reset.
     clock.advance(secs(60));
     assert!(tokens.status().available > 351);
     let refusal = api.try_acquire_many([("tokens", 351)]).unwrap_err();
@@ -976,10 +978,10 @@ fn a_key_of_several_limits_is_obeyed_by_its_calls_alone() {
     let (alice, bob) = (api("alice"), api("bob"));
     let mut call = alice.try_acquire_many([("everyone", 1)]).unwrap();
     obey(&mut call, 429, &[("retry-after", "30")]);
-    // The first call comes an interval after the pause.
+    // The first call begins an interval after the pause.
     assert_eq!(alice.try_acquire().unwrap_err().retry_after(), Some(secs(31)));
     assert!(bob.try_acquire().is_ok());
-    // The limits of the key are those of every other call for it.
+    // The limits of the key are the same for every other call for it.
     assert!(limits.try_acquire("alice").is_err());
     clock.advance(secs(31));
     assert!(limits.try_acquire("alice").is_ok());
@@ -1126,14 +1128,14 @@ fn a_route_moves_to_its_bucket_when_it_is_learnt() {
     assert_eq!((paused_for(&routes.of(a)), paused_for(&routes.of(b))), (secs(30), secs(30)));
     assert_eq!((routes.of(a).in_flight(), routes.of(b).in_flight()), (0, 0));
 
-    // Another channel has the bucket by itself.
+    // Another channel has its own bucket.
     let c = "GET /channels/8/messages";
     let mut third = routes.of(c).try_acquire().unwrap();
     obey(&mut third, 200, &[("x-ratelimit-bucket", "x")]);
     assert_eq!(paused_for(&routes.of(c)), Duration::ZERO);
 }
 
-/// Each answer of a call that began at another limiter took a unit of the bucket.
+/// Regression: each response to a call that began at another limiter took a unit of the bucket.
 #[test]
 fn a_call_takes_one_unit_of_a_bucket_however_many_answers_it_has() {
     let routes = by_bucket(&ManualClock::new());
@@ -1164,14 +1166,14 @@ fn calls_that_wait_while_their_route_moves_obey_the_bucket() {
     assert_eq!(paused_for(&routes.of(b)), secs(30));
     for second in 0..30 {
         assert!(poll(&mut waiting).is_pending() && poll(&mut reserved).is_pending(), "{second} s");
-        // A handle of before the move.
+        // A handle from before the move.
         assert!(left.try_acquire().is_err(), "{second} s");
-        // Its calls take nothing of the limiter that the route left.
+        // Its calls take nothing from the limiter that the route left.
         let available = left.limiter().status().members[0].1.available;
         assert_eq!(available, if second == 0 { 0 } else { 10 }, "{second} s");
         clock.advance(secs(1));
     }
-    // One interval apart, as after each pause.
+    // The calls are one interval apart, as after each pause.
     clock.advance(secs(1));
     assert!(poll(&mut waiting).is_ready());
     assert!(poll(&mut reserved).is_ready());
@@ -1193,8 +1195,9 @@ fn a_global_refusal_pauses_all_scopes_and_later_ones() {
     }
 }
 
-/// The default clock of each limiter counts from its making. The ends of two pauses were compared
-/// as they were, so that one that was over kept a later scope from one that went on.
+/// Regression: the default clock of each limiter counts from its creation. The ends of two pauses
+/// on different clocks were compared directly, so a pause that was over kept a later scope out of a
+/// pause that was not over.
 #[test]
 fn a_global_refusal_pauses_later_scopes_whatever_their_clocks_count_from() {
     let clocks = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -1219,10 +1222,10 @@ fn a_global_refusal_pauses_later_scopes_whatever_their_clocks_count_from() {
     refuse("young", "60");
     advance(secs(1));
     assert_eq!(paused_for(&hosts.of("a")), secs(59));
-    // A shorter pause of the older clock.
+    // A shorter pause on the older clock.
     refuse("old", "5");
     assert_eq!(paused_for(&hosts.of("b")), secs(59));
-    // A longer one.
+    // A longer pause.
     refuse("old", "90");
     assert_eq!(paused_for(&hosts.of("c")), secs(90));
     advance(secs(90));
@@ -1252,8 +1255,8 @@ fn scopes_are_bounded_and_a_scope_with_calls_in_flight_stays() {
     assert!(none.of("a").try_acquire().is_ok());
 }
 
-/// A scope that a server paused has no calls in flight and is not asked for, so it was forgotten
-/// before all others, and its next request got a new limiter in the pause.
+/// Regression: a scope that a server paused has no calls in flight and is not requested. So it was
+/// forgotten before all others, and its next request got a new limiter during the pause.
 #[test]
 fn a_scope_is_forgotten_only_after_its_pause() {
     let clock = ManualClock::new();
@@ -1269,7 +1272,7 @@ fn a_scope_is_forgotten_only_after_its_pause() {
     before.limiter().debit(10).unwrap();
     ask_for(1000..2000);
     assert_eq!(hosts.of("paused").limiter().status().members[0].1.available, 10, "it is a new one");
-    // A pause that was ended.
+    // A pause that was ended early.
     obey(&mut hosts.of("paused").try_acquire().unwrap(), 429, &[("retry-after", "300")]);
     hosts.of("paused").forget();
     ask_for(2000..3000);
@@ -1301,7 +1304,7 @@ fn a_reserved_call_is_settled_with_what_it_used() {
     call.settle(30).unwrap();
     assert_eq!(limiter.status().available, 70);
 
-    // It used more, and it told nothing.
+    // It used more, and it reported nothing.
     begun(&mut api.reserve(10).unwrap()).settle(20).unwrap();
     assert_eq!(limiter.status().available, 50);
     drop(begun(&mut api.reserve(10).unwrap()));
@@ -1327,7 +1330,7 @@ fn a_reservation_that_is_dropped_leaves_no_trace() {
     assert!(api.reserve(1).is_err());
 }
 
-/// The permits were there, but another call took the last unit that the server allows.
+/// The permits were available, but another call took the last unit that the server allows.
 #[test]
 fn a_reserved_call_waits_until_the_server_allows_it() {
     let World { clock, limiter, api } = world();

@@ -1,8 +1,8 @@
-//! Whatever a server sends, a client that obeys neither panics nor pauses absurdly, and nothing
-//! that it is told raises what it may send.
+//! Whatever a server sends, an obeying client neither panics nor pauses absurdly long, and nothing
+//! that the server reports raises what the client may send.
 //!
-//! `TIDEGATE_HTTP_FUZZ=1000000 cargo test --release --all-features --test obey_any_bytes` obeys so
-//! many answers; a plain run obeys a few.
+//! `TIDEGATE_HTTP_FUZZ=1000000 cargo test --release --all-features --test obey_any_bytes` obeys
+//! this many responses; a plain run obeys a few.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ fn no_answer_makes_a_client_pause_absurdly_or_send_more() {
     let mut rng = SmallRng::seed_from_u64(answers);
     let mut left = answers;
     while left > 0 {
-        // The time of a clock ends after 34 years.
+        // The range of a clock ends after 34 years.
         obey_some(&mut rng, left.min(1000));
         left = left.saturating_sub(1000);
     }
@@ -40,7 +40,7 @@ fn obey_some(rng: &mut SmallRng, answers: u64) {
     let cap = Duration::from_secs(600);
     let mut calls = Vec::new();
     for _ in 0..answers {
-        // `begin` goes also while the server allows no more.
+        // `begin` begins a call even while the server allows no more.
         calls.push(api.begin([("tokens", rng.random_range(0..3000))]));
         if rng.random_bool(0.6) {
             let at = rng.random_range(0..calls.len());
@@ -59,7 +59,7 @@ fn obey_some(rng: &mut SmallRng, answers: u64) {
             let after = (requests.status().available, tokens.status().available);
             assert!(after.0 <= before.0 && after.1 <= before.1, "{}", say());
             let wait = api.try_acquire().map(drop).err().and_then(|refusal| refusal.retry_after());
-            // The longest pause, and the window of the minute.
+            // The maximum pause, and the window of the minute.
             assert!(wait.is_none_or(|wait| wait <= cap + cap / 10 + Duration::from_secs(61)), "{}", say());
         }
         if calls.len() > 50 {
@@ -70,7 +70,7 @@ fn obey_some(rng: &mut SmallRng, answers: u64) {
     }
     drop(calls);
     assert_eq!(api.in_flight(), 0);
-    // After the longest pause, calls go on.
+    // After the maximum pause, calls go on.
     clock.advance(cap + cap / 5);
     clock.advance(Duration::from_secs(60));
     let after = api.try_acquire();
@@ -86,7 +86,7 @@ const BODIES: &[&str] = &[
     "[[[[[[[[[[",
 ];
 
-/// A body of GraphQL.
+/// A GraphQL body.
 fn body(rng: &mut SmallRng) -> Vec<u8> {
     let mut body = pick(rng, BODIES).as_bytes().to_vec();
     for _ in 0..rng.random_range(0..3) {

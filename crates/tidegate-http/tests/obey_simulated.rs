@@ -1,5 +1,5 @@
-//! Clients that obey, against strict servers, with calls that take their time: on a manual clock,
-//! without a network.
+//! Obeying clients against strict servers, with calls that take time: on a manual clock, without a
+//! network.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,7 +18,7 @@ use tidegate_http::obey::{Call, Obey, Options};
 /// A server that refuses all calls beyond its policy.
 struct Server<P: Policy> {
     quota: RateLimiter<P, ManualClock>,
-    /// Tells what remains, until when. Otherwise it tells `Retry-After` alone.
+    /// The server reports what remains until when. Otherwise it sends only `Retry-After`.
     tells: bool,
 }
 
@@ -48,7 +48,7 @@ impl<P: Policy> Server<P> {
 
 type Wait = Pin<Box<dyn Future<Output = Result<Call, AllRefusal>>>>;
 
-/// One task of a client, which makes one call after the other.
+/// One task of a client, which makes one call after another.
 enum Task {
     Waits(Wait),
     Sent { call: Call, arrives: Duration },
@@ -63,7 +63,7 @@ struct Outcome {
     refused_later: usize,
 }
 
-/// Runs clients with so many tasks each against a server.
+/// Runs clients with this many tasks each against a server.
 fn simulate<P: Policy>(
     (clock, server): (&ManualClock, &Server<P>),
     clients: &[Obey],
@@ -89,7 +89,7 @@ fn simulate<P: Policy>(
             return outcome;
         }
         for (client, later, task) in &mut all {
-            // Several steps of one task may be due at one time.
+            // Several steps of one task may be due at the same time.
             loop {
                 *task = Some(match task.take().unwrap() {
                     Task::Waits(mut wait) => {
@@ -143,9 +143,9 @@ fn server<P: Policy>(clock: &ManualClock, policy: P, tells: bool) -> Server<P> {
 
 #[test]
 fn a_server_that_tells_what_remains_refuses_nothing() {
-    // Tasks, the longest way of a call in milliseconds, the rate and burst of the client's own
-    // limiter, which allows more than the server, and the calls of a minute at least. The server
-    // allows 600.
+    // The number of tasks, the longest trip of a call in milliseconds, the rate and burst of the
+    // client's own limiter, which allows more than the server, and the minimum number of calls in a
+    // minute. The server allows 600.
     let clients =
         [(20, 200, 30, 30, 500), (50, 2000, 60, 60, 400), (5, 20, 1000, 60, 540), (90, 5000, 100, 90, 300)];
     for (tasks, latency, rate, burst, least) in clients {
@@ -162,8 +162,8 @@ fn a_server_that_tells_what_remains_refuses_nothing() {
     }
 }
 
-/// More calls begin within a round trip, by the client's own limit, than a window of the server
-/// has.
+/// By the client's own limit, more calls begin within a round trip than a window of the server has
+/// units.
 #[test]
 fn no_window_begins_with_more_calls_than_the_server_allows() {
     for (tasks, burst) in [(36, 15), (36, 1), (90, 25)] {
@@ -171,7 +171,7 @@ fn no_window_begins_with_more_calls_than_the_server_allows() {
         let window = FixedWindow::new(Rate::new(25, Duration::from_secs(5)).unwrap());
         let server = server(&clock, window, true);
         let client = client(&clock, TokenBucket::new(Rate::per_second(100), burst), 0.0);
-        // The first call is alone: of the first window nothing is known.
+        // The first call is alone, because nothing is known of the first window.
         let (status, headers) = server.answer();
         client.try_acquire().unwrap().obey(StatusCode::from_u16(status).unwrap(), &headers);
         let minute = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! What each API sends is obeyed: one row for each form.
+//! Obeys what each API sends: one row for each form.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,8 +14,8 @@ const DATE: (&str, &str) = ("date", "Wed, 21 Oct 2026 07:28:00 GMT");
 
 type Headers<'a> = &'a [(&'a str, &'a str)];
 
-/// An answer, the pause that follows in milliseconds, and the requests and tokens that are left of
-/// 999 each.
+/// A response, the pause that follows in milliseconds, and the requests and tokens that are left,
+/// each of 999.
 struct Row<'a>(&'a str, u16, Headers<'a>, u64, (u64, u64));
 
 const ALL: (u64, u64) = (999, 999);

@@ -1,4 +1,4 @@
-//! Headers that a server tells.
+//! Headers that a server writes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -172,7 +172,7 @@ fn other_problems_and_wrong_members_are_ignored() {
 }
 
 proptest! {
-    /// A client that reads what a server tells never waits less than the server asks.
+    /// A client that reads what a server writes never waits less than the server asks.
     #[test]
     fn told_headers_are_read_back(
         quota in 0..1_000_000_000_u64,
@@ -206,7 +206,7 @@ proptest! {
     }
 }
 
-/// A limiter whose store did not answer tells a wait of zero.
+/// Regression: a limiter whose store did not reply reports a wait of zero.
 #[test]
 fn no_refusal_asks_to_come_again_at_once() {
     let mut headers = HeaderMap::new();

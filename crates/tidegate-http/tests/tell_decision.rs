@@ -1,4 +1,4 @@
-//! Decisions of the crate `tidegate` are told as they are.
+//! Decisions of the crate `tidegate` are written without change.
 
 #![allow(clippy::unwrap_used)]
 
@@ -69,7 +69,7 @@ fn the_member_that_refused_has_nothing_left() {
         .with_counting("calls", &calls);
     let _permits = all.try_acquire_many([("bucket", 8)]).unwrap();
     let refused = all.try_acquire_many(AllRequest::new().cost("bucket", 5).with_left());
-    // What happens after the decision is not told.
+    // Events after the decision are not written.
     let _later = all.try_acquire_many([("bucket", 2), ("hour", 100)]).unwrap();
     let mut headers = HeaderMap::new();
     decision_of_all(&refused, Format::Draft, &mut headers);
@@ -83,7 +83,7 @@ fn the_member_that_refused_has_nothing_left() {
     );
     assert_eq!(told(&headers, "retry-after").as_deref(), Some("3"));
 
-    // A request that does not ask for the state is told when to come again.
+    // A request that does not ask for the state gets the time to retry.
     let refused = all.try_acquire_many([("bucket", 5)]);
     let mut headers = HeaderMap::new();
     decision_of_all(&refused, Format::Draft, &mut headers);
@@ -107,7 +107,7 @@ fn a_limit_that_fills_in_less_than_a_second_tells_what_comes_in_within_one() {
     assert_eq!(bucket(Rate::per_second(10), 9), strings("\"a\";q=10;w=1", "\"a\";r=8;t=1"));
     assert_eq!(bucket(Rate::per_second(10), 10), strings("\"a\";q=10;w=1", "\"a\";r=9;t=1"));
     assert_eq!(bucket(Rate::per_second(10), 20), strings("\"a\";q=20;w=2", "\"a\";r=19;t=1"));
-    // 1.5 a second: in a second comes one, and a burst is 1.
+    // At 1.5 permits a second, one whole permit accrues in a second, and the burst is 1.
     let slow = Rate::new(3, Duration::from_secs(2)).unwrap();
     assert_eq!(bucket(slow, 1), strings("\"a\";q=1;w=1", "\"a\";r=0;t=1"));
     let short = FixedWindow::new(Rate::new(5, Duration::from_millis(100)).unwrap());
@@ -116,7 +116,8 @@ fn a_limit_that_fills_in_less_than_a_second_tells_what_comes_in_within_one() {
 }
 
 proptest! {
-    /// A client that waits as long as it is told is granted; a second less is too little.
+    /// A client that waits for the written time is granted; a client that waits a second less is
+    /// not.
     #[test]
     fn times_told_are_true(burst in 1..20_u32, per_minute in 1..500_u64, takes in prop::collection::vec(1..5_u32, 1..60)) {
         let clock = ManualClock::new();

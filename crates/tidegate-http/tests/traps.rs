@@ -1,4 +1,4 @@
-//! What goes wrong when headers are read carelessly, one test for each trap.
+//! Mistakes in reading headers, one test for each.
 
 #![allow(clippy::unwrap_used)]
 
@@ -105,7 +105,7 @@ fn resets_are_read_by_their_form() {
         ("2026/10/21 07:28:30", 30.0),
         ("Wednesday, October 21, 2026 7:28:30 AM GMT", 30.0),
         ("Wednesday, October 21, 2026 12:28:30 PM GMT", 18_030.0),
-        // Not a duration of 56 years.
+        // This is not a duration of 56 years.
         ("1792567710s", 30.0),
         ("1792567710250ms", 30.25),
     ] {
@@ -166,9 +166,9 @@ fn retry_after_is_seconds_or_a_date() {
         ("2026-10-21T07:29:00Z", 60.0),
         ("1792567740", 60.0),
         ("30s", 30.0),
-        // A month is no mistake here.
+        // A month is not a mistake here.
         ("2678401", 2_678_401.0),
-        // Two lines that a proxy joined: the longer wait is right for both.
+        // Two lines that a proxy joined: the longer wait satisfies both.
         ("120, 60", 120.0),
         ("Wed, 21 Oct 2026 07:29:00 GMT, Wed, 21 Oct 2026 07:28:30 GMT", 60.0),
     ] {
@@ -202,7 +202,7 @@ fn other_names_of_retry_after_have_their_own_units() {
     assert_eq!(read(429, &[("x-should-retry", "1")]).retry_after, None);
 }
 
-/// A name that tells minutes made the reader divide by zero.
+/// Regression: a name in minutes made the reader divide by zero.
 #[test]
 fn times_in_minutes_are_read() {
     for (value, minutes) in [("5", 5.0), ("1.5", 1.5), ("0.1", 0.1)] {
@@ -225,7 +225,7 @@ fn times_of_the_calendar_count_from_the_date_of_the_answer() {
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567710")];
     let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_567_710);
     assert_eq!(only(&pairs).reset, Some(When::At(at)));
-    // A clock that is an hour late, and one that is an hour early.
+    // A clock that is an hour late, and a clock that is an hour early.
     for now in [at + Duration::from_secs(3600), at - Duration::from_secs(3600)] {
         let answer = read(200, &[pairs[0], pairs[1], DATE]);
         assert_eq!(answer.advice(now, DEFAULT_MAX_PAUSE), for_seconds(30));
@@ -261,22 +261,22 @@ fn no_pause_is_longer_than_the_cap() {
 
 #[test]
 fn milliseconds_do_not_pause_for_hours() {
-    // A window of a minute has no reset in eight minutes.
+    // A window of a minute does not reset in eight minutes.
     let limit = |reset| {
         only(&[("x-ratelimit-remaining", "119"), ("x-ratelimit-period", "60"), ("x-ratelimit-reset", reset)])
     };
     assert_eq!(limit("500").reset, seconds(0.5));
     assert_eq!(limit("59").reset, seconds(59.0));
     assert_eq!(limit("61").reset, seconds(61.0));
-    // Azure counts requests by the minute.
+    // Azure counts requests per minute.
     let pairs = [("x-ratelimit-remaining-requests", "119"), ("x-ratelimit-reset-requests", "500")];
     assert_eq!(only(&pairs).reset, seconds(0.5));
     // No quota lasts for three years.
     assert_eq!(reset("86400000"), seconds(86_400.0));
-    // The server tells the wait a second time.
+    // The server reports the wait a second time.
     let pairs = [("retry-after", "60"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "59993")];
     assert_eq!(read(429, &pairs).limits[0].reset, seconds(59.993));
-    // A quota of a month does.
+    // A quota of a month lasts for a month.
     assert_eq!(reset("2591999"), seconds(2_591_999.0));
 }
 
@@ -338,7 +338,7 @@ fn a_fraction_of_a_permit_is_kept() {
 fn github_refuses_with_403() {
     let primary = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567700"), DATE];
     assert_eq!(pause(&read(403, &primary)), for_seconds(20));
-    // The secondary limit leaves permits of the primary one.
+    // The secondary limit leaves units of the primary limit.
     let secondary = [("x-ratelimit-remaining", "14"), ("retry-after", "60"), ("x-github-request-id", "A")];
     assert_eq!(pause(&read(403, &secondary)), for_seconds(60));
     let untimed = read(429, &[("x-ratelimit-remaining", "14"), ("x-github-request-id", "A")]);
@@ -379,8 +379,8 @@ fn refusals_are_known_by_status_and_headers() {
     }
 }
 
-/// Beside a grant, Anthropic tells that it allows no use beyond the subscription. A plain error
-/// with these headers was read as a refusal.
+/// Regression: in the response to a granted request, Anthropic reports that it allows no use beyond
+/// the subscription. A plain error with these headers was read as a refusal.
 #[test]
 fn a_status_of_one_window_of_anthropic_refuses_nothing() {
     let told = |status: &'static str| {
@@ -412,8 +412,8 @@ fn a_status_of_one_window_of_anthropic_refuses_nothing() {
     assert_eq!((pause(&refused), refused.reason.as_deref()), (until_reset, Some("rejected")));
 }
 
-/// Each plain error of a server that limits calls in flight was read as a refusal, and each success
-/// as a reason to back off.
+/// Regression: each plain error of a server that limits calls in flight was read as a refusal, and
+/// each success as a reason to back off.
 #[test]
 fn a_limit_of_calls_in_flight_that_is_full_refuses_by_the_status_only() {
     for state in ["\"calls\";r=0", "\"calls\";r=0;t=9"] {
@@ -458,9 +458,9 @@ fn answers_out_of_a_cache_and_redirects_do_not_pause() {
     assert_eq!(pause(&read(200, &[pairs[0], pairs[1], ("age", "0")])), for_seconds(60));
     let redirect = read(302, &pairs);
     assert_eq!((redirect.trusted, pause(&redirect)), (false, Advice::Go));
-    // GitHub answers 304 to conditional requests, itself.
+    // GitHub itself sends 304 to conditional requests.
     assert_eq!(pause(&read(304, &pairs)), for_seconds(60));
-    // A refusal is one wherever it comes from.
+    // A refusal is a refusal, wherever it comes from.
     assert_eq!(pause(&read(429, &[("age", "20")])), BACK_OFF);
 }
 
@@ -507,7 +507,7 @@ fn units_of_the_draft_are_read() {
 fn examples_of_the_draft_with_parts_missing_are_read() {
     let limit = only(&[("ratelimit-policy", "quota;q=100;w=1"), ("ratelimit", "quota;t=3")]);
     assert_eq!((limit.limit, limit.remaining, limit.reset), (Some(100.0), None, seconds(3.0)));
-    // A proposed change of the draft.
+    // A proposed change to the draft.
     let limit = only(&[("ratelimit", "\"a\";a=5;w=7")]);
     assert_eq!((limit.remaining, limit.reset), (Some(5.0), seconds(7.0)));
 }
@@ -579,7 +579,7 @@ fn lines_of_two_layers_are_two_limits() {
     let limits = limits(&pairs);
     let read: Vec<_> = limits.iter().map(|l| (l.limit, l.remaining)).collect();
     assert_eq!(read, [(Some(5000.0), Some(4999.0)), (Some(60.0), Some(0.0))]);
-    // Lines that do not belong together: the fewest left.
+    // These lines do not belong together: the fewest left counts.
     let limit =
         only(&[("X-RateLimit-Limit", "60"), ("X-RateLimit-Remaining", "9"), ("X-RateLimit-Remaining", "3")]);
     assert_eq!((limit.limit, limit.remaining), (Some(60.0), Some(3.0)));
@@ -641,7 +641,8 @@ fn a_limit_of_requests_is_not_joined_to_one_of_tokens() {
     assert_eq!(read, [(Some(Unit::Requests), Some(100.0), None), (Some(Unit::Tokens), None, seconds(5.0))]);
 }
 
-/// gRPC tells its status in a header, and RESOURCE_EXHAUSTED also of messages that are too long.
+/// gRPC sends its status in a header, and sends RESOURCE_EXHAUSTED also for messages that are too
+/// long.
 #[test]
 fn a_refusal_of_grpc_tells_a_limit() {
     let pushback = ("grpc-retry-pushback-ms", "1500");
@@ -657,8 +658,8 @@ fn a_refusal_of_grpc_tells_a_limit() {
     assert!(!read(200, &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")]).refused);
 }
 
-/// Brave Search sells plans without a quota by the month, and sends a quota of 0 for it. Localist
-/// and Tyk send 0 for no limit. Each success paused the client.
+/// Regression: Brave Search sells plans without a monthly quota, and sends a quota of 0 for them.
+/// Localist and Tyk send 0 for no limit. Each success paused the client.
 #[test]
 fn a_limit_of_zero_on_a_success_is_none() {
     let brave = [
@@ -672,7 +673,7 @@ fn a_limit_of_zero_on_a_success_is_none() {
     assert_eq!(limit.window, Some(Duration::from_secs(1)));
     assert_eq!(pause(&read(200, &brave)), Advice::Go);
 
-    // The limit of the second refused, and ends in a second. The other one would end in a month.
+    // The limit of the second refused, and ends in a second. The other limit would end in a month.
     let refused = [brave[0], brave[1], ("x-ratelimit-remaining", "0, 0"), brave[3]];
     assert_eq!(pause(&read(429, &refused)), for_seconds(1));
 
@@ -689,8 +690,8 @@ fn a_limit_of_zero_on_a_success_is_none() {
     }
 }
 
-/// OpenAlex bills in dollars, and sends balances that were never filled. Each success made the
-/// client back off.
+/// Regression: OpenAlex bills in dollars, and sends balances that were never filled. Each success
+/// made the client back off.
 #[test]
 fn a_balance_of_nothing_refuses_no_request() {
     let openalex = [
@@ -714,15 +715,15 @@ fn a_balance_of_nothing_refuses_no_request() {
             (None, Some(1.0), Some(0.2098), None),
         ]
     );
-    // A limit of dollars is used up when nothing is left of it.
+    // A limit in dollars is used up when nothing of it is left.
     let used_up = [openalex[3], ("x-ratelimit-remaining-usd", "0"), ("x-ratelimit-reset-usd", "60")];
     assert_eq!(pause(&read(200, &used_up)), for_seconds(60));
 }
 
-/// 418 and 529 are no statuses of an RFC.
+/// 418 and 529 are not statuses of an RFC.
 #[test]
 fn statuses_of_single_apis_refuse_with_a_time_only() {
-    // Binance and Upbit block a client that went on after 429.
+    // Binance and Upbit block a client that continued after a 429.
     assert_eq!(pause(&read(418, &[("retry-after", "120")])), for_seconds(120));
     assert_eq!(pause(&read(418, &[])), Advice::Go);
     assert_eq!(pause(&read(418, &[("x-ratelimit-remaining", "5")])), Advice::Go);
@@ -731,7 +732,8 @@ fn statuses_of_single_apis_refuse_with_a_time_only() {
     assert_eq!(pause(&read(529, &[])), Advice::Go);
 }
 
-/// Discord sent milliseconds before version 8 of its API: a wait of seconds became one of hours.
+/// Regression: Discord sent milliseconds before version 8 of its API: a wait of seconds became a
+/// wait of hours.
 #[test]
 fn retry_after_in_milliseconds_is_known_by_the_reset() {
     let discord = [
@@ -750,18 +752,18 @@ fn retry_after_in_milliseconds_is_known_by_the_reset() {
     );
     let by_date = [discord[0], discord[2], discord[3], DATE];
     assert_eq!(read(429, &by_date).retry_after, seconds(6.457));
-    // A quota of the day refused, and a limit of the second has permits left.
+    // A daily quota refused, and a limit per second has permits left.
     let day = [discord[0], ("x-ratelimit-remaining", "3"), discord[4]];
     assert_eq!(read(429, &day).retry_after, seconds(6457.0));
-    // A date is in no unit, and the name tells the unit.
+    // A date has no unit, and the name contains the unit.
     let date = [("retry-after", "Wed, 21 Oct 2026 09:15:37 GMT"), discord[2], discord[4], DATE];
     assert_eq!(read(429, &date).retry_after, seconds(6457.0));
     let told = [("x-ratelimit-retry-after-seconds", "6457"), discord[2], discord[4]];
     assert_eq!(read(429, &told).retry_after, seconds(6457.0));
 }
 
-/// A subscription of Anthropic has windows of five hours and of seven days, and sends the share of
-/// each that is used.
+/// An Anthropic subscription has windows of five hours and of seven days, and Anthropic sends the
+/// used share of each.
 #[test]
 fn a_share_that_is_used_is_a_limit_of_one() {
     let claude = |status, used| {
@@ -792,7 +794,7 @@ fn a_share_that_is_used_is_a_limit_of_one() {
     for used in ["0.995", "1.0", "1.02"] {
         assert_eq!(pause(&read(200, &claude("allowed_warning", used))), Advice::Go, "{used}");
     }
-    // A percentage is no share.
+    // A percentage is not a share.
     assert_eq!(pause(&read(200, &[("x-ratelimit-utilization", "46")])), Advice::Go);
 }
 
@@ -848,7 +850,7 @@ fn a_wait_of_each_response_counts_on_a_refusal() {
     assert_eq!(pause(&read(409, &[("x-ratelimit-towait-sec", "181")])), Advice::Go);
     let success = read(200, &qualys("9", "0"));
     assert_eq!((pause(&success), success.retry_after), (Advice::Go, None));
-    // A conflict of a server that told its limit.
+    // A conflict from a server that reported its limit.
     let conflict = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "9")];
     assert!(!read(409, &conflict).refused);
 
@@ -869,7 +871,7 @@ fn limits_of_names_outside_the_grammar_refuse() {
     assert!(read(403, &throttled).refused);
 }
 
-/// Sentry sends the limits that are in force: the seconds of each, its categories and its scope.
+/// Sentry sends the limits in force: the seconds of each limit, its categories and its scope.
 #[test]
 fn limits_by_categories_have_names_and_scopes() {
     let value = "60:default;error;security;attachment:organization:error_usage_exceeded, 2700::organization";

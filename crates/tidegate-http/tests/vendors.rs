@@ -1,4 +1,4 @@
-//! Headers as the documentation of APIs shows them, one line for each API.
+//! Headers as the documentation of the APIs shows them, one line for each API.
 
 #![allow(clippy::unwrap_used)]
 

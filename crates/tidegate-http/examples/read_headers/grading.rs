@@ -1,7 +1,7 @@
-//! Grades what the reader understands of one recorded header block.
+//! Grades how the reader reads one recorded header block.
 //!
-//! A limit is expected by its unit, limit and remaining. Its reset may differ by a second, its
-//! window by nothing. The words in `lenient` name fields of which no reading passes as well.
+//! A limit is compared by its unit, limit and remaining. Its reset may differ by a second. Its
+//! window must be equal. The words in `lenient` name fields that may also be left unread.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -32,7 +32,7 @@ pub(crate) fn grade(line: &str) -> Outcome {
     let status = block["status"].as_u64().and_then(|s| u16::try_from(s).ok()).unwrap_or(200);
     let status = StatusCode::from_u16(status).unwrap_or_default();
     let headers = headers(&block);
-    // Without a Date and a clock no block asks for a time from now.
+    // Without a `Date` and a clock, no block asks for a time from now.
     let now = block["local_clock"].as_f64().unwrap_or(0.0);
     let now = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(now).unwrap_or_default();
 
@@ -55,7 +55,8 @@ pub(crate) fn grade(line: &str) -> Outcome {
     }
 }
 
-/// The headers of a block. A name that HTTP does not allow is left out: no client hands it on.
+/// Returns the headers of a block. A name that HTTP does not allow is left out, because no client
+/// passes it on.
 fn headers(block: &Value) -> HeaderMap {
     let escaped = block["bytes_escaped"] == true;
     let bytes = |text: &Value| {
@@ -67,14 +68,14 @@ fn headers(block: &Value) -> HeaderMap {
         let name = HeaderName::from_bytes(&bytes(&pair[0]));
         let value = HeaderValue::from_bytes(&bytes(&pair[1]));
         if let (Ok(name), Ok(value)) = (name, value) {
-            // A full map takes no more: no client hands on so many headers.
+            // A full map takes no more headers. No client passes on that many.
             let _ = headers.try_append(name, value);
         }
     }
     headers
 }
 
-/// Replaces `\xNN` by the byte.
+/// Replaces `\xNN` with the byte.
 fn unescape(text: &str) -> Vec<u8> {
     let mut parts = text.split("\\x");
     let mut out = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -128,7 +129,7 @@ impl Grader<'_> {
                 missing.push(one);
                 continue;
             };
-            // Of several limits with equal counts, the one whose times fit.
+            // Of several limits with equal counts, takes the one whose times fit.
             let twin = left
                 .iter()
                 .position(|got| self.counts_match(one, got, true) && self.times_match(one, got).is_empty());
@@ -188,7 +189,7 @@ impl Grader<'_> {
             }
             (after, at, None) => (after.is_none() && at.is_none()) || lenient,
         };
-        // The plain literal reading of a date that has nothing to count from.
+        // A date without a time to count from is compared literally.
         let literal = lenient && matches!(got.reset, Some(When::At(_)));
         if !fits && !literal {
             faults.push(format!("reset {:?}", got.reset));
@@ -208,7 +209,7 @@ impl Grader<'_> {
             (Some(expected), _, _, Some(got)) => near_time(expected, got),
             (None, Some(at), Some(When::At(time)), _) => near_time(at, unix(time)),
             (None, None, _, None) => true,
-            // A time that the reader tells and the pause caps.
+            // A time that the reader reports and the pause caps.
             (None, None, _, Some(_)) => self.is_lenient("cap") || self.is_lenient("retry_after_seconds"),
             (_, _, _, None) => self.is_lenient("retry_after_seconds") || self.is_lenient("ignore"),
             _ => false,
@@ -228,7 +229,8 @@ impl Grader<'_> {
     }
 }
 
-/// Within a second, or a hundredth where the expected time has a fraction.
+/// Returns whether both are equal within a second, or within a hundredth if the expected time has a
+/// fraction.
 fn near_time(expected: f64, got: f64) -> bool {
     let tolerance = if expected.fract() == 0.0 { 1.0 } else { 0.01 };
     (expected - got).abs() <= tolerance

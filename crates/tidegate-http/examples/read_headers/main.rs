@@ -1,11 +1,11 @@
-//! Reads recorded header blocks and compares what the reader understands with what it should.
+//! Reads recorded header blocks and compares the result with the expected one.
 //!
 //! ```sh
 //! cargo run --release -p tidegate-http --example read_headers -- crates/tidegate-http/tests/golden/*.jsonl
 //! ```
 //!
-//! Prints a line for each block that fails, and how many passed. With `--show` it prints what
-//! the reader understood of every block.
+//! Prints a line for each block that fails, and the number of blocks that passed. With `--show`, it
+//! also prints how the reader read each block.
 
 use std::fs;
 use std::process::ExitCode;

@@ -163,8 +163,7 @@ pub(super) fn parse_duration(text: &str) -> Option<Duration> {
 }
 
 /// Reads a window: `60`, `1m`, `5 second`, `hour`, `daily`. A plain number that is a multiple of
-/// 60,000 is whole minutes in milliseconds, because no hours, days or weeks in seconds are such a
-/// multiple.
+/// 60,000 is whole minutes in milliseconds: no hour, day or week in seconds is such a multiple.
 pub(super) fn window(text: &str) -> Option<Duration> {
     let text = text.trim();
     let duration = match number::decimal(text) {

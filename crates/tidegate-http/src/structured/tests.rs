@@ -1,4 +1,4 @@
-//! The parser against vectors in words of RFC 9651, and against another parser.
+//! Compares the parser with vectors that follow the words of RFC 9651, and with another parser.
 
 use proptest::prelude::*;
 use sfv::{BareItem, ListEntry};
@@ -85,7 +85,7 @@ fn parameters_beyond_any_use_are_left_out() {
     assert_eq!(params.len(), MOST_PARAMS);
 }
 
-/// Reads a field with the other parser, into the types of this one.
+/// Reads a field with the other parser, and converts it into the types of this parser.
 fn other(field: &str) -> Option<Vec<Member>> {
     let list: sfv::List = sfv::Parser::new(field).parse().ok()?;
     let bare = |bare: BareItem| match bare {
@@ -147,7 +147,7 @@ proptest! {
 }
 
 /// Reads the vectors of the working group. Each file is a list of cases. An item is read as a list
-/// of one member.
+/// with one member.
 #[test]
 #[ignore = "reads the directory STRUCTURED_FIELD_TESTS: a copy of github.com/httpwg/structured-field-tests"]
 fn vectors_of_the_working_group_are_read() {
@@ -167,7 +167,7 @@ fn vectors_of_the_working_group_are_read() {
                 "item" => vector.get("expected").filter(|e| !e.is_null()).map(|item| vec![item.clone()]),
                 _ => continue,
             };
-            // Text that is no item may be a list, and a list may end in a tab.
+            // Text that is not an item may be a list, and a list may end in a tab.
             let is_list = read.as_ref().is_some_and(|r| r.len() != 1) || raw.concat().ends_with(['\t', ' ']);
             let no_item = kind == "item" && expected.is_none() && is_list;
             let may_fail = vector["can_fail"] == true && read.is_none();

@@ -1,4 +1,4 @@
-//! Answers of words that mean something, damaged.
+//! Damaged responses, made of words that mean something.
 
 use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -170,7 +170,7 @@ const VALUES: &[&str] = &[
     "true",
 ];
 
-/// Composes a header of words that mean something, and damages some of them.
+/// Composes a header of words that mean something, and damages some of the words.
 fn header(rng: &mut SmallRng) -> (HeaderName, HeaderValue) {
     let mut name = if rng.random_bool(0.4) {
         pick(rng, WHOLE_NAMES).to_owned()
@@ -203,7 +203,7 @@ pub(crate) fn pick<'a>(rng: &mut SmallRng, from: &[&'a str]) -> &'a str {
     from.choose(rng).copied().unwrap_or_default()
 }
 
-/// An answer of up to eight headers.
+/// A response with up to eight headers.
 pub(crate) fn answer(rng: &mut SmallRng) -> (StatusCode, HeaderMap) {
     let statuses = [200, 204, 302, 304, 400, 403, 414, 429, 503];
     let headers = (0..rng.random_range(0..8)).map(|_| header(rng)).collect();
