@@ -77,9 +77,9 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("valgrind is not installed");
             return Ok(());
         };
-        let told = String::from_utf8_lossy(&output.stderr);
-        let collected = told.lines().find_map(|line| line.split_once("Collected :"));
-        let (_, count) = collected.ok_or("valgrind told no count")?;
+        let report = String::from_utf8_lossy(&output.stderr);
+        let collected = report.lines().find_map(|line| line.split_once("Collected :"));
+        let (_, count) = collected.ok_or("valgrind reported no count")?;
         println!("| {name} | {:.0} |", count.trim().parse::<f64>()? / f64::from(CALLS));
     }
     Ok(())

@@ -152,12 +152,12 @@ where
                 (bytes, this.limiter.acquire_many(bytes))
             });
             let bytes = *bytes;
-            let answer = ready!(Pin::new(permits).poll(context));
+            let decision = ready!(Pin::new(permits).poll(context));
             *wait = None;
-            if answer.as_ref().map_or(true, |permits| !permits.waited().is_zero()) {
+            if decision.as_ref().map_or(true, |permits| !permits.waited().is_zero()) {
                 *this.chunk = chunk_size(this.limiter);
             }
-            match answer {
+            match decision {
                 Ok(_) => {
                     let chunk = data.copy_to_bytes(bytes as usize);
                     if !data.has_remaining() {

@@ -18,9 +18,10 @@ use tidegate_http::When;
 use tidegate_http::read::{Advice, DEFAULT_MAX_PAUSE, Numbers, Reader};
 
 #[test]
-fn no_answer_does_harm() {
-    let answers = std::env::var("TIDEGATE_HTTP_FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000_u64);
-    let mut rng = SmallRng::seed_from_u64(answers);
+fn no_response_does_harm() {
+    let responses =
+        std::env::var("TIDEGATE_HTTP_FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000_u64);
+    let mut rng = SmallRng::seed_from_u64(responses);
     let readings = [
         Reader::auto(),
         Reader::auto().numbers(Numbers::Seconds),
@@ -28,28 +29,28 @@ fn no_answer_does_harm() {
         Reader::auto().numbers(Numbers::UnixSeconds),
         Reader::auto().numbers(Numbers::UnixMilliseconds),
     ];
-    for _ in 0..answers {
-        let (status, headers) = mutated::answer(&mut rng);
+    for _ in 0..responses {
+        let (status, headers) = mutated::response(&mut rng);
         let Some(reader) = readings.choose(&mut rng) else { return };
-        let answer = reader.read(status, &headers);
+        let response = reader.read(status, &headers);
 
-        let say = || format!("{status} {headers:?}: {answer:?}");
-        assert!(answer.limits.len() <= 32, "{}", say());
-        for limit in &answer.limits {
+        let say = || format!("{status} {headers:?}: {response:?}");
+        assert!(response.limits.len() <= 32, "{}", say());
+        for limit in &response.limits {
             for count in [limit.limit, limit.remaining].into_iter().flatten() {
                 assert!((0.0..1e15).contains(&count), "{}", say());
             }
             assert!(limit.window.is_none_or(|w| !w.is_zero()), "{}", say());
             assert!(limit.limit.is_some() || limit.remaining.is_some() || limit.reset.is_some(), "{}", say());
         }
-        let pauses = answer.advice(SystemTime::UNIX_EPOCH, DEFAULT_MAX_PAUSE) != Advice::Go;
-        assert!(pauses || !answer.refused, "{}", say());
+        let pauses = response.advice(SystemTime::UNIX_EPOCH, DEFAULT_MAX_PAUSE) != Advice::Go;
+        assert!(pauses || !response.refused, "{}", say());
         for now in [SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 40)] {
-            if let Advice::Pause { wait, asked } = answer.advice(now, DEFAULT_MAX_PAUSE) {
+            if let Advice::Pause { wait, asked } = response.advice(now, DEFAULT_MAX_PAUSE) {
                 assert!(wait <= DEFAULT_MAX_PAUSE && wait <= asked && !wait.is_zero(), "{}", say());
             }
         }
-        let times = answer.limits.iter().filter_map(|limit| limit.reset).chain(answer.retry_after);
+        let times = response.limits.iter().filter_map(|limit| limit.reset).chain(response.retry_after);
         // A wait that is read from a number is below a century; a date has a year of four digits.
         let latest = Duration::from_secs(320_000_000_000);
         for time in times {
@@ -72,6 +73,6 @@ fn many_headers_are_read_in_bounds() {
     let policies = "\"a\";q=1;w=1,".repeat(300);
     let policies = HeaderValue::from_str(policies.trim_end_matches(','));
     headers.insert("ratelimit-policy", policies.unwrap_or(HeaderValue::from_static("")));
-    let answer = Reader::auto().read(StatusCode::OK, &headers);
-    assert_eq!(answer.limits.len(), 32);
+    let response = Reader::auto().read(StatusCode::OK, &headers);
+    assert_eq!(response.limits.len(), 32);
 }

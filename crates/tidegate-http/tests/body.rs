@@ -109,8 +109,8 @@ fn trailers_empty_frames_errors_and_the_end_are_free() {
         .and(Ok(Frame::data(Bytes::from_static(b"more"))));
     let mut body = ThrottledBody::new(frames, limiter.clone());
     assert_eq!(size(assert_ready!(spawn(body.frame()).poll())), Some(0));
-    let told = assert_ready!(spawn(body.frame()).poll()).unwrap().unwrap();
-    assert_eq!(told.into_trailers().unwrap(), trailers());
+    let frame = assert_ready!(spawn(body.frame()).poll()).unwrap().unwrap();
+    assert_eq!(frame.into_trailers().unwrap(), trailers());
     let error = assert_ready!(spawn(body.frame()).poll()).unwrap().unwrap_err();
     assert!(error.is::<std::fmt::Error>());
     assert_pending!(spawn(body.frame()).poll(), "data waits");

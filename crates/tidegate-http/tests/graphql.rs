@@ -15,30 +15,30 @@ fn read(status: u16, body: &str) -> ResponseLimits {
 }
 
 #[test]
-fn github_tells_points_and_a_date() {
+fn github_reports_points_and_a_date() {
     let body = r#"{"data":{"viewer":{},"rateLimit":{"limit":5000,"cost":1,"remaining":0,"resetAt":"2026-10-21T07:29:00Z"}}}"#;
-    let answer = read(200, body);
-    let limit = &answer.limits[0];
+    let response = read(200, body);
+    let limit = &response.limits[0];
     assert_eq!((limit.unit, limit.limit, limit.remaining), (Some(Unit::Points), Some(5000.0), Some(0.0)));
     assert_eq!(limit.reset, Some(When::In(Duration::from_secs(60))));
-    assert!(!answer.refused);
+    assert!(!response.refused);
 }
 
 #[test]
-fn a_part_of_another_form_tells_nothing_and_leaves_the_others() {
+fn a_part_of_another_form_reports_nothing_and_leaves_the_others() {
     let limit = r#""data":{"rateLimit":{"limit":"many","remaining":7,"resetAt":12}}"#;
     for errors in
         ["[0,null,[],{\"type\":{}}]", "{}", "null", "\"RATE_LIMITED\"", "[[{\"type\":\"RATE_LIMITED\"}]]"]
     {
-        let answer = read(200, &format!(r#"{{"errors":{errors},"x":[{{"errors":1}}],{limit}}}"#));
-        assert!(!answer.refused, "{errors}");
-        let told = &answer.limits[0];
-        assert_eq!((told.limit, told.remaining, told.reset), (None, Some(7.0), None), "{errors}");
+        let response = read(200, &format!(r#"{{"errors":{errors},"x":[{{"errors":1}}],{limit}}}"#));
+        assert!(!response.refused, "{errors}");
+        let reported = &response.limits[0];
+        assert_eq!((reported.limit, reported.remaining, reported.reset), (None, Some(7.0), None), "{errors}");
     }
     for data in ["[1]", "7", "\"rateLimit\"", "{\"rateLimit\":[5]}"] {
         let error = r#"[0,{"x":[],"\u0074ype":"RATE_\u004cIMITED"}]"#;
-        let answer = read(200, &format!(r#" {{ "data" : {data} , "errors" : {error} }} "#));
-        assert!(answer.refused && answer.limits.is_empty(), "{data}");
+        let response = read(200, &format!(r#" {{ "data" : {data} , "errors" : {error} }} "#));
+        assert!(response.refused && response.limits.is_empty(), "{data}");
     }
     // One bracket is missing.
     assert!(!read(200, r#"{"errors":[{"type":"RATE_LIMITED"}]"#).refused);
@@ -57,21 +57,21 @@ fn errors_of_limits_are_refusals() {
     for body in
         [r#"{"errors":[{"type":"NOT_FOUND"}]}"#, r#"{"errors":"RATE_LIMITED"}"#, "{}", "", "[", "\u{feff}{}"]
     {
-        let answer = read(200, body);
-        assert!(!answer.refused && answer.limits.is_empty(), "{body}");
+        let response = read(200, body);
+        assert!(!response.refused && response.limits.is_empty(), "{body}");
     }
 }
 
 #[test]
-fn shopify_tells_a_bucket_and_when_a_query_is_restored() {
+fn shopify_reports_a_bucket_and_when_a_query_is_restored() {
     let cost = |requested: &str, available: &str, rate: &str| {
         format!(
             r#"{{"errors":[{{"extensions":{{"code":"THROTTLED"}}}}],"extensions":{{"cost":{{"requestedQueryCost":{requested},"throttleStatus":{{"maximumAvailable":1000.0,"currentlyAvailable":{available},"restoreRate":{rate}}}}}}}}}"#
         )
     };
-    let answer = read(200, &cost("202", "102", "50.0"));
-    assert_eq!(answer.limits[0].remaining, Some(102.0));
-    assert_eq!(answer.retry_after, Some(When::In(Duration::from_secs(2))));
+    let response = read(200, &cost("202", "102", "50.0"));
+    assert_eq!(response.limits[0].remaining, Some(102.0));
+    assert_eq!(response.retry_after, Some(When::In(Duration::from_secs(2))));
     for (requested, available, rate) in [
         ("202", "102", "0"),
         ("1e300", "102", "50"),
@@ -79,8 +79,8 @@ fn shopify_tells_a_bucket_and_when_a_query_is_restored() {
         ("1", "1", "0"),
         ("1", "102", "50"),
     ] {
-        let answer = read(200, &cost(requested, available, rate));
-        let advice = answer.advice(SystemTime::now(), DEFAULT_MAX_PAUSE);
+        let response = read(200, &cost(requested, available, rate));
+        let advice = response.advice(SystemTime::now(), DEFAULT_MAX_PAUSE);
         assert_eq!(advice, Advice::BackOff { at_least: Duration::ZERO }, "{requested} {available} {rate}");
     }
 }

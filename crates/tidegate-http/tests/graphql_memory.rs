@@ -24,10 +24,10 @@ fn a_body_takes_less_memory_than_its_length() {
             many.clone(),
         ] {
             let region = Region::new(ALLOCATOR);
-            let answer = Reader::auto().read_with_body(StatusCode::OK, &HeaderMap::new(), body.as_bytes());
+            let response = Reader::auto().read_with_body(StatusCode::OK, &HeaderMap::new(), body.as_bytes());
             let taken = region.change().bytes_allocated;
             assert!(taken < body.len(), "{taken} bytes of {}: {}", body.len(), &body[..40]);
-            assert!(!answer.refused && answer.limits.is_empty());
+            assert!(!response.refused && response.limits.is_empty());
         }
     }
 }

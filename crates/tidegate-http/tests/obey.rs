@@ -59,7 +59,7 @@ impl World {
     }
 
     /// Makes one call, which gets its response at once.
-    fn answer(&self, status: u16, pairs: &[(&str, &str)]) -> Obeyed {
+    fn respond(&self, status: u16, pairs: &[(&str, &str)]) -> Obeyed {
         obey(&mut self.call(), status, pairs)
     }
 
@@ -83,7 +83,7 @@ impl World {
 fn a_refusal_with_a_time_pauses() {
     for status in [429, 503] {
         let world = world();
-        let obeyed = world.answer(status, &[("retry-after", "30")]);
+        let obeyed = world.respond(status, &[("retry-after", "30")]);
         assert_eq!(obeyed.paused_for, Some(secs(30)));
         assert_eq!(world.paused_for(), secs(30));
         assert!(world.api.try_acquire().is_err());
@@ -98,34 +98,34 @@ fn a_refusal_with_a_time_pauses() {
 fn a_403_of_github_pauses_if_a_header_says_that_a_limit_refused() {
     let github = || world_with(|options| options.reader(Reader::of(Vendor::GitHub)));
     let secondary = github();
-    secondary.answer(403, &[("retry-after", "60")]);
+    secondary.respond(403, &[("retry-after", "60")]);
     assert_eq!(secondary.paused_for(), secs(60));
 
     let primary = github();
     // The reset is 60 s after the `Date`.
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567740"), DATE];
-    primary.answer(403, &pairs);
+    primary.respond(403, &pairs);
     assert_eq!(primary.paused_for(), secs(60));
 
     let forbidden = github();
-    forbidden.answer(403, &[("x-ratelimit-remaining", "14"), ("x-ratelimit-reset", "1792567740"), DATE]);
+    forbidden.respond(403, &[("x-ratelimit-remaining", "14"), ("x-ratelimit-reset", "1792567740"), DATE]);
     assert_eq!(forbidden.paused_for(), Duration::ZERO);
 }
 
 #[test]
 fn a_refusal_without_a_time_of_github_backs_off_for_a_minute() {
     let world = world_with(|options| options.reader(Reader::of(Vendor::GitHub)));
-    world.answer(429, &[("x-ratelimit-remaining", "14"), ("x-ratelimit-limit", "30")]);
+    world.respond(429, &[("x-ratelimit-remaining", "14"), ("x-ratelimit-limit", "30")]);
     assert_eq!(world.paused_for(), secs(60));
     world.come_back();
-    world.answer(429, &[]);
+    world.respond(429, &[]);
     assert_eq!(world.paused_for(), secs(120));
 }
 
 #[test]
 fn retry_after_comes_before_a_reset() {
     let world = world();
-    world.answer(429, &[("ratelimit", "\"a\";r=0;t=30"), ("retry-after", "5")]);
+    world.respond(429, &[("ratelimit", "\"a\";r=0;t=30"), ("retry-after", "5")]);
     assert_eq!(world.paused_for(), secs(5));
     world.come_back();
     assert!(world.api.try_acquire().is_ok());
@@ -135,7 +135,7 @@ fn retry_after_comes_before_a_reset() {
 fn a_limit_with_nothing_left_pauses_until_its_reset() {
     for status in [200, 429] {
         let world = world();
-        world.answer(status, &[("ratelimit", "\"a\";r=0;t=30, \"b\";r=7;t=90")]);
+        world.respond(status, &[("ratelimit", "\"a\";r=0;t=30, \"b\";r=7;t=90")]);
         assert_eq!(world.paused_for(), secs(30));
     }
 }
@@ -144,16 +144,16 @@ fn a_limit_with_nothing_left_pauses_until_its_reset() {
 fn other_errors_do_not_pause() {
     let world = world();
     for status in [400, 401, 403, 404, 500, 502, 503] {
-        let obeyed = world.answer(status, &[]);
+        let obeyed = world.respond(status, &[]);
         assert_eq!(obeyed.paused_for, None, "{status}");
     }
     assert_eq!(world.paused_for(), Duration::ZERO);
 }
 
 #[test]
-fn an_option_says_which_answers_are_refusals() {
+fn an_option_says_which_responses_are_refusals() {
     let world = world_with(|options| options.refusal(|status, _| status.as_u16() == 503));
-    world.answer(503, &[]);
+    world.respond(503, &[]);
     assert_eq!(world.paused_for(), secs(1));
 }
 
@@ -161,27 +161,27 @@ fn an_option_says_which_answers_are_refusals() {
 fn back_off_doubles_up_to_the_cap_and_ends_with_the_first_success() {
     let world = world_with(|options| options.max_pause(secs(10)));
     for wait in [1, 2, 4, 8, 10, 10] {
-        assert_eq!(world.answer(429, &[]).paused_for, Some(secs(wait)));
+        assert_eq!(world.respond(429, &[]).paused_for, Some(secs(wait)));
         world.come_back();
     }
     world.clock.advance(secs(1));
     // An error that is not a refusal is not a success either.
-    world.answer(500, &[]);
-    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(10)));
+    world.respond(500, &[]);
+    assert_eq!(world.respond(429, &[]).paused_for, Some(secs(10)));
     world.come_back();
     world.clock.advance(secs(1));
-    world.answer(404, &[]);
-    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(1)));
+    world.respond(404, &[]);
+    assert_eq!(world.respond(429, &[]).paused_for, Some(secs(1)));
 }
 
 #[test]
 fn very_many_refusals_in_a_row_pause_for_the_cap() {
     let world = world();
     for _ in 0..100 {
-        world.answer(429, &[]);
+        world.respond(429, &[]);
         world.come_back();
     }
-    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(600)));
+    assert_eq!(world.respond(429, &[]).paused_for, Some(secs(600)));
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn one_refusal_of_five_calls_in_flight_is_one_pause() {
     assert_eq!(world.paused_for(), Duration::from_millis(500));
     world.come_back();
     // The next refusal counts as the second, not as the sixth.
-    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(2)));
+    assert_eq!(world.respond(429, &[]).paused_for, Some(secs(2)));
 }
 
 #[test]
@@ -216,17 +216,17 @@ fn a_success_of_a_call_from_before_the_refusal_ends_no_row_of_refusals() {
     obey(&mut refused, 429, &[]);
     obey(&mut granted, 200, &[]);
     world.come_back();
-    assert_eq!(world.answer(429, &[]).paused_for, Some(secs(2)));
+    assert_eq!(world.respond(429, &[]).paused_for, Some(secs(2)));
 }
 
 #[test]
-fn no_pause_is_longer_than_the_cap_and_the_answer_tells_when_it_cuts() {
+fn no_pause_is_longer_than_the_cap_and_the_response_reports_when_it_cuts() {
     let world = world();
-    let obeyed = world.answer(429, &[("retry-after", "86400")]);
+    let obeyed = world.respond(429, &[("retry-after", "86400")]);
     assert_eq!(obeyed.paused_for, Some(secs(600)));
     assert_eq!(obeyed.asked_for, Some(secs(86400)));
     world.come_back();
-    let obeyed = world.answer(200, &[("ratelimit", "\"a\";r=0;t=86400")]);
+    let obeyed = world.respond(200, &[("ratelimit", "\"a\";r=0;t=86400")]);
     assert_eq!(obeyed.paused_for, Some(secs(600)));
     assert_eq!(obeyed.asked_for, Some(secs(86400)));
     world.come_back();
@@ -254,7 +254,7 @@ fn jitter_prolongs_by_at_most_its_part_and_is_one_for_calls_in_flight_together()
 fn a_jitter_that_is_no_part_is_the_nearest() {
     for (part, most) in [(f64::NAN, 0), (-1.0, 0), (f64::INFINITY, 100), (1e300, 100)] {
         let world = world_with(|options| options.jitter(part));
-        let wait = world.answer(429, &[("retry-after", "100")]).paused_for.unwrap();
+        let wait = world.respond(429, &[("retry-after", "100")]).paused_for.unwrap();
         assert!((secs(100)..=secs(100 + most)).contains(&wait), "{part}: {wait:?}");
     }
 }
@@ -264,11 +264,11 @@ fn a_jitter_that_is_no_part_is_the_nearest() {
 #[test]
 fn remaining_lowers_the_available_permits_and_never_raises_them() {
     let world = world();
-    world.answer(200, &[("x-ratelimit-remaining", "30")]);
+    world.respond(200, &[("x-ratelimit-remaining", "30")]);
     assert_eq!(world.available(), 30);
-    world.answer(200, &[("x-ratelimit-remaining", "5000")]);
+    world.respond(200, &[("x-ratelimit-remaining", "5000")]);
     assert_eq!(world.available(), 29);
-    world.answer(200, &[("x-ratelimit-remaining", "0")]);
+    world.respond(200, &[("x-ratelimit-remaining", "0")]);
     // Without a reset, the limiter goes on at its own rate.
     assert_eq!((world.available(), world.paused_for()), (0, Duration::ZERO));
 }
@@ -285,13 +285,13 @@ fn remaining_is_lowered_by_calls_in_flight() {
 }
 
 #[test]
-fn remaining_is_lowered_by_calls_without_an_answer_that_the_server_may_not_have_counted() {
+fn remaining_is_lowered_by_calls_without_a_response_that_the_server_may_not_have_counted() {
     let world = world();
     drop(world.call()); // it ended before the first began
     let (mut first, second) = (world.call(), world.call());
     drop(second);
     let mut third = world.call();
-    obey(&mut third, 200, &[]); // tells nothing
+    obey(&mut third, 200, &[]); // reports nothing
     obey(&mut first, 200, &[("x-ratelimit-remaining", "30")]);
     assert_eq!(world.available(), 28);
 }
@@ -314,7 +314,7 @@ fn an_older_remaining_after_a_newer_one_does_not_raise() {
 fn an_older_remaining_that_was_long_on_its_way_does_not_raise() {
     let world = world();
     let mut old = world.call();
-    world.answer(200, &[("ratelimit", "\"a\";r=3;t=60")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=3;t=60")]);
     world.clock.advance(secs(20));
     // Its reset looks like one that is 20 s later.
     obey(&mut old, 200, &[("ratelimit", "\"a\";r=50;t=60")]);
@@ -327,7 +327,7 @@ fn an_older_remaining_that_was_long_on_its_way_does_not_raise() {
 /// Regression: each response without a report of the limit added the call's cost to the calls that
 /// the server may not have counted, even after the response that ended the call.
 #[test]
-fn a_second_answer_of_a_call_does_not_count_it_again() {
+fn a_second_response_of_a_call_does_not_count_it_again() {
     let world = world();
     let (mut first, mut second) = (world.call(), world.call());
     obey(&mut first, 200, &[("ratelimit", "\"a\";r=2;t=60")]);
@@ -340,7 +340,7 @@ fn a_second_answer_of_a_call_does_not_count_it_again() {
 }
 
 #[test]
-fn calls_whose_answers_tell_another_limit_are_not_counted_by_this_one() {
+fn calls_whose_responses_report_another_limit_are_not_counted_by_this_one() {
     let clock = ManualClock::new();
     let limiter =
         |burst: u32| RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), burst), clock.clone());
@@ -357,7 +357,7 @@ fn calls_whose_answers_tell_another_limit_are_not_counted_by_this_one() {
 #[test]
 fn no_more_calls_begin_than_the_server_allows_until_the_reset() {
     let world = world();
-    world.answer(200, &[("ratelimit", "\"a\";r=3;t=60")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=3;t=60")]);
     // The limiter refills at its own rate, but the server allows three.
     world.clock.advance(secs(10));
     assert_eq!(world.available(), 100);
@@ -371,18 +371,18 @@ fn no_more_calls_begin_than_the_server_allows_until_the_reset() {
 }
 
 #[test]
-fn a_newer_answer_raises_only_when_the_reset_moved_on() {
+fn a_newer_response_raises_only_when_the_reset_moved_on() {
     let world = world();
-    world.answer(200, &[("ratelimit", "\"a\";r=3;t=60")]);
-    world.answer(200, &[("ratelimit", "\"a\";r=50;t=61")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=3;t=60")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=50;t=61")]);
     world.clock.advance(secs(10));
     drop((world.call(), world.call()));
     assert!(world.api.try_acquire().is_err());
     world.come_back();
     world.clock.advance(secs(1));
 
-    world.answer(200, &[("ratelimit", "\"a\";r=3;t=60")]);
-    world.answer(200, &[("ratelimit", "\"a\";r=50;t=90")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=3;t=60")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=50;t=90")]);
     world.clock.advance(secs(10));
     for _ in 0..50 {
         drop(world.call());
@@ -391,10 +391,10 @@ fn a_newer_answer_raises_only_when_the_reset_moved_on() {
 }
 
 /// Sends the response to a call 500 ms after the call began, in a window of 10 units and 5 s.
-fn answer_of_ten(world: &World, mut call: Call, left: &str) {
+fn response_of_ten(world: &World, mut call: Call, left: &str) {
     world.clock.advance(Duration::from_millis(500));
-    let told = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", left), ("x-ratelimit-reset", "5")];
-    obey(&mut call, 200, &told);
+    let reported = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", left), ("x-ratelimit-reset", "5")];
+    obey(&mut call, 200, &reported);
 }
 
 /// Returns the calls of 50 tasks that begin now.
@@ -403,9 +403,9 @@ fn begun_now(world: &World) -> Vec<Call> {
 }
 
 #[test]
-fn the_next_window_begins_with_the_limit_that_the_server_told() {
+fn the_next_window_begins_with_the_limit_that_the_server_reported() {
     let world = world();
-    answer_of_ten(&world, world.call(), "9");
+    response_of_ten(&world, world.call(), "9");
     let in_flight = [world.call(), world.call(), world.call()];
     world.clock.advance(secs(6));
     let mut calls = begun_now(&world);
@@ -413,16 +413,16 @@ fn the_next_window_begins_with_the_limit_that_the_server_told() {
     // Two round trips: by then a response has arrived, or else nothing is known.
     assert_eq!(world.paused_for(), secs(1));
     drop(in_flight);
-    answer_of_ten(&world, calls.remove(0), "9");
+    response_of_ten(&world, calls.remove(0), "9");
     world.clock.advance(secs(1));
     // Of the 9 units, 6 are in flight, and 3 belong to calls that ended without a report.
     assert_eq!(begun_now(&world).len(), 0);
 }
 
 #[test]
-fn an_answer_may_allow_more_than_the_presumed_window() {
+fn a_response_may_allow_more_than_the_presumed_window() {
     let world = world();
-    answer_of_ten(&world, world.call(), "9");
+    response_of_ten(&world, world.call(), "9");
     world.clock.advance(secs(6));
     let call = world.call();
     world.clock.advance(Duration::from_millis(500));
@@ -435,9 +435,9 @@ fn an_answer_may_allow_more_than_the_presumed_window() {
 }
 
 #[test]
-fn a_presumed_window_ends_without_an_answer_and_is_not_presumed_again() {
+fn a_presumed_window_ends_without_a_response_and_is_not_presumed_again() {
     let world = world();
-    answer_of_ten(&world, world.call(), "9");
+    response_of_ten(&world, world.call(), "9");
     world.clock.advance(secs(6));
     assert_eq!(begun_now(&world).len(), 10);
     world.clock.advance(secs(3));
@@ -445,7 +445,7 @@ fn a_presumed_window_ends_without_an_answer_and_is_not_presumed_again() {
 }
 
 #[test]
-fn a_window_is_presumed_by_a_limit_that_the_server_told_only() {
+fn a_window_is_presumed_by_a_limit_that_the_server_reported_only() {
     let world = world();
     let mut call = world.call();
     world.clock.advance(Duration::from_millis(500));
@@ -454,22 +454,22 @@ fn a_window_is_presumed_by_a_limit_that_the_server_told_only() {
     assert_eq!(begun_now(&world).len(), 50);
     world.api.forget();
     world.clock.advance(secs(6));
-    answer_of_ten(&world, world.call(), "9");
+    response_of_ten(&world, world.call(), "9");
     world.api.forget();
     world.clock.advance(secs(6));
     assert_eq!(begun_now(&world).len(), 50);
 }
 
 #[test]
-fn an_answer_of_a_window_that_is_over_says_nothing_of_the_present_one() {
+fn a_response_of_a_window_that_is_over_says_nothing_of_the_present_one() {
     let world = world();
     let mut late = world.call();
-    world.answer(200, &[("ratelimit", "\"a\";r=90;t=3600")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=90;t=3600")]);
     obey(&mut late, 200, &[("ratelimit", "\"a\";r=0;t=1")]);
     assert_eq!(world.paused_for(), Duration::ZERO);
     assert!(world.available() > 80);
     // The response counts if its call began since then: the server changed its mind.
-    world.answer(200, &[("ratelimit", "\"a\";r=0;t=1")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=0;t=1")]);
     assert_eq!(world.paused_for(), secs(1));
 }
 
@@ -477,7 +477,7 @@ fn an_answer_of_a_window_that_is_over_says_nothing_of_the_present_one() {
 fn a_reset_that_is_over_means_that_there_are_units_again() {
     let world = world();
     for reset in ["0", "1792567600"] {
-        world.answer(200, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", reset), DATE]);
+        world.respond(200, &[("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", reset), DATE]);
         assert_eq!(world.paused_for(), Duration::ZERO, "{reset}");
         assert!(world.available() > 90);
     }
@@ -487,7 +487,7 @@ fn a_reset_that_is_over_means_that_there_are_units_again() {
 fn calls_in_flight_that_a_limit_counts_are_not_used_up() {
     for status in [200, 400, 403, 503] {
         let world = world();
-        world.answer(
+        world.respond(
             status,
             &[("ratelimit-policy", "\"a\";q=4;qu=\"concurrent-requests\""), ("ratelimit", "\"a\";r=0;t=9")],
         );
@@ -535,15 +535,15 @@ fn calls_that_lose_a_race_in_each_window_still_obey() {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100_000), 100), clock.clone());
     let api = Obey::with_options(limiter.clone(), options(&clock));
-    let answer = |call: &mut Call, left: usize| {
+    let response = |call: &mut Call, left: usize| {
         let left = left.to_string();
-        let told =
+        let reported =
             [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", &*left), ("x-ratelimit-reset", "10")];
-        obey(call, 200, &told);
+        obey(call, 200, &reported);
     };
     let mut first = api.try_acquire().unwrap();
     clock.advance(Duration::from_millis(500));
-    answer(&mut first, 10);
+    response(&mut first, 10);
     limiter.drain();
     let wait = || {
         let api = api.clone();
@@ -560,7 +560,7 @@ fn calls_that_lose_a_race_in_each_window_still_obey() {
         assert_eq!(calls.len(), 10, "window {window}");
         clock.advance(Duration::from_millis(500));
         for (call, left) in calls.iter_mut().zip((0..10).rev()) {
-            answer(call, left);
+            response(call, left);
         }
     }
     assert!(acquired.is_empty() && reserved.is_empty());
@@ -585,8 +585,8 @@ fn a_call_that_the_server_does_not_allow_has_its_permits_back() {
             let calls = CountingLimit::new(1);
             let all = AllOf::new("tokens", &tokens).with("day", &day).with_counting("calls", &calls);
             let api = Obey::with_options(all, options(&clock));
-            let told = [("x-ratelimit-remaining-tokens", "3"), ("x-ratelimit-reset-tokens", "60s")];
-            obey(&mut api.try_acquire().unwrap(), 200, &told);
+            let reported = [("x-ratelimit-remaining-tokens", "3"), ("x-ratelimit-reset-tokens", "60s")];
+            obey(&mut api.try_acquire().unwrap(), 200, &reported);
             clock.advance(Duration::from_millis(100));
             let left = || (tokens.status().available, day.status().available, calls.available());
             assert_eq!(left(), (13, 999, 1));
@@ -617,8 +617,8 @@ fn the_longest_wait_is_that_of_all_tries() {
             let clock = ManualClock::new();
             let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(2), 10), clock.clone());
             let api = Obey::with_options(limiter.clone(), options(&clock));
-            let told = [("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "2")];
-            obey(&mut api.try_acquire().unwrap(), 200, &told);
+            let reported = [("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "2")];
+            obey(&mut api.try_acquire().unwrap(), 200, &reported);
             limiter.drain();
             let mut first = wait(&api, Request::permits(1));
             let mut second = wait(&api, Request::permits(1).within(Duration::from_millis(within)));
@@ -643,7 +643,7 @@ fn the_longest_wait_is_that_of_all_tries() {
 /// Regression: the headers of a response are read while its call is neither in flight nor lost.
 /// Then another response, which may not have counted that call, allowed one call too many.
 #[test]
-fn a_call_is_in_flight_until_its_answer_is_learnt() {
+fn a_call_is_in_flight_until_its_response_is_learnt() {
     let clock = ManualClock::new();
     let other = std::sync::Arc::new(std::sync::Mutex::new(None::<Call>));
     let to_obey = other.clone();
@@ -682,17 +682,17 @@ fn take_ready(
 fn a_call_that_costs_more_than_any_window_goes_after_some_windows() {
     for limit in [Some(("x-ratelimit-limit", "10")), None] {
         let world = world();
-        let answer = |mut call: Call| {
+        let response = |mut call: Call| {
             world.clock.advance(Duration::from_millis(500));
-            let told = [("x-ratelimit-remaining", "9"), ("x-ratelimit-reset", "5")];
-            obey(&mut call, 200, &told.into_iter().chain(limit).collect::<Vec<_>>());
+            let reported = [("x-ratelimit-remaining", "9"), ("x-ratelimit-reset", "5")];
+            obey(&mut call, 200, &reported.into_iter().chain(limit).collect::<Vec<_>>());
         };
-        answer(world.call());
+        response(world.call());
         let mut large = Box::pin(world.api.acquire_many(50));
         let goes = (0..10).any(|_| {
             world.clock.advance(world.limiter.status().next_in);
             // Another call is faster, and its response reports the window.
-            answer(world.api.begin(1));
+            response(world.api.begin(1));
             poll(&mut large).is_ready()
         });
         assert!(goes, "{limit:?}");
@@ -702,7 +702,7 @@ fn a_call_that_costs_more_than_any_window_goes_after_some_windows() {
 #[test]
 fn a_limiter_that_does_not_pause_is_not_asked_for_ever() {
     let world = world();
-    world.answer(200, &[("ratelimit", "\"a\";r=0;t=60")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=0;t=60")]);
     assert!(world.api.try_acquire().is_err());
     // In shadow mode the limiter grants all requests.
     world.limiter.set_shadow(true);
@@ -736,21 +736,21 @@ fn threads_leave_nothing_in_flight() {
 // Times.
 
 #[test]
-fn times_of_the_calendar_count_from_the_date_of_the_answer() {
+fn absolute_timestamps_count_from_the_date_of_the_response() {
     let world = world();
     let pairs = [("retry-after", "Wed, 21 Oct 2026 07:29:00 GMT"), DATE];
-    assert_eq!(world.answer(429, &pairs).paused_for, Some(secs(60)));
+    assert_eq!(world.respond(429, &pairs).paused_for, Some(secs(60)));
 }
 
 #[test]
-fn a_time_of_the_calendar_without_a_date_is_no_time() {
+fn an_absolute_timestamp_without_a_date_is_ignored() {
     let world = world();
-    let refused = world.answer(429, &[("retry-after", "Wed, 21 Oct 2026 07:29:00 GMT")]);
+    let refused = world.respond(429, &[("retry-after", "Wed, 21 Oct 2026 07:29:00 GMT")]);
     // The back-off after a refusal without a time.
     assert_eq!(refused.paused_for, Some(secs(1)));
     world.come_back();
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567740")];
-    assert_eq!(world.answer(200, &pairs).paused_for, None);
+    assert_eq!(world.respond(200, &pairs).paused_for, None);
 }
 
 #[test]
@@ -759,7 +759,7 @@ fn times_that_are_no_times_are_ignored() {
         ["-1", "-5", "soon", "", "1e9", "NaN", "99999999999999999999", "Wed, 21 Oct 2020 07:28:00 GMT"]
     {
         let world = world();
-        let obeyed = world.answer(429, &[("retry-after", wait), DATE]);
+        let obeyed = world.respond(429, &[("retry-after", wait), DATE]);
         assert_eq!(obeyed.paused_for, Some(secs(1)), "{wait}");
         assert_eq!(obeyed.asked_for, None, "{wait}");
     }
@@ -768,15 +768,15 @@ fn times_that_are_no_times_are_ignored() {
 // Responses that report nothing.
 
 #[test]
-fn cached_answers_and_redirects_are_ignored() {
-    let told = ("ratelimit", "\"a\";r=0;t=30");
+fn cached_responses_and_redirects_are_ignored() {
+    let reported = ("ratelimit", "\"a\";r=0;t=30");
     let world = world();
     for (status, pair) in [(200, ("age", "1")), (301, DATE), (302, DATE), (307, DATE), (308, DATE)] {
-        let obeyed = world.answer(status, &[told, pair]);
+        let obeyed = world.respond(status, &[reported, pair]);
         assert_eq!((obeyed.paused_for, world.paused_for()), (None, Duration::ZERO), "{status}");
         assert!(world.available() > 90);
     }
-    world.answer(304, &[told]);
+    world.respond(304, &[reported]);
     assert_eq!(world.paused_for(), secs(30));
 }
 
@@ -787,23 +787,23 @@ fn a_dropped_call_leaves_no_trace() {
         drop(world.call());
     }
     assert_eq!(world.api.in_flight(), 0);
-    world.answer(200, &[("x-ratelimit-remaining", "30")]);
+    world.respond(200, &[("x-ratelimit-remaining", "30")]);
     assert_eq!(world.available(), 30);
 }
 
 #[test]
-fn limits_told_change_no_rate() {
+fn reported_limits_change_no_rate() {
     let world = world();
-    world.answer(200, &[("ratelimit-policy", "\"a\";q=1;w=3600"), ("ratelimit", "\"a\";r=90;t=1")]);
+    world.respond(200, &[("ratelimit-policy", "\"a\";q=1;w=3600"), ("ratelimit", "\"a\";r=90;t=1")]);
     drop((0..50).map(|_| world.call()).collect::<Vec<_>>());
     world.clock.advance(secs(1));
     assert_eq!(world.available(), 100);
 }
 
 #[test]
-fn forget_ends_what_the_server_told() {
+fn forget_ends_what_the_server_reported() {
     let world = world();
-    world.answer(200, &[("ratelimit", "\"a\";r=0;t=300")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=0;t=300")]);
     assert!(world.api.try_acquire().is_err());
     world.api.forget();
     world.clock.advance(Duration::from_millis(10));
@@ -830,29 +830,29 @@ impl World {
 #[test]
 fn a_pace_that_neither_learns_nor_adapts_changes_nothing() {
     let world = paced(|pace| pace);
-    world.answer(200, &[("ratelimit-policy", "\"a\";q=20;w=1"), ("ratelimit", "\"a\";r=9;t=1")]);
-    world.answer(429, &[]);
+    world.respond(200, &[("ratelimit-policy", "\"a\";q=20;w=1"), ("ratelimit", "\"a\";r=9;t=1")]);
+    world.respond(429, &[]);
     assert_eq!(world.rate(), 100.0);
 }
 
 #[test]
 fn a_learned_rate_is_between_floor_and_ceiling_and_rises_slowly() {
     let world = paced(Pace::learn);
-    let tell = |q: &str| {
-        world.answer(200, &[("ratelimit-policy", &format!("\"a\";q={q};w=2"))]);
+    let report = |q: &str| {
+        world.respond(200, &[("ratelimit-policy", &format!("\"a\";q={q};w=2"))]);
         world.rate()
     };
-    assert_eq!(tell("1000"), 100.0);
-    assert_eq!(tell("100"), 50.0);
-    assert_eq!(tell("1"), 10.0);
+    assert_eq!(report("1000"), 100.0);
+    assert_eq!(report("100"), 50.0);
+    assert_eq!(report("1"), 10.0);
     // A higher rate is approached by a tenth each second.
-    assert_eq!(tell("1000"), 10.0);
+    assert_eq!(report("1000"), 10.0);
     world.clock.advance(secs(100));
-    assert_eq!(tell("1000"), 11.0);
-    assert_eq!(tell("1000"), 11.0);
+    assert_eq!(report("1000"), 11.0);
+    assert_eq!(report("1000"), 11.0);
     for _ in 0..30 {
         world.clock.advance(secs(1));
-        tell("1000");
+        report("1000");
     }
     assert_eq!(world.limiter.status().rate, Rate::per_second(100));
 }
@@ -861,14 +861,14 @@ fn a_learned_rate_is_between_floor_and_ceiling_and_rises_slowly() {
 fn a_rate_is_not_learned_from_redirects_caches_and_other_units() {
     let world = paced(Pace::learn);
     let policy = ("ratelimit-policy", "\"a\";q=20;w=1");
-    world.answer(302, &[policy]);
-    world.answer(200, &[policy, ("age", "9")]);
-    world.answer(200, &[("ratelimit-policy", "\"a\";q=20;w=1;qu=\"content-bytes\"")]);
+    world.respond(302, &[policy]);
+    world.respond(200, &[policy, ("age", "9")]);
+    world.respond(200, &[("ratelimit-policy", "\"a\";q=20;w=1;qu=\"content-bytes\"")]);
     assert_eq!(world.rate(), 100.0);
 }
 
 #[test]
-fn a_server_that_tells_nothing_is_adapted_to() {
+fn a_server_that_reports_nothing_is_adapted_to() {
     let world = paced(Pace::adapt);
     let mut calls: Vec<_> = (0..5).map(|_| world.call()).collect();
     for call in &mut calls {
@@ -877,16 +877,16 @@ fn a_server_that_tells_nothing_is_adapted_to() {
     assert_eq!(world.rate(), 70.0);
     for _ in 0..10 {
         world.come_back();
-        world.answer(429, &[]);
+        world.respond(429, &[]);
     }
     assert_eq!(world.rate(), 10.0);
     world.clock.advance(secs(1000));
     // The rate rises by 90/s in a minute; more than a second without calls counts as one second.
-    world.answer(200, &[]);
+    world.respond(200, &[]);
     assert!((world.rate() - 11.5).abs() < 1e-9, "{}", world.rate());
     for _ in 0..60 {
         world.clock.advance(secs(1));
-        world.answer(200, &[]);
+        world.respond(200, &[]);
     }
     assert_eq!(world.limiter.status().rate, Rate::per_second(100));
 }
@@ -1008,9 +1008,9 @@ fn a_call_in_flight_counts_as_many_permits_as_it_got() {
 #[test]
 fn a_limit_of_tokens_does_not_lower_requests_but_pauses_them_when_nothing_is_left() {
     let world = world();
-    world.answer(200, &[("x-ratelimit-remaining-tokens", "5"), ("x-ratelimit-reset-tokens", "6m0s")]);
+    world.respond(200, &[("x-ratelimit-remaining-tokens", "5"), ("x-ratelimit-reset-tokens", "6m0s")]);
     assert_eq!((world.available(), world.paused_for()), (99, Duration::ZERO));
-    world.answer(200, &[("x-ratelimit-remaining-tokens", "0"), ("x-ratelimit-reset-tokens", "6m0s")]);
+    world.respond(200, &[("x-ratelimit-remaining-tokens", "0"), ("x-ratelimit-reset-tokens", "6m0s")]);
     assert_eq!(world.paused_for(), secs(360));
 }
 
@@ -1021,8 +1021,8 @@ fn an_unnamed_limit_of_several_members_counts_calls() {
     let minute = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(100)), clock.clone());
     let all = AllOf::new("per second", &second).with("per minute", &minute);
     let api = Obey::with_options(all, options(&clock));
-    let answer = [("x-ratelimit-remaining", "2"), ("x-ratelimit-reset", "30")];
-    obey(&mut api.try_acquire().unwrap(), 200, &answer);
+    let response = [("x-ratelimit-remaining", "2"), ("x-ratelimit-reset", "30")];
+    obey(&mut api.try_acquire().unwrap(), 200, &response);
     assert_eq!((second.status().available, minute.status().available), (9, 99));
     drop((api.try_acquire().unwrap(), api.try_acquire().unwrap()));
     assert!(matches!(api.try_acquire(), Err(AllRefusal::Member { .. } | AllRefusal::Queue { .. })));
@@ -1044,7 +1044,7 @@ fn one_key_obeys_and_the_others_go_on() {
 #[test]
 fn a_call_that_costs_more_than_any_window_allows_goes_after_the_reset() {
     let world = world();
-    world.answer(200, &[("ratelimit", "\"a\";r=20;t=60")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=20;t=60")]);
     assert!(world.api.try_acquire_many(50).is_err());
     world.clock.advance(secs(62));
     assert!(world.api.try_acquire_many(50).is_ok());
@@ -1053,7 +1053,7 @@ fn a_call_that_costs_more_than_any_window_allows_goes_after_the_reset() {
 #[test]
 fn a_call_with_permits_of_its_own_counts_as_well() {
     let world = world();
-    world.answer(200, &[("ratelimit", "\"a\";r=2;t=60")]);
+    world.respond(200, &[("ratelimit", "\"a\";r=2;t=60")]);
     let calls = [world.api.begin(1), world.api.begin(1), world.api.begin(1)];
     assert_eq!(world.api.in_flight(), 3);
     assert_eq!(world.paused_for(), secs(60));
@@ -1137,7 +1137,7 @@ fn a_route_moves_to_its_bucket_when_it_is_learnt() {
 
 /// Regression: each response to a call that began at another limiter took a unit of the bucket.
 #[test]
-fn a_call_takes_one_unit_of_a_bucket_however_many_answers_it_has() {
+fn a_call_takes_one_unit_of_a_bucket_however_many_responses_it_has() {
     let routes = by_bucket(&ManualClock::new());
     let (a, b) = ("GET /channels/7/messages", "GET /channels/7/pins");
     let (mut first, mut second) = (routes.of(a).try_acquire().unwrap(), routes.of(b).try_acquire().unwrap());

@@ -20,10 +20,11 @@ use tidegate_http::obey::{Obey, Options};
 use self::mutated::pick;
 
 #[test]
-fn no_answer_makes_a_client_pause_absurdly_or_send_more() {
-    let answers = std::env::var("TIDEGATE_HTTP_FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000_u64);
-    let mut rng = SmallRng::seed_from_u64(answers);
-    let mut left = answers;
+fn no_response_makes_a_client_pause_absurdly_or_send_more() {
+    let responses =
+        std::env::var("TIDEGATE_HTTP_FUZZ").ok().and_then(|n| n.parse().ok()).unwrap_or(20_000_u64);
+    let mut rng = SmallRng::seed_from_u64(responses);
+    let mut left = responses;
     while left > 0 {
         // The range of a clock ends after 34 years.
         obey_some(&mut rng, left.min(1000));
@@ -31,7 +32,7 @@ fn no_answer_makes_a_client_pause_absurdly_or_send_more() {
     }
 }
 
-fn obey_some(rng: &mut SmallRng, answers: u64) {
+fn obey_some(rng: &mut SmallRng, responses: u64) {
     let clock = ManualClock::new();
     let requests = RateLimiter::with_clock(FixedWindow::new(Rate::per_minute(1000)), clock.clone());
     let tokens = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 1000), clock.clone());
@@ -39,13 +40,13 @@ fn obey_some(rng: &mut SmallRng, answers: u64) {
     let api = Obey::with_options(all, Options::new().clock(clock.clone()));
     let cap = Duration::from_secs(600);
     let mut calls = Vec::new();
-    for _ in 0..answers {
+    for _ in 0..responses {
         // `begin` begins a call even while the server allows no more.
         calls.push(api.begin([("tokens", rng.random_range(0..3000))]));
         if rng.random_bool(0.6) {
             let at = rng.random_range(0..calls.len());
             let mut call = calls.swap_remove(at);
-            let (status, headers) = mutated::answer(rng);
+            let (status, headers) = mutated::response(rng);
             let before = (requests.status().available, tokens.status().available);
             let body = body(rng);
             let obeyed = match rng.random_bool(0.1) {

@@ -19,27 +19,27 @@ use tidegate_http::obey::{Call, Obey, Options};
 struct Server<P: Policy> {
     quota: RateLimiter<P, ManualClock>,
     /// The server reports what remains until when. Otherwise it sends only `Retry-After`.
-    tells: bool,
+    reports: bool,
 }
 
 impl<P: Policy> Server<P> {
-    fn answer(&self) -> (u16, HeaderMap) {
+    fn respond(&self) -> (u16, HeaderMap) {
         let mut headers = HeaderMap::new();
-        let mut tell = |name: &'static str, number: u64| {
+        let mut send = |name: &'static str, number: u64| {
             headers.insert(HeaderName::from_static(name), HeaderValue::from(number));
         };
         let secs_up = |wait: Duration| wait.as_nanos().div_ceil(1_000_000_000).try_into().unwrap();
         let granted = self.quota.try_acquire();
         let status = self.quota.status();
-        if self.tells {
-            tell("x-ratelimit-limit", status.limit);
-            tell("x-ratelimit-remaining", status.available);
-            tell("x-ratelimit-reset", secs_up(status.full_in));
+        if self.reports {
+            send("x-ratelimit-limit", status.limit);
+            send("x-ratelimit-remaining", status.available);
+            send("x-ratelimit-reset", secs_up(status.full_in));
         }
         match granted {
             Ok(_) => (200, headers),
             Err(refusal) => {
-                tell("retry-after", secs_up(refusal.retry_after().unwrap()));
+                send("retry-after", secs_up(refusal.retry_after().unwrap()));
                 (429, headers)
             }
         }
@@ -52,7 +52,7 @@ type Wait = Pin<Box<dyn Future<Output = Result<Call, AllRefusal>>>>;
 enum Task {
     Waits(Wait),
     Sent { call: Call, arrives: Duration },
-    Answered { call: Call, answer: (u16, HeaderMap), arrives: Duration },
+    Responded { call: Call, response: (u16, HeaderMap), arrives: Duration },
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -102,9 +102,9 @@ fn simulate<P: Policy>(
                         Task::Sent { call: call.unwrap(), arrives: now + travel() }
                     }
                     Task::Sent { call, arrives } if arrives <= now => {
-                        Task::Answered { call, answer: server.answer(), arrives: now + travel() }
+                        Task::Responded { call, response: server.respond(), arrives: now + travel() }
                     }
-                    Task::Answered { mut call, answer: (status, headers), arrives } if arrives <= now => {
+                    Task::Responded { mut call, response: (status, headers), arrives } if arrives <= now => {
                         call.obey(StatusCode::from_u16(status).unwrap(), &headers);
                         if status == 200 {
                             outcome.granted += 1;
@@ -123,7 +123,7 @@ fn simulate<P: Policy>(
             }
         }
         let arrivals = all.iter().filter_map(|(_, _, task)| match task {
-            Some(Task::Sent { arrives, .. } | Task::Answered { arrives, .. }) => Some(*arrives + begin),
+            Some(Task::Sent { arrives, .. } | Task::Responded { arrives, .. }) => Some(*arrives + begin),
             _ => None,
         });
         let next = arrivals.min().into_iter().chain(clock.next_due().map(Duration::from)).min().unwrap();
@@ -137,12 +137,12 @@ fn client<P: Policy>(clock: &ManualClock, policy: P, jitter: f64) -> Obey {
     Obey::with_options(limiter, Options::new().clock(clock.clone()).jitter(jitter))
 }
 
-fn server<P: Policy>(clock: &ManualClock, policy: P, tells: bool) -> Server<P> {
-    Server { quota: RateLimiter::with_clock(policy, clock.clone()), tells }
+fn server<P: Policy>(clock: &ManualClock, policy: P, reports: bool) -> Server<P> {
+    Server { quota: RateLimiter::with_clock(policy, clock.clone()), reports }
 }
 
 #[test]
-fn a_server_that_tells_what_remains_refuses_nothing() {
+fn a_server_that_reports_what_remains_refuses_nothing() {
     // The number of tasks, the longest trip of a call in milliseconds, the rate and burst of the
     // client's own limiter, which allows more than the server, and the minimum number of calls in a
     // minute. The server allows 600.
@@ -172,7 +172,7 @@ fn no_window_begins_with_more_calls_than_the_server_allows() {
         let server = server(&clock, window, true);
         let client = client(&clock, TokenBucket::new(Rate::per_second(100), burst), 0.0);
         // The first call is alone, because nothing is known of the first window.
-        let (status, headers) = server.answer();
+        let (status, headers) = server.respond();
         client.try_acquire().unwrap().obey(StatusCode::from_u16(status).unwrap(), &headers);
         let minute = Duration::from_secs(60);
         let outcome = simulate((&clock, &server), &[client], (tasks, 250), minute, 0);
@@ -182,7 +182,7 @@ fn no_window_begins_with_more_calls_than_the_server_allows() {
 }
 
 #[test]
-fn a_server_with_a_bucket_that_tells_what_remains_refuses_nothing() {
+fn a_server_with_a_bucket_that_reports_what_remains_refuses_nothing() {
     for seed in 0..2 {
         let clock = ManualClock::new();
         let server = server(&clock, TokenBucket::new(Rate::per_second(10), 50), true);
@@ -194,7 +194,7 @@ fn a_server_with_a_bucket_that_tells_what_remains_refuses_nothing() {
 }
 
 #[test]
-fn a_server_that_tells_retry_after_alone_refuses_once() {
+fn a_server_that_sends_only_retry_after_refuses_once() {
     for seed in 0..6 {
         let clock = ManualClock::new();
         let server = server(&clock, SlidingLog::new(Rate::per_second(12)), false);

@@ -20,7 +20,7 @@ fn daily() -> Limit<'static> {
     Limit::new("daily", 1000).unwrap().window(Duration::from_secs(86_400)).remaining(10).reset(MINUTE)
 }
 
-fn told(limits: &[Limit<'_>], format: Format) -> Vec<(String, String)> {
+fn written(limits: &[Limit<'_>], format: Format) -> Vec<(String, String)> {
     let mut headers = HeaderMap::new();
     write::granted(limits, format, &mut headers);
     let text = |v: &HeaderValue| v.to_str().unwrap().to_owned();
@@ -34,60 +34,60 @@ fn pairs(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 }
 
 #[test]
-fn draft_tells_every_limit_by_name() {
+fn draft_writes_every_limit_by_name() {
     let expected = pairs(&[
         ("ratelimit", r#""burst";r=50;t=31, "daily";r=10;t=60"#),
         ("ratelimit-policy", r#""burst";q=100;w=60, "daily";q=1000;w=86400"#),
     ]);
-    assert_eq!(told(&[burst(), daily()], Format::Draft), expected);
+    assert_eq!(written(&[burst(), daily()], Format::Draft), expected);
 }
 
 #[test]
-fn draft_tells_unit_and_partition_key() {
+fn draft_writes_unit_and_partition_key() {
     let limit = Limit::new("peruser", 65_535).unwrap().unit(Unit::Bytes).window(MINUTE).remaining(7);
     let limit = limit.partition_key(b"App-999".as_slice());
     let expected = pairs(&[
         ("ratelimit", r#""peruser";r=7;pk=:QXBwLTk5OQ==:"#),
         ("ratelimit-policy", r#""peruser";q=65535;qu="content-bytes";w=60;pk=:QXBwLTk5OQ==:"#),
     ]);
-    assert_eq!(told(&[limit], Format::Draft), expected);
+    assert_eq!(written(&[limit], Format::Draft), expected);
 }
 
 #[test]
-fn older_formats_tell_the_tightest_limit() {
+fn older_formats_write_the_tightest_limit() {
     let limits = [burst(), daily()];
     let expected = pairs(&[
         ("ratelimit", "limit=1000, remaining=10, reset=60"),
         ("ratelimit-policy", "100;w=60, 1000;w=86400"),
     ]);
-    assert_eq!(told(&limits, Format::Draft07), expected);
+    assert_eq!(written(&limits, Format::Draft07), expected);
     let expected = pairs(&[
         ("ratelimit-limit", "1000"),
         ("ratelimit-policy", "100;w=60, 1000;w=86400"),
         ("ratelimit-remaining", "10"),
         ("ratelimit-reset", "60"),
     ]);
-    assert_eq!(told(&limits, Format::Draft06), expected);
+    assert_eq!(written(&limits, Format::Draft06), expected);
     let expected = pairs(&[
         ("ratelimit-limit", "1000, 100;w=60, 1000;w=86400"),
         ("ratelimit-remaining", "10"),
         ("ratelimit-reset", "60"),
     ]);
-    assert_eq!(told(&limits, Format::Draft03), expected);
+    assert_eq!(written(&limits, Format::Draft03), expected);
     let expected = |reset| {
         pairs(&[("x-ratelimit-limit", "1000"), ("x-ratelimit-remaining", "10"), ("x-ratelimit-reset", reset)])
     };
-    assert_eq!(told(&limits, Format::XRateLimit), expected("60"));
+    assert_eq!(written(&limits, Format::XRateLimit), expected("60"));
     let now = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_500);
-    assert_eq!(told(&limits, Format::XRateLimitUnix(now)), expected("1700000061"));
+    assert_eq!(written(&limits, Format::XRateLimitUnix(now)), expected("1700000061"));
 }
 
 #[test]
 fn a_limit_of_unknown_state_is_not_the_tightest() {
     let unknown = Limit::new("unknown", 1).unwrap();
-    let expected = told(&[daily()], Format::XRateLimit);
-    assert_eq!(told(&[unknown.clone(), daily()], Format::XRateLimit), expected);
-    assert_eq!(told(&[daily(), unknown], Format::XRateLimit), expected);
+    let expected = written(&[daily()], Format::XRateLimit);
+    assert_eq!(written(&[unknown.clone(), daily()], Format::XRateLimit), expected);
+    assert_eq!(written(&[daily(), unknown], Format::XRateLimit), expected);
 }
 
 #[test]
@@ -118,18 +118,18 @@ fn names_that_a_field_cannot_carry_are_errors() {
     }
     let quoted = Limit::new(r#"a "b" \c"#, 1).unwrap();
     let expected = pairs(&[("ratelimit-policy", r#""a \"b\" \\c";q=1"#)]);
-    assert_eq!(told(&[quoted], Format::Draft), expected);
+    assert_eq!(written(&[quoted], Format::Draft), expected);
 }
 
 #[test]
-fn numbers_that_a_field_cannot_carry_are_told_smaller() {
+fn numbers_that_a_field_cannot_carry_are_written_smaller() {
     let limit =
         Limit::new("a", u64::MAX).unwrap().remaining(u64::MAX).reset(Duration::MAX).window(Duration::ZERO);
     let expected = pairs(&[
         ("ratelimit", r#""a";r=999999999999999;t=999999999999999"#),
         ("ratelimit-policy", r#""a";q=999999999999999;w=1"#),
     ]);
-    assert_eq!(told(&[limit], Format::Draft), expected);
+    assert_eq!(written(&[limit], Format::Draft), expected);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn other_problems_and_wrong_members_are_ignored() {
 proptest! {
     /// A client that reads what a server writes never waits less than the server asks.
     #[test]
-    fn told_headers_are_read_back(
+    fn written_headers_are_read_back(
         quota in 0..1_000_000_000_u64,
         remaining in 1..1_000_000_000_u64,
         window in 1..10_000_000_u64,
@@ -188,11 +188,11 @@ proptest! {
         let limit = limit.remaining(remaining).reset(reset);
         let mut headers = HeaderMap::new();
         write::refused(&[limit], wait, format, &mut headers);
-        let answer = Reader::auto().numbers(tidegate_http::read::Numbers::Seconds).read(StatusCode::TOO_MANY_REQUESTS, &headers);
+        let response = Reader::auto().numbers(tidegate_http::read::Numbers::Seconds).read(StatusCode::TOO_MANY_REQUESTS, &headers);
         let up = |d: Duration| Duration::from_secs(u64::try_from(d.as_nanos().div_ceil(1_000_000_000)).unwrap());
-        prop_assert_eq!(answer.retry_after, Some(When::In(up(wait))));
-        let read = &answer.limits[0];
-        prop_assert_eq!(answer.limits.len(), 1);
+        prop_assert_eq!(response.retry_after, Some(When::In(up(wait))));
+        let read = &response.limits[0];
+        prop_assert_eq!(response.limits.len(), 1);
         #[expect(clippy::cast_precision_loss)]
         let counts = (Some(quota as f64), Some(remaining as f64));
         prop_assert_eq!((read.limit, read.remaining), counts);
@@ -208,7 +208,7 @@ proptest! {
 
 /// Regression: a limiter whose store did not reply reports a wait of zero.
 #[test]
-fn no_refusal_asks_to_come_again_at_once() {
+fn no_refusal_asks_to_retry_at_once() {
     let mut headers = HeaderMap::new();
     write::refused(&[], Duration::ZERO, Format::Draft, &mut headers);
     assert_eq!(headers["retry-after"], "1");

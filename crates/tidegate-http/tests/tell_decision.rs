@@ -12,7 +12,7 @@ use tidegate::{
 };
 use tidegate_http::write::{Format, Limit, decision, decision_of_all, granted};
 
-fn told(headers: &HeaderMap, name: &str) -> Option<String> {
+fn written(headers: &HeaderMap, name: &str) -> Option<String> {
     Some(headers.get(name)?.to_str().unwrap().to_owned())
 }
 
@@ -21,34 +21,34 @@ fn limit() -> Limit<'static> {
 }
 
 #[test]
-fn a_grant_that_was_not_asked_what_it_left_tells_the_policy() {
+fn a_grant_that_was_not_asked_what_it_left_writes_the_policy() {
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 10), ManualClock::new());
     let mut headers = HeaderMap::new();
     decision(&limit(), &limiter.try_acquire(), Format::Draft, &mut headers);
-    assert_eq!(told(&headers, "ratelimit-policy").as_deref(), Some("\"a\";q=10"));
-    assert_eq!(told(&headers, "ratelimit"), None);
+    assert_eq!(written(&headers, "ratelimit-policy").as_deref(), Some("\"a\";q=10"));
+    assert_eq!(written(&headers, "ratelimit"), None);
 }
 
 #[test]
-fn a_refusal_that_waiting_does_not_help_tells_no_time() {
+fn a_refusal_that_waiting_does_not_help_writes_no_time() {
     for refusal in [Refusal::ZeroPermits, Refusal::Closed, Refusal::ExceedsLimit { requested: 11, limit: 10 }]
     {
         let mut headers = HeaderMap::new();
         decision(&limit(), &Err(refusal), Format::Draft, &mut headers);
-        assert_eq!(told(&headers, "retry-after"), None);
-        assert_eq!(told(&headers, "ratelimit"), None);
+        assert_eq!(written(&headers, "retry-after"), None);
+        assert_eq!(written(&headers, "ratelimit"), None);
     }
 }
 
 #[test]
-fn a_pause_is_told() {
+fn a_pause_is_written() {
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 10), ManualClock::new());
     limiter.pause_for(Duration::from_millis(29_001));
     let mut headers = HeaderMap::new();
     decision(&limit(), &limiter.try_acquire(), Format::Draft, &mut headers);
     // The pause, and one interval.
-    assert_eq!(told(&headers, "retry-after").as_deref(), Some("31"));
-    assert_eq!(told(&headers, "ratelimit").as_deref(), Some("\"a\";r=0;t=31"));
+    assert_eq!(written(&headers, "retry-after").as_deref(), Some("31"));
+    assert_eq!(written(&headers, "ratelimit").as_deref(), Some("\"a\";r=0;t=31"));
 }
 
 #[test]
@@ -74,33 +74,33 @@ fn the_member_that_refused_has_nothing_left() {
     let mut headers = HeaderMap::new();
     decision_of_all(&refused, Format::Draft, &mut headers);
     assert_eq!(
-        told(&headers, "ratelimit-policy").as_deref(),
+        written(&headers, "ratelimit-policy").as_deref(),
         Some(r#""bucket";q=10;w=10, "hour";q=1000;w=3600, "calls";q=4;qu="concurrent-requests""#)
     );
     assert_eq!(
-        told(&headers, "ratelimit").as_deref(),
+        written(&headers, "ratelimit").as_deref(),
         Some(r#""bucket";r=0;t=3, "hour";r=999;t=3600, "calls";r=3"#)
     );
-    assert_eq!(told(&headers, "retry-after").as_deref(), Some("3"));
+    assert_eq!(written(&headers, "retry-after").as_deref(), Some("3"));
 
     // A request that does not ask for the state gets the time to retry.
     let refused = all.try_acquire_many([("bucket", 5)]);
     let mut headers = HeaderMap::new();
     decision_of_all(&refused, Format::Draft, &mut headers);
-    assert_eq!((headers.len(), told(&headers, "retry-after").as_deref()), (1, Some("5")));
+    assert_eq!((headers.len(), written(&headers, "retry-after").as_deref()), (1, Some("5")));
 }
 
 #[test]
-fn a_limit_that_fills_in_less_than_a_second_tells_what_comes_in_within_one() {
-    let told_by = |status: &tidegate::Status| {
+fn a_limit_that_fills_in_less_than_a_second_writes_what_accrues_within_one() {
+    let written_for = |status: &tidegate::Status| {
         let mut headers = HeaderMap::new();
         granted(&[Limit::of("a", status).unwrap()], Format::Draft, &mut headers);
-        (told(&headers, "ratelimit-policy").unwrap(), told(&headers, "ratelimit").unwrap())
+        (written(&headers, "ratelimit-policy").unwrap(), written(&headers, "ratelimit").unwrap())
     };
     let bucket = |rate, burst| {
         let limiter = RateLimiter::with_clock(TokenBucket::new(rate, burst), ManualClock::new());
         let _ = limiter.try_acquire();
-        told_by(&limiter.status())
+        written_for(&limiter.status())
     };
     let strings = |policy: &str, state: &str| (policy.to_owned(), state.to_owned());
     assert_eq!(bucket(Rate::per_second(10), 1), strings("\"a\";q=10;w=1", "\"a\";r=0;t=1"));
@@ -112,14 +112,14 @@ fn a_limit_that_fills_in_less_than_a_second_tells_what_comes_in_within_one() {
     assert_eq!(bucket(slow, 1), strings("\"a\";q=1;w=1", "\"a\";r=0;t=1"));
     let short = FixedWindow::new(Rate::new(5, Duration::from_millis(100)).unwrap());
     let limiter = RateLimiter::with_clock(short, ManualClock::new());
-    assert_eq!(told_by(&limiter.status()).0, "\"a\";q=50;w=1");
+    assert_eq!(written_for(&limiter.status()).0, "\"a\";q=50;w=1");
 }
 
 proptest! {
     /// A client that waits for the written time is granted; a client that waits a second less is
     /// not.
     #[test]
-    fn times_told_are_true(burst in 1..20_u32, per_minute in 1..500_u64, takes in prop::collection::vec(1..5_u32, 1..60)) {
+    fn written_times_are_true(burst in 1..20_u32, per_minute in 1..500_u64, takes in prop::collection::vec(1..5_u32, 1..60)) {
         let clock = ManualClock::new();
         let policy = TokenBucket::new(Rate::per_minute(per_minute), burst);
         let limiter = RateLimiter::with_clock(policy, clock.clone());
@@ -128,13 +128,13 @@ proptest! {
             let decided = limiter.try_acquire_many(request);
             let mut headers = HeaderMap::new();
             decision(&Limit::new("a", burst.into()).unwrap(), &decided, Format::XRateLimit, &mut headers);
-            let remaining: u64 = told(&headers, "x-ratelimit-remaining").unwrap().parse().unwrap();
+            let remaining: u64 = written(&headers, "x-ratelimit-remaining").unwrap().parse().unwrap();
             match decided {
                 Ok(_) => prop_assert_eq!(remaining, limiter.status().available),
                 Err(_) => {
                     prop_assert_eq!(remaining, 0);
-                    let wait = told(&headers, "retry-after").unwrap();
-                    prop_assert_eq!(told(&headers, "x-ratelimit-reset"), Some(wait.clone()));
+                    let wait = written(&headers, "retry-after").unwrap();
+                    prop_assert_eq!(written(&headers, "x-ratelimit-reset"), Some(wait.clone()));
                     let wait = Duration::from_secs(wait.parse().unwrap());
                     clock.advance(wait - Duration::from_secs(1));
                     let early = limiter.try_acquire_many(request).is_ok();

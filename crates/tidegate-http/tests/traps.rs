@@ -37,8 +37,8 @@ fn only(pairs: &[(&str, &str)]) -> ServerLimit {
     limits[0].clone()
 }
 
-fn pause(answer: &ResponseLimits) -> Advice {
-    answer.advice(SystemTime::UNIX_EPOCH, DEFAULT_MAX_PAUSE)
+fn pause(response: &ResponseLimits) -> Advice {
+    response.advice(SystemTime::UNIX_EPOCH, DEFAULT_MAX_PAUSE)
 }
 
 fn seconds(seconds: f64) -> Option<When> {
@@ -177,11 +177,11 @@ fn retry_after_is_seconds_or_a_date() {
 }
 
 #[test]
-fn of_two_hints_to_come_again_the_longer_counts() {
-    let answer = read(429, &[("retry-after", "1"), ("retry-after-ms", "1500")]);
-    assert_eq!(answer.retry_after, seconds(1.5));
-    let answer = read(429, &[("retry-after", "5"), ("retry-after", "60")]);
-    assert_eq!(answer.retry_after, seconds(60.0));
+fn of_two_hints_to_retry_the_longer_counts() {
+    let response = read(429, &[("retry-after", "1"), ("retry-after-ms", "1500")]);
+    assert_eq!(response.retry_after, seconds(1.5));
+    let response = read(429, &[("retry-after", "5"), ("retry-after", "60")]);
+    assert_eq!(response.retry_after, seconds(60.0));
 }
 
 #[test]
@@ -212,23 +212,23 @@ fn times_in_minutes_are_read() {
         }
         for name in ["reset-minutes", "reset-in-minutes", "reset-after-minutes"] {
             let name = format!("x-ratelimit-{name}");
-            let told = only(&[(&name, value), ("x-ratelimit-remaining", "5")]);
-            assert_eq!(told.reset, expected, "{name}");
+            let reported = only(&[(&name, value), ("x-ratelimit-remaining", "5")]);
+            assert_eq!(reported.reset, expected, "{name}");
         }
-        let told = only(&[("x-ratelimit-window-minutes", value), ("x-ratelimit-limit", "5")]);
-        assert_eq!(told.window.map(When::In), expected);
+        let reported = only(&[("x-ratelimit-window-minutes", value), ("x-ratelimit-limit", "5")]);
+        assert_eq!(reported.window.map(When::In), expected);
     }
 }
 
 #[test]
-fn times_of_the_calendar_count_from_the_date_of_the_answer() {
+fn absolute_timestamps_count_from_the_date_of_the_response() {
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "1792567710")];
     let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_567_710);
     assert_eq!(only(&pairs).reset, Some(When::At(at)));
     // A clock that is an hour late, and a clock that is an hour early.
     for now in [at + Duration::from_secs(3600), at - Duration::from_secs(3600)] {
-        let answer = read(200, &[pairs[0], pairs[1], DATE]);
-        assert_eq!(answer.advice(now, DEFAULT_MAX_PAUSE), for_seconds(30));
+        let response = read(200, &[pairs[0], pairs[1], DATE]);
+        assert_eq!(response.advice(now, DEFAULT_MAX_PAUSE), for_seconds(30));
     }
     let without = read(200, &pairs);
     assert_eq!(without.advice(at - Duration::from_secs(7), DEFAULT_MAX_PAUSE), for_seconds(7));
@@ -306,9 +306,13 @@ fn sentinels_are_unknown_and_not_exhausted() {
     for sentinel in
         ["-1", "", "unlimited", "-5", "18446744073709551615", "999999999999999.9999999999", "null"]
     {
-        let answer = read(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", sentinel)]);
-        assert_eq!((answer.limits[0].limit, answer.limits[0].remaining), (Some(100.0), None), "{sentinel}");
-        assert_eq!(pause(&answer), Advice::Go, "{sentinel}");
+        let response = read(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", sentinel)]);
+        assert_eq!(
+            (response.limits[0].limit, response.limits[0].remaining),
+            (Some(100.0), None),
+            "{sentinel}"
+        );
+        assert_eq!(pause(&response), Advice::Go, "{sentinel}");
     }
 }
 
@@ -316,8 +320,8 @@ fn sentinels_are_unknown_and_not_exhausted() {
 fn bytes_that_are_no_text_leave_the_other_headers_alone() {
     let mut map = headers(&[("x-ratelimit-reset", "30")]);
     map.insert("x-ratelimit-remaining", HeaderValue::from_bytes(b"\xff5").unwrap());
-    let answer = Reader::auto().read(StatusCode::OK, &map);
-    assert_eq!((answer.limits[0].remaining, answer.limits[0].reset), (None, seconds(30.0)));
+    let response = Reader::auto().read(StatusCode::OK, &map);
+    assert_eq!((response.limits[0].remaining, response.limits[0].reset), (None, seconds(30.0)));
 }
 
 #[test]
@@ -383,7 +387,7 @@ fn refusals_are_known_by_status_and_headers() {
 /// the subscription. A plain error with these headers was read as a refusal.
 #[test]
 fn a_status_of_one_window_of_anthropic_refuses_nothing() {
-    let told = |status: &'static str| {
+    let reported = |status: &'static str| {
         [
             ("anthropic-ratelimit-unified-5h-reset", "1792571280"),
             ("anthropic-ratelimit-unified-5h-status", "allowed"),
@@ -400,15 +404,15 @@ fn a_status_of_one_window_of_anthropic_refuses_nothing() {
     };
     for status in [400, 403, 503, 200] {
         for verdict in ["allowed", "allowed_warning"] {
-            let answer = read(status, &told(verdict));
-            assert_eq!((pause(&answer), answer.reason), (Advice::Go, None), "{status} {verdict}");
+            let response = read(status, &reported(verdict));
+            assert_eq!((pause(&response), response.reason), (Advice::Go, None), "{status} {verdict}");
         }
     }
     // The reset without a window is the end of the refusal, whichever window refused.
     let hour = Duration::from_secs(3600);
     let until_reset = Advice::Pause { wait: DEFAULT_MAX_PAUSE, asked: hour };
-    assert_eq!(pause(&read(400, &told("rejected"))), until_reset);
-    let refused = read(429, &told("rejected"));
+    assert_eq!(pause(&read(400, &reported("rejected"))), until_reset);
+    let refused = read(429, &reported("rejected"));
     assert_eq!((pause(&refused), refused.reason.as_deref()), (until_reset, Some("rejected")));
 }
 
@@ -423,9 +427,9 @@ fn a_limit_of_calls_in_flight_that_is_full_refuses_by_the_status_only() {
             ("grpc-status", "8"),
         ];
         for status in [200, 400, 403, 404, 503] {
-            let answer = read(status, &full);
-            assert!(!answer.refused, "{status}");
-            assert_eq!(pause(&answer), Advice::Go, "{status}");
+            let response = read(status, &full);
+            assert!(!response.refused, "{status}");
+            assert_eq!(pause(&response), Advice::Go, "{status}");
         }
         assert_eq!(pause(&read(429, &full)), BACK_OFF);
     }
@@ -440,7 +444,7 @@ fn retry_after_counts_before_resets() {
 }
 
 #[test]
-fn an_answer_pauses_when_nothing_is_left() {
+fn a_response_pauses_when_nothing_is_left() {
     assert_eq!(
         pause(&read(200, &[("ratelimit", "\"a\";r=0;t=60, \"b\";r=0;t=7, \"c\";r=1;t=90")])),
         for_seconds(60)
@@ -451,7 +455,7 @@ fn an_answer_pauses_when_nothing_is_left() {
 }
 
 #[test]
-fn answers_out_of_a_cache_and_redirects_do_not_pause() {
+fn responses_out_of_a_cache_and_redirects_do_not_pause() {
     let pairs = [("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "60")];
     let cached = read(200, &[pairs[0], pairs[1], ("age", "20")]);
     assert_eq!((cached.trusted, pause(&cached)), (false, Advice::Go));
@@ -611,7 +615,7 @@ fn a_window_of_zero_is_none() {
 }
 
 #[test]
-fn reasons_and_scopes_of_refusals_are_told() {
+fn reasons_and_scopes_of_refusals_are_read() {
     let jira = read(429, &[("RateLimit-Reason", "jira-burst-based")]);
     assert_eq!(jira.reason.as_deref(), Some("jira-burst-based"));
     let stripe = read(429, &[("Stripe-Rate-Limited-Reason", "endpoint-rate")]);
@@ -628,8 +632,8 @@ fn retry_after_is_read_behind_very_many_headers() {
         map.append(name, HeaderValue::from_static("5"));
     }
     map.append("retry-after", HeaderValue::from_static("7"));
-    let answer = Reader::auto().read(StatusCode::TOO_MANY_REQUESTS, &map);
-    assert_eq!(pause(&answer), for_seconds(7));
+    let response = Reader::auto().read(StatusCode::TOO_MANY_REQUESTS, &map);
+    assert_eq!(pause(&response), for_seconds(7));
 }
 
 #[test]
@@ -644,12 +648,12 @@ fn a_limit_of_requests_is_not_joined_to_one_of_tokens() {
 /// gRPC sends its status in a header, and sends RESOURCE_EXHAUSTED also for messages that are too
 /// long.
 #[test]
-fn a_refusal_of_grpc_tells_a_limit() {
+fn a_refusal_of_grpc_reports_a_limit() {
     let pushback = ("grpc-retry-pushback-ms", "1500");
     for status in ["8", "14"] {
-        let answer = read(200, &[("grpc-status", status), pushback]);
-        assert!(answer.refused);
-        assert_eq!(answer.retry_after, seconds(1.5));
+        let response = read(200, &[("grpc-status", status), pushback]);
+        assert!(response.refused);
+        assert_eq!(response.retry_after, seconds(1.5));
     }
     assert!(!read(200, &[("grpc-status", "8")]).refused);
     assert!(!read(200, &[("grpc-status", "13"), pushback]).refused);
@@ -658,8 +662,8 @@ fn a_refusal_of_grpc_tells_a_limit() {
     assert!(!read(200, &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "-1")]).refused);
 }
 
-/// Regression: Brave Search sells plans without a monthly quota, and sends a quota of 0 for them.
-/// Localist and Tyk send 0 for no limit. Each success paused the client.
+/// Brave Search sells plans without a monthly quota, and sends a quota of 0 for them. Localist and
+/// Tyk send 0 for no limit. Regression: each success paused the client.
 #[test]
 fn a_limit_of_zero_on_a_success_is_none() {
     let brave = [
@@ -680,8 +684,8 @@ fn a_limit_of_zero_on_a_success_is_none() {
     let unlimited = [("x-ratelimit-limit", "0"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "0")];
     for headers in [&unlimited[..2], &unlimited] {
         for status in [200, 204, 404] {
-            let answer = read(status, headers);
-            assert_eq!((pause(&answer), answer.limits), (Advice::Go, vec![]), "{status}");
+            let response = read(status, headers);
+            assert_eq!((pause(&response), response.limits), (Advice::Go, vec![]), "{status}");
         }
         for status in [403, 429] {
             let refusal = read(status, headers);
@@ -690,7 +694,7 @@ fn a_limit_of_zero_on_a_success_is_none() {
     }
 }
 
-/// Regression: OpenAlex bills in dollars, and sends balances that were never filled. Each success
+/// OpenAlex bills in dollars, and sends balances that were never filled. Regression: each success
 /// made the client back off.
 #[test]
 fn a_balance_of_nothing_refuses_no_request() {
@@ -705,11 +709,11 @@ fn a_balance_of_nothing_refuses_no_request() {
         ("x-ratelimit-cost-usd", "0.001"),
         ("x-ratelimit-credits-used", "10"),
     ];
-    let answer = read(200, &openalex);
-    assert_eq!(pause(&answer), Advice::Go);
-    let told: Vec<_> = answer.limits.iter().map(|l| (l.unit, l.limit, l.remaining, l.reset)).collect();
+    let response = read(200, &openalex);
+    assert_eq!(pause(&response), Advice::Go);
+    let reported: Vec<_> = response.limits.iter().map(|l| (l.unit, l.limit, l.remaining, l.reset)).collect();
     assert_eq!(
-        told,
+        reported,
         [
             (Some(Unit::Requests), Some(10000.0), Some(2098.0), seconds(41_992.0)),
             (None, Some(1.0), Some(0.2098), None),
@@ -732,7 +736,7 @@ fn statuses_of_single_apis_refuse_with_a_time_only() {
     assert_eq!(pause(&read(529, &[])), Advice::Go);
 }
 
-/// Regression: Discord sent milliseconds before version 8 of its API: a wait of seconds became a
+/// Discord sent milliseconds before version 8 of its API. Regression: a wait of seconds became a
 /// wait of hours.
 #[test]
 fn retry_after_in_milliseconds_is_known_by_the_reset() {
@@ -758,8 +762,8 @@ fn retry_after_in_milliseconds_is_known_by_the_reset() {
     // A date has no unit, and the name contains the unit.
     let date = [("retry-after", "Wed, 21 Oct 2026 09:15:37 GMT"), discord[2], discord[4], DATE];
     assert_eq!(read(429, &date).retry_after, seconds(6457.0));
-    let told = [("x-ratelimit-retry-after-seconds", "6457"), discord[2], discord[4]];
-    assert_eq!(read(429, &told).retry_after, seconds(6457.0));
+    let reported = [("x-ratelimit-retry-after-seconds", "6457"), discord[2], discord[4]];
+    assert_eq!(read(429, &reported).retry_after, seconds(6457.0));
 }
 
 /// An Anthropic subscription has windows of five hours and of seven days, and Anthropic sends the
@@ -809,7 +813,7 @@ fn a_refusal_ends_at_a_reset_of_a_limit_that_does_not_say_what_is_left() {
 }
 
 #[test]
-fn names_of_limits_in_pairs_are_told() {
+fn names_of_limits_in_pairs_are_read() {
     let json = r#"{"limit":1000,"remaining":999,"name":"General"}"#;
     for (header, value, name) in [
         ("x-ratelimit", json, "General"),
@@ -876,12 +880,12 @@ fn limits_of_names_outside_the_grammar_refuse() {
 fn limits_by_categories_have_names_and_scopes() {
     let value = "60:default;error;security;attachment:organization:error_usage_exceeded, 2700::organization";
     let sentry = [("x-sentry-rate-limits", value)];
-    let answer = read(429, &sentry);
-    let told: Vec<_> = answer.limits.iter().map(|l| (l.name.as_deref(), l.scope.as_deref())).collect();
+    let response = read(429, &sentry);
+    let reported: Vec<_> = response.limits.iter().map(|l| (l.name.as_deref(), l.scope.as_deref())).collect();
     let organization = Some("organization");
-    assert_eq!(told, [(Some("default;error;security;attachment"), organization), (None, organization)]);
+    assert_eq!(reported, [(Some("default;error;security;attachment"), organization), (None, organization)]);
     let until_reset = Advice::Pause { wait: DEFAULT_MAX_PAUSE, asked: Duration::from_secs(2700) };
-    assert_eq!((pause(&answer), pause(&read(200, &sentry))), (until_reset, until_reset));
+    assert_eq!((pause(&response), pause(&read(200, &sentry))), (until_reset, until_reset));
     assert_eq!(pause(&read(429, &[sentry[0], ("retry-after", "60")])), for_seconds(60));
     for value in ["60:error", "60:error:5", "60:5:key", ":error:key", "-1:error:key", "x:error:key"] {
         assert_eq!(limits(&[("x-sentry-rate-limits", value)]), [], "{value}");
@@ -893,8 +897,8 @@ fn limits_by_categories_have_names_and_scopes() {
 #[test]
 fn a_state_of_a_limit_marks_no_refusal() {
     let state = [("x-rate-limit-ip", "8:10:60"), ("x-rate-limit-ip-state", "7:10:0")];
-    let answer = read(400, &state);
-    assert_eq!((answer.refused, answer.reason.as_deref(), pause(&answer)), (false, None, Advice::Go));
+    let response = read(400, &state);
+    assert_eq!((response.refused, response.reason.as_deref(), pause(&response)), (false, None, Advice::Go));
     let banned = [("x-rate-limit-ip", "8:10:60"), ("x-rate-limit-ip-state", "1:10:60")];
     assert_eq!(pause(&read(200, &banned)), for_seconds(60));
 }

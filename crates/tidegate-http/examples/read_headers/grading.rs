@@ -37,13 +37,13 @@ pub(crate) fn grade(line: &str) -> Outcome {
     let now = SystemTime::UNIX_EPOCH + Duration::try_from_secs_f64(now).unwrap_or_default();
 
     let start = Instant::now();
-    let answer = Reader::auto().read(status, &headers);
+    let response = Reader::auto().read(status, &headers);
     let took = start.elapsed();
 
     let mut grader = Grader { block: &block, now, faults: Vec::new() };
-    grader.limits(&answer);
-    grader.retry_after(&answer);
-    grader.pause(&answer);
+    grader.limits(&response);
+    grader.retry_after(&response);
+    grader.pause(&response);
     if let Some(most) = block["max_seconds"].as_f64() {
         grader.check(took.as_secs_f64() <= most, || format!("took {took:?}"));
     }
@@ -51,7 +51,7 @@ pub(crate) fn grade(line: &str) -> Outcome {
         id: block["id"].as_str().unwrap_or("?").to_owned(),
         faults: grader.faults,
         expected: block["expect"].to_string(),
-        got: show(&answer, now),
+        got: show(&response, now),
     }
 }
 
@@ -113,14 +113,14 @@ impl Grader<'_> {
         self.block["lenient"].as_array().into_iter().flatten().any(|w| w == word)
     }
 
-    fn limits(&mut self, answer: &ResponseLimits) {
+    fn limits(&mut self, response: &ResponseLimits) {
         let no_limits = Vec::new();
         let expected = self.expect()["limits"].as_array().unwrap_or(&no_limits);
         let none_will_do = self.is_lenient("limits") || self.block["stale"] == true;
-        if answer.limits.is_empty() && none_will_do {
+        if response.limits.is_empty() && none_will_do {
             return;
         }
-        let mut left: Vec<&ServerLimit> = answer.limits.iter().collect();
+        let mut left: Vec<&ServerLimit> = response.limits.iter().collect();
         let mut missing = Vec::new();
         let mut faults = Vec::new();
         for one in expected {
@@ -201,11 +201,11 @@ impl Grader<'_> {
         when.wait(self.now).as_secs_f64()
     }
 
-    fn retry_after(&mut self, answer: &ResponseLimits) {
-        let got = answer.retry_after.map(|when| self.seconds(when));
+    fn retry_after(&mut self, response: &ResponseLimits) {
+        let got = response.retry_after.map(|when| self.seconds(when));
         let expected = &self.expect()["retry_after_seconds"];
         let at = self.block["retry_at"].as_f64().or(self.expect()["retry_at"].as_f64());
-        let fits = match (expected.as_f64(), at, answer.retry_after, got) {
+        let fits = match (expected.as_f64(), at, response.retry_after, got) {
             (Some(expected), _, _, Some(got)) => near_time(expected, got),
             (None, Some(at), Some(When::At(time)), _) => near_time(at, unix(time)),
             (None, None, _, None) => true,
@@ -217,8 +217,8 @@ impl Grader<'_> {
         self.check(fits, || format!("retry after {got:?}"));
     }
 
-    fn pause(&mut self, answer: &ResponseLimits) {
-        let pause = answer.advice(self.now, DEFAULT_MAX_PAUSE);
+    fn pause(&mut self, response: &ResponseLimits) {
+        let pause = response.advice(self.now, DEFAULT_MAX_PAUSE);
         if let Some(expected) = self.expect()["pause"].as_bool() {
             let fits = (pause != Advice::Go) == expected;
             self.check(fits, || format!("pause {pause:?}"));
@@ -240,8 +240,8 @@ fn unix(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-fn show(answer: &ResponseLimits, now: SystemTime) -> String {
-    let limits: Vec<String> = answer
+fn show(response: &ResponseLimits, now: SystemTime) -> String {
+    let limits: Vec<String> = response
         .limits
         .iter()
         .map(|l| {
@@ -255,7 +255,7 @@ fn show(answer: &ResponseLimits, now: SystemTime) -> String {
         .collect();
     format!(
         "{limits:?}, retry after {:?}, pause {:?}",
-        answer.retry_after,
-        answer.advice(now, DEFAULT_MAX_PAUSE)
+        response.retry_after,
+        response.advice(now, DEFAULT_MAX_PAUSE)
     )
 }

@@ -19,7 +19,7 @@ use crate::read::ResponseLimits;
 /// Drop a call without a response from its server: the connection failed, or another server
 /// responded after a redirect.
 #[derive(Debug)]
-#[must_use = "give it the answer of the server by `obey`: dropping it means that there was none"]
+#[must_use = "pass the response of the server to `obey`: dropping the call means that there was no response"]
 pub struct Call {
     obey: Obey,
     ticket: Ticket,
@@ -35,7 +35,7 @@ pub(super) enum Held {
     /// Held only to be dropped with the call.
     Permits(#[expect(dead_code)] AllPermits),
     /// The mutex is never locked: it only makes the call `Sync`.
-    Place(Mutex<AnyReservation>),
+    Reservation(Mutex<AnyReservation>),
 }
 
 /// The effect of a response.
@@ -72,8 +72,8 @@ impl Call {
     }
 
     /// Obeys limits that were read elsewhere, for example from a body.
-    pub fn obey_limits(&mut self, answer: ResponseLimits) -> Obeyed {
-        self.obey.obey_limits(&mut self.ticket, answer, true)
+    pub fn obey_limits(&mut self, limits: ResponseLimits) -> Obeyed {
+        self.obey.obey_limits(&mut self.ticket, limits, true)
     }
 
     /// Returns the time that the call waited for its permits, the sum of all its waits.
@@ -98,7 +98,9 @@ impl Call {
     /// cost.
     pub fn settle<'a>(mut self, used: impl Into<AllRequest<'a>>) -> Result<(), AllRefusal> {
         match std::mem::replace(&mut self.held, Held::Nothing) {
-            Held::Place(place) => place.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used),
+            Held::Reservation(reservation) => {
+                reservation.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used)
+            }
             Held::Nothing | Held::Permits(_) => Ok(()),
         }
     }

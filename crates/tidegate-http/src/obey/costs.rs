@@ -10,8 +10,8 @@ impl Count {
     pub(super) const CALLS: Count = Count(0);
 
     /// Returns the unit of the member at this index of the list of members.
-    pub(super) fn of_member(place: usize) -> Count {
-        Count(place + 1)
+    pub(super) fn of_member(index: usize) -> Count {
+        Count(index + 1)
     }
 
     pub(super) fn member(self) -> Option<usize> {

@@ -25,12 +25,12 @@ use crate::read::ResponseLimits;
 ///
 /// # Fairness and cancel safety
 ///
-/// As for the limiter, with two exceptions, in which a call waits a second time, at the end of the
-/// queue: another call took the last units that the server allows while this call was granted, or
-/// its route moved to the limiter of its [bucket](super::Scopes#buckets). In both cases its permits
-/// go back to the limiter: the call pays once, and nothing if it is refused. A limiter over a store
-/// takes back only the permits of a [reserved](Obey::reserve) call. Observers of the limiter are
-/// notified of each grant.
+/// Like those of the limiter, except that a call waits a second time, at the end of the queue, in
+/// two cases. Either another call took the last units that the server allows while this call was
+/// granted, or the call's route moved to the limiter of its [bucket](super::Scopes#buckets). In
+/// both cases the permits of the first wait go back to the limiter: the call pays once, and nothing
+/// if it is refused. A limiter over a store takes back only the permits of a
+/// [reserved](Obey::reserve) call. Observers of the limiter are notified of each grant.
 #[derive(Clone)]
 pub struct Obey {
     shared: Arc<Shared>,
@@ -123,7 +123,7 @@ impl Obey {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire`].
+    /// The errors of [`AnyLimiter::acquire`].
     pub async fn acquire(&self) -> Result<Call, AllRefusal> {
         self.acquire_many(AllRequest::new()).await
     }
@@ -136,7 +136,7 @@ impl Obey {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::acquire_many`].
+    /// The errors of [`AnyLimiter::acquire_many`].
     pub async fn acquire_many(&self, request: impl Into<AllRequest<'_>>) -> Result<Call, AllRefusal> {
         let request = request.into();
         let (mut at, mut tries) = (self.here(), Tries::new());
@@ -152,7 +152,7 @@ impl Obey {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::try_acquire`].
+    /// The errors of [`AnyLimiter::try_acquire`].
     pub fn try_acquire(&self) -> Result<Call, AllRefusal> {
         self.try_acquire_many(AllRequest::new())
     }
@@ -161,7 +161,7 @@ impl Obey {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::try_acquire_many`].
+    /// The errors of [`AnyLimiter::try_acquire_many`].
     pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
         let (mut at, mut tries) = (self.here(), Tries::new());
@@ -178,7 +178,7 @@ impl Obey {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::blocking_acquire_many`].
+    /// The errors of [`AnyLimiter::blocking_acquire_many`].
     pub fn blocking_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
         let (mut at, mut tries) = (self.here(), Tries::new());
@@ -196,7 +196,7 @@ impl Obey {
     ///
     /// # Errors
     ///
-    /// As [`AnyLimiter::reserve`].
+    /// The errors of [`AnyLimiter::reserve`].
     ///
     /// # Examples
     ///
@@ -216,7 +216,7 @@ impl Obey {
     /// let api = Obey::with_options(both, Options::new().clock(clock));
     ///
     /// let mut call = api.reserve([("tokens", 800)])?.await?;
-    /// // ... send, and read the answer
+    /// // ... send, and read the response
     /// call.obey(StatusCode::OK, &HeaderMap::new());
     /// call.settle([("tokens", 300)])?;
     /// assert_eq!(tokens.status().available, 5700);
@@ -278,14 +278,16 @@ impl Obey {
     pub(super) fn begin_reserved(
         &mut self,
         request: &AllRequest<'_>,
-        place: AnyReservation,
+        reservation: AnyReservation,
         waited: Duration,
         tries: &mut Tries,
     ) -> Result<Call, AnyReservation> {
         // The most permits that the request may have got.
         match self.begin_try(request, request.to_request().most, waited, tries) {
-            Some(ticket) => Ok(Call::new(self.clone(), ticket, tries.waited, Held::Place(Mutex::new(place)))),
-            None => Err(place),
+            Some(ticket) => {
+                Ok(Call::new(self.clone(), ticket, tries.waited, Held::Reservation(Mutex::new(reservation))))
+            }
+            None => Err(reservation),
         }
     }
 
@@ -380,11 +382,11 @@ impl Obey {
         body: Option<&[u8]>,
     ) -> Obeyed {
         let options = &self.shared.options;
-        let mut answer = match body {
+        let mut response = match body {
             Some(body) => options.reader.read_with_body(status, headers, body),
             None => options.reader.read(status, headers),
         };
-        answer.refused |= options.is_refusal(status, headers);
+        response.refused |= options.is_refusal(status, headers);
         let is_success = !status.is_server_error();
         if let Some(bucket) = self.home.as_ref().and_then(|home| home.bucket(headers, self)) {
             // The call began at the limiter that its route now leaves.
@@ -392,7 +394,7 @@ impl Obey {
             *ticket = bucket.begin_in_any_case(ticket.costs().clone());
             *self = bucket;
         }
-        let obeyed = self.obey_limits(ticket, answer, is_success);
+        let obeyed = self.obey_limits(ticket, response, is_success);
         if let (Some(home), Some(wait)) = (&self.home, obeyed.paused_for)
             && obeyed.answer.is_global()
         {
@@ -416,20 +418,20 @@ impl Obey {
     pub(super) fn obey_limits(
         &self,
         ticket: &mut Ticket,
-        mut answer: ResponseLimits,
+        mut response: ResponseLimits,
         is_success: bool,
     ) -> Obeyed {
         let Shared { non_blocking, options, members, .. } = &*self.shared;
-        forget_calendar(&mut answer);
-        let counts: Vec<_> = answer.limits.iter().map(|limit| options.count(limit, members)).collect();
+        forget_timestamps(&mut response);
+        let counts: Vec<_> = response.limits.iter().map(|limit| options.count(limit, members)).collect();
         let terms = Terms { max_pause: options.max_pause, back_off: options.back_off };
         let now = self.now();
-        let orders = self.state().learn(now, ticket, &answer, &counts, is_success, terms);
-        self.set_pace(now, &answer, &counts, &orders);
-        self.carry_out(non_blocking, orders, answer)
+        let orders = self.state().learn(now, ticket, &response, &counts, is_success, terms);
+        self.set_pace(now, &response, &counts, &orders);
+        self.carry_out(non_blocking, orders, response)
     }
 
-    fn set_pace(&self, now: Nanos, answer: &ResponseLimits, counts: &[Option<Count>], orders: &Orders) {
+    fn set_pace(&self, now: Nanos, response: &ResponseLimits, counts: &[Option<Count>], orders: &Orders) {
         let Shared { paces, members, .. } = &*self.shared;
         for pacing in paces {
             if orders.is_new_refusal {
@@ -438,26 +440,26 @@ impl Obey {
                 pacing.succeeded(now);
             }
             let is_of = |count: Count| {
-                let member = count.member().and_then(|place| members.get(place)).map(String::as_str);
+                let member = count.member().and_then(|at| members.get(at)).map(String::as_str);
                 match pacing.pace().member() {
                     Some(name) => member == Some(name),
                     None => members.len() == 1 || member.is_none(),
                 }
             };
-            let told = answer.limits.iter().zip(counts).filter(|(_, count)| count.is_some_and(is_of));
-            let told = told.filter_map(|(limit, _)| Some(limit.limit? / limit.window?.as_secs_f64()));
-            if let Some(told) = told.reduce(f64::min).filter(|_| answer.trusted) {
-                pacing.learn(now, told);
+            let reported = response.limits.iter().zip(counts).filter(|(_, count)| count.is_some_and(is_of));
+            let reported = reported.filter_map(|(limit, _)| Some(limit.limit? / limit.window?.as_secs_f64()));
+            if let Some(reported) = reported.reduce(f64::min).filter(|_| response.trusted) {
+                pacing.learn(now, reported);
             }
         }
     }
 
     /// Carries out the orders. Each order only lowers permits or prolongs a pause, so the orders of
     /// two responses may be carried out in any sequence.
-    fn carry_out(&self, limiter: &AnyLimiter, orders: Orders, answer: ResponseLimits) -> Obeyed {
-        let mut obeyed = Obeyed { answer, paused_for: None, asked_for: orders.asked, error: None };
+    fn carry_out(&self, limiter: &AnyLimiter, orders: Orders, response: ResponseLimits) -> Obeyed {
+        let mut obeyed = Obeyed { answer: response, paused_for: None, asked_for: orders.asked, error: None };
         for (count, left) in orders.keep {
-            let member = count.member().and_then(|place| self.shared.members.get(place));
+            let member = count.member().and_then(|at| self.shared.members.get(at));
             let kept = member.map(|member| limiter.keep_at_most(member, left));
             obeyed.error = obeyed.error.or(kept.and_then(Result::err));
         }
@@ -476,7 +478,7 @@ impl Obey {
     }
 
     /// Makes a reservation at the limiter.
-    pub(super) fn place(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
+    pub(super) fn reserve_any(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let limiter = &self.shared.non_blocking;
         match limiter.reserve(request.clone()) {
             Err(refusal) if asks_for_none(&refusal) => Ok(AnyReservation::empty(limiter.clone())),
@@ -510,10 +512,10 @@ impl Obey {
 }
 
 /// Returns the permits of a call, or an empty grant if the call asks for none.
-fn or_free(answer: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefusal> {
-    match answer {
+fn or_free(result: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefusal> {
+    match result {
         Err(refusal) if asks_for_none(&refusal) => Ok(Grant::new(0, Nanos::ZERO).into()),
-        answer => answer,
+        result => result,
     }
 }
 
@@ -524,10 +526,10 @@ fn asks_for_none(refusal: &AllRefusal) -> bool {
 
 /// Drops absolute timestamps, which a reader leaves only if the response has no `Date`. The clock
 /// that they refer to is then unknown.
-fn forget_calendar(answer: &mut ResponseLimits) {
+fn forget_timestamps(response: &mut ResponseLimits) {
     let from_now = |when: &When| matches!(when, When::In(_));
-    answer.retry_after = answer.retry_after.filter(from_now);
-    for limit in &mut answer.limits {
+    response.retry_after = response.retry_after.filter(from_now);
+    for limit in &mut response.limits {
         limit.reset = limit.reset.filter(from_now);
     }
 }

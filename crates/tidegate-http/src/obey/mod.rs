@@ -23,7 +23,7 @@
 //! let api = Obey::new(limiter); // clones share it
 //!
 //! let mut call = api.acquire().await?;
-//! let response = send().await; // answered with 429 and `retry-after: 30`
+//! let response = send().await; // status 429 and `retry-after: 30`
 //! call.obey(response.status, &response.headers);
 //!
 //! let wait = api.try_acquire().unwrap_err().retry_after(); // all tasks pause
@@ -69,11 +69,11 @@
 //!
 //! # When a server refuses nothing
 //!
-//! Take a server that counts in windows, and reports `limit`, `remaining` and a reset with each
+//! Suppose that a server counts in windows, and reports `limit`, `remaining` and a reset with each
 //! response. If one client is the only user of its quota, the server refuses none of its calls from
-//! the second window on. In the first window, and if the server does not report `limit`, only the
-//! client's own limit holds until the first response. A response that takes more than twice as long
-//! as every response of the window before arrives too late for the next window.
+//! the second window on. In the first window, and if the server does not report `limit`, the
+//! client's own limit applies until the first response. A response that takes more than twice as
+//! long as every response of the window before arrives too late for the next window.
 //!
 //! # In flight
 //!

@@ -1,4 +1,4 @@
-//! How a server is obeyed.
+//! The options of an `Obey`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::pace::Pace;
 use crate::Unit;
 use crate::read::{DEFAULT_MAX_PAUSE, Reader, ServerLimit};
 
-/// How a server is obeyed. See [`Obey::with_options`](super::Obey::with_options).
+/// The options of an [`Obey`](super::Obey). See [`Obey::with_options`](super::Obey::with_options).
 ///
 /// # Examples
 ///
@@ -23,7 +23,7 @@ use crate::read::{DEFAULT_MAX_PAUSE, Reader, ServerLimit};
 ///
 /// let options = Options::new()
 ///     .reader(Reader::of(Vendor::GitHub))
-///     .max_pause(Duration::from_secs(3600)) // its limits are by the hour
+///     .max_pause(Duration::from_secs(3600)) // its limits are per hour
 ///     .member("core", "requests");
 /// ```
 #[derive(Clone)]
@@ -126,27 +126,27 @@ impl Options {
         self.refusal.as_ref().is_some_and(|is| is(status, headers))
     }
 
-    /// Returns what a call costs in units of this limit, or `None` if that is unknown.
+    /// Returns the unit in which calls are charged for this limit, or `None` if it is unknown.
     pub(super) fn count(&self, limit: &ServerLimit, members: &[String]) -> Option<Count> {
-        let place = |name: &str| {
+        let count_of = |name: &str| {
             members.iter().position(|member| member.eq_ignore_ascii_case(name)).map(Count::of_member)
         };
         if let Some(name) = &limit.name {
             let mapped = self.names.iter().find(|(server, _)| server.eq_ignore_ascii_case(name));
-            if let Some(count) = mapped.and_then(|(_, member)| place(member)).or_else(|| place(name)) {
+            if let Some(count) = mapped.and_then(|(_, member)| count_of(member)).or_else(|| count_of(name)) {
                 return Some(count);
             }
         }
         match limit.unit? {
             Unit::Requests => {
                 let single = (members.len() == 1).then_some(Count::of_member(0));
-                place("requests").or(single).or(Some(Count::CALLS))
+                count_of("requests").or(single).or(Some(Count::CALLS))
             }
-            Unit::Bytes => place("bytes").or_else(|| place(Unit::Bytes.as_str())),
+            Unit::Bytes => count_of("bytes").or_else(|| count_of(Unit::Bytes.as_str())),
             Unit::Concurrency => None,
             // `input-tokens` are a part of the tokens that a call costs.
             Unit::Tokens if limit.name.as_ref().is_some_and(|name| name.ends_with("-tokens")) => None,
-            unit @ (Unit::Tokens | Unit::Points) => place(unit.as_str()),
+            unit @ (Unit::Tokens | Unit::Points) => count_of(unit.as_str()),
         }
     }
 }

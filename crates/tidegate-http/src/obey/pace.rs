@@ -160,19 +160,19 @@ impl Pacing {
         &self.pace
     }
 
-    /// Learns that the server reports a limit of `told` permits per second.
-    pub(super) fn learn(&self, now: Nanos, told: f64) {
-        if !self.pace.learns || told.is_nan() {
+    /// Learns that the server reports a limit of `reported` permits per second.
+    pub(super) fn learn(&self, now: Nanos, reported: f64) {
+        if !self.pace.learns || reported.is_nan() {
             return;
         }
-        let told = told.clamp(self.pace.floor, self.pace.ceiling);
+        let reported = reported.clamp(self.pace.floor, self.pace.ceiling);
         let mut state = self.state();
         let passed = seconds(now.saturating_since(state.learned_at));
-        if told <= state.learned {
-            state.learned = told;
+        if reported <= state.learned {
+            state.learned = reported;
             state.learned_at = now;
         } else if passed >= 1.0 {
-            state.learned = told.min(state.learned * RAISE);
+            state.learned = reported.min(state.learned * RAISE);
             state.learned_at = now;
         }
         drop(state);

@@ -16,7 +16,7 @@ use super::handle::{Obey, Tries};
 ///
 /// # Cancel safety
 ///
-/// Dropping it cancels the reservation. Nothing is charged.
+/// Dropping it cancels the reservation, which leaves neither a charge nor a position in the queue.
 ///
 /// # Panics
 ///
@@ -26,22 +26,22 @@ pub struct CallReservation<'a> {
     obey: Obey,
     request: AllRequest<'a>,
     /// `None` once the call has begun.
-    place: Option<AnyReservation>,
+    reservation: Option<AnyReservation>,
     tries: Tries,
 }
 
 impl<'a> CallReservation<'a> {
     pub(super) fn new(obey: &Obey, request: AllRequest<'a>) -> Result<Self, AllRefusal> {
         let obey = obey.here();
-        let place = Some(obey.place(&request)?);
-        Ok(Self { obey, request, place, tries: Tries::new() })
+        let reservation = Some(obey.reserve_any(&request)?);
+        Ok(Self { obey, request, reservation, tries: Tries::new() })
     }
 
     /// Returns the time until the permits are due, if nothing changes: zero if they are due, and
     /// [`Duration::MAX`] if they never are. A server that allows no more calls can make it longer.
     #[must_use]
     pub fn due_in(&self) -> Duration {
-        self.place.as_ref().map_or(Duration::ZERO, AnyReservation::due_in)
+        self.reservation.as_ref().map_or(Duration::ZERO, AnyReservation::due_in)
     }
 }
 
@@ -49,30 +49,30 @@ impl<'a> CallReservation<'a> {
 ///
 /// # Errors
 ///
-/// As [`Obey::acquire_many`].
+/// The errors of [`Obey::acquire_many`].
 impl Future for CallReservation<'_> {
     type Output = Result<Call, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
         loop {
-            let place = this.place.as_mut().expect("polled after it was ready");
-            let grant = ready!(Pin::new(place).poll(context));
-            let Some(place) = this.place.take() else { continue };
+            let reservation = this.reservation.as_mut().expect("polled after it was ready");
+            let grant = ready!(Pin::new(reservation).poll(context));
+            let Some(reservation) = this.reservation.take() else { continue };
             let waited = match grant {
                 Ok(grant) => grant.waited(),
                 Err(refusal) => return Poll::Ready(Err(refusal)),
             };
-            match this.obey.begin_reserved(&this.request, place, waited, &mut this.tries) {
+            match this.obey.begin_reserved(&this.request, reservation, waited, &mut this.tries) {
                 Ok(call) => return Poll::Ready(Ok(call)),
                 // The server allows no more calls and the limiter pauses, or the route has moved to
                 // another limiter: the permits go back.
-                Err(place) => {
-                    let next = this.obey.place(&this.tries.next(&this.request));
+                Err(reservation) => {
+                    let next = this.obey.reserve_any(&this.tries.next(&this.request));
                     // The cost has no name, so no name can be wrong.
-                    let _ = place.settle(0);
+                    let _ = reservation.settle(0);
                     match next {
-                        Ok(next) => this.place = Some(next),
+                        Ok(next) => this.reservation = Some(next),
                         Err(refusal) => return Poll::Ready(Err(refusal)),
                     }
                 }

@@ -29,7 +29,7 @@ use crate::{Unit, When};
 
 #[derive(Debug)]
 pub(super) struct State {
-    answers: u64,
+    responses: u64,
     open: Load,
     lost: Load,
     windows: Windows,
@@ -44,7 +44,7 @@ pub(super) struct Ticket {
     is_open: bool,
     costs: Load,
     began: Nanos,
-    answers: u64,
+    responses: u64,
     pauses: u64,
     lost: Load,
 }
@@ -74,7 +74,7 @@ pub(super) struct Orders {
 impl State {
     pub(super) fn new() -> Self {
         Self {
-            answers: 0,
+            responses: 0,
             open: Load::default(),
             lost: Load::default(),
             windows: Windows::default(),
@@ -113,7 +113,7 @@ impl State {
             is_open: true,
             costs,
             began: now,
-            answers: self.answers,
+            responses: self.responses,
             pauses: self.pauses,
             lost: self.lost.clone(),
         }
@@ -166,23 +166,23 @@ impl State {
         &mut self,
         now: Nanos,
         ticket: &mut Ticket,
-        answer: &ResponseLimits,
+        response: &ResponseLimits,
         counts: &[Option<Count>],
         is_success: bool,
         terms: Terms,
     ) -> Orders {
         let mut orders = Orders::default();
-        let told = answer.limits.iter().zip(counts).filter(|(limit, _)| limit.remaining.is_some());
-        let told: Vec<_> = told.filter_map(|(_, count)| *count).collect();
-        self.lose(ticket, |count| !answer.trusted || !told.contains(&count));
-        if !answer.trusted && !answer.refused {
+        let reported = response.limits.iter().zip(counts).filter(|(limit, _)| limit.remaining.is_some());
+        let reported: Vec<_> = reported.filter_map(|(_, count)| *count).collect();
+        self.lose(ticket, |count| !response.trusted || !reported.contains(&count));
+        if !response.trusted && !response.refused {
             return orders;
         }
-        self.answers += 1;
-        for (limit, count) in answer.limits.iter().zip(counts) {
-            self.limit(now, ticket, answer, (limit, *count), terms, &mut orders);
+        self.responses += 1;
+        for (limit, count) in response.limits.iter().zip(counts) {
+            self.limit(now, ticket, response, (limit, *count), terms, &mut orders);
         }
-        self.refusal(ticket, answer, is_success, terms, &mut orders);
+        self.refusal(ticket, response, is_success, terms, &mut orders);
         orders
     }
 
@@ -190,7 +190,7 @@ impl State {
         &mut self,
         now: Nanos,
         ticket: &Ticket,
-        answer: &ResponseLimits,
+        response: &ResponseLimits,
         (limit, count): (&crate::read::ServerLimit, Option<Count>),
         terms: Terms,
         orders: &mut Orders,
@@ -208,8 +208,8 @@ impl State {
         let uncounted = count.map_or(0, |count| self.open.of(count).saturating_add(ended(count)));
         let left = whole(remaining).saturating_sub(uncounted);
         let reset = from_now(limit.reset);
-        let reset = match from_now(answer.retry_after) {
-            Some(retry) if answer.refused && limit.is_exhausted() => Some(retry),
+        let reset = match from_now(response.retry_after) {
+            Some(retry) if response.refused && limit.is_exhausted() => Some(retry),
             _ => reset,
         };
         let left = match reset {
@@ -219,11 +219,11 @@ impl State {
                 let asked_within = asked.min(terms.max_pause);
                 let until = now.saturating_add(asked_within.into());
                 let not_before = ticket.began.saturating_add(asked_within.into());
-                let (answer, seen) = (self.answers, ticket.answers);
+                let (response, seen) = (self.responses, ticket.responses);
                 // A presumed window lasts for two trips, so it lasts at most for `max_pause`.
                 let trip = now.saturating_since(ticket.began).min((terms.max_pause / 2).into());
-                let allowed = Allowed { limit, count, left, not_before, until, answer, seen, trip };
-                let Some(left) = self.windows.tell(now, allowed) else { return };
+                let allowed = Allowed { limit, count, left, not_before, until, response, seen, trip };
+                let Some(left) = self.windows.learn(now, allowed) else { return };
                 if left == 0 {
                     orders.pause(asked_within, asked);
                 }
@@ -239,13 +239,13 @@ impl State {
     fn refusal(
         &mut self,
         ticket: &Ticket,
-        answer: &ResponseLimits,
+        response: &ResponseLimits,
         is_success: bool,
         terms: Terms,
         orders: &mut Orders,
     ) {
         let is_new = ticket.pauses == self.pauses;
-        if !answer.refused {
+        if !response.refused {
             orders.is_success = is_success && is_new;
             if orders.is_success {
                 self.refusals = 0;
@@ -258,7 +258,7 @@ impl State {
             orders.is_new_refusal = true;
         }
         // `now` counts only for absolute timestamps, and none are left here.
-        match answer.advice(SystemTime::UNIX_EPOCH, terms.max_pause) {
+        match response.advice(SystemTime::UNIX_EPOCH, terms.max_pause) {
             Advice::Pause { wait, asked } => orders.pause(wait, asked),
             Advice::BackOff { at_least } if is_new => {
                 let doubled = 2_u32.saturating_pow(self.refusals - 1);

@@ -59,7 +59,7 @@ struct Window {
     /// The latest reset that is equal to `anchor`, within [`SLACK`].
     until: Nanos,
     /// The number of the response that first reported the window.
-    told_by: u64,
+    reported_by: u64,
     /// The units of a whole window, if the server reported them.
     quota: Option<u64>,
     /// The longest time from the beginning of a call to its response, over all responses about the
@@ -79,7 +79,7 @@ pub(super) struct Allowed<'a> {
     /// The reset, if the server wrote the response when it arrived.
     pub(super) until: Nanos,
     /// The number of the response.
-    pub(super) answer: u64,
+    pub(super) response: u64,
     /// The number of responses that had arrived when this response's call began.
     pub(super) seen: u64,
     /// The time from the beginning of the call to the response.
@@ -144,13 +144,14 @@ impl Windows {
 
     /// Learns what a response allows. Returns how much is left now, or `None` if the response is
     /// about a window that is over.
-    pub(super) fn tell(&mut self, now: Nanos, allowed: Allowed<'_>) -> Option<u64> {
-        let Allowed { limit, count, left, not_before, until, answer, seen, trip } = allowed;
+    pub(super) fn learn(&mut self, now: Nanos, allowed: Allowed<'_>) -> Option<u64> {
+        let Allowed { limit, count, left, not_before, until, response, seen, trip } = allowed;
         let ServerLimit { name, unit, window, partition_key, .. } = limit.clone();
         let key = Key { name, unit, window, partition_key };
         let quota = limit.limit.map(whole);
-        let (anchor, told_by) = (until, answer);
-        let new = |key| Window { key, count, left, anchor, until, told_by, quota, trip, is_presumed: false };
+        let (anchor, reported_by) = (until, response);
+        let new =
+            |key| Window { key, count, left, anchor, until, reported_by, quota, trip, is_presumed: false };
         let Some(window) = self.0.iter_mut().find(|window| window.key == key) else {
             if self.0.len() == MOST_WINDOWS {
                 self.0.remove(0);
@@ -165,7 +166,7 @@ impl Windows {
         let latest = window.anchor.saturating_add(SLACK);
         let later = not_before > latest;
         let earlier = until.saturating_add(SLACK) < window.anchor;
-        if later || (earlier && seen >= window.told_by) {
+        if later || (earlier && seen >= window.reported_by) {
             *window = new(key);
         } else if earlier {
             return None;

@@ -31,7 +31,7 @@ pub(super) fn states(field: &str) -> Vec<ServerLimit> {
             ..ServerLimit::default()
         }
     };
-    named_items(field).into_iter().map(read).filter(ServerLimit::tells).collect()
+    named_items(field).into_iter().map(read).filter(ServerLimit::has_values).collect()
 }
 
 /// Reads the policies of `RateLimit-Policy` that have names.
@@ -51,7 +51,7 @@ pub(super) fn policies(field: &str) -> Vec<ServerLimit> {
         partition_key: key(&params),
         ..ServerLimit::default()
     };
-    items.into_iter().map(read).filter(ServerLimit::tells).collect()
+    items.into_iter().map(read).filter(ServerLimit::has_values).collect()
 }
 
 /// Reads the policies of a field that have numbers instead of names.

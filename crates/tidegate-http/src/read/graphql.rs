@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::answer::ResponseLimits;
 use super::limit::ServerLimit;
+use super::response::ResponseLimits;
 use super::time::{Clock, Numbers};
 use crate::{Unit, When};
 
@@ -15,18 +15,18 @@ use crate::{Unit, When};
 const LONGEST_BODY: usize = 16 << 20;
 
 /// Adds the limits of a body to those of a response. A body that is not JSON has no limits.
-pub(super) fn add(body: &[u8], clock: Clock, answer: &mut ResponseLimits) {
+pub(super) fn add(body: &[u8], clock: Clock, response: &mut ResponseLimits) {
     if body.len() > LONGEST_BODY {
         return;
     }
     let Ok(body) = serde_json::from_slice::<&RawValue>(body) else { return };
     let [errors, data, extensions] = members(Some(body), ["errors", "data", "extensions"]);
-    answer.refused |= errors.is_some_and(tell_refusal);
+    response.refused |= errors.is_some_and(has_refusal);
     let [rate_limit] = members(data, ["rateLimit"]);
-    answer.limits.extend(github(rate_limit, clock));
+    response.limits.extend(github(rate_limit, clock));
     let [cost] = members(extensions, ["cost"]);
-    shopify(cost, answer);
-    answer.limits.truncate(super::MOST_LIMITS);
+    shopify(cost, response);
+    response.limits.truncate(super::MOST_LIMITS);
 }
 
 /// Reads the members of an object that have these names, each as it is written. All other members
@@ -60,7 +60,7 @@ fn members<'a, const N: usize>(json: Option<&'a RawValue>, names: [&str; N]) -> 
 }
 
 /// Returns whether one of these errors says that a limit refused the query.
-fn tell_refusal(errors: &RawValue) -> bool {
+fn has_refusal(errors: &RawValue) -> bool {
     struct Errors;
 
     impl<'a> Visitor<'a> for Errors {
@@ -71,11 +71,11 @@ fn tell_refusal(errors: &RawValue) -> bool {
         }
 
         fn visit_seq<A: SeqAccess<'a>>(self, mut errors: A) -> Result<bool, A::Error> {
-            let mut told = false;
+            let mut found = false;
             while let Some(error) = errors.next_element()? {
-                told = told || is_refusal(error);
+                found = found || is_refusal(error);
             }
-            Ok(told)
+            Ok(found)
         }
     }
 
@@ -93,8 +93,8 @@ fn is_refusal(error: &RawValue) -> bool {
 
 /// Reads `{"limit":5000,"cost":1,"remaining":4999,"resetAt":"2026-10-21T08:28:00Z"}`, for a query
 /// that asks for it.
-fn github(told: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
-    let [limit, remaining, reset] = members(told, ["limit", "remaining", "resetAt"]);
+fn github(reported: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
+    let [limit, remaining, reset] = members(reported, ["limit", "remaining", "resetAt"]);
     let reset = text(reset).and_then(|at| clock.reset(&at, Numbers::UnixSeconds, None));
     let limit = ServerLimit {
         name: Some("graphql".to_owned()),
@@ -104,13 +104,13 @@ fn github(told: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
         reset,
         ..ServerLimit::default()
     };
-    limit.tells().then_some(limit)
+    limit.has_values().then_some(limit)
 }
 
 /// Reads `{"requestedQueryCost":101,"actualQueryCost":46,"throttleStatus":{"maximumAvailable":1000,
 /// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, which has no reset. A refused query
 /// may be retried when its cost is restored.
-fn shopify(cost: Option<&RawValue>, answer: &mut ResponseLimits) {
+fn shopify(cost: Option<&RawValue>, response: &mut ResponseLimits) {
     let [asked, status] = members(cost, ["requestedQueryCost", "throttleStatus"]);
     let [limit, remaining, rate] = members(status, ["maximumAvailable", "currentlyAvailable", "restoreRate"]);
     let limit = ServerLimit {
@@ -120,13 +120,13 @@ fn shopify(cost: Option<&RawValue>, answer: &mut ResponseLimits) {
         ..ServerLimit::default()
     };
     if let (true, Some(available), Some(asked), Some(rate)) =
-        (answer.refused, limit.remaining, count(asked), count(rate))
+        (response.refused, limit.remaining, count(asked), count(rate))
     {
         let wait = Duration::try_from_secs_f64((asked - available).max(0.0) / rate);
         let wait = wait.ok().filter(|wait| *wait < super::time::FURTHEST).map(When::In);
-        answer.retry_after = answer.retry_after.or(wait);
+        response.retry_after = response.retry_after.or(wait);
     }
-    answer.limits.extend(limit.tells().then_some(limit));
+    response.limits.extend(limit.has_values().then_some(limit));
 }
 
 /// Reads a count in a body, with the bounds of counts in headers: not negative, below 10^15.

@@ -53,7 +53,7 @@ impl ServerLimit {
     }
 
     /// Returns whether the response reports more than a window and names.
-    pub(super) fn tells(&self) -> bool {
+    pub(super) fn has_values(&self) -> bool {
         self.limit.is_some() || self.remaining.is_some() || self.reset.is_some()
     }
 

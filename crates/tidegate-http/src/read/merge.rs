@@ -18,7 +18,7 @@ pub(super) struct Found {
 /// Joins limits that are the same limit.
 pub(super) fn merge(found: Vec<Found>) -> Vec<ServerLimit> {
     let found = join_labels(join_spellings(found));
-    join_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::tells))
+    join_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::has_values))
 }
 
 /// Joins limits with the same family and label, such as `x-ratelimit-reset` and `ratelimit-limit`.
@@ -52,7 +52,7 @@ fn join_labels(mut found: Vec<Found>) -> Vec<Found> {
         let time_only = plain.limit.is_none() && plain.remaining.is_none();
         let labelled: Vec<usize> = (0..found.len())
             .filter(|&i| found[i].family == found[at].family && !found[i].label.is_empty())
-            .filter(|&i| found[i].limit.tells())
+            .filter(|&i| found[i].limit.has_values())
             .collect();
         let joins = found[at].label.is_empty() && (labelled.len() == 1 || time_only);
         let mut joined = false;

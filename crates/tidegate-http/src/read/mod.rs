@@ -49,11 +49,11 @@
 //! ] {
 //!     headers.insert(name, HeaderValue::from_static(value));
 //! }
-//! let answer = Reader::auto().read(StatusCode::OK, &headers);
+//! let response = Reader::auto().read(StatusCode::OK, &headers);
 //!
-//! assert_eq!(answer.limits.len(), 2);
+//! assert_eq!(response.limits.len(), 2);
 //! let tokens =
-//!     answer.limits.iter().find(|limit| limit.unit == Some(Unit::Tokens));
+//!     response.limits.iter().find(|limit| limit.unit == Some(Unit::Tokens));
 //! assert_eq!(
 //!     tokens.and_then(|t| t.reset),
 //!     Some(When::In(Duration::from_secs(360)))
@@ -61,12 +61,11 @@
 //!
 //! let wait = Duration::from_secs(360);
 //! assert_eq!(
-//!     answer.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
+//!     response.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
 //!     Advice::Pause { wait, asked: wait }
 //! );
 //! ```
 
-mod answer;
 mod categories;
 mod count;
 mod draft;
@@ -78,13 +77,14 @@ mod name;
 mod number;
 mod pairs;
 mod reader;
+mod response;
 mod time;
 mod usage;
 mod vendor;
 
-pub use answer::{Advice, DEFAULT_MAX_PAUSE, ResponseLimits};
 pub use limit::ServerLimit;
 use reader::MOST_LIMITS;
 pub use reader::Reader;
+pub use response::{Advice, DEFAULT_MAX_PAUSE, ResponseLimits};
 pub use time::Numbers;
 pub use vendor::Vendor;

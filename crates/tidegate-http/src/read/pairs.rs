@@ -58,7 +58,7 @@ pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLi
     }
     limits.push(limit);
     limits.extend(sentence(text));
-    limits.retain(ServerLimit::tells);
+    limits.retain(ServerLimit::has_values);
     for limit in &mut limits {
         let by_name = || label_window(&limit.name.as_ref()?.to_ascii_lowercase().replace('_', "-"));
         limit.window = limit.window.or_else(by_name);

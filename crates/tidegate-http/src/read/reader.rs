@@ -5,11 +5,11 @@ use std::time::Duration;
 use http::header::{AGE, DATE, HeaderName, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::answer::ResponseLimits;
 use super::graphql;
 use super::group::Groups;
 use super::limit::{ServerLimit, later};
 use super::name::{Field, Name};
+use super::response::ResponseLimits;
 use super::time::{Clock, Numbers, SECOND};
 use super::usage;
 use super::vendor::Vendor;
@@ -92,20 +92,20 @@ impl Reader {
     ///         "maximumAvailable": 1000.0, "currentlyAvailable": 102, "restoreRate": 50.0
     ///     } } }
     /// }"#;
-    /// let answer =
+    /// let response =
     ///     Reader::auto().read_with_body(StatusCode::OK, &HeaderMap::new(), body);
     /// let wait = Duration::from_secs(2);
     /// assert_eq!(
-    ///     answer.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
+    ///     response.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
     ///     Advice::Pause { wait, asked: wait }
     /// );
     /// ```
     #[must_use]
     pub fn read_with_body(&self, status: StatusCode, headers: &HeaderMap, body: &[u8]) -> ResponseLimits {
-        let mut answer = self.read(status, headers);
+        let mut response = self.read(status, headers);
         let clock = Clock::of(headers.get(DATE).and_then(text_of));
-        graphql::add(body, clock, &mut answer);
-        answer
+        graphql::add(body, clock, &mut response);
+        response
     }
 
     /// Reads a response.
@@ -132,7 +132,7 @@ impl Reader {
             if names == MOST_NAMES && header != RETRY_AFTER {
                 continue;
             }
-            // ip-api sends `X-Ttl` with `X-Rl`. By itself it is the lifetime of an entry in a cache.
+            // ip-api sends `X-Ttl` with `X-Rl`. Without `X-Rl` it is the lifetime of a cache entry.
             if header == "x-ttl" && !headers.contains_key("x-rl") {
                 continue;
             }

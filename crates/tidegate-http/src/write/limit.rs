@@ -41,7 +41,7 @@ impl<'a> Limit<'a> {
     /// # Errors
     ///
     /// Returns [`InvalidName`] if `name` has a character other than printable ASCII, which a field
-    /// cannot carry. Waiting does not help; another name can.
+    /// cannot carry. Another name can help.
     pub fn new(name: impl Into<Cow<'a, str>>, quota: u64) -> Result<Self, InvalidName> {
         let name = name.into();
         if !structured::is_string(&name) {

@@ -204,7 +204,7 @@ pub(crate) fn pick<'a>(rng: &mut SmallRng, from: &[&'a str]) -> &'a str {
 }
 
 /// A response with up to eight headers.
-pub(crate) fn answer(rng: &mut SmallRng) -> (StatusCode, HeaderMap) {
+pub(crate) fn response(rng: &mut SmallRng) -> (StatusCode, HeaderMap) {
     let statuses = [200, 204, 302, 304, 400, 403, 414, 429, 503];
     let headers = (0..rng.random_range(0..8)).map(|_| header(rng)).collect();
     let status = statuses.choose(rng).and_then(|s| StatusCode::from_u16(*s).ok());

@@ -16,12 +16,12 @@ use crate::When;
 /// use tidegate_http::When;
 /// use tidegate_http::read::{ResponseLimits, DEFAULT_MAX_PAUSE, Advice};
 ///
-/// let mut answer = ResponseLimits::default();
-/// answer.refused = true;
-/// answer.retry_after = Some(When::In(Duration::from_secs(3)));
+/// let mut response = ResponseLimits::default();
+/// response.refused = true;
+/// response.retry_after = Some(When::In(Duration::from_secs(3)));
 /// let wait = Duration::from_secs(3);
 /// assert_eq!(
-///     answer.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
+///     response.advice(SystemTime::now(), DEFAULT_MAX_PAUSE),
 ///     Advice::Pause { wait, asked: wait }
 /// );
 /// ```
@@ -127,12 +127,12 @@ impl ResponseLimits {
         if !self.refused && waits.is_empty() {
             return Advice::Go;
         }
-        let told = self.retry_after.filter(|_| self.refused).map(|at| at.wait(now));
+        let reported = self.retry_after.filter(|_| self.refused).map(|at| at.wait(now));
         let longest = || match waits.is_empty() {
             false => waits.iter().copied().flatten().max(),
             true => self.first_reset(now),
         };
-        match told.or_else(longest) {
+        match reported.or_else(longest) {
             Some(asked) if !asked.is_zero() => Advice::Pause { wait: asked.min(cap), asked },
             _ => Advice::BackOff { at_least: self.back_off.min(cap) },
         }
