@@ -39,9 +39,9 @@ pub struct ResponseLimits {
     /// Status 409 is a refusal if the server sends a wait and a limit has nothing left. A limit of
     /// calls in flight with nothing left is not a sign of a refusal.
     pub refused: bool,
-    /// The value of the first header that marks a refusal for the vendor. It names the limit that
-    /// refused the request, as in `jira-burst-based` or `endpoint-rate`, or only says that a limit
-    /// refused it, as in `rejected`.
+    /// The value of the first vendor header that marks a refusal. It names the limit that refused
+    /// the request, as in `jira-burst-based` or `endpoint-rate`, or only says that a limit refused
+    /// it, as in `rejected`.
     pub reason: Option<String>,
     /// The scope of the limit that refused the request, if a header reports it: `user`, `global`,
     /// `shared`, ...
