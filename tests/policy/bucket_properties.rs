@@ -13,11 +13,12 @@ use tidegate::{LeakyBucket, Nanos, Policy, Rate, Refusal, TokenBucket};
 const SECOND: u64 = 1_000_000_000;
 const MINUTE: i128 = 60_000_000_000;
 
-/// Every period of the tests divides a minute. So a permit in this many parts is never divided
-/// further: neither a tick, which is a sixteenth of a nanosecond, nor any rate leaves a fraction.
+/// Every period in the tests divides a minute. A permit divided into this many parts is therefore
+/// never divided further: neither a tick, which is a sixteenth of a nanosecond, nor any rate leaves
+/// a fraction.
 const PARTS: i128 = 16 * MINUTE;
 
-// The obvious one
+// The reference model
 
 /// Permits per period.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,23 +38,23 @@ impl Flow {
         Ok(Rate::new(permits, Duration::from_nanos(period))?)
     }
 
-    /// What a sixteenth of a nanosecond brings.
+    /// Returns the parts that accrue in a sixteenth of a nanosecond.
     fn tick(self) -> i128 {
         self.permits * MINUTE / self.period
     }
 
-    /// Whether permits come in whole nanoseconds apart. At the rate zero they do not come, and are
-    /// kept in 2^-28ths.
+    /// Returns whether permits accrue a whole number of nanoseconds apart. At rate zero none
+    /// accrue, and permits are stored in units of 2^-28.
     fn is_whole(self) -> bool {
         self.permits == 0 || self.period % self.permits == 0
     }
 
-    /// By how much a bucket is larger than its burst, to make up for roundings.
+    /// Returns by how much a bucket is larger than its burst, to make up for rounding.
     fn slack(self, burst: i128) -> i128 {
         if self.is_whole() || burst == 0 { 0 } else { ((burst + 15).min(16 * 50) + 1) * self.tick() }
     }
 
-    /// The loss when a number is rounded to whole ticks once.
+    /// Returns the loss when a number is rounded to whole ticks once.
     fn rounding(self) -> i128 {
         if self.permits == 0 { (PARTS >> 28) + 1 } else { self.tick() }
     }
@@ -62,22 +63,22 @@ impl Flow {
 #[derive(Clone, Debug)]
 struct Model {
     flow: Flow,
-    /// The last flow above zero: at zero a bucket is as large as before.
+    /// The last flow above zero: at rate zero a bucket keeps its size.
     kept: Flow,
     burst: i128,
-    /// With how many permits it starts; full if there is no number.
+    /// The number of permits at the start; `None` is a full bucket.
     start: Option<u32>,
     /// In nanoseconds.
     tolerance: i128,
-    /// Permits come in steps; one of them is at this time.
+    /// Permits accrue in steps; one step is at this time.
     steps: Option<i128>,
-    /// A request that is larger than the bucket waits for its own price.
+    /// A request larger than the bucket waits for its own cost.
     grows_to_fit: bool,
-    /// How many parts there were, and when, by the bucket's own clock.
+    /// The number of parts at the time `at` of the bucket's own clock.
     stock: i128,
     at: i128,
-    /// By how much the policy may have more, or less, from documented rounding. Both are zero where
-    /// the interval is whole.
+    /// By how much the policy may have more, or less, due to documented rounding. Both are zero
+    /// where the interval is whole.
     more: i128,
     less: i128,
 }
@@ -110,7 +111,8 @@ impl Model {
         self.burst * PARTS + self.tolerance * 16 * self.flow.tick()
     }
 
-    /// The bucket's own clock: it ticks once per step, and not at all if nothing comes in.
+    /// Returns the time of the bucket's own clock: it ticks once per step, and never if nothing
+    /// accrues.
     fn clock(&self, at: i128) -> i128 {
         match self.steps {
             _ if self.flow.permits == 0 => 0,
@@ -119,19 +121,19 @@ impl Model {
         }
     }
 
-    /// The parts that would be there if nothing ever overflowed since the last grant.
+    /// Returns the parts that would be available if nothing had overflowed since the last grant.
     fn endless(&self, at: i128) -> i128 {
         self.stock + (self.clock(at) - self.at) * 16 * self.inflow().tick()
     }
 
-    /// A step brings no more than fits; that matters where the clock goes back.
+    /// A step adds no more than fits; that matters where the clock goes back.
     fn inflow(&self) -> Flow {
         let permits =
             if self.steps.is_some() { self.flow.permits.min(self.burst) } else { self.flow.permits };
         Flow { permits, ..self.flow }
     }
 
-    /// The parts that a request of this size can have.
+    /// Returns the parts available to a request of `n` permits.
     fn there(&self, at: i128, n: i128) -> i128 {
         let room = if self.grows_to_fit { self.full().max(n * PARTS) } else { self.full() };
         self.endless(at).min(room)
@@ -155,7 +157,7 @@ impl Model {
 
     fn change(&mut self, at: i128, flow: Flow, burst: u32, keep: Keep) {
         let (stock, full) = (self.there(at, 0), self.full());
-        // A sliver of the old bucket, in which all was counted, may count as rounding too.
+        // The slack of the old bucket, in which everything was counted, may count as rounding too.
         let slack = self.kept.slack(self.burst);
         (self.flow, self.burst) = (flow, burst.into());
         self.kept = if flow.permits == 0 { self.kept } else { flow };
@@ -184,19 +186,19 @@ enum Call {
     Pass(u64),
     Back(u64),
     Try(u32),
-    /// Waits for the very instant.
+    /// Waits exactly until the request is due.
     Wait(u32),
-    /// This many requests wait in line, each for one permit, and then one for more.
+    /// This many requests wait in the queue, each for one permit, and then one request for more.
     Queue(u32, u32),
-    /// Takes every single permit that the status tells.
+    /// Takes one by one every permit that the status reports.
     TakeAll,
-    /// Takes all these at one time, and undoes them in another order.
+    /// Takes all these at one time, and undoes them in a different order.
     Undo(Vec<u32>, usize),
     Refund(u32),
     Change(Flow, u32, Keep),
-    /// Charges so many permits whether they are there or not.
+    /// Charges this many permits, whether they are available or not.
     Debit(u32),
-    /// Takes so many, and gives back all but so many of them.
+    /// Takes the first number of permits, and gives back all but the second.
     Settle(u32, u32),
 }
 
@@ -210,13 +212,13 @@ fn some_whole_flow() -> impl Strategy<Value = Flow> {
     (permits, period).prop_map(|(permits, period)| Flow { permits, period })
 }
 
-/// Not so fast that a few ticks are a permit; see `tests/policy/cases.rs`.
+/// Not so fast that a permit costs only a few ticks; see `tests/policy/cases.rs`.
 fn some_flow() -> impl Strategy<Value = Flow> {
     let any = (1i128..3000, some_period()).prop_map(|(permits, period)| Flow { permits, period });
     prop_oneof![3 => any, 1 => some_whole_flow()]
 }
 
-/// Times that are long and short beside the interval of a flow, in nanoseconds.
+/// Times that are long and short compared with the interval of a flow, in nanoseconds.
 fn some_span() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0u64..3000, 0..2 * SECOND, 0..100 * SECOND, Just(SECOND), Just(60 * SECOND)]
 }
@@ -243,9 +245,9 @@ fn some_calls(changes: impl Strategy<Value = Flow> + 'static) -> impl Strategy<V
     vec(call, 1..60)
 }
 
-// The real one beside it
+// The policy and its model
 
-/// What was let through: permits granted, or, negative, given back; and what had come in by then.
+/// Permits that passed, granted or, if negative, given back; and what had accrued by then.
 struct Passed {
     came_in: i128,
     permits: i128,
@@ -257,11 +259,11 @@ struct Pair<'a, P: Policy<State = BucketState>> {
     model: Model,
     now: Nanos,
     log: Vec<Passed>,
-    /// What has come in since the beginning, in parts.
+    /// The parts accrued since the start.
     came_in: i128,
-    /// The largest that the bucket was.
+    /// The largest size that the bucket had.
     fullest: i128,
-    /// What it may have more by documented rounding, in parts.
+    /// The parts that the bucket may hold in addition because of documented rounding.
     rounded: i128,
 }
 
@@ -288,19 +290,20 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         self.policy.ready_at(&self.state, self.now, ahead, n).max(self.now)
     }
 
-    /// Returns the full outlook of the state: the permits that it has now, and the times of the
-    /// next ones.
+    /// Returns all that the state predicts: the permits available now, and the times of the next
+    /// ones.
     fn outlook(&self) -> Vec<Nanos> {
         let status = self.policy.status(&self.state, self.now);
         let available = Nanos::new(status.available);
         let mut outlook = vec![available, status.full_at.max(self.now)];
-        // In a leaky bucket a larger one than it holds sees a trace; see `tests/policy/cases.rs`.
+        // In a leaky bucket, a request larger than its capacity can observe a trace; see
+        // `tests/policy/cases.rs`.
         let seen = |n: &u32| !self.model.grows_to_fit || i128::from(*n) <= self.model.burst;
         outlook.extend([1, 2, 3, 7, 30].iter().filter(|n| seen(n)).map(|n| self.ready_at(0, *n)));
         outlook
     }
 
-    /// Tries now, compares the verdict, and checks what a refusal says.
+    /// Tries now, compares the decision, and checks what a refusal reports.
     fn attempt(&mut self, n: u32) -> Result<Result<P::Charge, Refusal>, TestCaseError> {
         let at = exact(self.now);
         let (price, there) = (i128::from(n) * PARTS, self.model.there(at, n.into()));
@@ -336,7 +339,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         Ok(got)
     }
 
-    /// Waits until so many permits can be had, and takes them. Returns when, if ever.
+    /// Waits until `n` permits are available, and takes them. Returns the time, or `None` if that
+    /// is never.
     fn wait(&mut self, n: u32) -> Result<Option<Nanos>, TestCaseError> {
         let due = self.ready_at(0, n);
         if due == Nanos::MAX || self.policy.check(n).is_err() {
@@ -358,7 +362,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
             Call::Wait(n) => drop(self.wait(n)?),
             Call::Queue(ahead, n) => {
                 let somebody_waits = self.ready_at(0, 1) > self.now;
-                // Requests that come one by one take the permits of a step; see
+                // Requests that arrive one by one take the permits of a step; see
                 // `tests/policy/cases.rs`.
                 if self.model.steps.is_none() && somebody_waits {
                     let weight = self.policy.weight(1).saturating_mul(ahead.into());
@@ -376,7 +380,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 prop_assert!(tolerant || i128::from(status.limit) == self.model.burst);
                 for taken in 0..available.min(200) {
                     let got = self.attempt(1)?;
-                    // A fraction of a tick each, where the interval is not whole.
+                    // Each permit is rounded by a fraction of a tick where the interval is not
+                    // whole.
                     prop_assert!(got.is_ok() || self.model.more > 0, "{taken} of {available} were there");
                 }
                 if available <= 200 {
@@ -388,7 +393,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 let before = format!("{:?}", self.state);
                 let mut charges = Vec::new();
                 for n in sizes {
-                    // A larger one than fits leaves a trace in a leaky bucket; see
+                    // A request larger than a leaky bucket leaves a trace; see
                     // `tests/policy/cases.rs`.
                     if !self.model.grows_to_fit || i128::from(*n) <= self.model.burst {
                         charges.extend(self.attempt(*n)?.ok().map(|charge| (charge, u64::MAX)));
@@ -404,8 +409,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 let granted = self.model.stock != model.stock || self.model.at != model.at;
                 self.model = model;
                 if granted && before != format!("{:?}", self.state) {
-                    // Not newest first: what had overflowed by now is lost, also if the clock goes
-                    // back.
+                    // Not newest first: permits that have overflowed by now are lost, even if the
+                    // clock goes back.
                     self.model.set(at, self.model.there(at, 0));
                 }
             }
@@ -418,13 +423,13 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 let status = self.policy.status(&self.state, self.now);
                 prop_assert!(status.available <= status.limit);
             }
-            // Steps that bring nothing tell no debt either.
+            // Steps that add nothing report no negative balance either.
             Call::Debit(_) if self.model.steps.is_some() && self.model.burst == 0 => {}
             Call::Debit(n) => {
                 self.policy.debit(&self.state, self.now, n);
                 self.model.grant(at, n);
             }
-            // A larger one than fits leaves a trace in a leaky bucket; see `tests/policy/cases.rs`.
+            // A request larger than a leaky bucket leaves a trace; see `tests/policy/cases.rs`.
             Call::Settle(n, _) if self.model.grows_to_fit && i128::from(n) > self.model.burst => {}
             Call::Settle(n, used) => {
                 let model = self.model.clone();
@@ -442,8 +447,8 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 }
             }
             Call::Change(flow, burst, keep) => {
-                // What a debt becomes is in `tests/policy/cases.rs`. It takes a clock that goes
-                // back.
+                // For a negative balance after a change, see `tests/policy/cases.rs`. It occurs
+                // only if the clock goes back.
                 let in_debt = self.model.endless(at) < 0;
                 if in_debt {
                     return Ok(());
@@ -452,10 +457,11 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                 self.policy.change(&self.state, self.now, change)?;
                 self.model.change(at, flow, burst, keep);
                 self.fullest = self.fullest.max(self.model.full());
-                // Whole permits in stock are kept whole, so each may be rounded up by a tick.
+                // Whole stored permits remain whole, so each may be rounded up by a tick.
                 self.rounded = self.rounded.max(self.model.more) + i128::from(burst) * self.model.kept.tick();
                 prop_assert_eq!(self.policy.rate(), flow.rate()?);
-                // A share of more, or a new bucket, is a new beginning.
+                // `Keep::Ratio` may give a larger number, and a new bucket starts anew: both reset
+                // the bound.
                 if keep != Keep::Count {
                     self.bounded()?;
                     self.log.clear();
@@ -466,13 +472,14 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         Ok(())
     }
 
-    /// What was granted in any span is no more than the burst and what came in meanwhile.
+    /// The permits granted in any stretch are no more than the burst and the permits accrued
+    /// meanwhile.
     fn bounded(&self) -> Result<(), TestCaseError> {
         for (index, first) in self.log.iter().enumerate().filter(|(_, first)| first.permits > 0) {
             let mut permits = 0;
             for last in &self.log[index..] {
                 permits += last.permits;
-                // In a leaky bucket a large request waits for its own price.
+                // In a leaky bucket a large request waits for its own cost.
                 let fullest = match self.model.grows_to_fit {
                     true => self.fullest.max(first.permits * PARTS),
                     false => self.fullest,
@@ -513,12 +520,12 @@ fn or_zero(flow: impl Strategy<Value = Flow> + 'static) -> impl Strategy<Value =
 }
 
 proptest! {
-    /// Verdicts equal exact arithmetic, to the nanosecond.
+    /// Decisions equal exact arithmetic, to the nanosecond.
     #[test]
     fn a_token_bucket_of_whole_intervals_is_exact(
         flow in some_whole_flow(), burst in 0u32..40, stock in 0u32..40, calls in some_calls(some_whole_flow()),
     ) {
-        // No changes: a new interval may divide the saved permits.
+        // Without changes, because a new interval may divide the stored permits.
         let calls: Vec<_> = calls.into_iter().filter(|call| !matches!(call, Call::Change(..))).collect();
         let model = Model::new(flow, burst, START).starting_with(stock.min(burst));
         let policy = TokenBucket::new(flow.rate()?, burst).start_with(stock.min(burst))?;
@@ -545,7 +552,7 @@ proptest! {
         model.tolerance = tolerance.into();
         model.stock = model.full();
         let policy = TokenBucket::new(flow.rate()?, burst).tolerance(Duration::from_nanos(tolerance))?;
-        // A share of a tolerance has more digits than there are.
+        // A share of a tolerance needs more digits than the model has.
         let calls = changing(calls, |flow, burst, _| Call::Change(flow, burst, Keep::Count));
         agree(&policy, model, &calls)?;
     }
@@ -564,13 +571,13 @@ proptest! {
         flow in some_flow(), burst in 0u32..40, unix in 0..200 * SECOND, offset in 0..200 * SECOND,
         calls in some_calls(some_flow()),
     ) {
-        // Not the shortest one, which is for whole intervals.
+        // Not the shortest period, which is for whole intervals.
         let flow = Flow { period: flow.period.max(MINUTE / 600), ..flow };
         let mut model = Model::new(flow, burst, START);
         model.steps = Some(i128::from(offset) - i128::from(unix));
         let policy = TokenBucket::new(flow.rate()?, burst).at_wall_clock(Duration::from_nanos(offset))?;
         let policy = policy.with_epoch(Duration::from_nanos(unix));
-        // The period stays, so that the steps stay where they are; see `tests/policy/cases.rs`.
+        // The period stays, so that the steps do not move; see `tests/policy/cases.rs`.
         let calls = changing(calls, |new, burst, keep| Call::Change(Flow { period: flow.period, ..new }, burst, keep));
         agree(&policy, model, &calls)?;
     }
@@ -581,14 +588,14 @@ proptest! {
     ) {
         let mut model = Model::new(flow, nodelay + 1, START);
         model.grows_to_fit = true;
-        // The one that is passing is always there.
+        // The permit of the request in progress is always available.
         let calls = changing(calls, |flow, burst, keep| Call::Change(flow, burst.max(1), keep));
         agree(&LeakyBucket::new(flow.rate()?).nodelay(nodelay), model, &calls)?;
     }
 }
 
 proptest! {
-    /// No limit grants everything; whatever comes after it begins with a full bucket.
+    /// A bucket without a limit grants everything; any limit set later starts with a full bucket.
     #[test]
     fn a_bucket_is_full_after_no_limit(flow in some_flow(), burst in 0u32..40, n in 1u32.., spans in vec(some_span(), 3)) {
         let policy = TokenBucket::new(flow.rate()?, burst).start_empty();
@@ -597,7 +604,7 @@ proptest! {
         policy.set_rate(&state, at(1), Rate::UNLIMITED);
         prop_assert!(policy.try_acquire(&state, at(2), n).is_ok());
         prop_assert_eq!(policy.status(&state, at(2)).available, u64::MAX);
-        // At the very instant of a grant: see `tests/policy/cases.rs`.
+        // For the exact time of a grant, see `tests/policy/cases.rs`.
         let end = at(3).saturating_add(Nanos::new(1));
         policy.set_rate(&state, end, flow.rate()?);
         prop_assert_eq!(policy.status(&state, end).available, u64::from(burst));

@@ -17,7 +17,8 @@ fn secs(seconds: u64) -> Nanos {
     ms(seconds * 1000)
 }
 
-/// When the last of so many is served, each for one permit, if they come at `at` and wait in line.
+/// Returns when the last of `n` requests is served, each for one permit, if all arrive at `at` and
+/// wait in the queue.
 fn served_one_by_one<P: Policy>(policy: &P, state: &P::State, at: Nanos, n: u32) -> Result<Nanos, Refusal> {
     let mut now = at;
     for _ in 0..n {
@@ -29,8 +30,8 @@ fn served_one_by_one<P: Policy>(policy: &P, state: &P::State, at: Nanos, n: u32)
 
 // Steps of a token bucket
 
-/// The price of a permit was rounded up each time, so after some steps the last permit was missing,
-/// and what was left overflowed.
+/// Bug: the cost of a permit was rounded up each time, so after some steps the last permit was
+/// missing, and the remainder overflowed.
 #[test]
 fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
     for permits in [3, 7, 48] {
@@ -45,7 +46,7 @@ fn every_step_brings_all_its_permits() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A hundred permits are added, and five fit. The sum of the requests ahead was once converted to a
+/// A hundred permits are added, and five fit. Bug: the sum of the requests ahead was converted to a
 /// time in which the bucket does not overflow.
 #[test]
 fn a_step_larger_than_the_bucket_does_not_serve_all_waiters() -> Result<(), Box<dyn Error>> {
@@ -57,10 +58,10 @@ fn a_step_larger_than_the_bucket_does_not_serve_all_waiters() -> Result<(), Box<
     Ok(())
 }
 
-/// The first step was kept, modulo the old period.
+/// Bug: the first step was kept, modulo the old period.
 #[test]
 fn steps_stay_with_the_wall_clock_when_the_period_changes() -> Result<(), Box<dyn Error>> {
-    // The clock began 40 s after a full minute, and 10 minutes and 40 s after a full hour.
+    // The clock started 40 s after a full minute, and 10 minutes and 40 s after a full hour.
     let policy = TokenBucket::new(Rate::per_minute(5), 5).at_wall_clock(Duration::ZERO)?;
     let policy = policy.with_epoch(Duration::from_secs(1_000 * 3600 + 640)).start_empty();
     let state = policy.start(Nanos::ZERO);
@@ -72,7 +73,8 @@ fn steps_stay_with_the_wall_clock_when_the_period_changes() -> Result<(), Box<dy
 
 // Rounding of a bucket
 
-/// The rounding of the price of the burst, and the ticks beyond it, were together a whole permit.
+/// Bug: the rounding of the cost of the burst, and the ticks beyond it, together made a whole
+/// permit.
 #[test]
 fn a_bucket_holds_its_burst_and_no_permit_more() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::new(1950, Duration::from_micros(4))?, 38);
@@ -83,7 +85,7 @@ fn a_bucket_holds_its_burst_and_no_permit_more() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A part of a tick each, which adds up where the bucket is not full.
+/// Bug: each permit lost part of a tick, which adds up where the bucket is not full.
 #[test]
 fn what_the_status_tells_can_be_had_one_by_one() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_second(3), 100).start_empty();
@@ -95,14 +97,14 @@ fn what_the_status_tells_can_be_had_one_by_one() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Five permits, converted and rounded down, were a tick less than five.
+/// Bug: five permits, converted and rounded down, were a tick less than five.
 #[test]
 fn five_permits_in_stock_stay_five() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_second(1), 10).start_with(5)?;
     let state = policy.start(secs(100));
     policy.set_rate(&state, secs(100), Rate::per_second(3));
     assert_eq!(policy.status(&state, secs(100)).available, 5);
-    // At zero the rest of a tick would never come in.
+    // At rate zero the missing part of a tick would never accrue.
     policy.set_rate(&state, secs(100), Rate::ZERO);
     assert_eq!(policy.status(&state, secs(100)).available, 5);
     Ok(())
@@ -110,7 +112,7 @@ fn five_permits_in_stock_stay_five() -> Result<(), Box<dyn Error>> {
 
 // No limit
 
-/// The clock reading of one thread is older than that of another that was granted before it.
+/// One thread's clock reading is older than that of another thread that was granted before it.
 #[test]
 fn without_a_limit_no_request_is_refused() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::UNLIMITED, 1);
@@ -120,7 +122,7 @@ fn without_a_limit_no_request_is_refused() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// At the instant of the last free grant it was empty.
+/// Bug: at the time of the last free grant the bucket was empty.
 #[test]
 fn leaving_no_limit_the_bucket_is_full() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::UNLIMITED, 10);
@@ -133,19 +135,21 @@ fn leaving_no_limit_the_bucket_is_full() -> Result<(), Box<dyn Error>> {
 
 // Changes of a bucket
 
-/// By the ratio of the buckets' sizes, like a stock. It takes a clock that goes back.
+/// The negative balance converts by the ratio of the buckets' sizes, as stored permits do. The case
+/// needs a clock that goes back.
 #[test]
 fn a_debt_keeps_its_time() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_second(1), 1);
     let state = policy.start(secs(100));
     policy.try_acquire(&state, secs(100), 1)?;
     policy.change(&state, secs(99), Change::only_burst(100).keep(Keep::Ratio))?;
-    // A second of debt and a second for the permit.
+    // A second for the negative balance and a second for the permit.
     assert_eq!(policy.ready_at(&state, secs(99), 0, 1), secs(101));
     Ok(())
 }
 
-/// The one that is passing was subtracted from a burst of none: a panic in debug builds.
+/// Bug: the permit of the request in progress was subtracted from a burst of zero, a panic in debug
+/// builds.
 #[test]
 fn a_leaky_bucket_always_lets_one_pass() -> Result<(), Box<dyn Error>> {
     let policy = LeakyBucket::new(Rate::per_second(1));
@@ -157,7 +161,8 @@ fn a_leaky_bucket_always_lets_one_pass() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A grant of five, or of one after idling, was given back up to the burst of one.
+/// Bug: a grant of five permits, or of one after idling, was given back only up to the burst of
+/// one.
 #[test]
 fn undoing_leaves_no_trace_for_larger_requests() -> Result<(), Box<dyn Error>> {
     for n in [1, 5] {
@@ -172,8 +177,8 @@ fn undoing_leaves_no_trace_for_larger_requests() -> Result<(), Box<dyn Error>> {
 
 // Windows
 
-/// The requests ahead were once taken for one request. But they take permits that are weighed in
-/// the next window.
+/// Bug: the requests ahead were treated as one request. But their permits count, with their weight,
+/// in the next window.
 #[test]
 fn requests_ahead_delay_an_estimate_as_they_are_served() -> Result<(), Box<dyn Error>> {
     let policy = SlidingEstimate::new(Rate::per_minute(10));
@@ -184,7 +189,7 @@ fn requests_ahead_delay_an_estimate_as_they_are_served() -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// It told the beginning of the window that was reached, and grants before that.
+/// Bug: it reported the start of the newest window reached, and granted before that time.
 #[test]
 fn an_estimate_whose_clock_went_back_is_ready_when_it_grants() -> Result<(), Box<dyn Error>> {
     let policy = SlidingEstimate::new(Rate::per_second(10));
@@ -196,7 +201,7 @@ fn an_estimate_whose_clock_went_back_is_ready_when_it_grants() -> Result<(), Box
     Ok(())
 }
 
-/// Grants are noted as of the latest time, so the next lap comes later than from now.
+/// Grants are noted as of the latest time, so the next lap is later than it would be as of now.
 #[test]
 fn a_log_whose_clock_went_back_tells_when_the_next_lap_is() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(2));
@@ -232,7 +237,7 @@ fn a_log_tells_that_a_permit_is_due_after_its_last_time_never() -> Result<(), Re
     Ok(())
 }
 
-/// What was over in the old window was left where it was.
+/// Bug: permits that had expired in the old window stayed where they were.
 #[test]
 fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(1));
@@ -243,8 +248,8 @@ fn a_reset_log_is_as_new_in_a_longer_window() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Undone permits are put apart when their time is over, and taken back when a longer window
-/// reaches to their time again.
+/// Undone permits are set aside when they expire, and taken back when a longer window covers their
+/// time again.
 #[test]
 fn an_undone_permit_that_was_over_does_not_count_in_a_longer_window() -> Result<(), Box<dyn Error>> {
     let per_100_ms = Rate::new(2, Duration::from_millis(100))?;
@@ -252,7 +257,7 @@ fn an_undone_permit_that_was_over_does_not_count_in_a_longer_window() -> Result<
     let state = policy.start(Nanos::ZERO);
     let charge = policy.try_acquire(&state, ms(10), 2)?;
     policy.undo(&state, ms(10), charge, u64::MAX);
-    // The second undone grant puts the first one apart.
+    // The second undone grant makes the log set the first one aside.
     let charge = policy.try_acquire(&state, ms(150), 1)?;
     policy.undo(&state, ms(150), charge, u64::MAX);
     policy.change(&state, ms(200), Change::rate(Rate::per_second(2)))?;
@@ -260,7 +265,7 @@ fn an_undone_permit_that_was_over_does_not_count_in_a_longer_window() -> Result<
     Ok(())
 }
 
-/// As above, and no undone permit counts any more when the window becomes longer.
+/// As above, but no undone permit counts when the window becomes longer.
 #[test]
 fn a_longer_window_reaches_undone_permits_beside_no_other() -> Result<(), Box<dyn Error>> {
     let per_100_ms = Rate::new(3, Duration::from_millis(100))?;
@@ -268,7 +273,8 @@ fn a_longer_window_reaches_undone_permits_beside_no_other() -> Result<(), Box<dy
     let state = policy.start(Nanos::ZERO);
     let charge = policy.try_acquire(&state, ms(10), 2)?;
     policy.undo(&state, ms(10), charge, u64::MAX);
-    // The second debit puts the undone grant apart, since it is over by the time of the first one.
+    // The second debit makes the log set the undone grant aside, because it has expired by the time
+    // of the first debit.
     policy.debit(&state, ms(150), 1);
     policy.debit(&state, ms(150), 1);
     policy.change(&state, ms(200), Change::rate(Rate::per_second(3)))?;
@@ -281,7 +287,7 @@ fn a_longer_window_reaches_undone_permits_beside_no_other() -> Result<(), Box<dy
 fn a_grant_of_a_log_tells_what_it_left_in_any_place() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(4));
     let state = policy.start(Nanos::ZERO);
-    // A ring of four permits has fewer than a hundred places.
+    // A ring of four permits has fewer than a hundred entries.
     for second in 0..100 {
         let first = policy.try_acquire(&state, secs(second), 1)?;
         policy.try_acquire(&state, secs(second), 2)?;
@@ -291,13 +297,13 @@ fn a_grant_of_a_log_tells_what_it_left_in_any_place() -> Result<(), Box<dyn Erro
     Ok(())
 }
 
-/// An undone permit counts until its time is over. Then its place is taken anew, while another
-/// undone permit still counts.
+/// An undone permit counts until it expires. Then its entry is reused, while another undone permit
+/// still counts.
 #[test]
 fn undone_permits_stay_forgotten_when_their_place_is_taken_anew() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(200));
     let state = policy.start(Nanos::ZERO);
-    // Three halves of the limit are more places than the ring has.
+    // Three halves of the limit exceed the entries of the ring.
     for at in [ms(1), ms(900)] {
         let charge = policy.try_acquire(&state, at, 1)?;
         policy.try_acquire(&state, at, 99)?;
@@ -310,13 +316,13 @@ fn undone_permits_stay_forgotten_when_their_place_is_taken_anew() -> Result<(), 
     Ok(())
 }
 
-/// A debit gives up the copy that leaves undone permits out, and the spare places fill up.
+/// A debit gives up the copy that leaves undone permits out, and the spare entries fill up.
 #[test]
 fn undone_permits_between_debits_are_granted_once() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_hour(100));
     let state = policy.start(Nanos::ZERO);
     let charges: Result<Vec<_>, _> = (0..100).map(|at| policy.try_acquire(&state, ms(at), 1)).collect();
-    // The newest first: a debit takes the places of the oldest anew.
+    // The newest first: a debit reuses the entries of the oldest.
     for charge in charges?.into_iter().rev() {
         policy.undo(&state, ms(100), charge, u64::MAX);
         policy.debit(&state, ms(100), 1);
@@ -325,8 +331,8 @@ fn undone_permits_between_debits_are_granted_once() -> Result<(), Box<dyn Error>
     Ok(())
 }
 
-/// An empty cell kept its beginning, which lies within the longer one, and the grant was counted as
-/// of that.
+/// Bug: an empty cell kept its start, which lies within the longer cell, and the grant was counted
+/// from that start.
 #[test]
 fn a_longer_cell_begins_where_it_begins() -> Result<(), Box<dyn Error>> {
     let policy = SlidingWindow::new(Rate::per_second(1), 1);
@@ -339,8 +345,8 @@ fn a_longer_cell_begins_where_it_begins() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What was counted beyond the new limit was left out of the sum: the first cell to drop out seemed
-/// to make room.
+/// Bug: permits counted beyond the new limit were left out of the sum, so the first cell to drop
+/// out seemed to make room.
 #[test]
 fn a_lower_limit_waits_for_all_that_is_counted_beyond_it() -> Result<(), Box<dyn Error>> {
     let rate = |limit| Rate::new(limit, Duration::from_secs(10));
@@ -355,7 +361,8 @@ fn a_lower_limit_waits_for_all_that_is_counted_beyond_it() -> Result<(), Box<dyn
     Ok(())
 }
 
-/// A cell that does not count in the new window was put where a newer one is, and counted with it.
+/// Bug: a cell that does not count in the new window was put where a newer cell is, and counted
+/// with it.
 #[test]
 fn a_cell_that_is_over_in_the_new_window_is_not_counted_with_a_newer_cell() -> Result<(), Box<dyn Error>> {
     for begin in [0, 30] {
@@ -363,19 +370,20 @@ fn a_cell_that_is_over_in_the_new_window_is_not_counted_with_a_newer_cell() -> R
         let state = policy.start(Nanos::ZERO);
         policy.try_acquire(&state, secs(begin + 5), 1)?;
         policy.try_acquire(&state, secs(begin + 15), 1)?;
-        // Cells of 6 s: the last moment of the first cell is in the one from 6 s on, which drops
-        // out at 18 s.
+        // Cells of 6 s: the last moment of the first cell is in the new cell that starts at 6 s,
+        // which drops out at 18 s.
         policy.set_rate(&state, secs(begin + 19), Rate::new(2, Duration::from_secs(12))?);
         assert!(policy.try_acquire(&state, secs(begin + 19), 1).is_ok(), "{begin}");
     }
     Ok(())
 }
 
-/// The difference was taken modulo the window, which is not a whole number of cells.
+/// Bug: the difference was taken modulo the window, which is not a whole number of cells.
 #[test]
 fn cells_begin_by_the_wall_clock_also_before_its_first_window() {
     let rate = Rate::new(1, Duration::from_nanos(71)).expect("a rate");
-    // Two cells of 36 ns, one of which begins at 916 ns: another does so at 88 ns, and ends at 124.
+    // Two cells of 36 ns, one of which starts at 916 ns. So another cell starts at 88 ns, and ends
+    // at 124.
     let policy =
         SlidingWindow::new(rate, 2).at_wall_clock(Duration::from_nanos(916)).with_epoch(Duration::ZERO);
     let state = policy.start(Nanos::ZERO);
@@ -383,7 +391,7 @@ fn cells_begin_by_the_wall_clock_also_before_its_first_window() {
     assert_eq!(policy.ready_at(&state, Nanos::new(123), 0, 1), Nanos::new(88 + 72));
 }
 
-/// Also for a window that changes its length later.
+/// Holds even for a window whose length changes later.
 #[test]
 fn a_window_keeps_to_the_wall_clock_also_before_its_first_window() {
     let policy = FixedWindow::new(Rate::per_second(1))
@@ -395,7 +403,7 @@ fn a_window_keeps_to_the_wall_clock_also_before_its_first_window() {
     assert_eq!(policy.ready_at(&state, secs(31), 0, 1), secs(90));
 }
 
-/// A second at the rate zero was once a second in which a window ended, or permits were saved.
+/// Bug: a second at rate zero was a second in which a window ended, or permits were saved.
 #[test]
 fn nothing_comes_in_at_the_rate_zero() -> Result<(), Box<dyn Error>> {
     for text in [

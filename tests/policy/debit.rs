@@ -16,7 +16,7 @@ fn at(seconds: u64) -> Nanos {
     Nanos::new(seconds * SECOND)
 }
 
-/// All that have a state.
+/// Returns every policy that has a state.
 fn policies(rate: Rate) -> Result<Vec<AnyPolicy>, Box<dyn Error>> {
     let log = SlidingLog::try_new(rate).and_then(|log| log.with_capacity(20));
     let windows = [
@@ -44,7 +44,7 @@ fn policies(rate: Rate) -> Result<Vec<AnyPolicy>, Box<dyn Error>> {
 
 #[test]
 fn a_debit_is_owed() -> Result<(), Box<dyn Error>> {
-    // Ten a second, ten of them in stock, and twenty more are owed.
+    // Ten a second, ten permits stored, and twenty more are owed.
     let policy = TokenBucket::new(Rate::per_second(10), 10);
     let state = policy.start(at(0));
     policy.debit(&state, at(0), 30);
@@ -52,7 +52,7 @@ fn a_debit_is_owed() -> Result<(), Box<dyn Error>> {
     assert_eq!(policy.status(&state, at(0)).available, 0);
     policy.refund(&state, at(0), 10);
     assert_eq!(policy.ready_at(&state, at(0), 0, 1), Nanos::new(1_100_000_000));
-    // A window counts them, and begins anew at zero.
+    // A window counts the debits, and the next one starts at zero.
     let policy = FixedWindow::new(Rate::per_second(10));
     let state = policy.start(at(0));
     policy.debit(&state, at(0), 30);
@@ -62,7 +62,7 @@ fn a_debit_is_owed() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Whatever is owed, it is never so much that it is nothing.
+/// However much is owed, the negative balance never wraps to zero.
 #[test]
 fn no_debit_overflows() -> Result<(), Box<dyn Error>> {
     for rate in [
@@ -83,7 +83,7 @@ fn no_debit_overflows() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A large request of a leaky bucket used the time before it, in which no request came. A small
+/// A large request to a leaky bucket used the time before it, in which no request arrived. A small
 /// request would have found no more than the bucket holds. So the unused part of the large request
 /// is not saved.
 #[test]
@@ -97,11 +97,11 @@ fn what_a_large_request_did_not_use_is_not_saved() -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-/// At rate zero a debit in permits is charged, and a debt that is a time has no length.
+/// At rate zero a debit in permits is charged, and a negative balance that is a time has no length.
 #[test]
 fn a_debit_at_zero_is_owed_in_permits() -> Result<(), Box<dyn Error>> {
     let rate = Rate::per_second(10);
-    // When one permit is due, if 20 are charged at rate zero and the rate then comes back.
+    // Returns when one permit is due, if 20 are charged at rate zero and the rate is then restored.
     let due = |policy: AnyPolicy| {
         let state = policy.start(at(0));
         policy.set_rate(&state, at(0), Rate::ZERO);
@@ -109,12 +109,12 @@ fn a_debit_at_zero_is_owed_in_permits() -> Result<(), Box<dyn Error>> {
         policy.set_rate(&state, at(0), rate);
         policy.ready_at(&state, at(0), 0, 1)
     };
-    // Ten were in stock.
+    // Ten were stored.
     assert_eq!(due(TokenBucket::new(rate, 10).into()), Nanos::new(1_100_000_000));
     assert_eq!(due(LeakyBucket::new(rate).into()), at(2));
     assert_eq!(due(FixedWindow::new(rate).into()), at(1));
     assert_eq!(due(SlidingWindow::new(rate, 2).into()), at(1));
-    // Of twenty in the window before, half count when half of it is over.
+    // Of twenty in the previous window, half count when half of the window is over.
     assert_eq!(due(SlidingEstimate::new(rate).into()), Nanos::new(1_550_000_000));
     assert_eq!(due(SlidingLog::new(rate).into()), at(1));
     assert_eq!(due(SmoothBursty::new(rate).into()), at(0));
@@ -122,7 +122,7 @@ fn a_debit_at_zero_is_owed_in_permits() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A bucket that never had a rate remembers how many, too.
+/// A bucket that never had a rate also remembers the number of permits.
 #[test]
 fn a_debit_before_any_rate_is_owed() {
     let policy = TokenBucket::new(Rate::ZERO, 10);
@@ -147,7 +147,7 @@ fn without_a_limit_nothing_is_owed() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A debt beyond the range of a state: once a new rate took the largest number for the debt, and a
+/// Bug: for a debt beyond the range of a state, a new rate took the largest number as the debt. A
 /// debit of a million at one per hour was paid in 300 s at a thousand per second.
 #[test]
 fn no_rate_makes_a_debt_less_that_is_owed_for_ever() -> Result<(), Box<dyn Error>> {
@@ -179,8 +179,8 @@ fn no_rate_makes_a_debt_less_that_is_owed_for_ever() -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// A total has 40 bits. 257 cells that each owe as many permits as there are come to more than
-/// that, and a total that wraps would leave 256 permits.
+/// A total has 40 bits. 257 cells that each owe the maximum number of permits exceed that, and a
+/// total that wraps would leave 256 permits.
 #[test]
 fn a_debt_of_many_cells_that_keeps_its_ratio_does_not_wrap() -> Result<(), Box<dyn Error>> {
     let window = Duration::from_secs(257);
@@ -194,8 +194,8 @@ fn a_debt_of_many_cells_that_keeps_its_ratio_does_not_wrap() -> Result<(), Box<d
     Ok(())
 }
 
-/// A debt in permits was once lost at a rate with permits that outlast the clock, and after that at
-/// every rate.
+/// Bug: a debt in permits was lost at a rate with permits that outlast the clock, and from then on
+/// at every rate.
 #[test]
 fn a_debt_is_owed_at_a_rate_that_is_as_good_as_none() -> Result<(), Box<dyn Error>> {
     let never = Rate::from_per_second(1e-200)?;
@@ -229,8 +229,8 @@ fn some_quotient() -> impl Strategy<Value = (u64, u64)> {
 }
 
 proptest! {
-    /// A bucket in debt, changed from rate to rate: it is in debt for no less than the permits take
-    /// that it owes.
+    /// A bucket with a negative balance changes from rate to rate. Its balance stays negative for
+    /// at least as long as the owed permits take.
     #[test]
     fn no_change_of_the_rate_forgives_a_debt(
         rates in proptest::collection::vec(some_quotient(), 2..7), n in prop_oneof![1u32..1000, 1u32..],
@@ -243,8 +243,8 @@ proptest! {
             policy.set_rate(&state, at(10), rate((permits, nanos))?);
             let due = policy.ready_at(&state, at(10), 0, 1);
             if due < Nanos::MAX {
-                // One was there, and one more is asked for. The bucket holds a little more than
-                // one, by which roundings are made good.
+                // One permit was available, and the request asks for one more. The bucket holds a
+                // little more than one permit, to make up for rounding.
                 let span = u128::from(due.as_u64() - at(10).as_u64());
                 prop_assert!(span * u128::from(permits) >= u128::from(n - 1) * u128::from(nanos), "{span} ns at {permits} in {nanos} ns");
             }

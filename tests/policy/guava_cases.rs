@@ -1,7 +1,7 @@
 //! Guava's own tests of its `RateLimiter`, under their names, on the public API: see
 //! `tests/golden/guava/test-cases.md`.
 //!
-//! As in Guava's tests, a granted wait moves the clock. Guava compares waits at two decimals; these
+//! As in Guava's tests, a granted wait moves the clock. Guava compares waits to two decimals; these
 //! tests compare exactly.
 
 use std::time::Duration;
@@ -16,7 +16,7 @@ use tokio_test::{assert_ready, assert_ready_eq};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-/// As many permits as Guava can be asked for.
+/// The most permits that a caller can request from Guava.
 const MANY: u32 = (1 << 31) - 1;
 
 /// A limiter and its clock.
@@ -26,7 +26,7 @@ struct Run<P: Policy> {
 }
 
 fn run<P: Policy>(policy: P) -> Run<P> {
-    // Not zero: no limiter may rely on it.
+    // Not zero: no limiter may rely on that.
     let clock = ManualClock::starting_at(Nanos::new(7));
     Run { limiter: RateLimiter::with_clock(policy, clock.clone()), clock }
 }
@@ -40,12 +40,12 @@ fn warming_up(
     warm_up: Duration,
     cold_factor: f64,
 ) -> Result<Run<SmoothWarmingUp>, PolicyError> {
-    // These tests are about Guava's rule of cooling.
+    // These tests cover Guava's rule of cooling.
     Ok(run(SmoothWarmingUp::try_new(Rate::per_second(permits), warm_up, cold_factor)?.cool_at_once()))
 }
 
 impl<P: Policy> Run<P> {
-    /// Acquires `n` permits and moves the clock to when they are granted. Returns the wait.
+    /// Acquires `n` permits and moves the clock to the time of the grant. Returns the wait.
     fn acquire(&self, n: u32) -> Result<Duration, Refusal> {
         self.finish(n, self.limiter.acquire_many(n))
     }
@@ -61,10 +61,10 @@ impl<P: Policy> Run<P> {
         self.finish(1, self.limiter.acquire_within(within))
     }
 
-    /// Waits for a request of `n` permits by moving the clock to its time, and checks that it was
-    /// not ready earlier.
+    /// Waits for a request of `n` permits by moving the clock to its due time, and checks that the
+    /// request was not ready earlier.
     fn finish(&self, n: u32, request: Acquire<'_, P, ManualClock>) -> Result<Duration, Refusal> {
-        // A reservation that is dropped leaves no trace.
+        // Dropping a reservation leaves no trace.
         let due_in = self.limiter.reserve(n)?.due_in();
         let mut request = spawn(request);
         if let std::task::Poll::Ready(answer) = request.poll() {
@@ -82,8 +82,8 @@ impl<P: Policy> Run<P> {
         self.clock.advance(time);
     }
 
-    /// Takes `permits` in random pieces and then one, which pays for the last piece. Returns the
-    /// time that took.
+    /// Takes `permits` in random pieces and then one permit, which pays for the last piece. Returns
+    /// the time taken.
     fn take_in_pieces(&self, mut permits: u32, dice: &mut Dice) -> Result<Duration, Refusal> {
         let mut total = Duration::ZERO;
         while permits > 0 {
@@ -99,7 +99,7 @@ impl<P: Policy> Run<P> {
 struct Dice(u64);
 
 impl Dice {
-    /// From 1 to `sides`.
+    /// Returns a number from 1 to `sides`.
     fn roll(&mut self, sides: u32) -> u32 {
         // Knuth's linear congruential generator; its upper half is random enough.
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -107,14 +107,14 @@ impl Dice {
     }
 }
 
-/// Milliseconds in the unit of [`Run::acquire_each`].
+/// Converts milliseconds to the unit of [`Run::acquire_each`].
 fn ms<const N: usize>(waits: [u128; N]) -> Vec<u128> {
     waits.iter().map(|ms| ms * 1_000_000).collect()
 }
 
-/// Asserts waits that are not whole ticks, or that come from a cold factor that is no binary
-/// fraction: then the fixed point rounds a price up by a tick, and the clock, which moves in whole
-/// nanoseconds, shows one nanosecond more, once, and one less in the wait after.
+/// Asserts waits that are not whole ticks, or that come from a cold factor that is not a binary
+/// fraction. Fixed point then rounds a cost up by a tick. The clock moves in whole nanoseconds, so
+/// it shows one nanosecond more once, and one nanosecond less in the next wait.
 fn assert_close(waits: &[u128], expected: &[u128]) {
     assert_eq!(waits.len(), expected.len());
     let close = waits.iter().zip(expected).all(|(wait, expected)| wait.abs_diff(*expected) <= 1);
@@ -132,8 +132,8 @@ fn simple() -> Result<(), Refusal> {
 
 #[test]
 fn immediate_try_acquire() {
-    // The real clock. An hour instead of Guava's second, so that no stall of the machine can fail
-    // it.
+    // This test uses the real clock. An hour replaces Guava's second, so that no stall of the
+    // machine can fail the test.
     let limiter = RateLimiter::smooth_bursty(Rate::per_hour(1));
     assert!(limiter.try_acquire().is_ok());
     assert!(limiter.try_acquire().is_err_and(Refusal::may_retry));
@@ -165,7 +165,7 @@ fn simple_acquire_earliest_available_is_in_past() -> Result<(), Refusal> {
     let run = bursty(5);
     assert_eq!(run.acquire_each(&[1])?, ms([0]));
     run.pass(400 * MS);
-    // Half of it paid for the first permit, the other half saved one.
+    // Half of that time paid for the first permit, and the other half saved one.
     assert_eq!(run.acquire_each(&[1, 1, 1])?, ms([0, 0, 200]));
     Ok(())
 }
@@ -175,7 +175,7 @@ fn one_second_burst() -> Result<(), Refusal> {
     let run = bursty(5);
     run.pass(SECOND);
     run.pass(SECOND);
-    // Five saved, and one request granted ahead.
+    // Five permits are saved, and one request is granted ahead.
     assert_eq!(run.acquire_each(&[1, 1, 3, 1])?, ms([0, 0, 0, 0]));
     assert_eq!(run.acquire_each(&[1])?, ms([200]));
     Ok(())
@@ -193,7 +193,7 @@ fn bursty_and_update() -> Result<(), Refusal> {
     let run = bursty(1);
     assert_eq!(run.acquire_each(&[1, 1])?, ms([0, 1000]));
     run.limiter.set_rate(Rate::per_second(2));
-    // The first one pays the old price.
+    // The first request pays the old cost.
     assert_eq!(run.acquire_each(&[1, 2, 4, 1])?, ms([1000, 500, 1000, 2000]));
     Ok(())
 }
@@ -244,7 +244,7 @@ fn try_acquire_overflow() {
 
 #[test]
 fn try_acquire_negative() {
-    // A `Duration` is never negative. Guava takes a negative one for zero.
+    // A `Duration` is never negative. Guava treats a negative timeout as zero.
     let run = bursty(5);
     assert!(run.limiter.try_acquire_many(5).is_ok());
     run.pass(900 * MS);
@@ -290,7 +290,7 @@ fn warm_up_with_cold_factor() -> Result<(), Box<dyn std::error::Error>> {
 
 #[test]
 fn warm_up_with_cold_factor_1() -> Result<(), Box<dyn std::error::Error>> {
-    // A flat ramp: cold is as dear as warm, and idling earns nothing.
+    // A flat ramp: a cold permit costs the same as a warm one, and idling earns nothing.
     let run = warming_up(5, 4 * SECOND, 1.0)?;
     let flat = ms([0, 200, 200, 200, 200, 200, 200, 200]);
     assert_eq!(run.acquire_each(&EIGHT)?, flat);
@@ -306,7 +306,7 @@ fn warm_up_and_update() -> Result<(), Box<dyn std::error::Error>> {
     run.pass(4500 * MS);
     assert_eq!(run.acquire_each(&[1, 1, 1])?, ms([0, 1375, 1125]));
     run.limiter.set_rate(Rate::per_second(4));
-    // The old price, once.
+    // The old cost, once.
     assert_eq!(run.acquire_each(&[1])?, ms([875]));
     assert_eq!(run.acquire_each(&[1, 1, 1, 1])?, [343_750_000, 281_250_000, 250_000_000, 250_000_000]);
     run.pass(4250 * MS);
@@ -322,7 +322,7 @@ fn warm_up_and_update_with_cold_factor() -> Result<(), Box<dyn std::error::Error
     run.pass(4200 * MS);
     assert_close(&run.acquire_each(&[1, 1, 1])?, &[0, 1_752_500_000, 1_257_500_000]);
     run.limiter.set_rate(Rate::per_second(10));
-    // The old price, once.
+    // The old cost, once.
     assert_close(&run.acquire_each(&[1])?, &[762_500_000]);
     // The second is 0.10460227...
     assert_close(&run.acquire_each(&[1; 4])?, &[195_625_000, 104_602_273, 100_000_000, 100_000_000]);
@@ -355,7 +355,7 @@ fn time_to_warm_up_is_honoured_even_with_weights() -> Result<(), Box<dyn std::er
             for _ in 0..100 {
                 let policy = SmoothWarmingUp::try_new(Rate::new(1, interval)?, period, factor.into())?;
                 let took = run(policy.cool_at_once()).take_in_pieces(10, &mut dice)?;
-                // The ticks that the prices of the pieces are rounded up by.
+                // The ticks by which the costs of the pieces are rounded up.
                 let late = took.checked_sub(period).ok_or("too early")?;
                 assert!(late <= Duration::from_nanos(1), "{late:?}");
             }
@@ -371,7 +371,7 @@ fn infinity_bursty() -> Result<(), Refusal> {
     let run = run(SmoothBursty::new(Rate::UNLIMITED));
     assert_eq!(run.acquire_each(&[MANY / 4, MANY / 2, MANY])?, ms([0, 0, 0]));
     run.limiter.set_rate(Rate::per_second(2));
-    // Two saved, one ahead.
+    // Two permits are saved, and one is granted ahead.
     assert_eq!(run.acquire_each(&[1, 1, 1, 1, 1])?, ms([0, 0, 0, 500, 500]));
     run.limiter.set_rate(Rate::UNLIMITED);
     assert_eq!(run.acquire_each(&[1, 1, 1])?, ms([500, 0, 0]));
@@ -435,7 +435,7 @@ fn simple_rate_update() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(run.limiter.rate(), Rate::per_second(5));
     run.limiter.set_rate(Rate::per_second(10));
     assert_eq!(run.limiter.rate(), Rate::per_second(10));
-    // A rate that is refused does not exist, so no limiter can be given it.
+    // `Rate` rejects the value, so no limiter can receive it.
     assert!(Rate::from_per_second(0.0).is_err());
     assert!(Rate::from_per_second(-10.0).is_err());
     Ok(())
@@ -443,7 +443,7 @@ fn simple_rate_update() -> Result<(), Box<dyn std::error::Error>> {
 
 #[test]
 fn acquire_parameter_validation() {
-    // A negative number of permits cannot be written.
+    // A negative number of permits cannot be expressed.
     let run = bursty(999);
     let refused = Err(Refusal::ZeroPermits);
     assert_ready_eq!(spawn(run.limiter.acquire_many(0)).poll(), refused);
@@ -456,17 +456,17 @@ fn acquire_parameter_validation() {
 
 #[test]
 fn create_warmup_parameter_validation() {
-    // A negative warm-up cannot be written.
+    // A negative warm-up cannot be expressed.
     for warm_up in [Duration::ZERO, Duration::from_nanos(1)] {
         assert!(SmoothWarmingUp::try_new(Rate::per_second(1), warm_up, 3.0).is_ok());
     }
     assert!(Rate::new(0, SECOND).is_err());
 }
 
-// Case 29, Nulls: there is no null.
+// Case 29, Nulls: Rust has no null.
 
-/// Cases 30 and 31, Mocking: code that uses a limiter can be tested without waiting. Here a clock
-/// is given, nothing is mocked.
+/// Cases 30 and 31, Mocking: code that uses a limiter can be tested without waiting. This test
+/// passes a clock and mocks nothing.
 #[test]
 fn mocking() {
     async fn work<P: Policy, C: Timer>(limiter: &RateLimiter<P, C>) -> u32 {

@@ -14,12 +14,12 @@ use crate::room::Rooms;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Returns when a request is granted that comes at `at` with no requests ahead.
+/// Returns when a request that arrives at `at`, with no requests ahead, is granted.
 fn due<P: Policy>(policy: &P, state: &P::State, at: Nanos) -> Nanos {
     policy.ready_at(state, at, 0, 1).max(at)
 }
 
-/// Grants `n` permits to a request that comes at `at` and waits. Returns when they were granted.
+/// Grants `n` permits to a request that arrives at `at` and waits. Returns the time of the grant.
 fn acquire<P: Policy>(policy: &P, state: &P::State, at: Nanos, n: u32) -> Result<Nanos, Refusal> {
     let due = due(policy, state, at);
     policy.try_acquire(state, due, n)?;
@@ -32,14 +32,14 @@ fn secs(seconds: f64) -> Nanos {
 
 // Agreement with Guava
 
-/// A call, with times in units that make it interesting.
+/// A call, with times in units that reach the edge cases.
 #[derive(Clone, Copy, Debug)]
 enum Call {
-    /// Time passes: so many of the current intervals.
+    /// Time passes: this many of the current intervals.
     Intervals(f64),
     /// Time passes, in nanoseconds.
     Pass(u64),
-    /// A request that waits, and so does the clock, if asked to.
+    /// A request that waits. The clock moves to its grant if `clock_waits`.
     Acquire {
         n: u32,
         clock_waits: bool,
@@ -50,7 +50,7 @@ enum Call {
         timeout: f64,
     },
     SetRate(f64),
-    /// Charges so many permits whether they are there or not.
+    /// Charges this many permits, whether they are available or not.
     Debit(u32),
 }
 
@@ -58,7 +58,7 @@ fn some_permits() -> impl Strategy<Value = u32> {
     prop_oneof![3 => Just(1), 3 => 1u32..20, 1 => 1u32..10_000, 1 => 1u32..]
 }
 
-/// Whole rates, fractions of many digits, and rates that no float has exactly.
+/// Whole rates, fractions of many digits, and rates that no float represents exactly.
 fn some_rate() -> impl Strategy<Value = f64> {
     prop_oneof![
         (1u32..100_000).prop_map(f64::from),
@@ -81,10 +81,11 @@ fn some_calls() -> impl Strategy<Value = Vec<Call>> {
     vec(call, 1..60)
 }
 
-/// Makes the calls to both, the model deciding as the policy does, and compares the due times.
+/// Makes the same calls to the policy and the model. The policy decides for both; the due times
+/// must agree.
 fn agree<P: Policy>(policy: &P, kind: Kind, mut rate: f64, calls: &[Call]) -> Result<(), TestCaseError> {
-    // Always before 2036, so that the end of the clock's time is out of reach for calls that do not
-    // wait for it.
+    // Always before 2036, so that calls that do not wait for the end of the clock's range never
+    // reach it.
     const LATEST: u64 = 300_000_000 * SECOND;
     let ticks = |at: Nanos| i128::from(at.as_u64()) * Ticks::PER_NANO;
     let mut now = secs(3.25);
@@ -112,7 +113,7 @@ fn agree<P: Policy>(policy: &P, kind: Kind, mut rate: f64, calls: &[Call]) -> Re
                 continue;
             }
             Call::Debit(n) => {
-                // In Guava every request is charged at once, and waits afterwards.
+                // Guava charges every request at once; the request waits afterwards.
                 allowance.acquire(&mut model, ticks(now), n);
                 policy.debit(&state, now, n);
                 continue;
@@ -170,7 +171,8 @@ proptest! {
 
 #[test]
 fn a_slow_rate_of_many_digits_costs_what_it_says() -> Result<(), Box<dyn Error>> {
-    // Its interval was once cut to 26 bits: 254 ns too long here, and never at 1.23456789012345e-9.
+    // The interval was once cut to 26 bits: 254 ns too long at this rate, and infinite at
+    // 1.23456789012345e-9.
     let policy = SmoothBursty::new(Rate::from_per_second(0.06256333333333335)?);
     let state = policy.start(Nanos::ZERO);
     policy.try_acquire(&state, Nanos::ZERO, 1)?;
@@ -180,7 +182,7 @@ fn a_slow_rate_of_many_digits_costs_what_it_says() -> Result<(), Box<dyn Error>>
     let policy = SmoothBursty::new(Rate::from_per_second(1.23456789012345e-9)?);
     let state = policy.start(Nanos::ZERO);
     policy.try_acquire(&state, Nanos::ZERO, 1)?;
-    // 810000007290004520.6...: 25 years, of which the last bits may be rounded up.
+    // 810000007290004520.6...: 25 years. The last bits may be rounded up.
     assert!(
         (810_000_007_290_004_521..=810_000_007_290_004_522)
             .contains(&due(&policy, &state, Nanos::ZERO).as_u64())
@@ -197,19 +199,19 @@ enum Grab {
     Back(u64),
     /// Tries now.
     Try(u32),
-    /// Waits for the very instant.
+    /// Waits exactly until the request is due.
     Wait(u32),
-    /// Gives back so many permits.
+    /// Gives back this many permits.
     Refund(u32),
-    /// Undoes the grant that was made so many grants ago.
+    /// Undoes the grant made this many grants ago.
     Undo(usize),
-    /// A rate of this share of the first one, in percent.
+    /// Sets the rate to this percentage of the first one.
     SetRate(u64),
 }
 
-/// Refunds or changes of the rate, not both: a permit is refunded at the current price, not at the
-/// price that was paid. Nor refunds and undone grants: a caller that gives a permit back twice gets
-/// it back twice.
+/// Grabs with either refunds or changes of the rate, because a permit is refunded at the current
+/// cost, not at the cost that was paid. Refunds and undone grants exclude each other too: a caller
+/// that gives a permit back twice gets it back twice.
 fn some_grabs(jumps_back: bool, undoes: bool) -> impl Strategy<Value = Vec<Grab>> {
     any::<bool>().prop_flat_map(move |refunds| some_grabs_of(jumps_back, undoes, refunds && !undoes))
 }
@@ -228,19 +230,20 @@ fn some_grabs_of(jumps_back: bool, undoes: bool, refunds: bool) -> impl Strategy
     vec(grab, 1..80)
 }
 
-/// What was let through: permits granted, or, negative, given back.
+/// Permits that passed: granted or, if negative, given back.
 struct Passed<Charge> {
     at: i128,
     permits: i128,
-    /// With what it is undone with.
+    /// The charge that undoes the grant.
     charge: Option<(Charge, usize)>,
 }
 
-/// Grabs what it can, and checks every span between two grants: all but the last of them fit into
-/// the time between, plus the burst, plus the nanosecond that is always saved. Exact integers.
+/// Takes as much as possible, and checks every stretch between two grants: all of its permits
+/// except the last grant's fit into the time between, plus the burst, plus the nanosecond that is
+/// always saved. All numbers are exact integers.
 ///
-/// Grants that are undone do not count at all, as if they had not been. Refunded permits count
-/// until they are.
+/// Undone grants do not count, as if they had never been made. Refunded permits count until the
+/// refund.
 fn bounded<P: Policy>(
     policy: &P,
     permits: u64,
@@ -323,7 +326,7 @@ fn some_grabs_and_an_undo() -> impl Strategy<Value = Vec<Grab>> {
     })
 }
 
-/// Permits and the nanoseconds they are for: from one in 100 s to 10^9 a second.
+/// Permits and their period in nanoseconds: from one per 100 s to 10^9 per second.
 fn some_quotient() -> impl Strategy<Value = (u64, u64)> {
     prop_oneof![
         (1u64..1000, Just(SECOND)),
@@ -337,7 +340,7 @@ fn some_burst() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    /// Also if the clock jumps back: then a span can be negative.
+    /// Holds even if the clock jumps back, so that a stretch can be negative.
     #[test]
     fn bursty_lets_through_no_more_than_the_bound(
         (permits, period) in some_quotient(), burst in some_burst(), full: bool, grabs in some_grabs(true, false),
@@ -380,9 +383,9 @@ proptest! {
 
 #[test]
 fn a_second_undone_grant_gives_back_no_more_than_was_missed() -> Result<(), Box<dyn Error>> {
-    // The second grant was remembered where it was before the first one was undone, and so gave
-    // back a permit for a time in which, without both, the stock would have been full and would
-    // have saved nothing.
+    // The second grant was once recorded at its time from before the first one was undone. Undoing
+    // the second then gave back a permit for a time in which, without both grants, the stored
+    // permits would have been at their maximum and nothing would have been saved.
     let policy = SmoothBursty::new(Rate::per_second(1));
     let (undone, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
     let mut rooms = Rooms::default();
@@ -395,7 +398,7 @@ fn a_second_undone_grant_gives_back_no_more_than_was_missed() -> Result<(), Box<
         policy.try_acquire(state, secs(2.0), 3)?;
     }
     rooms.undo(&policy, &undone, secs(2.0), second);
-    // One second saved at 2 s, so three permits are paid for at 4 s.
+    // One second is saved at 2 s, so three permits are paid for at 4 s.
     assert_eq!(due(&policy, &never, secs(2.0)), secs(4.0));
     assert_eq!(due(&policy, &undone, secs(2.0)), secs(4.0));
     Ok(())
@@ -403,8 +406,8 @@ fn a_second_undone_grant_gives_back_no_more_than_was_missed() -> Result<(), Box<
 
 #[test]
 fn refunds_in_pieces_give_back_no_more_than_was_taken() -> Result<(), Box<dyn Error>> {
-    // Three permits of a third of a tick cost one tick; given back one by one they were worth
-    // three.
+    // Three permits of a third of a tick each cost one tick. Given back one by one, they were once
+    // worth three ticks.
     let policy = SmoothBursty::new(Rate::per_second(48_000_000_000));
     let (state, now) = (policy.start(Nanos::ZERO), Nanos::ZERO);
     policy.try_acquire(&state, now, 4_800_000)?;
@@ -419,7 +422,7 @@ fn refunds_in_pieces_give_back_no_more_than_was_taken() -> Result<(), Box<dyn Er
 
 // Refusals
 
-/// Answers to questions about a state: everything that can be seen of it at a time.
+/// Returns everything that can be observed of a state at a time.
 fn answers<P: Policy>(policy: &P, state: &P::State, at: Nanos) -> Vec<Nanos> {
     let weights = [1, 3, 50].map(|n| policy.weight(n));
     let mut answers = vec![due(policy, state, at)];
@@ -427,7 +430,7 @@ fn answers<P: Policy>(policy: &P, state: &P::State, at: Nanos) -> Vec<Nanos> {
     answers
 }
 
-/// A refused request changes nothing, and what it is told is exact.
+/// A refused request changes nothing, and the refusal reports the exact time.
 fn refuses_exactly<P: Policy>(policy: &P, history: &[(u64, u32)]) -> Result<(), TestCaseError> {
     let mut now = secs(1.0);
     let state = policy.start(now);
@@ -479,8 +482,8 @@ proptest! {
 
 // Undoing
 
-/// Two limiters with one history, but one of them also grants permits that are undone at that
-/// instant. No call can tell them apart then or later.
+/// Two limiters have the same history, but one of them also grants permits that are undone at the
+/// same time. No call can distinguish them, then or later.
 fn undoes_without_a_trace<P: Policy>(
     policy: &P,
     history: &[(u64, u32, Option<u32>)],
@@ -535,7 +538,7 @@ proptest! {
         undoes_without_a_trace(&policy, &history)?;
     }
 
-    /// Another request took permits in between.
+    /// Another request takes permits in between.
     #[test]
     fn bursty_undoes_a_grant_below_others(
         rate in some_rate(), burst in some_burst(), idle in 0..5 * SECOND, n in 1u32..50, others in vec(1u32..50, 0..10),
@@ -556,8 +559,8 @@ proptest! {
 
 // Settling
 
-/// Two limiters with one history, but one of them takes too much and gives back the unused part. No
-/// call can tell them apart then or later.
+/// Two limiters have the same history, but one of them takes too many permits and gives back the
+/// unused part. No call can distinguish them, then or later.
 fn settles_without_a_trace<P: Policy>(policy: &P, history: &[(u64, u32, u32)]) -> Result<(), TestCaseError> {
     let mut now = secs(1.0);
     let (plain, other) = (policy.start(now), policy.start(now));
@@ -604,7 +607,8 @@ proptest! {
         settles_without_a_trace(&SmoothWarmingUp::try_new(rate, Duration::from_nanos(warm_up), factor)?, &history)?;
     }
 
-    /// At another rate it is a share, and never more than was paid.
+    /// After a change of rate, the unused part is a share of what was paid, and never more than
+    /// that.
     #[test]
     fn the_unused_part_is_never_more_than_was_paid(
         (permits, period) in some_quotient(), other in some_rate(), n in 2u32..1000, used in 1u32..1000, warm_up in 0..SECOND,
@@ -619,7 +623,7 @@ proptest! {
         let Some(unused) = bursty.unspent(charge, n, used) else { return Err(TestCaseError::fail("a part")) };
         bursty.undo(&state, secs(1.0), unused, u64::MAX);
         let left = u128::from(due(&bursty, &state, secs(1.0)).saturating_since(secs(1.0)).as_u64());
-        // As long as it took at the old rate, within a tick of each.
+        // It lasts as long as at the old rate, within a tick for each.
         prop_assert!((left + 1) * u128::from(n) >= (paid - 1).min(paid) * u128::from(used), "{left} of {paid}");
 
         let warming = SmoothWarmingUp::new(rate, Duration::from_nanos(warm_up));
@@ -660,8 +664,8 @@ fn a_refund_without_a_debt_changes_no_coldness() {
 
 #[test]
 fn an_undone_grant_does_not_interrupt_idling() -> Result<(), Box<dyn Error>> {
-    // Idling for 400 ms cools, since it is longer than the cold interval of 300 ms. A grant in the
-    // middle that was undone once made it two gaps of 200 ms, which do not.
+    // Idling for 400 ms cools, because it is longer than the cold interval of 300 ms. An undone
+    // grant in the middle once split the time into two gaps of 200 ms, which do not cool.
     let policy = SmoothWarmingUp::new(Rate::per_second(10), Duration::from_millis(500)).start_warm();
     let (undone, never) = (policy.start(Nanos::ZERO), policy.start(Nanos::ZERO));
     let charge = policy.try_acquire(&undone, secs(0.2), 1)?;
@@ -673,11 +677,12 @@ fn an_undone_grant_does_not_interrupt_idling() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-// The price of many
+// The cost of many permits
 
 proptest! {
-    /// The area under the curve: within the tick that each single price is rounded up by, and the
-    /// surcharge of the two ticks of coldness that this takes away or leaves, where it is steepest.
+    /// The cost is the area under the curve. It agrees within the tick that each single cost is
+    /// rounded up by, and the surcharge of the two ticks of coldness that rounding removes or
+    /// leaves, where the curve is steepest.
     #[test]
     fn many_at_once_cost_as_much_as_one_by_one(
         rate in some_rate(), warm_up in 0..100 * SECOND, factor in prop_oneof![Just(3.0), 1.0..20.0f64], n in 1u32..200,
@@ -714,8 +719,8 @@ fn extreme_rates() -> Result<Vec<Rate>, Box<dyn Error>> {
     ])
 }
 
-/// Does everything to a policy at all times with all numbers. What it finds is in the panics it
-/// does not have.
+/// Makes every call on a policy, at all times and with all numbers. It checks only that nothing
+/// panics.
 fn survives<P: Policy>(policy: &P, rates: &[Rate]) -> Result<(), Box<dyn Error>> {
     let end = 36_500 * 24 * 3600 * SECOND;
     let times = [0, 1, SECOND, (1 << 60) - 1, end, u64::MAX - 1, u64::MAX].map(Nanos::new);
@@ -791,17 +796,18 @@ fn a_debt_beyond_the_end_of_time_is_never_paid() -> Result<(), Box<dyn Error>> {
         let never = Refusal::Limited { retry_after: Nanos::MAX };
         assert_eq!(policy.try_acquire(&state, at, 1).err(), Some(never));
     }
-    // Nor by another rate: a debt stays a time.
+    // Nor by a change of rate: a negative balance remains a time.
     policy.set_rate(&state, Nanos::ZERO, Rate::UNLIMITED);
     assert!(policy.try_acquire(&state, Nanos::ZERO, 1).is_err());
     Ok(())
 }
 
-/// Guava, trace `d-x16`: `stored` is 0/0 after the first idle microsecond, and nothing is limited
-/// any more.
+/// Guava, trace `d-x16`: `stored` is 0/0 after the first idle microsecond, and from then on the
+/// limiter limits nothing.
 #[test]
 fn a_warm_up_of_zero_limits() -> Result<(), Box<dyn Error>> {
-    // The second one is trace `d-x17`: Guava cuts it to zero. When cold, half of it is owed on top.
+    // The second warm-up is trace `d-x17`: Guava truncates it to zero. Cold, half of it is owed in
+    // addition.
     for (warm_up, five_cold) in [(0, SECOND), (999, SECOND + 500)] {
         let policy = SmoothWarmingUp::new(Rate::per_second(5), Duration::from_nanos(warm_up)).cool_at_once();
         let state = policy.start(Nanos::ZERO);
@@ -814,7 +820,7 @@ fn a_warm_up_of_zero_limits() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Guava, trace `d-x18`: below 1e-13/s the sum of two prices wraps, and nothing is limited.
+/// Guava, trace `d-x18`: below 1e-13/s the sum of two costs wraps, and the limiter limits nothing.
 #[test]
 fn a_cold_permit_of_the_slowest_rate_is_granted_once() -> Result<(), Box<dyn Error>> {
     for rate in [1e-200, 1e-13, f64::from_bits(1)] {
@@ -841,7 +847,7 @@ fn no_burst_and_no_limit_go_together() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Guava cuts 12.5 us to 12, and so lets 83,333/s through; and above 1,000,000/s everything.
+/// Guava truncates 12.5 us to 12, and so grants 83,333/s. Above 1,000,000/s it grants everything.
 #[test]
 fn fast_rates_are_exact() -> Result<(), Box<dyn Error>> {
     for (rate, n) in
@@ -863,7 +869,8 @@ fn fast_rates_are_exact() -> Result<(), Box<dyn Error>> {
 
 // Cooling
 
-/// How many of `polls`, one every 120 ms, are granted in the last ten of them: trace `d-x15`.
+/// Returns how many of the last ten of `polls` requests, one every 120 ms, are granted: trace
+/// `d-x15`.
 fn granted_to_a_poller(policy: &SmoothWarmingUp, polls: u64) -> usize {
     let state = policy.start(Nanos::ZERO);
     let granted =
@@ -877,7 +884,7 @@ fn a_poller_slower_than_the_rate_gets_warm() {
     assert_eq!(granted_to_a_poller(&policy, 100), 10);
 }
 
-/// It is refused two times out of three, for ever.
+/// Guava refuses two polls out of three, forever.
 #[test]
 fn in_guava_a_poller_slower_than_the_rate_stays_cold() {
     let policy = SmoothWarmingUp::new(Rate::per_second(10), Duration::from_millis(500)).cool_at_once();

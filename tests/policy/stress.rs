@@ -1,8 +1,8 @@
-//! Threads that take from one limiter on the real clock. The test judges which permits were
-//! granted, never how long it took.
+//! Threads take from one limiter on the real clock. The tests judge which permits were granted,
+//! never how long that took.
 //!
 //! A thread reads the clock before and after each attempt, so each grant was made at some time
-//! between the two readings. The test fails only if a bound is broken for every choice of these
+//! between the two readings. A test fails only if a bound is broken for every choice of these
 //! times.
 
 use std::sync::Barrier;
@@ -27,7 +27,7 @@ fn per_ms() -> Rate {
     Rate::new(LIMIT, Duration::from_nanos(WINDOW)).expect("a whole rate")
 }
 
-/// A grant of so many permits, between two readings of the clock.
+/// A grant of `n` permits, between two readings of the clock.
 #[derive(Clone, Copy)]
 struct Grant {
     before: u64,
@@ -35,7 +35,7 @@ struct Grant {
     n: u64,
 }
 
-/// Attempts of some threads at once, for one permit and for three. Returns what they were granted.
+/// Makes attempts from several threads at once, for one permit and for three. Returns the grants.
 fn hammer<P: Policy>(policy: P) -> Vec<Grant> {
     let clock = SystemClock::new();
     let limiter = RateLimiter::with_clock(policy, clock.clone());
@@ -58,7 +58,7 @@ fn hammer<P: Policy>(policy: P) -> Vec<Grant> {
     grants
 }
 
-/// Returns the most permits that were surely granted in a span of this length: grants with both
+/// Returns the most permits that were certainly granted within `span`: those of grants with both
 /// readings in it.
 fn most_in(grants: &[Grant], span: u64) -> u64 {
     let sum = |from: u64| {
@@ -68,7 +68,8 @@ fn most_in(grants: &[Grant], span: u64) -> u64 {
     grants.iter().map(|grant| sum(grant.before)).max().unwrap_or(0)
 }
 
-/// Between any two readings at most the burst and what comes in meanwhile.
+/// Asserts that between any two readings at most the burst and the permits accrued meanwhile were
+/// granted.
 fn assert_bucket(mut grants: Vec<Grant>, burst: u64, permits: u64) {
     grants.sort_by_key(|grant| grant.after);
     for first in &grants {
@@ -90,7 +91,7 @@ fn a_token_bucket_keeps_its_bound_among_threads() {
     assert_bucket(hammer(TokenBucket::new(PER_SECOND, 30)), 30, 20_000);
 }
 
-/// With three as the largest request, three can pass at once.
+/// The largest request is for three permits, so three can pass at once.
 #[test]
 fn a_leaky_bucket_keeps_its_bound_among_threads() {
     assert_bucket(hammer(LeakyBucket::new(PER_SECOND)), 3, 20_000);
@@ -101,7 +102,7 @@ fn a_leaky_bucket_keeps_its_bound_among_threads() {
 fn a_stepped_bucket_keeps_its_bound_among_threads() -> Result<(), Box<dyn std::error::Error>> {
     let grants = hammer(TokenBucket::new(per_ms(), 30).interval_refill()?);
     for windows in [1, 2, 5] {
-        // A span touches one step more than it has periods.
+        // A stretch touches one step more than it has periods.
         assert!(most_in(&grants, windows * WINDOW) <= 30 + LIMIT * (windows + 1));
     }
     Ok(())
@@ -119,8 +120,8 @@ fn a_sliding_window_keeps_its_bound_among_threads() {
     assert!(most_in(&grants, WINDOW) <= 2 * LIMIT);
 }
 
-/// Two of three takers once forgot what was counted, since they went on by the old cut while the
-/// change had put it where it belongs by the new one: two limits in an instant.
+/// Bug: two of three takers forgot the counted permits. They continued by the old cut, while the
+/// change had moved the permits to where the new cut expects them: two limits were granted at once.
 #[test]
 fn a_sliding_window_that_changes_keeps_its_limit_among_threads() {
     const LIMIT: u32 = 100;
@@ -146,13 +147,13 @@ fn a_sliding_window_that_changes_keeps_its_limit_among_threads() {
     }
 }
 
-/// Takers once went on by the terms before, while a bucket that becomes slower had been converted
-/// already: each had what others had spent.
+/// Bug: takers continued by the terms before the change, while a bucket that becomes slower had
+/// been converted already. Each taker had permits that others had spent.
 #[test]
 fn a_bucket_that_changes_keeps_its_burst_among_threads() {
     const BURST: u32 = 1000;
-    // Much slower and much faster, and never twice at one rate: an exchange cannot tell a state
-    // from an equal one by other terms.
+    // Much slower and much faster, and never twice at the same rate: a CAS cannot distinguish a
+    // state from an equal state under other terms.
     let rate = |change: u64| {
         let nanos = [1_000_003, 9_999_991, 31][usize::try_from(change % 3).expect("small")] + 64 * change;
         Rate::new(1, Duration::from_nanos(nanos)).expect("a rate")
@@ -178,9 +179,9 @@ fn a_bucket_that_changes_keeps_its_burst_among_threads() {
     }
 }
 
-/// A window of which all is used, beside takers: limits and lengths change and come back, and all
-/// stays used by its share. Takers once read the old count by the new limit, or a new count by the
-/// old limit.
+/// Takers run concurrently with changes to a window whose permits are all used. Limits and lengths
+/// change and change back, and by ratio everything remains used. Bug: takers read the old count
+/// with the new limit, or a new count with the old limit.
 fn stays_used_up_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
     let rate = |(limit, seconds)| Rate::new(limit, Duration::from_secs(seconds)).expect("a whole rate");
     let steps = [(100, 1000), (300, 1000), (7, 1000), (300, 9000), (100, 500), (5000, 70), (100, 1000)];
@@ -226,8 +227,9 @@ fn a_sliding_window_that_changes_stays_used_up_among_threads() {
     stays_used_up_among_threads(|rate| SlidingWindow::new(rate, 7));
 }
 
-/// The limit and the length change and come back, and what was used stays used: no more than the
-/// largest limit altogether. Resets give back everything: no more than that for each of them.
+/// The limit and the length change and change back, and used permits remain used: altogether no
+/// more than the largest limit is granted. A reset gives back everything: each adds at most the
+/// largest limit once more.
 fn counts_on_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
     let rate = |(limit, seconds)| Rate::new(limit, Duration::from_secs(seconds)).expect("a whole rate");
     let steps = [(100, 1000), (90, 1000), (100, 9000), (10, 50), (100, 1000)];
@@ -262,7 +264,8 @@ fn windows_that_change_grant_no_more_than_their_largest_limit_among_threads() {
     counts_on_among_threads(|rate| SlidingWindow::new(rate, 7));
 }
 
-/// In no aligned window more than the limit, as far as the readings tell which window it was.
+/// Asserts that no aligned window has more than the limit, as far as the readings show which window
+/// a grant was in.
 fn assert_aligned(grants: &[Grant]) {
     for window in grants.iter().map(|grant| grant.before / WINDOW) {
         let inside = |grant: &&Grant| grant.before / WINDOW == window && grant.after / WINDOW == window;

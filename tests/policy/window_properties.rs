@@ -1,5 +1,5 @@
-//! The policies that count, each against a simple model: a plain list of grants. Times (some go
-//! back), sizes, refunds, undone grants and changes are random. All times are arguments.
+//! The window policies, each against a simple model: a plain list of grants. Times (some go back),
+//! sizes, refunds, undone grants and changes are random. All times are arguments.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tidegate::{FixedWindow, Nanos, Policy, Rate, Refusal, SlidingEstimate, Slidi
 /// A time before all others.
 const NEVER: i128 = i128::MIN / 2;
 
-/// Permits per so many nanoseconds.
+/// `limit` permits per `length` nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Terms {
     limit: u32,
@@ -28,20 +28,21 @@ impl Terms {
     }
 }
 
-/// The beginning of the stretch in which a time lies; one of them begins at `phase`.
+/// Returns the start of the stretch that contains a time. One of the stretches starts at `phase`.
 fn stretch(at: i128, length: i128, phase: i128) -> i128 {
     at - (at - phase).rem_euclid(length)
 }
 
-// The obvious ones
+// The reference models
 
-/// A grant: how many permits, as of when, and the name by which it is undone.
+/// A grant: the number of permits, the time it counts from, and the name by which it is undone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Grant {
     at: i128,
     n: u32,
     name: usize,
-    /// It may count no more: it was over when it was undone, or when the window became longer.
+    /// The grant may no longer count: it had expired when it was undone, or when the window became
+    /// longer.
     may_be_gone: bool,
 }
 
@@ -50,33 +51,35 @@ trait Rule: Clone {
     /// Whether a request waits exactly until the requests ahead of it are served.
     const EXACT_QUEUE: bool = true;
 
-    /// Whether a longer window counts again what was over.
+    /// Whether a longer window counts expired grants again.
     const KEEPS_ALL: bool = false;
 
-    /// Whether more than the limit cannot be remembered.
+    /// Whether the policy cannot remember more than the limit.
     const HAS_ROOM: bool = false;
 
-    /// As of when a grant made at a time is noted; `reached` is the latest that was.
+    /// Returns the time a grant made at `at` counts from; `reached` is the latest such time so far.
     fn noted(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128) -> i128;
 
-    /// Whether a grant counts at a time.
+    /// Returns whether a grant counts at a time.
     fn counts(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128, grant: &Grant) -> bool;
 
-    /// Whether `n` more permits fit beside the permits that count.
+    /// Returns whether `n` more permits fit next to the permits that count.
     fn fits(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128, n: u32) -> bool {
         let counting = grants.iter().filter(|grant| self.counts(grants, terms, reached, at, grant));
         sum(counting) + i128::from(n) <= terms.limit.into()
     }
 
-    /// What the grants that count are after a change, and the latest as of which one is noted.
+    /// Returns the grants that count after a change, and the latest time that one of them counts
+    /// from.
     fn changed(&self, grants: Vec<Grant>, reached: i128, at: i128, change: &Changed) -> (Vec<Grant>, i128);
 
-    /// In which order a refund takes the grants: the oldest first, unless told otherwise.
+    /// Returns the key by which a refund orders the grants: the oldest first, unless a rule
+    /// overrides it.
     fn refund_order(&self, grant: &Grant) -> i128 {
         grant.at
     }
 
-    /// The latest that is noted after a refund.
+    /// Returns the latest time that grants count from after a refund.
     fn reached_by_refund(&self, _terms: Terms, reached: i128, _at: i128) -> i128 {
         reached
     }
@@ -90,11 +93,11 @@ struct Changed {
 }
 
 impl Changed {
-    /// What so many permits are after it, as one grant.
+    /// Returns what `permits` permits become after the change, as one grant.
     fn carried(&self, at: i128, permits: i128) -> Option<Grant> {
         let n = match self.keep {
             Keep::Count => permits,
-            // What was used is not forgotten.
+            // Used permits are not forgotten.
             Keep::Ratio if self.old.limit > 0 => {
                 let (new, old) = (i128::from(self.new.limit), i128::from(self.old.limit));
                 (permits * new + old - 1) / old
@@ -109,14 +112,15 @@ fn sum<'a>(grants: impl IntoIterator<Item = &'a Grant>) -> i128 {
     grants.into_iter().map(|grant| i128::from(grant.n)).sum()
 }
 
-/// All grants of one window: aligned, so that one begins at this time, or from the first grant on.
+/// All grants of one window. Windows are aligned, with one starting at this time, or start at the
+/// first grant.
 #[derive(Clone, Copy, Debug)]
 struct Fixed {
     phase: Option<i128>,
 }
 
 impl Rule for Fixed {
-    /// The window of a time: the newest one that was reached, if that is later.
+    /// Returns the window of a time, or the newest window reached, if that is later.
     fn noted(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128) -> i128 {
         let newest = grants.iter().map(|grant| grant.at).max();
         match (self.phase, newest) {
@@ -130,7 +134,7 @@ impl Rule for Fixed {
         grant.at == self.noted(grants, terms, reached, at)
     }
 
-    /// All of the window is in the new one.
+    /// The new window contains everything in the old one.
     fn changed(&self, grants: Vec<Grant>, reached: i128, at: i128, change: &Changed) -> (Vec<Grant>, i128) {
         let window = match self.phase {
             Some(phase) => stretch(at, change.new.length.into(), phase),
@@ -140,7 +144,7 @@ impl Rule for Fixed {
     }
 }
 
-/// The last cells, whatever is in them.
+/// The last cells, whatever they contain.
 #[derive(Clone, Copy, Debug)]
 struct Cells {
     cells: i128,
@@ -158,7 +162,7 @@ impl Cells {
 }
 
 impl Rule for Cells {
-    /// If the clock went back: in the cell that was reached.
+    /// If the clock went back, the grant counts in the newest cell reached.
     fn noted(&self, _grants: &[Grant], terms: Terms, reached: i128, at: i128) -> i128 {
         stretch(at, self.length(terms), self.phase).max(reached)
     }
@@ -167,7 +171,7 @@ impl Rule for Cells {
         grant.at + self.span(terms) > self.noted(grants, terms, reached, at)
     }
 
-    /// Each cell is in the one in which its last moment lies.
+    /// Each old cell goes to the new cell that contains its last moment.
     fn changed(&self, grants: Vec<Grant>, _reached: i128, at: i128, change: &Changed) -> (Vec<Grant>, i128) {
         let cells: BTreeSet<i128> = grants.iter().map(|grant| grant.at).collect();
         let carried = |cell: &i128| {
@@ -181,7 +185,7 @@ impl Rule for Cells {
     }
 }
 
-/// Exact: what was granted less than a window ago.
+/// Exact: the permits granted less than a window ago.
 #[derive(Clone, Copy, Debug)]
 struct Log;
 
@@ -189,7 +193,7 @@ impl Rule for Log {
     const KEEPS_ALL: bool = true;
     const HAS_ROOM: bool = true;
 
-    /// Times never go back: counted too long rather than too short.
+    /// Times never go back: a grant counts too long rather than too briefly.
     fn noted(&self, _grants: &[Grant], _terms: Terms, reached: i128, at: i128) -> i128 {
         reached.max(at)
     }
@@ -198,7 +202,7 @@ impl Rule for Log {
         grant.at + i128::from(terms.length) > at
     }
 
-    /// What was granted stays granted.
+    /// Grants stay as they are.
     fn changed(&self, grants: Vec<Grant>, reached: i128, _at: i128, change: &Changed) -> (Vec<Grant>, i128) {
         (if change.keep == Keep::Nothing { Vec::new() } else { grants }, reached)
     }
@@ -223,7 +227,7 @@ impl Rule for Estimate {
 
     fn fits(&self, grants: &[Grant], terms: Terms, reached: i128, at: i128, n: u32) -> bool {
         let window = self.noted(grants, terms, reached, at);
-        // If the clock went back, it is at the beginning of the window that was reached.
+        // If the clock went back, the time is the start of the newest window reached.
         let elapsed = (at - window).max(0);
         let (limit, length) = (i128::from(terms.limit), i128::from(terms.length));
         let used = sum(grants.iter().filter(|grant| grant.at == window));
@@ -255,24 +259,24 @@ impl Rule for Estimate {
 #[derive(Clone, Debug)]
 enum Call {
     Pass(u64),
-    /// The clock goes back by so many percent of a window, and never further from the latest time.
+    /// The clock goes back by this percentage of a window, measured from the latest time.
     Back(u64),
     Try(u32),
-    /// Waits for the very instant.
+    /// Waits exactly until the request is due.
     Wait(u32),
-    /// This many requests wait in line, each for one permit, and then one for more.
+    /// This many requests wait in the queue, each for one permit, and then one request for more.
     Queue(u32, u32),
-    /// Takes every single permit that the status tells.
+    /// Takes one by one every permit that the status reports.
     TakeAll,
-    /// Undoes one of the grants that are not long ago.
+    /// Undoes one of the recent grants.
     Undo(usize),
-    /// Takes all these at one time, and undoes them in another order.
+    /// Takes all these at one time, and undoes them in a different order.
     Around(Vec<u32>, usize),
     Refund(u32),
     Change(Terms, Keep),
-    /// Counts so many permits whether they are there or not.
+    /// Charges this many permits, whether they are available or not.
     Debit(u32),
-    /// Takes so many, and gives back all but so many of them.
+    /// Takes the first number of permits, and gives back all but the second.
     Settle(u32, u32),
 }
 
@@ -317,7 +321,7 @@ fn some_calls_and_changes() -> impl Strategy<Value = Vec<Call>> {
     })
 }
 
-// The real one beside it
+// The policy and its model
 
 struct Pair<'a, P: Policy, R> {
     policy: &'a P,
@@ -327,15 +331,16 @@ struct Pair<'a, P: Policy, R> {
     now: Nanos,
     grants: Vec<Grant>,
     charges: Vec<(usize, P::Charge)>,
-    /// When permits were really granted, and how many, less what was given back.
+    /// When permits were really granted, and how many, less the refunded ones.
     passed: Vec<Grant>,
     names: usize,
-    /// The latest time at which anything was written, and the latest as of which a grant was noted.
+    /// The latest time at which anything was written, and the latest time that a grant counts from.
     latest: Nanos,
     reached: i128,
-    /// More was counted than the policy has room for.
+    /// More permits were counted than the policy has room for.
     overflowed: bool,
-    /// The clock does not go back before this: behind a refund, see `tests/policy/cases.rs`.
+    /// The clock does not go back before this time, that of the last refund; see
+    /// `tests/policy/cases.rs`.
     refunded: Nanos,
 }
 
@@ -368,8 +373,8 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
         self.policy.ready_at(&self.state, self.now, ahead, n).max(self.now)
     }
 
-    /// Returns the full outlook of the state: the permits that it has now, and the times of the
-    /// next ones.
+    /// Returns all that the state predicts: the permits available now, and the times of the next
+    /// ones.
     fn outlook(&self) -> Vec<Nanos> {
         let status = self.policy.status(&self.state, self.now);
         let mut outlook = vec![Nanos::new(status.available), status.full_at.max(self.now)];
@@ -378,22 +383,23 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
         outlook
     }
 
-    /// The grants that count at a time.
+    /// Returns the grants that count at a time.
     fn counting(&self, at: Nanos) -> Vec<Grant> {
         let counts =
             |grant: &&Grant| self.rule.counts(&self.grants, self.terms, self.reached, exact(at), grant);
         self.grants.iter().filter(counts).copied().collect()
     }
 
-    /// The grants that nothing can have made the policy forget.
+    /// Returns the grants that the policy cannot have forgotten.
     fn surely_counting(&self) -> Vec<Grant> {
         self.counting(self.latest).into_iter().filter(|grant| !grant.may_be_gone).collect()
     }
 
-    /// Tries now, compares the verdict, and checks what a refusal says.
+    /// Tries now, compares the decision, and checks what a refusal reports.
     fn attempt(&mut self, n: u32) -> Result<Option<usize>, TestCaseError> {
         let fits = |grants: &[Grant]| self.rule.fits(grants, self.terms, self.reached, exact(self.now), n);
-        // What was over at the latest time may be forgotten, or count again if the clock goes back.
+        // Grants expired at the latest time may be forgotten, or count again if the clock goes
+        // back.
         let (fits_all, fits_latest) = (fits(&self.grants), fits(&self.surely_counting()));
         let (ready, outlook) = (self.ready_at(0, n), self.outlook());
         match self.policy.try_acquire(&self.state, self.now, n) {
@@ -428,7 +434,8 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
         Ok(None)
     }
 
-    /// Waits until so many permits can be had, and takes them. Returns when, if ever.
+    /// Waits until `n` permits are available, and takes them. Returns the time, or `None` if that
+    /// is never.
     fn wait(&mut self, n: u32) -> Result<Option<Nanos>, TestCaseError> {
         let due = self.ready_at(0, n);
         if due == Nanos::MAX || self.policy.check(n).is_err() {
@@ -440,7 +447,8 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
         Ok(Some(due))
     }
 
-    /// Puts back one of the last grants. What it has not for lack of memory is gone.
+    /// Undoes one of the last grants. Permits that the policy did not remember for lack of memory
+    /// are lost.
     fn undo(&mut self, charge: usize) {
         let (name, charge) = self.charges.remove(charge);
         self.policy.undo(&self.state, self.now, charge, u64::MAX);
@@ -463,7 +471,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
             Call::Try(n) => drop(self.attempt(n)?),
             Call::Wait(n) => drop(self.wait(n)?),
             Call::Queue(ahead, n) => {
-                // Behind a clock that goes back see `tests/policy/cases.rs`.
+                // For a clock that goes back, see `tests/policy/cases.rs`.
                 if R::EXACT_QUEUE && self.now >= self.latest && n <= self.terms.limit {
                     let told = self.ready_at(ahead.into(), n);
                     for _ in 0..ahead {
@@ -504,7 +512,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
                 self.reached = self.reached.max(noted);
                 self.grants.push(Grant { at: noted, n, name: 0, may_be_gone: false });
                 if R::HAS_ROOM && sum(&self.counting(self.now)) > self.terms.limit.into() {
-                    // The older ones are forgotten, so that nothing more can be taken away.
+                    // The policy forgets the older grants, so none of them can be undone.
                     self.charges.clear();
                     self.overflowed = true;
                 }
@@ -547,7 +555,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
                 self.passed.clear();
             }
             Call::Change(new, keep) => {
-                // At the rate zero a window is as long as before.
+                // At rate zero a window keeps its length.
                 let new = if new.limit == 0 { Terms { limit: 0, ..self.terms } } else { new };
                 let change = Change::rate(new.rate()?).keep(keep);
                 prop_assert!(self.policy.change(&self.state, self.now, change).is_ok());
@@ -570,8 +578,8 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
         Ok(())
     }
 
-    /// In each span of `length`, from one grant on, are at most so many permits; if time only went
-    /// on.
+    /// Returns the most permits in any stretch of `length` that starts at a grant, if time only
+    /// moves forward.
     fn most_in(&self, length: i128) -> i128 {
         let in_span = |first: &Grant| {
             let span = first.at..first.at + length;
@@ -621,7 +629,7 @@ proptest! {
     fn a_sliding_window_does_what_an_obvious_one_does(
         terms in some_terms(), cells in 1u16..9, after_1970 in some_span(), offset in some_span(), calls in some_calls(true),
     ) {
-        // Before the first window of the epoch: see `tests/policy/cases.rs`.
+        // For times before the first window of the epoch, see `tests/policy/cases.rs`.
         let unix = offset + after_1970;
         let policy = SlidingWindow::new(terms.rate()?, cells);
         run(&policy, Cells { cells: cells.into(), phase: 0 }, terms, &calls)?;
@@ -645,7 +653,8 @@ proptest! {
 proptest! {
     #[test]
     fn in_a_log_what_was_granted_stays_granted(terms in some_terms(), calls in some_calls_and_changes()) {
-        // A reset to a longer window, and one behind a refund: see `tests/policy/cases.rs`.
+        // For a reset to a longer window, and one with an older time than a refund, see
+        // `tests/policy/cases.rs`.
         let count = |call| match call {
             Call::Change(terms, _) => Call::Change(terms, Keep::Count),
             Call::Refund(n) => Call::Try(n),
@@ -698,8 +707,8 @@ proptest! {
         prop_assert!(most <= terms.limit.into(), "{most}");
     }
 
-    /// The limit in each window that a span of length *d* touches: `d / length + 2` of them at
-    /// most.
+    /// Grants at most the limit in each window that a stretch of length *d* touches: at most `d /
+    /// length + 2` windows.
     #[test]
     fn a_fixed_window_lets_twice_as_much_through_in_a_span(
         terms in some_terms(), from_first: bool, windows in 0i128..4, calls in some_grabs(),
@@ -730,9 +739,9 @@ proptest! {
     }
 }
 
-// The worst of the estimate
+// The worst case of the estimate
 
-/// Returns the most permits in a span shorter than a window, if a caller takes all available
+/// Returns the most permits in a stretch shorter than a window, if a caller takes all available
 /// permits in each of these thousandths of a window.
 fn most_by_estimate(limit: u32, thousandths: impl IntoIterator<Item = u64>) -> Result<u64, Refusal> {
     let policy = SlidingEstimate::new(Rate::per_second(limit.into()));
@@ -754,12 +763,12 @@ fn most_by_estimate(limit: u32, thousandths: impl IntoIterator<Item = u64>) -> R
     Ok(taken.iter().map(|(first, _)| in_span(*first)).max().unwrap_or(0))
 }
 
-/// All permits in the last thousandth of a window, and then all that the estimate lets through: it
-/// assumes that the permits are evenly spread.
+/// The caller takes all permits in the last thousandth of a window, and then all that the estimate
+/// grants: the estimate assumes that the permits are evenly spread.
 ///
-/// Nothing worse was found: less than an instant before the edge, and all but one in the window
-/// after it. That is twice the limit less one permit, and less another one for a span that ends
-/// before the window does.
+/// The search found nothing worse than a grant just before the edge, and all but one permit in the
+/// window after it. That is twice the limit less one permit, and less another permit for a stretch
+/// that ends before the window does.
 #[test]
 fn the_worst_estimate_lets_nearly_twice_the_limit_through() -> Result<(), Refusal> {
     for (limit, worst) in [(1, 1), (2, 3), (10, 19), (100, 199), (1000, 1998)] {
