@@ -18,7 +18,7 @@ use tidegate::{AllOf, CountingLimit, Rate, RateLimiter, SmoothBursty};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-// One test, since the allocator counts for the whole process.
+// One test, because the allocator counts for the whole process.
 #[test]
 fn a_decision_reads_the_clock_once_and_allocates_nothing() {
     let clock = Counted::default();
@@ -55,7 +55,7 @@ fn a_decision_reads_the_clock_once_and_allocates_nothing() {
     several_at_once(&clock);
 }
 
-/// Grants and refusals of several limiters, with weights, whichever of them refuses.
+/// Grants and refusals of several limiters, with weights, whichever limiter refuses.
 fn several_at_once(clock: &Counted) {
     let policy: AnyPolicy = "token_bucket 1/h burst 10".parse().expect("a policy");
     let [a, b] = [(); 2].map(|()| RateLimiter::with_clock(policy.clone(), clock.clone()));
@@ -71,7 +71,7 @@ fn several_at_once(clock: &Counted) {
     assert_eq!((change.allocations, change.deallocations, change.reallocations), (0, 0, 0));
 }
 
-/// Grants and refusals, also when the window has turned.
+/// Grants and refusals, even after the window has turned.
 fn decides_without_allocating(text: &str, clock: &Counted) {
     let policy: AnyPolicy = text.parse().expect("a policy");
     let limiter = RateLimiter::with_clock(policy, clock.clone());

@@ -12,10 +12,10 @@ use tokio_test::{assert_pending, assert_ready};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 
-/// Without optimization it takes ten times as long.
+/// Without optimization the test takes ten times as long.
 const KEYS: usize = if cfg!(debug_assertions) { 5_000 } else { 50_000 };
 
-/// Bytes for each key that small tables, which stay, may come to.
+/// The bytes per key allowed for the small tables that remain.
 const SLACK: i64 = 4;
 
 type Keys = KeyedRateLimiter<usize, TokenBucket, ManualClock>;
@@ -24,7 +24,7 @@ fn signed(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// By how many bytes for each key the heap grows while `work` runs.
+/// Returns by how many bytes per key the heap grows while `work` runs.
 fn grown(work: impl FnOnce()) -> i64 {
     let region = Region::new(ALLOCATOR);
     work();
@@ -32,7 +32,7 @@ fn grown(work: impl FnOnce()) -> i64 {
     (signed(change.bytes_allocated) - signed(change.bytes_deallocated)) / signed(KEYS)
 }
 
-/// All keys are known, and took their permit.
+/// Returns keys that are all known and have each taken their permit.
 fn limited() -> (Keys, ManualClock) {
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_second(1), 1);
@@ -41,7 +41,7 @@ fn limited() -> (Keys, ManualClock) {
     (keys, clock)
 }
 
-/// How many bytes a key takes, with a plan that all keys share or without plans.
+/// Returns how many bytes a key takes, with a plan that all keys share or without plans.
 fn of_a_key(plan: bool) -> i64 {
     let policy = TokenBucket::new(Rate::per_second(1), 1);
     let (keys, shared) = (Keys::with_clock(policy.clone(), KEYS, ManualClock::new()), Plan::new(policy));
@@ -49,11 +49,11 @@ fn of_a_key(plan: bool) -> i64 {
     grown(|| assert!((0..KEYS).all(|key| keys.try_acquire(&key).is_ok())))
 }
 
-/// One test, since the allocator counts for all.
+/// One test, because the allocator counts for the whole process.
 #[test]
 fn memory_is_given_back() {
     let (plain, planned) = (of_a_key(false), of_a_key(true));
-    // The address of the plan, in each place of the table: 25 bytes in place of 17.
+    // The address of the plan, in each slot of the table: 25 bytes instead of 17.
     assert!(planned * 17 <= (plain + SLACK) * 25, "{plain} bytes for a key, {planned} with a plan");
 
     let (keys, clock) = limited();
@@ -79,7 +79,7 @@ fn memory_is_given_back() {
     let debited = grown(|| (0..KEYS).for_each(|key| keys.debit(&key, 1).expect("it is known")));
     assert!(debited <= SLACK, "{debited} bytes after debits");
 
-    // A handle ends without a look at the table. New lines settle what it leaves.
+    // A handle ends without visiting the table. New lines settle what it leaves.
     let handles = grown(|| {
         for key in 0..KEYS {
             drop(keys.limiter(&key));
@@ -95,7 +95,7 @@ fn memory_is_given_back() {
     assert!(keys.is_empty() && swept <= -20, "{swept} bytes for each forgotten key");
 }
 
-/// Waits for a limit of the key and one of all keys.
+/// Waits for a limit of the key and a limit of all keys.
 fn composites(keys: &Keys, clock: &ManualClock) {
     let policy = TokenBucket::new(Rate::per_second(1_000_000), 1_000_000);
     let all = RateLimiter::with_clock(policy, clock.clone());

@@ -1,12 +1,12 @@
 //! The layers of two crates: a module imports only from lower layers.
 //!
-//! This test reads the sources as text. It finds each path that begins with `crate::`, or with
+//! This test reads the sources as text. It finds each path that starts with `crate::`, or with
 //! enough `super::` to leave its folder, and checks in which layer the path ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules of a crate, from the ground up. Modules of one layer do not know each other.
+/// The modules of a crate, from the lowest layer up. Modules of one layer do not import each other.
 type Layers = &'static [&'static [&'static str]];
 
 const TIDEGATE: Layers = &[
@@ -40,7 +40,7 @@ const TIDEGATE_REDIS: Layers = &[
 fn no_module_imports_upwards() {
     for (src, layers) in [("src", TIDEGATE), ("crates/tidegate-redis/src", TIDEGATE_REDIS)] {
         let home = Path::new(env!("CARGO_MANIFEST_DIR"));
-        // A package has no crates beside it.
+        // A published package has no other crates next to it.
         if src != "src" && !home.join("crates").exists() {
             continue;
         }
@@ -68,7 +68,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The names that `lib.rs` exports, with the modules that they come from, and the layers of these.
+/// The names that `lib.rs` exports, each with its module, and the layers of the modules.
 struct Root(Vec<(String, String)>, Layers);
 
 impl Root {
@@ -85,18 +85,18 @@ impl Root {
         Root(names, layers)
     }
 
-    /// The module that a name comes from, which may be a module itself.
+    /// Returns the module that a name comes from; the name may be a module itself.
     fn module<'a>(&'a self, name: &'a str) -> &'a str {
         self.0.iter().find(|(export, _)| export == name).map_or(name, |(_, module)| module)
     }
 
-    /// The imports of a file that do not run downwards.
+    /// Returns the imports of a file that do not point to a lower layer.
     fn upwards(&self, file: &str, source: &str) -> Vec<String> {
         let own = file.split('/').next().unwrap_or(file).trim_end_matches(".rs");
         let Some(layer) = self.layer_of(own) else { return vec![format!("{file}: it is in no layer")] };
         let wrong = |name: &&String| match self.module(name) {
             module if module == own => false,
-            // A glob takes all that there is.
+            // A glob imports everything.
             "*" => true,
             module => self.layer_of(module).is_some_and(|other| other >= layer),
         };
@@ -109,13 +109,13 @@ impl Root {
     }
 }
 
-/// How many `super` lead from a file to the root of the crate.
+/// Returns how many `super` lead from a file to the root of the crate.
 fn depth(file: &str) -> usize {
     let folders = file.matches('/').count();
     if file.ends_with("mod.rs") { folders } else { folders + 1 }
 }
 
-/// The names that follow the root of the crate in all paths, `{..}` included.
+/// Returns the names that follow the root of the crate in all paths, `{..}` included.
 fn first_names(tokens: &[String], depth: usize) -> Vec<String> {
     let is = |at: usize, token: &str| tokens.get(at).is_some_and(|found| found == token);
     let (mut names, mut at) = (Vec::new(), 0);
@@ -127,8 +127,8 @@ fn first_names(tokens: &[String], depth: usize) -> Vec<String> {
             while is(at, "::") && is(at + 1, "super") {
                 (supers, at) = (supers + 1, at + 2);
             }
-            // One more than the depth is a module inside the file. It may mean the file itself, so
-            // a glob says nothing.
+            // One `super` more than the depth is a module inside the file. It may mean the file
+            // itself, so a glob shows nothing.
             if supers < depth || is(at + 1, "*") {
                 continue;
             }
@@ -164,7 +164,7 @@ fn first_names(tokens: &[String], depth: usize) -> Vec<String> {
     names
 }
 
-/// Words, `::` and single signs of a source, without comments, texts and characters.
+/// Returns the words, `::` and single signs of a source, without comments, strings and characters.
 fn tokens(source: &str) -> Vec<String> {
     let (mut tokens, mut rest) = (Vec::new(), source);
     while let Some(sign) = rest.chars().next() {

@@ -1,4 +1,4 @@
-//! A sliding log allocates a little each time permits are given back to it.
+//! A sliding log allocates little each time permits are given back to it.
 
 use std::alloc::System;
 
@@ -11,12 +11,12 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const LIMIT: u32 = 1_000_000;
 
-/// One undone permit touches at most two chunks of the places that it fills or copies, and three
+/// One undone permit touches at most two chunks of the entries that it fills or copies, and three
 /// links. The rest is for the nodes of a tree.
 const MOST: usize = 6 * 8 * 1024;
 
-// One test, since the allocator counts for the whole process.
-/// The first settlement once allocated a second ring and a link for each place: 18 MB at a limit of
+// One test, because the allocator counts for the whole process.
+/// Bug: the first settlement allocated a second ring and a link for each entry: 18 MB at a limit of
 /// a million, under the lock of the limiter's queue.
 #[test]
 fn a_permit_that_is_undone_allocates_a_few_chunks_at_most() {
@@ -27,7 +27,7 @@ fn a_permit_that_is_undone_allocates_a_few_chunks_at_most() {
     assert!(ring < 9 * LIMIT as usize + LIMIT as usize / 5, "{ring} bytes at the start");
     let take = |nanos| policy.try_acquire(&state, at(nanos), 1).expect("room");
     let charges: Vec<_> = (0..LIMIT).map(take).collect();
-    // More than half of the spare places, so that a copy is made, and its ring is in force.
+    // More than half of the spare entries, so that a copy is made and its ring takes effect.
     let mut worst = 0;
     for charge in charges.into_iter().step_by(8).take(LIMIT as usize / 9) {
         let region = Region::new(ALLOCATOR);

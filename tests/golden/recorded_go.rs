@@ -48,13 +48,13 @@ fn cancels_are_compared_where_both_give_everything_back() -> Result<(), Box<dyn 
         {"op":"reserve","at_ns":0,"n":3,"ok":true,"id":2,"delay_ns":500000000},"#
         .replace('\n', "");
     let cancels = [
-        // The newest first, and then what Go has left.
+        // The newest first, and then the number that Go has left.
         r#"{"op":"cancel","at_ns":0,"id":2},{"op":"cancel","at_ns":0,"id":1},{"op":"tokens","at_ns":0,"tokens":0}"#,
         // Too late.
         r#"{"op":"cancel","at_ns":500000001,"id":2},{"op":"tokens","at_ns":500000001,"tokens":0}"#,
-        // Out of order: what follows is not looked at.
+        // Out of order: the rest is not checked.
         r#"{"op":"cancel","at_ns":0,"id":1},{"op":"tokens","at_ns":0,"tokens":77}"#,
-        // With another burst.
+        // With a different burst.
         r#"{"op":"set_burst","at_ns":0,"burst":9},{"op":"cancel","at_ns":0,"id":2},{"op":"tokens","at_ns":0,"tokens":77}"#,
     ];
     let traces = cancels.map(|cancel| format!("{reserved}{cancel}"));

@@ -15,7 +15,7 @@ fn every_recording_that_is_not_a_defect_is_met() -> Result<(), String> {
     Ok(())
 }
 
-/// Without the feature `float_roundtrip`, serde_json reads some floats a bit wrong, and the exact
+/// Without the feature `float_roundtrip`, serde_json reads some floats inexactly, and the exact
 /// comparison fails on rates of many digits.
 #[test]
 fn floats_are_read_as_they_are_written() -> Result<(), serde_json::Error> {

@@ -1,9 +1,9 @@
 //! Worked examples of Alibaba Sentinel: its uniform queue, and its warm-up.
 //!
-//! They are computed from formulas, not recorded. The queue matches row by row. The warm-up is
-//! Guava's ramp in both, but Sentinel decides once a second and refuses, while tidegate decides per
-//! permit and spaces requests out. So this test asserts tidegate's exact numbers, and their
-//! distance from Sentinel's.
+//! The examples are computed from formulas, not recorded. The queue matches row by row. Both
+//! warm-ups are Guava's ramp, but Sentinel decides once a second and refuses, while tidegate
+//! decides per permit and spaces requests out. So this test asserts tidegate's exact numbers, and
+//! their distance from Sentinel's.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use tokio_test::task::spawn;
 const SECOND: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
 
-/// A rate that is not whole is written with its decimal.
+/// Returns the rate; a rate that is not whole is written with its decimal.
 fn rate(count: f64) -> Rate {
     Rate::from_per_second(count).expect("a positive number")
 }
 
-/// Requests of Sentinel's section 3 on a limiter and its queue: when each arrives, how many permits
-/// it wants, and when it passes, in milliseconds; `None` if it is rejected. `apart_ns` is how far
-/// the time may be from that.
+/// Replays requests of Sentinel's section 3 on a limiter and its queue. A row has the time at which
+/// a request arrives, the permits it asks for, and the time at which it passes, in milliseconds;
+/// `None` if it is rejected. `apart_ns` is how far tidegate's time may be from that.
 fn check_queue(count: f64, max_wait_ms: u64, apart_ns: f64, rows: &[(u64, u32, Option<f64>)]) {
     let clock = ManualClock::new();
     let policy = LeakyBucket::new(rate(count)).max_wait(Duration::from_millis(max_wait_ms));
@@ -32,7 +32,7 @@ fn check_queue(count: f64, max_wait_ms: u64, apart_ns: f64, rows: &[(u64, u32, O
     for row in rows {
         let (arrives, n, passes) = *row;
         let at = Nanos::new(arrives * MS);
-        // Serves the waiters that are due on the way, each at its own time.
+        // Serves the waiters that become due meanwhile, each at its own time.
         clock.advance(at.saturating_since(clock.now()).as_duration());
         let place = limiter.reserve(n);
         let due = place.as_ref().ok().map(|place| at.as_u64() + nanos(place.due_in()));
@@ -42,7 +42,7 @@ fn check_queue(count: f64, max_wait_ms: u64, apart_ns: f64, rows: &[(u64, u32, O
             (Some(due), Some(passes)) if (due as f64 - passes * 1e6).abs() <= apart_ns => {}
             _ => panic!("{row:?} of {count}/s: due at {due:?} ns"),
         }
-        // In line, or gone.
+        // In the queue, or refused.
         waiting.extend(place.ok().map(|place: Reservation<_, _>| spawn(place)));
         waiting.retain_mut(|place| place.poll().is_pending());
     }
@@ -52,7 +52,7 @@ fn nanos(span: Duration) -> u64 {
     Nanos::from_duration(span).as_u64()
 }
 
-/// If Sentinel's cost is a whole number of milliseconds, tidegate has that cost, and the times
+/// If Sentinel's cost is a whole number of milliseconds, tidegate has the same cost, and the times
 /// agree to the nanosecond.
 const SAME: f64 = 0.0;
 
@@ -89,9 +89,10 @@ fn queue_of_mixed_sizes() {
     check_queue(10.0, 1000, SAME, &rows);
 }
 
-/// Sentinel rounds a third of a second to whole nanoseconds. Ours is exact to a sixteenth, and a
-/// due time is the first whole nanosecond after it: at most one away from the true third. That
-/// three of them are not more than a second is what the bucket's slack of 15 sixteenths is for.
+/// Sentinel rounds a third of a second to whole nanoseconds. Tidegate's third is exact to a
+/// sixteenth of a nanosecond, and a due time is the first whole nanosecond after it: at most one
+/// away from the true third. The bucket's slack of 15 sixteenths exists so that three thirds do not
+/// exceed a second.
 #[test]
 fn queue_of_thirds() {
     let third = 1000.0 / 3.0;
@@ -153,24 +154,24 @@ impl WarmUp {
         SmoothWarmingUp::try_new(rate(self.count), period, self.factor).expect("a warm-up")
     }
 
-    /// How many permits the ramp has, from cold to the stable rate: Sentinel's `max - warning`,
-    /// without its cutting to whole ones.
+    /// Returns the number of permits in the ramp, from cold to the stable rate: Sentinel's `max -
+    /// warning`, not truncated to whole permits.
     fn ramp(self) -> f64 {
         2.0 * self.period * self.count / (1.0 + self.factor)
     }
 
-    /// By how much each permit of the ramp costs less than the one before, in seconds.
+    /// Returns by how much each permit of the ramp costs less than the one before it, in seconds.
     fn slope(self) -> f64 {
         (self.factor - 1.0) / self.count / self.ramp()
     }
 
-    /// When the k-th permit after the first is due in the ramp: the area under it.
+    /// Returns when the k-th permit after the first is due in the ramp: the area under the ramp.
     fn due(self, k: f64) -> f64 {
         k * self.factor / self.count - self.slope() * k * k / 2.0
     }
 }
 
-/// When single permits are due that are taken as soon as they are, from `from` to `until`.
+/// Takes single permits as soon as each is due, from `from` to `until`. Returns the times.
 fn saturate(
     policy: &SmoothWarmingUp,
     state: &<SmoothWarmingUp as Policy>::State,
@@ -189,7 +190,7 @@ fn saturate(
     }
 }
 
-/// How many were granted in each second.
+/// Returns how many permits were granted in each second.
 fn per_second(granted: &[u64], seconds: std::ops::Range<u64>) -> Vec<usize> {
     seconds.map(|second| granted.iter().filter(|at| **at / SECOND == second).count()).collect()
 }
@@ -198,10 +199,11 @@ fn seconds(nanos: u64) -> f64 {
     Duration::from_nanos(nanos).as_secs_f64()
 }
 
-/// Sentinel truncates both ends of the ramp to whole permits, tidegate does not. So Sentinel's
-/// slope belongs to a ramp of `max - warning` permits, and tidegate's to one of [`WarmUp::ramp`].
-/// Prices do not show where the ramp begins in stored permits. For a cold factor of 3 both begin at
-/// one place. For other factors tidegate follows Guava, and Sentinel differs.
+/// Sentinel truncates both ends of the ramp to whole permits, and tidegate does not. So Sentinel's
+/// slope belongs to a ramp of `max - warning` permits, and tidegate's to a ramp of
+/// [`WarmUp::ramp`]. Costs do not show where the ramp starts in stored permits. For a cold factor
+/// of 3 both start at the same number. For other factors tidegate follows Guava, and Sentinel
+/// differs.
 #[test]
 fn ramp_is_that_of_the_derived_parameters() {
     // Count, period, cold factor, warning, max, slope, rate at max.
@@ -231,7 +233,7 @@ fn ramp_is_that_of_the_derived_parameters() {
         let steps = (whole - 1) as f64;
         let steepness = (waits[0] - waits[whole - 1]) / steps;
         let expected = slope * (max - warning) / warm_up.ramp();
-        // Two waits of whole nanoseconds, and the digits of the table.
+        // The rounding of two waits to whole nanoseconds, and the precision of the table.
         let apart = 2e-9 / steps + 1e-5 * expected;
         assert!((steepness - expected).abs() < apart, "{warm_up:?}: {steepness}, expected {expected}");
         // The first permit is half a step down the ramp.
@@ -242,10 +244,10 @@ fn ramp_is_that_of_the_derived_parameters() {
     }
 }
 
-/// Sentinel reckons once a second with what passed in the second before, rounds down to whole
-/// requests and refuses the rest. So it is late: it takes a warm-up of 10 s about 12. Ours prices
-/// each permit on its own, and makes it wait: the ramp takes exactly the period. In no second do we
-/// let through less.
+/// Sentinel computes the rate once a second from what passed in the second before, rounds it down
+/// to whole requests and refuses the rest. So it lags: a warm-up of 10 s takes it about 12 s.
+/// Tidegate prices each permit separately and makes its request wait: the ramp takes exactly the
+/// period. In no second does tidegate grant less.
 #[test]
 fn saturated_demand_climbs_the_ramp() {
     let table: [(WarmUp, &[usize], &[usize]); 4] = [
@@ -279,8 +281,7 @@ fn saturated_demand_climbs_the_ramp() {
     }
 }
 
-/// Checks each permit that was granted in the ramp, the first of which was the one after `taken`
-/// others.
+/// Checks each permit that was granted in the ramp; the first one came after `taken` others.
 #[allow(clippy::cast_precision_loss)]
 fn check_ramp(warm_up: WarmUp, granted: &[u64], taken: f64) {
     for (k, at) in granted.iter().enumerate() {
@@ -293,13 +294,13 @@ fn check_ramp(warm_up: WarmUp, granted: &[u64], taken: f64) {
     }
 }
 
-/// The one that cools when idle, at 10 a second with 10 s.
+/// The warm-up that cools when idle: 10 per second, with a period of 10 s.
 const COOLING: WarmUp = WarmUp { count: 10.0, period: 10.0, factor: 3.0 };
 
-/// Sentinel never gets warmer than 40 permits at full load, since it adds what came in before it
-/// takes away what passed; so 3 s of idling make it cold enough for 4 a second. Ours is at 10 after
-/// 14 s, and with the 30 permits of the pause still below the threshold of 50: it is warm. After 12
-/// s both are as cold as in the beginning.
+/// At full load Sentinel never gets warmer than 40 permits, because it adds the permits that
+/// accrued before it subtracts those that passed. So 3 s of idling make it cold enough for 4 a
+/// second. Tidegate is at 10 after 14 s, and with the 30 permits of the pause still below the
+/// threshold of 50: it is warm. After 12 s of idling both are as cold as at the start.
 #[test]
 fn idling_cools_and_a_short_pause_does_not() {
     let policy = COOLING.policy();
@@ -312,9 +313,9 @@ fn idling_cools_and_a_short_pause_does_not() {
     check_ramp(COOLING, &late, 0.0);
 }
 
-/// Two requests a second leave Sentinel cold, because they come more slowly than the cold rate. By
-/// default tidegate warms up even so: a pause of up to a cold interval does not cool. With Guava's
-/// rule tidegate stays cold as Sentinel does.
+/// Two requests a second leave Sentinel cold, because they arrive more slowly than the cold rate.
+/// By default tidegate warms up even then: a pause of up to a cold interval does not cool. With
+/// Guava's rule tidegate stays cold like Sentinel.
 #[test]
 fn light_demand_warms_unless_every_pause_cools() {
     let ours: [(SmoothWarmingUp, f64, &[usize]); 2] =
@@ -330,8 +331,8 @@ fn light_demand_warms_unless_every_pause_cools() {
     }
 }
 
-/// A request every 20 ms that waits up to `within`, for 14 s: when each that was accepted arrived,
-/// and when it passed, in nanoseconds.
+/// Sends a request every 20 ms that waits up to `within`, for 14 s. Returns when each accepted
+/// request arrived, and when it passed, in nanoseconds.
 fn queue_up(warm_up: WarmUp, within: Duration) -> Vec<(u64, u64)> {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(warm_up.policy(), clock.clone());
@@ -340,7 +341,7 @@ fn queue_up(warm_up: WarmUp, within: Duration) -> Vec<(u64, u64)> {
         let at = arrival * 20 * MS;
         clock.advance(Duration::from_nanos(at) - Duration::from_nanos(clock.now().as_u64()));
         waiting.push((at, spawn(limiter.acquire_owned(Request::permits(1).within(within)))));
-        // One more step at a time, so that a future is looked at when it is woken.
+        // One more step at a time, so that each future is polled when it is woken.
         for _ in 0..20 {
             waiting.retain_mut(|(arrived, place)| {
                 if let Poll::Ready(answer) = place.poll() {
@@ -355,13 +356,13 @@ fn queue_up(warm_up: WarmUp, within: Duration) -> Vec<(u64, u64)> {
     passed
 }
 
-/// A warm-up, the longest wait in milliseconds, what Sentinel passes in each second, what we do,
-/// and when our first ones arrive and pass.
+/// A warm-up, the maximum wait in milliseconds, the permits that Sentinel and tidegate grant in
+/// each second, and when tidegate's first requests arrive and pass.
 type QueueRow = (WarmUp, u64, &'static [usize], &'static [usize], &'static [(u64, u64)]);
 
-/// Sentinel has one price for a whole second, and a request pays its own; ours goes down with every
-/// permit, and the next one pays. So ours is a little earlier from the second request on, and
-/// follows the ramp exactly.
+/// Sentinel has one cost for a whole second, and a request pays its own. In tidegate the cost falls
+/// with every permit, and the next request pays it. So tidegate is a little earlier from the second
+/// request on, and follows the ramp exactly.
 #[test]
 fn warm_up_with_a_queue() {
     let table: [QueueRow; 2] = [

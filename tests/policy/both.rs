@@ -1,4 +1,5 @@
-//! Two policies as one, against these two asked one by one, and against textbook models.
+//! Two policies as one, against the same two policies asked one by one, and against textbook
+//! models.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tidegate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Each grants five permits at once at some time.
+/// Each policy grants five permits at once at some time.
 const KINDS: [&str; 13] = [
     "smooth_bursty 5/s",
     "smooth_bursty 3/s max_burst 4s start_full",
@@ -44,7 +45,8 @@ fn nanos(nanos: u64) -> Nanos {
     Nanos::new(nanos)
 }
 
-/// Two policies that granted what they could of these requests, and the time after the last.
+/// Returns two policies that granted what they could of these requests, and the time after the last
+/// request.
 fn used(pair: [usize; 2], taken: Vec<(u32, u64)>) -> (Two, <Two as Policy>::State, Nanos) {
     let policy = kind(pair[0]).and(kind(pair[1]));
     let mut now = nanos(SECOND);
@@ -62,12 +64,12 @@ enum Act {
     Try(u32),
     Refund(u32),
     Debit(u32),
-    /// The rate of one of them.
+    /// Changes the rate of one of the policies.
     Rate(usize, u64),
     Reset,
-    /// A pause of so long.
+    /// A pause of this length.
     Pause(u64, bool),
-    /// Puts back all but so much of the last grant, if no other call came since.
+    /// Undoes all but this part of the last grant, if no other call has come since.
     Undo(u32),
 }
 
@@ -85,7 +87,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
     vec(act, 1..60)
 }
 
-/// Two policies, each with a state of its own.
+/// Two policies, each with its own state.
 struct Apart {
     policies: [AnyPolicy; 2],
     states: [<AnyPolicy as Policy>::State; 2],
@@ -101,7 +103,7 @@ impl Apart {
         [0, 1].map(|index| ask(&self.policies[index], &self.states[index]))
     }
 
-    /// All or nothing: asks both, and takes if both would grant.
+    /// All or nothing: asks both policies, and takes permits if both would grant them.
     fn try_acquire(&self, now: Nanos, n: u32) -> Result<[<AnyPolicy as Policy>::Charge; 2], Refusal> {
         let limits = self.each(|policy, _| policy.check(n));
         let limit = limits.iter().filter_map(|check| match check {
@@ -122,8 +124,8 @@ impl Apart {
 }
 
 proptest! {
-    /// Each answer, each told time and each status is that of two policies that are asked one by
-    /// one.
+    /// Each decision, each predicted time and each status equals that of two policies that are
+    /// asked one by one.
     #[test]
     fn two_policies_grant_what_each_of_them_would_grant(pair in some_pair(), acts in some_acts()) {
         let mut now = nanos(SECOND);
@@ -232,8 +234,8 @@ proptest! {
         }
     }
 
-    /// Times foreseen for a line are the times at which the requests are granted, one after the
-    /// other.
+    /// The times foreseen for a queue are the times at which the requests are granted, one after
+    /// another.
     #[test]
     fn foreseen_times_are_the_times_of_the_grants(
         pair in some_pair(), taken in vec((1u32..6, 0..SECOND), 0..8), sizes in vec(1u32..6, 1..12),
@@ -251,7 +253,8 @@ proptest! {
         }
     }
 
-    /// The time told behind a crowd of which only sums are known is not too early.
+    /// The time predicted behind a crowd of requests is not too early, although only the crowd's
+    /// sums are known.
     #[test]
     fn a_time_behind_a_crowd_is_never_too_early(
         pair in some_pair(), taken in vec((1u32..6, 0..SECOND), 0..8), sizes in vec(1u32..6, 1..40),
@@ -312,7 +315,7 @@ fn three_policies_are_one_of_two_and_another() -> Result<(), Box<dyn std::error:
     Ok(())
 }
 
-/// A policy that is one refuses a change of a second part.
+/// A single policy refuses a change of a second part.
 #[test]
 fn a_change_of_a_part_that_is_not_there_is_an_error() {
     for text in KINDS {
@@ -325,7 +328,8 @@ fn a_change_of_a_part_that_is_not_there_is_an_error() {
     }
 }
 
-/// A change that names no part is for the first one, and a burst is refused where there is none.
+/// A change that names no part applies to the first policy, and a burst is refused if that policy
+/// has none.
 #[test]
 fn a_change_is_for_the_first_policy() -> Result<(), PolicyError> {
     let policy = TokenBucket::new(Rate::per_second(1), 10).and(FixedWindow::new(Rate::per_minute(20)));
@@ -346,7 +350,8 @@ fn a_change_is_for_the_first_policy() -> Result<(), PolicyError> {
     Ok(())
 }
 
-/// The longest wait is the shorter one, and late grants are made up for if both policies do that.
+/// The maximum wait is the shorter of the two, and late grants are made up for if both policies do
+/// that.
 #[test]
 fn the_stricter_of_the_two_counts() {
     let leaky = LeakyBucket::new(Rate::per_second(10)).max_wait(Duration::from_secs(3));
@@ -356,8 +361,8 @@ fn the_stricter_of_the_two_counts() {
     assert!(!SlidingLog::new(Rate::per_second(1)).and(leaky).catches_up());
 }
 
-/// Many threads take at one moment. Afterwards each policy lacks what was granted, and no more:
-/// a refused request has left no trace in any of the two.
+/// Many threads take permits at one time. Afterwards each policy lacks what was granted, and no
+/// more: a refused request leaves no trace in either policy.
 #[test]
 fn refused_requests_leave_no_trace_among_threads() {
     let pairs = [
@@ -393,7 +398,7 @@ fn refused_requests_leave_no_trace_among_threads() {
                 rest += 1;
             }
             assert_eq!(granted + rest, 400, "{texts:?}");
-            // The larger one alone still has the difference.
+            // The larger policy still has the difference.
             let larger = usize::from(texts[0].contains("400"));
             let mut left = 0;
             let rate = if larger == 0 { policy.second().rate() } else { policy.first().rate() };

@@ -135,8 +135,8 @@ fn leaving_no_limit_the_bucket_is_full() -> Result<(), Box<dyn Error>> {
 
 // Changes of a bucket
 
-/// The negative balance converts by the ratio of the buckets' sizes, as stored permits do. The case
-/// needs a clock that goes back.
+/// Bug: a negative balance was converted by the ratio of the buckets' sizes, like stored permits.
+/// The case needs a clock that goes back.
 #[test]
 fn a_debt_keeps_its_time() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_second(1), 1);
@@ -189,7 +189,8 @@ fn requests_ahead_delay_an_estimate_as_they_are_served() -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// Bug: it reported the start of the newest window reached, and granted before that time.
+/// Bug: `ready_at` returned the start of the newest window reached, although requests are granted
+/// before it.
 #[test]
 fn an_estimate_whose_clock_went_back_is_ready_when_it_grants() -> Result<(), Box<dyn Error>> {
     let policy = SlidingEstimate::new(Rate::per_second(10));

@@ -1,5 +1,5 @@
-//! A clone decides as its original does, even at a state that went through changes with the
-//! original.
+//! A clone decides as its original does, even on a state that went through changes together with
+//! the original.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Policies from configurations: text, struct and serde; and the errors for bad ones.
+//! Policies from configurations (text, struct and serde), and the errors for bad ones.
 
 use proptest::option;
 use proptest::prelude::*;
@@ -245,7 +245,7 @@ fn a_state_of_another_policy_is_never_free() -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A cold factor as a configuration may have it by mistake: refused with its value, and equal to
+/// A cold factor that a configuration may contain by mistake is refused with its value, and equals
 /// itself.
 #[test]
 fn a_number_that_is_none_is_refused_by_each_way_in() {
@@ -266,7 +266,7 @@ fn a_number_that_is_none_is_refused_by_each_way_in() {
     }
 }
 
-/// A configuration with a cold factor set by a program.
+/// Returns a configuration whose cold factor a program sets.
 fn with_cold_factor(factor: f64) -> PolicyConfig {
     let mut config = "smooth_warming_up 5/s warm_up 1s".parse().expect("a configuration");
     if let PolicyConfig::SmoothWarmingUp { cold_factor, .. } = &mut config {
@@ -285,7 +285,7 @@ fn field<T: ToString>(name: &str, value: Option<T>) -> String {
 }
 
 proptest! {
-    /// A line that is read is written as a line that reads as an equal configuration, and making
+    /// A line that parses is written as a line that parses to an equal configuration, and making
     /// the policy never panics.
     #[test]
     fn a_configuration_goes_round(
@@ -350,7 +350,7 @@ mod with_serde {
         Ok(())
     }
 
-    /// With its feature `arbitrary_precision`, `serde_json` passes a number as such a map.
+    /// With its feature `arbitrary_precision`, `serde_json` passes a number as a map like this one.
     #[test]
     fn a_number_may_come_as_a_map_of_its_text() -> Result<(), serde_json::Error> {
         let text = r#"{"policy":"token_bucket","rate":"5/s","burst":{"$serde_json::private::Number":"5"}}"#;
@@ -358,7 +358,7 @@ mod with_serde {
         Ok(())
     }
 
-    /// JSON has no such numbers: they were written as nothing, and nothing was read as the default.
+    /// Bug: JSON has no such numbers. They were written as null, and null was read as the default.
     #[test]
     fn a_number_that_json_does_not_have_is_not_written() -> Result<(), serde_json::Error> {
         for factor in

@@ -1,4 +1,4 @@
-//! Configurations go round: through text, through JSON, and through the policy they make.
+//! Round trips of configurations: through text, through JSON, and through the policy they make.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ fn flag(name: &'static str) -> impl Strategy<Value = String> {
     any::<bool>().prop_map(move |is| if is { format!(" {name}") } else { String::new() })
 }
 
-/// A line of any kind, with any of its fields. Some exclude each other, or have no policy.
+/// A line of any kind, with any of its fields. Some fields exclude each other, or make no policy.
 fn some_line() -> impl Strategy<Value = String> {
     let burst = (1u32..10_000).prop_map(|burst| format!(" burst {burst}"));
     let warm_up = some_span().prop_map(|span| format!(" warm_up {}ns", span.as_nanos()));
@@ -113,14 +113,14 @@ fn pairs_through_json(_: &Pair) -> [Pair; 0] {
 }
 
 fn pairs_through(pair: &Pair) -> Vec<Pair> {
-    // Also as the first of three.
+    // Also as the first of three policies.
     let three = format!("{pair} and unlimited").parse::<Both<Pair, AnyPolicy>>().expect("three");
     assert_eq!(three.to_string(), format!("{pair} and unlimited"));
     let again = pair.to_string().parse().expect("a pair");
     pairs_through_json(pair).into_iter().chain([again]).collect()
 }
 
-/// What a policy decides about requests of one and two permits.
+/// Returns what a policy decides about requests of one and two permits.
 fn decisions(policy: &AnyPolicy) -> Vec<String> {
     let state = policy.start(Nanos::ZERO);
     let ask = |step: u64| {
@@ -144,8 +144,8 @@ proptest! {
         for same in through_json(&config) {
             prop_assert_eq!(&same, &config);
         }
-        // Fields that exclude each other, a stock above the burst, and buckets that take too long
-        // to fill.
+        // Fields that exclude each other, more stored permits than the burst, and buckets that take
+        // too long to fill.
         let Ok(policy) = AnyPolicy::try_from(config) else { return Ok(()) };
         let config = policy.config();
         prop_assert_eq!(policy.to_string(), config.to_string());
@@ -155,13 +155,13 @@ proptest! {
         prop_assert_eq!(decisions(&again), decisions(&policy));
     }
 
-    /// Two policies of any kinds go round as one line, and as a list.
+    /// Two policies of any kinds round-trip as one line, and as a list.
     #[test]
     fn a_pair_goes_round(first in some_line(), second in some_line()) {
         let read = |line: &str| line.parse::<AnyPolicy>();
         let line = format!("{first} and {second}");
         let (Ok(a), Ok(b)) = (read(&first), read(&second)) else {
-            // The error is that of the first line that has one.
+            // The error is that of the first line with an error.
             let error = read(&first).err().or(read(&second).err());
             prop_assert_eq!(line.parse::<Pair>().err(), error);
             return Ok(());
@@ -175,15 +175,15 @@ proptest! {
         }
     }
 
-    /// A field that says something else than the default is as it was given.
+    /// A field with another value than the default is returned as it was given.
     #[test]
     fn a_policy_tells_its_configuration(line in some_line()) {
         let Ok(policy) = line.parse::<AnyPolicy>() else { return Ok(()) };
         let (given, told) = (line.parse::<PolicyConfig>()?.to_string(), policy.config().to_string());
         let mut words = given.split(' ');
         for word in told.split(' ') {
-            // A capacity cuts the permits without delay, and a bucket by the wall clock refills in
-            // steps.
+            // A capacity limits the permits without delay, and a bucket with wall-clock steps
+            // refills at intervals.
             if !words.any(|given| given == word) {
                 prop_assert!(given.contains("nodelay"), "{} {}", given, told);
                 break;
@@ -191,7 +191,7 @@ proptest! {
         }
     }
 
-    /// After changes at run time, the configuration makes a policy that decides as this one.
+    /// After changes at run time, the configuration makes a policy that decides like this one.
     #[test]
     fn changed_terms_are_told(
         line in some_line(),
@@ -211,7 +211,7 @@ proptest! {
             return Ok(());
         };
         prop_assert_eq!(again.config(), config);
-        // Where no permits come in, a bucket remembers what a permit was worth.
+        // At rate zero, a bucket remembers what a permit used to cost.
         if !policy.rate().is_zero() && !policy.rate().is_unlimited() {
             prop_assert_eq!(decisions(&again), decisions(&policy));
         }

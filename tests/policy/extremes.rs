@@ -15,8 +15,8 @@ fn at(seconds: u64) -> Nanos {
     Nanos::from_duration(Duration::from_secs(seconds))
 }
 
-/// u32::MAX used, and one more: `saturating_add` in `fits` hides the overflow. Panics in debug, in
-/// release `used` wraps to 0.
+/// Bug: with u32::MAX used and one more requested, `saturating_add` in `fits` hid the overflow.
+/// That panicked in debug builds; in release builds `used` wrapped to 0.
 #[test]
 fn estimate_used_does_not_overflow() {
     let policy = SlidingEstimate::new(Rate::per_second(u64::from(u32::MAX)));
@@ -25,8 +25,8 @@ fn estimate_used_does_not_overflow() {
     assert!(policy.try_acquire(&state, T, 1).is_err());
 }
 
-/// Count at a small limit, Ratio to a large one, again and again: the counter reached `u64::MAX`,
-/// and `used + n` wrapped.
+/// Bug: `Keep::Count` to a small limit and `Keep::Ratio` to a large one, repeatedly, raised the
+/// counter to `u64::MAX`, and `used + n` wrapped.
 fn stays_used_up(policy: impl Policy) {
     let (most, one) = (policy.rate(), Rate::per_second(1));
     let state = policy.start(T);
@@ -45,8 +45,8 @@ fn what_was_used_does_not_overflow() {
     stays_used_up(SlidingWindow::new(most, 2));
 }
 
-/// `whole_or_less`: `ceil() as u64 + 1` overflows below about 5.4e-11/s. In release the length is
-/// 0, and the division panics.
+/// Bug: `ceil() as u64 + 1` in `whole_or_less` overflowed below about 5.4e-11/s. In release builds
+/// the length was 0, and the division panicked.
 #[test]
 fn a_very_slow_rate_is_no_panic() {
     let slow = Rate::from_per_second(1e-12).expect("a rate");
@@ -63,7 +63,7 @@ fn a_very_slow_rate_is_no_panic() {
     }
 }
 
-/// A grant made without a limit, undone with one.
+/// A grant made without a limit is undone with one.
 #[test]
 fn sliding_window_undo_of_an_unlimited_grant() {
     let policy = SlidingWindow::new(Rate::UNLIMITED, 3);
@@ -73,14 +73,14 @@ fn sliding_window_undo_of_an_unlimited_grant() {
     policy.undo(&state, T, charge, u64::MAX);
 }
 
-/// 2^32 steps, under the lock of the queue.
+/// Bug: a refund took 2^32 steps, under the lock of the queue.
 #[test]
 fn log_refund_without_a_limit_ends() {
     let limiter = RateLimiter::with_clock(SlidingLog::new(Rate::UNLIMITED), ManualClock::new());
     limiter.refund(1);
 }
 
-/// The place 2^24 does not fit its 24 bits.
+/// Bug: the index 2^24 does not fit its 24 bits.
 #[test]
 fn log_with_the_largest_limit() {
     let policy = SlidingLog::new(Rate::per_minute(u64::from(SlidingLog::MAX_LIMIT)));
@@ -91,8 +91,8 @@ fn log_with_the_largest_limit() {
     assert!(policy.try_acquire(&state, T, SlidingLog::MAX_LIMIT - 1).is_err(), "twice the limit");
 }
 
-/// `free` looks at `limit` places only: it makes a hole between times that count, and a request for
-/// several looks at the hole.
+/// Bug: `free` visited only `limit` entries. It made a hole between times that count, and a request
+/// for several permits read the hole.
 #[test]
 fn log_refund_with_a_lower_limit_leaves_no_hole() {
     let policy = SlidingLog::new(Rate::per_minute(5));
@@ -107,8 +107,8 @@ fn log_refund_with_a_lower_limit_leaves_no_hole() {
     assert!(policy.try_acquire(&state, at(6), 4).is_err(), "eight in a minute, and the limit is five");
 }
 
-/// No step ever brings anything, so `ready_at` must not name a time, and the limiter must not spin
-/// when it is past.
+/// No step ever adds a permit, so `ready_at` must not return a time, and the limiter must not spin
+/// after that time.
 #[test]
 fn a_stepped_bucket_without_burst_does_not_spin() {
     let policy = TokenBucket::new("5/7ns".parse().expect("a rate"), 0);
@@ -119,12 +119,12 @@ fn a_stepped_bucket_without_burst_does_not_spin() {
     while limiter.try_acquire().is_ok() {}
     let mut wait = tokio_test::task::spawn(limiter.acquire());
     assert!(wait.poll().is_pending());
-    // The tolerance has room for five.
+    // The tolerance admits five permits.
     clock.advance(Duration::from_secs(1 << 30));
     assert!(wait.poll().is_ready());
 }
 
-/// A charge of a window that is over is taken out of a window that never held it.
+/// Bug: a charge of an expired window was subtracted from a window that had never contained it.
 #[test]
 fn fixed_window_undo_after_a_turn_and_a_change() {
     let policy = FixedWindow::new(Rate::per_minute(10));
@@ -136,7 +136,8 @@ fn fixed_window_undo_after_a_turn_and_a_change() {
     assert!(policy.try_acquire(&state, at(61), 1).is_err(), "ten are used");
 }
 
-/// Above 16 permits a nanosecond, a tick is more than one permit: a burst of 50 let 75 through.
+/// Bug: above 16 permits a nanosecond, a tick is more than one permit, and a burst of 50 granted
+/// 75.
 #[test]
 fn a_burst_is_a_burst_at_any_rate() {
     for rate in
@@ -160,7 +161,7 @@ fn a_burst_is_a_burst_at_any_rate() {
                     taken <= burst && passed <= burst,
                     "{taken} and {passed} of {burst} at {rate}/s by {each}"
                 );
-                // As many as fit into a bucket that was not changed.
+                // At most the burst fits into a bucket that was made with another rate.
                 let other = TokenBucket::new(Rate::per_second(1), burst);
                 let state = other.start(T);
                 other.set_rate(&state, T, Rate::per_second(rate));

@@ -1,4 +1,5 @@
-//! Lowering the available permits does what requests for one permit would do, one after the other.
+//! Lowering the available permits has the same effect as requests for one permit each, one after
+//! another.
 
 use std::error::Error;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use tidegate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Policies of all kinds, with at most some hundred permits.
+/// Policies of all kinds, with at most a few hundred permits.
 fn policies(rate: Rate) -> Vec<AnyPolicy> {
     let burst = Duration::from_millis(700);
     let buckets = [
@@ -65,7 +66,7 @@ fn acts(most: u64) -> impl Strategy<Value = Vec<Act>> {
     vec(act, 1..40)
 }
 
-/// Takes single permits until no more than so many are left: slow, and obvious.
+/// Takes single permits until at most `permits` are left: slow and obvious.
 fn take_down_to<P: Policy>(policy: &P, state: &P::State, at: Nanos, permits: u64) -> u64 {
     let mut taken = 0;
     loop {
@@ -78,12 +79,12 @@ fn take_down_to<P: Policy>(policy: &P, state: &P::State, at: Nanos, permits: u64
     }
 }
 
-/// What can be seen of a state.
+/// Returns everything that can be observed of a state.
 fn seen<P: Policy>(policy: &P, state: &P::State, at: Nanos) -> (PolicyStatus, Vec<Nanos>) {
     (policy.status(state, at), (1..12).map(|n| policy.ready_at(state, at, 0, n)).collect())
 }
 
-/// Plays the acts with a policy twice: once as it is, and once with single permits.
+/// Plays the acts with a policy twice: once directly, and once with single permits.
 fn play<P: Policy + Clone>(policy: &P, acts: &[Act], whole: bool) -> Result<(), TestCaseError> {
     let policies = [policy.clone(), policy.clone()];
     let mut at = Nanos::new(SECOND);
@@ -153,7 +154,7 @@ proptest! {
         }
     }
 
-    /// The price of many permits is the sum of their prices where the interval is whole.
+    /// The cost of many permits is the sum of their single costs where the interval is whole.
     #[test]
     fn two_policies_do_what_single_requests_do(
         pair in (0_usize..13, 0_usize..13), permits in prop::sample::select(vec![1_u64, 2, 4, 5, 10, 20]),
@@ -167,7 +168,7 @@ proptest! {
     }
 }
 
-/// Sums and products of such numbers do not fit.
+/// Sums and products of such numbers overflow.
 #[test]
 fn numbers_of_any_size_are_lowered() -> Result<(), Box<dyn Error>> {
     let at = Nanos::new(1 << 60);
@@ -200,7 +201,7 @@ fn numbers_of_any_size_are_lowered() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The policy that has more permits keeps what it has beyond the other.
+/// The policy with more permits keeps its surplus over the other.
 #[test]
 fn a_second_policy_is_charged_as_many() {
     let (second, minute) = (Rate::per_second(10), Rate::per_minute(100));
@@ -218,7 +219,7 @@ fn a_second_policy_is_charged_as_many() {
     assert_eq!(left, 0);
 }
 
-/// A policy of the user has no step of its own.
+/// A user-defined policy does not implement the operation.
 #[test]
 fn a_policy_that_has_no_step_of_its_own_is_lowered() {
     #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! The sliding log against a plain list of grants from which undone grants are removed. Every
-//! verdict, told time and status is compared, in long runs that undo far more permits than the log
-//! has spare places. All times are arguments.
+//! decision, predicted time and status is compared, in long runs that undo far more permits than
+//! the log has spare entries. All times are arguments.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use tidegate::policy::{Change, Keep};
 use tidegate::{Nanos, Policy, Rate, Refusal, SlidingLog};
 
-/// The most permits that a limit is raised to.
+/// The highest limit that a change sets, in permits.
 const ROOM: u64 = 24;
 const LONGEST: u64 = 200;
 
@@ -24,17 +24,17 @@ struct Grant<Charge> {
     charge: Option<Charge>,
 }
 
-/// The real log beside the list.
+/// The real log and its model, the list.
 struct Pair<'a> {
     policy: &'a SlidingLog,
     state: <SlidingLog as Policy>::State,
     limit: u64,
     length: u64,
     now: u64,
-    /// The time of the last grant or refund: none is noted as of an earlier time.
+    /// The time of the last grant or refund: no later one is noted as of an earlier time.
     latest: u64,
-    /// The time of the last change. If the clock goes back behind it, an expired grant with a place
-    /// that was taken since would count again in a longer window.
+    /// The time of the last change. If the clock went back before it, an expired grant whose entry
+    /// has been reused since would count again in a longer window.
     changed: u64,
     grants: Vec<Grant<<SlidingLog as Policy>::Charge>>,
 }
@@ -46,9 +46,9 @@ enum Call {
     Take(u32),
     /// Takes permits until a request is refused.
     TakeAll(u32),
-    /// Undoes a grant, or as many of its permits.
+    /// Undoes a grant, or this many of its permits.
     Undo(prop::sample::Index, u32),
-    /// Undoes every second grant, from the newest or from the oldest on.
+    /// Undoes every second grant, starting from the newest or from the oldest.
     UndoMany(bool),
     Refund(u32),
     Debit(u32),
@@ -74,7 +74,8 @@ fn some_calls() -> impl Strategy<Value = Vec<Call>> {
 }
 
 impl Pair<'_> {
-    /// When a request is judged: the log does not go back behind its last grant.
+    /// Returns the time at which a request is judged: the log does not go back before its last
+    /// grant.
     fn judged_at(&self) -> u64 {
         self.now.max(self.latest)
     }
@@ -83,7 +84,7 @@ impl Pair<'_> {
         self.grants.iter().filter(|grant| grant.at + self.length > at).map(|grant| grant.n).sum()
     }
 
-    /// The first time from now on at which `n` permits fit.
+    /// Returns the first time from now on at which `n` permits fit.
     fn due(&self, n: u64) -> Option<u64> {
         let fits = |at: &u64| self.counting(*at) + n <= self.limit;
         let ends = self.grants.iter().map(|grant| grant.at + self.length);
@@ -91,13 +92,13 @@ impl Pair<'_> {
         ends.filter(|end| *end > judged_at).chain([judged_at]).filter(fits).min()
     }
 
-    /// Compares all that can be told.
+    /// Compares everything that can be observed.
     fn compare(&self) -> Result<(), TestCaseError> {
         let at = Nanos::new(self.now);
         for n in [1, 2, 5, 11, ROOM] {
             let told = self.policy.ready_at(&self.state, at, 0, u32::try_from(n)?);
             let due = self.due(n).map_or(Nanos::MAX, Nanos::new);
-            // By a clock that is behind the last grant, now is when the last grant was.
+            // On a clock that is behind the last grant, the time of the last grant counts as now.
             let due = if due == Nanos::new(self.judged_at()) { at } else { due };
             prop_assert_eq!(told.max(at), due, "for {}", n);
         }
@@ -142,7 +143,7 @@ impl Pair<'_> {
         if *at + self.length > judged_at {
             *taken = used.into();
         } else {
-            // It is over, and is not given back twice.
+            // The grant has expired, and is not given back twice.
             *charge = None;
         }
         self.grants.retain(|grant| grant.n > 0);
@@ -162,7 +163,7 @@ impl Pair<'_> {
             Call::UndoMany(from_newest) => {
                 let count = self.grants.len();
                 for step in 0..count.div_ceil(2) {
-                    // A grant that is over stays in the list.
+                    // An expired grant stays in the list.
                     let at = if from_newest {
                         self.grants.len().checked_sub(1 + step)
                     } else {
@@ -189,13 +190,13 @@ impl Pair<'_> {
                     }
                 }
                 self.grants.retain(|grant| grant.n > 0);
-                // What was refunded of a time cannot be told from other permits of that time.
+                // Refunded permits are indistinguishable from other permits of the same time.
                 for grant in &mut self.grants {
                     grant.charge = None;
                 }
             }
             Call::Debit(n) => {
-                // More is forgotten; see `tests/policy/debit.rs`.
+                // The log forgets more than that; see `tests/policy/debit.rs`.
                 let most = ROOM.saturating_sub(self.counting(self.judged_at()));
                 let n = u64::from(n).min(most);
                 self.policy.debit(&self.state, Nanos::new(self.now), u32::try_from(n)?);
@@ -212,7 +213,7 @@ impl Pair<'_> {
             Call::Change(limit, length) => {
                 let length = if limit == 0 { self.length } else { length };
                 let judged_at = self.judged_at();
-                // A grant that was over may count again in a longer window or not.
+                // An expired grant may count again in a longer window, or may not.
                 let counts = |length| move |grant: &Grant<_>| grant.at + length > judged_at;
                 if self.grants.iter().any(|grant| counts(length)(grant) != counts(self.length)(grant)) {
                     return Ok(());
@@ -243,7 +244,7 @@ proptest! {
     }
 }
 
-/// A log of eight permits in 100 ns after some takes, of which some are undone, and the time.
+/// Returns a log of eight permits in 100 ns after some requests, some of them undone, and the time.
 fn log_with(acts: &[(u64, u32, bool)]) -> (SlidingLog, <SlidingLog as Policy>::State, u64) {
     let policy = SlidingLog::new(Rate::new(8, Duration::from_nanos(100)).expect("whole"));
     let (state, mut now) = (policy.start(Nanos::ZERO), 1000);

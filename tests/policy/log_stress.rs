@@ -1,5 +1,5 @@
-//! Threads that take from one sliding log while others give back to it. The test judges which
-//! permits were granted, never how long it took.
+//! Threads take from one sliding log while others give permits back. The tests judge which permits
+//! were granted, never how long that took.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ fn per_hour(limit: u64) -> SlidingLog {
     SlidingLog::new(Rate::per_hour(limit))
 }
 
-/// Runs the takers until the giver-back is done. Returns the sum of what the takers tell.
+/// Runs the takers until `giver_back` returns. Returns the sum of the takers' results.
 fn beside(taker: impl Fn(&AtomicBool) -> u64 + Sync, giver_back: impl FnOnce()) -> u64 {
     let (done, start) = (AtomicBool::new(false), Barrier::new(TAKERS + 1));
     let run = || {
@@ -32,8 +32,8 @@ fn beside(taker: impl Fn(&AtomicBool) -> u64 + Sync, giver_back: impl FnOnce()) 
     })
 }
 
-/// A reset once freed the places that were taken while it ran, and began anew whenever a request
-/// was granted: 62 limits at a time.
+/// Bug: a reset freed the entries that were taken while it ran, and restarted whenever a request
+/// was granted: 62 times the limit were granted at one time.
 #[test]
 fn a_reset_grants_the_limit_once_more_and_not_more() {
     const RESETS: u64 = 1000;
@@ -51,7 +51,7 @@ fn a_reset_grants_the_limit_once_more_and_not_more() {
         let mut own = 0;
         let granted = beside(takers, || {
             for _ in 0..RESETS {
-                // Nothing is left when the reset begins.
+                // No permit is left when the reset starts.
                 while take() {
                     own += 1;
                 }
@@ -65,8 +65,8 @@ fn a_reset_grants_the_limit_once_more_and_not_more() {
     }
 }
 
-/// Each thread keeps some grants and undoes others, in an order of its own, at an instant that
-/// stands still: more are undone than the ring has spare places, many times over.
+/// Each thread keeps some grants and undoes others, each in a different order, while the time
+/// stands still. Many times more permits are undone than the ring has spare entries.
 #[test]
 fn undone_permits_are_granted_once_more_and_not_more() {
     const ROUNDS: u64 = 20_000;
@@ -84,7 +84,7 @@ fn undone_permits_are_granted_once_more_and_not_more() {
             }
             if held.len() > 8 || round % 3 == 0 && !held.is_empty() {
                 let (charge, n) = held.remove((round % 5) as usize % held.len());
-                // It counts as out until it is surely given back.
+                // The permit counts as out until it has certainly been given back.
                 out.fetch_sub(n.into(), Ordering::AcqRel);
                 policy.undo(&state, at, charge, u64::MAX);
             }
@@ -95,7 +95,7 @@ fn undone_permits_are_granted_once_more_and_not_more() {
     assert_eq!(policy.status(&state, at).available, LIMIT - held, "{held} are held");
 }
 
-/// Threads take on the real clock while a thread settles estimates. The permits that are kept never
+/// Threads take permits on the real clock while a thread settles estimates. The kept permits never
 /// exceed the limit in any window.
 #[test]
 fn a_log_keeps_its_bound_while_permits_are_undone_and_refunded() {
@@ -126,7 +126,7 @@ fn a_log_keeps_its_bound_while_permits_are_undone_and_refunded() {
     assert!(granted > 0);
     let mut kept = kept.into_inner().expect("no panic");
     kept.sort_unstable();
-    // A grant was made between its two readings of the clock.
+    // Each grant was made between the two clock readings around it.
     for (index, (from, _)) in kept.iter().enumerate() {
         let inside = kept[index..].iter().take_while(|(before, _)| *before < from + WINDOW);
         let permits = 3 * inside.filter(|(_, after)| *after < from + WINDOW).count() as u64;
@@ -134,7 +134,8 @@ fn a_log_keeps_its_bound_while_permits_are_undone_and_refunded() {
     }
 }
 
-/// Each settlement once moved all newer times, one permit at a time: these would take many minutes.
+/// Bug: each settlement moved all newer times, one permit at a time. These settlements would take
+/// many minutes.
 #[test]
 fn settling_costs_what_it_gives_back_whatever_came_since() {
     const PERMITS: u64 = 200_000;
@@ -146,7 +147,7 @@ fn settling_costs_what_it_gives_back_whatever_came_since() {
     }
     let mut turn = 1;
     while !charges.is_empty() {
-        // From all over the log.
+        // Grants from all over the log.
         turn = (turn * 48271) % 0x7fff_ffff;
         let charge = charges.swap_remove(turn % charges.len());
         let unused = policy.unspent(charge, 10, 3).expect("seven of them");

@@ -1,5 +1,5 @@
-//! The messages that a new user meets, in one table. `tests/policy/config.rs` has those of all
-//! configurations.
+//! The messages that a new user meets, in one table. `tests/policy/config.rs` covers the messages
+//! of all configurations.
 
 use tidegate::policy::{AnyPolicy, PolicyConfig};
 use tidegate::{Change, CountingLimit, FixedWindow, Nanos, Policy, Rate, RateError, Refusal};
@@ -7,7 +7,7 @@ use tidegate::{Change, CountingLimit, FixedWindow, Nanos, Policy, Rate, RateErro
 const TOKEN_BUCKET: &str =
     "token_bucket has only burst, start_with, interval_refill, at_wall_clock and tolerance";
 
-/// What a user writes, and what is told. `burst 5` stands for a bucket at 5/s.
+/// What a user writes, and the message it produces. `burst 5` stands for a bucket at 5/s.
 fn messages() -> Vec<(&'static str, String, String)> {
     let rate = |text: &str| told(&text.parse::<Rate>());
     let line = |text: &str| told(&text.parse::<AnyPolicy>());
@@ -97,7 +97,7 @@ fn messages() -> Vec<(&'static str, String, String)> {
             "paused until the pause is ended".into(),
         ),
     ];
-    // Spellings that are read.
+    // Spellings that are accepted.
     for (text, read) in [("5/m", "5/min"), ("at_wall_clock 0", "0s"), ("at_wall_clock 1m", "1min")] {
         let told = match text.strip_prefix("at_wall_clock ") {
             None => text

@@ -1,12 +1,13 @@
-//! Which clients meet a 429 at which server: the tables of "At a strict server" in
+//! Which clients get a 429 from which server: the tables of "At a strict server" in
 //! `docs/ALGORITHMS.md`.
 //!
-//! The client idles, and then calls whenever its policy grants a permit. The servers are models of
-//! their own, in whole nanoseconds. A server refuses a call only for the number of calls in some
-//! span that ends with it. In a network that holds calls up by at most `stall`, the most calls that
-//! arrive in `[x, x + d)` are the calls sent in `[x - stall, x + d)`, and they do if all calls sent
-//! since `x - stall` arrive at `x`. So it is the worst case to stall once, from each call on, with
-//! a window of the server that begins when the stall ends.
+//! The client idles, and then calls whenever its policy grants a permit. The servers are models
+//! written for this test, in whole nanoseconds. A server refuses a call only because of the number
+//! of calls in some stretch of time that ends with the call. In a network that delays calls by at
+//! most `stall`, the calls that arrive in `[x, x + d)` are at most the calls sent in `[x - stall, x
+//! + d)`. All of these arrive there if every call sent since `x - stall` arrives at `x`. So the
+//! worst case is a single stall, tried from each call on, with a server window that starts when the
+//! stall ends.
 
 use std::fmt::Write;
 
@@ -15,7 +16,7 @@ use tidegate::{AnyPolicy, Nanos, Policy};
 const SECOND: u64 = 1_000_000_000;
 const MS: u64 = SECOND / 1000;
 
-/// What every server allows in a second, and the time of one call.
+/// The calls that every server allows in a second, and the interval of one call.
 const CALLS: usize = 100;
 const RATE: u64 = CALLS as u64;
 const INTERVAL: u64 = SECOND / RATE;
@@ -43,7 +44,7 @@ enum Server {
     Log,
     /// At most `RATE` calls in each second of its clock.
     Window,
-    /// A bucket of so many tokens. With one token it is GCRA without a tolerance.
+    /// A bucket of this many tokens. With one token it is GCRA without a tolerance.
     Bucket(u64),
     /// `limit_req` with `burst` and `nodelay`: a clock of milliseconds, and thousandths of a call.
     Nginx(u64),
@@ -59,7 +60,7 @@ const SERVERS: [(&str, Server); 6] = [
 ];
 
 impl Server {
-    /// Whether it accepts all calls, which arrive at these times, the first one first.
+    /// Returns whether the server accepts all calls; they arrive at these times, in order.
     fn accepts(self, mut calls: impl Iterator<Item = u64>) -> bool {
         match self {
             Server::Log => {
@@ -89,7 +90,7 @@ impl Server {
                 let (mut last, mut excess) = (0, 0);
                 calls.all(|at| {
                     let flowed_out = (at / MS - last) * RATE;
-                    // The first call of all is no excess: it finds that a second has flowed out.
+                    // The very first call has no excess, because a second has flowed out by then.
                     excess = (excess + 1000u64).saturating_sub(flowed_out);
                     last = at / MS;
                     excess <= burst * 1000
@@ -99,7 +100,7 @@ impl Server {
     }
 }
 
-/// When a client with this policy calls.
+/// Returns the times at which a client with this policy calls.
 fn calls(policy: &str) -> Vec<u64> {
     let policy: AnyPolicy = policy.parse().expect("a policy");
     let state = policy.start(Nanos::ZERO);
@@ -116,8 +117,8 @@ fn calls(policy: &str) -> Vec<u64> {
     calls
 }
 
-/// Whether the server accepts all calls, whenever its windows begin, and whichever calls the
-/// network holds up.
+/// Returns whether the server accepts all calls, whenever its windows start, and whichever calls
+/// the network delays.
 fn never_refused(calls: &[u64], server: Server, stall: u64) -> bool {
     calls.iter().all(|&held| {
         let until = held + stall;
@@ -126,7 +127,8 @@ fn never_refused(calls: &[u64], server: Server, stall: u64) -> bool {
     })
 }
 
-/// By how many percent slower than the server a client has to be, so that no call is refused.
+/// Returns the table: by how many percent a client must be slower than the server so that no call
+/// is refused.
 fn table(stall: u64) -> String {
     let names = SERVERS.map(|(name, _)| name).join(" | ");
     let mut table = format!("| client | {names} |\n|---|{}\n", "---|".repeat(SERVERS.len()));

@@ -1,5 +1,5 @@
-//! The policies that count, when a clock reading is older than the latest time in a state: a thread
-//! read its clock, stalled, and called later. All times are arguments.
+//! The window policies, when a clock reading is older than the latest time in a state: a thread
+//! read its clock, stalled, and made its call later. All times are arguments.
 
 use std::time::Duration;
 
@@ -11,8 +11,7 @@ use tidegate::{FixedWindow, Nanos, Rate, Refusal, SlidingEstimate, SlidingWindow
 const DAY: u64 = 86_400_000_000_000;
 const SECOND: u64 = 1_000_000_000;
 
-/// The windows of 100 permits in a second, each with what it has again a moment after 100 were
-/// granted at two seconds.
+/// The windows of 100 permits per second.
 fn windows() -> [AnyPolicy; 6] {
     let rate = Rate::per_second(100);
     let aligned = |offset| FixedWindow::new(rate).at_wall_clock(Duration::from_nanos(offset));
@@ -31,14 +30,15 @@ fn take_all<P: Policy>(policy: &P, state: &P::State, at: u64) -> usize {
     (0..1000).take_while(|_| policy.try_acquire(state, Nanos::new(at), 1).is_ok()).count()
 }
 
-/// How long before the last grant an operation has read its clock.
+/// How long before the last grant an operation read its clock.
 const LAGS: [u64; 7] = [0, 1, 1000, SECOND / 20, SECOND / 2, SECOND, DAY];
 
-/// A grant at two days, and then something as of an earlier time.
+/// Makes grants at two days, then runs the operation as of an earlier time, and expects no more
+/// permits.
 fn nothing_more_after(what: &str, operation: impl Fn(&AnyPolicy, &<AnyPolicy as Policy>::State, Nanos)) {
     for policy in windows() {
         for lag in LAGS {
-            // Just after the beginning of a window, of a cell, and in the middle.
+            // Just after the start of a window, of a cell, and in the middle.
             for after in [1, SECOND / 10 + 1, SECOND / 3 + 1, SECOND / 2] {
                 let (policy, granted) = (policy.clone(), 2 * DAY + after);
                 let state = policy.start(Nanos::ZERO);
@@ -51,8 +51,7 @@ fn nothing_more_after(what: &str, operation: impl Fn(&AnyPolicy, &<AnyPolicy as 
     }
 }
 
-/// The stamp of the last time had one bit more than the words have room for, so that each grant was
-/// forgotten.
+/// Bug: the stamp of the last time was one bit longer than its field, so each grant was forgotten.
 #[test]
 fn the_limit_is_kept_at_the_end_of_time() {
     const LAST: u64 = (1 << 62) - (1 << 60);
@@ -68,7 +67,7 @@ fn the_limit_is_kept_at_the_end_of_time() {
     }
 }
 
-/// The open window was forgotten, since it begins after the time of the change.
+/// Bug: the open window was forgotten, because it starts after the time of the change.
 #[test]
 fn a_change_as_of_an_older_time_forgets_nothing() {
     for keep in [Keep::Count, Keep::Ratio] {
@@ -79,7 +78,7 @@ fn a_change_as_of_an_older_time_forgets_nothing() {
     }
 }
 
-/// The policies that do not count in windows keep times, and a log keeps all of them.
+/// The policies without windows store times, and a log stores all of them.
 #[test]
 fn a_change_as_of_an_older_time_forgets_nothing_of_other_policies() {
     for text in [
@@ -101,7 +100,8 @@ fn a_change_as_of_an_older_time_forgets_nothing_of_other_policies() {
     }
 }
 
-/// A shorter window, or shorter cells, begin between the time of the change and that of the grants.
+/// A shorter window, or a shorter cell, starts between the time of the change and that of the
+/// grants.
 #[test]
 fn a_shorter_window_as_of_an_older_time_forgets_nothing() {
     for millis in [900, 500, 90, 7] {
@@ -137,7 +137,7 @@ fn a_debit_or_a_status_as_of_an_older_time_forgets_nothing() {
     });
 }
 
-/// It gives back what it says, and not the whole window.
+/// It gives back the number it is given, and not the whole window.
 #[test]
 fn a_refund_as_of_an_older_time_gives_back_no_more_than_it_says() {
     nothing_more_after("a refund", |policy, state, at| {
@@ -170,7 +170,7 @@ enum Call {
     Change(u64, u64, Keep),
 }
 
-/// Time that passes, a call, and how long before that its clock was read.
+/// Time that passes, a call, and how long before the call its clock was read.
 fn some_calls() -> impl Strategy<Value = Vec<(u64, Call, u64)>> {
     let n = || prop_oneof![3 => Just(1u32), 1 => 1u32..8];
     let keep = prop_oneof![Just(Keep::Count), Just(Keep::Ratio), Just(Keep::Nothing)];
@@ -186,7 +186,7 @@ fn some_calls() -> impl Strategy<Value = Vec<(u64, Call, u64)>> {
     vec((passes, call, lag), 1..60)
 }
 
-/// What a caller is told: the absolute time at which a refused request is due.
+/// Returns what the refusal of a request reports: the absolute time at which the request is due.
 fn told<C>(answer: Result<C, Refusal>, at: Nanos) -> Option<Nanos> {
     match answer {
         Ok(_) => None,
@@ -195,8 +195,8 @@ fn told<C>(answer: Result<C, Refusal>, at: Nanos) -> Option<Nanos> {
     }
 }
 
-/// One limiter gets the readings as they come. Another one gets at least the latest reading of all
-/// earlier writes. Both decide alike.
+/// One limiter receives the readings as they are. The other receives the latest reading of all
+/// earlier writes, if that is later. Both decide alike.
 fn acts_as_of_the_latest<P: Policy + Clone>(
     policy: &P,
     calls: &[(u64, Call, u64)],
@@ -259,9 +259,9 @@ fn acts_as_of_the_latest<P: Policy + Clone>(
 }
 
 proptest! {
-    /// A window from the first grant is left out. It knows when it began and not what came later,
-    /// so that an older reading may still lie in it, after a change that ended it: then its permits
-    /// are counted for longer.
+    /// A window that starts at the first grant is excluded. It stores when it started but no later
+    /// time, so an older reading may still lie in it after a change that ended it. Its permits are
+    /// then counted for longer.
     #[test]
     fn every_operation_is_as_of_the_latest_that_was_seen(
         limit in 1u64..12, length in 1u64..1000, offset in 0u64..1000, calls in some_calls(),

@@ -1,4 +1,4 @@
-//! A policy that is watched at work.
+//! A policy whose calls are counted.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,9 +10,9 @@ use tidegate::{Change, Nanos, Policy, PolicyError, Rate, Refusal, SmoothBursty};
 pub(crate) struct Asked {
     policy: SmoothBursty,
     pub(crate) times: AtomicUsize,
-    /// How often it weighed a request.
+    /// The number of requests weighed.
     pub(crate) weighed: AtomicUsize,
-    /// At the question of this number it panics.
+    /// The number of the call at which it panics.
     pub(crate) panics_at: AtomicUsize,
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 
-/// A number, or one of the words for what JSON has no number for.
+/// A number, or one of the words for numbers that JSON does not have.
 pub(crate) fn float<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

@@ -1,25 +1,25 @@
 //! The reference model: Guava's `RateLimiter`, both kinds, written from the formulas in
 //! `tests/golden/guava/README.md`.
 //!
-//! It is slow and simple: permits are floats, no value is precomputed, and no state is shared. The
-//! tick is a parameter. At a million ticks a second it gives Guava's answers to the microsecond. At
-//! finer ticks it is Guava in nearly real arithmetic. Guava's defects (class `quirk` in the traces)
-//! are not modelled: sums saturate instead of wrapping.
+//! The model is slow and simple: permits are floats, no value is precomputed, and no state is
+//! shared. The tick is a parameter. At a million ticks a second it gives Guava's results to the
+//! microsecond. At finer ticks it is Guava in nearly real arithmetic. Guava's defects (class
+//! `quirk` in the traces) are not modelled: sums saturate instead of wrapping.
 
 /// The resolution of time, and where time ends.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticks {
     pub(crate) per_second: f64,
-    /// Times saturate here: the debt of a limiter that is never free again.
+    /// Times saturate here: the debt of a limiter that never has a free permit again.
     pub(crate) limit: i128,
 }
 
 impl Ticks {
-    /// The ticks of the policies: 1/16 ns, as many of them as a `u64` holds, less the 2^60 before
-    /// time zero.
+    /// The ticks of the policies: 1/16 ns, as many as a `u64` holds, less the 2^60 before time
+    /// zero.
     pub(crate) const PRODUCTION: Ticks = Ticks { per_second: 16e9, limit: u64::MAX as i128 - (1 << 60) };
 
-    /// The policies' ticks in a nanosecond.
+    /// The number of the policies' ticks in a nanosecond.
     pub(crate) const PER_NANO: i128 = 16;
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Guava {
 }
 
 impl Guava {
-    /// A limiter made at the time `at`.
+    /// Creates a limiter at the time `at`.
     pub(crate) fn new(ticks: Ticks, kind: Kind, rate: f64, at: i128) -> Guava {
         let mut limiter =
             Guava { ticks, kind, interval: 0.0, stored: 0.0, max: 0.0, threshold: 0.0, slope: 0.0, next: 0 };
@@ -90,17 +90,18 @@ impl Guava {
         };
     }
 
-    /// The rate as Guava tells it, computed back from the interval.
+    /// Returns the rate as Guava reports it, computed back from the interval.
     pub(crate) fn rate(&self) -> f64 {
         self.ticks.per_second / self.interval
     }
 
-    /// When the next request is granted; in the past if it is granted at once.
+    /// Returns when the next request is granted; in the past if it is granted at once.
     pub(crate) fn next(&self) -> i128 {
         self.next
     }
 
-    /// Whether a request that waits no longer than `timeout` is granted. Its size does not matter.
+    /// Returns whether a request that waits no longer than `timeout` is granted. Its size does not
+    /// matter.
     pub(crate) fn grants_within(&self, at: i128, timeout: i128) -> bool {
         self.next - timeout.max(0) <= at
     }
@@ -117,24 +118,24 @@ impl Guava {
         wait
     }
 
-    /// The permits stored, as the ticks it takes to store them.
+    /// Returns the permits stored, as the ticks it takes to store them.
     pub(crate) fn coldness(&self) -> f64 {
         if self.stored == 0.0 { 0.0 } else { self.stored * self.ticks_per_stored() }
     }
 
-    /// The ticks it takes to store `n` permits.
+    /// Returns the ticks it takes to store `n` permits.
     pub(crate) fn ticks_of_coldness(&self, n: u32) -> f64 {
         f64::from(n) * self.ticks_per_stored()
     }
 
-    /// By how many ticks the price of a warming-up permit exceeds the interval, for a tick of
-    /// coldness.
+    /// Returns by how many ticks the cost of a warming-up permit exceeds the interval, for a tick
+    /// of coldness.
     pub(crate) fn surcharge_slope(&self) -> f64 {
         let above = self.stored - self.threshold;
         if above > 0.0 && self.interval > 0.0 { above * self.slope / self.ticks_per_stored() } else { 0.0 }
     }
 
-    /// Throws the saved permits away.
+    /// Discards the saved permits.
     pub(crate) fn forget_stored(&mut self) {
         self.stored = 0.0;
     }
@@ -142,13 +143,13 @@ impl Guava {
     /// Saves the time since the last grant was paid for.
     fn resync(&mut self, at: i128) {
         if at > self.next {
-            // Java's `min` keeps a NaN where Rust's drops it. No wait tells the difference.
+            // Java's `min` keeps a NaN where Rust's drops it. No wait shows the difference.
             self.stored = self.max.min(self.stored + (at - self.next) as f64 / self.ticks_per_stored());
             self.next = at;
         }
     }
 
-    /// How long it takes to save one permit.
+    /// Returns how long it takes to save one permit.
     fn ticks_per_stored(&self) -> f64 {
         match self.kind {
             Kind::Bursty { .. } => self.interval,
@@ -156,7 +157,7 @@ impl Guava {
         }
     }
 
-    /// What saved permits cost: nothing, or the area under the price curve.
+    /// Returns the cost of saved permits: nothing, or the area under the cost curve.
     fn stored_cost(&self, take: f64) -> i128 {
         if let Kind::Bursty { .. } = self.kind {
             return 0;
@@ -173,7 +174,7 @@ impl Guava {
         cost + self.cut(self.interval * rest)
     }
 
-    /// Whole ticks, toward zero, saturating; not a number is 0, as in Java.
+    /// Truncates to whole ticks toward zero, saturating; not a number is 0, as in Java.
     #[allow(clippy::cast_possible_truncation)]
     fn cut(&self, ticks: f64) -> i128 {
         (ticks as i128).min(self.ticks.limit)

@@ -1,4 +1,4 @@
-//! A manual clock that runs code at one of its readings: as another thread may, at that moment.
+//! A manual clock that runs code at one of its readings, as another thread may at that moment.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tidegate::clock::ManualSleep;
 use tidegate::{Clock, ManualClock, Nanos, Timer};
 
-/// How many readings come before, and what runs then.
+/// The number of readings before the code runs, and the code.
 type Hook = (usize, Box<dyn FnOnce() + Send>);
 
 #[derive(Clone, Default)]
@@ -16,7 +16,7 @@ pub(crate) struct Hooked {
 }
 
 impl Hooked {
-    /// Runs the code at the reading after so many others. Replaces code that has not run.
+    /// Runs the code at the reading after `readings` others. Replaces code that has not run.
     pub(crate) fn after_readings(&self, readings: usize, run: impl FnOnce() + Send + 'static) {
         *self.hook.lock().unwrap_or_else(PoisonError::into_inner) = Some((readings, Box::new(run)));
     }

@@ -1,4 +1,4 @@
-//! A timer that is late by a script: a manual clock with sleeps that end later than they should.
+//! A timer that is late by a script: a manual clock whose sleeps end later than they should.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ pub(crate) struct LateTimer {
 
 #[derive(Debug)]
 struct Script {
-    /// In nanoseconds; begun anew at the end.
+    /// In nanoseconds; repeated from the start after the last one.
     lates: Vec<u64>,
     next: usize,
 }
@@ -25,7 +25,7 @@ impl LateTimer {
         LateTimer { clock, script: Arc::new(Mutex::new(Script { lates, next: 0 })) }
     }
 
-    /// When the next sleep until `at` ends.
+    /// Returns when the next sleep until `at` ends.
     fn end(&self, at: Nanos) -> Nanos {
         let mut script = self.script.lock().expect("no panic");
         let late = script.lates[script.next];

@@ -1,5 +1,5 @@
-//! Event loops that a test stalls and ends: a manual clock with sleeps that belong to numbered
-//! loops.
+//! Runtimes that a test stalls and ends: a manual clock with sleeps that belong to numbered
+//! runtimes.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -17,13 +17,13 @@ pub(crate) struct Loops {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The loop that runs the test's code right now.
+    /// The runtime that is running the test's code.
     current: Option<u32>,
     stalled: BTreeSet<u32>,
     ended: BTreeSet<u32>,
-    /// The timer of these loops panics the next time it is used.
+    /// The runtimes whose timers panic the next time they are used.
     panics: BTreeSet<u32>,
-    /// The wakers left with each loop's timer.
+    /// The wakers registered with each runtime's timer.
     wakers: Vec<(u32, Waker)>,
     /// How often the timers have called a waker.
     rings: usize,
@@ -34,27 +34,27 @@ impl Loops {
         Loops { clock, state: Arc::default() }
     }
 
-    /// Runs in this loop from now on, or in none.
+    /// Makes this runtime, or none, run the test's code from now on.
     pub(crate) fn enter(&self, current: impl Into<Option<u32>>) {
         self.lock().current = current.into();
     }
 
-    /// The loop's timer wakes no task from now on.
+    /// Stalls a runtime: its timer wakes no task from now on.
     pub(crate) fn stall(&self, name: u32) {
         self.lock().stalled.insert(name);
     }
 
-    /// How often the loops' timers have called a waker.
+    /// Returns how often the runtimes' timers have called a waker.
     pub(crate) fn rings(&self) -> usize {
         self.lock().rings
     }
 
-    /// The loop's timer panics the next time it is used.
+    /// Makes the runtime's timer panic the next time it is used.
     pub(crate) fn panic_once(&self, name: u32) {
         self.lock().panics.insert(name);
     }
 
-    /// The loop ends. Its timer wakes every task one last time, as tokio's does.
+    /// Ends a runtime. Its timer wakes every task one last time, as tokio's does.
     pub(crate) fn end(&self, name: u32) {
         let mut state = self.lock();
         state.ended.insert(name);
@@ -99,11 +99,11 @@ pub(crate) struct LoopSleep {
     loops: Loops,
     name: u32,
     sleep: ManualSleep,
-    /// Polled after its loop had ended.
+    /// Whether the sleep was polled after its runtime had ended.
     gone: bool,
 }
 
-/// A waker that a stalled loop does not call.
+/// A waker that a stalled runtime does not call.
 struct Through {
     loops: Loops,
     name: u32,

@@ -37,7 +37,7 @@ pub(crate) fn without_burst(rate: Rate) -> (Limiter, ManualClock) {
 
 pub(crate) type Bucket = RateLimiter<TokenBucket, ManualClock>;
 
-/// A full bucket of so many permits per second.
+/// A full bucket of `per_second` permits per second.
 pub(crate) fn bucket(clock: &ManualClock, per_second: u64, burst: u32) -> Bucket {
     bucket_at(clock, Rate::per_second(per_second), burst)
 }
@@ -72,7 +72,7 @@ pub(crate) fn estimate<P: Policy, C: Timer>(
     Ok(place)
 }
 
-/// Costs in the order of the members, for tests that draw them as numbers.
+/// Returns costs in the order of the members, for tests that generate them as numbers.
 pub(crate) fn costs<'a, C: Timer>(all: &'a AllOf<C>, costs: &[u32]) -> AllRequest<'a> {
     assert_eq!(all.names().count(), costs.len());
     all.names().zip(costs.iter().copied()).collect()

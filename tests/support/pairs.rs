@@ -1,11 +1,11 @@
-//! Policies of which two are one.
+//! Policies from which pairs are made.
 
 use tidegate::AnyPolicy;
 use tidegate::policy::Both;
 
 pub(crate) type Two = Both<AnyPolicy, AnyPolicy>;
 
-/// Each grants five permits at once at some time.
+/// Each policy grants five permits at once at some time.
 pub(crate) const KINDS: [&str; 12] = [
     "smooth_bursty 5/s",
     "smooth_bursty 4/s max_burst 4s start_full",
@@ -21,7 +21,8 @@ pub(crate) const KINDS: [&str; 12] = [
     "smooth_warming_up 5/s warm_up 2s",
 ];
 
-/// The last two keep something of an undone grant: when a window began, and how cold it was.
+/// The last two policies keep a trace of an undone grant: when a window started, and how cold the
+/// policy was.
 pub(crate) const EXACT: usize = KINDS.len() - 2;
 
 pub(crate) fn kind(which: usize) -> AnyPolicy {

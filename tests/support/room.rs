@@ -1,15 +1,15 @@
-//! The least room since each grant of one state, from all moments in a list. It is the argument
-//! that a caller of a policy alone gives to [`Policy::undo`](tidegate::Policy::undo).
+//! The least room since each grant of one state, from all moments in a list. A caller that uses a
+//! policy directly passes it to [`Policy::undo`](tidegate::Policy::undo).
 
 use tidegate::{Nanos, Policy};
 
 #[derive(Default)]
 pub(crate) struct Rooms {
-    /// The room at each look, less what was undone since of grants that were there.
+    /// The room at each moment, less the permits undone since of grants made before it.
     moments: Vec<u64>,
-    /// The level of the state after the last look.
+    /// The level of the state after the last moment.
     level: u64,
-    /// How many looks there were when something else than a grant happened last.
+    /// The number of moments when something other than a grant last happened.
     touched: usize,
 }
 
@@ -18,15 +18,15 @@ impl Rooms {
         self.moments.push(self.level.saturating_sub(policy.full_level(now)));
     }
 
-    /// Returns what to undo the grant with.
+    /// Returns the value that undoes the grant.
     pub(crate) fn granted<P: Policy>(&mut self, policy: &P, now: Nanos, charge: P::Charge) -> usize {
         self.look(policy, now);
         self.level = policy.moved(charge).1;
         self.moments.len()
     }
 
-    /// Before a refund or a change by the old terms; `then` is the refund or the change, and
-    /// returns the level it left.
+    /// Called before a refund or a change, by the old terms; `then` is the refund or the change,
+    /// and returns the level it left.
     pub(crate) fn touch<P: Policy>(&mut self, policy: &P, now: Nanos, then: impl FnOnce() -> u64) {
         self.look(policy, now);
         self.level = then();

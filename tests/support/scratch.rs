@@ -1,9 +1,9 @@
-//! Recordings that a test makes itself.
+//! Recordings that a test writes itself.
 
 use std::error::Error;
 use std::path::Path;
 
-/// Runs `work` on a directory that holds one file of this content, `a.jsonl`.
+/// Runs `work` on a directory that contains one file with this content, `a.jsonl`.
 pub(crate) fn with_file<R>(
     name: &str,
     content: &str,

@@ -5,14 +5,14 @@ use serde::Deserialize;
 
 use crate::float::float;
 
-/// One recorded limiter and what was asked of it.
+/// One recorded limiter and the calls made to it.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Trace {
     pub(crate) id: String,
     pub(crate) class: Class,
     #[serde(flatten)]
     pub(crate) limiter: Limiter,
-    /// The clock's reading when the limiter was made.
+    /// The clock's reading when the limiter was created.
     pub(crate) start_us: i64,
     pub(crate) ops: Vec<Op>,
 }
@@ -39,8 +39,8 @@ pub(crate) enum Limiter {
         #[serde(deserialize_with = "float")]
         permits_per_second: f64,
         warmup_us: i64,
-        /// The whole warm-up, where it is not a whole number of microseconds: then Guava cut it to
-        /// `warmup_us`.
+        /// The exact warm-up, where it is not a whole number of microseconds: then Guava truncated
+        /// it to `warmup_us`.
         warmup_ns: Option<i64>,
         #[serde(deserialize_with = "float")]
         cold_factor: f64,
@@ -78,6 +78,6 @@ pub(crate) enum Call {
         #[serde(deserialize_with = "float")]
         rate: f64,
     },
-    /// The clock moved; every other operation tells where it then stands.
+    /// The clock moved; every other operation reports the resulting time.
     Advance {},
 }

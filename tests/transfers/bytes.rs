@@ -33,7 +33,7 @@ fn refusal(error: &io::Error) -> Option<Refusal> {
     error.get_ref()?.downcast_ref::<AllRefusal>()?.refusal()
 }
 
-/// Takes at most so many bytes in a write, and none while it is full.
+/// Takes at most `most` bytes in a write, and none while it is full.
 #[derive(Clone, Default)]
 struct Peer {
     taken: Arc<Mutex<Vec<u8>>>,
@@ -101,14 +101,14 @@ fn a_write_waits_for_its_chunk_and_a_dropped_writer_leaves_no_trace() {
     clock.advance(Duration::from_millis(424));
     assert!(write.is_woken());
     drop(write);
-    // A shorter one takes the place, and the rest of the chunk comes back.
+    // A shorter write takes over the reservation, and the rest of the chunk is given back.
     assert_eq!(assert_ready_ok!(spawn(writer.write(&[3; 12])).poll()), 12);
     assert_eq!(limiter.status().available, 500);
     let mut write = spawn(writer.write(&[4; 10_000]));
     assert_pending!(write.poll());
     drop(write);
     assert_eq!(limiter.status().waiting, 1, "it keeps its place");
-    // Neither waits.
+    // Neither call waits.
     assert_ready_ok!(spawn(writer.flush()).poll());
     assert_ready_ok!(spawn(writer.shutdown()).poll());
     assert_eq!(limiter.status().waiting, 0);
@@ -152,7 +152,7 @@ fn what_was_read_is_paid_before_the_next_read() {
     clock.advance(Duration::from_millis(424));
     assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 76);
     clock.advance(Duration::from_millis(76));
-    // Once the last bytes are paid for, the end costs nothing.
+    // Once the last bytes are paid for, the end of the stream costs nothing.
     assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 0);
     assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), 0);
     assert_eq!(limiter.status().available, 0);
@@ -208,7 +208,7 @@ fn lines_are_charged_as_they_are_consumed() {
     assert_eq!(limiter.status().available, 996);
     assert_eq!(assert_ready_ok!(spawn(reader.read_line(&mut line)).poll()), 6);
     assert_eq!((line.as_str(), limiter.status().available), ("one\nthree\n", 990));
-    // In two parts, without a look in between.
+    // In two parts, without checking the buffer in between.
     let mut reader = Throttled::new(text).limit_reads(limiter.clone());
     assert_eq!(assert_ready_ok!(spawn(reader.fill_buf()).poll()), text);
     reader.consume(3);
@@ -219,8 +219,8 @@ fn lines_are_charged_as_they_are_consumed() {
 
 #[test]
 fn a_buffer_that_is_consumed_in_parts_waits_as_one_that_is_consumed_at_once() {
-    // The second part gave up the place of the first one and charged both, so the next look at the
-    // buffer did not wait, and the debt grew without bound.
+    // Bug: the second part gave up the reservation of the first one and charged both. So the next
+    // check of the buffer did not wait, and the debt grew without bound.
     for parts in [[100, 0], [1, 99], [0, 100]] {
         let (limiter, clock) = bucket(1000, 100);
         let text = vec![1; 1000];
@@ -282,7 +282,7 @@ fn the_chunk_follows_the_rate_and_the_burst() -> Result<(), Box<dyn std::error::
     assert_eq!(sizes, [10_000; 12]);
     limiter.change(Change::rate(Rate::per_second(100_000)).burst(700))?;
     sizes.clear();
-    // The unpaid chunk does not fit any more, and is paid for in smaller ones.
+    // The unpaid chunk no longer fits, and is paid for in smaller chunks.
     for _ in 0..3 {
         read(&mut sizes)?;
     }
@@ -301,8 +301,7 @@ fn a_chunk_is_no_larger_than_it_may_be() {
             assert_eq!(assert_ready_ok!(spawn(reader.read(&mut buffer)).poll()), chunk);
         }
     }
-    // A hundredth of a second is 100,000 bytes, of which a chunk has 65,536 unless it may be
-    // larger.
+    // A hundredth of a second is 100,000 bytes. A chunk has 65,536 of them unless it may be larger.
     let (limiter, _) = bucket(10_000_000, 1_000_000);
     let mut buffer = vec![0; 200_000];
     for (most, chunk) in [(None, 65_536), (Some(80_000), 80_000), (Some(u32::MAX), 100_000)] {
@@ -327,7 +326,7 @@ fn each_of_several_limits_is_charged() {
     assert_eq!(assert_ready_ok!(write.poll()), 138);
 }
 
-/// Reads with a buffer of this size for this long, and returns how many bytes came.
+/// Reads with a buffer of this size for this long, and returns how many bytes were read.
 async fn greedy(limiter: RateLimiter<TokenBucket, TokioClock>, size: usize, span: Duration) -> u64 {
     let mut reader = Throttled::new(tokio::io::repeat(7)).limit_reads(limiter);
     let (mut buffer, mut bytes) = (vec![0; size], 0);
@@ -349,14 +348,14 @@ async fn large_buffers_get_no_larger_share() {
         shares.push(read.await.expect("no panic"));
     }
     let all: u64 = shares.iter().sum();
-    // The burst, and a chunk for each.
+    // The burst, and a chunk for each reader.
     assert!((10_000_000..=10_050_000).contains(&all), "{all}");
     let (least, most) = (shares.iter().min(), shares.iter().max());
-    // The first one has the burst, and then they take turns.
+    // The first reader has the burst, and then they take turns.
     assert!(most.zip(least).is_some_and(|(most, least)| most - least <= 30_000), "{shares:?}");
 }
 
-/// The limiter refuses a chunk that is larger than the new burst. It ended the transfer.
+/// Bug: the limiter refuses a chunk that is larger than the new burst, and that ended the transfer.
 #[test]
 fn a_smaller_burst_makes_the_chunk_smaller_that_waits() {
     let (limiter, clock) = bucket(1000, 512);
@@ -378,7 +377,7 @@ fn a_smaller_burst_makes_the_chunk_smaller_that_waits() {
     assert_pending!(read.poll());
     limiter.change(Change::only_burst(10)).expect("a bucket");
     assert!(read.is_woken());
-    // All that was read is paid for, in smaller chunks.
+    // Everything that was read is paid for, in smaller chunks.
     assert_pending!(read.poll());
     for _ in 0..9 {
         clock.advance(Duration::from_millis(10));
@@ -418,7 +417,7 @@ async fn both_ways_share_a_limit_and_the_bytes_arrive() -> io::Result<()> {
     Ok(())
 }
 
-/// A clock for reads that come at any time: what a reader had by when.
+/// Reads at arbitrary times. Returns the number of bytes read by each time.
 async fn read_all(
     limiter: RateLimiter<TokenBucket, TokioClock>,
     sizes: &[usize],
@@ -439,7 +438,8 @@ async fn read_all(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// In any span no more is read than the burst, what comes in meanwhile, and one chunk.
+    /// In any stretch of time no more is read than the burst, the permits accrued meanwhile, and
+    /// one chunk.
     #[test]
     fn reads_are_bounded_in_any_span(
         per_second in 1_000u64..5_000_000,

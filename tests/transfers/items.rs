@@ -67,7 +67,7 @@ fn a_stream_that_is_dropped_leaves_no_trace() {
     assert_pending!(first.poll_next());
     let mut second = spawn(stream::repeat(()).rate_limited(limiter.clone()));
     assert_pending!(second.poll_next());
-    // Granted, and not seen.
+    // Granted, but not yet seen by the caller.
     clock.advance(Duration::from_millis(100));
     assert!(first.is_woken());
     drop(first);
@@ -167,13 +167,13 @@ fn streams_of_one_limiter_take_turns() {
         for stream in &mut streams {
             if let Poll::Ready(Some(Ok(n))) = stream.poll_next() {
                 came.push(n);
-                // Waits for the next one, behind the others.
+                // Waits for the next item, behind the other streams.
                 assert_pending!(stream.poll_next());
             }
         }
         clock.advance(Duration::from_millis(100));
     }
-    // The first one waits for its second item before the others have begun.
+    // The first stream waits for its second item before the others have started.
     assert_eq!(came, [0, 0, 1, 2, 0, 1, 2, 0, 1]);
 }
 

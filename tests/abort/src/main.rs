@@ -1,8 +1,8 @@
-//! Waits that outlive their event loop, in a program in which a panic ends the process:
+//! Waits that outlive their runtime, in a program in which a panic ends the process:
 //!
 //! `cargo run --profile abort -p tidegate-abort`
 //!
-//! Any panic, also one that a library would catch, ends it without the last line.
+//! Any panic, even one that a library would catch, ends it before the last line is printed.
 
 use std::pin::pin;
 use std::task::{Context, Waker};
@@ -19,14 +19,14 @@ fn multi_thread() -> Runtime {
     Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
 
-/// Polls a wait once in a runtime, ends the runtime, and goes on with the limiter in another one
-/// and in none.
+/// Polls a wait once in a runtime, ends the runtime, and continues to use the limiter in another
+/// runtime and in none.
 fn outlive(runtime: Runtime, other: Runtime) {
     let limiter = RateLimiter::new(TokenBucket::new(Rate::per_hour(1), 1));
     limiter.try_acquire().expect("the first");
     let mut context = Context::from_waker(Waker::noop());
     let mut wait = pin!(limiter.acquire());
-    // One that is polled in a task, and one that outlives it.
+    // One wait that is polled in a task, and one that outlives the task.
     let non_blocking = limiter.clone();
     runtime.spawn(async move { non_blocking.acquire().await });
     runtime.block_on(async {
@@ -44,7 +44,7 @@ fn outlive(runtime: Runtime, other: Runtime) {
     limiter.refund(0);
     assert!(limiter.try_acquire().is_err());
     assert!(limiter.blocking_acquire_many(Request::permits(1).within(Duration::ZERO)).is_err());
-    // A loop that lives serves it.
+    // A running runtime serves it.
     other.block_on(async {
         assert!(wait.as_mut().poll(&mut context).is_pending());
         limiter.set_rate(Rate::per_hour(3));

@@ -10,11 +10,11 @@ use tidegate::{KeyedRateLimiter, ManualClock, Rate, Refusal, TokenBucket, WhenKe
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
 
-/// Without optimization it takes ten times as long.
+/// Without optimization the test takes ten times as long.
 const KEYS: u32 = if cfg!(debug_assertions) { 10_000 } else { 100_000 };
 const FLOOD: u32 = if cfg!(debug_assertions) { 10 * KEYS } else { 100 * KEYS };
 
-/// A full table: every key took its permit, and has to wait for an hour.
+/// A full table: every key has taken its permit, and must wait for an hour.
 fn limited() -> (KeyedRateLimiter<u64, TokenBucket, ManualClock>, ManualClock) {
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_hour(1), 1);
@@ -22,7 +22,8 @@ fn limited() -> (KeyedRateLimiter<u64, TokenBucket, ManualClock>, ManualClock) {
     (KeyedRateLimiter::with_clock(policy, max_keys, clock.clone()), clock)
 }
 
-/// Floods it with so many. Returns how many were granted, and by how many bytes memory grew.
+/// Floods the table with `count` new keys. Returns how many were granted, and by how many bytes
+/// memory grew.
 fn flood(keys: &KeyedRateLimiter<u64, TokenBucket, ManualClock>, count: u32) -> (u32, isize) {
     let mut random = SmallRng::seed_from_u64(1);
     let region = Region::new(ALLOCATOR);
@@ -33,7 +34,7 @@ fn flood(keys: &KeyedRateLimiter<u64, TokenBucket, ManualClock>, count: u32) -> 
     (u32::try_from(granted).expect("it fits"), grown)
 }
 
-/// One test, since the allocator counts for all.
+/// One test, because the allocator counts for the whole process.
 #[test]
 fn a_flood_neither_grows_memory_nor_frees_a_limited_key() {
     for choice in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::EvictLeastUsed] {
@@ -52,7 +53,7 @@ fn a_flood_neither_grows_memory_nor_frees_a_limited_key() {
         if choice != WhenKeysFull::EvictLeastUsed {
             assert!((0..KEYS).all(is_limited), "{choice:?}: all are still known, and limited");
         }
-        // An hour later the known ones make room, step by step, and memory does not grow for it.
+        // An hour later the known keys make room, step by step, and memory does not grow for that.
         clock.advance(std::time::Duration::from_secs(3600));
         let (granted, grown) = flood(&keys, 4 * KEYS);
         assert!(granted >= KEYS, "{choice:?}: {granted} found room");

@@ -1,6 +1,6 @@
-//! The files of `tidegate-redis` that have loom models, and the models. They are compiled here,
-//! since all that a package uses is built anew with the cfg of the models, and a client of a server
-//! takes a minute.
+//! The files of `tidegate-redis` that have loom models, and the models. They are compiled here
+//! because the cfg of the models rebuilds all dependencies of a package, and a Redis client takes a
+//! minute.
 #![cfg(all(test, tidegate_loom))]
 #![expect(dead_code, reason = "the models use a part of each file")]
 
