@@ -1,4 +1,4 @@
-//! A counting limit alone, as a limiter of any kind.
+//! A single counting limit behind an `AnyLimiter`.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -116,7 +116,7 @@ fn a_request_of_any_kind_is_answered() -> Result<(), AllRefusal> {
     Ok(())
 }
 
-/// Writes down what it is told, without times.
+/// Records each event, without times.
 #[derive(Default)]
 struct Log(Mutex<Vec<String>>);
 
@@ -125,7 +125,7 @@ impl Log {
         self.0.lock().expect("no panic").push(text);
     }
 
-    /// What was told since the last time.
+    /// Returns the events since the last call.
     fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().expect("no panic"))
     }
@@ -161,7 +161,7 @@ impl Events for Log {
 fn the_observer_of_the_limit_is_told_of_each_call_once() -> Result<(), AllRefusal> {
     let (any, calls) = limited(3);
     let log = Arc::new(Log::default());
-    // After the handle was made, and by another clone.
+    // After the handle was made, through another clone.
     assert!(calls.observe(log.clone()));
     let held = (any.try_acquire_many(2)?, any.try_acquire_many(Request::up_to(10))?);
     assert!(any.try_acquire_many(2).is_err() && any.try_acquire_many(4).is_err());

@@ -1,4 +1,5 @@
-//! Limiters without type parameters: each call does as the call of the limiter behind it.
+//! Limiters without type parameters: each call has the same effect as the call of the limiter
+//! behind the handle.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use tidegate::{
     CountingLimit, Grant, Limiter, ManualClock, Pause, Place, RateLimiter, Refusal, Request, TokenBucket,
 };
 
-/// What a call, or the passing of time, does.
+/// A call, or the passing of time.
 #[derive(Clone, Debug)]
 enum Act {
     Try(u32),
@@ -51,7 +52,7 @@ fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {
     std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Plays the acts through a handle, and tells what each of them answered.
+/// Plays the acts through a handle, and returns the result of each act.
 fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
     let mut places: Vec<AnyReservation> = Vec::new();
     let play = |act: &Act| match *act {
@@ -91,7 +92,7 @@ fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<Stri
     acts.iter().map(play).collect()
 }
 
-/// These acts through the limiter itself.
+/// Plays the acts through the limiter itself.
 fn play(limiter: &RateLimiter<TokenBucket, ManualClock>, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
     let mut places = Vec::new();
     let refused = |refusal: Refusal| AllRefusal::from(refusal);
@@ -200,7 +201,7 @@ fn a_composite_settles_by_name() {
     let place = any.reserve([("tokens", 100)]).expect("there");
     let refusal = place.settle([("tonkes", 1)]).expect_err("no member");
     assert_eq!(refusal.to_string(), r#""tonkes" is not a member: the members are "calls", "tokens""#);
-    // The place was not claimed, and is given up.
+    // The reservation was not claimed, and is given up.
     assert_eq!((calls.status().available, tokens.status().available), (9, 700));
 }
 
@@ -247,7 +248,7 @@ fn a_single_limiter_is_named_limit() {
         assert_eq!(any.reserve(costs).expect_err("no member").to_string(), unknown);
     }
     assert_eq!(any.try_acquire_many([("limit", 3)]).map(|permits| permits.permits()), Ok(3));
-    // The last cost counts, and a named limit is given all or nothing.
+    // The last cost counts, and a request that names the limit is granted in full or refused.
     let named = AllRequest::from(Request::up_to(9)).cost("limit", 1).cost("limit", 2);
     assert_eq!(any.try_acquire_many(named).map(|permits| permits.permits()), Ok(2));
     assert!(any.try_acquire_many([("limit", 6)]).is_err());
@@ -325,7 +326,7 @@ async fn a_wait_through_a_handle_can_be_dropped() {
     assert!(matches!(late, Err(AllRefusal::Queue { refusal: Refusal::Limited { .. }, .. })));
 }
 
-/// A limiter of another crate: a number of permits that are given back.
+/// A limiter of another crate: it counts permits, which are given back.
 #[derive(Debug, Default)]
 struct Foreign(Arc<AtomicU32>);
 
@@ -397,7 +398,7 @@ fn a_limiter_of_another_crate_gives_back_what_it_holds() {
     assert_eq!(used.load(Ordering::Relaxed), 0);
 }
 
-/// A place of another crate, which knows no more than how to be polled.
+/// A reservation of another crate, which supports only polling.
 struct ForeignPlace(AnyReservation);
 
 impl Future for ForeignPlace {
@@ -456,7 +457,8 @@ fn a_thread_is_told_what_its_claim_left() -> Result<(), AllRefusal> {
 
 #[test]
 fn a_place_that_passed_without_permits_tells_none() -> Result<(), AllRefusal> {
-    // The places of several limits and of permits in use told the number that was asked for.
+    // Bug: the reservations of several limits and of permits in use reported the number that was
+    // requested.
     let clock = ManualClock::new();
     let alone = bucket(&clock, 1, 1);
     let both = AllOf::new("rate", &bucket(&clock, 1, 1)).with("other", &bucket(&clock, 1, 1));

@@ -1,5 +1,5 @@
 //! Composites by example: which requests are refused, which wait, and what they leave behind. All
-//! on the manual clock.
+//! tests use the manual clock.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Refused by this member, for so long.
+/// Asserts that this member refuses the request, for `retry_after`.
 #[track_caller]
 fn assert_limited<T: std::fmt::Debug>(answer: Result<T, AllRefusal>, name: &str, retry_after: Duration) {
     let refusal = answer.expect_err("refused");
     assert_eq!((refusal.member(), refusal.retry_after()), (Some(name), Some(retry_after)));
 }
 
-/// 1 per second and 1 per `other`, both without a burst, both used up.
+/// Returns limiters of 1 per second and 1 per `other`, both without a burst, both used up.
 fn used_up(clock: &ManualClock, other: Duration) -> (Bucket, Bucket, AllOf<ManualClock>) {
     let a = bucket(clock, 1, 1);
     let b = bucket_at(clock, Rate::new(1, other).expect("a rate"), 1);
@@ -45,8 +45,8 @@ fn ten_per_second_and_a_hundred_per_minute() -> Result<(), AllRefusal> {
             clock.advance(100 * MS);
         }
     }
-    // A burst and the second's pace; after 100 and what came in meanwhile, the minute's: one each
-    // 600 ms.
+    // The burst, then the pace of the limit per second. After the first 100 permits and what
+    // accrued meanwhile, the pace of the limit per minute: one per 600 ms.
     assert_eq!(granted[..12], [19, 10, 10, 10, 10, 10, 10, 10, 10, 10, 9, 1]);
     assert_eq!(granted.iter().sum::<u32>(), 100 + 299 / 6);
     Ok(())
@@ -70,7 +70,8 @@ fn awaited_it_is_paced_by_the_second_and_then_by_the_minute() {
         let permits = assert_ready_ok!(wait.poll());
         times.push(permits.waited());
     }
-    // Polled late: they say when they saw it. When they were granted, the limiters say.
+    // The futures are polled late, so `waited` shows when the grant was seen. The limiters' status
+    // shows when it was made.
     assert_eq!(times.len(), 40);
     assert_eq!(minute.status().available, 10);
 }
@@ -173,7 +174,7 @@ fn a_freed_permit_in_use_wakes_a_waiter() {
     let (mut first, mut second) = (waiting_for_all(both.acquire()), waiting_for_all(both.acquire()));
     clock.advance(SECOND);
     assert!(!first.is_woken());
-    // Its wait costs the rate nothing.
+    // Its wait takes no permits of the rate.
     assert_eq!(rate.status().available, 10);
     drop(permits);
     assert!(first.is_woken() && !second.is_woken());
@@ -253,7 +254,7 @@ fn a_leaked_wait_holds_up_no_request_beyond_its_turn() {
 fn a_composite_that_is_gone_with_leaked_waits_leaves_no_seats() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, Duration::from_secs(3600));
-    // Its gate lives on in the leaked future, and is served in its turn.
+    // Its gate lives on in the leaked future, and is served in order.
     std::mem::forget(waiting_for_all(both.acquire()));
     drop(both);
     clock.advance(SECOND);
@@ -264,7 +265,7 @@ fn a_composite_that_is_gone_with_leaked_waits_leaves_no_seats() {
     assert!(b.try_acquire().is_ok() && a.try_acquire().is_ok());
 }
 
-/// A composite waits an hour for one member. The other member goes on as if no request waited.
+/// A composite waits an hour for one member. The other member works as if no request waited.
 #[test]
 fn a_wait_for_one_member_does_not_hold_up_the_other() {
     let clock = ManualClock::new();
@@ -276,7 +277,7 @@ fn a_wait_for_one_member_does_not_hold_up_the_other() {
         clock.advance(SECOND);
         assert_ready_ok!(plain.poll());
     }
-    // Only the last permit before its time is kept for it.
+    // Only the last permit before the composite's time is kept for it.
     assert_pending!(wait.poll());
     let mut plain = spawn(a.acquire());
     assert_pending!(plain.poll());
@@ -291,7 +292,8 @@ fn a_wait_for_one_member_does_not_hold_up_the_other() {
     assert_ready_ok!(plain.poll());
 }
 
-/// Two members with permits that never coincide, each with plain waiters all the time.
+/// Two members with permits that are never available at the same time, each with plain waiters all
+/// the time.
 #[test]
 fn a_composite_does_not_starve() {
     let clock = ManualClock::new();
@@ -319,7 +321,7 @@ fn a_composite_does_not_starve() {
     drop(assert_ready_ok!(wait.poll()));
 }
 
-/// Earlier waiters go first, later waiters last, and a `try_` overtakes no waiter.
+/// Waiters are served in order, and a `try_` overtakes no waiter.
 #[test]
 fn it_stands_in_the_line_of_each_member() {
     let clock = ManualClock::new();
@@ -331,7 +333,8 @@ fn it_stands_in_the_line_of_each_member() {
     assert_pending!(behind.poll());
     clock.advance(SECOND);
     assert_ready_ok!(before.poll());
-    // One of `b` is due that the composite cannot use yet, and it is there again in time.
+    // A permit of `b` is due that the composite cannot use yet, and another permit is available in
+    // time.
     assert_ready_ok!(behind.poll());
     assert_eq!(a.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
     clock.advance(SECOND - MS);
@@ -380,7 +383,7 @@ fn changes_and_refunds_of_a_member_act_now() {
     assert_ready_ok!(other.poll());
     b.set_rate(Rate::per_second(2));
     one = waiting_for_all(both.acquire());
-    // There again in time.
+    // Another permit is available in time.
     assert!(b.try_acquire().is_ok());
     b.set_rate(Rate::ZERO);
     clock.advance(10 * SECOND);
@@ -421,8 +424,8 @@ fn with_a_member_that_is_shut_no_other_request_is_held_up() {
     }
 }
 
-/// Many composites wait an hour each, all at one limiter. The limiter serves all other requests,
-/// and then the composites in order.
+/// Many composites wait an hour each, all for a shared limiter. The limiter serves all other
+/// requests, and then the composites in order.
 #[test]
 fn many_composites_do_not_hold_up_a_shared_member() {
     let clock = ManualClock::new();
@@ -447,7 +450,7 @@ fn many_composites_do_not_hold_up_a_shared_member() {
     assert!(shared.try_acquire().is_ok());
 }
 
-/// Many users wait for one limit, and go away.
+/// Many users wait for one limit, and leave.
 #[test]
 fn a_storm_of_users_leaves_no_trace() {
     let clock = ManualClock::new();
@@ -494,7 +497,7 @@ fn threads_and_tasks_wait_in_one_queue() {
     assert_limited(both.blocking_acquire_many(AllRequest::new().within(SECOND)), "b", SECOND);
 }
 
-/// Clocks that began at different times agree on how long it takes.
+/// Clocks that started at different times agree on the length of a wait.
 #[cfg(feature = "tokio")]
 #[tokio::test(start_paused = true)]
 async fn clocks_may_have_begun_at_different_times() -> Result<(), AllRefusal> {
@@ -511,7 +514,7 @@ async fn clocks_may_have_begun_at_different_times() -> Result<(), AllRefusal> {
     Ok(())
 }
 
-/// The waker of one waiter panics. The other waiters are still served, at every member.
+/// The waker of one waiter panics. All members still serve the other waiters.
 #[test]
 fn a_waker_that_panics_costs_no_waiter_its_turn() {
     struct Panics;
@@ -539,8 +542,7 @@ fn a_waker_that_panics_costs_no_waiter_its_turn() {
     assert_eq!((a.status().waiting, b.status().waiting), (0, 0));
 }
 
-/// The event loops of a member's waiter and of the composite stand still. The next call serves
-/// both.
+/// The runtimes of a member's waiter and of the composite are stalled. The next call serves both.
 #[test]
 fn each_call_serves_the_waiters_that_are_due() {
     let clock = ManualClock::new();

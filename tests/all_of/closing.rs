@@ -14,7 +14,7 @@ fn refused(refusal: Refusal) -> AllRefusal {
     AllRefusal::from_member("calls", refusal)
 }
 
-/// Makes a bucket whose next permit comes in an hour, a limit of two calls at a time, and a
+/// Makes a bucket whose next permit is due in an hour, a limit of two calls at a time, and a
 /// composite of both.
 fn an_hour_and_two(clock: &ManualClock) -> (Bucket, CountingLimit, AllOf<ManualClock>) {
     let (rate, calls) = (bucket_at(clock, Rate::per_hour(1), 1), CountingLimit::new(2));
@@ -23,7 +23,7 @@ fn an_hour_and_two(clock: &ManualClock) -> (Bucket, CountingLimit, AllOf<ManualC
     (rate, calls, both)
 }
 
-/// A change looks at the first 4,096 waiters. The waiters behind them used to wait until their rate
+/// A change visits the first 4,096 waiters. Bug: the waiters behind them waited until their rate
 /// was due.
 #[test]
 fn a_limit_that_is_closed_or_lowered_refuses_thousands_of_waiters_at_once() {
@@ -43,7 +43,7 @@ fn a_limit_that_is_closed_or_lowered_refuses_thousands_of_waiters_at_once() {
     }
 }
 
-/// The composites share the looks of a change, and each of them refused its first waiters alone.
+/// The composites share the visits of a change. Bug: each composite refused only its first waiters.
 #[test]
 fn a_closed_limit_refuses_all_waiters_of_many_composites_at_once() {
     let clock = ManualClock::new();
@@ -59,7 +59,8 @@ fn a_closed_limit_refuses_all_waiters_of_many_composites_at_once() {
     }
 }
 
-/// Closing a rate notified the first 64 composites alone. The others waited for their own rates.
+/// Bug: closing a rate notified only the first 64 composites. The others waited for their own
+/// rates.
 #[test]
 fn a_closed_rate_refuses_all_composites_that_wait_for_another_limiter() {
     let clock = ManualClock::new();
@@ -75,7 +76,7 @@ fn a_closed_rate_refuses_all_composites_that_wait_for_another_limiter() {
     }
 }
 
-/// Counts the places in the line of a limit at each of its wake-ups.
+/// Counts the requests in the queue of a limit at each of its wake-ups.
 struct Counter {
     calls: CountingLimit,
     places: AtomicUsize,
@@ -87,7 +88,7 @@ impl Wake for Counter {
     }
 }
 
-/// Each composite that left used to pass all places that stood yet: half a million steps for a
+/// Bug: each composite that left visited all requests that still waited: half a million steps for a
 /// thousand composites.
 #[test]
 fn composites_that_leave_a_closed_limit_pass_no_place_of_others() {

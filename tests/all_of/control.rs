@@ -33,7 +33,7 @@ fn the_pause_of_a_member_is_told_where_a_request_waits_for_it() {
     let (a, b, both, _clock) = two();
     let handle = tidegate::AnyLimiter::new(both.clone());
     assert!(both.try_acquire().is_ok());
-    // The first one waits for `a`, which is due after the pause of `b`.
+    // The first request waits for `a`, which is due after the pause of `b`.
     b.pause_for(SECOND / 2);
     assert_eq!(both.try_acquire().err(), Some(limited("a", SECOND)));
     b.pause_for(3 * SECOND);
@@ -43,7 +43,7 @@ fn the_pause_of_a_member_is_told_where_a_request_waits_for_it() {
     assert_eq!(both.reserve(AllRequest::new().within(Duration::ZERO)).err(), Some(told.clone()));
     assert_eq!(assert_ready!(spawn(both.acquire_within(SECOND)).poll()).err(), Some(paused("b", 2100 * MS)));
 
-    // Behind a waiter, too, and for a waiter that the pause makes too late.
+    // The same behind a waiter, and for a waiter that the pause makes too late.
     let _place = both.reserve([]).expect("a place");
     assert!(matches!(
         both.try_acquire().err().and_then(|refusal| refusal.refusal()),
@@ -95,7 +95,7 @@ fn a_pause_that_comes_while_it_waits_moves_it() {
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     a.pause_for(5 * SECOND);
-    // The debt of a second is owed after the pause.
+    // The permit of a second that is owed is paid for after the pause.
     clock.advance(6 * SECOND - MS);
     assert_pending!(waiting.poll());
     clock.advance(MS);
@@ -226,8 +226,8 @@ fn a_member_counts_the_composites_that_wait() {
     assert_eq!((a.status().waiting, b.status().waiting), (0, 0));
 }
 
-/// One composite waits for both members, then a plain request for `a`, then an important composite
-/// for both.
+/// A composite waits for both members, then a plain request for `a`, then a composite of higher
+/// priority for both.
 #[test]
 fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
     for granted in [false, true] {
@@ -252,7 +252,7 @@ fn an_important_wait_leaves_no_trace_in_the_line_of_a_member() {
     }
 }
 
-/// The place belongs to the waiter, not to a later request.
+/// The position belongs to the waiter, not to a later request.
 #[test]
 fn the_place_of_a_waiter_passes_to_no_later_request() {
     let (a, _b, both, clock) = two();
@@ -289,7 +289,8 @@ fn what_a_member_keeps_is_for_the_important() {
     assert!(assert_ready!(waiting.poll()).is_ok(), "both are full again");
 }
 
-/// Requests behind a place leave the permits that it needs, and the reserved share besides.
+/// Requests behind a reservation leave the permits that it needs, in addition to the reserved
+/// share.
 #[test]
 fn a_place_is_not_delayed_where_a_share_is_kept() {
     let (a, b, both, clock) = two();
@@ -546,7 +547,7 @@ fn a_limit_of_a_user_and_one_of_all_users() -> Result<(), Box<dyn std::error::Er
     assert_eq!(of("alice")?.try_acquire().err(), Some(limited("user", SECOND)));
     assert!(of("bob")?.try_acquire().is_ok());
     assert_eq!(of("carol")?.try_acquire().err(), Some(limited("everybody", 100 * MS)));
-    // A user that was refused by the common limit kept her own permit.
+    // A user that the common limit refused kept the permit of that user.
     assert_eq!(users.status("carol").available, 1);
     clock.advance(SECOND);
     users.sweep();
@@ -554,7 +555,7 @@ fn a_limit_of_a_user_and_one_of_all_users() -> Result<(), Box<dyn std::error::Er
     Ok(())
 }
 
-/// Two members of 20 permits per second each, full, as one composite.
+/// Returns two members of 20 permits per second each, full, as one composite.
 fn full_pair(
     policies: [&str; 2],
 ) -> (AllOf<ManualClock>, [RateLimiter<AnyPolicy, ManualClock>; 2], ManualClock) {
@@ -619,7 +620,7 @@ fn the_members_of_a_paused_composite_go_on_until_the_end() {
         assert_eq!(taken, 20, "{policies:?}");
         assert!(both.resume());
         assert!(both.try_acquire_many([("requests", 0), ("tokens", 1)]).is_ok(), "{policies:?}");
-        // At the end the members are empty for all, unless the stock is kept.
+        // At the end the members are empty for all, unless the pause keeps their permits.
         clock.advance(10 * SECOND);
         both.pause(Pause::lasting(SECOND).keep_permits());
         clock.advance(SECOND);
@@ -653,7 +654,8 @@ async fn waiters_of_a_paused_composite_come_one_interval_apart() {
 
 #[test]
 fn a_composite_that_is_closed_blames_no_open_member() {
-    // The refusal named a member: the one that could never grant so many permits, or the first.
+    // Bug: the refusal named a member: the one that could never grant that many permits, or the
+    // first.
     let (a, b, both, _clock) = two();
     assert!(both.try_acquire().is_ok());
     let mut wait = waiting_for_all(both.acquire());
@@ -667,13 +669,13 @@ fn a_composite_that_is_closed_blames_no_open_member() {
         assert_eq!(both.reserve(n).err(), itself);
         assert_eq!(assert_ready!(spawn(both.acquire_many(n)).poll()).err(), itself);
     }
-    // A member that is closed is named.
+    // A closed member is named.
     let other = AllOf::new("a", &a).with("b", &b);
     assert!(b.close());
     assert_eq!(other.try_acquire().err(), Some(AllRefusal::from_member("b", Refusal::Closed)));
 }
 
-/// A composite with a pause of a second, and its two members of 20 permits per second.
+/// Returns a composite with a pause of a second, and its two members of 20 permits per second.
 fn paused_pair(
     policies: [&str; 2],
 ) -> (AllOf<ManualClock>, [RateLimiter<AnyPolicy, ManualClock>; 2], ManualClock) {
@@ -684,7 +686,7 @@ fn paused_pair(
 
 #[test]
 fn the_members_of_a_paused_composite_are_empty_at_the_end_whether_it_is_asked_or_not() {
-    // They were emptied when the composite was next asked.
+    // Bug: the members were emptied only at the next call of the composite.
     for policies in PAIRS {
         for is_dropped in [false, true] {
             let (both, [requests, _], clock) = paused_pair(policies);
@@ -704,7 +706,7 @@ fn the_members_of_a_paused_composite_are_empty_at_the_end_whether_it_is_asked_or
 
 #[test]
 fn changes_of_a_member_after_the_pause_of_a_composite_stand() {
-    // They were wiped when the composite was next asked.
+    // Bug: the changes were wiped at the next call of the composite.
     for policies in PAIRS {
         let (both, members, clock) = paused_pair(policies);
         clock.advance(10 * SECOND);
@@ -738,7 +740,7 @@ fn a_pause_that_ends_early_or_keeps_the_stock_leaves_the_members_alone() {
             clock.advance(SECOND);
             assert_eq!(requests.status().available, 20, "{policies:?}");
         }
-        // It lasts longer than before.
+        // The pause lasts longer than before.
         let (both, [requests, _], clock) = paused_pair(policies);
         both.pause_for(2 * SECOND);
         clock.advance(SECOND);
@@ -777,7 +779,8 @@ fn a_place_at_a_member_is_charged_at_its_time_before_the_end_of_a_pause() {
     assert_eq!(requests.status().available, 19);
 }
 
-/// Calls of the composite looked at the member, and so left it empty before the place was served.
+/// Bug: a call of the composite visited the member, and so left it empty before the reservation was
+/// served.
 #[test]
 fn no_call_of_a_paused_composite_takes_the_turn_of_a_place_at_a_member() {
     let calls: [fn(AllOf<ManualClock>); 7] = [

@@ -1,4 +1,4 @@
-//! What a change at a member costs while many requests wait for a composite.
+//! The cost of a change at a member while many requests wait for a composite.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -14,8 +14,8 @@ const MANY: usize = 10_000;
 
 #[test]
 fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
-    // A debit, or any other change of times at a member, passed the whole line of a composite under
-    // its lock. For each waiter it asked each member when its permits are due.
+    // Bug: a debit, or any other change of times at a member, visited the whole queue of a
+    // composite under its lock. For each waiter it asked each member when its permits are due.
     let clock = ManualClock::new();
     let limiter = || {
         let policy = Asked::new(SmoothBursty::new(Rate::per_second(1)));
@@ -50,13 +50,14 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
 
 #[test]
 fn a_change_of_a_member_looks_at_as_many_waiters_beside_any_number_of_composites() {
-    // It looked at the first 4,096 waiters of each of 64 composites, and read the clock for each.
+    // Bug: it visited the first 4,096 waiters of each of 64 composites, and read the clock for
+    // each.
     few_looks_at(64, 500);
-    // It computed 4,096 times under one lock, which took 5 ms.
+    // Bug: it computed 4,096 times under one lock, which took 5 ms.
     few_looks_at(1, 3000);
 }
 
-/// Changes a member while so many composites have so many waiters each.
+/// Changes a member while `composites` composites have `waiters` waiters each.
 fn few_looks_at(composites: usize, waiters: usize) {
     let clock = Counted::default();
     let bucket = || RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 1), clock.clone());
@@ -79,7 +80,7 @@ fn few_looks_at(composites: usize, waiters: usize) {
         change();
         clock.readings.load(Ordering::Relaxed) - before
     };
-    // At most a hundred for the line of each composite, and two for each look.
+    // At most a hundred readings for the queue of each composite, and two for each visit.
     let most = composites.len() * 100 + 4_096 * 2;
     let paused = count(&mut || shared.pause_for(500 * second));
     assert!(paused < most, "a pause reads the clock {paused} times");

@@ -26,14 +26,15 @@ fn exceeds(requested: u32, burst: u32) -> AllRefusal {
     AllRefusal::from_member("calls", Refusal::ExceedsLimit { requested, limit: burst })
 }
 
-/// A rate of ten per second with ten in stock, four calls at a time, and both.
+/// Returns a rate of ten per second with ten permits stored, a limit of four calls at a time, and a
+/// composite of both.
 fn ten_and_four(clock: &ManualClock) -> (Bucket, CountingLimit, AllOf<ManualClock>) {
     let (rate, calls) = (bucket(clock, 10, 10), CountingLimit::new(4));
     let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
     (rate, calls, both)
 }
 
-/// The first waiter used to wait for ever, and all behind it.
+/// Bug: the first waiter, and every waiter behind it, waited forever.
 #[test]
 fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
     let clock = ManualClock::new();
@@ -47,7 +48,7 @@ fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
     calls.set_limit(3);
     assert!(large.is_woken());
     assert_eq!(assert_ready_err!(large.poll()), exceeds(4, 3));
-    // The place in the limit's line is the next waiter's, before the plain caller.
+    // The next waiter takes over the position in the limit's queue, before the plain caller.
     let middle = assert_ready_ok!(middle.poll());
     assert!(!other.is_woken());
     drop(held);
@@ -72,7 +73,7 @@ fn a_lowered_limit_refuses_a_waiter_whose_rates_are_not_due() {
     drop(assert_ready_ok!(small.poll()));
 }
 
-/// Not only the first waiter: one that stands behind a waiter that does not ask this member at all.
+/// The refused waiter is not the first: it stands behind a waiter that does not use this member.
 #[test]
 fn a_lowered_limit_refuses_a_waiter_in_the_middle() {
     let clock = ManualClock::new();
@@ -107,7 +108,7 @@ fn a_limit_lowered_to_zero_and_raised_serves_what_still_waits() {
     assert_eq!(calls.available(), 1);
 }
 
-/// Two composites of one pair of members, each with a weight above the lowered limit.
+/// Two composites of the same members, each with a weight above the lowered limit.
 #[test]
 fn a_lowered_limit_refuses_the_waiters_of_all_composites() {
     let clock = ManualClock::new();
@@ -128,7 +129,7 @@ fn a_lowered_limit_refuses_the_waiters_of_all_composites() {
     assert_eq!((calls.available(), tokens.status().available), (3, 995));
 }
 
-/// The permit used to be taken for the composite and kept until its rate was due again, here for an
+/// Bug: the permit was taken for the composite and kept until its rate was due again, here for an
 /// hour.
 #[test]
 fn a_composite_whose_rate_is_not_due_keeps_no_permit() {
@@ -139,7 +140,7 @@ fn a_composite_whose_rate_is_not_due_keeps_no_permit() {
     let held = calls.try_acquire().expect("the only one");
     let mut kept = waiting_for_all(both.acquire());
     clock.advance(SECOND);
-    // It waits for a call alone, so the rate serves others meanwhile.
+    // The composite waits only for a call, so the rate serves others meanwhile.
     assert!(rate.try_acquire().is_ok());
     drop(held);
     assert_eq!(calls.available(), 1);
@@ -160,7 +161,7 @@ fn a_composite_that_waits_for_one_limit_keeps_no_permit_of_another() {
     let limits = [CountingLimit::new(1), CountingLimit::new(1)];
     let rate = bucket(&clock, 10, 10);
     let all = AllOf::new("rate", &rate).with_counting("one", &limits[0]).with_counting("other", &limits[1]);
-    // Whichever is asked first.
+    // Regardless of the order in which the members are asked.
     for (free, busy) in [(0, 1), (1, 0)] {
         let held = limits[busy].try_acquire().expect("the only one");
         let mut wait = waiting_for_all(all.acquire());
@@ -175,8 +176,8 @@ fn a_composite_that_waits_for_one_limit_keeps_no_permit_of_another() {
     assert_eq!(limits.map(|limit| limit.available()), [1, 1]);
 }
 
-/// A grant is another matter: as with a plain wait it is made whether the future is polled or not,
-/// and lasts until it is dropped.
+/// A grant differs: like a plain wait, it is made whether the future is polled or not, and lasts
+/// until it is dropped.
 #[test]
 fn a_granted_composite_holds_its_permits_until_it_is_dropped() {
     let clock = ManualClock::new();
@@ -190,10 +191,10 @@ fn a_granted_composite_holds_its_permits_until_it_is_dropped() {
     assert_eq!(calls.available(), 4);
 }
 
-/// A random order of waits, limits and times: see [`nothing_is_lost_and_every_wait_ends`].
+/// A random sequence of waits, limits and times: see [`nothing_is_lost_and_every_wait_ends`].
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// Of this composite, at this priority.
+    /// A wait for this composite, at this priority.
     Join(usize, u32, u32, i8),
     JoinWithin(usize, u32, u64),
     JoinPlain(usize, u32),
@@ -227,7 +228,7 @@ fn some_act() -> impl Strategy<Value = Act> {
 
 type Plain = Spawn<Pin<Box<dyn Future<Output = Result<CountingPermit, Refusal>>>>>;
 
-/// The weights of a request for so many permits of the two limits.
+/// The weights of a request for these permits of the two limits.
 type Weigh = fn(u32, u32) -> Vec<u32>;
 
 struct World {
@@ -247,7 +248,7 @@ impl World {
         let rate = bucket(&clock, 5, 3);
         let limits = [CountingLimit::new(3), CountingLimit::new(2)];
         let [x, y] = &limits;
-        // In different orders, and one without the rate's limit in front.
+        // In different orders, and one composite without the rate in front.
         let one = AllOf::new("rate", &rate).with_counting("x", x).with_counting("y", y);
         let ample = bucket(&clock, 1000, 1000);
         let other = AllOf::new("ample", &ample).with_counting("y", y).with_counting("x", x);
@@ -308,7 +309,8 @@ impl World {
             _ => {}
         }
         self.poll();
-        // A request that joins, or is refused, may let another one go first that was polled before.
+        // A request that joins, or is refused, may let another request go first that was polled
+        // before.
         while self.waits.iter().any(|(wait, _)| wait.is_woken())
             || self.plain.iter().any(|(wait, ..)| wait.is_woken())
         {
@@ -321,8 +323,8 @@ impl World {
         let World { permits, held, limits, .. } = self;
         self.waits.retain_mut(|(wait, taken)| match wait.poll() {
             Poll::Pending => {
-                // One permit may wait for a higher limit; more than there can be are refused at
-                // once.
+                // A request for one permit may wait for a higher limit; a request for more than the
+                // limit is refused at once.
                 assert!(taken.iter().zip(&*limits).all(|(n, limit)| *n <= limit.limit().max(1)));
                 true
             }
@@ -349,7 +351,7 @@ impl World {
         composites.chain(plain).sum()
     }
 
-    /// Serves all waiters, while calls end and no limit is lowered any more.
+    /// Serves all waiters, while calls end and no limit is lowered.
     fn finish(mut self) {
         self.limits.iter().for_each(|limit| limit.set_limit(3));
         for _ in 0..200 {
@@ -404,8 +406,8 @@ proptest! {
     }
 }
 
-/// Keeps a limit of one in use: as many callers as are to wait for it, each as long as a call
-/// takes.
+/// Keeps a limit of one in use: several callers wait for it at all times, and each holds it for one
+/// call.
 struct Crowd<'a> {
     limit: &'a CountingLimit,
     waits: Vec<Spawn<Pin<Box<dyn Future<Output = CountingPermit> + 'a>>>>,
@@ -436,7 +438,7 @@ impl<'a> Crowd<'a> {
         });
     }
 
-    /// A call ends, and others wait already.
+    /// A call ends while others wait.
     fn next(&mut self) {
         self.join();
         drop(self.held.take());
@@ -444,8 +446,8 @@ impl<'a> Crowd<'a> {
     }
 }
 
-/// The rate and the limit both have waiters at all times, and their permits never come at one
-/// moment.
+/// The rate and the limit both have waiters at all times, and their permits are never available at
+/// the same time.
 #[test]
 fn a_composite_does_not_starve_beside_a_busy_rate_and_a_busy_limit() {
     let clock = ManualClock::new();
@@ -488,8 +490,8 @@ fn a_composite_does_not_starve_beside_two_busy_limits() {
     }
     panic!("it starves");
 }
-/// The second one asks for more than there is: it used to be left parked where the first one had
-/// let others pass.
+/// The second waiter asks for more than is available. Bug: it was left parked where the first
+/// waiter had let others pass.
 #[test]
 fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     let clock = ManualClock::new();
@@ -507,8 +509,8 @@ fn the_next_waiter_stands_where_the_first_one_let_others_pass() {
     drop(assert_ready_ok!(second.poll()));
 }
 
-/// The second request took over that the first one had missed permits in use, and kept the permit
-/// for four seconds until its rate was due.
+/// Bug: the second request inherited that the first one had lacked permits in use, and kept the
+/// permit for four seconds until its rate was due.
 #[test]
 fn a_waiter_keeps_no_permit_for_the_wait_of_another_that_left() {
     let clock = ManualClock::new();
@@ -517,8 +519,8 @@ fn a_waiter_keeps_no_permit_for_the_wait_of_another_that_left() {
     let both = AllOf::new("rate", &rate).with_counting("calls", &calls);
     let held = both.try_acquire().expect("both");
     let request = AllRequest::from([("rate", 0), ("calls", 1)]).within(SECOND);
-    // No alarm is set for places that are not awaited. So the line is served once, by the call that
-    // gives up a place.
+    // No alarm is set for reservations that are not awaited. So the queue is served once, by the
+    // call that gives up a reservation.
     let mut first = both.reserve(request).expect("a place");
     let [mut second, third] = [(); 2].map(|()| both.reserve(1).expect("a place"));
     clock.advance(SECOND);
@@ -531,8 +533,8 @@ fn a_waiter_keeps_no_permit_for_the_wait_of_another_that_left() {
     assert!(second.claim());
 }
 
-/// The look for the reason found the other limit empty by the permit of this call, and told that
-/// limit.
+/// Bug: the search for the reason found that the permit of this call itself had used up the other
+/// limit, and reported that limit.
 #[test]
 fn a_refusal_for_a_permit_that_another_request_took_just_now_tells_its_limit() {
     for lost in [0, 1] {
@@ -560,9 +562,9 @@ fn a_refusal_for_a_permit_that_another_request_took_just_now_tells_its_limit() {
     }
 }
 
-/// Threads take through two composites that share limits, in different orders, wait, leave, and
-/// take alone, while one thread changes the limits. No call is left waiting, and in the end all
-/// permits are there.
+/// Threads take permits through two composites that share limits, in different orders, wait, leave,
+/// and take from the limits directly, while one thread changes the limits. No call is left waiting,
+/// and in the end all permits are available.
 #[test]
 fn limits_change_beside_threads_that_take_from_several() {
     const MOST: u32 = 4;

@@ -1,4 +1,4 @@
-//! What a request costs at members that it does not name.
+//! The cost of a request at members that it does not name.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ fn bucket(burst: u32, clock: &ManualClock) -> RateLimiter<TokenBucket, ManualClo
     RateLimiter::with_clock(TokenBucket::new(Rate::per_hour(1), burst), clock.clone())
 }
 
-/// How many permits of the members a request took.
+/// Returns how many permits of each member a request took.
 fn taken(all: &AllOf<ManualClock>, request: AllRequest<'_>) -> Vec<u64> {
     let left =
         |status: AllStatus| -> Vec<_> { status.members.iter().map(|(_, member)| member.available).collect() };
@@ -54,12 +54,13 @@ fn the_number_of_a_request_is_not_for_a_member_with_a_default() {
     let any = AnyLimiter::from(api.clone());
     let mut place = any.reserve([("calls", 0)]).unwrap();
     tokio_test::assert_ready_ok!(tokio_test::task::spawn(&mut place).poll());
-    // Of a member with a default, what was reserved was used.
+    // For a member with a default, the reserved permits count as used.
     place.settle(0).unwrap();
     assert_eq!(api.status().member("tokens").unwrap().available, 1000 - 3 * 20);
 }
 
-/// What was used was charged together with the default costs, of which nothing was reserved.
+/// Bug: the used permits were charged together with the default costs, although none of those were
+/// reserved.
 #[test]
 fn a_reservation_of_no_permits_charges_what_was_used_alone() {
     let clock = ManualClock::new();

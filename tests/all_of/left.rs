@@ -1,4 +1,4 @@
-//! What the answers of several limits tell of each: the state that belongs to the decision.
+//! What the results of several limits report of each limit: the state that belongs to the decision.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn available(status: &AllStatus) -> Vec<u64> {
     status.members.iter().map(|(_, status)| status.available).collect()
 }
 
-/// What an answer tells, whatever it is.
+/// Returns the status that a result reports, whether it is a grant or a refusal.
 fn told(answer: &Result<AllPermits, AllRefusal>) -> Option<AllStatus> {
     match answer {
         Ok(permits) => permits.left().cloned(),
@@ -45,7 +45,7 @@ fn told(answer: &Result<AllPermits, AllRefusal>) -> Option<AllStatus> {
 }
 
 proptest! {
-    /// While no other call comes in between, the state told is the state there is.
+    /// While no other call comes in between, the reported state is the current state.
     #[test]
     fn an_answer_tells_the_state_after_it(
         policies in prop::collection::vec(prop::sample::select(POLICIES), 2..4),
@@ -80,7 +80,7 @@ proptest! {
     }
 }
 
-/// Gives so many permits back as soon as a request is refused.
+/// Gives this many permits back as soon as a request is refused.
 #[derive(Debug)]
 struct Refund(RateLimiter<TokenBucket, ManualClock>, u32);
 
@@ -116,7 +116,7 @@ fn a_refusal_tells_the_state_that_the_request_met() {
     }
 }
 
-/// Charges so many permits as soon as a request is granted.
+/// Charges this many permits as soon as a request is granted.
 #[derive(Debug)]
 struct Charge(RateLimiter<TokenBucket, ManualClock>, u32);
 
@@ -203,7 +203,7 @@ fn a_key_tells_its_own_numbers() {
     let refused = api.try_acquire_many("alice", request());
     assert_eq!(told(&refused), Some(api.status("alice")));
     assert_eq!(available(refused.unwrap_err().left().unwrap()), [2, 1]);
-    // With a composite of the key.
+    // Through a composite of the key.
     let _alice = api.for_key("alice").unwrap();
     let answer = api.try_acquire_many("alice", AllRequest::new().with_left());
     assert_eq!(available(&left(&answer.unwrap())), [1, 0]);

@@ -1,5 +1,5 @@
-//! A composite's waiter that lacks permits of one member only waits there like a plain waiter:
-//! among any number of others, in order, and as long.
+//! A composite's waiter that lacks permits of only one member waits there like a plain waiter:
+//! among any number of others, in order, and for the same time.
 
 use std::time::Duration;
 
@@ -23,9 +23,9 @@ type Waiting = Spawn<AcquireAll<ManualClock>>;
 
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// A composite of its own on one side, a plain request on the other.
+    /// A new composite on one side, a plain request on the other.
     Join(u32),
-    /// A plain request on both.
+    /// A plain request on both sides.
     JoinPlain(u32),
     Drop(usize),
     Try(u32),
@@ -61,7 +61,7 @@ enum Wait {
 }
 
 impl Wait {
-    /// Polls it if it was woken. Returns whether it is over.
+    /// Polls the wait if it was woken. Returns whether it is over.
     fn is_over(&mut self, first: bool) -> bool {
         match self {
             Wait::Several(wait) => (first || wait.is_woken()) && wait.poll().is_ready(),
@@ -73,7 +73,7 @@ impl Wait {
 /// One side: a limiter and its waiters.
 struct Side {
     limiter: Limiter,
-    /// What each composite asks besides, and always gets.
+    /// The member that each composite uses in addition, and that always grants.
     ample: Limiter,
     waits: Vec<(usize, Wait)>,
     over: Vec<usize>,
@@ -114,7 +114,7 @@ impl Side {
     }
 }
 
-/// Does everything on both sides, and finds them alike after each act.
+/// Performs each act on both sides, and compares them after it.
 fn compare(policy: &AnyPolicy, acts: Vec<Act>) -> Result<(), TestCaseError> {
     let clock = ManualClock::new();
     let [mut left, mut right] = [0, 1].map(|_| Side::new(policy, &clock));
@@ -136,8 +136,8 @@ fn compare(policy: &AnyPolicy, acts: Vec<Act>) -> Result<(), TestCaseError> {
             Act::Try(n) => {
                 let answers = [&left, &right].map(|side| side.limiter.try_acquire_many(n));
                 match policy.config() {
-                    // Behind composites the time is told by a sum, which does not tell where whole
-                    // requests fit into a window.
+                    // Behind composites the time is predicted from a sum, which does not show where
+                    // whole requests fit into a window.
                     PolicyConfig::FixedWindow { .. } | PolicyConfig::SlidingLog { .. } => {
                         prop_assert_eq!(answers[0].is_ok(), answers[1].is_ok());
                     }
@@ -156,7 +156,7 @@ fn compare(policy: &AnyPolicy, acts: Vec<Act>) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Many waiters, at rates at which many of them are served.
+/// Returns many waiters, at rates at which many of them are served.
 fn many_acts() -> impl Strategy<Value = Vec<Act>> {
     let joins = vec((1..3u32).prop_map(Act::Join), 300..600);
     let act = some_act().prop_map(|act| match act {
@@ -185,7 +185,7 @@ proptest! {
     }
 }
 
-/// A waiter of a composite of a shared limiter and its own.
+/// Returns a waiter of a composite of a shared limiter and the user's own.
 fn user(all: &Bucket, own: &Bucket, n: u32) -> Waiting {
     let mut wait = spawn(AllOf::new("user", own).with("all", all).acquire_many([("all", n)]));
     assert!(wait.poll().is_pending());
@@ -229,7 +229,7 @@ fn thousands_of_waiters_elsewhere_hold_up_no_request() {
         assert!(all.try_acquire().is_err());
         clock.advance(Duration::from_millis(10));
     }
-    // An hour later they come one after the other, as fast as the limiter lets them.
+    // An hour later they are granted one after the other, as fast as the limiter allows.
     clock.advance(Duration::from_secs(3599));
     clock.advance(Duration::from_millis(500));
     let woken = |waits: &[Waiting]| waits.iter().filter(|wait| wait.is_woken()).count();
@@ -246,8 +246,8 @@ fn a_composite_that_waits_here_again_stands_where_it_stood() {
     let ample = bucket(&clock, 1000, 1000);
     let held = [0, 1].map(|_| bucket(&clock, 1000, 1000));
     held.iter().for_each(|held| held.pause_for(Duration::from_secs(3600)));
-    // Two before, two that wait elsewhere, and behind them one that needs two permits and one that
-    // needs one.
+    // Two in front, two that wait for other members, and behind them a waiter for two permits and a
+    // waiter for one.
     let mut first = [0, 1].map(|_| user(&all, &ample, 1));
     let mut back = [0, 1].map(|which: usize| user(&all, &held[which], 1));
     let (mut two, mut last) = (user(&all, &ample, 2), user(&all, &ample, 1));
@@ -266,8 +266,8 @@ fn a_composite_that_waits_here_again_stands_where_it_stood() {
     assert!(last.poll().is_ready());
 }
 
-/// When its other limiter is due, another request has gone first here. From then on the composite
-/// waits here alone.
+/// By the time its other limiter is due, another request has gone first here. From then on the
+/// composite waits only here.
 #[test]
 fn a_composite_that_waits_here_alone_by_now_is_told_of_a_refund() {
     let clock = ManualClock::new();
@@ -283,9 +283,9 @@ fn a_composite_that_waits_here_alone_by_now_is_told_of_a_refund() {
     assert!(two.is_woken() && two.poll().is_ready());
 }
 
-/// Of the seats that are away, the limiter judges the seats with the earliest times. It used to
-/// judge the first seats in line: then a hundred seats that waited for an hour elsewhere left all
-/// seats behind them unjudged.
+/// Among the seats of composites that wait elsewhere, the limiter judges those with the earliest
+/// times. Bug: it judged the first seats in the queue, so a hundred seats that waited for an hour
+/// elsewhere left all seats behind them unjudged.
 #[test]
 fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
     let clock = ManualClock::new();
@@ -323,7 +323,7 @@ fn a_composite_does_not_starve_behind_many_that_wait_an_hour_elsewhere() {
     panic!("it starves");
 }
 
-/// 200 composites wait for one limiter, a millisecond after the other.
+/// Returns 200 composites that wait for one limiter, one millisecond apart.
 fn two_hundred_users(
     all: &Bucket,
     clock: &ManualClock,
@@ -353,7 +353,7 @@ fn a_change_refuses_the_first_that_are_too_late_at_once_and_all_others_in_time()
     let woken = |waits: &[Waiting]| waits.iter().map(Spawn::is_woken).collect::<Vec<_>>();
     let refused: Vec<_> = (0..200).map(|number| (10..64).contains(&number)).collect();
     assert_eq!(woken(&waits), refused);
-    // Each of the others looks again at the time that it expected.
+    // Each of the others checks again at the time it expected to be served.
     clock.advance(Duration::from_millis(200));
     let over: Vec<_> = (0..200).map(|number| !(6..10).contains(&number)).collect();
     assert_eq!(woken(&waits), over);
@@ -435,7 +435,7 @@ fn a_change_refuses_plain_requests_that_are_too_late_behind_composites() {
     }
     all.set_rate(Rate::per_second(100));
     for (number, plain) in plain.iter_mut().enumerate() {
-        // Requests that were refused take nothing.
+        // Refused requests take nothing.
         assert_eq!(plain.is_woken(), number >= 50, "{number}");
     }
     for _ in 0..50 {

@@ -1,4 +1,4 @@
-//! Composites with a limit of each key. All on the manual clock.
+//! Composites with a limit of each key. All tests use the manual clock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,7 +20,7 @@ type Users = KeyedRateLimiter<String, TokenBucket, ManualClock>;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Two a second for each user, and ten for all.
+/// Returns limits of two a second for each user, and ten for all.
 fn users_and_all() -> (Users, Bucket, KeyedAllOf<str, ManualClock>, ManualClock) {
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_second(2), 2);
@@ -53,7 +53,7 @@ fn once_closed_it_refuses_all_keys() {
     assert!(closed(api.try_acquire("alice").expect_err("closed")));
 }
 
-/// A request for a new key made room for its key first, and was refused where there was none.
+/// Bug: a request for a new key made room for its key first, and was refused if there was no room.
 #[test]
 fn once_closed_it_needs_no_room_for_a_key() {
     let clock = ManualClock::new();
@@ -85,7 +85,7 @@ fn the_pause_of_a_key_and_that_of_a_common_limiter_are_told() {
     };
     assert!(api.try_acquire("alice").is_ok());
     all.pause_for(2 * SECOND);
-    // A known key, and a new one.
+    // A known key, and a new key.
     assert_eq!(api.try_acquire("alice").err(), told("all", 2100 * MS));
     assert_eq!(api.try_acquire("bob").err(), told("all", 2100 * MS));
     users.pause_all_for(5 * SECOND);
@@ -112,7 +112,8 @@ fn users_do_not_hold_each_other_up_and_one_user_is_served_in_order() {
     let refused = api.try_acquire("alice").expect_err("behind the waiters");
     assert_eq!((refused.member(), refused.retry_after()), (Some("user"), Some(2 * SECOND)));
 
-    // One permit of the user is there after half a second, and the smaller request does not get it.
+    // One permit of the user is available after half a second, and the smaller request does not get
+    // it.
     clock.advance(500 * MS);
     assert_pending!(large.poll());
     assert_pending!(small.poll());
@@ -169,7 +170,7 @@ fn a_key_that_is_removed_starts_anew_beside_its_waiters() {
     assert_eq!(assert_ready_ok!(other.poll()).waited(), 500 * MS);
 }
 
-/// A change of all keys left the limiter of the key empty before its place was served.
+/// Bug: a change of all keys left the limiter of the key empty before its reservation was served.
 #[test]
 fn no_change_of_all_keys_takes_the_turn_of_a_place_at_a_key() {
     let changes: [fn(&Users); 2] =
@@ -212,8 +213,8 @@ fn without_room_for_a_key_the_limiter_of_keys_says_so() {
 
 #[test]
 fn each_call_tells_a_refusal_and_the_permits_left() {
-    // Only `try_acquire` told the permits left with a refusal for good and for want of room, and
-    // `reserve` did not tell the observer of want of room.
+    // Bug: only `try_acquire` reported the permits left when the refusal was final or for lack of
+    // room, and `reserve` did not notify the observer of a lack of room.
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_second(2), 2);
     let all = bucket(&clock, 10, 10);
@@ -235,7 +236,7 @@ fn each_call_tells_a_refusal_and_the_permits_left() {
 
 #[tokio::test]
 async fn a_handle_lets_an_exempt_request_pass_without_room_for_its_key() {
-    // It refused each such request, and told no observer.
+    // Bug: it refused each such request, and notified no observer.
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_second(2), 2);
     let users: Users = KeyedRateLimiter::with_clock(policy, 1, clock.clone());
@@ -251,7 +252,7 @@ async fn a_handle_lets_an_exempt_request_pass_without_room_for_its_key() {
         assert!(any.acquire_now("bob", exempt()).await.is_ok());
         assert!(any.acquire_many("bob", exempt()).await.is_ok());
         assert!(any.reserve("bob", exempt()).expect("exempt").await.is_ok());
-        // Others are refused, and told of as well.
+        // Other requests are refused, and the observer is notified of them too.
         let expected = AllRefusal::from_member("user", refusal);
         assert_eq!(any.try_acquire("bob").err().as_ref(), Some(&expected));
         assert_eq!(any.acquire_now("bob", 1).await.err().as_ref(), Some(&expected));
@@ -260,7 +261,7 @@ async fn a_handle_lets_an_exempt_request_pass_without_room_for_its_key() {
         assert_eq!(any.reserve("bob", 1).err().as_ref(), Some(&expected));
         let told = statistics.snapshot();
         assert_eq!((told.exempted - before.exempted, told.refused() - before.refused()), (4, 5));
-        // A limiter of the key asks for no permits.
+        // Making a limiter of the key requests no permits.
         assert_eq!(any.limiter("bob").err(), Some(expected));
         assert_eq!(statistics.snapshot(), told);
         assert_eq!(users.len(), usize::from(!users.is_closed()));
@@ -276,7 +277,7 @@ async fn a_handle_lets_an_exempt_request_pass_without_room_for_its_key() {
 
 #[test]
 fn an_exempt_reservation_needs_no_room_for_its_key() {
-    // An exempt reservation was refused where the limiter of keys had no room for a new key.
+    // Bug: an exempt reservation was refused where the limiter of keys had no room for a new key.
     let clock = ManualClock::new();
     let policy = TokenBucket::new(Rate::per_second(2), 2);
     let all = bucket(&clock, 10, 10);
@@ -377,7 +378,7 @@ fn permits_of_a_key_in_use_are_given_back_and_the_key_is_forgotten() -> Result<(
     Ok(())
 }
 
-/// The key stayed until other keys needed its place.
+/// Bug: the key stayed until other keys needed its slot.
 #[test]
 fn a_key_of_a_handle_is_forgotten_when_its_calls_end() -> Result<(), AllRefusal> {
     let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 100);
@@ -484,7 +485,7 @@ fn a_thread_waits_in_the_queue_of_its_key_until_it_is_served_or_cancelled() {
         assert!(thread.join().expect("no panic").is_ok());
     });
     drop(ahead);
-    // For a key in use, and for one that is not.
+    // For a key in use, and for an unused key.
     let place = api.reserve("bob", AllRequest::new()).expect("a place");
     for key in ["alice", "bob"] {
         let exempt = AllRequest::new().exempt();
@@ -558,7 +559,7 @@ fn threads_that_meet_at_a_key_leave_nothing_behind() {
 
 const KEYS: usize = 3;
 
-/// What happens to a composite of keys, and to its model.
+/// The acts on a composite of keys, and on its model.
 #[derive(Clone, Debug)]
 enum Act {
     Try(usize, [u32; 3]),
@@ -582,9 +583,10 @@ fn act() -> impl Strategy<Value = Act> {
         4 => (key.clone(), costs.clone(), -1..2i8, within).prop_map(|(k, c, p, w)| Act::Join(k, c, p, w)),
         1 => (key.clone(), costs).prop_map(|(key, costs)| Act::Reserve(key, costs)),
         3 => (0..20usize, 0..5u32).prop_map(|(which, used)| Act::End(which, used)),
-        // A key that was forgotten is full as of its next request, and the key of the model is for
-        // longer. So a place that is claimed up to 10 ms late, the catch-up, would let a request be
-        // charged as of an earlier time at one of them: the other one was idle for twice that.
+        // A forgotten key is full as of its next request, and the key of the model has been full
+        // for longer. So a reservation that is claimed up to 10 ms late, which is the catch-up,
+        // would let a request be charged as of an earlier time in one of the two. The other one was
+        // idle for twice that time.
         4 => (21..1500u64).prop_map(Act::Advance),
         1 => (1..5u32).prop_map(Act::Debit),
         1 => (key, 1..4u32).prop_map(|(key, n)| Act::DebitKey(key, n)),
@@ -603,7 +605,7 @@ fn policy(kind: u8) -> AnyPolicy {
     }
 }
 
-/// A limiter and a composite for each key, made in the beginning and kept.
+/// A limiter and a composite for each key, made at the start and kept.
 struct Model {
     common: RateLimiter<AnyPolicy, ManualClock>,
     users: Vec<RateLimiter<AnyPolicy, ManualClock>>,
@@ -624,8 +626,8 @@ fn outcome<T>(answer: Result<T, AllRefusal>) -> (Option<T>, Option<AllRefusal>) 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Keys that are lines and known keys in turns, and composites that come and go, do as limiters
-    /// and composites that stay.
+    /// Keys that alternate between lines and known keys, and composites that are made and dropped,
+    /// behave like limiters and composites that remain.
     #[test]
     fn keys_do_as_limiters_of_their_own(kind in 0..4u8, acts in vec(act(), 1..60)) {
         let clock = ManualClock::new();

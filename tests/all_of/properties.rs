@@ -26,7 +26,7 @@ const MS: u64 = 1_000_000;
 #[derive(Clone, Copy, Debug)]
 enum Act {
     Try(usize, u32, u32),
-    /// At this priority.
+    /// A wait at this priority.
     Join(usize, u32, u32, i8),
     JoinWithin(usize, u32, u64),
     TryPlain(usize, u32),
@@ -94,8 +94,8 @@ impl World {
     fn act(&mut self, act: Act) {
         match act {
             Act::Try(of, a, b) => {
-                // A composite that learns only now that a more important request delays it lets
-                // others go first.
+                // A composite that notices only now that a request of higher priority delays it
+                // lets others go first.
                 self.composites.iter().for_each(|composite| assert!(composite.status().waiting < 100));
                 let before = self.members.each_ref().map(|member| member.status().available);
                 let free = self.in_use.available();
@@ -129,7 +129,7 @@ impl World {
             Act::Drop(which) if !self.waits.is_empty() => {
                 drop(self.waits.swap_remove(which % self.waits.len()));
             }
-            // A leaked wait at a counting limit would keep its permit for ever.
+            // A leaked wait at a counting limit would keep its permit forever.
             Act::Forget(which) if !self.waits.is_empty() && self.leaked < 2 => {
                 let wait = self.waits.swap_remove(which % self.waits.len());
                 if !format!("{wait:?}").contains(", 1, ") {
@@ -164,7 +164,7 @@ impl World {
         assert!(self.in_use.available() <= 2);
     }
 
-    /// Serves all remaining waiters in time, by the alarms alone.
+    /// Serves all remaining waiters in time, only through the alarms.
     fn finish(mut self) {
         for _ in 0..200 {
             self.permits.clear();
@@ -227,20 +227,20 @@ proptest! {
     }
 
     /// Runs with dropped waits and refused calls. In the end the members are as if only the granted
-    /// calls were made. The members are buckets, with a state that is a number that shows every
+    /// calls had been made. The members are buckets, whose state is a number that shows every
     /// trace.
     #[test]
     fn only_grants_leave_a_trace(acts in some_acts(), burst in 2..6u32) {
         let policies = [5u64, 7, 3].map(|rate| TokenBucket::new(per_second(rate), burst));
         let mut world = World::new(policies.clone().map(AnyPolicy::from));
-        // A waiter that moves up because another one left is charged at the time at which it was
-        // due without that one, unless there is no catch-up.
+        // A waiter that moves up because another one left is charged as of the time at which it was
+        // due without the other waiter, unless there is no catch-up.
         world.members.iter().for_each(|member| member.set_catch_up(Duration::ZERO));
         let mut granted: Vec<Granted> = Vec::new();
         let mut waits: Vec<Noted> = Vec::new();
         for act in acts {
-            // The plain users are left out, so that every grant of a member is one of a composite
-            // that says what it took.
+            // There are no plain users here, so every grant of a member belongs to a composite that
+            // reports what it took.
             match act {
                 Act::Try(of, a, b) => {
                     let asked = World::weights(of, a, b);
@@ -298,12 +298,12 @@ proptest! {
     }
 }
 
-/// When, by which composite, and what each of its members gave.
+/// The time of a grant, the composite, and the permits of each of its members.
 type Granted = (Nanos, usize, Vec<u32>);
 
 type Noted = (Pin<Box<AcquireAll<ManualClock>>>, Arc<Woken>, usize, Vec<u32>);
 
-/// Remembers when it was woken last: when the grant was made.
+/// Records when it was last woken: the time of the grant.
 struct Woken {
     clock: ManualClock,
     at: AtomicU64,

@@ -1,5 +1,5 @@
-//! One word has one effect in each call of each limiter: a priority, a longest wait, an exemption.
-//! All on the manual clock.
+//! An option has the same effect in each call of each limiter: a priority, a maximum wait, an
+//! exemption. All tests use the manual clock.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio_test::task::{Spawn, spawn};
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What a call says beside its cost of one.
+/// The options of a call besides its cost of one.
 #[derive(Clone, Copy, Default)]
 struct Says {
     priority: i8,
@@ -48,10 +48,10 @@ impl From<Says> for AllRequest<'_> {
 type Answer = Result<Duration, Refusal>;
 type Run = Box<dyn Fn(Says) -> Pin<Box<dyn Future<Output = Answer>>>>;
 
-/// How a call takes its turn.
+/// How a call waits.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
-    /// It answers at once.
+    /// It returns at once.
     Try,
     /// It waits, and is polled.
     Waits,
@@ -65,7 +65,7 @@ struct Call {
     run: Run,
 }
 
-/// A call that is made when it is polled.
+/// A call that is made when its future is polled.
 fn call<F, A>(name: &'static str, kind: Kind, run: impl Fn(Says) -> F + 'static) -> Call
 where
     F: Future<Output = A> + 'static,
@@ -104,7 +104,7 @@ impl From<Result<tidegate::AllPermits, AllRefusal>> for AnswerOf {
     }
 }
 
-/// The limit of one permit a second, two of them saved, that a limiter asks.
+/// The limit of one permit a second, with two permits saved, that a limiter uses.
 trait Control {
     fn drain(&self);
     fn debit(&self, n: u32);
@@ -273,7 +273,7 @@ fn several_of_a_key() -> World {
     World { clock, control: Box::new(limiter), statistics, calls }
 }
 
-/// Runs a test with each call of each limiter, in a world of its own.
+/// Runs a test with each call of each limiter, each in a new world.
 fn each_call(test: impl Fn(&World, &Call, &str)) {
     for (limiter, world) in [
         ("RateLimiter", single as fn() -> World),
@@ -313,7 +313,8 @@ fn a_call_that_cannot_be_served_within_its_time_is_refused_at_once() {
         world.control.drain();
         let says = Says { within: Some(400 * MS), ..Says::default() };
         let answer = begun(call, says).poll();
-        // A `try_` is accepted when the permit is there, any other call so much earlier.
+        // A `try_` is accepted once the permit is available. Any other call is accepted earlier by
+        // its maximum wait.
         let retry_after = if call.kind == Kind::Try { SECOND } else { 600 * MS };
         let limited = Refusal::Limited { retry_after: retry_after.into() };
         assert_eq!(answer, Poll::Ready(Err(limited)), "{name}");

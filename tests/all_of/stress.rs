@@ -1,5 +1,5 @@
-//! Threads that take from composites with shared members, and from the members alone, on the real
-//! clock. The test judges which permits were granted, never how long it took.
+//! Threads take permits from composites with shared members, and directly from the members, on the
+//! real clock. The test judges which permits were granted, never how long that took.
 //!
 //! A thread reads the clock before and after each attempt, so each grant was made at some time
 //! between the two readings. The test fails only if a bound is broken for every choice of these
@@ -38,7 +38,7 @@ fn all_bounds_hold_among_threads() {
     let log = SlidingLog::new(Rate::new(PER_WINDOW, Duration::from_nanos(WINDOW)).expect("a whole rate"));
     let log = RateLimiter::with_clock(log, clock.clone());
     let in_use = CountingLimit::new(3);
-    // A late grant of a waiter counts as of when it was made.
+    // A late grant of a waiter counts as of the time at which it was made.
     bucket.set_catch_up(Duration::ZERO);
     let one = AllOf::new("bucket", &bucket).with("log", &log);
     let other = AllOf::new("log", &log).with_counting("in use", &in_use).with("bucket", &bucket);
@@ -75,7 +75,7 @@ fn all_bounds_hold_among_threads() {
                     }
                 }
                 _ => match one.reserve(AllRequest::new().cost("bucket", 4).within(Duration::ZERO)) {
-                    // Put back at once: it counts as what it was for that moment.
+                    // Given back at once: for that moment it counts as taken.
                     Ok(mut place) => match place.claim() && place.settle([("bucket", 4)]).is_ok() {
                         true => (4, 1),
                         false => (0, 0),

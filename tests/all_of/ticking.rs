@@ -1,4 +1,4 @@
-//! Composites on a clock that goes on with each reading, as real clocks do.
+//! Composites on a clock that advances with each reading, as real clocks do.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tidegate::{AllOf, Clock, ManualClock, Nanos, Rate, RateLimiter, Timer, Token
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_ok};
 
-/// A manual clock that is a microsecond later at each reading, and whose timers are late.
+/// A manual clock that advances a microsecond with each reading, and whose timers are late.
 #[derive(Clone, Debug)]
 struct Ticking {
     clock: ManualClock,
@@ -72,8 +72,8 @@ impl Sleep for TickingSleep {
     }
 }
 
-/// The composites in front are late, and the bucket is full by then. So the one behind them is due
-/// an interval from now, whenever now is: it moved its alarm without end.
+/// The composites in front are late, and the bucket is full by then. So the composite behind them
+/// is due an interval from now, whenever now is. Bug: it moved its alarm endlessly.
 #[test]
 fn a_time_that_moves_with_the_clock_moves_no_alarm_without_end() {
     let (readings, late) = (Arc::default(), Arc::new(AtomicU64::new(1_000_000_000)));

@@ -1,4 +1,4 @@
-//! Requests of a composite for as many permits as all members have.
+//! Requests to a composite for the permits that all members have, up to a number.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn it_takes_an_equal_number_of_every_member() {
     let refusal = all.try_acquire_many(Request::up_to(60)).map(drop).expect_err("none are there");
     assert_eq!((refusal.member(), refusal.retry_after()), (Some("small"), Some(100 * MS)));
     assert_eq!(in_flight.available(), 3);
-    // A cost that is named is fixed.
+    // A named cost is fixed.
     small.refund(50);
     let request = AllRequest::from(Request::up_to(20)).cost("small", 1);
     let permits = all.try_acquire_many(request.clone()).expect("there");
@@ -39,7 +39,7 @@ fn it_takes_an_equal_number_of_every_member() {
     drop(permits);
     let permits = AnyLimiter::from(all).try_acquire_many(request).expect("there");
     assert_eq!((permits.permits(), left(&small), left(&large)), (10, 48, 0));
-    // A single limiter tells it as well.
+    // A single limiter reports it too.
     let permits = AnyLimiter::from(small).try_acquire_many(Request::up_to(100)).expect("there");
     assert_eq!(permits.permits(), 48);
 }
@@ -65,7 +65,7 @@ fn a_waiter_takes_what_all_have_at_its_turn() {
     let request = AllRequest::from(Request::permits(30).at_least(5));
     let mut wait = spawn(all.acquire_many(request.clone()));
     assert_pending!(wait.poll());
-    // Five are there after 1.5 s, and twelve when it runs.
+    // Five are available after 1.5 s, and twelve when it runs.
     clock.jump(2200 * MS);
     assert_eq!(assert_ready_ok!(wait.poll()).permits(), 12);
     assert_eq!((left(&small), left(&large)), (10, 0));
@@ -100,7 +100,8 @@ fn requests_leave_what_others_wait_for() {
     let mut wait = spawn(all.acquire_many(AllRequest::new().cost("small", 30)));
     assert_pending!(wait.poll());
     clock.advance(1000 * MS);
-    // At the member alone: the composite is not due, and one permit delays it by no more than one.
+    // At the member itself: the composite is not due, and one permit delays it by at most one
+    // interval.
     assert_eq!(large.try_acquire_many(Request::up_to(60)).map(|grant| grant.permits()), Ok(1));
     let important = AllRequest::from(Request::up_to(60)).priority(1);
     assert_eq!(all.try_acquire_many(important).expect("ten are there").permits(), 1);
@@ -128,14 +129,14 @@ fn a_composite_of_keys_takes_as_many() {
     assert_eq!((took(1), took(1), took(2), took(3)), (Ok(15), Ok(5), Ok(15), Ok(15)));
     assert!(took(4).is_err());
     assert_eq!((left(&all_users), left(&calls), users.status(&3).available), (0, 46, 5));
-    // A number is the cost at each rate, of keys and of all.
+    // The number is the cost at each rate, both of keys and of all.
     all_users.refund(50);
     assert_eq!(api.try_acquire_many(&5, 6).map(|permits| permits.permits()), Ok(6));
     assert_eq!((left(&all_users), left(&calls), users.status(&5).available), (44, 40, 14));
 }
 
 proptest! {
-    /// As a composite that is asked for the least of what its members have.
+    /// Has the effect of a request for the minimum of what its members have.
     #[test]
     fn it_takes_what_a_request_for_the_least_would(
         bursts in vec(1_u32..12, 1..8),

@@ -1,4 +1,4 @@
-//! Requests that ask nothing of a member for which requests before them wait.
+//! Requests that need no permits of a member for which the requests before them wait.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio_test::{assert_pending, assert_ready};
 const SECOND: Duration = Duration::from_secs(1);
 const NANOSECOND: Duration = Duration::from_nanos(1);
 
-/// Two members of a permit per second and ten at most; the first one is empty.
+/// Returns two members of a permit per second and at most ten permits; the first member is empty.
 fn two() -> (Bucket, Bucket, AllOf<ManualClock>, ManualClock) {
     let clock = ManualClock::new();
     let (a, b) = (bucket(&clock, 1, 10), bucket(&clock, 1, 10));
@@ -28,7 +28,8 @@ fn limited(retry_after: Duration) -> AllRefusal {
     AllRefusal::from_member("a", Refusal::Limited { retry_after: retry_after.into() })
 }
 
-/// The request was told that it is due at once, and an `acquire_within` waited to be refused.
+/// Bug: the request was reported as due at once, and an `acquire_within` waited until it was
+/// refused.
 #[test]
 fn a_request_is_due_behind_the_requests_before_it_also_where_it_asks_nothing() {
     let (_a, _b, both, clock) = two();
@@ -69,7 +70,7 @@ fn a_request_waits_behind_many() {
     let (_a, b, both, _clock) = two();
     let _waits: Vec<_> = (0..40).map(|_| waiting_for_all(both.acquire_many([("a", 10)]))).collect();
     assert_eq!(both.try_acquire_many([("a", 0)]).err(), Some(limited(400 * SECOND)));
-    // By itself the other member is free long before.
+    // On its own the other member has permits long before.
     assert_eq!(b.status().next_in, Duration::ZERO);
 }
 
@@ -89,13 +90,13 @@ fn some_request(scarce: usize) -> impl Strategy<Value = Asked> {
     let costs = (cost(), cost(), cost(), -1..1i8);
     costs.prop_map(move |(a, b, c, priority)| {
         let mut costs = [a, b, c];
-        // It asks for something.
+        // It needs at least one permit.
         costs[scarce..].iter_mut().take(1).for_each(|n| *n = (*n).max(1));
         (costs, priority)
     })
 }
 
-/// The places of some requests, and how long until each is due, in the order of the line.
+/// Returns the reservations of some requests, and how long until each is due, in queue order.
 fn line(
     all: &AllOf<ManualClock>,
     asked: &[Asked],
@@ -111,7 +112,7 @@ fn line(
         drop(places.remove(leaves % places.len()));
         places.retain_mut(|(_, place)| !place.claim());
     }
-    // A newcomer is told what its place would be told.
+    // A new request is refused with the time of its reservation.
     let refused = all.try_acquire_many(request(last)).err();
     if let Some(told) = refused.and_then(|refusal| refusal.retry_after()) {
         places.push(place(last));
@@ -122,7 +123,7 @@ fn line(
 }
 
 proptest! {
-    /// Of one member there are too few permits.
+    /// One member has too few permits.
     #[test]
     fn told_times_are_true_behind_requests_of_a_member_that_is_not_asked(
         policy in some_policy(),

@@ -32,7 +32,7 @@ fn each_key_has_ten_per_second_and_a_hundred_per_minute() -> Result<(), Box<dyn 
     users.try_acquire(&2)?;
     assert_eq!(users.try_acquire_many(&2, 3), Err(Refusal::ExceedsLimit { requested: 3, limit: 2 }));
     assert_eq!(users.try_acquire(&2).err().and_then(Refusal::retry_after), Some(50 * SECOND));
-    // As good as new when both are.
+    // A key is idle (as new) when both policies are.
     assert_eq!(users.len(), 2);
     clock.advance(50 * SECOND);
     users.try_acquire(&3)?;
@@ -41,7 +41,8 @@ fn each_key_has_ten_per_second_and_a_hundred_per_minute() -> Result<(), Box<dyn 
     Ok(())
 }
 
-/// Threads take from one key at one moment. Each of the two policies lacks what was granted.
+/// Threads take from one key at one time. Afterwards each of the two policies lacks what was
+/// granted, and no more.
 #[test]
 fn refused_requests_of_a_key_leave_no_trace_among_threads() {
     for _ in 0..20 {

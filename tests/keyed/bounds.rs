@@ -68,7 +68,7 @@ fn permits_are_bounded_too() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The bound of all keys displaces no waiter, also where the bound of the key would.
+/// The bound of all keys displaces no waiter, even where the bound of the key would.
 #[test]
 fn no_waiter_is_displaced() -> Result<(), Refusal> {
     let (keys, _) = keys(10);
@@ -100,7 +100,7 @@ type Wait = Pin<Box<dyn Future<Output = Result<Grant, Refusal>>>>;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// The count is that of the futures that wait, and never above the bound.
+    /// The count is the number of futures that wait, and never exceeds the bound.
     #[test]
     fn the_count_is_that_of_the_waiting_futures(
         bound in 0..5_usize,

@@ -1,4 +1,4 @@
-//! A change of the terms of all keys, on a manual clock: every key follows it as a plain limiter
+//! A change of the terms of all keys, on a manual clock: every key follows it like a plain limiter
 //! would.
 
 use std::collections::HashMap;
@@ -89,8 +89,8 @@ async fn waiters_are_moved_at_once() -> Result<(), Refusal> {
     tokio::time::sleep(10 * MS).await;
     keys.set_rate_all(Rate::per_second(10));
     for waiting in waiting {
-        // Only a part of a permit was added before the change. The alarm is set anew, and only the
-        // alarm polls.
+        // Only part of a permit was added before the change. The alarm is set anew, and only the
+        // alarm polls the future.
         let waited = waiting.await.map_err(|_| Refusal::Displaced)??.waited();
         assert!(waited > 100 * MS && waited <= 111 * MS, "{waited:?}");
     }
@@ -156,7 +156,7 @@ fn a_key_that_was_reset_or_bounded_goes_along() -> Result<(), Refusal> {
 
 #[test]
 fn a_line_that_went_along_settles() -> Result<(), Refusal> {
-    // At no rate a state is a time before that from which on nothing comes in.
+    // At rate zero a state is a time before the one from which nothing accrues.
     for (rate, rest) in [(Rate::per_second(10), 300 * MS), (Rate::ZERO, 500 * MS)] {
         let (keys, clock) = one_per_second(1);
         let keys = keys.when_full(WhenKeysFull::EvictLeastUsed);
@@ -169,9 +169,9 @@ fn a_line_that_went_along_settles() -> Result<(), Refusal> {
         clock.advance(20 * MS);
         keys.sweep();
         keys.set_rate_all(Rate::per_second(1));
-        // Half a permit, and what came in at the rate between.
+        // Half a permit, plus what accrued at the rate in between.
         assert_eq!(keys.status(&1).full_in, rest);
-        // Only a key without a line gives its place to another before it is as good as new.
+        // Only a key without a line gives its slot to another before it is idle (as new).
         keys.try_acquire(&2)?;
         assert_eq!(keys.iter().map(|(key, _)| key).collect::<Vec<_>>(), [2]);
     }
@@ -196,7 +196,7 @@ fn a_window_that_changed_twice_still_counts() -> Result<(), Refusal> {
     let keys = KeyedRateLimiter::with_clock(SlidingWindow::new(Rate::per_second(4), 4), 10, clock.clone());
     keys.set_rate_all(Rate::per_minute(4));
     keys.try_acquire_many(&1, 4)?;
-    // Its line has the new terms, and so has the state that the line leaves behind.
+    // Its line has the new terms, and so does the state that the line leaves behind.
     drop(keys.limiter(&1)?);
     keys.sweep();
     keys.set_rate_all(Rate::per_hour(4));
@@ -238,7 +238,7 @@ fn no_permit_is_granted_twice_while_all_change() {
     let granted: usize = std::thread::scope(|scope| {
         let takers = [(); 2].map(|()| scope.spawn(takes));
         for _ in 0..100 {
-            // What was spent is worth more time, and then less.
+            // The spent permits are worth more time, and then less.
             keys.set_rate_all(Rate::per_hour(1));
             keys.set_rate_all(Rate::per_second(10));
         }
@@ -247,7 +247,7 @@ fn no_permit_is_granted_twice_while_all_change() {
     assert_eq!(granted, 1000);
 }
 
-/// A clock on which each look takes a second.
+/// A clock on which each reading takes a second.
 #[derive(Clone, Debug)]
 struct Slow(ManualClock);
 
@@ -281,7 +281,7 @@ fn a_line_changes_at_the_time_of_its_shard() -> Result<(), Refusal> {
     let keys = KeyedRateLimiter::with_clock(policy, 10, Slow(ManualClock::new()));
     keys.try_acquire_many(&1, 1000)?;
     drop(keys.limiter(&1));
-    // From here on no permits are added, so the time of a look does not matter.
+    // From here on no permits are added, so the time of a reading does not matter.
     keys.set_rate_all(Rate::ZERO);
     let in_line = keys.status(&1).available;
     keys.sweep();
@@ -290,7 +290,7 @@ fn a_line_changes_at_the_time_of_its_shard() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// A waker that comes back with another change, as one that polls at once would.
+/// A waker that makes another change, like one that polls at once would.
 struct ChangesAgain(Keys);
 
 impl Wake for ChangesAgain {
@@ -341,7 +341,7 @@ enum Act {
 }
 
 fn some_rate() -> impl Strategy<Value = Rate> {
-    // Of whole nanoseconds, and no more permits than the log has room for.
+    // Whole nanoseconds, and no more permits than the log has room for.
     let counts = proptest::sample::select(vec![1u64, 2, 4, 5, 8]);
     let limits =
         prop_oneof![6 => counts.clone().prop_map(Rate::per_second), 3 => counts.prop_map(Rate::per_minute)];
@@ -383,12 +383,12 @@ pub(super) const POLICIES: [&str; 11] = [
     "smooth_warming_up 4/s warm_up 2s",
 ];
 
-/// A plain limiter for each key that is known, beside the limiter of all.
+/// The limiter of all keys, and a plain limiter for each known key.
 struct Beside {
     keys: KeyedRateLimiter<u64, AnyPolicy, ManualClock>,
     clock: ManualClock,
     plain: HashMap<u64, RateLimiter<AnyPolicy, ManualClock>>,
-    /// The keys with a rate of their own.
+    /// The keys with their own rate.
     own: Vec<u64>,
 }
 
@@ -399,13 +399,13 @@ impl Beside {
         Ok(Beside { keys, clock, plain: HashMap::new(), own: Vec::new() })
     }
 
-    /// The plain limiter of a key; of one that is not known a new one.
+    /// Returns the plain limiter of a key; a new one for an unknown key.
     fn of(&self, key: u64) -> RateLimiter<AnyPolicy, ManualClock> {
         let new = || RateLimiter::with_clock(self.keys.policy(), self.clock.clone());
         self.plain.get(&key).cloned().unwrap_or_else(new)
     }
 
-    /// The act on both of them.
+    /// Performs the act on both of them.
     fn act<T>(
         &mut self,
         key: u64,
@@ -422,7 +422,7 @@ impl Beside {
         result
     }
 
-    /// Forgets what was forgotten, and compares the rest.
+    /// Drops the plain limiters of forgotten keys, and compares the rest.
     fn compare(&mut self, text: &str) -> Result<(), TestCaseError> {
         let known: HashMap<_, _> = self.keys.iter().collect();
         for (key, plain) in std::mem::take(&mut self.plain) {
@@ -448,8 +448,8 @@ impl Beside {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Every key follows the change: a state in the table, a line, a key that moved there and back,
-    /// and a key with waiters.
+    /// Every key follows the change: a state in the table, a line, a key that moved into a line and
+    /// back, and a key with waiters.
     #[test]
     fn every_key_goes_along_as_a_limiter_of_its_own(which in 0..POLICIES.len(), acts in some_acts()) {
         let text = POLICIES[which];
@@ -491,8 +491,8 @@ proptest! {
                     keys.limiter(&key).map(|limiter| limiter.reset())
                 })?,
                 Act::Remove(key) => {
-                    // Waiters of the removed line are still served, and the plain limiter's waiters
-                    // with them.
+                    // Waiters of the removed line are still served, together with the plain
+                    // limiter's waiters.
                     prop_assert_eq!(both.keys.remove(&key), both.plain.remove(&key).is_some());
                     both.own.retain(|own| *own != key);
                 }

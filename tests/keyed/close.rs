@@ -1,4 +1,4 @@
-//! An end for all keys.
+//! Closing all keys.
 
 use std::thread;
 use std::time::Duration;
@@ -47,7 +47,7 @@ fn waiters_of_all_keys_are_refused_at_once() -> Result<(), Refusal> {
         assert_eq!(blocked.join().expect("no panic"), Err(Refusal::Closed));
         assert_eq!(place.blocking_claim(), Err(Refusal::Closed));
         assert_eq!(held.try_acquire(), Err(Refusal::Closed));
-        // Known, waiting, and new keys.
+        // Known, waiting and new keys.
         for key in [99, 0, 60, 200, 201] {
             assert_eq!(keys.try_acquire(&key), Err(Refusal::Closed));
             assert_eq!(keys.blocking_acquire(&key), Err(Refusal::Closed));
@@ -65,7 +65,7 @@ fn waiters_of_all_keys_are_refused_at_once() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// While threads take from ever new keys: what they take after the call returned is nothing.
+/// Threads take permits from new keys all the time: after the call has returned they take none.
 #[test]
 fn no_key_gets_a_permit_after_the_end() {
     for _ in 0..20 {
@@ -89,7 +89,7 @@ fn no_key_gets_a_permit_after_the_end() {
     }
 }
 
-/// The table forgets no closed key by itself. A call that removes the key opens it.
+/// The table never forgets a closed key on its own. Only a call that removes the key opens it.
 #[test]
 fn a_closed_key_stays_closed_until_it_is_removed() -> Result<(), Box<dyn std::error::Error>> {
     for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::EvictLeastUsed] {
@@ -100,7 +100,7 @@ fn a_closed_key_stays_closed_until_it_is_removed() -> Result<(), Box<dyn std::er
         let limiter = keys.limiter(&1)?;
         assert!(handle.close()? && !handle.close()? && handle.is_closed() && limiter.is_closed());
         drop(limiter);
-        // The table is full, and looks for keys to forget.
+        // The table is full, and searches for keys to forget.
         for key in 2..50 {
             let _ = keys.try_acquire(&key);
         }
@@ -123,8 +123,8 @@ fn a_closed_key_stays_closed_until_it_is_removed() -> Result<(), Box<dyn std::er
 
 #[test]
 fn the_end_of_a_pause_makes_no_room_and_ends_the_pause_of_no_other_key() -> Result<(), Refusal> {
-    // The end of a pause made a limiter for its key. So it added the key, made the table forget
-    // another one, or resumed the limiter that the keys without room share.
+    // Bug: the end of a pause made a limiter for its key. So it added the key, made the table
+    // forget another key, or resumed the limiter that keys without room share.
     let handle = |keys: &Keys, key| AnyLimiter::new(OfKey::new(keys, key));
     let empty = keys(1, WhenKeysFull::RefuseNew);
     assert!(!handle(&empty, 1).resume());
@@ -141,7 +141,7 @@ fn the_end_of_a_pause_makes_no_room_and_ends_the_pause_of_no_other_key() -> Resu
     assert!(!handle(&shared, 3).resume());
     assert!(matches!(shared.try_acquire(&2), Err(Refusal::Paused { .. })));
 
-    // A pause of all keys ends for one key: one with a limiter, a known one and a new one.
+    // A pause of all keys ends for one key: a key with a limiter, a known key and a new one.
     let paused = keys(4, WhenKeysFull::RefuseNew);
     let _limiter = paused.limiter(&1)?;
     [2, 3].iter().try_for_each(|key| paused.try_acquire(key).map(drop))?;
@@ -154,7 +154,7 @@ fn the_end_of_a_pause_makes_no_room_and_ends_the_pause_of_no_other_key() -> Resu
     Ok(())
 }
 
-/// The handle of a key without room closed and paused the limiter that all such keys share.
+/// Bug: the handle of a key without room closed and paused the limiter that all such keys share.
 #[test]
 fn a_handle_of_a_key_without_room_closes_and_pauses_no_other_key() -> Result<(), Refusal> {
     let shared = keys(1, WhenKeysFull::ShareOne);

@@ -38,7 +38,7 @@ fn keys_do_not_know_of_each_other() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// How many hashes come before, and what runs then.
+/// The number of hashes before the code runs, and the code.
 type Hook = (usize, Box<dyn FnOnce()>);
 
 thread_local! {
@@ -66,7 +66,7 @@ impl Hash for Watched {
     }
 }
 
-/// The status was that of a new limit of as many permits as the key that came meanwhile had left.
+/// Bug: the status had a new limit, with the available permits of the key that was added meanwhile.
 #[test]
 fn a_status_has_the_limit_of_a_key_that_comes_meanwhile() {
     for hashes in 0..4 {
@@ -313,7 +313,7 @@ impl Drop for Key {
 }
 
 proptest! {
-    /// Whatever code of a key panics, the table is empty when the permits are gone.
+    /// Whichever code of a key panics, the table is empty once the permits are returned.
     #[test]
     fn a_key_that_panics_is_counted_once(fuse in 1..400_u32, many in 1..40_u64) {
         let left = Fuse(Arc::new(AtomicU32::new(0)));
@@ -342,7 +342,7 @@ type Wait = Pin<Box<dyn Future<Output = Answer>>>;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// Every key behaves as a `CountingLimit` of its own, and is in the table exactly while it is
+    /// Every key behaves like a separate `CountingLimit`, and is in the table exactly while it is
     /// in use.
     #[test]
     fn every_key_is_a_limit_of_its_own(

@@ -1,4 +1,4 @@
-//! An observer of all keys of a counting limit is told of each call once.
+//! An observer of all keys of a counting limit is notified of each call once.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 
 type Keys = KeyedCountingLimit<u64>;
 
-/// Writes down what it is told, with the key if it is told that, and without times.
+/// Records each event without times, with the key if the event has one.
 #[derive(Default)]
 struct Log(Mutex<Vec<String>>);
 
@@ -22,7 +22,7 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
-    /// What was told since the last time.
+    /// Returns the events since the last call.
     fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -83,7 +83,7 @@ fn each_call_is_told_of_once() -> Result<(), Refusal> {
             "refused 3: 3 permits requested, the limit is 2",
         ]
     );
-    // The key has no room.
+    // There is no room for the key.
     let full = format!(": {}", Refusal::TooManyKeys { limit: 1 });
     assert!(keys.try_acquire_many(&2, 2).is_err() && keys.try_acquire_up_to(&2, 9).is_err());
     assert_ready_err!(spawn(keys.acquire(&2)).poll());
@@ -141,7 +141,7 @@ fn a_limit_of_a_key_tells_both_observers() -> Result<(), Refusal> {
     drop(held);
     drop(one);
     drop(keys.try_acquire(&1)?);
-    // The key was forgotten, and its observer with it.
+    // The key was forgotten, along with its observer.
     let again = keys.try_acquire(&1)?;
     assert_eq!((log.take().len(), own.take().len()), (2, 1));
     drop(again);
@@ -155,7 +155,7 @@ fn a_handle_of_any_kind_tells_the_observer() {
     let held = any.try_acquire(1_u64).expect("one");
     assert!(any.try_acquire(1_u64).is_err() && any.try_acquire_many(2_u64, 3).is_err());
     assert!(any.try_acquire_many(2_u64, Request::permits(7).exempt()).is_ok());
-    // No request.
+    // Not a request.
     assert!(any.limiter(2_u64).is_err());
     assert_eq!(
         log.take(),
@@ -175,7 +175,7 @@ fn a_handle_of_any_kind_tells_the_observer() {
     drop(held);
 }
 
-/// A composite tells its own observer.
+/// A composite notifies only its own observer.
 #[test]
 fn a_composite_does_not_tell_the_observer_of_its_member() {
     let (keys, log) = watched(1, 1);

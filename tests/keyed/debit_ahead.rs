@@ -1,4 +1,4 @@
-//! Permits that are charged at an instant to come, as the shares of `tidegate-redis` do.
+//! Permits that are charged at a future time, like the shares of `tidegate-redis`.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tidegate::{AnyPolicy, Clock, KeyedRateLimiter, ManualClock, Refusal};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The policies have 12 permits, and a window of 6 s, or fill in 6 s.
+/// The policies have 12 permits, and a window of 6 s or fill in 6 s.
 const POLICIES: [&str; 9] = [
     "token_bucket 2/s burst 12",
     "token_bucket 12/6s burst 12 interval_refill",
@@ -23,8 +23,8 @@ fn keys(line: &str, clock: &ManualClock) -> KeyedRateLimiter<u64, AnyPolicy, Man
     KeyedRateLimiter::with_clock(line.parse().expect("a policy"), 1000, clock.clone())
 }
 
-/// From the debit on up to a window after its instant, no more is granted than the limit less the
-/// permits of the debit. A told time is met, and not a nanosecond earlier.
+/// From the debit on, and up to a window after its time, no more is granted than the limit less the
+/// permits of the debit. A request is granted at its predicted time, and not a nanosecond earlier.
 #[test]
 fn permits_of_an_instant_to_come_count_from_now_on() {
     for line in POLICIES {
@@ -35,7 +35,7 @@ fn permits_of_an_instant_to_come_count_from_now_on() {
             for _ in 0..used {
                 let _ = keys.try_acquire(&7).expect("a permit");
             }
-            // The permits that are used may count at that instant, or may have come in until then.
+            // The used permits may still count at that time, or may have accrued again by then.
             keys.debit_ahead(&7, n, SECOND * ahead).expect("room");
             let mut granted = 0;
             loop {
@@ -45,8 +45,8 @@ fn permits_of_an_instant_to_come_count_from_now_on() {
                         clock.advance(retry_after.as_duration() - Duration::from_nanos(1));
                         assert!(keys.try_acquire(&7).is_err(), "{text}: earlier than told");
                         clock.advance(Duration::from_nanos(1));
-                        // Permits come in to a bucket from the instant on. A window counts those of
-                        // the debit up to its own end, or for six seconds less a cell.
+                        // A bucket refills from that time on. A window counts the permits of the
+                        // debit up to its own end, or for six seconds less a cell.
                         let is_bucket = line.contains("bucket") || line.contains("bursty");
                         let now = clock.now().as_duration();
                         if now > SECOND * ahead && (is_bucket || now >= SECOND * (ahead + 4)) {
@@ -58,7 +58,7 @@ fn permits_of_an_instant_to_come_count_from_now_on() {
                     Err(other) => panic!("{text}: {other}"),
                 }
             }
-            // The last request of Guava's limiter is paid for later.
+            // The last request to Guava's limiter is paid for later.
             let paid_later = u32::from(line.starts_with("smooth_bursty") && n <= 12);
             assert!(granted <= 12_u32.saturating_sub(n) + paid_later, "{text}: {granted}");
         }

@@ -1,5 +1,4 @@
-//! An observer of all keys is told of each call once, as an observer of one limiter per key would
-//! be.
+//! An observer of all keys is notified of each call once, like an observer of one limiter per key.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,7 +28,7 @@ enum Event {
     Resumed,
 }
 
-/// Writes down what it is told.
+/// Records each event.
 #[derive(Default)]
 struct Log(Mutex<Vec<Event>>);
 
@@ -38,7 +37,7 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 
-    /// What was told since the last time.
+    /// Returns the events since the last call.
     fn take(&self) -> Vec<Event> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -85,7 +84,7 @@ fn watched(max_keys: usize, choice: WhenKeysFull) -> (Keys, ManualClock, Arc<Log
     (keys.observed_by(log.clone()).when_full(choice), clock, log)
 }
 
-/// Writes down what it is told, with the key.
+/// Records each event, with its key.
 #[derive(Default)]
 struct KeyLog(Mutex<Vec<(u64, Event)>>);
 
@@ -135,13 +134,13 @@ fn an_observer_can_be_told_the_key() -> Result<(), Refusal> {
     let log = Arc::new(KeyLog::default());
     let keys = keys.observed_by_key(log.clone());
     let (granted, refused) = (Event::Granted(1, Duration::ZERO), Event::Refused(1, LIMITED));
-    // By the table.
+    // Through the table.
     keys.try_acquire(&1)?;
     assert!(keys.try_acquire(&1).is_err() && keys.try_acquire(&2).is_ok() && keys.try_acquire(&3).is_err());
     keys.try_acquire_many(&4, Request::permits(1).exempt())?;
     let no_room = Event::Refused(1, Refusal::TooManyKeys { limit: 2 });
     assert_eq!(log.take(), [(1, granted), (1, refused), (2, granted), (3, no_room), (4, Event::Exempted(1))]);
-    // By the limiter of a key.
+    // Through the limiter of a key.
     let (mut wait, mut dropped) = (spawn(keys.acquire(&1)), spawn(keys.acquire(&2)));
     assert_pending!(wait.poll());
     assert_pending!(dropped.poll());
@@ -228,18 +227,18 @@ fn an_observer_of_all_keys_keeps_no_key() -> Result<(), Refusal> {
     let mut waiting = spawn(keys.acquire(&1));
     assert_pending!(waiting.poll());
     drop(waiting);
-    // It has no line any more, so it can give its place to another before it is as good as new.
+    // The key has no line now, so another key can take its slot before the key is idle (as new).
     clock.advance(500 * MS);
     keys.try_acquire(&2)?;
     assert_eq!(log.take().len(), 3);
-    // An observer of the key does.
+    // An observer of the key prevents that.
     assert!(keys.limiter(&2)?.observe(Arc::new(Statistics::new())));
     clock.advance(SECOND);
     assert!(keys.try_acquire(&3).is_err());
     Ok(())
 }
 
-/// Comes back to the limiter whenever it is told.
+/// Calls the limiter again on each event.
 struct ComesBack(Mutex<Option<Keys>>);
 
 impl Events for ComesBack {
@@ -260,7 +259,7 @@ fn it_may_call_the_limiter() -> Result<(), Refusal> {
     let events = Arc::new(ComesBack(Mutex::new(None)));
     let keys = keys.observed_by(events.clone());
     let come_back = || *events.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(keys.clone());
-    // A new key, a known one, and one that is a line.
+    // A new key, a known key, and a key with a line.
     come_back();
     keys.try_acquire(&1)?;
     clock.advance(500 * MS);
@@ -271,7 +270,7 @@ fn it_may_call_the_limiter() -> Result<(), Refusal> {
     come_back();
     keys.try_acquire(&1)?;
     assert_eq!(line.rate(), Rate::per_second(2));
-    // It has a limiter that has it.
+    // The observer holds the limiter, which holds the observer: break the cycle.
     *events.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     Ok(())
 }
@@ -318,7 +317,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Against a plain limiter for each key, all with one observer. The rate is in whole
+    /// Compares with a plain limiter for each key, all with one observer. The rate is in whole
     /// nanoseconds, so that forgetting a key makes no difference.
     #[test]
     fn it_is_told_what_limiters_would_tell(acts in some_acts()) {

@@ -1,5 +1,5 @@
-//! Keys and policies with code that panics, blocks or calls the limiter: the count of keys stays
-//! right.
+//! Keys and policies with user code that panics, blocks or calls the limiter: the count of keys
+//! remains correct.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{Hash, Hasher};
@@ -25,11 +25,11 @@ enum Call {
 }
 
 thread_local! {
-    /// The call that panics, and how many such calls go well before it.
+    /// The call that panics, and the number of such calls that succeed before it.
     static FUSE: Cell<Option<(Call, u32)>> = const { Cell::new(None) };
-    /// Keys that live in this thread.
+    /// The number of keys alive in this thread.
     static ALIVE: Cell<isize> = const { Cell::new(0) };
-    /// What a key does when it is dropped.
+    /// The action of a key when it is dropped.
     static ON_DROP: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
 }
 
@@ -77,7 +77,7 @@ impl Clone for Key {
 impl Drop for Key {
     fn drop(&mut self) {
         ALIVE.set(ALIVE.get() - 1);
-        // Taken out, so that keys dropped by the action are dropped plainly.
+        // Taken out, so that keys dropped by the action run no action.
         let action = ON_DROP.with_borrow_mut(Option::take);
         if let Some(mut action) = action {
             action();
@@ -87,7 +87,7 @@ impl Drop for Key {
     }
 }
 
-/// Runs what may panic, without the message.
+/// Runs code that may panic, without printing the message.
 fn quietly<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
@@ -117,18 +117,18 @@ fn keys(max_keys: usize, choice: WhenKeysFull) -> (Keys, ManualClock) {
     (KeyedRateLimiter::with_clock(policy, max_keys, clock.clone()).when_full(choice), clock)
 }
 
-/// How many keys the table has, by looking at each of them.
+/// Returns the number of keys in the table, by visiting each of them.
 fn counted(keys: &Keys) -> usize {
     keys.iter().count()
 }
 
-/// Every `Drop` of a forgotten key panics. The room that it leaves was lost for good.
+/// Every `Drop` of a forgotten key panics. Bug: the freed room was lost for good.
 #[test]
 fn keys_that_panic_when_dropped_leave_their_room() {
     let (keys, clock) = keys(100, WhenKeysFull::RefuseNew);
     let mut refused = 0;
     for number in 0..600 {
-        // So often that there are always many that may be forgotten.
+        // Often enough that many keys can always be forgotten.
         if number % 25 == 0 {
             clock.advance(Duration::from_secs(1));
         }
@@ -136,7 +136,7 @@ fn keys_that_panic_when_dropped_leave_their_room() {
         let answer = quietly(|| {
             let key = Key::new(number);
             let answer = keys.try_acquire(&key);
-            // The test is not about the drop of this key.
+            // The test is not about dropping this key.
             std::mem::forget(key);
             answer
         });
@@ -148,7 +148,7 @@ fn keys_that_panic_when_dropped_leave_their_room() {
 }
 
 /// A key makes room for a new one, and its `Drop` panics while the limiter of the new key is
-/// returned. That handle was leaked, and the new key kept its room for good.
+/// returned. Bug: that handle was leaked, and the new key kept its room for good.
 #[test]
 fn a_limiter_that_a_panic_takes_away_leaves_its_room() {
     let (keys, clock) = keys(1, WhenKeysFull::RefuseNew);
@@ -161,7 +161,7 @@ fn a_limiter_that_a_panic_takes_away_leaves_its_room() {
     assert_eq!(keys.try_acquire(&Key::new(3)).map(drop), Ok(()));
 }
 
-/// The table grows while `Hash` panics: no key is lost, and none is counted that is not there.
+/// The table grows while `Hash` panics: no key is lost, and no missing key is counted.
 #[test]
 fn a_hash_that_panics_while_the_table_grows_changes_nothing() {
     let (keys, _) = keys(10_000, WhenKeysFull::RefuseNew);
@@ -214,8 +214,9 @@ fn acts() -> impl Strategy<Value = Vec<(Act, Option<(Call, u32)>)>> {
 }
 
 proptest! {
-    /// Whatever panics, and wherever: as many keys are counted as there are, none twice, and never
-    /// more than allowed. In the end all of them can be forgotten, and as many new ones find room.
+    /// Whatever panics, and wherever: the count equals the number of keys, no key is counted twice,
+    /// and the count never exceeds the maximum. In the end all keys can be forgotten, and as many
+    /// new keys find room.
     #[test]
     fn the_count_of_keys_is_right_after_any_panic(
         acts in acts(),
@@ -270,7 +271,7 @@ proptest! {
     }
 }
 
-/// A forgotten key that calls the limiter for itself and for others when it is dropped.
+/// A forgotten key that calls the limiter for itself and for other keys when it is dropped.
 #[test]
 fn a_drop_may_call_the_limiter() {
     let (keys, clock) = keys(8, WhenKeysFull::RefuseNew);
@@ -297,10 +298,10 @@ fn a_drop_may_call_the_limiter() {
     assert_eq!(keys.len(), counted(&keys));
 }
 
-/// Tells that a `Drop` has begun, and when it shall end.
+/// Signals that a `Drop` has started, and when it may end.
 type Ends = (Sender<()>, Arc<std::sync::Mutex<Receiver<()>>>);
 
-/// A key with a `Drop` that waits until the test lets it end.
+/// A key whose `Drop` waits until the test lets it end.
 struct Slow(u64, Option<Ends>);
 
 impl Hash for Slow {
@@ -332,7 +333,7 @@ impl Drop for Slow {
     }
 }
 
-/// A `Drop` that blocks holds up its own call, and no request for another key of its shard.
+/// A `Drop` that blocks delays its own call, and no request for another key of its shard.
 #[test]
 fn a_drop_that_blocks_holds_no_lock() {
     let policy = TokenBucket::new(Rate::per_second(1), 1);
@@ -348,7 +349,7 @@ fn a_drop_that_blocks_holds_no_lock() {
     std::thread::scope(|scope| {
         let blocked = scope.spawn(|| keys.try_acquire(&Slow(3, None)));
         has_begun.recv().expect("1 is forgotten");
-        // The table has one shard, so each of these needs the lock that 3 had.
+        // The table has one shard, so each of these calls needs the lock that the call for 3 held.
         assert!(keys.try_acquire(&Slow(2, None)).is_err());
         keys.set_rate(&Slow(2, None), Rate::per_second(2)).expect("it is known");
         assert_eq!(keys.len(), 2);
@@ -357,7 +358,7 @@ fn a_drop_that_blocks_holds_no_lock() {
     });
 }
 
-/// A token bucket with code that panics when the fuse of this thread is lit.
+/// A token bucket with code that panics when the fuse of this thread is set.
 #[derive(Clone, Debug)]
 struct Fragile(TokenBucket);
 
@@ -425,8 +426,8 @@ impl Policy for Fragile {
 }
 
 proptest! {
-    /// A policy that panics leaves the count right, and a change of all keys that it interrupts
-    /// leaves no key with more than the larger of both limits.
+    /// A policy that panics leaves the count correct. A change of all keys that it interrupts
+    /// leaves no key with more than the larger of the two limits.
     #[test]
     fn the_count_is_right_after_a_panic_of_the_policy(
         acts in proptest::collection::vec((0..7u32, 0..12u64, proptest::option::of(0..12u32)), 1..100),
@@ -455,7 +456,7 @@ proptest! {
     }
 }
 
-/// A change of all keys in which the policy panics for one of them reaches all the others.
+/// A change of all keys in which the policy panics for one key reaches all other keys.
 #[test]
 fn a_change_that_panics_for_one_key_changes_the_others() {
     without_messages();
@@ -465,7 +466,8 @@ fn a_change_that_panics_for_one_key_changes_the_others() {
     for key in 0..10 {
         keys.try_acquire(&key).expect("it is new");
     }
-    // The trial, the policy of the shard, and then the states: the third of them.
+    // The trial, the policy of the shard, and then the states: the panic is at the third call for a
+    // state.
     POLICY_FUSE.set(Some(7));
     assert!(quietly(|| keys.change_all(Change::rate(Rate::per_second(10)))).is_none(), "the panic goes on");
     POLICY_FUSE.set(None);
@@ -475,7 +477,8 @@ fn a_change_that_panics_for_one_key_changes_the_others() {
     assert!(granted >= 9, "{granted} of 10 went along");
 }
 
-/// An observer that panics does so in its own call, without a lock and with the count right.
+/// An observer that panics does so within its own call, without a lock held, and the count remains
+/// correct.
 #[test]
 fn an_observer_that_panics_takes_no_room() {
     struct Loud;

@@ -1,4 +1,4 @@
-//! A key that is forgotten and comes back has no more permits than its policy allows.
+//! A key that is forgotten and added again has no more permits than its policy allows.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use tidegate::{
 
 type Keys = KeyedRateLimiter<u64, AnyPolicy, ManualClock>;
 
-/// Keys with this policy. `others` come in between, so that a key is forgotten as soon as it may
-/// be.
+/// Keys with this policy. `others` are requested in between, so that a key is forgotten as soon as
+/// it may be.
 struct Tight {
     keys: Keys,
     clock: ManualClock,
@@ -27,7 +27,7 @@ impl Tight {
         Tight { keys, clock, others: 1000 }
     }
 
-    /// New keys fill the table, which forgets all that it may.
+    /// Fills the table with new keys, so that it forgets every key it may.
     fn press(&mut self) {
         let first = self.others;
         self.others += self.keys.max_keys() as u64 + 1;
@@ -40,8 +40,9 @@ impl Tight {
     }
 }
 
-/// A key that starts warm and asks once per interval is cold at each of its requests, by the gaps
-/// between them. It was warm again each time that it was forgotten: 50 permits instead of 20.
+/// A key that starts warm and requests once per interval is cold at each of its requests, by the
+/// gaps between them. Bug: the key was warm again each time it was forgotten: 50 permits instead of
+/// 20.
 #[test]
 fn a_key_that_would_start_warm_comes_back_cold() {
     let clock = ManualClock::new();
@@ -58,7 +59,7 @@ fn a_key_that_would_start_warm_comes_back_cold() {
     assert!(granted <= 20, "{granted} granted");
 }
 
-/// A warm key is not forgotten while it is warm: it would have to warm up again.
+/// A warm key is not forgotten while it is warm, because it would have to warm up again.
 #[test]
 fn a_warm_key_stays_warm() {
     let clock = ManualClock::new();
@@ -76,7 +77,7 @@ fn a_warm_key_stays_warm() {
 }
 
 /// A bucket with a tolerance holds two and a half permits. With two of them it counts as full, but
-/// is not as good as new: it gained half a permit each time that it was forgotten.
+/// is not as new. Bug: it gained half a permit each time it was forgotten.
 #[test]
 fn a_part_of_a_permit_is_not_gained() {
     let mut tight = Tight::new("token_bucket 1/s burst 1 tolerance 1500ms", 1);
@@ -87,7 +88,7 @@ fn a_part_of_a_permit_is_not_gained() {
         tight.clock.advance(Duration::from_millis(1500));
         tight.press();
     }
-    // The stock, and one for each second.
+    // The stored permits, and one for each second.
     assert!(granted <= 2 + 150, "{granted} granted in 150 s");
 }
 
@@ -143,7 +144,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     let act = prop_oneof![
         8 => Just(Act::Try),
         1 => (1..4u32).prop_map(Act::Debit),
-        // Short and long times, also such as are no multiple of anything.
+        // Short and long times, including times that are not multiples of a round number.
         4 => (0..400_000_000u64).prop_map(Act::Advance),
         2 => (0..5_000_000_000u64).prop_map(Act::Advance),
         1 => (0..10u64).prop_map(|tenths| Act::Advance(tenths * 100_000_000)),
@@ -155,9 +156,9 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Against a plain limiter that gets all these requests: after each request, a key that was
-    /// forgotten whenever possible has no more permits than a limiter that forgets nothing. The
-    /// plain limiter starts as a key at rest does.
+    /// Compares with a plain limiter that receives the same requests: after each request, a key
+    /// that was forgotten whenever possible has no more permits than a limiter that forgets
+    /// nothing. The plain limiter starts as an idle key does.
     #[test]
     fn a_key_that_is_forgotten_gains_nothing(
         number in 0..POLICIES.len(),
@@ -184,9 +185,9 @@ proptest! {
                     plain.debit(n);
                 }
                 Act::Advance(nanos) => tight.clock.advance(Duration::from_nanos(nanos)),
-                // A key that is not known begins with the new terms. That is no gain by forgetting.
+                // An unknown key starts with the new terms. Forgetting gains nothing there.
                 Act::Change(_) if tight.keys.is_empty() => {}
-                // Zero, and two others.
+                // Zero, and two other rates.
                 Act::Change(rate) => {
                     let rate = if rate == 0 { Rate::ZERO } else { Rate::per_second(rate * 3) };
                     let _ = tight.keys.change_all(Change::rate(rate));
@@ -199,8 +200,8 @@ proptest! {
     }
 }
 
-/// The search for room looked at 64 places, so that one fresh key among many limited ones was
-/// found by chance alone.
+/// Bug: the search for room visited 64 slots, so one idle key among many limited ones was found
+/// only by chance.
 #[test]
 fn a_new_key_finds_the_one_fresh_key_of_a_small_table() {
     for max_keys in [1, 2, 100, 512] {
@@ -220,8 +221,8 @@ fn a_new_key_finds_the_one_fresh_key_of_a_small_table() {
     }
 }
 
-/// A large request of a leaky bucket counts the time for which the bucket idled. A limiter of a key
-/// that was dropped took that time along, and its refusals told the same time again and again.
+/// A large request to a leaky bucket counts the time for which the bucket was idle. Bug: a dropped
+/// limiter of a key lost that time, and its refusals reported the same time again and again.
 #[test]
 fn a_told_time_of_a_large_request_holds_for_a_limiter_that_was_dropped() {
     let clock = ManualClock::new();
@@ -229,7 +230,7 @@ fn a_told_time_of_a_large_request_holds_for_a_limiter_that_was_dropped() {
         KeyedRateLimiter::with_clock("leaky_bucket 50/s".parse().expect("a policy"), 10, clock.clone());
     let all = KeyedAllOf::new("calls", &keys);
     for permits in 2..6 {
-        // The limiter of the first request is dropped with its answer.
+        // The limiter of the first request is dropped along with its result.
         let ask = |key: u64| match permits % 2 {
             0 => all.for_key(&key).and_then(|all| all.try_acquire_many(permits).map(drop)),
             _ => keys

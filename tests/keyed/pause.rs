@@ -1,4 +1,4 @@
-//! A pause of all keys is a pause of the limiter of each, also of keys that come later.
+//! A pause of all keys pauses the limiter of each key, including keys added later.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -55,8 +55,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Runs the steps with all keys and with a plain limiter for each key. `of` says whether the rate
-/// of all keys is that of a key.
+/// Runs the steps with all keys and with a plain limiter for each key. `of` returns the policy of a
+/// key, and whether the key has the common rate.
 fn agree<P: Policy + Clone>(
     keys: &KeysOf<P>,
     clock: &ManualClock,
@@ -74,7 +74,7 @@ fn agree<P: Policy + Clone>(
                 let expected = limiters[&key].try_acquire_many(n);
                 assert_eq!(keys.try_acquire_many(&key, n), expected, "{context}");
             }
-            // An unknown key takes nothing back.
+            // A refund for an unknown key does nothing.
             Step::Refund(key, n) if keys.iter().any(|(known, _)| known == key) => {
                 keys.refund(&key, n);
                 limiters[&key].refund(n);
@@ -99,7 +99,7 @@ fn agree<P: Policy + Clone>(
                 keys.remove(&key);
             }
             Step::Rate(rate) => {
-                // A key that is unknown takes the new rate for what came in before.
+                // An unknown key uses the new rate for what accrued before the change.
                 (0..4).for_each(|key| drop(keys.limiter(&key)));
                 keys.set_rate_all(Rate::per_second(rate));
                 let common = limiters.iter().filter(|(key, _)| of(**key).1);
@@ -116,7 +116,7 @@ fn agree<P: Policy + Clone>(
     }
 }
 
-/// Policies of ten permits, of which a new state is full.
+/// Policies of ten permits, whose new state is full.
 const FULL: [&str; 7] = [
     "token_bucket 10/s burst 10",
     "token_bucket 10/s burst 1",
@@ -160,7 +160,7 @@ proptest! {
     ) {
         let clock = ManualClock::new();
         let plan = Plan::new(any(planned));
-        // Where keys have plans, a new rate does not make a new key full earlier.
+        // Where keys have plans, a new rate does not fill a new key earlier.
         let pauses = steps.iter().any(|step| matches!(step, Step::Pause(_)));
         let changes = |step: &Step| matches!(step, Step::Rate(_));
         let steps: Vec<_> = steps.into_iter().filter(|step| !(pauses && changes(step))).collect();
@@ -196,7 +196,7 @@ fn waiters_of_all_keys_are_granted_after_the_pause() -> Result<(), Refusal> {
             assert!(assert_ready!(wait.poll()).is_ok(), "{text}");
         }
         assert!(assert_ready!(before.poll()).is_ok());
-        // A key that was not known.
+        // An unknown key.
         assert!(keys.try_acquire_many(&7, if text.ends_with("burst 1") { 1 } else { 2 }).is_ok(), "{text}");
         assert!(keys.try_acquire_many(&7, 1).is_err(), "{text}");
     }
@@ -315,7 +315,8 @@ fn a_changed_kind_of_plan_starts_anew_in_a_pause() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The limiter of a key did not ask its policy, and told a time of a bucket without steps.
+/// Bug: the limiter of a key did not ask its policy, and reported the time of a bucket without
+/// steps.
 #[test]
 fn the_limiter_of_a_key_tells_when_it_is_full_after_a_pause() -> Result<(), Refusal> {
     for text in ["token_bucket 10/s burst 10 interval_refill", "smooth_warming_up 10/s warm_up 2s"] {

@@ -30,7 +30,7 @@ fn plan(text: &str) -> Plan<AnyPolicy> {
     Plan::new(text.parse().expect("a policy"))
 }
 
-/// A limiter with a common policy, and plans in a map.
+/// Returns a limiter with a common policy, and a map of plans.
 fn planned(common: &str, max_keys: usize) -> (Keys, Map, ManualClock) {
     let (clock, map) = (ManualClock::new(), Map::default());
     let plans = map.clone();
@@ -63,7 +63,7 @@ fn each_key_has_its_plan() {
     assert_eq!([keys.try_acquire(&3).map(drop), keys.try_acquire(&3).map(drop)], [Ok(()), limited(SECOND)]);
 }
 
-/// A thousand customers, each with a rate of its own, in a table for ten. None of them is kept.
+/// A thousand customers, each with a different rate, in a table for ten. No customer is kept.
 #[test]
 fn plans_pin_no_key() {
     let (keys, map, clock) = planned("token_bucket 1/s burst 1", 10);
@@ -102,7 +102,7 @@ fn replan_carries_over_what_a_key_has() {
     set(&map, 1, "token_bucket 10/s burst 100");
     set(&map, 3, "token_bucket 10/s burst 100");
     assert_eq!(keys.replan(), 0);
-    // Key 3 is as good as new. The other ones keep their permits.
+    // Key 3 is full again (as new). The other keys keep their permits.
     assert_eq!([1, 2, 3, 4].map(|key| keys.status(&key).available), [3, 3, 100, 10]);
     clock.advance(SECOND);
     assert_eq!([1, 2].map(|key| keys.status(&key).available), [13, 4]);
@@ -112,7 +112,7 @@ fn replan_carries_over_what_a_key_has() {
     assert!([1, 2].iter().all(|key| keys.status(key).limit == 10));
 }
 
-/// A key that lost its plan follows changes of all keys, and a key with a plan does not.
+/// A key that lost its plan follows changes of all keys. A key with a plan does not.
 #[test]
 fn a_change_of_all_keys_is_for_keys_without_a_plan() {
     let (keys, map, _) = planned("token_bucket 1/s burst 10", 10);
@@ -155,8 +155,8 @@ fn waiting_requests_keep_their_places() {
     assert!(keys.is_empty(), "its line pins no key");
 }
 
-/// From a bucket to a window: a known key lacks as many permits as before. A key with waiting
-/// requests keeps its bucket until they have left.
+/// A change from a bucket to a window: a known key lacks as many permits as before. A key with
+/// waiting requests keeps its bucket until they have left.
 #[test]
 fn a_policy_of_another_kind() {
     let (keys, map, clock) = planned("token_bucket 1/s burst 10", 10);
@@ -200,7 +200,7 @@ fn other_choices_keep_the_plans() {
     assert_eq!(keys.try_acquire(&3).map(drop), limited(60 * SECOND));
 }
 
-/// A manual clock that begins at a given Unix time.
+/// A manual clock that starts at a given Unix time.
 #[derive(Clone, Debug)]
 struct Since(ManualClock, Duration);
 
@@ -231,7 +231,7 @@ impl Timer for Since {
     }
 }
 
-/// Windows of a plan begin with the windows of the wall clock, also in two limiters with different
+/// Windows of a plan start with the windows of the wall clock, even in two limiters with different
 /// clocks.
 #[test]
 fn a_plan_follows_the_wall_clock_of_each_limiter() {
@@ -276,8 +276,8 @@ fn a_function_that_panics_changes_nothing() {
     assert_eq!(keys.len(), 3);
 }
 
-/// The function may call the limiter: for another key, for its own key, and to ask for all plans
-/// anew.
+/// The function may call the limiter: for another key, for its own key, and to read all plans
+/// again.
 #[test]
 fn a_function_may_call_the_limiter() {
     let keys: Arc<OnceLock<KeyedRateLimiter<u64, TokenBucket, ManualClock>>> = Arc::default();
@@ -340,8 +340,9 @@ const RATES: [&str; 2] = ["2/s", "8/s"];
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Every key behaves as a limiter of its own with the key's plan, that is changed when the plan
-    /// is: a state in the table, a line, a key that moved there and back, and a key with waiters.
+    /// Every key behaves like a separate limiter with the key's plan, which changes when the plan
+    /// does: a state in the table, a line, a key that moved into a line and back, and a key with
+    /// waiters.
     #[test]
     fn every_key_is_a_limiter_with_its_plan(which in 0..POLICIES.len(), acts in some_acts()) {
         let text = POLICIES[which];

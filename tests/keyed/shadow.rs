@@ -29,12 +29,12 @@ fn known_and_new_keys_pass_and_are_told() -> Result<(), Refusal> {
     assert!(users.try_acquire(&1).is_err() && !users.is_shadow_all());
     users.set_shadow_all(true);
     assert!(users.is_shadow_all());
-    // A key that there is, and one to come. A grant takes permits as ever.
+    // A known key, and one to be added. A grant takes permits as usual.
     for (key, granted) in [(1, 0), (2, 2)] {
         for call in 0..5 {
             assert_eq!(users.try_acquire(&key)?.permits(), u32::from(call < granted));
         }
-        // Larger than any grant, and asked by a wait.
+        // A request larger than any grant, made by a wait.
         assert_eq!(users.try_acquire_many(&key, 9)?.permits(), 0);
         assert_eq!(assert_ready_ok!(spawn(users.acquire(&key)).poll()).permits(), 0);
         assert_eq!(users.blocking_acquire(&key)?.permits(), 0);
@@ -69,7 +69,7 @@ fn waiters_pass_when_it_begins() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The limiter of a key has a shadow mode of its own beside that of all keys.
+/// The limiter of a key has its own shadow mode in addition to that of all keys.
 #[test]
 fn the_limiter_of_a_key_is_in_shadow_with_all() -> Result<(), Refusal> {
     let (users, _, clock) = users(1);
@@ -87,7 +87,7 @@ fn the_limiter_of_a_key_is_in_shadow_with_all() -> Result<(), Refusal> {
     assert!(after.is_shadow());
     after.set_shadow(false);
     assert!(after.try_acquire().is_err());
-    // It was no setting of the key, which is forgotten when it is fresh.
+    // It was not a setting of the key, so the key is forgotten when it is idle.
     users.set_shadow_all(true);
     drop((before, after));
     clock.advance(3 * 3600 * SECOND);

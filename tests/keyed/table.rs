@@ -60,8 +60,8 @@ fn a_full_table_refuses_a_new_key_until_one_is_as_good_as_new() {
     assert!(keys.len() <= 2);
 }
 
-/// A key that is far from its limit is as good as new at each request. It was forgotten each time,
-/// and added anew under the exclusive lock.
+/// A key that is far from its limit is full again (as new) at each request. Bug: it was forgotten
+/// each time, and added again under the exclusive lock.
 #[test]
 fn a_key_that_is_as_good_as_new_stays_while_there_is_room() {
     let (keys, clock) = one_per_second(100, WhenKeysFull::RefuseNew);
@@ -81,7 +81,7 @@ fn a_key_that_was_as_good_as_new_for_a_minute_makes_room_for_memory() {
     for key in 0..1000 {
         assert_eq!(keys.try_acquire(&key).map(drop), Ok(()));
     }
-    // The permits come back in the first second, and a minute has passed since.
+    // The permits accrue in the first second, and a minute has passed since.
     clock.advance(Duration::from_secs(61));
     for key in 1000..5000 {
         assert_eq!(keys.try_acquire(&key).map(drop), Ok(()));
@@ -104,7 +104,7 @@ fn the_freshest_gives_up_its_place() {
     assert_eq!(keys.try_acquire(&1).map(drop), Ok(()));
     clock.advance(500 * MS);
     assert_eq!([2, 3].map(|key| keys.try_acquire(&key).map(drop)), [Ok(()), Ok(())]);
-    // 1 had half a second to go, 2 a whole one.
+    // Key 1 was half a second from being full, and key 2 a whole second.
     assert_eq!((keys.len(), keys.status(&1).available, keys.status(&2).available), (2, 1, 0));
 }
 
@@ -185,7 +185,7 @@ fn a_key_with_a_waiter_is_not_forgotten() {
     clock.advance(Duration::from_secs(1));
     assert_eq!(assert_ready!(waiting.poll()).map(Grant::waited), Ok(Duration::from_secs(1)));
     drop(waiting);
-    // Its state went back into the table, with what it owes.
+    // Its state returned to the table, with the owed permits.
     clock.advance(500 * MS);
     assert_eq!(keys.try_acquire(&2).map(drop), Ok(()));
     assert_eq!(keys.status(&2).available, 0);
@@ -280,7 +280,7 @@ fn one_that_starts_empty_starts_empty_again() -> Result<(), Refusal> {
     let keys = KeyedRateLimiter::with_clock(policy, 10, clock.clone());
     keys.try_acquire(&1)?;
     clock.advance(Duration::from_secs(1));
-    // One second's worth is not yet saved: 100 ms of it were spent.
+    // Less than one second's worth is saved: 100 ms of it were spent.
     keys.sweep();
     assert_eq!(keys.len(), 1);
     clock.advance(100 * MS);
@@ -360,10 +360,10 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 proptest! {
-    /// Against one plain limiter per key, kept for ever. A key without room is refused and leaves
-    /// no trace. Every other request gets equal answers from both, whichever keys were forgotten,
-    /// moved into a line, or moved back. (The rate is in whole nanoseconds: at other rates a bucket
-    /// that lacks a tick counts as full.)
+    /// Compares with one plain limiter per key, kept forever. A key without room is refused and
+    /// leaves no trace. Every other request gets equal results from both, whichever keys were
+    /// forgotten, moved into a line, or moved back. (The rate is in whole nanoseconds: at other
+    /// rates a bucket that lacks a tick counts as full.)
     #[test]
     fn as_if_nothing_was_ever_forgotten(acts in acts(), max_keys in 1..7usize, windowed in any::<bool>()) {
         let text = if windowed { "sliding_log 3/s" } else { "token_bucket 4/s burst 3" };
@@ -375,8 +375,8 @@ proptest! {
             .collect::<Result<_, tidegate::ConfigError>>()?;
         let is_known = |key: u64| keys.iter().any(|(known, _)| known == key);
         let (mut handles, mut waiting) = (Vec::new(), Vec::<(u64, Future, Future)>::new());
-        // When a waiter of a key saw its grant: the key is kept for the catch-up, since the next
-        // request may be charged as of an earlier time.
+        // The time at which a waiter of a key saw its grant: the key is kept for the catch-up,
+        // because the next request may be charged as of an earlier time.
         let mut seen = HashMap::<u64, Nanos>::new();
         for act in acts {
             match act {
@@ -433,7 +433,7 @@ proptest! {
     }
 }
 
-/// Known or not, waiting or not, with one policy or two: a key does as a limiter of its own.
+/// Known or not, waiting or not, with one policy or two: a key behaves like a separate limiter.
 #[test]
 fn a_key_is_lowered_and_gives_its_available_permits() {
     use tidegate::{FixedWindow, Policy, Statistics};
@@ -449,7 +449,7 @@ fn a_key_is_lowered_and_gives_its_available_permits() {
     assert_eq!((up_to(2, 100), keys.keep_at_most(&2, 0)), (Ok(20), Ok(0)));
     assert_eq!(statistics.snapshot().permits, 32);
     assert_eq!(keys.keep_at_most(&3, 1), Err(Refusal::TooManyKeys { limit: 2 }));
-    // A key for which requests wait.
+    // A key with waiting requests.
     let mut wait = spawn(keys.acquire_many(&1, Request::permits(15).at_least(10)));
     assert_pending!(wait.poll());
     clock.advance(Duration::from_millis(800));
@@ -478,8 +478,9 @@ async fn a_handle_to_keys_has_calls_by_key() {
 
 #[test]
 fn an_exempt_reservation_passes_and_adds_no_key() -> Result<(), Refusal> {
-    // The place of an exempt request was sought in a limiter of its key. So the request was refused
-    // for more permits than the burst, for none, for want of room and after the close.
+    // Bug: the reservation of an exempt request was made through a limiter of its key. So the
+    // request was refused for exceeding the burst, for asking for no permits, for lack of room, and
+    // after the close.
     for when_full in [WhenKeysFull::RefuseNew, WhenKeysFull::ShareOne, WhenKeysFull::EvictLeastUsed] {
         let (keys, _) = one_per_second(1, when_full);
         let statistics = Arc::new(Statistics::new());
