@@ -101,7 +101,7 @@ fn requests_leave_what_others_wait_for() {
     assert_pending!(wait.poll());
     clock.advance(1000 * MS);
     // At the member itself: the composite is not due, and one permit delays it by at most one
-    // interval.
+    // permit.
     assert_eq!(large.try_acquire_many(Request::up_to(60)).map(|grant| grant.permits()), Ok(1));
     let important = AllRequest::from(Request::up_to(60)).priority(1);
     assert_eq!(all.try_acquire_many(important).expect("ten are there").permits(), 1);

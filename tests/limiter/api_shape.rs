@@ -1,5 +1,5 @@
-//! Compile-time checks: the futures can be sent, moved and stored; the default types need not be
-//! named.
+//! Compile-time checks: the futures can be sent, moved and stored, and the default types need not
+//! be named.
 
 use std::time::Duration;
 

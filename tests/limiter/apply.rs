@@ -1,5 +1,5 @@
-//! Configurations applied to a limiter while it runs: the permits available afterwards, the order
-//! of waiters, errors, and the bound over every span.
+//! Configurations applied to a running limiter: the permits available afterwards, the order of
+//! waiters, errors, and the bound over every stretch of time.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -24,7 +24,7 @@ fn config(line: &str) -> PolicyConfig {
     line.parse().expect("a configuration")
 }
 
-/// Twenty permits at most, of which none come in within a second.
+/// At most twenty permits; none accrues within a second.
 const KINDS: [&str; 7] = [
     "token_bucket 20/h burst 20",
     "smooth_bursty 1/h max_burst 19h start_full",
@@ -53,7 +53,8 @@ fn used_permits_stay_used_in_each_kind() {
 
 #[test]
 fn neither_bound_is_exceeded() -> Result<(), ConfigError> {
-    // From, taken, to, available by count, and by ratio.
+    // The old policy, the permits taken, the new policy, and the permits available by count and by
+    // ratio.
     for (from, taken, to, count, ratio) in [
         ("token_bucket 1/h burst 10", 4, "fixed_window 100/h", 6, 60),
         ("token_bucket 1/h burst 10", 4, "fixed_window 7/h", 3, 4),
@@ -91,13 +92,13 @@ fn a_debt_stays_a_debt() -> Result<(), ConfigError> {
             }
             let (limiter, _) = limiter(from);
             limiter.debit(15);
-            // Five are owed and one more is needed, each in half a second.
+            // Five are owed and one more is needed; each takes half a second.
             limiter.apply(&config(to), Keep::Count)?;
             let refusal = limiter.try_acquire().expect_err("in debt");
             assert_eq!(refusal.retry_after(), Some(Duration::from_secs(3)), "{from}, {to}");
         }
     }
-    // For ever becomes very long.
+    // An infinite wait becomes a very long one.
     let (limiter, clock) = limiter("token_bucket 1/d burst 10");
     (0..4).for_each(|_| limiter.debit(u32::MAX));
     limiter.apply(&config("leaky_bucket 1000/s"), Keep::Count)?;
@@ -132,7 +133,7 @@ fn waiters_keep_their_places() -> Result<(), ConfigError> {
         assert!(waiter.poll().is_pending());
     }
     limiter.apply(&config("fixed_window 2/min"), Keep::Count)?;
-    // It can never be had any more.
+    // The request can no longer be granted.
     let refusal = Refusal::ExceedsLimit { requested: 3, limit: 2 };
     assert!(large.is_woken());
     assert!(matches!(large.poll(), std::task::Poll::Ready(Err(told)) if told == refusal));
@@ -165,7 +166,7 @@ fn a_grant_from_before_gives_back_nothing() -> Result<(), Box<dyn std::error::Er
             estimate.settle(0);
             drop(unseen);
             assert_eq!(limiter.status().available, 8, "{from}, {to}");
-            // And the kind of before makes its charges no better.
+            // Returning to the first kind does not make its old charges valid again.
             limiter.apply(&config(from), Keep::Count)?;
             later.settle(0);
             assert_eq!(limiter.status().available, 8, "{from}, {to}");
@@ -188,8 +189,8 @@ fn a_wall_clock_goes_on() -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Threads take while another thread applies one kind after the other. The clock stands still, so
-/// exactly the permits of the beginning are granted.
+/// Threads take permits while another thread applies one kind of policy after another. The clock
+/// stands still, so exactly the initial permits are granted.
 #[test]
 fn no_permit_is_granted_twice_or_lost_while_kinds_change() -> Result<(), ConfigError> {
     for round in 0..20 {
@@ -207,7 +208,7 @@ fn no_permit_is_granted_twice_or_lost_while_kinds_change() -> Result<(), ConfigE
                 });
             }
             for step in 0..60 {
-                // Sliding kinds count a permit in the beginning as the others do.
+                // Sliding kinds count a permit taken at the start like the other kinds do.
                 let kind = KINDS[(round + step * 3 + step / 7) % KINDS.len()];
                 limiter.apply(&config(kind), Keep::Count).expect("fits");
                 thread::yield_now();
@@ -221,17 +222,17 @@ fn no_permit_is_granted_twice_or_lost_while_kinds_change() -> Result<(), ConfigE
     Ok(())
 }
 
-/// What a policy grants at most: in a span that it decides alone, and of what comes in from a
-/// change on.
+/// The most that a policy grants: in a stretch of time in which only this policy decides, and from
+/// a change on.
 struct Bound {
     limit: f64,
-    /// Seconds in which the limit comes in.
+    /// The seconds in which the limit accrues.
     period: f64,
-    /// Whether permits come in evenly.
+    /// Whether permits accrue evenly.
     even: bool,
     /// By how many periods a count may end early.
     early: f64,
-    /// How many limits a span of no length can have.
+    /// How many limits a single point in time can have.
     at_once: f64,
 }
 
@@ -256,7 +257,7 @@ const POLICIES: [(&str, Bound); 8] = [
 ];
 
 impl Bound {
-    /// Of a span that this policy decides alone.
+    /// Returns the bound for a stretch in which only this policy decides.
     fn alone(&self, seconds: f64) -> f64 {
         match self.even {
             true => self.limit + self.limit / self.period * seconds,
@@ -264,7 +265,7 @@ impl Bound {
         }
     }
 
-    /// What comes in during a span that a change begins.
+    /// Returns what accrues during a stretch that starts with a change.
     fn inflow(&self, seconds: f64) -> f64 {
         match self.even {
             true => self.limit / self.period * seconds + 1.0,
@@ -286,7 +287,7 @@ proptest! {
         ratio: bool,
     ) {
         let (limiter, clock) = limiter(POLICIES[0].0);
-        // Since when which policy decides, and when permits were granted.
+        // When each policy took effect, and when permits were granted.
         let (mut eras, mut grants) = (vec![(Nanos::ZERO, 0)], Vec::new());
         for (next, span, tries) in acts {
             for _ in 0..tries {
@@ -297,7 +298,7 @@ proptest! {
             if span % 3 == 0 {
                 let before = limiter.status();
                 let new = config(POLICIES[next].0);
-                // A change of numbers keeps permits by the rule of the policy.
+                // A change of only the numbers keeps permits by the rule of the policy.
                 if limiter.config().change_to(&new).is_none() {
                     let keep = if ratio { Keep::Ratio } else { Keep::Count };
                     limiter.apply(&new, keep)?;
@@ -331,7 +332,7 @@ proptest! {
         }
     }
 
-    /// Applying a configuration leads to its terms, by whatever steps.
+    /// Applying a configuration results in its terms, whatever the steps before.
     #[test]
     fn a_configuration_that_is_applied_is_told(
         lines in vec(prop::sample::select(vec![

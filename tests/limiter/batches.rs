@@ -35,7 +35,7 @@ fn policies() -> impl Strategy<Value = AnyPolicy> {
 }
 
 proptest! {
-    /// A batch that is given back at once leaves the limiter as single permits would have.
+    /// After a batch is given back at once, the limiter is as single permits would have left it.
     #[test]
     fn a_batch_that_is_given_back_took_what_it_handed_out(
         policy in policies(), size in 1_u32..40, acts in acts()
@@ -64,7 +64,7 @@ proptest! {
         }
     }
 
-    /// Whatever is kept in batches, no more is handed out than came in.
+    /// However many permits batches hold, no more are handed out than accrued.
     #[test]
     fn batches_hand_out_no_more_than_they_took(sizes in prop::collection::vec(0_u32..40, 1..5), acts in acts()) {
         let clock = ManualClock::new();

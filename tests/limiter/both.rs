@@ -1,5 +1,5 @@
-//! A limiter of two policies: undone grants, told times and changes, all on the manual clock. The
-//! model asks the two policies one by one, and replays history without what was undone.
+//! A limiter of two policies: undone grants, predicted times and changes, all on the manual clock.
+//! The model asks the two policies one by one, and replays the history without the undone grants.
 
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ fn limiter(pair: [usize; 2]) -> (Limiter, ManualClock) {
 enum Act {
     Pass(u64),
     Estimate(u32),
-    /// Settles the estimate of this place at so many permits.
+    /// Settles the estimate with this index at this many permits.
     Settle(usize, u32),
-    /// Waits in line until the permits are there, and does not look.
+    /// Waits in the queue until the permits are available, and does not poll.
     Reserve(u32),
-    /// Drops what waited, unseen.
+    /// Drops a wait whose grant was not seen.
     Drop(usize),
-    /// A request to this limiter and another one that has nothing.
+    /// A request to this limiter and to another one that has no permits.
     AllOf(u32),
     /// A plain request, without the lock.
     Take(u32),
@@ -53,7 +53,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
     vec(act, 1..50)
 }
 
-/// What may still be undone, and where it is in history.
+/// A grant that may still be undone, and its index in the history.
 enum Open {
     Estimate(Reservation<Two, ManualClock>, usize),
     Reservation(Reservation<Two, ManualClock>, usize),
@@ -64,7 +64,7 @@ struct World {
     limiter: Limiter,
     clock: ManualClock,
     all: AllOf<ManualClock>,
-    /// When, and how many permits.
+    /// The time of each grant, and its permits.
     history: Vec<(Nanos, u32)>,
     open: Vec<Open>,
 }
@@ -126,14 +126,15 @@ impl World {
         }
     }
 
-    /// What a replay of history leaves of each of the two policies.
+    /// Returns what a replay of the history leaves of each of the two policies.
     fn replay(&self) -> [PolicyStatus; 2] {
         let now = self.clock.now();
         self.pair.map(|which| {
             let policy = kind(which);
             let state = policy.start(Nanos::ZERO);
             for (at, n) in &self.history {
-                // Without what was undone, all others are granted as well; a debit does not ask.
+                // Without the undone grants, all others are granted as well; a debit needs no
+                // permits.
                 policy.debit(&state, *at, *n);
             }
             policy.status(&state, now)
@@ -152,15 +153,15 @@ impl World {
 }
 
 proptest! {
-    /// Whatever is undone, and in whatever order, with takes in between: the limiter is as full as
-    /// if only the rest had been granted. No permit is invented, and none is lost.
+    /// Whatever is undone, in whatever order, with requests in between: the limiter is as full as
+    /// if only the remaining grants had been made. No permit is invented, and none is lost.
     #[test]
     fn undone_grants_leave_no_trace_in_any_of_the_two(
         first in 0..EXACT, second in 0..EXACT, acts in some_acts(),
     ) {
         let mut world = World::new([first, second]);
         for act in acts {
-            // The line does not see a plain request: it knows the least room, and no more.
+            // The queue does not see a plain request: it knows only the least room.
             if matches!(act, Act::Take(_)) {
                 continue;
             }
@@ -169,7 +170,7 @@ proptest! {
         }
     }
 
-    /// With plain requests as well, which the line does not see, no permit is invented.
+    /// Including plain requests, which the queue does not see, no permit is invented.
     #[test]
     fn undone_grants_give_back_no_more_than_a_replay_without_them_has(
         first in 0..EXACT, second in 0..EXACT, acts in some_acts(),
@@ -182,8 +183,8 @@ proptest! {
         }
     }
 
-    /// Each request in a line of mixed sizes is served at the time that it was told, and not a
-    /// nanosecond earlier. So is a newcomer that was refused with a time.
+    /// Each request in a queue of mixed sizes is served at its predicted time, and not a nanosecond
+    /// earlier. The same holds for a new request that was refused with a time.
     #[test]
     fn told_times_are_met_to_the_nanosecond(
         first in 0..KINDS.len(), second in 0..KINDS.len(), before in vec((1u32..6, 0u64..700), 0..6),
@@ -229,7 +230,8 @@ fn ten_and_hundred() -> (RateLimiter<Both<TokenBucket, FixedWindow>, ManualClock
     (RateLimiter::with_clock(policy, clock.clone()), clock)
 }
 
-/// Waiters stay in line whichever of the two is changed, and move with it.
+/// Waiters stay in the queue whichever of the two policies is changed, and their times follow the
+/// change.
 #[test]
 fn waiters_follow_a_change_of_any_of_the_two() -> Result<(), Box<dyn std::error::Error>> {
     let (limiter, clock) = ten_and_hundred();
@@ -239,7 +241,7 @@ fn waiters_follow_a_change_of_any_of_the_two() -> Result<(), Box<dyn std::error:
     clock.advance(500 * MS);
     assert_ready_eq!(waiters[0].poll().map_ok(Grant::waited), Ok(500 * MS));
     assert_pending!(waiters[1].poll());
-    // The minute has no permit any more.
+    // The minute has no permit left.
     limiter.change(Change::rate(Rate::per_minute(5)).part(1))?;
     clock.advance(10 * SECOND);
     assert_pending!(waiters[1].poll());
@@ -256,7 +258,7 @@ fn waiters_follow_a_change_of_any_of_the_two() -> Result<(), Box<dyn std::error:
     Ok(())
 }
 
-/// A change of one policy does not make the grants of the other one final.
+/// A change of one policy does not make the grants of the other policy final.
 #[test]
 fn an_estimate_outlives_a_change_of_the_other_policy() -> Result<(), Box<dyn std::error::Error>> {
     let (limiter, _) = ten_and_hundred();
@@ -285,7 +287,7 @@ fn a_refund_a_debit_and_a_share_are_of_both() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Threads take, reserve and settle at one moment. In the end both policies lack what was used.
+/// Threads take, reserve and settle concurrently. In the end both policies lack the used permits.
 #[test]
 fn threads_leave_what_they_used_and_no_more() {
     let pairs = [

@@ -1,4 +1,4 @@
-//! A limiter of two policies in pauses: each policy goes on as it would alone. The model keeps the
+//! A limiter of two policies in pauses: each policy behaves as it would alone. The model keeps the
 //! history of grants, and replays it on a plain limiter for each policy.
 
 use std::time::Duration;
@@ -16,13 +16,13 @@ enum Act {
     /// Nanoseconds.
     Pass(u64),
     Take(u32),
-    /// Waits until the permits are there.
+    /// Waits until the permits are available.
     Wait(u32),
-    /// Takes permits, and uses so many of them some acts later.
+    /// Takes permits, and settles at the second number of them some acts later.
     Estimate(u32, u32, usize),
     Pause(u64, bool),
     Resume,
-    /// A rate of one of the two policies.
+    /// Changes the rate of one of the two policies.
     Rate(usize, u64),
     Debit(u32),
 }
@@ -48,7 +48,7 @@ fn pause(span: u64, keeps: bool) -> Pause {
     if keeps { pause.keep_permits() } else { pause }
 }
 
-/// One of the two policies alone, with all that has happened to both.
+/// Returns a limiter of one of the two policies, after everything that happened to both.
 fn alone(kind: &str, part: usize, history: &[Act]) -> RateLimiter<AnyPolicy, ManualClock> {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(kind.parse().expect("a policy"), clock.clone());
@@ -94,7 +94,7 @@ fn play(kinds: [&str; 2], acts: &[Act]) -> Result<(), TestCaseError> {
     let [first, second] = kinds.map(|kind| kind.parse::<AnyPolicy>().expect("a policy"));
     let limiter: RateLimiter<Two, _> = RateLimiter::with_clock(first.and(second), clock.clone());
     let mut history = Vec::new();
-    // The estimates that are not settled yet: when they will be, and their places in history.
+    // The unsettled estimates: when they will be settled, and their indices in the history.
     let mut open = Vec::new();
     let each = |history: &[Act]| [0, 1].map(|part| alone(kinds[part], part, history));
     let due_in = |history: &[Act], n: u32| {
@@ -173,8 +173,8 @@ proptest! {
     fn each_of_the_two_goes_on_after_a_pause_as_it_would_alone(
         first in 0..KINDS.len(), second in 0..KINDS.len(), mut acts in some_acts(), estimates: bool,
     ) {
-        // After a debit or a change of terms, undone grants may give back less. And in the window
-        // that a resume has charged, grants of an earlier window give back nothing.
+        // After a debit or a change of terms, undone grants may give back less. In the window that
+        // a resume has charged, grants of an earlier window give back nothing.
         let undoes = estimates && first.max(second) < EXACT;
         acts.retain(|act| match act {
             Act::Estimate(..) => undoes,
@@ -182,7 +182,7 @@ proptest! {
             _ => true,
         });
         if undoes {
-            // The line does not see a plain request: it knows the least room, and no more.
+            // The queue does not see a plain request: it knows only the least room.
             for act in &mut acts {
                 if let Act::Take(n) = *act {
                     *act = Act::Estimate(n, n, 0);
@@ -193,11 +193,11 @@ proptest! {
     }
 }
 
-/// An act of composites: of one that is paused, and of one that is not.
+/// An act on composites, one paused and one not.
 #[derive(Clone, Copy, Debug)]
 enum Ask {
     Pass(u64),
-    /// Of the paused composite, or of the other one.
+    /// Takes from the paused composite, or from the other one.
     Take(bool, u32),
     Pause(u64, bool),
     Resume,
@@ -232,7 +232,7 @@ proptest! {
         let policy = |kind: &str| kind.parse::<AnyPolicy>().expect("a policy");
         let plain = kinds.map(|kind| RateLimiter::with_clock(policy(kind), clock.clone()));
         let both = RateLimiter::with_clock(policy(kinds[0]).and(policy(kinds[1])), clock.clone());
-        // The second one of each is paused.
+        // The second composite of each pair is paused.
         let one = [0, 1].map(|_| AllOf::new("both", &both));
         let two = [0, 1].map(|_| AllOf::new("first", &plain[0]).with("second", &plain[1]));
         let told = |answer: Result<_, AllRefusal>| {
@@ -266,7 +266,8 @@ proptest! {
     }
 }
 
-/// The bucket filled in a pause, and the grants were spaced by the rate of the first policy only.
+/// Bug: the bucket filled during a pause, and the grants were spaced by the rate of the first
+/// policy only.
 #[test]
 fn the_order_of_two_policies_does_not_matter_after_a_pause() {
     let (bucket, window) = ("token_bucket 10/s burst 10", "fixed_window 60/1m");
@@ -276,11 +277,11 @@ fn the_order_of_two_policies_does_not_matter_after_a_pause() {
         let limiter = RateLimiter::with_clock(first.and(second), clock.clone());
         limiter.pause(pause(5_000, false));
         clock.advance(Duration::from_secs(15));
-        // The window lets one permit come in each second. The bucket is full after one.
+        // In the window one permit accrues each second. The bucket is full after one second.
         let at_once = (0..100).filter(|_| limiter.try_acquire().is_ok()).count();
         assert_eq!(at_once, 10, "{kinds:?}");
         assert_eq!(limiter.status().next_in, Duration::from_secs(1), "{kinds:?}");
-        // The stock of both is kept until then.
+        // The stored permits of both are kept until then.
         limiter.pause(pause(5_000, false));
         assert!(limiter.resume());
         assert_eq!(limiter.status().next_in, Duration::from_secs(1), "{kinds:?}");

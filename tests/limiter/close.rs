@@ -1,4 +1,4 @@
-//! An end: a limiter that is closed grants nothing more, and lets nothing wait.
+//! Closing: a closed limiter grants nothing more, and no request waits for it.
 
 use std::sync::Arc;
 use std::thread;
@@ -18,7 +18,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn all_waiters_are_refused_at_once() -> Result<(), Refusal> {
     let (limiter, _clock) = without_burst(Rate::per_hour(1));
     limiter.try_acquire()?;
-    // More than are answered under one lock.
+    // More waiters than are refused under one lock.
     let mut waits: Vec<_> = (0..3000).map(|_| spawn(limiter.acquire())).collect();
     waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
     let (mut place, mut other) = (limiter.reserve(1)?, limiter.reserve(1)?);
@@ -59,7 +59,7 @@ fn no_call_gets_a_permit_any_more() {
         assert_eq!(limiter.reserve(1).map(drop), Err(Refusal::Closed));
     };
     never(&limiter);
-    // Nothing opens it.
+    // Nothing opens it again.
     assert!(!limiter.resume());
     limiter.pause_for(SECOND);
     limiter.refund(1);
@@ -100,7 +100,8 @@ fn a_refusal_tells_a_pause_from_a_limit() -> Result<(), Refusal> {
     let mut late = spawn(limiter.acquire_within(SECOND));
     assert_pending!(late.poll());
     limiter.pause_for(10 * SECOND);
-    // A waiter that the pause makes too late. The debt of a second is owed after the pause.
+    // A waiter that the pause makes too late. The permit of a second that is owed is paid for after
+    // the pause.
     assert_eq!(assert_ready!(late.poll()), Err(Refusal::Paused { retry_after: (10 * SECOND).into() }));
     let paused = Refusal::Paused { retry_after: (11 * SECOND).into() };
     assert_eq!(limiter.try_acquire(), Err(paused));
@@ -200,7 +201,7 @@ fn a_counting_limit_is_closed() -> Result<(), Refusal> {
     limit.set_limit(u32::MAX);
     assert_eq!(limit.try_acquire().map(drop), Err(Refusal::Closed));
     assert_eq!(limit.available(), 0);
-    // Lowering and raising a limit does not look like an end.
+    // Lowering and raising a limit is not mistaken for closing it.
     let other = CountingLimit::new(u32::MAX);
     let held = other.try_acquire_many(u32::MAX)?;
     other.set_limit(0);

@@ -36,7 +36,7 @@ fn refusal_of(ask: &mut Ask<'_>) -> Refusal {
     assert_ready!(ask.poll()).expect_err("refused")
 }
 
-/// Returns the requests in the order in which they get the next permits, one a second.
+/// Returns the requests in the order in which they get the next permits, one per second.
 fn served(clock: &ManualClock, mut asks: Vec<(i32, Ask<'_>)>) -> Vec<i32> {
     let mut order = Vec::new();
     for _ in 0..asks.len() {
@@ -80,7 +80,7 @@ fn where_no_request_may_wait_an_available_permit_is_granted() {
     clock.advance(SECOND);
     assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
 
-    // Even if the waiters have been woken and have not run yet.
+    // Holds even if the waiters have been woken and have not run yet.
     let (limiter, clock) = without_burst(Rate::per_second(1000));
     assert!(limiter.try_acquire().is_ok());
     let _unseen = waiting(&limiter);
@@ -98,11 +98,13 @@ fn a_bound_on_permits_counts_permits_that_are_waited_for() {
     let refused = limiter.reserve(1).expect_err("full");
     assert_eq!(refused, full(SECOND));
     clock.advance(SECOND);
-    // Six wait. Five more would be too many; there is room for them when the six are due.
+    // Six permits are waited for. Five more would be too many; there is room for them when the six
+    // are due.
     let refused = assert_ready!(spawn(limiter.acquire_many(5)).poll()).expect_err("full");
     assert_eq!(refused, full(4 * SECOND));
     let _third = asking(&limiter, Request::permits(4));
-    // More than there is ever room for has to find its permits there.
+    // A request for more permits than the bound is granted only if its permits are available at
+    // once.
     let refused = assert_ready!(spawn(limiter.acquire_many(11)).poll()).expect_err("never fits");
     assert_eq!(refused, full(14 * SECOND));
 }
@@ -127,7 +129,7 @@ fn waiters_stay_beyond_a_bound_that_comes_later() {
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
     assert_eq!(limiter.status().waiting, 3);
     let refused = assert_ready!(spawn(limiter.acquire()).poll()).expect_err("full");
-    // Two have to be served first.
+    // Two waiters must be served first.
     assert_eq!(refused, full(3 * SECOND));
     for wait in &mut waits {
         clock.advance(SECOND);
@@ -146,7 +148,7 @@ fn the_oldest_of_the_least_important_makes_room() {
     assert_eq!(refusal_of(&mut old), Refusal::Displaced);
     assert_pending!(high.poll());
     assert_pending!(new.poll());
-    // No request is dropped for a newcomer of lower priority.
+    // No waiter is dropped for a new request of lower priority.
     let low = assert_ready!(spawn(limiter.acquire_many(one(-1))).poll()).expect_err("less important");
     assert!(matches!(low, Refusal::QueueFull { .. }));
     assert_eq!(limiter.status().waiting, 3);
@@ -172,7 +174,7 @@ fn as_many_make_room_as_need_to_or_none() {
     let (limiter, _clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_permits(6).when_full(WhenFull::DropOldest));
     let mut asks: Vec<_> = (0..3).map(|_| asking(&limiter, Request::permits(2))).collect();
-    // All three would not do.
+    // Even dropping all three would not make enough room.
     assert!(assert_ready!(spawn(limiter.acquire_many(7)).poll()).is_err());
     assert_eq!(limiter.status().waiting, 3);
     let _large = asking(&limiter, Request::permits(3));
@@ -237,7 +239,7 @@ fn a_try_is_told_of_the_waiters_before_it_and_of_no_others() {
         let refusal = limiter.try_acquire_many(one(priority)).expect_err("not yet");
         assert_eq!(refusal.retry_after(), Some(seconds * SECOND), "{priority}");
     }
-    // A request of the highest priority finds its permit here, whichever requests wait.
+    // A request of the highest priority gets a permit that is available, whichever requests wait.
     clock.jump(SECOND);
     assert!(limiter.try_acquire_many(one(2)).is_err(), "the head was due first");
 }
@@ -305,7 +307,7 @@ fn a_waiter_that_a_more_important_one_makes_too_late_is_refused_at_once() {
     let _first = asking(&limiter, one(1));
     assert_pending!(low.poll());
     let _second = asking(&limiter, one(1));
-    // Due at 3 s behind the two; this call is accepted from 1 s on.
+    // Due at 3 s behind the two waiters; this call is accepted from 1 s on.
     assert_eq!(refusal_of(&mut low), Refusal::Limited { retry_after: (2 * SECOND).into() });
     assert_pending!(patient.poll());
 }
@@ -327,7 +329,7 @@ fn a_thread_and_a_task_of_different_priority_are_both_served() {
     });
 }
 
-// The share that is kept
+// The reserved share
 
 fn bucket_of_ten() -> (RateLimiter<TokenBucket, ManualClock>, ManualClock) {
     let clock = ManualClock::new();
@@ -342,7 +344,7 @@ fn the_kept_share_is_for_the_important() {
     assert_eq!(taken, 6);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     assert!(limiter.try_acquire_many(one(1).priority(1)).is_ok());
-    // Two have to come in before four are left.
+    // Two permits must accrue before four are left.
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (2 * SECOND).into() }));
     clock.advance(2 * SECOND - NANO);
     assert!(limiter.try_acquire().is_err());
@@ -379,7 +381,7 @@ fn more_than_the_burst_less_the_kept_share_can_never_be_had() {
     assert!(limiter.try_acquire_many(6).expect_err("not yet").may_retry());
     assert!(limiter.try_acquire_many(Request::permits(7).priority(1)).expect_err("not yet").may_retry());
 
-    // All, and more than all: a single permit waits until that is changed.
+    // The share is all permits, and more than all: a single permit waits until the share changes.
     limiter.keep_for_priority(u32::MAX, i8::MAX);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: Nanos::MAX }));
     let mut wait = spawn(limiter.acquire());
@@ -401,7 +403,7 @@ fn with_guava_a_permit_on_credit_counts_as_left() {
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: (200 * MS).into() }));
 }
 
-// Shadow and exempt
+// Shadow mode and exempt requests
 
 #[test]
 fn in_shadow_everything_passes_and_no_request_waits() {
@@ -422,7 +424,7 @@ fn in_shadow_everything_passes_and_no_request_waits() {
     );
     assert_eq!(limiter.blocking_acquire().map(Grant::waited), Ok(Duration::ZERO));
     assert!(limiter.reserve(5).expect("everything passes").claim());
-    // And as before when it ends: what passed has taken nothing.
+    // After shadow mode the limiter is as before: requests granted in shadow mode took nothing.
     limiter.set_shadow(false);
     limiter.resume();
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));

@@ -14,16 +14,16 @@ use tidegate::{
     Grant, ManualClock, Pause, QueueBounds, Rate, RateLimiter, Refusal, Request, TokenBucket, WhenFull,
 };
 
-/// A permit comes in each second, and nothing happens in between but at whole quarters.
+/// A permit accrues each second, and between whole quarters nothing happens.
 const QUARTER: Duration = Duration::from_millis(250);
 const PER_PERMIT: i64 = 4;
 
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// So many permits, at this priority, within so many quarters.
+    /// A request for the permits, at this priority, within this many quarters.
     Join(u32, i8, Option<i64>),
     Try(u32, i8),
-    /// One permit, by the call that cannot be refused.
+    /// A request for one permit, by the call that cannot be refused.
     Acquire,
     Drop(usize),
     Pause(i64, bool),
@@ -60,7 +60,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
     vec(act, 1..80)
 }
 
-// The obvious one
+// The reference model
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Told {
@@ -68,7 +68,7 @@ enum Told {
     /// In quarters.
     Limited(i64),
     ExceedsLimit(u32),
-    /// In how many quarters there is room.
+    /// The number of quarters until there is room.
     QueueFull(i64),
     Displaced,
 }
@@ -78,22 +78,22 @@ struct Waiter {
     name: usize,
     n: u32,
     priority: i8,
-    /// By when, and within what it asked for.
+    /// The time by which it must be granted, and the wait that it asked for.
     deadline: Option<(i64, i64)>,
 }
 
 struct Model {
-    /// In quarters, as all times here.
+    /// In quarters, like all times here.
     now: i64,
     burst: i64,
     /// When the bucket is empty.
     zero: i64,
     opens: i64,
-    /// While a pause lasts, whether it keeps the stock.
+    /// During a pause, whether the pause keeps the stored permits.
     pause: Option<bool>,
     kept: (u32, i8),
     bounds: QueueBounds,
-    /// Sorted: the important first, then by arrival.
+    /// Sorted by priority, the highest first, then by arrival.
     line: Vec<Waiter>,
     told: Vec<(usize, Told)>,
 }
@@ -103,8 +103,8 @@ impl Model {
         if priority < self.kept.1 { self.kept.0.into() } else { 0 }
     }
 
-    /// Returns when the requests before it have been served, and its own permits are there beside
-    /// the permits that it has to leave.
+    /// Returns when the requests before it have been served, and its own permits are available in
+    /// addition to the permits that it must leave.
     fn due(&self, before: &[Waiter], n: u32, priority: i8) -> i64 {
         let at = self.now.max(self.opens);
         let zero = match self.pause {
@@ -130,7 +130,7 @@ impl Model {
         self.due(&self.line[..self.before(priority)], n, priority)
     }
 
-    /// How long from a time, in quarters; never is never.
+    /// Returns the time between two times, in quarters; if the first is never, the result is never.
     fn span(due: i64, from: i64) -> i64 {
         if due == i64::MAX { i64::MAX } else { (due - from).max(0) }
     }
@@ -162,7 +162,7 @@ impl Model {
         }
     }
 
-    /// A quarter passes. In a pause nothing comes in.
+    /// Advances by a quarter. During a pause nothing accrues.
     fn step(&mut self) {
         if let Some(keeps_permits) = self.pause {
             self.zero = self.zero.max(self.now - self.burst * PER_PERMIT) + 1;
@@ -174,8 +174,8 @@ impl Model {
         self.now += 1;
     }
 
-    /// Refuses waiters that are now too late, or can never be served, as if they had not been
-    /// before the others.
+    /// Refuses waiters that are now too late, or can never be served, as if they had not been ahead
+    /// of the others.
     fn retime(&mut self) {
         let mut stay: Vec<Waiter> = Vec::new();
         let mut late = Vec::new();
@@ -192,7 +192,7 @@ impl Model {
         self.line = stay;
         self.pass(0);
         for waiter in late {
-            // The answer that this call would get now.
+            // The decision that this call would get now.
             let within = waiter.deadline.map_or(0, |(_, within)| within);
             let due = self.due_behind(waiter.n, waiter.priority);
             self.told.push((waiter.name, Told::Limited(Self::span(due, self.now + within))));
@@ -204,7 +204,7 @@ impl Model {
         line.len() < self.bounds.waiters && permits + u64::from(n) <= self.bounds.permits
     }
 
-    /// Returns which waiters stay if there is to be room for one more, and which are dropped.
+    /// Returns which waiters stay, and which are dropped, to make room for another request.
     fn room(&self, n: u32, priority: i8) -> Option<(Vec<Waiter>, Vec<usize>)> {
         let (mut line, mut gone) = (self.line.clone(), Vec::new());
         while !self.fits(&line, n) {
@@ -214,7 +214,7 @@ impl Model {
                 WhenFull::DropLeastImportant => waiter.priority < priority,
             });
             let victim = match self.bounds.when_full {
-                // The first of the lowest priority, or the last of it.
+                // The first or the last waiter of the lowest priority.
                 WhenFull::DropOldest => victims.min_by_key(|(_, waiter)| waiter.priority),
                 _ => victims.next_back(),
             };
@@ -257,7 +257,7 @@ impl Model {
         self.pass(0);
     }
 
-    /// Waiters behind it are refused at once if they are now too late.
+    /// Refuses waiters behind a new request at once if they are now too late.
     fn retime_if_passed(&mut self, priority: i8) {
         if self.line.iter().any(|waiter| waiter.priority < priority && waiter.deadline.is_some()) {
             self.retime();
@@ -299,7 +299,7 @@ impl Model {
     }
 }
 
-// The real one
+// The limiter
 
 struct Flag(AtomicBool);
 
@@ -345,7 +345,7 @@ impl Real {
         self.poll();
     }
 
-    /// Polls the futures that were woken, and no others, until none is woken.
+    /// Polls the woken futures, and no others, until none is woken.
     fn poll(&mut self) {
         let answers = &mut self.told;
         let mut again = true;

@@ -9,14 +9,14 @@ use tokio_test::task::spawn;
 
 use crate::support::asked::Asked;
 
-/// How often the policy is asked by a request that goes before so many others without a deadline.
+/// Returns how often a request ahead of `waiters` others without a deadline asks the policy.
 fn asked_before(waiters: usize) -> usize {
     let policy = Asked::new(SmoothBursty::new(Rate::per_second(1)));
     let limiter = RateLimiter::with_clock(policy, ManualClock::new());
     assert!(limiter.try_acquire().is_ok());
     let mut line: Vec<_> = (0..waiters).map(|_| spawn(limiter.acquire())).collect();
     line.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
-    // One with a deadline has left.
+    // A waiter with a deadline has left.
     let mut left = spawn(limiter.acquire_within(Duration::from_secs(1000)));
     assert_pending!(left.poll());
     drop(left);
@@ -31,8 +31,8 @@ fn a_request_before_others_without_a_deadline_asks_the_policy_as_often_whatever_
     assert_eq!(asked_before(500), asked_before(5));
 }
 
-/// How often the policy of a limiter is asked when its shadow mode begins, while so many composites
-/// of it and of another limiter each wait for both.
+/// Returns how often the policy of a limiter is asked when its shadow mode starts, while
+/// `composites` composites of it and of another limiter each wait for both.
 fn asked_by_shadow(composites: usize) -> usize {
     let clock = ManualClock::new();
     let policy = || SmoothBursty::new(Rate::per_hour(1));
@@ -49,14 +49,14 @@ fn asked_by_shadow(composites: usize) -> usize {
     let before = shared.policy().times.load(Ordering::Relaxed);
     shared.set_shadow(true);
     let asked = shared.policy().times.load(Ordering::Relaxed) - before;
-    // Each waits for its other limiter alone.
+    // Each composite waits only for its other limiter.
     clock.advance(Duration::from_secs(3600));
     line.iter_mut().for_each(|wait| assert!(wait.poll().is_ready()));
     asked
 }
 
-/// Each look at the line rang all composites, and each of them looked at the line again: with 2,000
-/// composites it took a minute.
+/// Bug: each visit of the queue notified all composites, and each composite visited the queue
+/// again: with 2,000 composites it took a minute.
 #[test]
 fn shadow_mode_rings_each_composite_once() {
     let (few, many) = (asked_by_shadow(100), asked_by_shadow(400));

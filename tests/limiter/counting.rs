@@ -45,7 +45,7 @@ fn a_request_takes_as_many_as_are_free() {
     let mut waiter = spawn(limit.acquire_many(8));
     assert_pending!(waiter.poll());
     drop(rest);
-    // They are left to the request in line.
+    // They are left to the waiting request.
     assert_eq!(limit.try_acquire_up_to(3).expect_err("refused"), Refusal::InUse { limit: 10 });
     drop(held);
     assert_eq!(assert_ready_ok!(waiter.poll()).permits(), 8);
@@ -83,7 +83,7 @@ fn a_dropped_wait_leaves_no_trace() {
     assert_pending!(first.poll());
     assert_pending!(second.poll());
     drop(held);
-    // Granted, and not seen.
+    // Granted, but not seen.
     drop(first);
     drop(assert_ready!(second.poll()));
     assert_eq!(limit.available(), 1);
@@ -150,7 +150,7 @@ fn together_with_a_rate_it_is_both_or_neither() {
     let rate = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
     let limit = CountingLimit::new(2);
     let first = limit.try_acquire_with(&rate).expect("both");
-    // Refused by the rate: nothing is in use.
+    // Refused by the rate: no permit is in use.
     assert_eq!(
         limit.try_acquire_with(&rate).expect_err("refused"),
         Refusal::Limited { retry_after: SECOND.into() }
@@ -167,8 +167,7 @@ fn together_with_a_rate_it_is_both_or_neither() {
     assert!(limit.try_acquire_with(&rate).is_ok());
 }
 
-/// A limit that was lowered below a waiter's size used to keep that waiter, and all behind it,
-/// waiting.
+/// Bug: a limit lowered below a waiter's size kept that waiter, and all waiters behind it, waiting.
 #[test]
 fn a_waiter_above_a_lowered_limit_is_refused_at_once_and_the_rest_go_on() {
     let limit = CountingLimit::new(4);
@@ -226,7 +225,8 @@ fn one_permit_waits_through_a_limit_of_zero() {
     assert_eq!(limit.available(), 1);
 }
 
-/// A grant that its future has not seen is out already: a lower limit does not take it back.
+/// A grant that its future has not seen already counts as in use: a lower limit does not take it
+/// back.
 #[test]
 fn a_lower_limit_leaves_grants_alone() {
     let limit = CountingLimit::new(3);
@@ -266,8 +266,7 @@ async fn a_wait_with_a_time_limit_is_refused_by_a_lower_limit_at_once() {
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
-/// A waker that panics, and one that comes back into the limit: neither costs other waiters
-/// anything.
+/// A waker that panics, and a waker that calls the limit again: neither affects other waiters.
 #[test]
 fn wakers_may_panic_or_call_back() {
     struct Panics;
@@ -321,7 +320,7 @@ fn some_act() -> impl Strategy<Value = Act> {
 
 type Waiting = Spawn<Pin<Box<dyn Future<Output = Result<CountingPermit, Refusal>>>>>;
 
-/// The limit as a list of waiters and a number of permits that are out.
+/// The limit as a list of waiters and a number of permits in use.
 struct Model {
     limit: u32,
     out: u32,
@@ -370,7 +369,7 @@ impl Model {
 }
 
 proptest! {
-    /// Waits, drops, permits given back and other limits at random, beside a slow model.
+    /// Random waits, drops, returned permits and changes of the limit, compared with a slow model.
     #[test]
     fn it_is_a_list_of_waiters_and_a_number(acts in vec(some_act(), 1..120)) {
         let limit = CountingLimit::new(4);
@@ -403,7 +402,7 @@ proptest! {
                     permits.extend(answer);
                 }
                 Act::Drop(_) if waits.is_empty() => {}
-                // Some of them have their answer, and have not seen it.
+                // Some futures have a result that they have not seen.
                 Act::Drop(which) => {
                     let (number, wait) = waits.swap_remove(which % waits.len());
                     drop(wait);
@@ -425,7 +424,7 @@ proptest! {
                     model.set_limit(new);
                 }
             }
-            // Every other time, so that answers are unseen meanwhile.
+            // Only every other future is polled, so that some results are unseen meanwhile.
             for (number, mut wait) in std::mem::take(&mut waits) {
                 let expected = model.answers.iter().position(|(other, _)| *other == number);
                 prop_assert_eq!(wait.is_woken(), expected.is_some());
@@ -446,8 +445,8 @@ proptest! {
     }
 }
 
-/// Threads take, wait, leave and give back while one changes the limit. In the end all permits are
-/// there, and none more.
+/// Threads take, wait, leave and give back while one thread changes the limit. In the end all
+/// permits are available, and no others.
 #[test]
 fn permits_are_neither_lost_nor_invented_among_threads() {
     const MOST: u32 = 6;
@@ -468,7 +467,7 @@ fn permits_are_neither_lost_nor_invented_among_threads() {
                 0 => drop(limit.try_acquire_many(n).map(held)),
                 1 => drop(block_on(limit.acquire_many(n)).map(held)),
                 _ => {
-                    // Leaves at some stage: in line, granted, or refused.
+                    // Leaves at some stage: waiting, granted, or refused.
                     let mut wait = spawn(limit.acquire_many(n));
                     if let Poll::Ready(Ok(permit)) = wait.poll() {
                         held(permit);
@@ -484,7 +483,7 @@ fn permits_are_neither_lost_nor_invented_among_threads() {
         for change in 0..8_000u32 {
             limit.set_limit(change * 5 % (MOST + 1));
         }
-        // No request waits for ever at a limit of zero.
+        // At a limit of zero, requests would wait forever.
         limit.set_limit(MOST);
     };
     thread::scope(|scope| {

@@ -1,5 +1,5 @@
-//! The observer of a counting limit is told of each call once, as the observer of a rate limiter
-//! is.
+//! The observer of a counting limit is notified of each call once, like the observer of a rate
+//! limiter.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use tokio_test::{assert_pending, assert_ready, assert_ready_err, assert_ready_ok
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Writes down what it is told.
+/// Records each event.
 #[derive(Default)]
 struct Log(Mutex<Vec<String>>);
 
@@ -25,7 +25,7 @@ impl Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     }
 
-    /// What was told since the last time.
+    /// Returns the events since the last call.
     fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -162,13 +162,13 @@ fn a_blocked_call_is_told_of_when_a_token_ends_it() {
         assert_eq!(blocked.join().expect("no panic"), Err(Refusal::Cancelled));
     });
     assert_eq!(log.take(), ["cancelled 1 after 0ns"]);
-    // It does not begin to wait.
+    // It does not start to wait.
     assert_eq!(token.run(|| limit.blocking_acquire_many(1).map(drop)), Err(Refusal::Cancelled));
     assert_eq!(log.take(), ["cancelled 1 after 0ns"]);
     drop(held);
 }
 
-/// Without a clock of its own, a limit measures a wait by the default clock.
+/// A limit without a clock measures a wait by the default clock.
 #[test]
 fn a_wait_without_a_clock_is_measured() {
     let (limit, statistics) = (CountingLimit::new(1), Arc::new(Statistics::new()));
@@ -200,7 +200,7 @@ fn a_call_that_waits_when_the_observer_comes_is_not_told_of() {
     assert_eq!(log.take(), ["granted 1 after 0ns"]);
 }
 
-/// A composite tells its own observer.
+/// A composite notifies only its own observer.
 #[test]
 fn an_observer_is_not_told_of_permits_that_a_composite_takes() {
     let (limit, _, log) = watched(1);
@@ -272,7 +272,7 @@ fn panics<T>(call: impl FnOnce() -> T) {
     assert!(catch_unwind(AssertUnwindSafe(call)).is_err());
 }
 
-/// A call that the waker of another request unwinds took nothing, and is told of once.
+/// A call that is unwound by the waker of another request took nothing, and is reported once.
 #[test]
 fn a_call_that_panics_is_told_of_once() {
     let (limit, clock, log) = watched(2);
@@ -315,7 +315,7 @@ fn an_observer_that_panics_harms_no_request() {
     assert_pending!(second.poll());
     drop(held);
     panics(|| first.poll());
-    // While a thread unwinds, it does not end the process.
+    // While a thread unwinds, the panic does not end the process.
     panics(|| {
         let _dropped = second;
         panic!("of something else");

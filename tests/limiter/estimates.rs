@@ -1,5 +1,5 @@
 //! Estimates that are settled: exactly the unused part is given back, or the excess is owed, and
-//! either happens at most once. All on the manual clock.
+//! each estimate is settled at most once. All tests use the manual clock.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ fn the_excess_is_owed_and_moves_waiters() -> Result<(), Refusal> {
     let mut hasty = spawn(limiter.acquire_within(300 * MS));
     assert_pending!(hasty.poll());
     estimate.settle(20);
-    // Refused at once: 10 are owed, and 6 are before it.
+    // Refused at once: 10 permits are owed, and 6 are waited for ahead of it.
     assert!(assert_ready!(hasty.poll()).is_err());
     clock.advance(1599 * MS);
     assert_pending!(wait.poll());
@@ -144,14 +144,14 @@ fn an_estimate_that_need_not_wait_gives_back_its_unused_part() -> Result<(), Ref
     Ok(())
 }
 
-/// What overflowed meanwhile is lost, as if it had never been taken; and a refund in between is
-/// taken into account.
+/// Permits that overflowed meanwhile are lost, as if the estimate had never been taken. A refund in
+/// between is taken into account.
 #[test]
 fn no_permits_are_invented() -> Result<(), Refusal> {
     let (limiter, clock) = ten_per_second(10);
     let estimate = crate::support::estimate(&limiter, 4)?;
     clock.advance(300 * MS);
-    // Without it the bucket would have been full all the time.
+    // Without the estimate the bucket would have been full all the time.
     estimate.settle(0);
     assert_eq!(limiter.status().available, 10);
     let estimate = crate::support::estimate(&limiter, 4)?;
@@ -220,7 +220,7 @@ fn policy(kind: u8) -> AnyPolicy {
 }
 
 proptest! {
-    /// Settled at once, an estimate is a grant of the actual cost.
+    /// Settled at once, an estimate equals a grant of the actual cost.
     #[test]
     fn settled_at_once_it_is_the_actual_cost(kind in 0..6u8, n in 1..8u32, used in 1..8u32, before in 0..3u32) {
         let world = |estimate: bool| -> Status {
@@ -239,7 +239,7 @@ proptest! {
         };
         let (found, expected) = (world(true), world(false));
         prop_assert_eq!(found.available, expected.available);
-        // A price is rounded up once for each charge.
+        // A cost is rounded up once for each charge.
         prop_assert!(found.full_in.abs_diff(expected.full_in) <= Duration::from_nanos(1), "{found:?} {expected:?}");
     }
 

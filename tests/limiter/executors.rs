@@ -1,4 +1,4 @@
-//! Waiting in executors other than tokio, by the thread of the crate.
+//! Waiting in executors other than tokio, on the crate's thread.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,12 +14,12 @@ use tidegate::{
 
 type Precise = RateLimiter<SmoothBursty, PreciseClock>;
 
-/// One permit each millisecond, none saved.
+/// One permit per millisecond, none saved.
 fn fast<C: Timer>(clock: C) -> RateLimiter<SmoothBursty, C> {
     RateLimiter::with_clock(SmoothBursty::new(Rate::per_second(1000)).max_burst(Duration::ZERO), clock)
 }
 
-/// Takes so many permits in turn, and returns when by the clock the last one came.
+/// Takes `count` permits one after another, and returns when by the clock the last one was granted.
 async fn take<C: Timer>(limiter: &RateLimiter<SmoothBursty, C>, count: usize) -> Duration {
     for _ in 0..count {
         limiter.acquire().await.expect("a permit");
@@ -111,7 +111,7 @@ fn a_task_that_moves_out_of_tokio_is_woken_by_the_thread() {
         let _inside = runtime.enter();
         waits.as_mut().poll(&mut Context::from_waker(Waker::noop()))
     };
-    // The runtime does not run any more, and its timer does not fire.
+    // The runtime has stopped running, and its timer does not fire.
     if first.is_pending() {
         block_on(waits).expect("a permit");
     }

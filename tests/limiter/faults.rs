@@ -1,5 +1,5 @@
-//! Faults that happened or could happen: reservations after idling, wakers that panic, block or
-//! call the limiter, a clock that goes back.
+//! Faults that occurred or could occur: reservations after idling, wakers that panic, block or call
+//! the limiter, a clock that goes back.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
@@ -16,8 +16,8 @@ const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
 fn reservations_after_idling_get_the_burst_and_no_more() {
-    // A reservation was once charged as of the time at which the stock was zero, however long ago:
-    // an hour of idling was worth an hour of permits.
+    // Bug: a reservation was charged as of the time at which no permit was stored, however long
+    // ago: an hour of idling was worth an hour of permits.
     let (limiter, clock) = without_burst(Rate::per_second(1));
     clock.advance(3600 * SECOND);
     let mut held: Vec<_> = (0..100).map(|_| limiter.reserve(1).expect("one")).collect();
@@ -73,7 +73,7 @@ fn a_waker_that_takes_its_time_holds_up_no_other() {
     let mut second = waiting(&limiter);
     thread::scope(|scope| {
         scope.spawn(|| clock.jump(SECOND));
-        // Any call from here might be the one that serves, and be held up itself.
+        // From here on, any call might be the one that serves the waiters, and be delayed itself.
         calls.recv().expect("it is called");
         clock.advance(SECOND);
         assert!(second.is_woken());
@@ -118,7 +118,7 @@ fn a_waker_that_owns_a_wait_of_its_own_limiter_can_be_dropped() {
     let mut wait = Box::pin(limiter.acquire_owned(1));
     assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     drop(waker);
-    // Replaces the waker. The old waker's drop drops a wait of this limiter.
+    // This poll replaces the waker. The old waker's drop drops a wait for this limiter.
     assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     assert_eq!(limiter.status().waiting, 1);
     clock.advance(SECOND);
@@ -171,8 +171,8 @@ fn a_program_that_stood_still_too_long_refuses_waiters_too_late_by_it() {
     let _first = waiting(&limiter);
     let mut second = spawn(limiter.acquire_within(20 * MS));
     assert_pending!(second.poll());
-    // The first was due at 10 ms and is charged as of 15 ms, 10 ms ago. So the second is due at 25
-    // ms.
+    // The first waiter was due at 10 ms and is charged as of 15 ms, 10 ms ago. So the second is due
+    // at 25 ms.
     clock.jump(25 * MS);
     assert!(assert_ready!(second.poll()).is_err());
 }
@@ -211,7 +211,7 @@ fn advancing_serves_blocked_threads_at_their_own_times() {
                 thread
             })
             .collect();
-        // In one step, and both are served.
+        // The time advances in one step, and both waiters are served.
         clock.advance(2 * SECOND);
         assert_eq!(limiter.status().waiting, 0);
         for thread in blocked {
@@ -222,8 +222,8 @@ fn advancing_serves_blocked_threads_at_their_own_times() {
 
 type Bursty = RateLimiter<SmoothBursty, ManualClock>;
 
-/// One per second and ten saved; ten waiters are granted at 10 s, and have not seen it. The stock
-/// is zero at 11 s.
+/// One permit per second and ten saved. Ten waiters are granted at 10 s, and have not seen that. At
+/// 11 s no permit is stored.
 fn ten_unseen() -> (Bursty, ManualClock, Vec<AcquireOwned<SmoothBursty, ManualClock>>) {
     let clock = ManualClock::new();
     let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(10 * SECOND);
@@ -283,14 +283,15 @@ fn one_leaked_grant_does_not_keep_all_requests_in_line() {
             assert_ready_ok!(acquire.poll());
         }
     }
-    // At most the calls of two rounds of 10 ms. Each round ends at the first call after it.
+    // At most the calls of two rounds of 10 ms are delayed. Each round ends at the first call after
+    // it.
     assert!(held_up <= 6, "{held_up}");
 }
 
 #[test]
 fn an_unseen_grant_keeps_newcomers_in_line_for_two_rounds() {
     let tick = Duration::from_nanos(1);
-    // When each newcomer comes, counted from the grant, and whether it has to join the line. A
+    // When each new request arrives, counted from the grant, and whether it must join the queue. A
     // round of 10 ms ends at the first call after it.
     let cases: [&[(Duration, bool)]; 2] = [
         &[(10 * MS, true), (20 * MS, true), (30 * MS, true), (30 * MS + tick, false)],
@@ -316,7 +317,7 @@ fn a_grant_that_is_seen_in_a_later_round_keeps_no_newcomer_in_line() {
     assert!(limiter.try_acquire().is_ok());
     let mut granted = waiting(&limiter);
     clock.advance(MS);
-    // More than a round of 10 ms later. The newcomer joins the line behind the grant.
+    // More than a round of 10 ms later. The new request joins the queue behind the grant.
     clock.advance(15 * MS);
     assert_ready_ok!(waiting(&limiter).poll());
     assert_ready_ok!(granted.poll());
@@ -351,8 +352,8 @@ fn a_newcomer_behind_a_woken_waiter_is_charged_as_of_now() {
     assert!(limiter.try_acquire().is_ok());
     let _woken = waiting(&limiter);
     clock.advance(MS);
-    // The next permit is due at 2 ms; the newcomer comes at 2.5 ms, and was once charged as if it
-    // had come at 2 ms.
+    // The next permit is due at 2 ms, and the new request arrives at 2.5 ms. Bug: it was charged as
+    // if it had arrived at 2 ms.
     clock.advance(MS + MS / 2);
     let mut newcomer = waiting(&limiter);
     assert_ready_ok!(newcomer.poll());
@@ -364,7 +365,7 @@ fn a_leaked_grant_does_not_make_the_others_worth_less() {
     let (limiter, clock) = one_per_second();
     std::mem::forget(waiting(&limiter));
     clock.advance(SECOND);
-    // Its being undone was once remembered for as long as the leaked one lasts, that is for ever.
+    // Bug: the undone grant was remembered for as long as the leaked one lasts, which is forever.
     let undone = waiting(&limiter);
     clock.advance(SECOND);
     drop(undone);

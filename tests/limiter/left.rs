@@ -1,4 +1,4 @@
-//! What a grant tells of the limiter that it leaves, and what a status says.
+//! What a grant reports about the limiter after it, and what a status reports.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn left(grant: Grant) -> Left {
     grant.left().expect("it was asked for")
 }
 
-/// A status as far as a grant tells it.
+/// The part of a status that a grant reports.
 fn numbers(status: Status) -> [u128; 4] {
     let Status { limit, available, next_in, full_in, .. } = status;
     [limit.into(), available.into(), next_in.as_nanos(), full_in.as_nanos()]
@@ -89,7 +89,7 @@ proptest! {
                 }
                 Act::Take(n) => {
                     let grant = limiter.try_acquire_many(Request::permits(n).with_left());
-                    // To ask for it changes nothing else.
+                    // Asking for the state changes nothing else.
                     let plain = other.try_acquire_many(n);
                     prop_assert_eq!(grant.map(Grant::permits), plain.map(Grant::permits), "{}", policy);
                     prop_assert_eq!(plain.ok().and_then(Grant::left), None);
@@ -113,7 +113,7 @@ proptest! {
         }
     }
 
-    /// At 2e9 per second, without a burst, a limit of 1 and 2 available permits were told.
+    /// Bug: at 2e9 per second, without a burst, a limit of 1 and 2 available permits were reported.
     #[test]
     fn no_more_is_available_than_the_limit(
         permits in prop_oneof![1u64..10, 1u64.., Just(u64::MAX)],
@@ -218,7 +218,7 @@ fn a_key_tells_what_it_has_left() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Threads that take at once are told different numbers: each its own.
+/// Threads that take permits concurrently get different numbers: each its own.
 #[test]
 fn all_grants_are_told_different_numbers() {
     for policy in [

@@ -1,4 +1,4 @@
-//! Queues of some thousand requests: told times, bounds, changes, and many grants at once.
+//! Queues of some thousands of requests: predicted times, bounds, changes, and many grants at once.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -11,7 +11,7 @@ use tidegate::{
     AnyPolicy, Clock, Grant, ManualClock, Nanos, QueueBounds, Rate, RateLimiter, Refusal, Request,
 };
 
-/// More than are foreseen one by one.
+/// More requests than are predicted one by one.
 const MANY: usize = 6000;
 
 type Limiter = RateLimiter<AnyPolicy, ManualClock>;
@@ -42,7 +42,7 @@ fn told(refusal: Result<Grant, Refusal>) -> Duration {
 
 #[test]
 fn behind_thousands_a_time_is_told_to_the_nanosecond_where_sums_tell_it() {
-    // Sizes, and whether the price of a permit is a whole number.
+    // The sizes, and whether a permit costs a whole number.
     let policies = [
         ("smooth_bursty 7/s", 5),
         ("token_bucket 3/s burst 12", 5),
@@ -65,7 +65,7 @@ fn behind_thousands_a_time_is_told_to_the_nanosecond_where_sums_tell_it() {
             }
         }
         line.retain(|_| random.random_range(0..10) < 7);
-        // More requests join at another rate than the requests in line.
+        // More requests join at a rate other than that of the waiting requests.
         limiter.set_rate(Rate::per_second(13));
         let now = clock.now();
         let due =
@@ -108,7 +108,7 @@ fn behind_thousands_of_mixed_sizes_a_request_that_is_accepted_is_served() {
 
 #[test]
 fn estimates_of_single_permits_are_not_told_too_early_after_many_windows() {
-    // After 64 windows each was taken to have room for as many as the limit.
+    // Bug: after 64 windows, each window was assumed to have room for the whole limit.
     let (limiter, clock) = limiter("sliding_estimate 5/s");
     let line: Vec<_> = (0..MANY).map(|_| join(&limiter, Request::permits(1))).collect();
     let after = told(limiter.try_acquire());
@@ -141,7 +141,7 @@ fn of_thousands_that_a_change_makes_too_late_each_is_refused_by_its_deadline() {
             }
             (granted, refused)
         };
-        // Refused at once: the requests among the first 4,096 that are more than 7 s away.
+        // Refused at once: the requests among the first 4,096 whose time is more than 7 s away.
         line.retain_mut(|future| match poll(future) {
             Poll::Pending => true,
             answer => {

@@ -1,5 +1,5 @@
-//! Several event loops that share one limiter, and stall, end, or hand a waiter to another loop. On
-//! the manual clock.
+//! Several runtimes that share one limiter, and that stall, end, or pass a waiter to another
+//! runtime. All tests use the manual clock.
 
 use std::thread;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const MS: Duration = Duration::from_millis(1);
 type Limiter = RateLimiter<SmoothBursty, Loops>;
 type Waiter = Spawn<AcquireOwned<SmoothBursty, Loops>>;
 
-/// One permit each 10 ms, none saved, and the first one taken.
+/// One permit every 10 ms, none saved, and the first one taken.
 fn one_each_10_ms() -> (Limiter, ManualClock, Loops) {
     let clock = ManualClock::new();
     let loops = Loops::new(clock.clone());
@@ -25,7 +25,7 @@ fn one_each_10_ms() -> (Limiter, ManualClock, Loops) {
     (limiter, clock, loops)
 }
 
-/// Polled once in a loop, and waiting.
+/// Returns a future that was polled once in a runtime, and waits.
 fn waiting_in(name: u32, limiter: &Limiter, loops: &Loops) -> Spawn<AcquireOwned<SmoothBursty, Loops>> {
     loops.enter(name);
     let mut future = spawn(limiter.acquire_owned(1));
@@ -34,7 +34,7 @@ fn waiting_in(name: u32, limiter: &Limiter, loops: &Loops) -> Spawn<AcquireOwned
     future
 }
 
-/// Woken when the next permit is due, and granted.
+/// Asserts that the waiter is woken when the next permit is due, and granted.
 fn assert_served_in_10_ms(waiter: &mut Spawn<AcquireOwned<SmoothBursty, Loops>>, clock: &ManualClock) {
     clock.advance(10 * MS);
     assert!(waiter.is_woken());
@@ -60,13 +60,14 @@ fn a_stalled_loop_costs_the_others_nothing_but_its_turns() {
     loops.stall(1);
     clock.advance(51 * 10 * MS - MS);
     assert_pending!(last.poll());
-    // Charged as of their times, although others had to look: the rate is kept.
+    // The waiters are charged as of their times, although other runtimes had to serve them: the
+    // rate is kept.
     clock.advance(MS + 5 * MS);
     assert_ready_ok!(last.poll());
 }
 
-/// Blocks a thread behind one waiter, does something to that one, and lets time pass until the
-/// thread is served.
+/// Blocks a thread behind one waiter, runs `then`, and advances the clock until the thread is
+/// served.
 fn a_blocked_thread_is_served_behind_one(limiter: &Limiter, clock: &ManualClock, then: impl FnOnce()) {
     thread::scope(|scope| {
         let blocked = scope.spawn(|| limiter.blocking_acquire());
@@ -93,7 +94,7 @@ fn a_blocked_thread_behind_a_stalled_loop_is_served() {
 fn a_blocked_thread_behind_a_lost_alarm_is_served() {
     let (limiter, clock, loops) = one_each_10_ms();
     std::mem::forget(waiting_in(1, &limiter, &loops));
-    // Rings far too early: the alarm is lost, and only the thread is left to look.
+    // The alarm goes off far too early and is lost. Only the thread is left to check the queue.
     a_blocked_thread_is_served_behind_one(&limiter, &clock, || loops.end(1));
 }
 
@@ -138,7 +139,7 @@ fn a_loop_that_ends_when_the_head_is_due_is_noticed() {
     let mut second = waiting_in(1, &limiter, &loops);
     loops.stall(1);
     clock.advance(10 * MS);
-    // The last ring is on time, so the alarm is set again, and that finds the loop gone.
+    // The last alarm is on time. It is set again, which finds that the runtime has ended.
     loops.end(1);
     assert!(first.is_woken() && second.is_woken());
     loops.enter(2);
@@ -178,8 +179,8 @@ fn a_waiter_outlives_any_number_of_loops() {
     assert_ready_ok!(waiter.poll());
 }
 
-/// As where the thread of the default clock cannot be started: each new alarm is gone, too. The
-/// limiter once took that for a clock that does not fit its timer, and panicked.
+/// As when the thread of the default clock cannot be started: each new alarm is gone, too. Bug: the
+/// limiter took that for a clock that does not match its timer, and panicked.
 #[test]
 fn tasks_without_a_timer_are_polled_until_they_are_served() {
     let (limiter, clock, loops) = one_each_10_ms();
@@ -211,7 +212,7 @@ fn a_timer_that_panics_costs_no_waiter_its_place_or_its_alarm() {
     };
     assert!(thread::spawn(ask).join().is_err());
     assert_eq!(limiter.status().waiting, 0);
-    // The alarm of this loop was once kept for good.
+    // Bug: the alarm of this runtime was kept for good.
     let mut next = waiting_in(1, &limiter, &loops);
     assert_served_in_10_ms(&mut next, &clock);
 }
@@ -224,7 +225,7 @@ fn waiters_that_lost_their_alarm_do_not_all_go_at_once() {
     clock.jump(Duration::from_secs(1));
     loops.enter(2);
     let granted = all.iter_mut().filter_map(|waiter| waiter.poll().is_ready().then_some(())).count();
-    // One 10 ms ago, which is the catch-up, and one now.
+    // One permit of 10 ms ago, which is the catch-up, and one of now.
     assert_eq!(granted, 2);
 }
 
@@ -237,7 +238,7 @@ fn a_caller_that_panics_outside_of_a_loop_loses_no_other_wake_up() {
     let outside = limiter.clone();
     let poll = move || spawn(outside.acquire_owned(1)).poll().is_ready();
     assert!(thread::spawn(poll).join().is_err());
-    // No alarm rings in its own loop, so the next call has to serve it.
+    // No alarm goes off in its own runtime, so the next call must serve it.
     assert!(limiter.try_acquire().is_err());
     assert!(waiter.is_woken());
     assert_ready_ok!(waiter.poll());
@@ -269,7 +270,8 @@ fn a_lost_waiter_that_is_due_needs_no_loop() {
     assert_ready_ok!(lost.poll());
 }
 
-/// One waiter in each of so many loops, again and again, at 200 permits per second.
+/// One waiter in each of `count` runtimes, which waits again after each grant, at 200 permits per
+/// second.
 fn crowd(count: u32) -> (Limiter, ManualClock, Loops, Vec<Waiter>) {
     let clock = ManualClock::new();
     let loops = Loops::new(clock.clone());
@@ -280,8 +282,8 @@ fn crowd(count: u32) -> (Limiter, ManualClock, Loops, Vec<Waiter>) {
     (limiter, clock, loops, waiters)
 }
 
-/// Lets a step of time pass. Granted requests wait again in their loops. Returns how many were
-/// granted.
+/// Advances the clock by a step. Granted requests wait again in their runtimes. Returns how many
+/// were granted.
 fn go_on(limiter: &Limiter, clock: &ManualClock, loops: &Loops, waiters: &mut [Waiter]) -> usize {
     clock.advance(MS);
     let mut granted = 0;
@@ -300,7 +302,7 @@ fn go_on(limiter: &Limiter, clock: &ManualClock, loops: &Loops, waiters: &mut [W
 fn only_the_loop_of_the_head_is_woken_while_it_runs() {
     for count in [2, 10, 100, 300] {
         let (limiter, clock, loops, mut waiters) = crowd(count);
-        // What it takes until all have their roles.
+        // The steps it takes until all runtimes have their roles.
         let mut run =
             |steps| (0..steps).map(|_| go_on(&limiter, &clock, &loops, &mut waiters)).sum::<usize>();
         run(100);
@@ -320,7 +322,8 @@ fn loops_that_stall_one_after_another_hold_up_the_others_for_the_slack_at_most()
             go_on(&limiter, &clock, &loops, &mut waiters);
         }
     }
-    // The permits of the others come on time, or 5 ms later behind one that has stalled.
+    // The permits of the others are granted on time, or 5 ms later behind a runtime that has
+    // stalled.
     let mut granted = 0;
     for _ in 0..2_000 {
         granted += go_on(&limiter, &clock, &loops, &mut waiters);
@@ -337,7 +340,8 @@ fn many_loops_that_stall_at_once_hold_up_the_others_for_a_moment() {
     for name in 0..99 {
         loops.stall(name);
     }
-    // A second until the one that is left looks, and it is the reserve from then on.
+    // It takes a second until the remaining runtime checks the queue. From then on it is the
+    // reserve.
     let mut last = 0;
     for _ in 0..1_100 {
         go_on(&limiter, &clock, &loops, &mut waiters);

@@ -1,5 +1,6 @@
-//! Foreign code that panics: wakers, clocks, timers, policies. The panic reaches the call that ran
-//! the code. No other request is affected, no permit is lost, and the future of that call keeps its
+//! User code that panics: wakers, clocks, timers, policies. The panic reaches the call that ran the
+//! code. No other request is affected, no permit is lost, and the future of that call keeps its
+//! position.
 //! place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -48,8 +49,8 @@ impl Drop for PanicsOnDrop {
     }
 }
 
-/// One permit per second and a burst of `burst`, all taken. No loop's timer wakes a waiter, so the
-/// calls of the test serve the line.
+/// One permit per second and a burst of `burst`, all taken. No runtime's timer wakes a waiter, so
+/// the calls of the test serve the queue.
 fn limiter(burst: u32) -> (Limiter, ManualClock) {
     let clock = ManualClock::new();
     let loops = Loops::new(clock.clone());
@@ -86,7 +87,7 @@ fn waiting(limiter: &Limiter) -> Spawn<AcquireOwned<TokenBucket, Loops>> {
     future
 }
 
-/// Runs a call in which foreign code panics.
+/// Runs a call in which user code panics.
 fn panics<T>(call: impl FnOnce() -> T) {
     assert!(catch_unwind(AssertUnwindSafe(call)).is_err(), "the panic goes on");
 }
@@ -101,12 +102,12 @@ fn dropping_a_wait_whose_poll_panicked_removes_no_other() {
     let _bad = bad(&limiter);
     let mut victim = waiting(&limiter);
     clock.jump(2 * SECOND);
-    // This poll serves both, and calls the waker that panics.
+    // This poll serves both waiters, and calls the waker that panics.
     panics(|| victim.poll());
-    // The entry of the victim was once free by now, and this one took its place.
+    // Bug: the entry of the victim was free by now, and this request took it.
     let mut newcomer = waiting(&limiter);
     drop(victim);
-    // The grant of the victim went to the newcomer.
+    // The victim's grant went to the new request.
     assert_eq!(limiter.status().waiting, 0);
     assert!(newcomer.is_woken());
     assert_ready_ok!(newcomer.poll());
@@ -135,7 +136,7 @@ fn a_refused_wait_whose_poll_panicked_removes_no_other() {
     let _bad = bad(&limiter);
     let mut victim = spawn(limiter.acquire_within(2 * SECOND));
     assert_pending!(victim.poll());
-    // The first is charged as of now, so the second is too late by it.
+    // The first is charged as of now, which makes the second too late.
     clock.jump(2 * SECOND);
     panics(|| victim.poll());
     let _newcomer = waiting(&limiter);
@@ -167,8 +168,8 @@ fn a_blocked_thread_whose_look_panicked_unwinds_and_leaves_no_trace() {
         while limiter.status().waiting < 2 {
             thread::yield_now();
         }
-        // The thread looks, serves both, and calls the waker that panics. It once ended the
-        // process.
+        // The thread checks the queue, serves both, and calls the waker that panics. Bug: the panic
+        // ended the process.
         clock.jump(2 * SECOND);
         assert!(blocked.join().is_err());
     });
@@ -185,8 +186,8 @@ fn a_try_that_panicked_took_nothing() {
     assert_eq!(take_all(&limiter), 2);
 }
 
-/// A policy that counts undoes a grant without the lock, after the call that drops the wait has
-/// served the others.
+/// A window policy undoes a grant without the lock, after the call that drops the wait has served
+/// the others.
 #[test]
 fn a_granted_wait_of_a_log_is_undone_although_a_waker_panics_when_it_is_dropped() {
     let clock = ManualClock::new();
@@ -210,11 +211,11 @@ fn a_granted_wait_of_a_log_is_undone_although_a_waker_panics_when_it_is_dropped(
     assert_eq!(limiter.status().available, 1, "the permit of the first");
 }
 
-/// The limiter keeps notes of its last 32 grants for one that is given back.
+/// The limiter records its last 32 grants for an undone one.
 #[test]
 fn a_try_that_panicked_after_many_grants_took_nothing() {
     let (limiter, clock) = limiter(3);
-    // Without this, all that was ever taken may come back.
+    // Without this refund, everything that was ever taken might be given back.
     limiter.refund(1);
     assert_eq!(take_all(&limiter), 1);
     for _ in 0..40 {
@@ -323,7 +324,7 @@ fn no_waiter_makes_room_for_a_request_that_has_no_event_loop() {
     assert_eq!(assert_ready!(first.poll()).map(Grant::waited), Ok(SECOND));
 }
 
-/// A clock that panics when it is told to.
+/// A clock that panics when set to.
 #[derive(Clone, Debug)]
 struct Unsteady {
     clock: ManualClock,
@@ -388,8 +389,8 @@ fn a_clock_that_panics_when_an_answer_is_there_costs_no_permit() {
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
 }
 
-/// The request is in line when the policy panics. The next request passed it, since the word that
-/// requests read without the lock was not stored.
+/// The request is in the queue when the policy panics. Bug: the next request overtook it, because
+/// the word that requests read without the lock was not stored.
 #[test]
 fn a_policy_that_panics_once_lets_no_request_overtake() {
     let clock = ManualClock::new();
@@ -406,12 +407,12 @@ fn a_policy_that_panics_once_lets_no_request_overtake() {
     assert_eq!(waiter.as_mut().poll(&mut context).map_ok(Grant::waited), Poll::Ready(Ok(SECOND)));
 }
 
-/// What was told of calls, in order.
+/// The events of calls, in order.
 #[derive(Default)]
 struct Told(Mutex<Vec<&'static str>>);
 
 impl Told {
-    /// What was told of this call.
+    /// Returns the events of this call.
     fn of<T>(&self, call: impl FnOnce() -> T) -> Vec<&'static str> {
         self.0.lock().expect("no panic").clear();
         call();
@@ -443,7 +444,7 @@ fn observed(burst: u32) -> (Limiter, Arc<Told>, ManualClock) {
     (limiter, told, clock)
 }
 
-/// A call that a panic unwound was told of by no event.
+/// Bug: a call that was unwound by a panic was reported by no event.
 #[test]
 fn each_call_that_panics_is_told_of_once() {
     type Call = fn(&Limiter);

@@ -1,5 +1,5 @@
-//! Pauses: no request passes and no permit comes in, and afterwards the limiter goes on as if it
-//! were empty.
+//! Pauses: no request passes and no permit accrues. Afterwards the limiter continues as if it were
+//! empty.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn no_request_passes_in_a_pause() {
 fn a_try_in_a_pause_is_told_to_the_nanosecond() {
     let (limiter, clock) = one_per_second();
     limiter.pause_for(SECOND / 2);
-    // The debt of a second is owed for a second after the pause.
+    // The permit of a second that is owed is paid for during a second after the pause.
     assert_eq!(retry_after(&limiter), Some(SECOND / 2 + SECOND));
     limiter.pause_for(5 * SECOND);
     let _waiter = waiting(&limiter);
@@ -109,7 +109,8 @@ fn a_resumed_limiter_serves_at_once() {
     assert_eq!(retry_after(&limiter), Some(SECOND));
 }
 
-/// The grants to a crowd that takes whatever it can, as milliseconds after the first time.
+/// Returns the grants to a crowd of callers that take all they can, as milliseconds after the first
+/// time.
 fn grants(limiter: &AnyLimiter, clock: &ManualClock, span: Duration) -> Vec<u64> {
     let begin = clock.now();
     let mut grants = Vec::new();
@@ -148,10 +149,11 @@ fn any(policy: &str) -> (AnyLimiter, ManualClock) {
 
 #[test]
 fn no_burst_follows_a_pause() {
-    // A limiter that was drained and paused for a second granted 20 permits when the pause ended.
+    // Bug: a limiter that was drained and paused for a second granted 20 permits when the pause
+    // ended.
     let even: Vec<u64> = (1..20).map(|k| k * 50).collect();
     for policy in POLICIES {
-        // Begun when the limiter is full, when it is empty, and half a second after that.
+        // Paused when the limiter is full, when it is empty, and half a second after it was empty.
         for (drained, later) in [(false, 0), (true, 0), (true, 500)] {
             let (limiter, clock) = any(policy);
             clock.advance(10 * SECOND);
@@ -172,7 +174,7 @@ fn no_more_than_one_an_interval_follows_for_a_whole_window() {
         let (limiter, clock) = any(policy);
         clock.advance(10 * SECOND);
         limiter.pause_for(SECOND);
-        // No request comes before half a window has passed. Ten permits have come in by then.
+        // No request arrives before half a window has passed. Ten permits have accrued by then.
         clock.advance(SECOND + 500 * MS);
         let grants = grants(&limiter, &clock, 450 * MS);
         let at_once = grants.iter().filter(|at| **at == 0).count();
@@ -248,7 +250,7 @@ fn a_stock_that_is_kept_is_there_at_the_end() {
         limiter.pause(Pause::lasting(10 * SECOND).keep_permits());
         clock.advance(10 * SECOND);
         assert_eq!(limiter.status().available, stock, "{policy}");
-        // A pause that does not keep it counts for both.
+        // Of two pauses, one that does not keep the permits decides for both.
         limiter.pause(Pause::lasting(10 * SECOND).keep_permits());
         limiter.pause_for(SECOND);
         clock.advance(10 * SECOND);
@@ -294,7 +296,7 @@ fn the_first_permit_after_a_pause_comes_an_interval_later_whatever_was_owed() {
     let warming = ["", "start_warm", "cool_at_once", "start_warm cool_at_once"];
     let warming = warming.map(|options| format!("smooth_warming_up 20/s warm_up 2s {options}"));
     for policy in POLICIES.map(String::from).into_iter().chain(warming) {
-        // From a debt of several cold permits to none.
+        // From a debt of several cold permits to no debt.
         for before in (0..500).step_by(21) {
             for permits in [1, 3] {
                 let (limiter, clock) = any(&policy);
@@ -412,7 +414,8 @@ fn a_status_after_a_pause_is_that_of_an_empty_limiter() {
     }
 }
 
-/// The spacing after the pause of a window ends with the pause of the policy that replaces it.
+/// The spacing after the pause of a window ends with the pause of the policy that replaces the
+/// window.
 #[test]
 fn a_told_time_holds_after_pauses_of_two_kinds_of_policy() {
     let clock = ManualClock::new();
@@ -446,7 +449,7 @@ fn a_grant_that_is_spaced_after_a_pause_tells_what_can_be_had() {
     }
 }
 
-/// The told time, against the state that is left if no call is made until then.
+/// Compares the predicted time with the state at that time if no call is made until then.
 #[test]
 fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
     let play = |text: &str, stock: bool, (taken, owed, passed, second): (u32, u32, u64, u64)| {
@@ -464,7 +467,7 @@ fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
         pause(1_370);
         clock.advance(Duration::from_millis(second));
         if second > 0 {
-            // Prolongs it, or pauses anew while grants may be spaced.
+            // Extends the pause, or pauses again while grants may be spaced.
             pause(700);
         }
         (limiter, clock)
@@ -495,7 +498,7 @@ fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
     }
 }
 
-/// An estimate of five that was settled after the pause gave back five permits at once.
+/// Bug: an estimate of five that was settled after the pause gave back five permits at once.
 #[test]
 fn a_grant_from_before_a_pause_gives_back_nothing_that_the_pause_has_spent() {
     for policy in POLICIES {
@@ -507,7 +510,7 @@ fn a_grant_from_before_a_pause_gives_back_nothing_that_the_pause_has_spent() {
         estimate.settle(0);
         assert_eq!(limiter.status().available, 2, "{policy}");
     }
-    // A debt is given back.
+    // A negative balance is given back.
     let (limiter, clock) = any("smooth_bursty 20/s start_full");
     let estimate = crate::support::estimate(&limiter, 25).expect("on credit");
     limiter.pause_for(SECOND);
@@ -517,8 +520,8 @@ fn a_grant_from_before_a_pause_gives_back_nothing_that_the_pause_has_spent() {
     assert_eq!(limiter.status().next_in, 50 * MS);
 }
 
-/// The spacing after a pause was over, and counted in the first status, since a request was in line
-/// when the status was asked for.
+/// Bug: the spacing after a pause had ended, but the first status still counted it, because a
+/// request was waiting when the status was requested.
 #[test]
 fn the_first_status_after_a_pause_tells_what_the_second_one_tells() {
     for policy in POLICIES {

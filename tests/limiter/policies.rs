@@ -1,5 +1,5 @@
-//! Waiting with policies that count: which waiters are served when a window turns, and what dropped
-//! waits leave behind. And a leaky bucket that changes its height.
+//! Waiting with window policies: which waiters are served when a window turns, and what dropped
+//! waits leave behind. And a leaky bucket whose capacity changes.
 
 use std::error::Error;
 use std::task::Poll;
@@ -35,8 +35,8 @@ fn drained<P: Policy>(policy: P) -> (RateLimiter<P, ManualClock>, ManualClock) {
 
 // The window turns
 
-/// Twenty-five requests wait for one permit each. At each turn as many are woken as there are
-/// permits, first come first served, and no others.
+/// Twenty-five requests wait for one permit each. At each turn as many waiters are woken as there
+/// are permits, first come first served, and no others.
 fn served_together<P: Policy>(policy: P) {
     let (limiter, clock) = drained(policy);
     let mut line: Vec<_> = (0..25).map(|_| waiting(&limiter)).collect();
@@ -99,11 +99,11 @@ fn a_large_request_is_not_overtaken_when_a_window_turns() -> Result<(), Box<dyn 
 enum Order {
     Fifo,
     Lifo,
-    /// Every seventh of the remaining futures.
+    /// Drops every seventh of the remaining futures.
     Mixed,
 }
 
-/// When each of the next permits can be had, one after the other.
+/// Returns when each of the next permits is available, one after the other.
 fn next_grants<P: Policy>(limiter: &RateLimiter<P, ManualClock>, clock: &ManualClock) -> Vec<Duration> {
     let mut passed = Duration::ZERO;
     let mut next = || {
@@ -117,8 +117,8 @@ fn next_grants<P: Policy>(limiter: &RateLimiter<P, ManualClock>, clock: &ManualC
     (0..3 * LIMIT).map(|_| next()).collect()
 }
 
-/// The next grants after a storm of waits, all of which were granted, not seen, and dropped a while
-/// later.
+/// Returns the next grants after a storm of waits, all of which were granted, not seen, and dropped
+/// a while later.
 fn after_storm<P: Policy>(policy: P, storm: u32, order: Order) -> Vec<Duration> {
     let (limiter, clock) = drained(policy);
     clock.advance(SECOND / 2);
@@ -155,7 +155,7 @@ fn a_storm_of_unseen_grants_leaves_no_trace() {
     storm_leaves_no_trace(|| TokenBucket::new(rate(), LIMIT).interval_refill().expect("short steps"));
 }
 
-/// One future saw its grant and others did not. Only that grant is counted, from its time.
+/// One future saw its grant and the others did not. Only that grant is counted, from its time.
 #[test]
 fn only_requests_that_saw_their_grants_are_counted() {
     fn next_after<P: Policy>(policy: P, dropped: u32) -> Vec<Duration> {
@@ -173,7 +173,7 @@ fn only_requests_that_saw_their_grants_are_counted() {
     assert_eq!(next_after(SlidingLog::new(rate()), 4), next_after(SlidingLog::new(rate()), 0));
 }
 
-/// A request that is larger than the new burst once kept every request waiting for ever.
+/// Bug: a request larger than the new burst kept every request waiting forever.
 #[test]
 fn a_waiter_larger_than_the_new_burst_is_refused_and_the_others_go_on() {
     let two_in_five = Rate::new(2, 5 * SECOND).expect("a whole rate");
@@ -205,9 +205,9 @@ fn a_waiter_larger_than_the_new_burst_is_refused_and_the_others_go_on() {
     }
 }
 
-// The height of a leaky bucket
+// The capacity of a leaky bucket
 
-/// Waiting requests stay, however the bucket changes. New requests find the new bucket.
+/// Waiting requests stay, however the bucket changes. New requests are judged by the new bucket.
 #[test]
 fn a_leaky_bucket_can_become_higher_and_lower() -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new();
@@ -243,7 +243,7 @@ fn a_leaky_bucket_can_become_higher_and_lower() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// It does not come back by itself.
+/// Nodelay permits that a smaller capacity cuts do not return on their own.
 #[test]
 fn nodelay_permits_fit_into_a_lower_bucket() -> Result<(), Box<dyn Error>> {
     let policy = LeakyBucket::new(Rate::per_second(1)).nodelay(9);
@@ -306,8 +306,8 @@ fn only_a_leaky_bucket_has_a_height() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A request that a leaky bucket has let in stays in line. It was refused when a debit, a lower
-/// rate, a pause or a request of higher priority made it wait longer than the longest wait.
+/// A request that a leaky bucket has accepted stays in the queue. Bug: it was refused when a debit,
+/// a lower rate, a pause or a request of higher priority made it wait longer than the maximum wait.
 #[test]
 fn a_request_that_a_leaky_bucket_let_in_stays_in_line() -> Result<(), Box<dyn Error>> {
     type Leaky = RateLimiter<AnyPolicy, ManualClock>;
@@ -323,7 +323,7 @@ fn a_request_that_a_leaky_bucket_let_in_stays_in_line() -> Result<(), Box<dyn Er
             let limiter = RateLimiter::with_clock(bucket.parse::<AnyPolicy>()?, clock.clone());
             limiter.try_acquire()?;
             let mut waits: Vec<_> = (0..4).map(|_| waiting(&limiter)).collect();
-            // A longest wait of its own holds.
+            // A maximum wait of the request itself still holds.
             let mut own = spawn(limiter.acquire_within(500 * MS));
             assert_pending!(own.poll());
             assert!(limiter.reserve(1).is_err(), "the bucket is full");

@@ -20,7 +20,7 @@ enum Act {
     Join(u32),
     /// A request joins, and waits at most this many nanoseconds.
     JoinWithin(u32, u64),
-    /// A request joins with exactly the wait that it needs, or a nanosecond less.
+    /// A request joins with exactly the wait that it needs, or with a nanosecond less.
     JoinJust(u32, bool),
     /// The future of a waiter is dropped.
     Drop(usize),
@@ -28,7 +28,7 @@ enum Act {
     Forget(usize),
     Try(u32),
     Refund(u32),
-    /// So many permits per second.
+    /// Sets the rate to this many permits per second.
     SetRate(u64),
     Pass(u64),
 }
@@ -49,7 +49,7 @@ fn some_acts() -> impl Strategy<Value = Vec<Act>> {
     vec(act, 1..100)
 }
 
-// The obvious one
+// The reference model
 
 /// Ticks of 1/16 ns.
 const PER_NANO: i128 = 16;
@@ -59,33 +59,33 @@ const CATCH_UP: i128 = 10_000_000 * PER_NANO;
 
 struct Model {
     now: i128,
-    /// When the stock is zero.
+    /// When no permit is stored.
     zero: i128,
     permits: i128,
     burst: i128,
-    /// The waiters: name, permits, and the latest time.
+    /// The waiters: name, permits, and the latest time of the grant.
     line: VecDeque<(usize, u32, Option<i128>)>,
-    /// The granted requests, and when.
+    /// The granted requests, and the times of the grants.
     granted: Vec<(usize, i128)>,
     refused: Vec<usize>,
-    /// The latest time as of which a grant was charged.
+    /// The latest time that a grant was charged as of.
     charged: i128,
-    /// By how much the last grants were late, and when that was noted.
+    /// By how much the last grants were late, and when that was recorded.
     late: i128,
     noted: i128,
 }
 
 impl Model {
-    /// Returns the time at which a new request is charged if its permits are there: not before it
-    /// was due, and not further back than the last grants were late, if the limiter was not idle
-    /// since.
+    /// Returns the time at which a new request is charged if its permits are available: not before
+    /// it was due, and not further back than the last grants were late, unless the limiter was idle
+    /// in between.
     fn charge_at(&self) -> i128 {
         let (due, late) = (Self::ceil(self.zero), self.late.min(CATCH_UP));
         let idle = self.now - self.noted > CATCH_UP || self.now - due > 2 * late;
         if idle { self.now } else { due.max(self.now - late) }
     }
 
-    /// Grants a request that comes now.
+    /// Grants a request that arrives now.
     fn take_now(&mut self, n: u32) {
         let at = self.charge_at();
         if self.late > 0 {
@@ -106,7 +106,7 @@ impl Model {
         (ticks + self.permits - 1) / self.permits
     }
 
-    /// The whole nanosecond at which a tick has come.
+    /// Returns the first whole nanosecond at or after a tick.
     fn ceil(tick: i128) -> i128 {
         (tick + PER_NANO - 1).div_euclid(PER_NANO) * PER_NANO
     }
@@ -129,7 +129,7 @@ impl Model {
         }
     }
 
-    /// Moves to a time, and serves all waiters at their times.
+    /// Advances to a time, and serves all waiters at their times.
     fn pass_to(&mut self, target: i128) {
         while let Some((name, n, deadline)) = self.line.front().copied() {
             let due = Self::ceil(self.zero);
@@ -176,7 +176,7 @@ impl Model {
         self.pass_to(self.now);
     }
 
-    /// Waiters that are now too late are refused, as if they had not been ahead of the others.
+    /// Refuses waiters that are now too late, as if they had not been ahead of the others.
     fn set_rate(&mut self, permits: i128) {
         self.permits = permits;
         let mut stays = VecDeque::new();
@@ -195,9 +195,9 @@ impl Model {
     }
 }
 
-// The real one
+// The limiter
 
-/// Notes when it was woken.
+/// Records when it was woken.
 struct Woken {
     clock: ManualClock,
     at: Mutex<Option<Nanos>>,
@@ -224,7 +224,7 @@ struct Real {
     waiting: Vec<Waiting>,
     granted: Vec<(usize, Nanos)>,
     refused: Vec<usize>,
-    /// Whether a waiter has seen its grant since the model was told.
+    /// Whether a waiter has seen its grant since the last update of the model.
     seen: bool,
 }
 
@@ -241,7 +241,7 @@ impl Real {
         self.poll();
     }
 
-    /// Polls the futures that were woken, and no others.
+    /// Polls the woken futures, and no others.
     fn poll(&mut self) {
         let (granted, refused, seen) = (&mut self.granted, &mut self.refused, &mut self.seen);
         let mut again = true;

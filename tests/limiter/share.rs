@@ -1,5 +1,5 @@
-//! A share of the permits that is reserved for higher priorities: a refused request is told exactly
-//! when it can succeed, with every policy.
+//! A share of the permits that is reserved for higher priorities: with every policy, a refusal
+//! reports exactly when the request can succeed.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Told times behind requests of mixed sizes, for all policies: each request is served at the time
-//! that it was told, to the nanosecond, if no other call is made. The model is the limiter itself,
-//! run on.
+//! Predicted times behind requests of mixed sizes, for all policies: each request is served at its
+//! predicted time, to the nanosecond, if no other call is made. The model is the limiter itself,
+//! run further.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -43,20 +43,20 @@ enum Act {
     Try(u32),
     Reserve(u32),
     Join(u32, i8),
-    /// Within so many nanoseconds.
+    /// A request with this many nanoseconds to wait.
     Within(u32, i8, u64),
     Cancel(usize),
     Advance(u64),
     /// The clock goes back.
     Back(u64),
     Pause(u64),
-    /// The stock is kept.
+    /// A pause that keeps the stored permits.
     Rest(u64),
     Resume,
     Debit(u32),
     Refund(u32),
     SetRate(u32),
-    /// So many permits are kept for requests of priority 1.
+    /// Reserves this many permits for requests of priority 1.
     Keep(u32),
 }
 
@@ -89,7 +89,7 @@ enum Waiting {
 }
 
 impl Waiting {
-    /// The answer, if it is there.
+    /// Returns the result, if there is one.
     fn look(&mut self) -> Option<Result<(), Refusal>> {
         match self {
             Waiting::Reservation(reservation) => reservation.claim().then_some(Ok(())),
@@ -137,8 +137,8 @@ impl Line {
                 }
             }
             Act::Join(n, priority) => drop(self.join(Request::permits(n).priority(priority))),
-            // Permits given back make it colder, and a waiter that was in time may be too late: see
-            // its docs.
+            // Permits given back make the limiter colder, so a waiter that was in time may become
+            // too late: see the documentation.
             Act::Within(n, priority, _)
                 if matches!(self.limiter.config(), PolicyConfig::SmoothWarmingUp { .. }) =>
             {
@@ -170,8 +170,8 @@ impl Line {
         }
     }
 
-    /// Asks for the time at which a request would be due, and joins with exactly so much time.
-    /// Returns the time.
+    /// Asks for the time at which a request would be due, and joins with exactly that wait. Returns
+    /// the time.
     fn join_just(&mut self, request: Request) -> Option<Nanos> {
         let retry_after = match self.limiter.try_acquire_many(request) {
             Err(refusal) => refusal.retry_after().filter(|after| *after < Duration::MAX)?,
@@ -204,7 +204,7 @@ impl<P: tidegate::Policy> Unbounded for P {
     }
 }
 
-/// Runs on. Each of these is served at its time, and not a nanosecond earlier.
+/// Advances the clock. Each of these requests is served at its time, and not a nanosecond earlier.
 fn check(line: &mut Line, mut told: Vec<(Nanos, Waiting)>) {
     told.sort_by_key(|(due, _)| *due);
     for (due, mut waiting) in told {
@@ -219,17 +219,17 @@ fn check(line: &mut Line, mut told: Vec<(Nanos, Waiting)>) {
         }
         line.clock.advance(span(due));
         assert_eq!(waiting.look(), Some(Ok(())), "told {due:?}");
-        // Also the others, so that each is looked at in time.
+        // The other waiters are polled too, each in time.
         line.waiting.retain_mut(|waiting| waiting.look().is_none());
     }
 }
 
-/// Runs some acts, then joins with the times that are told, and runs on.
+/// Performs some acts, then joins with the predicted times, and advances the clock.
 fn serves_as_told(policy: &str, acts: Vec<Act>, sizes: Vec<u32>) {
     let mut line = Line::new(policy);
     acts.into_iter().for_each(|act| line.act(act));
     let mut told = Vec::new();
-    // The important first, so that none of them goes before another.
+    // Ordered by descending priority, so that none of them goes ahead of another.
     for (n, priority) in sizes.into_iter().zip([1, 0, -1]) {
         if let Some(due) = line.join_just(Request::permits(n).priority(priority)) {
             told.push((due, line.waiting.pop().expect("it waits")));
@@ -260,7 +260,7 @@ proptest! {
         serves_as_told(policy, acts, sizes);
     }
 
-    /// A bucket judges by the time of each call, also if an earlier call came at a later time.
+    /// A bucket judges by the time of each call, even if an earlier call had a later time.
     #[test]
     fn a_leaky_bucket_whose_clock_went_back_serves_at_the_time_that_it_told(
         policy in prop::sample::select(&["leaky_bucket 5/s", "leaky_bucket 7/s nodelay 3"][..]),
@@ -270,14 +270,14 @@ proptest! {
         serves_as_told(policy, acts, sizes);
     }
 
-    /// A sliding window once told 7 available permits after overlapping pauses, and granted 8.
+    /// Bug: a sliding window reported 7 available permits after overlapping pauses, and granted 8.
     #[test]
     fn as_many_permits_are_granted_as_the_status_tells(
         policy in prop::sample::select(&POLICIES[..]),
         acts in some_acts(),
     ) {
         let mut line = Line::new(policy);
-        // The status does not know which share is kept from a request.
+        // The status does not include the share reserved from a request.
         acts.into_iter().filter(|act| !matches!(act, Act::Keep(_))).for_each(|act| line.act(act));
         line.waiting.clear();
         let told = line.limiter.status();
@@ -286,7 +286,7 @@ proptest! {
         prop_assert_eq!(told.next_in == Duration::ZERO, granted > 0);
     }
 
-    /// A bucket was told to be full a nanosecond before its last permit was there.
+    /// Bug: a bucket was reported to be full a nanosecond before its last permit was available.
     #[test]
     fn a_limiter_is_full_when_it_was_told_to_be(
         policy in prop::sample::select(&POLICIES[..]),
@@ -333,7 +333,7 @@ fn limiter(policy: &str) -> (Line, ManualClock) {
 
 #[test]
 fn a_window_has_room_for_whole_requests_only() {
-    // A sum of six permits ahead was taken to fill one window of five and a part of the next.
+    // Bug: a sum of six permits ahead was assumed to fill one window of five and part of the next.
     for policy in
         ["fixed_window 5/s", "sliding_window 5/s cells 1", "sliding_estimate 5/s", "sliding_log 5/s"]
     {
@@ -361,7 +361,8 @@ fn a_leaky_bucket_that_was_paused_lets_one_request_pass_and_not_all() {
 
 #[test]
 fn a_reservation_that_is_not_looked_at_has_its_turn_at_its_time() {
-    // Policies that count charged it when the next call came, which delayed all requests behind it.
+    // Bug: window policies charged the reservation when the next call came, which delayed all
+    // requests behind it.
     for policy in POLICIES {
         let (line, clock) = limiter(policy);
         while line.limiter.try_acquire().is_ok() {}
@@ -373,8 +374,8 @@ fn a_reservation_that_is_not_looked_at_has_its_turn_at_its_time() {
     }
 }
 
-/// A policy that counts says "now" of a permit that has been there for a while. So a waiter that
-/// was in time was refused if its timer was a microsecond late.
+/// A window policy reports "now" for a permit that has been available for a while. Bug: a waiter
+/// that was in time was refused if its timer was a microsecond late.
 #[test]
 fn a_waiter_that_was_accepted_is_served_by_a_late_timer() {
     const POLICIES: [&str; 6] = [
@@ -392,7 +393,7 @@ fn a_waiter_that_was_accepted_is_served_by_a_late_timer() {
             let due = line.join_just(Request::permits(1)).expect("it waits");
             clock.jump(due.saturating_since(clock.now()).as_duration() + Duration::from_nanos(late));
             let answer = line.waiting[0].look();
-            // A bucket knows since when the permit has been there.
+            // A bucket knows since when the permit has been available.
             let served = served || policy.starts_with("token_bucket");
             assert_eq!(answer == Some(Ok(())), served, "{policy}, {late} ns late: {answer:?}");
         }

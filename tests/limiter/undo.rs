@@ -1,5 +1,5 @@
-//! Grants that are undone. The limiter then has never more permits than a replay of history without
-//! these grants, and not fewer where the queue knows every request. All on the manual clock.
+//! Undone grants. The limiter never has more permits than a replay of the history without these
+//! grants, and not fewer where the queue knows every request. All tests use the manual clock.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn limiter(policy: impl Into<AnyPolicy>) -> (Limiter, ManualClock) {
     (RateLimiter::with_clock(policy.into(), clock.clone()), clock)
 }
 
-/// How many single permits can be had now.
+/// Returns how many single permits are available now.
 fn take_all(limiter: &Limiter) -> u32 {
     let mut taken = 0;
     while limiter.try_acquire().is_ok() {
@@ -41,8 +41,8 @@ fn bursty(rate: u64, burst: u64) -> AnyPolicy {
     SmoothBursty::new(rate_).max_burst(Duration::from_millis(burst * 1000 / rate)).start_full().into()
 }
 
-/// Once each of the small estimates gave back the room that all of them saw: 1,495 permits passed
-/// at one instant, 149,999 with the burst 100,000.
+/// Bug: each of the small estimates gave back the room that all of them saw: 1,495 permits passed
+/// at one time, 149,999 with the burst 100,000.
 #[test]
 fn many_estimates_share_the_room_that_was_left() -> Result<(), Refusal> {
     for (rate, burst, large, count, each) in [
@@ -59,7 +59,7 @@ fn many_estimates_share_the_room_that_was_left() -> Result<(), Refusal> {
             let first = crate::support::estimate(&limiter, large)?;
             let small = estimates(&limiter, count, each)?;
             first.settle(0);
-            // All but five come in, and are taken.
+            // All but five permits accrue, and are taken.
             let there = u32::try_from(limiter.status().available).unwrap_or(0);
             let wanted = burst - 5;
             clock.advance(
@@ -75,7 +75,7 @@ fn many_estimates_share_the_room_that_was_left() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Granted waits that are dropped, and a limit among several.
+/// The same for granted waits that are dropped, and for a limit among several.
 #[test]
 fn an_estimate_of_several_limiters_shares_the_room_too() {
     let (requests, clock) = limiter(TokenBucket::new(Rate::per_second(1000), 1000));
@@ -92,8 +92,8 @@ fn an_estimate_of_several_limiters_shares_the_room_too() {
     assert!(passed <= 1000, "{passed}");
 }
 
-/// Once a bucket gave back nothing of a call that took longer than the bucket takes to fill,
-/// although it was never near full.
+/// Bug: a bucket gave back nothing of a call that took longer than the bucket takes to fill,
+/// although the bucket was never near full.
 #[test]
 fn a_bucket_that_is_never_near_full_gives_back_all() -> Result<(), Refusal> {
     for policy in [
@@ -115,11 +115,11 @@ fn a_bucket_that_is_never_near_full_gives_back_all() -> Result<(), Refusal> {
     Ok(())
 }
 
-// Against a replay of history
+// Comparison with a replay of the history
 
 const SECOND: i128 = 1_000_000_000;
 
-/// What happened to a limiter, and when.
+/// The events of a limiter.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Take(u32),
@@ -128,16 +128,16 @@ enum Event {
     Reset,
 }
 
-/// A bucket, or a `SmoothBursty`, in exact integers: a stock that fills with time and is cut at a
-/// size.
+/// A bucket, or a `SmoothBursty`, in exact integers: stored permits that accrue with time, up to a
+/// maximum.
 #[derive(Clone, Copy, Debug)]
 struct Model {
     bursty: bool,
-    /// Permits per second, each of a whole number of nanoseconds.
+    /// Permits per second; each takes a whole number of nanoseconds.
     rate: i128,
-    /// In permits, or for `SmoothBursty` in nanoseconds.
+    /// In permits; for `SmoothBursty` in nanoseconds.
     burst: i128,
-    /// In billionths of a permit, or for `SmoothBursty` in nanoseconds.
+    /// In billionths of a permit; for `SmoothBursty` in nanoseconds.
     stock: i128,
     at: i128,
 }
@@ -180,7 +180,7 @@ impl Model {
         }
     }
 
-    /// How long until it is full, in nanoseconds rounded up.
+    /// Returns how long until it is full, in nanoseconds, rounded up.
     fn full_in(&self) -> i128 {
         let missing = self.full() - self.stock;
         missing / self.flow() + i128::from(missing % self.flow() > 0)
@@ -193,13 +193,13 @@ enum Act {
     /// A plain request, without the lock.
     Take(u32),
     Estimate(u32),
-    /// Settles the estimate of this place at so many permits.
+    /// Settles the estimate with this index at this many permits.
     Settle(usize, u32),
-    /// Waits in line until the permits are there, and does not look.
+    /// Waits in the queue until the permits are available, and does not poll.
     Reserve(u32),
-    /// Drops what waited, unseen.
+    /// Drops a wait whose grant was not seen.
     Drop(usize),
-    /// A request to this limiter and another one that has nothing.
+    /// A request to this limiter and to another one that has no permits.
     AllOf(u32),
     Refund(u32),
     Debit(u32),
@@ -207,7 +207,7 @@ enum Act {
     Reset,
 }
 
-/// What may still be undone, and where it is in history.
+/// A grant that may still be undone, and its index in the history.
 enum Open {
     Estimate(Reservation<AnyPolicy, ManualClock>, usize),
     Reservation(Reservation<AnyPolicy, ManualClock>, usize),
@@ -247,7 +247,7 @@ impl World {
         self.history.len() - 1
     }
 
-    /// The state that a replay of history leaves.
+    /// Returns the state that a replay of the history leaves.
     fn replay(&self) -> Model {
         let mut model = self.first;
         self.history.iter().for_each(|(at, event)| model.meet(*at, *event));
@@ -285,7 +285,7 @@ impl World {
             Act::Reserve(n) => {
                 if let Ok(reservation) = self.limiter.reserve(n) {
                     let due_in = reservation.due_in();
-                    // A debt may be too long for a test, and a large request may be too large for
+                    // A debt may take too long for a test, and a large request may be too large for
                     // the bucket.
                     if due_in < Duration::from_secs(1000) {
                         self.clock.advance(due_in);
@@ -334,7 +334,7 @@ fn some_rate() -> impl Strategy<Value = u64> {
     prop_oneof![Just(1), Just(2), Just(5), Just(10), Just(100), Just(1000)]
 }
 
-/// What the queue sees, so that nothing has to be estimated.
+/// Acts that the queue sees, so that nothing must be estimated.
 fn seen_act() -> impl Strategy<Value = Act> {
     let n = || prop_oneof![3 => 1u32..8, 1 => 1u32..60];
     prop_oneof![
@@ -360,8 +360,8 @@ fn some_act() -> impl Strategy<Value = Act> {
 }
 
 proptest! {
-    /// Whatever happens and in whatever order grants are undone, the limiter is never fuller than
-    /// if these had not been made.
+    /// Whatever happens, and in whatever order grants are undone, the limiter is never fuller than
+    /// if the undone grants had not been made.
     #[test]
     fn undone_grants_give_back_no_more_than_a_replay_without_them_has(
         bursty: bool, rate in some_rate(), burst in 1u32..60, acts in vec(some_act(), 1..60),
@@ -374,14 +374,14 @@ proptest! {
         }
     }
 
-    /// And where the queue sees each request, it is exactly as full.
+    /// Where the queue sees each request, the limiter is exactly as full.
     #[test]
     fn undone_grants_leave_no_trace_if_the_queue_sees_all(
         bursty: bool, rate in some_rate(), burst in 1u32..60, acts in vec(seen_act(), 1..60),
     ) {
         let mut world = World::new(bursty, rate, burst);
         for act in acts {
-            // More than was estimated is charged without asking.
+            // Permits beyond the estimate are charged unconditionally.
             let act = match act {
                 Act::Settle(index, used) => Act::Settle(index, match world.open.get(index % world.open.len().max(1)) {
                     Some(Open::Estimate(estimate, _)) => used.min(estimate.permits()),

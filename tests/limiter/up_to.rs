@@ -1,4 +1,4 @@
-//! Requests for as many permits as there are.
+//! Requests for the available permits, up to a number.
 
 use std::sync::Arc;
 use std::thread;
@@ -38,7 +38,7 @@ fn policies() -> impl Strategy<Value = AnyPolicy> {
 enum Act {
     Pass(u32),
     Take(u32),
-    /// At most, and at least.
+    /// At most the first number, and at least the second.
     UpTo(u32, u32),
     Keep(u32),
     Pause(u32),
@@ -56,8 +56,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     vec(act, 1..40)
 }
 
-/// The permits that a request for at least so many and at most so many gets: slow, and obvious. It
-/// asks for all numbers, from the largest one on.
+/// Returns the permits granted to a request for at least and at most these numbers. It tries all
+/// numbers, from the largest down: slow and obvious.
 fn by_numbers<P: Policy>(
     limiter: &RateLimiter<P, ManualClock>,
     most: u32,
@@ -75,7 +75,7 @@ fn by_numbers<P: Policy>(
 }
 
 proptest! {
-    /// Without waiters it takes the largest number of permits that a request can have, but not on
+    /// Without waiters a request takes the largest number of permits that it can have, but none on
     /// credit.
     #[test]
     fn it_takes_what_a_request_for_as_many_would(policy in policies(), acts in acts(), tracked in any::<bool>()) {
@@ -153,7 +153,7 @@ fn a_waiter_leaves_the_others_what_they_wait_for() {
     waits.iter_mut().for_each(|wait| assert_pending!(wait.poll()));
     clock.jump(2 * SECOND);
     let got = waits.map(|mut wait| assert_ready_ok!(wait.poll()).permits());
-    // Of twenty permits. The last one finds no other request in line.
+    // The grants from twenty permits. The last request finds no other request in the queue.
     assert_eq!(got, [11, 8, 1]);
 }
 
@@ -167,7 +167,7 @@ fn a_request_of_higher_priority_leaves_waiters_what_they_wait_for() {
     assert_eq!(limiter.try_acquire_many(important).map(|grant| grant.permits()), Ok(1));
     assert_eq!(place.due_in(), 1100 * MS);
     clock.advance(1000 * MS);
-    // No newcomer overtakes.
+    // No new request overtakes.
     assert!(limiter.try_acquire_many(Request::up_to(50)).is_err());
     drop(place);
     assert_eq!(limiter.try_acquire_many(Request::up_to(50)).map(|grant| grant.permits()), Ok(39));
@@ -233,7 +233,7 @@ fn numbers_of_any_size_are_requests() {
     assert!(matches!(asked(Request::up_to(u32::MAX)), Err(Refusal::Limited { .. })));
 }
 
-/// A policy on credit grants any number to one request, and the next one pays.
+/// A policy with credit grants any number to one request, and the next request pays.
 #[test]
 fn it_takes_one_permit_on_credit() {
     let clock = ManualClock::new();
@@ -244,7 +244,8 @@ fn it_takes_one_permit_on_credit() {
     assert_eq!(limiter.try_acquire().map_err(Refusal::retry_after).map(drop), Err(Some(200 * MS)));
 }
 
-/// No permit is taken twice, none is left, and a request is refused only when there is none.
+/// No permit is taken twice, none is left, and a request is refused only when no permit is
+/// available.
 #[test]
 fn threads_share_all_permits_and_no_more() {
     for policy in [
@@ -273,7 +274,7 @@ fn threads_share_all_permits_and_no_more() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// What a reservation gets depended on the call that first looked at the line after its turn.
+    /// Bug: what a reservation got depended on the call that first served the queue after its turn.
     #[test]
     fn a_reservation_takes_what_was_there_at_its_turn(
         policy in policies(),

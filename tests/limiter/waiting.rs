@@ -1,5 +1,5 @@
-//! The queue: order, cancellation, leaks, and changes that reschedule waiters. All on the manual
-//! clock.
+//! The queue: order, cancellation, leaks, and changes that reschedule waiters. All tests use the
+//! manual clock.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn waiters_are_served_in_order_of_arrival_whatever_they_ask_for() {
     assert_pending!(small.poll());
     clock.advance(SECOND);
     assert_ready_eq!(large.poll().map_ok(Grant::waited), Ok(SECOND));
-    // The one behind pays for the large one.
+    // The request behind pays for the large one.
     clock.advance(3 * SECOND - MS);
     assert_pending!(small.poll());
     clock.advance(MS);
@@ -51,7 +51,7 @@ fn waiters_are_served_in_order_of_arrival_whatever_they_ask_for() {
 fn no_request_overtakes_a_waiter() {
     let (limiter, clock) = one_per_second();
     let mut first = waiting(&limiter);
-    // The permit is due and the waiter was not polled since. It is still the waiter's permit.
+    // The permit is due and the waiter has not been polled since. It is still the waiter's permit.
     clock.advance(SECOND);
     assert_eq!(limiter.try_acquire(), Err(Refusal::Limited { retry_after: SECOND.into() }));
     assert_pending!(spawn(limiter.acquire()).poll());
@@ -78,7 +78,7 @@ enum Order {
     Random,
 }
 
-/// 10,000 waits are polled and dropped; the next grant comes exactly when it would have come
+/// 10,000 waits are polled and dropped. The next grant comes exactly when it would have come
 /// without them.
 fn storm_leaves_no_trace(order: &Order) {
     const STORM: usize = 10_000;
@@ -109,7 +109,7 @@ fn storm_leaves_no_trace(order: &Order) {
     clock.advance(Duration::from_nanos(1));
     assert!(witness.is_woken());
     assert_ready_eq!(witness.poll().map_ok(Grant::waited), Ok(SECOND));
-    // And the one after it as well.
+    // The same holds for the grant after it.
     let mut next = waiting(&limiter);
     clock.advance(SECOND);
     assert_ready_eq!(next.poll().map_ok(Grant::waited), Ok(SECOND));
@@ -166,7 +166,8 @@ fn a_grant_dropped_unseen_and_late_invents_nothing() {
     let (limiter, clock) = one_per_second();
     let first = waiting(&limiter);
     clock.advance(5 * SECOND);
-    // Granted at 1 s. Without it the limiter would be just as full now: nothing is saved here.
+    // Granted at 1 s. Without the grant the limiter would be just as full now: nothing is saved
+    // here.
     drop(first);
     assert!(limiter.try_acquire().is_ok());
     assert!(limiter.try_acquire().is_err());
@@ -183,7 +184,8 @@ fn a_dropped_wait_is_as_if_it_never_was_also_when_warming_up() {
     let (other, other_clock) = make();
     assert!(limiter.try_acquire().is_ok());
     assert!(other.try_acquire().is_ok());
-    // One is dropped while it waits, one after it was granted and before it was seen.
+    // One wait is dropped while it waits, another after it was granted and before its grant was
+    // seen.
     let first = waiting(&limiter);
     let second = waiting(&limiter);
     drop(second);
@@ -223,7 +225,7 @@ fn many_leaked_waiters_and_dropped_ones_before_them_delay_no_request() {
     }
     let mut live = waiting(&limiter);
     clock.advance(SECOND / 2);
-    // All waiters move up by 50 s, and the waiters at the head will never be polled.
+    // All waiters have moved up by 50 s, and the waiters at the head will never be polled.
     drop(dropped);
     clock.advance(10 * SECOND + SECOND / 2 - Duration::from_nanos(1));
     assert!(!live.is_woken());
@@ -249,7 +251,7 @@ fn a_limiter_whose_waiters_all_leaked_still_answers_new_calls() {
     for _ in 0..3 {
         std::mem::forget(limiter.reserve(1));
     }
-    // No call comes when they are due. The next call serves them, long after their turns.
+    // No call is made when they are due. The next call serves them, long after their turns.
     clock.jump(60 * SECOND);
     assert!(limiter.try_acquire().is_ok());
 }
@@ -260,7 +262,7 @@ fn a_faster_rate_moves_waiters_forward() {
     let mut first = waiting(&limiter);
     let mut second = waiting(&limiter);
     limiter.set_rate(Rate::per_second(10));
-    // The debt of the first second was made at the old rate.
+    // The debt of the first second was incurred at the old rate.
     clock.advance(SECOND);
     assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(SECOND));
     clock.advance(100 * MS);
@@ -342,7 +344,7 @@ fn a_slower_rate_refuses_waiters_that_cannot_make_it_any_more() {
     assert!(second.is_woken());
     assert!(assert_ready!(second.poll()).is_err());
     clock.advance(SECOND);
-    // The first one was due by a debt made at the old rate.
+    // The first one's time comes from a debt incurred at the old rate.
     assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(SECOND));
     clock.advance(60 * SECOND);
     assert_ready_eq!(patient.poll().map_ok(Grant::waited), Ok(61 * SECOND));
@@ -359,7 +361,7 @@ fn zero_permits_are_refused_everywhere() {
     );
     assert_eq!(limiter.reserve(0).map(drop), Err(Refusal::ZeroPermits));
     assert_eq!(limiter.blocking_acquire_many(0), Err(Refusal::ZeroPermits));
-    // Also behind a waiter.
+    // The same behind a waiter.
     let _first = waiting(&limiter);
     assert_eq!(limiter.try_acquire_many(0), Err(Refusal::ZeroPermits));
     limiter.refund(0);
@@ -388,7 +390,7 @@ fn a_jump_of_a_year_grants_the_burst_and_no_more() {
     assert!(limiter.try_acquire().is_ok());
     let mut waiters: Vec<_> = (0..100).map(|_| waiting(&limiter)).collect();
     clock.jump(Duration::from_secs(365 * 86_400));
-    // Three saved, one granted ahead.
+    // Three permits are saved, and one is granted ahead.
     let served = waiters.iter_mut().filter_map(|waiter| waiter.poll().is_ready().then_some(())).count();
     assert_eq!(served, 4);
 }
@@ -401,7 +403,7 @@ fn lateness_is_caught_up_to_the_limit_and_no_further() {
         assert!(limiter.try_acquire().is_ok());
         let mut first = waiting(&limiter);
         let mut second = waiting(&limiter);
-        // Due at 10 ms, noticed late: charged as of 10 ms, or 5 ms ago.
+        // Due at 10 ms, noticed late: charged as of 10 ms, or of 5 ms ago.
         clock.jump(10 * MS + late);
         assert_ready_eq!(first.poll().map_ok(Grant::waited), Ok(10 * MS + late));
         assert_pending!(second.poll());
@@ -417,7 +419,7 @@ fn the_status_counts_waiters_and_takes_nothing() {
     assert_eq!((status.available, status.waiting, status.full_in), (0, 0, SECOND));
     let _first = waiting(&limiter);
     assert_eq!(limiter.status().waiting, 1);
-    // A look serves the waiters that are due.
+    // A status serves the waiters that are due.
     clock.jump(SECOND);
     assert_eq!((limiter.status().available, limiter.status().waiting), (0, 0));
     clock.advance(SECOND);

@@ -1,4 +1,4 @@
-//! `Waker::clone` is foreign code: it may call the limiter. It is never called under a lock.
+//! `Waker::clone` is user code: it may call the limiter. It is never called under a lock.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Drop for Uses {
     }
 }
 
-/// Polls a wait with such a waker, moves it to another one, and lets it be granted.
+/// Polls a wait with such a waker, moves the wait to another waker, and lets it be granted.
 fn waits<T>(
     future: impl Future<Output = T>,
     clock: &ManualClock,
@@ -56,7 +56,7 @@ fn waits<T>(
     assert!(clones.load(Ordering::Relaxed) > 2, "the waker was cloned by the limiter");
 }
 
-/// Everything that a foreign waker may do with a limiter and leaves no trace.
+/// Everything that a user's waker may do with a limiter without leaving a trace.
 fn use_it(limiter: &Limiter) {
     let _ = limiter.status();
     drop(limiter.reserve(5));
