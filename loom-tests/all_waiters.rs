@@ -1,4 +1,4 @@
-//! Models the bound on the requests that wait in several lines.
+//! Models the bound on the requests that wait in several queues.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use loom::thread;
 use super::support::model;
 use crate::line::all_waiters::{AllWaiters, Entered};
 
-/// Two requests enter at once, where one may wait. One of them does, and leaves.
+/// Two requests enter at once, where only one may wait. One of them waits, and leaves.
 fn two_requests_for_one_place(enter: fn(&Arc<AllWaiters>) -> Option<Entered>) {
     model(move || {
         let all = Arc::new(AllWaiters::new());
@@ -29,7 +29,7 @@ fn the_last_place_is_taken_once() {
     two_requests_for_one_place(|all| Entered::new(Some(all), 1, false));
 }
 
-/// The broken twin: looks in one section, and enters in another.
+/// The broken twin: checks in one section, and enters in another.
 #[test]
 #[should_panic = "one of two"]
 fn broken_the_last_place_is_taken_once() {

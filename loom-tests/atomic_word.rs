@@ -1,4 +1,4 @@
-//! Models the compare-and-swap loop, with one number and with two in one word.
+//! Models the CAS loop, with one number and with two numbers in one word.
 
 use loom::thread;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ fn one_permit_is_taken_once() {
     });
 }
 
-/// Adds to a word by a load and a store, which loses updates.
+/// Updates a word by a load and a store, which loses updates.
 fn broken_update(cell: &AtomicU64, step: impl Fn(u64) -> Result<u64, ()>) -> Result<(), ()> {
     let new = step(cell.load(Ordering::Relaxed))?;
     cell.store(new, Ordering::Relaxed);
     Ok(())
 }
 
-/// The broken twin: with a load and a store, two takers spend one permit.
+/// The broken twin: with a load and a store, two takers take the same permit.
 #[test]
 #[should_panic(expected = "one of the two")]
 fn broken_one_permit_is_taken_once() {
@@ -70,7 +70,7 @@ fn no_grant_is_lost() {
 }
 
 /// Two takers and a thread that gives back share a warming-up limiter. The two numbers change
-/// together, so the outcome is that of some order of the three operations.
+/// together, so the result is that of some order of the three operations.
 #[test]
 fn two_numbers_change_together() {
     model(|| {
@@ -98,7 +98,7 @@ struct Halves {
     next: AtomicU64,
 }
 
-/// The broken twin: each number has an atomic of its own, so two takers pay each other's price.
+/// The broken twin: each number has its own atomic, so two takers pay each other's cost.
 #[test]
 #[should_panic(expected = "prices of some order")]
 fn broken_two_numbers_change_together() {
@@ -120,7 +120,7 @@ fn broken_two_numbers_change_together() {
     });
 }
 
-/// With both numbers in one word, the prices are right for some order.
+/// With both numbers in one word, the costs are correct for some order.
 #[test]
 fn one_word_of_two_numbers_is_priced_in_some_order() {
     fn take(state: &AtomicU128) -> u128 {

@@ -1,5 +1,5 @@
-//! Models requests to two policies at once: a request that has taken from the first one is refused
-//! by the second one, and puts back.
+//! Models requests to two policies at once: a request that has taken from the first policy is
+//! refused by the second one, and puts back what it took.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -33,7 +33,7 @@ fn limiter(bursts: [u32; 2]) -> Limiter {
     Arc::new(Shared::new(Single::new(policy(bursts), &clock), clock, Duration::ZERO))
 }
 
-/// How many permits the first bucket has left.
+/// Returns how many permits the first bucket has left.
 fn left_in_first(policy: &Two, state: &<Two as Policy>::State) -> u64 {
     policy.first().status(&state.first, Nanos::ZERO).available
 }
@@ -68,7 +68,7 @@ fn broken_a_refused_request_leaves_no_trace_in_the_first_policy() {
 
 /// A request takes from the first bucket and is refused by the second one. Meanwhile another thread
 /// gives a permit back and takes all. Without the first request the permit given back would exceed
-/// the burst. So either that permit is lost, or the permit that is put back.
+/// the burst. So either the permit given back or the permit put back is lost.
 fn put_back_against_a_refund(take: fn(&Limiter) -> bool) {
     model(move || {
         let limiter = limiter([2, 2]);
@@ -83,7 +83,7 @@ fn put_back_against_a_refund(take: fn(&Limiter) -> bool) {
         let taken = other.join().expect("no panic");
         let Single { policy, state } = &limiter.rule;
         let left = left_in_first(policy, state);
-        // Its own permit may be the one that is given back.
+        // The permit given back may be the request's own.
         let most = if granted { 3 } else { 2 };
         assert!(taken + u64::from(granted) + left <= most, "no permit is invented");
     });
@@ -94,7 +94,7 @@ fn permits_put_back_into_the_first_policy_are_those_taken() {
     put_back_against_a_refund(|limiter| limiter.try_acquire(ONE).is_ok());
 }
 
-/// The broken twin: it puts back without the log, by the time alone.
+/// The broken twin: it puts back without the log, using only the time.
 #[test]
 #[should_panic(expected = "no permit is invented")]
 fn broken_permits_put_back_into_the_first_policy_are_those_taken() {
@@ -104,8 +104,8 @@ fn broken_permits_put_back_into_the_first_policy_are_those_taken() {
     });
 }
 
-/// A waiter joins while the first bucket is empty for a moment, by a request that is refused. It is
-/// granted when that request has put back.
+/// A waiter joins while a request that will be refused has emptied the first bucket for a moment.
+/// The waiter is granted once that request has put back.
 fn joining_against_a_put_back(take: fn(&Limiter) -> bool) {
     model_up_to(2, move || {
         let limiter = limiter([3, 2]);
@@ -132,7 +132,7 @@ fn a_waiter_that_joins_meanwhile_gets_permits_put_back() {
     joining_against_a_put_back(|limiter| limiter.try_acquire(TWO).is_ok());
 }
 
-/// The broken twin: it puts back and does not look at the line.
+/// The broken twin: it puts back and does not check the queue.
 #[test]
 #[should_panic(expected = "no request is left waiting")]
 fn broken_a_waiter_that_joins_meanwhile_gets_permits_put_back() {

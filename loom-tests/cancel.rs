@@ -1,7 +1,7 @@
-//! Models a token that ends a blocking wait against the grant, and against the thread that parks.
+//! Models a token that ends a blocking wait, against the grant and against the thread that parks.
 //!
-//! One thread cancels and gives back, since loom's `unpark` also wakes a thread that waits for a
-//! lock which a third thread holds.
+//! One thread both cancels and gives back, because loom's `unpark` also wakes a thread that waits
+//! for a lock held by a third thread.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -32,8 +32,8 @@ fn limiter() -> TestLimiter {
     limiter
 }
 
-/// A thread waits by `wait` under a token that is cancelled meanwhile. It returns, whenever that
-/// happens.
+/// A thread waits by `wait` under a token that is cancelled meanwhile. The wait returns, whenever
+/// the cancellation happens.
 fn parking_against_cancelling(wait: fn(&TestLimiter, &CancelToken) -> Result<Nanos, Refusal>) {
     model(move || {
         let (limiter, token) = (limiter(), CancelToken::new());
@@ -56,7 +56,7 @@ fn a_blocked_thread_is_released() {
     parking_against_cancelling(|limiter, token| token.run(|| acquire(limiter)));
 }
 
-/// The broken twin: a thread that looks at the token, and then adds itself to its threads.
+/// The broken twin: a thread that checks the token, and then adds itself to the token's threads.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn broken_a_blocked_thread_is_released() {
@@ -75,9 +75,9 @@ fn broken_a_blocked_thread_is_released() {
     });
 }
 
-/// A thread waits for the only permit. Another one gives it back and cancels the token, or does so
-/// in the other order. The thread is granted or cancelled, and in the second case the permit is
-/// there for the next request.
+/// A thread waits for the only permit. Another thread gives it back and cancels the token, in
+/// either order. The wait is granted or cancelled; if it is cancelled, the permit is available to
+/// the next request.
 fn cancelling_against_a_grant(wait: fn(&CountingLimit) -> Result<(), Refusal>) {
     for cancels_first in [true, false] {
         model_up_to(2, move || {
@@ -109,7 +109,7 @@ fn a_cancelled_wait_keeps_no_permit() {
     cancelling_against_a_grant(|limit| limit.blocking_acquire().map(std::mem::forget));
 }
 
-/// The broken twin: a wait that ends without leaving the line.
+/// The broken twin: a wait that ends without leaving the queue.
 #[test]
 #[should_panic(expected = "one permit, one owner")]
 fn broken_a_cancelled_wait_keeps_no_permit() {
@@ -130,7 +130,7 @@ fn broken_a_cancelled_wait_keeps_no_permit() {
     });
 }
 
-/// As above, at a limiter with a rate: its permit is refunded.
+/// As above, for a limiter with a rate: its permit is refunded.
 #[test]
 fn a_cancelled_wait_at_a_rate_keeps_no_permit() {
     for cancels_first in [true, false] {

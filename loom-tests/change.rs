@@ -1,5 +1,5 @@
-//! Models a change of the terms against requests: the permits granted are no more than the larger
-//! of the old and the new terms allow.
+//! Models a change of the terms against requests: no more permits are granted than the larger of
+//! the old and the new terms allows.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ fn rate(text: &str) -> Rate {
     text.parse().expect("a rate")
 }
 
-/// Takes one permit, then takes in one thread while another thread changes the terms, and at last
-/// takes all that is left. Returns how many permits were granted, all at one instant.
+/// Takes one permit, then takes in one thread while another thread changes the terms, and finally
+/// takes all that is left. Returns how many permits were granted, all at one time.
 fn granted<P: Policy>(policy: P, now: Nanos, change: impl Fn(&P, &P::State)) -> usize {
     let policy = Arc::new(policy);
     let state = Arc::new(policy.start(Nanos::ZERO));
@@ -41,7 +41,7 @@ fn granted<P: Policy>(policy: P, now: Nanos, change: impl Fn(&P, &P::State)) -> 
     1 + meanwhile + after
 }
 
-/// Changes from one window to another and back, in cells of different places in the ring.
+/// Changes from one window to another and back, with cells at different indices in the ring.
 fn sliding(from: &'static str, to: &'static str) {
     for second in [12, 13] {
         model_of_three(move || {
@@ -88,7 +88,7 @@ fn an_estimate_that_changes_forgets_nothing() {
 }
 
 /// Changes of the limit, the length, and both, that keep the used share. Of two permits some are
-/// taken. As many are left by the old window as by the new one.
+/// taken. The old window and the new one have the same number left.
 fn window<P: Policy>(policy: impl Fn(Rate) -> P + Copy + Send + Sync + 'static) {
     for (from, change, taken, left) in [
         ("2/20s", to("4/20s"), 2, 0),
@@ -192,7 +192,7 @@ fn a_bucket_that_changes_forgets_nothing() {
 const NOW: Nanos = Nanos::new(13_000_000_000);
 const HALF_A_SECOND_AGO: Nanos = Nanos::new(12_500_000_000);
 
-/// A full bucket from which some permits are taken at a time.
+/// Returns a full bucket from which some permits are taken at a time.
 fn bucket(
     text: &'static str,
     burst: u32,
@@ -265,7 +265,7 @@ fn a_bucket_that_becomes_slower_or_faster_grants_nothing_twice() {
     }
 }
 
-/// Half a permit was added since all were taken.
+/// Half a permit has accrued since all permits were taken.
 #[test]
 fn a_bucket_with_a_part_of_a_permit_grants_nothing_twice() {
     for keep in [Keep::Count, Keep::Ratio] {
@@ -340,7 +340,8 @@ fn a_bucket_that_changes_grants_several_at_once_no_more_than_once() {
     }
 }
 
-/// A thread that sees the state written by another thread also sees by which terms it was written.
+/// A thread that sees the state written by another thread also sees the terms by which it was
+/// written.
 #[test]
 fn a_bucket_that_changes_among_three_grants_nothing_twice() {
     model_up_to(1, || {
@@ -412,7 +413,7 @@ fn of_two_changes_neither_is_lost() {
     }
 }
 
-/// A key that followed the terms of all keys until now.
+/// A key that has followed the terms of all keys until now.
 #[cfg(feature = "keyed")]
 #[test]
 fn a_bucket_of_a_key_that_changes_grants_nothing_twice() {

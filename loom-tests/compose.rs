@@ -24,7 +24,7 @@ type Both = Arc<Shared<All<LoomClock>, LoomClock>>;
 
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
-/// A bucket of one permit that gains one each second.
+/// Returns a bucket of one permit that gains one each second.
 fn bucket(clock: &LoomClock) -> Bucket {
     bucket_of(1, clock)
 }
@@ -67,8 +67,8 @@ fn of_two_composites_one_gets_the_last_permits() {
     });
 }
 
-/// The broken twin: each composite asks in the order in which it was written. Each may take the
-/// permit that the other one needs, and both are refused.
+/// The broken twin: each composite asks its members in the order in which it was written. Each may
+/// take the permit that the other one needs, and both are refused.
 #[test]
 #[should_panic(expected = "one of them")]
 fn broken_of_two_composites_one_gets_the_last_permits() {
@@ -90,7 +90,7 @@ fn broken_of_two_composites_one_gets_the_last_permits() {
 }
 
 /// A composite runs against a taker of one member. The composite has both permits or none, and a
-/// permit that it did not get is still there.
+/// permit that it did not get is still available.
 fn composite_against_a_plain_taker(attempt: fn(&Bucket, &Bucket, &LoomClock) -> bool) {
     model(move || {
         let clock = LoomClock::new();
@@ -144,7 +144,7 @@ fn undo_against_a_refund(attempt: fn(&Bucket, &Bucket, &LoomClock)) {
     });
 }
 
-/// As if `b` had a permit when the composite looked at it.
+/// As if `b` had a permit when the composite checked it.
 #[test]
 fn permits_put_back_are_those_taken() {
     undo_against_a_refund(|a, b, _| {
@@ -153,7 +153,7 @@ fn permits_put_back_are_those_taken() {
     });
 }
 
-/// The broken twin: an undo that does not check which permits were given back since.
+/// The broken twin: an undo that does not check which permits have been given back since.
 #[test]
 #[should_panic(expected = "no permit is invented")]
 fn broken_permits_put_back_are_those_taken() {
@@ -196,8 +196,8 @@ impl Drop for Request {
     }
 }
 
-/// The only waiter is dropped while its time comes. Whether it was granted or not, all permits are
-/// there afterwards, and no seat is left.
+/// The only waiter is dropped while its permit comes due. Whether it was granted or not, all
+/// permits are available afterwards, and no seat is left.
 #[test]
 fn a_dropped_wait_leaves_no_trace_in_any_member() {
     model(|| {
@@ -220,8 +220,8 @@ fn a_dropped_wait_leaves_no_trace_in_any_member() {
     });
 }
 
-/// A waiter takes a seat in the line of a member while a permit is given back there. It is granted,
-/// whichever comes first.
+/// A waiter takes a seat in the queue of a member while a permit is given back there. It is
+/// granted, whichever comes first.
 fn sitting_down_against_a_refund(refund: fn(&Bucket)) {
     model_of_three(move || {
         let clock = LoomClock::new();
@@ -263,7 +263,7 @@ fn model_of_two_waits(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Two composites of one pair of members, written in opposite order. One member has no permit.
+/// Returns two composites of the same members, written in opposite order. One member has no permit.
 fn two_that_wait(clock: &LoomClock) -> (Bucket, [Both; 2]) {
     let (a, b) = (bucket(clock), bucket_of(2, clock));
     a.try_acquire(ONE).expect("the only one");
@@ -300,7 +300,7 @@ fn two_that_sit_down_together_are_served_one_by_one() {
     });
 }
 
-/// One composite leaves while the permit comes. The other one gets it.
+/// One composite leaves while the permit comes due. The other one gets it.
 #[test]
 fn of_two_that_wait_one_leaves_and_the_other_is_served() {
     model_of_two_waits(|| {

@@ -1,5 +1,5 @@
 //! Models pauses, bounds and a reserved share against requests without the lock and requests that
-//! join the line.
+//! join the queue.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -53,7 +53,7 @@ impl Joining {
         self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 
-    /// Returns whether the request has its permit, without another look at the line.
+    /// Returns whether the request has its permit, without serving the queue again.
     fn is_granted(&mut self) -> bool {
         self.wait.is_done() || matches!(self.limiter.claim(&mut self.wait), Some(Ok(_)))
     }
@@ -65,7 +65,7 @@ impl Drop for Joining {
     }
 }
 
-/// A try that begins after the pause does not pass.
+/// A try that begins after the pause is refused.
 fn pause_against_try(pause: fn(&TestLimiter)) {
     model(move || {
         let (limiter, _clock) = limiter();
@@ -97,7 +97,7 @@ fn broken_a_try_that_begins_in_a_pause_does_not_pass() {
     pause_against_try(|limiter| lock(&limiter.line).settings.opens = SECOND);
 }
 
-/// The first request after a pause ends it for all requests: the flag goes down, even if a waiter
+/// The first request after a pause ends it for all requests: the flag is lowered, even if a waiter
 /// joined and left meanwhile.
 #[test]
 fn a_pause_that_is_over_leaves_no_flag() {
@@ -113,14 +113,14 @@ fn a_pause_that_is_over_leaves_no_flag() {
         };
         // An interval after the end of the pause.
         clock.set(Nanos::new(2_000_000_000));
-        // The request came after the pause, or left without a trace.
+        // The request arrived after the pause, or left without a trace.
         let taken = other.join().expect("no panic");
         assert!(taken != limiter.try_acquire(ONE).is_ok());
         assert!(limiter.gate_word.load().is_clear());
     });
 }
 
-/// A pause begins while a request joins that is due within the pause. The request is served when
+/// A pause begins while a request joins whose time is within the pause. The request is served when
 /// the pause is over, and not before.
 fn pause_against_join(pause: fn(&TestLimiter)) {
     model(move || {
@@ -147,7 +147,7 @@ fn a_request_that_joins_during_a_pause_is_served_after_it() {
     pause_against_join(|limiter| limiter.pause(Pause::until(Nanos::new(2_000_000_000))));
 }
 
-/// The broken twin: a pause that checks only for requests already in line.
+/// The broken twin: a pause that checks only for requests that are already in the queue.
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_a_request_that_joins_during_a_pause_is_served_after_it() {
@@ -177,7 +177,7 @@ fn resuming_reaches_a_request_that_joins_meanwhile() {
 }
 
 /// A full bucket of two permits is paused, and a request without the lock overlaps with the pause,
-/// its end, or both. `ended` runs when the time has come.
+/// its end, or both. `ended` runs when the end of the pause has come.
 fn stock_after_a_pause(ended: fn(&Shared<Single<TokenBucket>, LoomClock>)) {
     model(move || {
         let clock = LoomClock::new();
@@ -204,7 +204,7 @@ fn the_stock_is_spent_at_the_end_of_a_pause() {
     stock_after_a_pause(|_| {});
 }
 
-/// The broken twin: lowers the flag when the time has come, without the lock.
+/// The broken twin: lowers the flag when the end has come, without the lock.
 #[test]
 #[should_panic(expected = "the stock is spent at the end of a pause")]
 fn broken_the_stock_is_spent_at_the_end_of_a_pause() {
@@ -212,7 +212,7 @@ fn broken_the_stock_is_spent_at_the_end_of_a_pause() {
 }
 
 /// A request that read the gate word before a pause takes the one permit while the pause moves the
-/// state on. The permit is there once.
+/// state on. The permit exists once.
 fn take_while_time_stands_still(pause: fn(&Single<TokenBucket>)) {
     use crate::policy::Policy;
     model(move || {
@@ -250,7 +250,7 @@ fn broken_a_permit_taken_while_time_stands_still_is_missing_afterwards() {
     });
 }
 
-/// Two requests join a line that has one place. One of them is refused.
+/// Two requests join a queue with room for one. One of them is refused.
 fn two_join_one_place(join: fn(&mut Joining) -> bool) {
     model(move || {
         let (limiter, _clock) = limiter();
@@ -276,7 +276,7 @@ fn a_bound_is_never_exceeded() {
     two_join_one_place(|joining| joining.poll().is_pending());
 }
 
-/// The broken twin: looks for room, and takes the lock again to join.
+/// The broken twin: checks for room, and takes the lock again to join.
 #[test]
 #[should_panic(expected = "never more than the bound")]
 fn broken_a_bound_is_never_exceeded() {
@@ -302,8 +302,8 @@ fn broken_a_bound_is_never_exceeded() {
     });
 }
 
-/// Two permits, one of them reserved, and two requests that may not have the reserved one. One of
-/// them is refused.
+/// Two permits, one of them reserved, and two requests that may not use the reserved one. One of
+/// the requests is refused.
 fn two_requests_take_beside_kept_permits(take: fn(&Shared<Single<TokenBucket>, LoomClock>) -> bool) {
     model(move || {
         let clock = LoomClock::new();
@@ -338,7 +338,7 @@ fn broken_kept_permits_are_not_taken_by_two_at_once() {
     });
 }
 
-/// Shadow mode begins while a request joins. No request stays in line.
+/// Shadow mode begins while a request joins. No request stays in the queue.
 #[test]
 fn shadow_reaches_a_request_that_joins_meanwhile() {
     model(|| {
@@ -357,7 +357,7 @@ fn shadow_reaches_a_request_that_joins_meanwhile() {
 }
 
 /// A request that joins while the limiter is closed is refused, by itself or by the call that
-/// closes.
+/// closes the limiter.
 fn close_against_a_join(close: fn(&TestLimiter)) {
     model(move || {
         let (limiter, _clock) = limiter();
@@ -378,7 +378,7 @@ fn close_against_a_join(close: fn(&TestLimiter)) {
 }
 
 impl Joining {
-    /// The answer that is in the line already, without serving the line.
+    /// The result that is already in the queue, without serving the queue.
     fn claimed(&mut self) -> Poll<Result<Nanos, Refusal>> {
         let Stage::Queued(key) = self.wait.stage else { return Poll::Pending };
         match lock(&self.limiter.line).collect(key, self.wait.kind, &mut self.wait.ask) {
@@ -396,7 +396,7 @@ fn a_request_that_joins_while_the_limiter_closes_is_refused() {
     close_against_a_join(|limiter| assert!(limiter.close()));
 }
 
-/// The broken twin: it closes the limiter for newcomers, and does not serve the line.
+/// The broken twin: it closes the limiter to new requests, and does not serve the queue.
 #[test]
 #[should_panic(expected = "a waiter was left behind")]
 fn broken_a_request_that_joins_while_the_limiter_closes_is_refused() {
@@ -412,14 +412,14 @@ fn a_try_that_begins_after_the_end_does_not_pass() {
     pause_against_try(|limiter| assert!(limiter.close()));
 }
 
-/// The broken twin: an end that raises no flag for requests without the lock.
+/// The broken twin: closes without raising a flag for requests without the lock.
 #[test]
 #[should_panic(expected = "nobody passes in a pause")]
 fn broken_a_try_that_begins_after_the_end_does_not_pass() {
     pause_against_try(|limiter| assert!(lock(&limiter.line).settings.close()));
 }
 
-/// A waiter with a permit that is due while the limiter closes gets one answer, and keeps it.
+/// A waiter whose permit is due while the limiter closes gets one result, and keeps it.
 #[test]
 fn a_waiter_that_is_due_while_the_limiter_closes_gets_one_answer() {
     model(|| {

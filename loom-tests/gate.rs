@@ -1,4 +1,4 @@
-//! Models the gate word: requests without the lock against the line behind it.
+//! Models the gate word: requests without the lock against the queue behind it.
 
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -51,7 +51,7 @@ impl Request {
         self.limiter.poll(&mut self.wait, Poller::Task(&self.waker)).map_ok(|answer| answer.waited)
     }
 
-    /// Returns whether the permit is there without another call: no clock moves, and no line is
+    /// Returns whether the permit is granted without another call: no clock moves, and no queue is
     /// served.
     fn is_granted(&mut self) -> bool {
         let waiting = lock(&self.limiter.line).len();
@@ -67,8 +67,8 @@ impl Drop for Request {
 }
 
 /// A waiter joins, its permit comes due, its alarm is late, and only then another request tries:
-/// the permit is the waiter's. If the try comes earlier, one of the two requests gets the permit,
-/// and never both.
+/// the permit is the waiter's. If the try comes earlier, exactly one of the two requests gets the
+/// permit.
 fn try_against_a_waiter(try_acquire: fn(&TestLimiter) -> bool) {
     model(move || {
         let (limiter, clock) = limiter();
@@ -108,7 +108,7 @@ fn broken_a_try_never_overtakes_a_waiter() {
 }
 
 /// A waiter joins while a permit is given back. It gets the permit at once, or when the refund
-/// looks at the line.
+/// serves the queue.
 fn join_against_refund(refund: fn(&TestLimiter)) {
     model(move || {
         let (limiter, _clock) = limiter();
@@ -141,8 +141,8 @@ fn broken_a_refund_reaches_a_request_that_joins_meanwhile() {
     });
 }
 
-/// A waiter joins while its time comes and its alarm rings. The waiter is served, whether the alarm
-/// was set before or after.
+/// A waiter joins while its permit comes due and its alarm goes off. The waiter is served, whether
+/// the alarm was set before or after.
 fn join_against_time(join: fn(&mut Request)) {
     model(move || {
         let (limiter, clock) = limiter();
@@ -164,7 +164,7 @@ fn an_alarm_is_not_missed_while_it_is_set() {
     });
 }
 
-/// The broken twin: a waiter that does not look again after it has set the alarm.
+/// The broken twin: a waiter that does not check again after it has set the alarm.
 #[test]
 #[should_panic(expected = "nobody is left waiting")]
 fn broken_an_alarm_is_not_missed_while_it_is_set() {
@@ -260,8 +260,8 @@ fn broken_a_dropped_waiter_passes_its_permit_on() {
     });
 }
 
-/// A waiter is dropped while another one joins. The second waiter is alone in the line, with an
-/// alarm that rings.
+/// A waiter is dropped while another one joins. The second waiter is then the only one in the
+/// queue, with an alarm that goes off.
 #[test]
 fn a_drop_does_not_take_the_alarm_of_another() {
     model(|| {
@@ -302,7 +302,7 @@ fn a_change_of_rate_reaches_a_request_that_joins_meanwhile() {
     });
 }
 
-/// A blocked thread is woken by a refund, at any point between its check and its parking.
+/// A refund wakes a blocked thread at any point between the thread's check and its parking.
 #[test]
 fn a_blocked_thread_is_unparked() {
     model(|| {
@@ -316,7 +316,7 @@ fn a_blocked_thread_is_unparked() {
     });
 }
 
-/// The broken twin: a thread that checks, and parks before it has left its waker.
+/// The broken twin: a thread that checks, and parks before it has registered its waker.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn broken_a_blocked_thread_is_unparked() {
@@ -336,8 +336,8 @@ fn broken_a_blocked_thread_is_unparked() {
     });
 }
 
-/// A waiter is dropped while its time comes and a third request tries. The permit exists once, and
-/// if the try does not get it, it is still available.
+/// A waiter is dropped while its permit comes due and a third request tries. The permit exists
+/// once, and if the try does not get it, it is still available.
 #[test]
 fn a_dropped_permit_is_neither_lost_nor_doubled() {
     model_of_three(|| {
@@ -359,8 +359,8 @@ fn a_dropped_permit_is_neither_lost_nor_doubled() {
     });
 }
 
-/// An alarm rings while another thread sets it to an earlier time. The ring is not taken for a ring
-/// of the new setting, so the next waiter has an alarm as well.
+/// An alarm goes off while another thread sets it to an earlier time. This is not taken for the new
+/// setting going off, so the next waiter has an alarm as well.
 #[test]
 fn a_ring_while_the_alarm_is_taken_is_not_lost() {
     model(|| {
@@ -375,7 +375,7 @@ fn a_ring_while_the_alarm_is_taken_is_not_lost() {
             let limiter = limiter.clone();
             thread::spawn(move || limiter.refund(1))
         };
-        // Due at 1 s by the refund, otherwise at 2 s.
+        // Due at 1 s because of the refund, otherwise at 2 s.
         clock.set(SECOND);
         other.join().expect("no panic");
         clock.set(Nanos::new(2_000_000_000));

@@ -1,4 +1,4 @@
-//! Models lowering the available permits against a request, and against another thread that lowers
+//! Models lowering the available permits, against a request and against another thread that lowers
 //! them.
 
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn keep<P: Policy>(policy: &P, state: &P::State, permits: u64) -> u64 {
     policy.keep_at_most(state, AT, permits)
 }
 
-/// The broken twin: looks, and then takes what it has seen.
+/// The broken twin: reads the available permits, and then takes the excess it has seen.
 fn look_and_take<P: Policy>(policy: &P, state: &P::State, permits: u64) -> u64 {
     let taken = policy.status(state, AT).beyond(permits);
     policy.debit(state, AT, u32::try_from(taken).expect("a few"));
@@ -33,8 +33,8 @@ fn left<P: Policy>(policy: &P, state: &P::State) -> u64 {
     policy.status(state, AT).available
 }
 
-/// Five permits are lowered to three while a request takes four. If the request comes first one is
-/// left, and none is taken. Else the request is refused, and three are left.
+/// Five permits are lowered to three while a request takes four. If the request comes first, one
+/// permit is left, and none is taken. Otherwise the request is refused, and three are left.
 fn against_a_request<P: Policy>(make: fn() -> P, keep: Keep<P>) {
     model_up_to(3, move || {
         let policy = Arc::new(make());
@@ -123,7 +123,7 @@ fn a_log_is_lowered_in_one_step() {
     both_models(|| SlidingLog::new(five()));
 }
 
-/// The second policy is charged as many permits as were taken of the first, so what it has beyond
+/// The second policy is charged as many permits as were taken from the first, so its surplus over
 /// the first stays.
 #[test]
 fn two_policies_are_lowered_by_as_much() {

@@ -1,4 +1,4 @@
-//! Models the table of keys in use: a key is forgotten while a request asks for it.
+//! Models the table of keys in use: a key is forgotten while a request for it is made.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ fn keys() -> Keys {
     KeyedCountingLimit::of_one_shard(1, 2)
 }
 
-/// The last permit of a key is given back while requests ask for it. At most one permit is out, and
-/// the key is forgotten at the end.
+/// The last permit of a key is given back while requests for the key are made. At most one permit
+/// is in use, and the key is forgotten at the end.
 fn giving_back_against_takes(give_back: fn(Keys)) {
     model(move || {
         let keys = keys();
@@ -38,7 +38,7 @@ fn a_key_is_not_forgotten_under_a_permit() {
     giving_back_against_takes(|keys| drop(keys.try_acquire(&1)));
 }
 
-/// The broken twin: looks in one section, and forgets in another.
+/// The broken twin: checks in one section, and forgets in another.
 #[test]
 #[should_panic = "one permit"]
 fn broken_a_key_is_not_forgotten_under_a_permit() {
@@ -53,8 +53,8 @@ fn broken_a_key_is_not_forgotten_under_a_permit() {
     });
 }
 
-/// The last permit of a key is given back while another thread asks for the status of the key. The
-/// key is forgotten.
+/// The last permit of a key is given back while another thread reads the status of the key. The key
+/// is forgotten.
 fn giving_back_against_a_look(look: fn(&Keys)) {
     model(move || {
         let keys = keys();
@@ -71,7 +71,7 @@ fn a_key_is_forgotten_while_its_status_is_told() {
     giving_back_against_a_look(|keys| assert_eq!(keys.status(&1).limit, 1));
 }
 
-/// The broken twin: asks a reference to the limit, without the lock.
+/// The broken twin: reads through a reference to the limit, without the lock.
 #[test]
 #[should_panic = "no key stays"]
 fn broken_a_key_is_forgotten_while_its_status_is_told() {
@@ -81,7 +81,7 @@ fn broken_a_key_is_forgotten_while_its_status_is_told() {
     });
 }
 
-/// A new key comes while the limit is closed: it is not added, or its limit is closed, too.
+/// A new key is requested while the limit is closed: it is not added, or its limit is closed, too.
 fn closing_against_a_new_key(close: fn(&Keys)) {
     model(move || {
         let keys = keys();
@@ -100,7 +100,7 @@ fn no_key_stays_open() {
     closing_against_a_new_key(|keys| assert!(keys.close()));
 }
 
-/// The broken twin: raises the flag after it has looked at the keys.
+/// The broken twin: raises the flag after it has visited the keys.
 #[test]
 #[should_panic = "an open key stays"]
 fn broken_no_key_stays_open() {

@@ -1,5 +1,5 @@
-//! Models a change of the kind of policy against requests: the permits granted are exactly the
-//! permits that were there, and a request is not refused while there are any.
+//! Models a change of the kind of policy against requests: exactly the available permits are
+//! granted, and a request is not refused while permits are available.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::time::Nanos;
 
 const NOW: Nanos = Nanos::new(1_000_000_000);
 
-/// Two permits each, of which none comes in while the model lasts.
+/// Two permits each; none accrues while the model runs.
 const KINDS: [&str; 5] = [
     "token_bucket 1/h burst 2",
     "smooth_bursty 1/h max_burst 1h start_full",
@@ -33,8 +33,8 @@ fn replace(policy: &AnyPolicy, state: &AnyState, new: &str) {
     policy.make_step(state, NOW, step, Keep::Count).expect("no error");
 }
 
-/// Tries so many times in one thread while another one makes a change, then takes the rest. Returns
-/// how many permits were granted, and the refusals meanwhile.
+/// Tries `tries` times in one thread while another thread makes a change, then takes the rest.
+/// Returns how many permits were granted, and the refusals meanwhile.
 fn granted(
     line: &'static str,
     tries: usize,
@@ -59,7 +59,7 @@ fn take(policy: &AnyPolicy, state: &AnyState) -> Result<(), Refusal> {
     policy.try_acquire(state, NOW, 1).map(drop)
 }
 
-/// Told while a change stalls.
+/// The refusal while a change stalls.
 fn is_told_to_retry(refusal: &Refusal) -> bool {
     refusal.retry_after() == Some(Duration::from_nanos(1))
 }
@@ -99,7 +99,7 @@ fn a_log_becomes_another_kind() {
     changes_from("sliding_log 2/h");
 }
 
-/// More requests than permits, and one kind after the other.
+/// More requests than permits, and two changes of the kind, one after the other.
 #[test]
 fn two_changes_grant_nothing_twice() {
     model_of_three(|| {
@@ -112,8 +112,8 @@ fn two_changes_grant_nothing_twice() {
     });
 }
 
-/// A log gives back without the lock: what it puts back while the kind changes is there afterwards,
-/// or lost, and not there twice.
+/// A log gives back without the lock: a permit that it puts back while the kind changes is
+/// available afterwards, or lost, and not available twice.
 #[test]
 fn a_permit_that_is_undone_meanwhile_is_not_invented() {
     for line in ["sliding_log 2/h", "fixed_window 2/h"] {
@@ -121,7 +121,7 @@ fn a_permit_that_is_undone_meanwhile_is_not_invented() {
             let policy = policy(line);
             let state = policy.start(Nanos::ZERO);
             let take = || policy.try_acquire(&state, NOW, 1).expect("available");
-            // A log makes what undoing needs, in a cell that loom does not see into.
+            // A log allocates what an undo needs, in a cell that loom does not see.
             policy.undo(&state, NOW, take(), u64::MAX);
             let charge = take();
             let both = Arc::new((policy, state));
@@ -139,7 +139,7 @@ fn a_permit_that_is_undone_meanwhile_is_not_invented() {
     }
 }
 
-/// The broken twin: looks at the old state, and does not shut it.
+/// The broken twin: reads the old state, and does not shut it.
 #[test]
 #[should_panic(expected = "as many as there were")]
 fn broken_a_bucket_becomes_another_kind() {
@@ -152,7 +152,7 @@ fn broken_a_bucket_becomes_another_kind() {
     });
 }
 
-/// The broken twin: tells the refusal of a state that was shut.
+/// The broken twin: returns the refusal of a state that was shut.
 #[test]
 #[should_panic(expected = "there were permits all the time")]
 fn broken_a_refusal_by_an_old_kind_is_told() {

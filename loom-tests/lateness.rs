@@ -59,7 +59,7 @@ fn one_permit_that_came_in_meanwhile_is_granted_once() {
 }
 
 /// The limiter was idle for long. A request takes the permit and lowers the flag while another
-/// request joins the line. Requests that begin afterwards see the waiter.
+/// request joins the queue. Requests that begin afterwards see the waiter.
 fn idle_against_a_waiter(take: fn(&TestLimiter)) {
     model(move || {
         let (limiter, clock) = late();

@@ -1,5 +1,5 @@
-//! Loom models, which run a few threads in every interleaving, within a bound. See `README.md`
-//! beside this file.
+//! Loom models, which run a few threads in every interleaving, within a bound. See `README.md` next
+//! to this file.
 
 #[cfg(feature = "keyed")]
 mod all_waiters;

@@ -54,7 +54,7 @@ fn broken_a_reader_sees_one_publication() {
     });
 }
 
-/// Two writers publish at once. The words of one of them stand at the end.
+/// Two writers publish at once. In the end the words are those of one writer.
 #[test]
 fn writers_take_turns() {
     model(|| {
@@ -70,7 +70,7 @@ fn writers_take_turns() {
     });
 }
 
-/// A request takes while the rate changes. It is priced by the old rate or by the new one.
+/// A request takes while the rate changes. Its cost is that of the old rate or of the new one.
 #[test]
 fn a_take_is_priced_by_one_rate() {
     model(|| {

@@ -14,7 +14,7 @@ use crate::rate::Rate;
 use crate::sync::Ordering;
 use crate::time::Nanos;
 
-/// Two permits were granted long ago, and three requests come at once. Each takes by `take`.
+/// Two permits were granted long ago, and three requests arrive at once. Each takes by `take`.
 /// Returns how many were granted.
 fn three_at_once(take: fn(&SlidingLog, &LogState) -> bool) -> usize {
     let log = Arc::new(SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate")));
@@ -71,9 +71,9 @@ fn three_in_ten() -> SlidingLog {
     SlidingLog::new("3/10ns".parse::<Rate>().expect("a rate"))
 }
 
-/// Two of three permits are out, of 15 and of 20 ns. One of them is given back by `give_back` while
-/// another thread tries three times at 20 ns. Returns how many were granted then, and how many at
-/// 25 ns, when the first one has expired.
+/// Two of three permits are in use, from 15 and 20 ns. One of them is given back by `give_back`
+/// while another thread tries three times at 20 ns. Returns how many were granted then and, in
+/// addition, at 25 ns, when the first one has expired.
 fn given_back_against_takes(older: bool, give_back: fn(&SlidingLog, &LogState, LogCharge)) -> usize {
     let log = Arc::new(three_in_ten());
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -120,9 +120,9 @@ fn broken_a_permit_given_back_is_granted_once() {
     });
 }
 
-/// Six of six permits are out. As many as there are versions are given back by `give_back`, one by
-/// one, while another thread takes. That thread may exchange a head that equals the head it read
-/// but is a later one. Returns how many were granted then.
+/// All six permits are in use. `give_back` gives back one permit for each version, one by one,
+/// while another thread takes. The CAS of that thread may succeed on a head that equals the head it
+/// read but is a later one. Returns how many were granted then.
 fn given_back_until_the_versions_wrap(give_back: fn(&SlidingLog, &LogState)) -> u16 {
     let log = Arc::new(SlidingLog::new("6/10ns".parse::<Rate>().expect("a rate")));
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -148,7 +148,7 @@ fn versions_that_wrap_let_nothing_through() {
     });
 }
 
-/// The broken twin: takes a permit and gives it back at the place that it found, so that the head
+/// The broken twin: takes a permit and gives it back at the index that it found, so that the head
 /// has its old value after a permit was granted.
 #[test]
 #[should_panic(expected = "what was given back")]
@@ -165,7 +165,7 @@ fn broken_versions_that_wrap_let_nothing_through() {
 }
 
 /// One permit is given back by `give_back` while another thread takes for more than a lap of the
-/// ring. Never two permits are out at once.
+/// ring. Two permits are never in use at once.
 fn given_back_for_a_lap(give_back: fn(&SlidingLog, &LogState, LogCharge)) {
     let log = Arc::new(SlidingLog::new("1/10ns".parse::<Rate>().expect("a rate")));
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -175,7 +175,7 @@ fn given_back_for_a_lap(give_back: fn(&SlidingLog, &LogState, LogCharge)) {
         thread::spawn(move || give_back(&log, &state, charge))
     };
     let take = |at| usize::from(log.try_acquire(&state, Nanos::new(at), 1).is_ok());
-    // The ring has four places.
+    // The ring has four entries.
     for at in [31, 41, 51, 61, 71] {
         assert_eq!(take(at) + take(at), 1, "one at a time");
     }
@@ -198,7 +198,7 @@ fn broken_a_giver_back_that_stalls_for_a_lap_harms_nothing() {
     model_up_to(2, || given_back_for_a_lap(undo_at_an_old_head));
 }
 
-/// Two of two permits are out. All are forgotten by `reset` while another thread takes. Returns how
+/// Both permits are in use. `reset` forgets all permits while another thread takes. Returns how
 /// many are granted then.
 fn reset_against_takes(reset: fn(&SlidingLog, &LogState)) -> usize {
     let log = Arc::new(SlidingLog::new("2/10ns".parse::<Rate>().expect("a rate")));
@@ -224,7 +224,7 @@ fn a_reset_grants_the_limit_once_more() {
     });
 }
 
-/// The broken twin: clears the places behind the head one after the other, wherever the head has
+/// The broken twin: clears the entries behind the head one after the other, wherever the head has
 /// moved meanwhile.
 #[test]
 #[should_panic(expected = "two once more")]
@@ -242,7 +242,7 @@ fn broken_a_reset_grants_the_limit_once_more() {
     });
 }
 
-/// More permits are undone than the ring has spare places, so the ring is copied while another
+/// More permits are undone than the ring has spare entries, so the ring is copied while another
 /// thread takes.
 #[test]
 fn a_copy_keeps_permits_granted_meanwhile() {
@@ -255,7 +255,8 @@ fn a_copy_keeps_permits_granted_meanwhile() {
             thread::spawn(move || log.undo(&state, Nanos::new(20), charge, u64::MAX))
         };
         let take = |at| usize::from(log.try_acquire(&state, Nanos::new(at), 1).is_ok());
-        // Each grant at 20 is one of the three. The grants at 31 find the first grant expired.
+        // Each grant at 20 is one of the three. The grants at 31 find that the first grant has
+        // expired.
         let early = take(20);
         let late = take(31);
         undoing.join().expect("no panic");
@@ -266,9 +267,9 @@ fn a_copy_keeps_permits_granted_meanwhile() {
     });
 }
 
-/// Three permits of three times are out. The older two are given back by `give_back` while another
-/// thread takes twice at 21 ns. Returns how many were granted until 30 ns, when the third of them
-/// expires.
+/// Three permits from three times are in use. The older two are given back by `give_back` while
+/// another thread takes twice at 21 ns. Returns how many were granted until 30 ns, when the third
+/// one expires.
 fn two_given_back_against_takes(give_back: fn(&SlidingLog, &LogState, [LogCharge; 2])) -> usize {
     let log = Arc::new(three_in_ten());
     let state = Arc::new(log.start(Nanos::ZERO));
@@ -284,7 +285,7 @@ fn two_given_back_against_takes(give_back: fn(&SlidingLog, &LogState, [LogCharge
     meanwhile + take(21) + take(21) + take(28) + take(30) + take(30)
 }
 
-/// The second permit begins a copy, and the copy ends there or later.
+/// The second permit starts a copy, and the copy ends there or later.
 #[test]
 fn a_copy_in_slices_keeps_permits_granted_meanwhile() {
     model_up_to(2, || {
@@ -292,7 +293,7 @@ fn a_copy_in_slices_keeps_permits_granted_meanwhile() {
             for charge in charges {
                 log.undo(state, Nanos::new(21), charge, u64::MAX);
             }
-            // The rest of the copy: a grant of a time that is already copied is undone too.
+            // The rest of the copy: a grant of a time that has already been copied is undone too.
             let Ok(charge) = log.try_acquire(state, Nanos::new(21), 1) else { return };
             log.undo(state, Nanos::new(21), charge, u64::MAX);
         });
@@ -300,8 +301,8 @@ fn a_copy_in_slices_keeps_permits_granted_meanwhile() {
     });
 }
 
-/// The broken twin: the head goes on in the second ring, although a grant came after the last one
-/// that was copied.
+/// The broken twin: the head continues in the second ring, although a grant was made after the last
+/// one that was copied.
 #[test]
 #[should_panic(expected = "two given back, and one over")]
 fn broken_a_copy_in_slices_keeps_permits_granted_meanwhile() {
@@ -339,15 +340,15 @@ fn giving_back_an_older_grant_keeps_the_newer_ones() {
         let taken = log.try_acquire(&state, Nanos::new(26), 1).is_ok();
         giving_back.join().expect("no panic");
         assert!(taken, "there were three");
-        // The permits of 25 and 26 are out. One permit is free, and the next when the permit of 25
-        // expires.
+        // The permits of 25 and 26 are in use. One permit is free, and the next is free when the
+        // permit of 25 expires.
         log.try_acquire(&state, Nanos::new(27), 1).expect("the one given back");
         assert_eq!(log.ready_at(&state, Nanos::new(27), 0, 1), Nanos::new(35));
     });
 }
 
-/// A debit counts more permits than are free while another thread takes. The earlier permits stay
-/// counted, and the taken permit counts as well.
+/// A debit counts more permits than are free while another thread takes. The earlier permits still
+/// count, and the taken permit counts as well.
 #[test]
 fn a_debit_is_counted_beside_a_take() {
     model(|| {

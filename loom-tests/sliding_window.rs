@@ -13,7 +13,7 @@ use crate::rate::Rate;
 use crate::sync::Ordering;
 use crate::time::Nanos;
 
-/// Two cells of a second each, with this many permits.
+/// Returns two cells of a second each, with this many permits.
 fn permits(text: &str) -> SlidingWindow {
     SlidingWindow::new(text.parse::<Rate>().expect("a rate"), 2)
 }
@@ -26,7 +26,7 @@ fn takes(policy: &SlidingWindow, state: &SlidingState, seconds: u64) -> usize {
     usize::from(policy.try_acquire(state, at(seconds), 1).is_ok())
 }
 
-/// The permit was taken in a cell that has expired. Two threads come, and each takes by `take`.
+/// The permit was taken in a cell that has expired. Two threads arrive, and each takes by `take`.
 /// Returns how many were granted.
 fn in_a_new_cell(take: fn(&SlidingWindow, &SlidingState) -> usize) -> usize {
     let policy = Arc::new(permits("1/2s"));
@@ -40,15 +40,15 @@ fn in_a_new_cell(take: fn(&SlidingWindow, &SlidingState) -> usize) -> usize {
     mine + other.join().expect("no panic")
 }
 
-/// Both threads open the cell, or one finds it opened and enters it. One of them is granted.
+/// Both threads open the cell, or one finds it open and enters it. One of them is granted.
 #[test]
 fn a_cell_is_opened_once() {
     // Bounded, like the models of three threads: every interleaving takes a minute.
     model_of_three(|| assert_eq!(in_a_new_cell(|policy, state| takes(policy, state, 2)), 1));
 }
 
-/// The broken twin: opens a cell and counts in it in one step, and enters it after that. Until it
-/// is entered, its permits are not counted.
+/// The broken twin: opens a cell and counts in it in one step, and enters it after that. Until the
+/// cell is entered, its permits are not counted.
 #[test]
 #[should_panic(expected = "one at most")]
 fn broken_a_cell_is_opened_once() {
@@ -121,8 +121,8 @@ fn given_back_while(
     });
 }
 
-/// Tried in its own cell, in the next cell, which a taker opens meanwhile, and after the cell has
-/// expired.
+/// Runs in the permit's own cell, in the next cell, which a taker opens meanwhile, and after the
+/// cell has expired.
 #[test]
 fn a_permit_given_back_is_taken_once() {
     for seconds in [0, 1, 2] {
@@ -151,8 +151,8 @@ fn two_that_give_back_find_each_permit_once() {
         };
         policy.refund(&state, at(1), 1);
         giving_back.join().expect("no panic");
-        // Both threads mean the permit of the first cell, or the refund comes second and finds the
-        // permit of the other cell.
+        // Both threads give back the permit of the first cell, or the refund comes second and finds
+        // the permit of the other cell.
         let available = policy.status(&state, at(1)).available;
         assert!((1..=2).contains(&available), "{available}");
         assert_eq!((0..3).take_while(|_| takes(&policy, &state, 1) == 1).count() as u64, available);

@@ -1,4 +1,4 @@
-//! Support for all models: the bound, a clock and a waker made of loom's parts.
+//! Support for all models: the bound, a clock and a waker made of loom's types.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,8 +29,8 @@ pub(crate) fn model_of_three(model: impl Fn() + Send + Sync + 'static) {
     model_up_to(3, model);
 }
 
-/// Runs a model of three threads with a given number of preemptions, for models that take too long
-/// otherwise.
+/// Runs a model of three threads with the given number of preemptions, for models that would take
+/// too long otherwise.
 pub(crate) fn model_up_to(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound.get_or_insert(preemptions);
@@ -45,7 +45,7 @@ pub(crate) struct LoomClock(Arc<Mutex<State>>);
 #[derive(Debug)]
 struct State {
     now: Nanos,
-    /// The waker of each sleep, by its due time and a number that tells equal times apart.
+    /// The waker of each sleep, by its due time and a number that distinguishes equal times.
     sleepers: Vec<(u32, Nanos, Waker)>,
     next: u32,
 }

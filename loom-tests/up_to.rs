@@ -1,4 +1,4 @@
-//! Models requests that take as many permits as there are, against other requests and a waiter.
+//! Models requests that take the available permits, against other requests and a waiter.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -17,28 +17,28 @@ use crate::rate::Rate;
 
 type Limiter = Arc<Shared<Single<TokenBucket>, LoomClock>>;
 
-/// A limiter with three permits, of which no other comes.
+/// Returns a limiter with three permits; no other permit accrues.
 fn three() -> Limiter {
     let clock = LoomClock::new();
     let policy = TokenBucket::new(Rate::per_second(1), 3);
     Arc::new(Shared::new(Single::new(policy, &clock), clock, Duration::ZERO))
 }
 
-/// Takes as many as there are. Returns how many it got.
+/// Takes at most `most` of the available permits. Returns how many it got.
 fn up_to(limiter: &Limiter, most: u32) -> u32 {
     let demand = Demand { ask: &1, priority: 0 };
     limiter.try_as_many(demand, most, GrantKind::Final).map_or(0, |(n, _)| n)
 }
 
-/// The broken twin: looks, and then takes what it has seen.
+/// The broken twin: reads the available permits, and then takes the number it has seen.
 fn look_and_take(limiter: &Limiter, most: u32) -> u32 {
     let n = u32::try_from(limiter.status().available).expect("three").min(most);
     limiter.debit(n);
     n
 }
 
-/// A request for two permits against one for up to three. The sum is never more than three, and
-/// the second one is never refused.
+/// A request for two permits against a request for up to three. The sum never exceeds three, and
+/// the second request is never refused.
 fn against_a_request(take: fn(&Limiter, u32) -> u32) {
     model_up_to(3, move || {
         let limiter = three();
@@ -62,7 +62,7 @@ fn broken_as_many_as_there_are_is_no_more() {
     against_a_request(look_and_take);
 }
 
-/// Two requests for up to two. Each gets one permit at least, and all are taken.
+/// Two requests for up to two permits. Each gets at least one permit, and all are taken.
 #[test]
 fn two_requests_share_the_available_permits() {
     model_up_to(3, || {
@@ -76,8 +76,8 @@ fn two_requests_share_the_available_permits() {
     });
 }
 
-/// A waiter for four permits joins while a request takes up to three. A request that comes after it
-/// takes none.
+/// A waiter for four permits joins while a request takes up to three. A request that arrives after
+/// the waiter takes none.
 #[test]
 fn a_waiter_that_has_joined_is_not_overtaken() {
     model_up_to(2, || {

@@ -1,5 +1,5 @@
-//! Models one word that turns with time: a window that ends while threads take from it and give
-//! back to it.
+//! Models one word that turns with time: a window that ends while threads take permits from it and
+//! give permits back to it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::time::Nanos;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Returns how many of three takers are granted in a new window, when the last permit of the old
+/// Returns how many of three takers are granted in a new window, if the last permit of the old
 /// window was taken.
 fn granted_of_three<P: Policy>(policy: P, at: u64) -> usize {
     let policy = Arc::new(policy);
@@ -57,8 +57,8 @@ fn a_leaky_bucket_lets_one_out() {
     model_of_three(|| assert_eq!(granted_of_three(LeakyBucket::new(Rate::per_second(1)), SECOND), 1));
 }
 
-/// A permit of the old window is given back while another thread turns it. It is not credited to
-/// the new window.
+/// A permit of the old window is given back while another thread turns the window. It is not
+/// credited to the new window.
 #[test]
 fn a_late_refund_is_not_in_the_new_window() {
     model(|| {
