@@ -122,7 +122,7 @@ fn an_estimate_that_changes_there_and_back_grants_nothing() {
         let granted = granted_meanwhile(&both, 1, takes_twice, |policy, state| {
             for there_and_back in ["4/20s", "2/20s"] {
                 let change = Change::rate(rate(there_and_back)).keep(Keep::Ratio);
-                policy.change(state, NOW, change).expect("a rate alone fits");
+                policy.change(state, NOW, change).expect("a rate fits");
             }
         });
         assert_eq!(granted, 0);

@@ -101,7 +101,7 @@ fn composite_against_a_plain_taker(attempt: fn(&Bucket, &Bucket, &LoomClock) -> 
         };
         let got_both = attempt(&a, &b, &clock);
         let taken = other.join().expect("no panic");
-        assert!(got_both || taken, "somebody has it");
+        assert!(got_both || taken, "one of them has it");
         assert!(!(got_both && taken), "one permit, one owner");
         assert_eq!(has_permit(&a), !got_both, "all or nothing");
         assert!(!has_permit(&b));

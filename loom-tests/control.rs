@@ -194,8 +194,8 @@ fn stock_after_a_pause(ended: fn(&Shared<Single<TokenBucket>, LoomClock>)) {
         other.join().expect("no panic");
         assert!(limiter.try_acquire(ONE).is_err(), "the stock is spent at the end of a pause");
         clock.set(Nanos::new(2_000_000_000));
-        assert!(limiter.try_acquire(ONE).is_ok(), "one came in since");
-        assert!(limiter.try_acquire(ONE).is_err(), "one came in since");
+        assert!(limiter.try_acquire(ONE).is_ok(), "one has accrued since");
+        assert!(limiter.try_acquire(ONE).is_err(), "one has accrued since");
     });
 }
 

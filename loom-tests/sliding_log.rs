@@ -339,7 +339,7 @@ fn giving_back_an_older_grant_keeps_the_newer_ones() {
         };
         let taken = log.try_acquire(&state, Nanos::new(26), 1).is_ok();
         giving_back.join().expect("no panic");
-        assert!(taken, "there were three");
+        assert!(taken, "three were available");
         // The permits of 25 and 26 are in use. One permit is free, and the next is free when the
         // permit of 25 expires.
         log.try_acquire(&state, Nanos::new(27), 1).expect("the one given back");

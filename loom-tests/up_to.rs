@@ -95,7 +95,7 @@ fn a_waiter_that_has_joined_is_not_overtaken() {
         let got = other.join().expect("no panic");
         match first {
             Poll::Ready(answer) => assert!(answer.is_ok() && got + after == 0, "all were taken"),
-            Poll::Pending => assert_eq!((got, after), (3, 0), "those came first"),
+            Poll::Pending => assert_eq!((got, after), (3, 0), "the other request came first"),
         }
     });
 }

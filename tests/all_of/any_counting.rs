@@ -50,7 +50,7 @@ fn a_reservation_has_its_permits_until_it_is_settled() -> Result<(), AllRefusal>
     let (any, calls) = limited(2);
     let held = calls.try_acquire_many(2)?;
     let mut place = spawn(any.reserve(2)?);
-    assert_eq!(place.due_in(), Duration::ZERO, "when permits come back is not known");
+    assert_eq!(place.due_in(), Duration::ZERO, "the time at which permits are given back is unknown");
     assert_pending!(place.poll());
     drop(held);
     assert_eq!(assert_ready_ok!(place.poll()).permits(), 2);

@@ -176,13 +176,13 @@ fn a_number_is_the_cost_at_each_rate_but_not_at_a_counting_limit() {
     let all =
         AllOf::new("connection", &connection).with("user", &user).with_counting("in flight", &in_flight);
     let any = AnyLimiter::from(all);
-    let permits = any.try_acquire_many(Request::permits(80)).expect("there");
+    let permits = any.try_acquire_many(Request::permits(80)).expect("available");
     assert_eq!((connection.status().available, user.status().available, in_flight.available()), (20, 220, 1));
     drop(permits);
     assert_eq!(in_flight.available(), 2);
 
     let request = AllRequest::from(20).cost("user", 200);
-    drop(any.try_acquire_many(request).expect("there"));
+    drop(any.try_acquire_many(request).expect("available"));
     assert_eq!((connection.status().available, user.status().available), (0, 20));
 }
 
@@ -191,14 +191,14 @@ fn a_composite_settles_by_name() {
     let clock = ManualClock::new();
     let (calls, tokens) = (bucket(&clock, 10, 10), bucket(&clock, 1000, 1000));
     let any = AnyLimiter::from(AllOf::new("calls", &calls).with("tokens", &tokens));
-    let mut place = any.reserve([("tokens", 800)]).expect("there");
+    let mut place = any.reserve([("tokens", 800)]).expect("available");
     // One permit of the member that the request does not name, as `acquire_many` reports. A
     // reservation reported the sum of both, 801, which is the number of no limit.
     assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 1));
     place.settle([("tokens", 300)]).expect("a member");
     assert_eq!((calls.status().available, tokens.status().available), (9, 700));
 
-    let place = any.reserve([("tokens", 100)]).expect("there");
+    let place = any.reserve([("tokens", 100)]).expect("available");
     let refusal = place.settle([("tonkes", 1)]).expect_err("no member");
     assert_eq!(refusal.to_string(), r#""tonkes" is not a member: the members are "calls", "tokens""#);
     // The reservation was not claimed, and is given up.
@@ -252,11 +252,11 @@ fn a_single_limiter_is_named_limit() {
     let named = AllRequest::from(Request::up_to(9)).cost("limit", 1).cost("limit", 2);
     assert_eq!(any.try_acquire_many(named).map(|permits| permits.permits()), Ok(2));
     assert!(any.try_acquire_many([("limit", 6)]).is_err());
-    let mut place = any.reserve([("limit", 5)]).expect("there");
+    let mut place = any.reserve([("limit", 5)]).expect("available");
     assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 5));
     place.settle([("limit", 0)]).expect("the name");
     assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(5));
-    let place = any.reserve(1).expect("there");
+    let place = any.reserve(1).expect("available");
     assert_eq!(place.settle([("tokens", 1)]).expect_err("no member").to_string(), unknown);
     assert_eq!(any.keep_at_most("tokens", 1).expect_err("no member").to_string(), unknown);
     assert_eq!(any.debit([("limit", 1), ("tokens", 1)]).expect_err("no member").to_string(), unknown);
@@ -268,7 +268,7 @@ fn a_single_limiter_is_named_limit() {
 
     let in_use = AnyLimiter::from(CountingLimit::new(2));
     assert!(in_use.try_acquire_many([("limit", 3)]).is_err());
-    let both = in_use.try_acquire_many([("limit", 2)]).expect("there");
+    let both = in_use.try_acquire_many([("limit", 2)]).expect("available");
     assert_eq!((both.permits(), in_use.try_acquire().is_err()), (2, true));
     assert_eq!(in_use.try_acquire_many([("tokens", 1)]).expect_err("no member").to_string(), unknown);
     assert_eq!(in_use.refund([("tokens", 1)]).expect_err("no member").to_string(), unknown);
@@ -314,7 +314,7 @@ async fn a_wait_through_a_handle_can_be_dropped() {
     let policy = TokenBucket::new(tidegate::Rate::per_second(10), 1);
     let limiter = RateLimiter::with_clock(policy, tidegate::TokioClock::new());
     let any = AnyLimiter::from(limiter.clone());
-    drop(any.acquire().await.expect("there"));
+    drop(any.acquire().await.expect("available"));
     let (first, second) = (any.acquire(), any.acquire_within(Duration::from_millis(100)));
     let mut first = Box::pin(first);
     assert!(poll(&mut first).is_pending());
@@ -392,7 +392,7 @@ impl Limiter for Foreign {
 fn a_limiter_of_another_crate_gives_back_what_it_holds() {
     let used = Arc::new(AtomicU32::new(0));
     let any = AnyLimiter::new(Foreign(used.clone()));
-    let permits = any.try_acquire().expect("there");
+    let permits = any.try_acquire().expect("available");
     assert_eq!(used.load(Ordering::Relaxed), 1);
     drop(permits);
     assert_eq!(used.load(Ordering::Relaxed), 0);

@@ -388,7 +388,7 @@ fn changes_and_refunds_of_a_member_act_now() {
     b.set_rate(Rate::ZERO);
     clock.advance(10 * SECOND);
     assert!(!one.is_woken());
-    assert!(a.try_acquire().is_ok(), "nobody knows when the other one goes on");
+    assert!(a.try_acquire().is_ok(), "no time is known at which the other member goes on");
     b.set_rate(Rate::per_second(1));
     clock.advance(SECOND);
     drop(assert_ready_ok!(one.poll()));
@@ -520,7 +520,7 @@ fn a_waker_that_panics_costs_no_waiter_its_turn() {
     struct Panics;
     impl std::task::Wake for Panics {
         fn wake(self: std::sync::Arc<Self>) {
-            panic!("foreign code");
+            panic!("user code");
         }
     }
     let clock = ManualClock::new();
@@ -547,7 +547,7 @@ fn a_waker_that_panics_costs_no_waiter_its_turn() {
 fn each_call_serves_the_waiters_that_are_due() {
     let clock = ManualClock::new();
     let (a, b, both) = used_up(&clock, 2 * SECOND);
-    let reserved = b.reserve(1).expect("a place");
+    let reserved = b.reserve(1).expect("a reservation");
     let wait = waiting_for_all(both.acquire());
     clock.advance(4 * SECOND);
     assert!(wait.is_woken());

@@ -44,7 +44,7 @@ fn the_pause_of_a_member_is_told_where_a_request_waits_for_it() {
     assert_eq!(assert_ready!(spawn(both.acquire_within(SECOND)).poll()).err(), Some(paused("b", 2100 * MS)));
 
     // The same behind a waiter, and for a waiter that the pause makes too late.
-    let _place = both.reserve([]).expect("a place");
+    let _place = both.reserve([]).expect("a reservation");
     assert!(matches!(
         both.try_acquire().err().and_then(|refusal| refusal.refusal()),
         Some(Refusal::Paused { .. })
@@ -300,7 +300,7 @@ fn a_place_is_not_delayed_where_a_share_is_kept() {
     b.pause(Pause::lasting(SECOND / 2).keep_permits());
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
-    assert!(a.try_acquire().is_err(), "it would not be back in time");
+    assert!(a.try_acquire().is_err(), "it would not accrue again in time");
     clock.advance(SECOND / 2);
     assert!(assert_ready!(waiting.poll()).is_ok());
 }
@@ -494,7 +494,7 @@ fn a_waiter_too_late_after_a_change_of_a_member_is_refused_at_once() {
         }),
         ("pause", |a| a.pause_for(60 * SECOND)),
         ("debit", |a| a.debit(100)),
-        ("settle", |a| crate::support::estimate(a, 1).expect("it is there").settle(100)),
+        ("settle", |a| crate::support::estimate(a, 1).expect("available").settle(100)),
         ("share", |a| a.keep_for_priority(10, 1)),
     ];
     for (name, act) in acts {
@@ -659,7 +659,7 @@ fn a_composite_that_is_closed_blames_no_open_member() {
     let (a, b, both, _clock) = two();
     assert!(both.try_acquire().is_ok());
     let mut wait = waiting_for_all(both.acquire());
-    let mut place = both.reserve(1).expect("a place");
+    let mut place = both.reserve(1).expect("a reservation");
     assert!(both.close());
     let itself = Some(AllRefusal::from(Refusal::Closed));
     assert_eq!(assert_ready!(wait.poll()).err(), itself);
@@ -770,7 +770,7 @@ fn a_place_at_a_member_is_charged_at_its_time_before_the_end_of_a_pause() {
     let (both, [requests, _], clock) = full_pair(PAIRS[0]);
     assert!(requests.try_acquire_many(20).is_ok());
     both.pause_for(SECOND);
-    let mut place = requests.reserve(5).expect("a place");
+    let mut place = requests.reserve(5).expect("a reservation");
     assert_eq!(place.due_in(), SECOND / 4);
     clock.jump(10 * SECOND);
     assert!(place.claim());
@@ -796,7 +796,7 @@ fn no_call_of_a_paused_composite_takes_the_turn_of_a_place_at_a_member() {
         let (both, [requests, _], clock) = full_pair(PAIRS[0]);
         assert!(requests.try_acquire_many(20).is_ok());
         both.pause_for(SECOND);
-        let mut place = requests.reserve(5).expect("a place");
+        let mut place = requests.reserve(5).expect("a reservation");
         assert_eq!(place.due_in(), SECOND / 4);
         let _wait = waits.then(|| waiting_for_all(both.acquire()));
         clock.advance(SECOND);
@@ -813,7 +813,7 @@ fn thousands_of_places_are_served_before_a_pause_of_a_composite_leaves_the_membe
     let both = AllOf::new("requests", &requests);
     requests.drain();
     both.pause_for(SECOND);
-    let places: Vec<_> = (0..PLACES).map(|_| requests.reserve(1).expect("a place")).collect();
+    let places: Vec<_> = (0..PLACES).map(|_| requests.reserve(1).expect("a reservation")).collect();
     clock.jump(SECOND);
     assert!(requests.try_acquire().is_err());
     assert!(places.into_iter().all(|mut place| place.claim()));

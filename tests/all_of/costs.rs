@@ -23,7 +23,7 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
     };
     let (a, b) = (limiter(), limiter());
     let both = AllOf::new("a", &a).with("b", &b);
-    let mut place = Some(estimate(&a, 1).expect("there"));
+    let mut place = Some(estimate(&a, 1).expect("available"));
     let waits: Vec<_> = (0..MANY).map(|_| waiting_for_all(both.acquire())).collect();
     let count = || {
         let counts = [&a, &b].map(|member| {

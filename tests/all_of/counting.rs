@@ -166,9 +166,9 @@ fn a_composite_that_waits_for_one_limit_keeps_no_permit_of_another() {
         let held = limits[busy].try_acquire().expect("the only one");
         let mut wait = waiting_for_all(all.acquire());
         assert_eq!(limits[free].available(), 1);
-        drop(limits[free].try_acquire().expect("nobody keeps it"));
+        drop(limits[free].try_acquire().expect("no wait keeps it"));
         clock.advance(SECOND);
-        drop(limits[free].try_acquire().expect("nor later"));
+        drop(limits[free].try_acquire().expect("no wait keeps it later"));
         drop(held);
         assert!(wait.is_woken());
         drop(assert_ready_ok!(wait.poll()));
@@ -374,7 +374,7 @@ impl World {
                 }
             });
         }
-        assert!(self.waits.is_empty() && self.plain.is_empty(), "a request waits for ever");
+        assert!(self.waits.is_empty() && self.plain.is_empty(), "a request waits forever");
         self.permits.clear();
         self.held.clear();
         assert_eq!(self.limits.each_ref().map(CountingLimit::available), [3, 3]);
@@ -521,8 +521,8 @@ fn a_waiter_keeps_no_permit_for_the_wait_of_another_that_left() {
     let request = AllRequest::from([("rate", 0), ("calls", 1)]).within(SECOND);
     // No alarm is set for reservations that are not awaited. So the queue is served once, by the
     // call that gives up a reservation.
-    let mut first = both.reserve(request).expect("a place");
-    let [mut second, third] = [(); 2].map(|()| both.reserve(1).expect("a place"));
+    let mut first = both.reserve(request).expect("a reservation");
+    let [mut second, third] = [(); 2].map(|()| both.reserve(1).expect("a reservation"));
     clock.advance(SECOND);
     drop(third);
     clock.advance(5 * SECOND);

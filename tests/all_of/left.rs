@@ -29,7 +29,7 @@ const POLICIES: &[&str] = &[
 ];
 
 fn left(permits: &AllPermits) -> AllStatus {
-    permits.left().cloned().expect("it was asked for")
+    permits.left().cloned().expect("it was requested")
 }
 
 fn available(status: &AllStatus) -> Vec<u64> {

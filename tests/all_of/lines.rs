@@ -259,7 +259,7 @@ fn a_composite_that_waits_here_again_stands_where_it_stood() {
         assert!(!two.is_woken() && !last.is_woken());
         clock.advance(SECOND);
     }
-    assert!(!last.is_woken(), "nobody passes who came later and waits for nothing else");
+    assert!(!last.is_woken(), "a later request that waits only here does not overtake");
     clock.advance(SECOND);
     assert!(two.is_woken() && two.poll().is_ready() && !last.is_woken());
     clock.advance(SECOND);
@@ -396,7 +396,7 @@ fn each_of_many_is_served_when_it_is_due_after_a_pause_a_debit_and_a_reset() {
     clock.advance(SECOND);
     assert_eq!(served(&mut waits), 0);
     assert!(all.resume());
-    assert_eq!(served(&mut waits), 0, "nothing came in");
+    assert_eq!(served(&mut waits), 0, "no permit accrued");
     for _ in 0..20 {
         clock.advance(Duration::from_millis(1));
         assert_eq!(served(&mut waits), 1);
@@ -457,7 +457,7 @@ fn a_member_tells_what_a_request_beside_a_seat_would_get() {
         b.debit(20);
         a.debit(1);
         let both = AllOf::new("a", &a).with("b", &b);
-        let place = both.reserve([("a", n), ("b", other)]).expect("a place");
+        let place = both.reserve([("a", n), ("b", other)]).expect("a reservation");
         loop {
             let status = a.status();
             assert_eq!(status.waiting, 1);

@@ -92,7 +92,7 @@ fn the_pause_of_a_key_and_that_of_a_common_limiter_are_told() {
     assert_eq!(api.try_acquire("alice").err(), told("user", 5500 * MS));
     assert_eq!(api.try_acquire("bob").err(), told("user", 5500 * MS));
     // A key with a line.
-    let _place = api.reserve("bob", []).expect("a place");
+    let _place = api.reserve("bob", []).expect("a reservation");
     assert!(matches!(api.try_acquire("bob").err().and_then(|r| r.refusal()), Some(Refusal::Paused { .. })));
     clock.advance(5 * SECOND);
     let refusal = api.try_acquire("alice").err().and_then(|refusal| refusal.refusal());
@@ -136,7 +136,7 @@ fn a_refusal_names_the_tightest_and_takes_nothing() -> Result<(), AllRefusal> {
     let never = api.try_acquire_many("alice", [("user", 3)]).expect_err("too many");
     assert_eq!(never.to_string(), "user: 3 permits requested, the limit is 2");
     all.drain();
-    let never = api.try_acquire_many("alice", [("user", 3)]).expect_err("too many, and none there");
+    let never = api.try_acquire_many("alice", [("user", 3)]).expect_err("too many, and none available");
     assert!(!never.may_retry());
     let limited = api.try_acquire("alice").expect_err("drained");
     assert_eq!((limited.member(), limited.retry_after()), (Some("all"), Some(100 * MS)));
@@ -180,7 +180,7 @@ fn no_change_of_all_keys_takes_the_turn_of_a_place_at_a_key() {
         assert!(users.try_acquire_many("alice", 2).is_ok());
         let alice = api.for_key("alice").expect("room");
         alice.pause_for(SECOND);
-        let mut place = users.reserve("alice", 1).expect("a place");
+        let mut place = users.reserve("alice", 1).expect("a reservation");
         clock.advance(SECOND);
         change(&users);
         assert!(place.claim());
@@ -270,7 +270,7 @@ async fn a_handle_lets_an_exempt_request_pass_without_room_for_its_key() {
 
     let calls: KeyedCountingLimit<String> = KeyedCountingLimit::new(1, 1);
     let any = AnyKeyed::<String>::from(calls.clone());
-    let _held = any.try_acquire("alice").expect("there");
+    let _held = any.try_acquire("alice").expect("available");
     assert_eq!(any.try_acquire_many("bob", AllRequest::new().exempt()).expect("exempt").permits(), 0);
     assert_eq!((any.try_acquire("bob").is_err(), calls.len()), (true, 1));
 }
@@ -294,7 +294,7 @@ fn an_exempt_reservation_needs_no_room_for_its_key() {
     };
     pass("alice");
     assert!(users.is_empty() && calls.is_empty());
-    let held = api.try_acquire("alice").expect("there");
+    let held = api.try_acquire("alice").expect("available");
     pass("alice");
     pass("bob");
     assert!(api.close());
@@ -451,7 +451,7 @@ fn the_observer_is_told_once_of_each_call() {
     drop(wait);
     let counts = statistics.snapshot();
     assert_eq!((counts.granted, counts.limited, counts.queue_full, counts.exempted), (3, 2, 1, 1));
-    assert_eq!(of_users.snapshot().granted, 0, "a member's observer is not told");
+    assert_eq!(of_users.snapshot().granted, 0, "a member's observer is not notified");
 }
 
 #[test]
@@ -486,7 +486,7 @@ fn a_thread_waits_in_the_queue_of_its_key_until_it_is_served_or_cancelled() {
     });
     drop(ahead);
     // For a key in use, and for an unused key.
-    let place = api.reserve("bob", AllRequest::new()).expect("a place");
+    let place = api.reserve("bob", AllRequest::new()).expect("a reservation");
     for key in ["alice", "bob"] {
         let exempt = AllRequest::new().exempt();
         assert_eq!(token.run(|| api.blocking_acquire(key)).err(), Some(Refusal::Cancelled.into()));

@@ -182,7 +182,7 @@ impl World {
             });
             self.plain.retain_mut(|wait| !wait.is_woken() || wait.poll().is_pending());
         }
-        assert!(self.waits.is_empty() && self.plain.is_empty(), "somebody waits for ever");
+        assert!(self.waits.is_empty() && self.plain.is_empty(), "a request waits forever");
         self.permits.clear();
         assert_eq!(self.in_use.available(), 2);
         self.clock.advance(Duration::from_secs(100));
@@ -288,7 +288,7 @@ proptest! {
                 if let Some(n) = position.map(|position| asked[position])
                     && n > 0
                 {
-                    prop_assert!(policy.try_acquire(&state, *at, n).is_ok(), "more than there was");
+                    prop_assert!(policy.try_acquire(&state, *at, n).is_ok(), "more than was available");
                 }
             }
             let (found, expected) = (world.members[index].status(), policy.status(&state, now));

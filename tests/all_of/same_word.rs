@@ -197,7 +197,7 @@ fn keyed() -> World {
     let (clock, statistics) = (ManualClock::new(), Arc::new(Statistics::new()));
     let users: KeyedRateLimiter<u8, _, _> = KeyedRateLimiter::with_clock(policy(), 10, clock.clone());
     let users = users.observed_by(statistics.clone());
-    let limiter = users.limiter(&1).expect("there is room");
+    let limiter = users.limiter(&1).expect("room");
     let [a, b, c, d] = [(); 4].map(|_| users.clone());
     let calls = vec![
         call("try_acquire_many", Kind::Try, move |says| std::future::ready(a.try_acquire_many(&1, says))),
@@ -252,11 +252,11 @@ fn several() -> World {
 fn several_of_a_key() -> World {
     let (clock, statistics) = (ManualClock::new(), Arc::new(Statistics::new()));
     let users: KeyedRateLimiter<u8, _, _> = KeyedRateLimiter::with_clock(policy(), 10, clock.clone());
-    let limiter = users.limiter(&1).expect("there is room");
+    let limiter = users.limiter(&1).expect("room");
     let api = KeyedAllOf::<u8, _>::new("a", &users).with("b", &ample(&clock));
     let api = api.observed_by(statistics.clone());
     let [a, b, c] = [(); 3].map(|()| api.clone());
-    let mut calls = calls_of(move || api.for_key(&1).expect("there is room"));
+    let mut calls = calls_of(move || api.for_key(&1).expect("room"));
     calls.extend([
         call("of a key: try_acquire_many", Kind::Try, move |says| {
             std::future::ready(a.try_acquire_many(&1, says))

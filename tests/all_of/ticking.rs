@@ -29,7 +29,7 @@ impl Ticking {
 impl Clock for Ticking {
     fn now(&self) -> Nanos {
         let readings = self.readings.fetch_add(1, Ordering::Relaxed);
-        assert!(readings < 100_000, "the clock is read without end");
+        assert!(readings < 100_000, "the clock is read endlessly");
         self.clock.now().saturating_add(Nanos::new(readings * 1000))
     }
 }

@@ -25,22 +25,22 @@ fn it_takes_an_equal_number_of_every_member() {
     let (small, large, all) = two(&clock);
     let in_flight = CountingLimit::new(3);
     let all = all.with_counting("in flight", &in_flight);
-    let permits = all.try_acquire_many(Request::up_to(60)).expect("there");
+    let permits = all.try_acquire_many(Request::up_to(60)).expect("available");
     assert_eq!((permits.permits(), left(&small), left(&large), in_flight.available()), (50, 0, 30, 2));
     drop(permits);
-    let refusal = all.try_acquire_many(Request::up_to(60)).map(drop).expect_err("none are there");
+    let refusal = all.try_acquire_many(Request::up_to(60)).map(drop).expect_err("none is available");
     assert_eq!((refusal.member(), refusal.retry_after()), (Some("small"), Some(100 * MS)));
     assert_eq!(in_flight.available(), 3);
     // A named cost is fixed.
     small.refund(50);
     let request = AllRequest::from(Request::up_to(20)).cost("small", 1);
-    let permits = all.try_acquire_many(request.clone()).expect("there");
+    let permits = all.try_acquire_many(request.clone()).expect("available");
     assert_eq!((permits.permits(), left(&small), left(&large)), (20, 49, 10));
     drop(permits);
-    let permits = AnyLimiter::from(all).try_acquire_many(request).expect("there");
+    let permits = AnyLimiter::from(all).try_acquire_many(request).expect("available");
     assert_eq!((permits.permits(), left(&small), left(&large)), (10, 48, 0));
     // A single limiter reports it too.
-    let permits = AnyLimiter::from(small).try_acquire_many(Request::up_to(100)).expect("there");
+    let permits = AnyLimiter::from(small).try_acquire_many(Request::up_to(100)).expect("available");
     assert_eq!(permits.permits(), 48);
 }
 
@@ -48,9 +48,9 @@ fn it_takes_an_equal_number_of_every_member() {
 fn a_number_for_a_composite_is_what_it_takes() {
     let clock = ManualClock::new();
     let (_, _, all) = two(&clock);
-    assert_eq!(all.try_acquire().expect("there").permits(), 1);
-    assert_eq!(all.try_acquire_many(7).expect("there").permits(), 7);
-    assert_eq!(all.try_acquire_many([("small", 3)]).expect("there").permits(), 1);
+    assert_eq!(all.try_acquire().expect("available").permits(), 1);
+    assert_eq!(all.try_acquire_many(7).expect("available").permits(), 7);
+    assert_eq!(all.try_acquire_many([("small", 3)]).expect("available").permits(), 1);
     assert_eq!(all.try_acquire_many(AllRequest::from(5).exempt()).expect("passes").permits(), 0);
     let too_many = all.try_acquire_many(Request::up_to(90).at_least(81)).map(drop);
     assert!(matches!(too_many, Err(AllRefusal::Member { refusal: Refusal::ExceedsLimit { .. }, .. })));
@@ -69,7 +69,7 @@ fn a_waiter_takes_what_all_have_at_its_turn() {
     clock.jump(2200 * MS);
     assert_eq!(assert_ready_ok!(wait.poll()).permits(), 12);
     assert_eq!((left(&small), left(&large)), (10, 0));
-    let mut place = all.reserve(request).expect("a place");
+    let mut place = all.reserve(request).expect("a reservation");
     clock.jump(1000 * MS);
     assert!(place.claim());
     assert_eq!(place.costs().collect::<Vec<_>>(), [("small", 10), ("large", 10)]);
@@ -104,7 +104,7 @@ fn requests_leave_what_others_wait_for() {
     // permit.
     assert_eq!(large.try_acquire_many(Request::up_to(60)).map(|grant| grant.permits()), Ok(1));
     let important = AllRequest::from(Request::up_to(60)).priority(1);
-    assert_eq!(all.try_acquire_many(important).expect("ten are there").permits(), 1);
+    assert_eq!(all.try_acquire_many(important).expect("ten are available").permits(), 1);
     let mut behind = spawn(small.acquire_many(Request::up_to(60)));
     assert_pending!(behind.poll());
     clock.advance(2100 * MS);

@@ -38,7 +38,7 @@ fn a_request_is_due_behind_the_requests_before_it_also_where_it_asks_nothing() {
     let refusal = assert_ready!(spawn(both.acquire_many(request().within(2 * SECOND))).poll()).err();
     assert_eq!(refusal, Some(limited(8 * SECOND)));
     assert_eq!(both.try_acquire_many(request()).err(), Some(limited(10 * SECOND)));
-    let mut place = both.reserve(request()).expect("a place");
+    let mut place = both.reserve(request()).expect("a reservation");
     assert_eq!(place.due_in(), 10 * SECOND);
     let mut within = waiting_for_all(both.acquire_many(request().within(10 * SECOND)));
     clock.advance(10 * SECOND - NANOSECOND);
@@ -105,7 +105,7 @@ fn line(
     let (last, others) = asked.split_last().expect("some");
     let request =
         |(costs, priority): &Asked| AllRequest::from_iter(all.names().zip(*costs)).priority(*priority);
-    let place = |asked: &Asked| (asked.1, all.reserve(request(asked)).expect("a place"));
+    let place = |asked: &Asked| (asked.1, all.reserve(request(asked)).expect("a reservation"));
     let mut places: Vec<_> = others.iter().map(place).collect();
     places.retain_mut(|(_, place)| !place.claim());
     if !places.is_empty() {
@@ -139,11 +139,11 @@ proptest! {
         for (due, mut place) in line(&all, &asked, leaves) {
             if due > now {
                 clock.advance(due - now - NANOSECOND);
-                prop_assert!(!place.claim(), "it was told {due:?}");
+                prop_assert!(!place.claim(), "predicted for {due:?}");
                 clock.advance(NANOSECOND);
                 now = due;
             }
-            prop_assert!(place.claim(), "it was told {due:?}");
+            prop_assert!(place.claim(), "predicted for {due:?}");
         }
     }
 

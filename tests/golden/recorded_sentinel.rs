@@ -154,8 +154,8 @@ impl WarmUp {
         SmoothWarmingUp::try_new(rate(self.count), period, self.factor).expect("a warm-up")
     }
 
-    /// Returns the number of permits in the ramp, from cold to the stable rate: Sentinel's `max -
-    /// warning`, not truncated to whole permits.
+    /// Returns the number of permits in the ramp, from cold to the stable rate: Sentinel's
+    /// `max - warning`, not truncated to whole permits.
     fn ramp(self) -> f64 {
         2.0 * self.period * self.count / (1.0 + self.factor)
     }

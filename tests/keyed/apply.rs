@@ -43,7 +43,7 @@ fn what_no_change_leads_to_changes_nothing() -> Result<(), Box<dyn std::error::E
         "token_bucket 5/s burst 10 interval_refill",
         "token_bucket 5/s burst 10 start_with 3",
     ] {
-        let error = keys.apply_all(&config(line), Keep::Nothing).expect_err("no change leads there");
+        let error = keys.apply_all(&config(line), Keep::Nothing).expect_err("no change of terms leads to it");
         let told =
             format!("cannot change token_bucket 5/s burst 10 to {line} in place; create a new limiter");
         assert_eq!(error.to_string(), told);

@@ -118,7 +118,7 @@ fn a_waiter_that_becomes_due_is_woken_and_one_that_never_will_be_is_refused() ->
     let (mut one, mut four) = (Box::pin(keys.acquire(&1)), Box::pin(keys.acquire_many(&2, 4)));
     assert!(one.as_mut().poll(&mut context).is_pending() && four.as_mut().poll(&mut context).is_pending());
     keys.change_all(Change::only_burst(3))?;
-    assert_eq!(woken.0.load(Ordering::Relaxed), 1, "four can never be had");
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1, "four can never be granted");
     assert!(matches!(four.as_mut().poll(&mut context), Poll::Ready(Err(Refusal::ExceedsLimit { .. }))));
     keys.change_all(Change::reset())?;
     assert_eq!(woken.0.load(Ordering::Relaxed), 2);
@@ -150,7 +150,7 @@ fn a_key_that_was_reset_or_bounded_goes_along() -> Result<(), Refusal> {
     assert_eq!([1, 2].map(|key| keys.try_acquire(&key).map(drop)), [limited(100 * MS), limited(100 * MS)]);
     clock.advance(SECOND);
     keys.sweep();
-    assert_eq!(keys.iter().map(|(key, _)| key).collect::<Vec<_>>(), [2], "a setting of its own stays");
+    assert_eq!(keys.iter().map(|(key, _)| key).collect::<Vec<_>>(), [2], "a key with its own setting stays");
     Ok(())
 }
 

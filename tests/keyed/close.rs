@@ -96,7 +96,7 @@ fn a_closed_key_stays_closed_until_it_is_removed() -> Result<(), Box<dyn std::er
         let keys = keys(4, when_full);
         let handle = AnyLimiter::new(OfKey::new(&keys, 1));
         assert!(!handle.is_closed());
-        assert!(keys.is_empty(), "a look makes no room");
+        assert!(keys.is_empty(), "`is_closed` adds no key");
         let limiter = keys.limiter(&1)?;
         assert!(handle.close()? && !handle.close()? && handle.is_closed() && limiter.is_closed());
         drop(limiter);

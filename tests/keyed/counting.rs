@@ -145,7 +145,7 @@ fn a_dropped_wait_leaves_no_trace() -> Result<(), Refusal> {
     let mut wait = spawn(keys.acquire(&1));
     assert_pending!(wait.poll());
     drop(held);
-    assert!(wait.is_woken(), "granted, and never polled again");
+    assert!(wait.is_woken(), "granted, and not polled after that");
     drop(wait);
     assert!(keys.is_empty());
     Ok(())
@@ -171,7 +171,7 @@ fn threads_wait_in_one_line_for_a_key() -> Result<(), Refusal> {
         for _ in 0..4 {
             scope.spawn(|| {
                 for key in 0..200 {
-                    let permit = keys.blocking_acquire(&(key % 2)).expect("there is room");
+                    let permit = keys.blocking_acquire(&(key % 2)).expect("room");
                     most.fetch_max(held.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     held.fetch_sub(1, Ordering::SeqCst);
                     drop(permit);
@@ -200,7 +200,7 @@ fn a_handle_keeps_its_key_until_it_is_gone() -> Result<(), Refusal> {
     assert_eq!(keys.try_acquire(&2).err(), Some(Refusal::TooManyKeys { limit: 1 }));
     drop((permits, all));
     assert_eq!(keys.len(), 1);
-    assert!(keys.try_acquire(&2).is_ok(), "a new key takes its place");
+    assert!(keys.try_acquire(&2).is_ok(), "a new key takes its slot");
     Ok(())
 }
 
@@ -219,7 +219,7 @@ fn a_closed_limit_refuses_all_keys_and_forgets_them() -> Result<(), Refusal> {
     }
     assert_eq!(held.1.try_acquire().err(), Some(Refusal::Closed), "a handle from before");
     drop((held, wait));
-    assert_eq!(keys.len(), 1, "a handle leaves its key until there is no room");
+    assert_eq!(keys.len(), 1, "a handle leaves its key until the table is full");
     assert!(!keys.close(), "it was closed before");
     Ok(())
 }

@@ -43,7 +43,7 @@ fn permits_of_an_instant_to_come_count_from_now_on() {
                     Ok(_) => granted += 1,
                     Err(Refusal::Limited { retry_after, .. }) => {
                         clock.advance(retry_after.as_duration() - Duration::from_nanos(1));
-                        assert!(keys.try_acquire(&7).is_err(), "{text}: earlier than told");
+                        assert!(keys.try_acquire(&7).is_err(), "{text}: earlier than predicted");
                         clock.advance(Duration::from_nanos(1));
                         // A bucket refills from that time on. A window counts the permits of the
                         // debit up to its own end, or for six seconds less a cell.
@@ -52,7 +52,7 @@ fn permits_of_an_instant_to_come_count_from_now_on() {
                         if now > SECOND * ahead && (is_bucket || now >= SECOND * (ahead + 4)) {
                             break;
                         }
-                        let _ = keys.try_acquire(&7).expect("at the time that was told");
+                        let _ = keys.try_acquire(&7).expect("at the predicted time");
                         granted += 1;
                     }
                     Err(other) => panic!("{text}: {other}"),

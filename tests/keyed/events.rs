@@ -205,7 +205,7 @@ fn calls_of_keys_without_room_are_told() -> Result<(), Refusal> {
 fn the_observer_of_one_key_is_told_as_well() -> Result<(), Refusal> {
     let (keys, _, log) = watched(10, WhenKeysFull::RefuseNew);
     let one = Arc::new(Log::default());
-    assert!(keys.limiter(&1)?.observe(one.clone()), "nobody watches it yet");
+    assert!(keys.limiter(&1)?.observe(one.clone()), "no observer is set yet");
     assert!(!keys.limiter(&1)?.observe(Arc::new(Statistics::new())));
     keys.try_acquire(&1)?;
     keys.try_acquire(&2)?;

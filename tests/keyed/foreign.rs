@@ -258,7 +258,7 @@ proptest! {
             prop_assert_eq!(numbers.len(), keys.len(), "after {:?} with {:?}", act, fuse);
             numbers.sort_unstable();
             numbers.dedup();
-            prop_assert_eq!(numbers.len(), keys.len(), "each key is there once");
+            prop_assert_eq!(numbers.len(), keys.len(), "each key occurs once");
             prop_assert!(keys.len() <= max_keys);
         }
         waiting.clear();
@@ -290,7 +290,7 @@ fn a_drop_may_call_the_limiter() {
         }
         again.sweep();
     })));
-    keys.try_acquire(&Key::new(100)).expect("the others are as good as new");
+    keys.try_acquire(&Key::new(100)).expect("the others are full again");
     keys.remove(&Key::new(100));
     keys.sweep();
     ON_DROP.set(None);
@@ -469,12 +469,12 @@ fn a_change_that_panics_for_one_key_changes_the_others() {
     // The trial, the policy of the shard, and then the states: the panic is at the third call for a
     // state.
     POLICY_FUSE.set(Some(7));
-    assert!(quietly(|| keys.change_all(Change::rate(Rate::per_second(10)))).is_none(), "the panic goes on");
+    assert!(quietly(|| keys.change_all(Change::rate(Rate::per_second(10)))).is_none(), "the panic reaches the caller");
     POLICY_FUSE.set(None);
     assert_eq!(keys.policy().rate(), Rate::per_second(10));
     clock.advance(Duration::from_millis(100));
     let granted = (0..10u64).filter(|key| keys.try_acquire(key).is_ok()).count();
-    assert!(granted >= 9, "{granted} of 10 went along");
+    assert!(granted >= 9, "{granted} of 10 changed");
 }
 
 /// An observer that panics does so within its own call, without a lock held, and the count remains

@@ -215,9 +215,9 @@ fn a_new_key_finds_the_one_fresh_key_of_a_small_table() {
         for key in 1..max_keys {
             assert_eq!(keys.try_acquire(&number(key)).map(drop), Ok(()));
         }
-        assert_eq!(keys.try_acquire(&number(max_keys)).map(drop), Ok(()), "of {max_keys} keys one is fresh");
+        assert_eq!(keys.try_acquire(&number(max_keys)).map(drop), Ok(()), "of {max_keys} keys one is idle");
         let full = Err(Refusal::TooManyKeys { limit: max_keys });
-        assert_eq!(keys.try_acquire(&number(max_keys + 1)), full, "of {max_keys} keys none is fresh");
+        assert_eq!(keys.try_acquire(&number(max_keys + 1)), full, "of {max_keys} keys none is idle");
     }
 }
 

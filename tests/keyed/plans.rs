@@ -54,7 +54,7 @@ fn each_key_has_its_plan() {
     set(&map, 1, "token_bucket 10/s burst 5");
     set(&map, 2, "fixed_window 3/min");
     assert_eq!([1, 2, 3].map(|key| keys.status(&key).available), [5, 3, 1]);
-    assert!(keys.is_empty(), "a look adds no key");
+    assert!(keys.is_empty(), "reading a status adds no key");
     assert_eq!(keys.try_acquire_many(&1, 5).map(drop), Ok(()));
     assert_eq!(keys.try_acquire(&1).map(drop), limited(100 * MS));
     assert_eq!(keys.try_acquire_many(&2, 4).map(drop), Err(Refusal::ExceedsLimit { requested: 4, limit: 3 }));
@@ -121,7 +121,7 @@ fn a_change_of_all_keys_is_for_keys_without_a_plan() {
         assert_eq!(keys.try_acquire_many(&key, 10).map(drop), Ok(()));
     }
     assert_eq!(keys.try_acquire_many(&4, 10).map(drop), Ok(()));
-    let line = keys.limiter(&3).expect("there is room");
+    let line = keys.limiter(&3).expect("room");
     for key in [1, 3] {
         map.lock().expect("no panic").remove(&key);
     }
@@ -180,7 +180,7 @@ fn a_policy_of_another_kind() {
 #[test]
 fn a_rate_of_its_own_stays() {
     let (keys, map, _) = planned("token_bucket 1/s burst 1", 10);
-    keys.set_rate(&1, Rate::per_second(4)).expect("there is room");
+    keys.set_rate(&1, Rate::per_second(4)).expect("room");
     set(&map, 1, "token_bucket 10/s burst 1");
     assert_eq!(keys.replan(), 0);
     assert_eq!([keys.try_acquire(&1).map(drop), keys.try_acquire(&1).map(drop)], [Ok(()), limited(250 * MS)]);

@@ -93,7 +93,7 @@ fn a_key_that_was_as_good_as_new_for_a_minute_makes_room_for_memory() {
 fn keys_without_room_share_one_limiter() {
     let (keys, clock) = one_per_second(1, WhenKeysFull::ShareOne);
     assert_eq!([1, 2, 3].map(|key| keys.try_acquire(&key).is_ok()), [true, true, false]);
-    assert!(keys.set_rate(&3, Rate::per_second(9)).is_err(), "a rate of its own needs room");
+    assert!(keys.set_rate(&3, Rate::per_second(9)).is_err(), "a rate for one key needs room");
     clock.advance(Duration::from_millis(999));
     assert_eq!([2, 3].map(|key| keys.try_acquire(&key).is_ok()), [false, false]);
 }
@@ -172,7 +172,7 @@ fn a_dropped_wait_leaves_no_trace() {
     clock.advance(Duration::from_secs(1));
     assert_eq!(keys.status(&1).available, 1);
     keys.sweep();
-    assert!(keys.is_empty(), "it does not stay a limiter for ever");
+    assert!(keys.is_empty(), "it does not stay a limiter forever");
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn a_waiter_for_a_removed_key_is_served() {
     assert_pending!(waiting.poll());
     assert!(keys.remove(&1));
     assert_eq!(keys.len(), 0);
-    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()), "it begins anew");
+    assert_eq!(keys.try_acquire(&1).map(drop), Ok(()), "it starts as new");
     clock.advance(Duration::from_secs(1));
     assert_eq!(assert_ready!(waiting.poll()).map(Grant::waited), Ok(Duration::from_secs(1)));
 }

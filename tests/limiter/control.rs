@@ -75,7 +75,7 @@ fn a_full_queue_refuses_a_request_that_has_to_wait_and_tells_when_there_is_room(
 fn where_no_request_may_wait_an_available_permit_is_granted() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(0));
-    let refused = assert_ready!(spawn(limiter.acquire_many(1)).poll()).expect_err("no place");
+    let refused = assert_ready!(spawn(limiter.acquire_many(1)).poll()).expect_err("no room");
     assert_eq!(refused, full(SECOND));
     clock.advance(SECOND);
     assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
@@ -188,7 +188,7 @@ fn as_many_make_room_as_need_to_or_none() {
 fn a_reservation_keeps_its_place_in_a_full_queue() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));
-    let mut reservation = limiter.reserve(1).expect("a place");
+    let mut reservation = limiter.reserve(1).expect("a reservation");
     assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_err());
     clock.advance(SECOND);
     assert!(reservation.claim());

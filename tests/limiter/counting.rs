@@ -272,7 +272,7 @@ fn wakers_may_panic_or_call_back() {
     struct Panics;
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
-            panic!("foreign code");
+            panic!("user code");
         }
     }
     struct CallsBack(CountingLimit);
@@ -432,7 +432,7 @@ proptest! {
                 match seen.map(|at| model.answers.remove(at).1) {
                     None => waits.push((number, wait)),
                     Some(expected) => {
-                        let Poll::Ready(answer) = wait.poll() else { panic!("it has its answer") };
+                        let Poll::Ready(answer) = wait.poll() else { panic!("it has its result") };
                         prop_assert_eq!(answer.as_ref().map(CountingPermit::permits).map_err(|no| *no), expected);
                         permits.extend(answer);
                     }
@@ -536,7 +536,7 @@ fn a_longest_wait_follows_the_clock_that_it_is_given() {
 fn a_manual_clock_runs_until_idle_and_no_further_than_it_may() {
     let clock = ManualClock::new();
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock.clone());
-    limiter.try_acquire().expect("there");
+    limiter.try_acquire().expect("available");
     let mut waits: Vec<_> = (0..5).map(|_| spawn(limiter.acquire())).collect();
     let mut run = |most| {
         clock

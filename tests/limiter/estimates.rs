@@ -179,7 +179,7 @@ fn an_estimate_of_several_limiters() {
     clock.advance(2 * SECOND);
     api.reserve([("tokens", 1000)]).expect("later").settle([("tokens", 500)]).expect("a member");
     assert_eq!(tokens.status().available, 500, "charged without being claimed");
-    let estimate = crate::support::estimate_of_all(&api, AllRequest::new()).expect("there");
+    let estimate = crate::support::estimate_of_all(&api, AllRequest::new()).expect("available");
     let wrong = estimate.settle([("token", 0)]).expect_err("wrong");
     assert_eq!(wrong.to_string(), r#""token" is not a member: the members are "requests", "tokens""#);
     assert_eq!(tokens.status().available, 499, "what was reserved is the cost");
@@ -195,7 +195,7 @@ fn an_estimate_of_several_limiters_charges_what_was_used_and_not_reserved() {
     assert_eq!(left(), (9, 1000));
     estimate.settle([("tokens", 300)]).expect("a member");
     assert_eq!(left(), (9, 700));
-    crate::support::estimate_of_all(&api, [("tokens", 700)]).expect("there").settle_unused();
+    crate::support::estimate_of_all(&api, [("tokens", 700)]).expect("available").settle_unused();
     assert_eq!(left(), (9, 700), "all of it is back");
 
     let exempt = || api.reserve(AllRequest::new().exempt()).expect("exempt");

@@ -42,7 +42,7 @@ fn one() -> Request {
 }
 
 fn left(grant: Grant) -> Left {
-    grant.left().expect("it was asked for")
+    grant.left().expect("it was requested")
 }
 
 /// The part of a status that a grant reports.

@@ -60,7 +60,7 @@ fn behind_thousands_a_time_is_told_to_the_nanosecond_where_sums_tell_it() {
         for number in 0..MANY {
             let n = random.random_range(1..=sizes);
             match number % 400 {
-                399 => reservations.push(limiter.reserve(n).expect("a place")),
+                399 => reservations.push(limiter.reserve(n).expect("a reservation")),
                 _ => line.push(join(&limiter, Request::permits(n))),
             }
         }
@@ -73,9 +73,9 @@ fn behind_thousands_a_time_is_told_to_the_nanosecond_where_sums_tell_it() {
         let times: Vec<_> = reservations.iter().map(due).collect();
         for (mut reservation, due) in reservations.into_iter().zip(times) {
             clock.advance(due.saturating_since(clock.now()).as_duration() - NANO);
-            assert!(!reservation.claim(), "{policy}: earlier than told");
+            assert!(!reservation.claim(), "{policy}: earlier than predicted");
             clock.advance(NANO);
-            assert!(reservation.claim(), "{policy}: later than told");
+            assert!(reservation.claim(), "{policy}: later than predicted");
         }
     }
 }
@@ -154,7 +154,7 @@ fn of_thousands_that_a_change_makes_too_late_each_is_refused_by_its_deadline() {
         assert!((3300..=3400).contains(&refused), "{policy}: {refused} refused at once");
         clock.advance(within);
         let (granted, refused) = count(answers(&mut line));
-        assert_eq!(granted + refused, MANY, "{policy}: each has its answer");
+        assert_eq!(granted + refused, MANY, "{policy}: each has its result");
         assert!((690..=800).contains(&granted), "{policy}: {granted} granted");
     }
 }

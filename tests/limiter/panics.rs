@@ -1,7 +1,6 @@
 //! User code that panics: wakers, clocks, timers, policies. The panic reaches the call that ran the
 //! code. No other request is affected, no permit is lost, and the future of that call keeps its
 //! position.
-//! place.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -149,7 +148,7 @@ fn a_refused_wait_whose_poll_panicked_removes_no_other() {
 fn a_claim_that_panicked_can_be_made_again() {
     let (limiter, clock) = limiter(1);
     let _bad = bad(&limiter);
-    let mut reservation = limiter.reserve(1).expect("a place");
+    let mut reservation = limiter.reserve(1).expect("a reservation");
     clock.jump(2 * SECOND);
     panics(|| reservation.claim());
     let _newcomer = waiting(&limiter);

@@ -25,7 +25,7 @@ fn no_request_passes_in_a_pause() {
     assert_eq!(limiter.status().available, 0);
     assert_eq!(retry_after(&limiter), Some(10 * SECOND + MS));
     let mut waiter = waiting(&limiter);
-    let mut reservation = limiter.reserve(1).expect("a place");
+    let mut reservation = limiter.reserve(1).expect("a reservation");
     clock.advance(10 * SECOND + MS - NANO);
     assert!(!waiter.is_woken() && !reservation.claim());
     clock.advance(NANO);
@@ -57,7 +57,7 @@ fn a_debt_is_not_paid_in_a_pause() {
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 2), clock.clone());
     limiter.debit(4);
     limiter.pause_for(60 * SECOND);
-    let held = [limiter.reserve(2).expect("a place"), limiter.reserve(1).expect("a place")];
+    let held = [limiter.reserve(2).expect("a reservation"), limiter.reserve(1).expect("a reservation")];
     assert_eq!(held.each_ref().map(|held| held.due_in()), [64 * SECOND, 65 * SECOND]);
     clock.advance(30 * SECOND);
     assert_eq!(held.each_ref().map(|held| held.due_in()), [34 * SECOND, 35 * SECOND]);
@@ -221,7 +221,7 @@ fn permits_given_back_in_a_pause_are_there_after_a_resume_and_not_at_the_end() {
         for (resumes, expected) in [(true, 5), (false, 0)] {
             let (limiter, clock) = any(policy);
             clock.advance(10 * SECOND);
-            let mut estimate = limiter.reserve(5).expect("a place");
+            let mut estimate = limiter.reserve(5).expect("a reservation");
             assert!(estimate.claim());
             limiter.drain();
             limiter.pause_for(10 * SECOND);
@@ -278,7 +278,7 @@ fn a_dropped_grant_after_a_pause_leaves_no_trace() {
             limiter.pause_for(SECOND);
             clock.advance(SECOND);
             if asked {
-                let mut reservation = limiter.reserve(3).expect("a place");
+                let mut reservation = limiter.reserve(3).expect("a reservation");
                 clock.advance(150 * MS);
                 assert!(reservation.claim());
                 reservation.settle(0);
@@ -442,7 +442,7 @@ fn a_grant_that_is_spaced_after_a_pause_tells_what_can_be_had() {
         for _ in 0..200 {
             clock.advance(17 * MS);
             if let Ok(grant) = limiter.try_acquire_many(Request::permits(1).with_left()) {
-                let (left, status) = (grant.left().expect("it was asked for"), limiter.status());
+                let (left, status) = (grant.left().expect("it was requested"), limiter.status());
                 assert_eq!((left.available, left.next_in), (status.available, status.next_in), "{policy}");
             }
         }
@@ -529,7 +529,7 @@ fn the_first_status_after_a_pause_tells_what_the_second_one_tells() {
             let (limiter, clock) = any(policy);
             clock.advance(10 * SECOND);
             limiter.pause_for(SECOND);
-            let _due = limiter.reserve(5).expect("a place");
+            let _due = limiter.reserve(5).expect("a reservation");
             clock.advance(SECOND + passed * MS);
             let told = [limiter.status(), limiter.status()];
             assert_eq!(told[0], told[1], "{policy} {passed}");
@@ -545,7 +545,7 @@ fn a_reservation_that_nothing_looks_at_is_charged_as_of_the_end_of_a_pause() {
         let (limiter, clock) = any(policy);
         clock.advance(10 * SECOND);
         limiter.pause(Pause::lasting(SECOND).keep_permits());
-        let _due = limiter.reserve(5).expect("a place");
+        let _due = limiter.reserve(5).expect("a reservation");
         clock.advance(SECOND + 500 * MS);
         assert_eq!(limiter.status().available, 15, "{policy}");
     }

@@ -189,7 +189,7 @@ impl Line {
         }
         match self.join(just) {
             None => Some(due),
-            Some(answer) => panic!("accepted for {retry_after:?}, and told {answer:?}"),
+            Some(answer) => panic!("accepted for {retry_after:?}, and got {answer:?}"),
         }
     }
 }
@@ -215,10 +215,10 @@ fn check(line: &mut Line, mut told: Vec<(Nanos, Waiting)>) {
         let span = |until: Nanos| until.saturating_since(line.clock.now()).as_duration();
         if before > line.clock.now() {
             line.clock.advance(span(before));
-            assert_eq!(waiting.look(), None, "told {due:?}, and has an answer at {before:?}");
+            assert_eq!(waiting.look(), None, "predicted for {due:?}, and has a result at {before:?}");
         }
         line.clock.advance(span(due));
-        assert_eq!(waiting.look(), Some(Ok(())), "told {due:?}");
+        assert_eq!(waiting.look(), Some(Ok(())), "predicted for {due:?}");
         // The other waiters are polled too, each in time.
         line.waiting.retain_mut(|waiting| waiting.look().is_none());
     }
@@ -339,7 +339,7 @@ fn a_window_has_room_for_whole_requests_only() {
     {
         let (mut line, clock) = limiter(policy);
         assert_eq!(line.limiter.try_acquire_many(5).map(drop), Ok(()));
-        let reservations: Vec<_> = (0..3).map(|_| line.limiter.reserve(3).expect("a place")).collect();
+        let reservations: Vec<_> = (0..3).map(|_| line.limiter.reserve(3).expect("a reservation")).collect();
         let told: Vec<_> = reservations.iter().map(Reservation::due_in).collect();
         let due = |span: &Duration| clock.now().saturating_add(Nanos::from_duration(*span));
         let told = told.iter().map(due).zip(reservations.into_iter().map(Waiting::Reservation)).collect();
@@ -366,7 +366,7 @@ fn a_reservation_that_is_not_looked_at_has_its_turn_at_its_time() {
     for policy in POLICIES {
         let (line, clock) = limiter(policy);
         while line.limiter.try_acquire().is_ok() {}
-        let reservations = [3, 3].map(|n| line.limiter.reserve(n).expect("a place"));
+        let reservations = [3, 3].map(|n| line.limiter.reserve(n).expect("a reservation"));
         let refusal = line.limiter.try_acquire().expect_err("two wait");
         clock.advance(refusal.retry_after().expect("some day"));
         assert_eq!(line.limiter.try_acquire().map(drop), Ok(()), "{policy}");

@@ -161,7 +161,7 @@ fn a_waiter_leaves_the_others_what_they_wait_for() {
 fn a_request_of_higher_priority_leaves_waiters_what_they_wait_for() {
     let (limiter, clock) = bucket(10, 100);
     limiter.drain();
-    let place = limiter.reserve(40).expect("a place");
+    let place = limiter.reserve(40).expect("a reservation");
     clock.advance(3 * SECOND);
     let important = Request::up_to(50).priority(1);
     assert_eq!(limiter.try_acquire_many(important).map(|grant| grant.permits()), Ok(1));
@@ -180,7 +180,7 @@ fn a_dropped_grant_leaves_no_trace() {
     let mut wait = spawn(limiter.acquire_many(Request::up_to(30)));
     assert_pending!(wait.poll());
     clock.jump(2 * SECOND);
-    assert_eq!(limiter.status().available, 0, "it was granted all that was there");
+    assert_eq!(limiter.status().available, 0, "it was granted all available permits");
     drop(wait);
     assert_eq!(limiter.status().available, 20);
 }
@@ -188,7 +188,7 @@ fn a_dropped_grant_leaves_no_trace() {
 #[test]
 fn an_estimate_of_the_available_permits_is_settled() {
     let (limiter, _clock) = bucket(10, 100);
-    let mut place = limiter.reserve(Request::up_to(300)).expect("a place");
+    let mut place = limiter.reserve(Request::up_to(300)).expect("a reservation");
     assert_eq!(place.permits(), 1);
     assert!(place.claim());
     assert_eq!((place.permits(), limiter.status().available), (100, 0));
@@ -202,7 +202,7 @@ fn every_way_to_ask_gets_the_available_permits() {
     let statistics = Arc::new(Statistics::new());
     limiter.observe(statistics.clone());
     let request = Request::up_to(60).with_left();
-    let grant = limiter.try_acquire_many(request).expect("there");
+    let grant = limiter.try_acquire_many(request).expect("available");
     assert_eq!((grant.permits(), grant.left().map(|left| left.available)), (60, Some(40)));
     limiter.refund(60);
     assert_eq!(limiter.blocking_acquire_many(request).map(|grant| grant.permits()), Ok(60));

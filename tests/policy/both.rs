@@ -273,7 +273,7 @@ proptest! {
         policy.foresee_many(&state, &mut bound, &crowd);
         for n in next {
             let (exact, bound) = (policy.foresee(&state, &mut exact, n), policy.foresee(&state, &mut bound, n));
-            prop_assert!(bound >= exact, "told {:?}, and it is {:?}", bound, exact);
+            prop_assert!(bound >= exact, "predicted {:?}, and it is {:?}", bound, exact);
         }
     }
 }
@@ -310,7 +310,7 @@ fn three_policies_are_one_of_two_and_another() -> Result<(), Box<dyn std::error:
     assert_eq!(policy.first().second().rate(), Rate::per_minute(7));
     let refused = policy.change(&state, at(120), Change::reset().part(3));
     assert_eq!(refused, Err(PolicyError::NoPart { part: 3, parts: 3 }));
-    let told = refused.expect_err("there are three").to_string();
+    let told = refused.expect_err("only three parts").to_string();
     assert_eq!(told, "part 3 is out of range, the policy has 3 parts (0 to 2)");
     Ok(())
 }
@@ -344,9 +344,9 @@ fn a_change_is_for_the_first_policy() -> Result<(), PolicyError> {
     policy.set_rate(&state, Nanos::ZERO, Rate::per_second(2));
     assert_eq!((policy.rate(), policy.second().rate()), (Rate::per_second(2), Rate::per_minute(20)));
     let refilled = Change::default().keep(Keep::Nothing).part(0);
-    policy.try_acquire(&state, Nanos::ZERO, 10).expect("there");
+    policy.try_acquire(&state, Nanos::ZERO, 10).expect("available");
     policy.change(&state, Nanos::ZERO, refilled)?;
-    assert_eq!(policy.status(&state, Nanos::ZERO).available, 10, "the minute is used up to ten");
+    assert_eq!(policy.status(&state, Nanos::ZERO).available, 10, "the minute has ten left");
     Ok(())
 }
 

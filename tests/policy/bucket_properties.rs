@@ -349,7 +349,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
         }
         self.go_to(due);
         let got = self.attempt(n)?;
-        prop_assert!(got.is_ok(), "not there when it was due: {:?}", got);
+        prop_assert!(got.is_ok(), "unavailable when it was due: {:?}", got);
         Ok(Some(due))
     }
 
@@ -371,7 +371,7 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                     for n in std::iter::repeat_n(1, ahead as usize).chain([n]) {
                         got = if got.is_some() { self.wait(n)? } else { None };
                     }
-                    prop_assert!(got.is_none_or(|got| got == told), "{told} told, {got:?} got");
+                    prop_assert!(got.is_none_or(|got| got == told), "predicted {told}, granted {got:?}");
                 }
             }
             Call::TakeAll => {
@@ -382,10 +382,10 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                     let got = self.attempt(1)?;
                     // Each permit is rounded by a fraction of a tick where the interval is not
                     // whole.
-                    prop_assert!(got.is_ok() || self.model.more > 0, "{taken} of {available} were there");
+                    prop_assert!(got.is_ok() || self.model.more > 0, "only {taken} of {available} were available");
                 }
                 if available <= 200 {
-                    prop_assert!(self.attempt(1)?.is_err(), "more than {} were there", available);
+                    prop_assert!(self.attempt(1)?.is_err(), "more than {} were available", available);
                 }
             }
             Call::Undo(ref sizes, turn) => {

@@ -200,7 +200,7 @@ fn stays_used_up_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
             for step in steps.into_iter().cycle().take(100) {
                 policy
                     .change(&state, at, Change::rate(rate(step)).keep(Keep::Ratio))
-                    .expect("a rate alone fits");
+                    .expect("a rate fits");
                 thread::yield_now();
             }
             threads.into_iter().filter_map(|thread| thread.join().ok()).sum()
@@ -246,7 +246,7 @@ fn counts_on_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
             let threads: Vec<_> = (1..THREADS).map(|_| scope.spawn(take)).collect();
             start.wait();
             for step in steps.into_iter().cycle().take(100) {
-                policy.change(&state, at, Change::rate(rate(step)).keep(keep)).expect("a rate alone fits");
+                policy.change(&state, at, Change::rate(rate(step)).keep(keep)).expect("a rate fits");
                 resets += usize::from(keep == Keep::Nothing);
                 thread::yield_now();
             }

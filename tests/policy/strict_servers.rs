@@ -4,8 +4,8 @@
 //! The client idles, and then calls whenever its policy grants a permit. The servers are models
 //! written for this test, in whole nanoseconds. A server refuses a call only because of the number
 //! of calls in some stretch of time that ends with the call. In a network that delays calls by at
-//! most `stall`, the calls that arrive in `[x, x + d)` are at most the calls sent in `[x - stall, x
-//! + d)`. All of these arrive there if every call sent since `x - stall` arrives at `x`. So the
+//! most `stall`, the calls that arrive in `[x, x + d)` are at most the calls sent in
+//! `[x - stall, x + d)`. All of these arrive there if every call sent since `x - stall` arrives at `x`. So the
 //! worst case is a single stall, tried from each call on, with a server window that starts when the
 //! stall ends.
 

@@ -443,7 +443,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
             return Ok(None);
         }
         self.now = due;
-        prop_assert!(self.attempt(n)?.is_some(), "{n} not there when they were due");
+        prop_assert!(self.attempt(n)?.is_some(), "{n} unavailable when they were due");
         Ok(Some(due))
     }
 
@@ -483,7 +483,7 @@ impl<'a, P: Policy, R: Rule> Pair<'a, P, R> {
             Call::TakeAll => {
                 let available = self.policy.status(&self.state, self.now).available;
                 for taken in 0..available {
-                    prop_assert!(self.attempt(1)?.is_some(), "{taken} of {available} were there");
+                    prop_assert!(self.attempt(1)?.is_some(), "only {taken} of {available} were available");
                 }
                 prop_assert_eq!(self.attempt(1)?, None);
             }
@@ -707,8 +707,8 @@ proptest! {
         prop_assert!(most <= terms.limit.into(), "{most}");
     }
 
-    /// Grants at most the limit in each window that a stretch of length *d* touches: at most `d /
-    /// length + 2` windows.
+    /// Grants at most the limit in each window that a stretch of length *d* touches: at most
+    /// `d / length + 2` windows.
     #[test]
     fn a_fixed_window_lets_twice_as_much_through_in_a_span(
         terms in some_terms(), from_first: bool, windows in 0i128..4, calls in some_grabs(),

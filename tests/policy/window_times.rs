@@ -73,7 +73,7 @@ fn a_change_as_of_an_older_time_forgets_nothing() {
     for keep in [Keep::Count, Keep::Ratio] {
         nothing_more_after("a change", |policy, state, at| {
             let change = Change::rate(policy.rate()).keep(keep);
-            policy.change(state, at, change).expect("a rate alone fits");
+            policy.change(state, at, change).expect("a rate fits");
         });
     }
 }
@@ -94,7 +94,7 @@ fn a_change_as_of_an_older_time_forgets_nothing_of_other_policies() {
             let (state, granted) = (policy.start(Nanos::ZERO), 2 * DAY + SECOND / 3);
             assert!(take_all(&policy, &state, granted) > 0);
             let change = Change::rate(policy.rate()).keep(keep);
-            policy.change(&state, Nanos::new(granted - lag), change).expect("a rate alone fits");
+            policy.change(&state, Nanos::new(granted - lag), change).expect("a rate fits");
             assert_eq!(take_all(&policy, &state, granted + 1), 0, "{lag} ns before, {keep:?}: {text}");
         }
     }

@@ -107,7 +107,7 @@ fn a_write_waits_for_its_chunk_and_a_dropped_writer_leaves_no_trace() {
     let mut write = spawn(writer.write(&[4; 10_000]));
     assert_pending!(write.poll());
     drop(write);
-    assert_eq!(limiter.status().waiting, 1, "it keeps its place");
+    assert_eq!(limiter.status().waiting, 1, "it keeps its position");
     // Neither call waits.
     assert_ready_ok!(spawn(writer.flush()).poll());
     assert_ready_ok!(spawn(writer.shutdown()).poll());

@@ -207,7 +207,7 @@ fn a_cost_that_panics_loses_no_item() {
     let mut asked = 0;
     let cost = |_: &i32| {
         asked += 1;
-        assert!(asked != 2, "a foreign panic");
+        assert!(asked != 2, "a panic of user code");
         1
     };
     let mut items = spawn(stream::iter([1, 2]).rate_limited(limiter).cost(cost));

@@ -48,7 +48,7 @@ fn a_flood_neither_grows_memory_nor_frees_a_limited_key() {
         match choice {
             WhenKeysFull::RefuseNew => assert_eq!(granted, 0),
             WhenKeysFull::ShareOne => assert_eq!(granted, 1),
-            WhenKeysFull::EvictLeastUsed => assert_eq!(granted, count, "each takes the place of another"),
+            WhenKeysFull::EvictLeastUsed => assert_eq!(granted, count, "each takes the slot of another"),
         }
         if choice != WhenKeysFull::EvictLeastUsed {
             assert!((0..KEYS).all(is_limited), "{choice:?}: all are still known, and limited");
