@@ -95,7 +95,7 @@ fn a_pause_that_comes_while_it_waits_moves_it() {
     let mut waiting = spawn(both.acquire());
     assert_pending!(waiting.poll());
     a.pause_for(5 * SECOND);
-    // The permit of a second that is owed is paid for after the pause.
+    // The debt of a second remains owed after the pause.
     clock.advance(6 * SECOND - MS);
     assert_pending!(waiting.poll());
     clock.advance(MS);

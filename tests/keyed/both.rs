@@ -66,6 +66,10 @@ fn refused_requests_of_a_key_leave_no_trace_among_threads() {
         assert_eq!(u64::from(granted) + 1 + users.status(&"key").available, 400);
         let limiter = users.limiter(&"key").expect("known");
         limiter.change(Change::only_burst(1000).keep(Keep::Nothing).part(1)).expect("a burst");
-        assert_eq!(limiter.status().available, 1000 - 1 - u64::from(granted), "the permits of the first policy");
+        assert_eq!(
+            limiter.status().available,
+            1000 - 1 - u64::from(granted),
+            "the permits of the first policy"
+        );
     }
 }

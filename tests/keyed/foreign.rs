@@ -469,7 +469,10 @@ fn a_change_that_panics_for_one_key_changes_the_others() {
     // The trial, the policy of the shard, and then the states: the panic is at the third call for a
     // state.
     POLICY_FUSE.set(Some(7));
-    assert!(quietly(|| keys.change_all(Change::rate(Rate::per_second(10)))).is_none(), "the panic reaches the caller");
+    assert!(
+        quietly(|| keys.change_all(Change::rate(Rate::per_second(10)))).is_none(),
+        "the panic reaches the caller"
+    );
     POLICY_FUSE.set(None);
     assert_eq!(keys.policy().rate(), Rate::per_second(10));
     clock.advance(Duration::from_millis(100));

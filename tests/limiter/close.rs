@@ -100,8 +100,7 @@ fn a_refusal_tells_a_pause_from_a_limit() -> Result<(), Refusal> {
     let mut late = spawn(limiter.acquire_within(SECOND));
     assert_pending!(late.poll());
     limiter.pause_for(10 * SECOND);
-    // A waiter that the pause makes too late. The permit of a second that is owed is paid for after
-    // the pause.
+    // The pause makes this waiter too late. The debt of a second remains owed after the pause.
     assert_eq!(assert_ready!(late.poll()), Err(Refusal::Paused { retry_after: (10 * SECOND).into() }));
     let paused = Refusal::Paused { retry_after: (11 * SECOND).into() };
     assert_eq!(limiter.try_acquire(), Err(paused));

@@ -39,7 +39,7 @@ fn no_request_passes_in_a_pause() {
 fn a_try_in_a_pause_is_told_to_the_nanosecond() {
     let (limiter, clock) = one_per_second();
     limiter.pause_for(SECOND / 2);
-    // The permit of a second that is owed is paid for during a second after the pause.
+    // The debt of a second remains owed for a second after the pause.
     assert_eq!(retry_after(&limiter), Some(SECOND / 2 + SECOND));
     limiter.pause_for(5 * SECOND);
     let _waiter = waiting(&limiter);

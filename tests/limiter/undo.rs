@@ -82,8 +82,9 @@ fn an_estimate_of_several_limiters_shares_the_room_too() {
     let (others, _) = limiter(TokenBucket::new(Rate::per_second(1_000_000), 1_000_000));
     let all = AllOf::new("requests", &requests).with("others", &others);
     let first = crate::support::estimate_of_all(&all, [("requests", 500)]).expect("available");
-    let small: Vec<_> =
-        (0..100).map(|_| crate::support::estimate_of_all(&all, [("requests", 5)]).expect("available")).collect();
+    let small: Vec<_> = (0..100)
+        .map(|_| crate::support::estimate_of_all(&all, [("requests", 5)]).expect("available"))
+        .collect();
     first.settle_unused();
     clock.advance(495 * MS);
     requests.try_acquire_many(995).expect("accrued");

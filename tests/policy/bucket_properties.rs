@@ -382,7 +382,10 @@ impl<'a, P: Policy<State = BucketState>> Pair<'a, P> {
                     let got = self.attempt(1)?;
                     // Each permit is rounded by a fraction of a tick where the interval is not
                     // whole.
-                    prop_assert!(got.is_ok() || self.model.more > 0, "only {taken} of {available} were available");
+                    prop_assert!(
+                        got.is_ok() || self.model.more > 0,
+                        "only {taken} of {available} were available"
+                    );
                 }
                 if available <= 200 {
                     prop_assert!(self.attempt(1)?.is_err(), "more than {} were available", available);

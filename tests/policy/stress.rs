@@ -198,9 +198,7 @@ fn stays_used_up_among_threads<P: Policy>(policy: impl Fn(Rate) -> P) {
             let threads: Vec<_> = (1..THREADS).map(|_| scope.spawn(take)).collect();
             start.wait();
             for step in steps.into_iter().cycle().take(100) {
-                policy
-                    .change(&state, at, Change::rate(rate(step)).keep(Keep::Ratio))
-                    .expect("a rate fits");
+                policy.change(&state, at, Change::rate(rate(step)).keep(Keep::Ratio)).expect("a rate fits");
                 thread::yield_now();
             }
             threads.into_iter().filter_map(|thread| thread.join().ok()).sum()

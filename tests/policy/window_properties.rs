@@ -259,7 +259,8 @@ impl Rule for Estimate {
 #[derive(Clone, Debug)]
 enum Call {
     Pass(u64),
-    /// The clock goes back by this percentage of a window, measured from the latest time.
+    /// The clock goes back by this percentage of a window, but at most a quarter of a window behind
+    /// the latest time.
     Back(u64),
     Try(u32),
     /// Waits exactly until the request is due.
