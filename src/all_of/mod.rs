@@ -381,7 +381,7 @@ impl<C: Timer + Clone> AllOf<C> {
         AllOf::of(members, self.shared.clock.clone())
     }
 
-    fn of(members: Vec<Entry>, clock: C) -> Self {
+    pub(crate) fn of(members: Vec<Entry>, clock: C) -> Self {
         let ones = ones(&members);
         // Each member decides how far back a late grant is charged.
         let catch_up = Duration::MAX;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::all_of::all::{Entry, Kind};
 use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
 use crate::any_limiter::single::{NAME, alone, charged, check_name};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
@@ -13,21 +14,17 @@ use crate::counting::CountingLimit;
 use crate::counting::line::Pool;
 use crate::error::Refusal;
 use crate::grant::{Grant, Left};
-use crate::limiter::{Events, Pause, RateLimiter, StoreEvent};
-use crate::policy::Unlimited;
+use crate::limiter::{Events, Pause, StoreEvent};
 use crate::time::Nanos;
 
-/// A limit of permits in use, in a composite together with a rate limiter that grants everything.
-/// The composite adds the maximum waits, the priorities and the pauses that a counting limit lacks.
+/// A limit of permits in use, as the only member of a composite. The composite adds the maximum
+/// waits, the priorities and the pauses that a counting limit lacks.
 #[derive(Debug)]
 struct InUse {
     /// Dropped first: the composite notifies a table of keys that the limit is no longer in use.
     limit: CountingLimit,
     all: AllOf<DefaultClock>,
 }
-
-/// The name of the member that grants everything. No refusal names it.
-const UNLIMITED: &str = "unlimited";
 
 impl InUse {
     fn new(limit: CountingLimit) -> InUse {
@@ -42,7 +39,7 @@ impl InUse {
 }
 
 fn composite(limit: &CountingLimit) -> AllOf<DefaultClock> {
-    AllOf::new(UNLIMITED, &RateLimiter::new(Unlimited)).with_counting(NAME, limit)
+    AllOf::of(vec![Entry::new(NAME.into(), Kind::Counting(limit.clone()))], DefaultClock::new())
 }
 
 /// The limit of a key. It is in use until the handle and its requests have ended; then `leave` is
@@ -67,33 +64,27 @@ impl ToLimit {
     }
 }
 
-/// Returns how many permits of the limit a request asks for: half of the sum of its costs, because
-/// it asks the rate for as many permits.
-const fn of_limit(permits: u64) -> u64 {
-    permits / 2
-}
-
 // An event with no method here would be lost silently, so clippy requires a method for each.
 #[deny(clippy::missing_trait_methods)]
 impl Events for ToLimit {
     fn granted(&self, permits: u64, waited: Duration) {
-        self.report(|events| events.granted(of_limit(permits), waited));
+        self.report(|events| events.granted(permits, waited));
     }
 
     fn refused(&self, permits: u64, refusal: &Refusal) {
-        self.report(|events| events.refused(of_limit(permits), refusal));
+        self.report(|events| events.refused(permits, refusal));
     }
 
     fn cancelled(&self, permits: u64, waited: Duration) {
-        self.report(|events| events.cancelled(of_limit(permits), waited));
+        self.report(|events| events.cancelled(permits, waited));
     }
 
     fn shadowed(&self, permits: u64, refusal: &Refusal) {
-        self.report(|events| events.shadowed(of_limit(permits), refusal));
+        self.report(|events| events.shadowed(permits, refusal));
     }
 
     fn exempted(&self, permits: u64) {
-        self.report(|events| events.exempted(of_limit(permits)));
+        self.report(|events| events.exempted(permits));
     }
 
     fn paused(&self, remaining: Duration) {
@@ -126,37 +117,23 @@ fn of_alone(refusal: AllRefusal) -> AllRefusal {
     let left = refusal.left().cloned();
     let refusal = refusal.refusal().map_or(refusal, AllRefusal::from);
     match left {
-        Some(left) => refusal.with_left(left_alone(left)),
+        Some(left) => refusal.with_left(left),
         None => refusal,
     }
 }
 
-/// Returns the permits of a limiter without members.
-fn permits_alone(permits: AllPermits) -> AllPermits {
-    match permits.left().cloned() {
-        Some(left) => permits.with_left(left_alone(left)),
-        None => permits,
-    }
-}
-
-/// Returns the permits left in a limiter without members.
-fn left_alone(mut left: AllStatus) -> AllStatus {
-    left.members.retain(|(name, _)| *name != *UNLIMITED);
-    left
-}
-
 impl Limiter for InUse {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.all.try_acquire_many(asked(request)?).map(permits_alone).map_err(of_alone)
+        self.all.try_acquire_many(asked(request)?).map_err(of_alone)
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
         let wait = asked(request).map(|request| self.all.acquire_many(request));
-        AcquireAny::new(async { wait?.await.map(permits_alone).map_err(of_alone) })
+        AcquireAny::new(async { wait?.await.map_err(of_alone) })
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.all.blocking_acquire_many(asked(request)?).map(permits_alone).map_err(of_alone)
+        self.all.blocking_acquire_many(asked(request)?).map_err(of_alone)
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
@@ -165,7 +142,7 @@ impl Limiter for InUse {
     }
 
     fn status(&self) -> AllStatus {
-        left_alone(self.all.status())
+        self.all.status()
     }
 
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
@@ -230,7 +207,7 @@ impl Place for PlaceInUse {
     }
 
     fn left(&self) -> Option<AllStatus> {
-        self.0.left().map(left_alone)
+        self.0.left()
     }
 
     /// Gives all permits back: they are no longer in use.
