@@ -6,12 +6,13 @@ use loom::thread;
 
 use super::support::model;
 use crate::line::all_waiters::{AllWaiters, Entered};
+use crate::request::QueueBounds;
 
 /// Two requests enter at once, where only one may wait. One of them waits, and leaves.
 fn two_requests_for_one_place(enter: fn(&Arc<AllWaiters>) -> Option<Entered>) {
     model(move || {
         let all = Arc::new(AllWaiters::new());
-        all.set_bounds(1, u64::MAX);
+        all.set_bounds(QueueBounds::UNBOUNDED.max_waiters(1));
         let other = {
             let all = all.clone();
             thread::spawn(move || enter(&all))

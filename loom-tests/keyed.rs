@@ -25,11 +25,14 @@ type Keys = Arc<Table<u8, TokenBucket, LoomClock>>;
 const SECOND: Nanos = Nanos::new(1_000_000_000);
 
 /// One permit per second for each key, and no burst.
+fn table(max_keys: usize, clock: LoomClock, plans: Option<Plans<u8, TokenBucket>>) -> Keys {
+    let policy = TokenBucket::new(Rate::per_second(1), 1);
+    Arc::new(Table::with_shards(policy, max_keys, WhenKeysFull::RefuseNew, clock, 1, (None, plans)))
+}
+
 fn keys(max_keys: usize) -> (Keys, LoomClock) {
     let clock = LoomClock::new();
-    let policy = TokenBucket::new(Rate::per_second(1), 1);
-    let table = Table::with_shards(policy, max_keys, WhenKeysFull::RefuseNew, clock.clone(), 1);
-    (Arc::new(table), clock)
+    (table(max_keys, clock.clone(), None), clock)
 }
 
 /// As above. Key 1 took its permit a second ago, so it is as good as new.
@@ -336,7 +339,7 @@ fn changing_against_takes(known: bool, change: fn(&Keys)) {
     model(move || {
         let clock = LoomClock::new();
         let policy = TokenBucket::new(Rate::per_second(2), 2);
-        let table = Table::with_shards(policy, 2, WhenKeysFull::RefuseNew, clock, 1);
+        let table = Table::with_shards(policy, 2, WhenKeysFull::RefuseNew, clock, 1, (None, None));
         let keys = Arc::new(table);
         let take = |keys: &Keys, times| {
             (0..times).filter(|_| keys.try_acquire(&1, &Request::permits(1)).is_ok()).count()
@@ -452,13 +455,11 @@ fn broken_a_line_that_is_made_meanwhile_goes_along() {
 /// A key gets another plan while its first request comes. The key has the new plan at the end.
 fn replanning_against_a_first_take(take: fn(&Keys)) {
     model(move || {
-        let (keys, _) = keys(2);
         let changed = Arc::new(AtomicBool::new(false));
         let plan = |rate| Plan::new(TokenBucket::new(rate, 1));
         let (plans, flag) = ([plan(Rate::per_second(1)), plan(SLOWER)], changed.clone());
         let of = move |_: &u8| Some(plans[usize::from(flag.load(Ordering::Relaxed))].clone());
-        let table = Arc::into_inner(keys).expect("not shared yet");
-        let keys = Arc::new(table.with_plans(Some(Plans::new(of))));
+        let keys = table(2, LoomClock::new(), Some(Plans::new(of)));
         let other = {
             let keys = keys.clone();
             thread::spawn(move || take(&keys))

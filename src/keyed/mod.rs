@@ -42,7 +42,7 @@ use crate::limiter::events::Events;
 use crate::limiter::{Pause, Reservation};
 use crate::policy::{Change, Policy, TokenBucket};
 use crate::rate::Rate;
-use crate::request::Request;
+use crate::request::{QueueBounds, Request};
 use crate::status::Status;
 use crate::time::Nanos;
 
@@ -264,11 +264,11 @@ where
 
     /// Returns a new, empty limiter with this limiter's policy, clock and maximum number of keys.
     fn anew(&self, when_full: WhenKeysFull, events: Option<Watch<K>>, plans: Option<Plans<K, P>>) -> Self {
-        let Table { max_keys, clock, .. } = &*self.table;
-        let table = Table::new(self.table.policy(), *max_keys, when_full, clock.clone());
-        let (requests, permits) = self.table.all_waiters.bounds();
-        table.all_waiters.set_bounds(requests, permits);
-        KeyedRateLimiter { table: Arc::new(table.observed_by(events).with_plans(plans)) }
+        let Table { max_keys, clock, shards, all_waiters, .. } = &*self.table;
+        let (policy, clock, of_keys) = (self.table.policy(), clock.clone(), (events, plans));
+        let table = Table::with_shards(policy, *max_keys, when_full, clock, shards.len(), of_keys);
+        table.all_waiters.set_bounds(all_waiters.bounds());
+        KeyedRateLimiter { table: Arc::new(table) }
     }
 
     /// Returns a new, empty limiter that reports its calls for all keys to `events`. Known keys are
@@ -357,7 +357,8 @@ where
     /// # Ok::<(), Refusal>(())
     /// ```
     pub fn set_max_waiting(&self, requests: usize, permits: u64) {
-        self.table.all_waiters.set_bounds(requests, permits);
+        let bounds = QueueBounds::UNBOUNDED.max_waiters(requests).max_permits(permits);
+        self.table.all_waiters.set_bounds(bounds);
     }
 
     /// Returns how many requests wait for all keys together.

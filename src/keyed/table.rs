@@ -220,26 +220,37 @@ where
     C: Timer + Clone,
 {
     pub(crate) fn new(policy: P, max_keys: usize, when_full: WhenKeysFull, clock: C) -> Self {
-        Table::with_shards(policy, max_keys, when_full, clock, shards(max_keys))
+        Table::with_shards(policy, max_keys, when_full, clock, shards(max_keys), (None, None))
     }
 
+    /// Creates a table with an observer of all calls, and a function that gives plans to keys.
     pub(crate) fn with_shards(
         policy: P,
         max_keys: usize,
         when_full: WhenKeysFull,
         clock: C,
         shards: usize,
+        (events, plans): (Option<Watch<K>>, Option<Plans<K, P>>),
     ) -> Self {
         // All shards share one policy until a change gives each shard its own.
         let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
         let all_waiters = Arc::new(AllWaiters::new());
+        // The overflow limiter has no key to tell.
+        let all = match &events {
+            Some(Watch::All(events)) => Some(events.clone()),
+            Some(Watch::Key(_)) | None => None,
+        };
         let overflow =
-            new_limiter(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), None, &all_waiters);
+            new_limiter(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), all, &all_waiters);
+        let shard = match plans {
+            Some(_) => Shard::with_plans,
+            None => Shard::new,
+        };
         Table {
             clock,
             hasher: Hashes::default(),
-            shards: (0..shards).map(|_| Locked(ShardLock::new(Shard::new(policy.clone())))).collect(),
+            shards: (0..shards).map(|_| Locked(ShardLock::new(shard(policy.clone())))).collect(),
             count: AtomicUsize::new(0),
             max_keys,
             when_full,
@@ -247,36 +258,11 @@ where
             hand: AtomicUsize::new(0),
             overflow,
             changing: Mutex::new(()),
-            events: None,
+            events,
             all_waiters,
             shadow: AtomicBool::new(false),
-            plans: None,
+            plans,
         }
-    }
-
-    /// Returns this table, still empty, with a function that returns plans.
-    pub(crate) fn with_plans(self, plans: Option<Plans<K, P>>) -> Self {
-        if plans.is_none() {
-            return self;
-        }
-        let policy = read(&self.shards[0]).policy.clone();
-        let shard = |_: &_| Locked(ShardLock::new(Shard::with_plans(policy.clone())));
-        let shards = self.shards.iter().map(shard).collect();
-        Table { shards, plans, ..self }
-    }
-
-    /// Returns this table, still empty, with an observer of all calls.
-    pub(crate) fn observed_by(self, events: Option<Watch<K>>) -> Self {
-        let policy = self.policy();
-        let state = policy.start(self.clock.now());
-        // The overflow limiter has no key to report.
-        let all = match &events {
-            Some(Watch::All(events)) => Some(events.clone()),
-            Some(Watch::Key(_)) | None => None,
-        };
-        let overflow =
-            new_limiter(KeyPolicy::new(policy, None), state, self.clock.clone(), all, &self.all_waiters);
-        Table { overflow, events, ..self }
     }
 
     pub(crate) fn hash_of<Q: Hash + ?Sized>(&self, key: &Q) -> u64 {

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use crate::request::QueueBounds;
 use crate::sync::{Mutex, lock};
 
 /// All requests that wait in a set of queues.
@@ -16,8 +17,7 @@ pub(crate) struct AllWaiters(Mutex<Counts>);
 struct Counts {
     requests: usize,
     permits: u128,
-    max_requests: usize,
-    max_permits: u64,
+    bounds: QueueBounds,
 }
 
 /// A request that was entered, and may still fail to join its queue. Dropping this takes it out.
@@ -29,15 +29,13 @@ pub(crate) struct Entered {
 impl AllWaiters {
     #[cfg(feature = "keyed")]
     pub(crate) fn new() -> AllWaiters {
-        let (max_requests, max_permits) = (usize::MAX, u64::MAX);
-        AllWaiters(Mutex::new(Counts { requests: 0, permits: 0, max_requests, max_permits }))
+        AllWaiters(Mutex::new(Counts { requests: 0, permits: 0, bounds: QueueBounds::UNBOUNDED }))
     }
 
     /// Bounds the requests that enter from now on.
     #[cfg(feature = "keyed")]
-    pub(crate) fn set_bounds(&self, max_requests: usize, max_permits: u64) {
-        let mut counts = lock(&self.0);
-        (counts.max_requests, counts.max_permits) = (max_requests, max_permits);
+    pub(crate) fn set_bounds(&self, bounds: QueueBounds) {
+        lock(&self.0).bounds = bounds;
     }
 
     /// Returns how many requests wait.
@@ -48,9 +46,8 @@ impl AllWaiters {
 
     /// Returns the bounds on requests and permits.
     #[cfg(feature = "keyed")]
-    pub(crate) fn bounds(&self) -> (usize, u64) {
-        let counts = lock(&self.0);
-        (counts.max_requests, counts.max_permits)
+    pub(crate) fn bounds(&self) -> QueueBounds {
+        lock(&self.0).bounds
     }
 
     /// Returns whether one more request may wait for `permits` permits.
@@ -68,8 +65,7 @@ impl AllWaiters {
 
 impl Counts {
     fn have_room(&self, permits: u64) -> bool {
-        self.requests < self.max_requests
-            && self.permits.saturating_add(permits.into()) <= u128::from(self.max_permits)
+        self.bounds.fit(self.requests, self.permits, permits)
     }
 }
 
