@@ -65,6 +65,16 @@ const BUCKETS: usize = (64 - PART_BITS as usize + 1) * PARTS;
 /// Establishes no happens-before. A snapshot reads one counter after the other, so calls that end
 /// meanwhile may be in some counters and not in others.
 pub struct Statistics {
+    counters: Counters,
+    /// How many grants waited how long, by bucket.
+    waited: Box<[AtomicU64]>,
+    /// The sum of the waits of all grants, in nanoseconds.
+    waited_sum: AtomicU128,
+}
+
+/// The counters behind [`StatisticsSnapshot`].
+#[derive(Default)]
+struct Counters {
     granted: AtomicU64,
     permits: AtomicU64,
     limited: AtomicU64,
@@ -85,10 +95,6 @@ pub struct Statistics {
     near_limit: AtomicU64,
     pauses: AtomicU64,
     store: StoreCounters,
-    /// How many grants waited how long, by bucket.
-    waited: Box<[AtomicU64]>,
-    /// The sum of the waits of all grants, in nanoseconds.
-    waited_sum: AtomicU128,
 }
 
 /// The counters behind [`StoreStatistics`].
@@ -245,31 +251,8 @@ impl Statistics {
     /// Creates statistics with all counters at zero.
     #[must_use]
     pub fn new() -> Statistics {
-        let zero = || AtomicU64::new(0);
-        Statistics {
-            granted: zero(),
-            permits: zero(),
-            limited: zero(),
-            paused: zero(),
-            closed: zero(),
-            exceeds_limit: zero(),
-            #[cfg(feature = "keyed")]
-            too_many_keys: zero(),
-            in_use: zero(),
-            zero_permits: zero(),
-            queue_full: zero(),
-            displaced: zero(),
-            unavailable: zero(),
-            cancelled: zero(),
-            shadowed: zero(),
-            exempted: zero(),
-            degraded: zero(),
-            near_limit: zero(),
-            pauses: zero(),
-            store: StoreCounters::default(),
-            waited: (0..BUCKETS).map(|_| zero()).collect(),
-            waited_sum: AtomicU128::new(0),
-        }
+        let waited = (0..BUCKETS).map(|_| AtomicU64::default()).collect();
+        Statistics { counters: Counters::default(), waited, waited_sum: AtomicU128::new(0) }
     }
 
     /// Returns the counts so far. [`Status::waiting`](crate::Status::waiting) reports how many
@@ -279,26 +262,26 @@ impl Statistics {
         // Relaxed: the counters are read one after another, and promise no order.
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StatisticsSnapshot {
-            granted: read(&self.granted),
-            permits: read(&self.permits),
-            limited: read(&self.limited),
-            paused: read(&self.paused),
-            closed: read(&self.closed),
-            exceeds_limit: read(&self.exceeds_limit),
+            granted: read(&self.counters.granted),
+            permits: read(&self.counters.permits),
+            limited: read(&self.counters.limited),
+            paused: read(&self.counters.paused),
+            closed: read(&self.counters.closed),
+            exceeds_limit: read(&self.counters.exceeds_limit),
             #[cfg(feature = "keyed")]
-            too_many_keys: read(&self.too_many_keys),
-            in_use: read(&self.in_use),
-            zero_permits: read(&self.zero_permits),
-            queue_full: read(&self.queue_full),
-            displaced: read(&self.displaced),
-            unavailable: read(&self.unavailable),
-            cancelled: read(&self.cancelled),
-            shadowed: read(&self.shadowed),
-            exempted: read(&self.exempted),
-            degraded: read(&self.degraded),
-            near_limit: read(&self.near_limit),
-            pauses: read(&self.pauses),
-            store: self.store.read(),
+            too_many_keys: read(&self.counters.too_many_keys),
+            in_use: read(&self.counters.in_use),
+            zero_permits: read(&self.counters.zero_permits),
+            queue_full: read(&self.counters.queue_full),
+            displaced: read(&self.counters.displaced),
+            unavailable: read(&self.counters.unavailable),
+            cancelled: read(&self.counters.cancelled),
+            shadowed: read(&self.counters.shadowed),
+            exempted: read(&self.counters.exempted),
+            degraded: read(&self.counters.degraded),
+            near_limit: read(&self.counters.near_limit),
+            pauses: read(&self.counters.pauses),
+            store: self.counters.store.read(),
             waited: WaitHistogram {
                 counts: self.waited.iter().map(read).collect(),
                 // Relaxed: like the counters.
@@ -344,8 +327,8 @@ fn add(counter: &AtomicU64, more: u64) {
 
 impl Events for Statistics {
     fn granted(&self, permits: u64, waited: Duration) {
-        add(&self.granted, 1);
-        add(&self.permits, permits);
+        add(&self.counters.granted, 1);
+        add(&self.counters.permits, permits);
         add(&self.waited[bucket(waited)], 1);
         if !waited.is_zero() {
             let Ok(()) = update(&self.waited_sum, |sum| {
@@ -356,49 +339,49 @@ impl Events for Statistics {
 
     fn refused(&self, _permits: u64, refusal: &Refusal) {
         let counter = match refusal {
-            Refusal::Limited { .. } => &self.limited,
-            Refusal::Paused { .. } => &self.paused,
-            Refusal::Closed => &self.closed,
-            // Counted as a cancelled wait.
-            Refusal::Cancelled => &self.cancelled,
-            Refusal::ExceedsLimit { .. } => &self.exceeds_limit,
-            Refusal::InUse { .. } => &self.in_use,
-            Refusal::ZeroPermits => &self.zero_permits,
-            Refusal::QueueFull { .. } => &self.queue_full,
-            Refusal::Displaced => &self.displaced,
-            Refusal::Unavailable { .. } => &self.unavailable,
+            Refusal::Limited { .. } => &self.counters.limited,
+            Refusal::Paused { .. } => &self.counters.paused,
+            Refusal::Closed => &self.counters.closed,
+            // Told as a cancelled wait.
+            Refusal::Cancelled => &self.counters.cancelled,
+            Refusal::ExceedsLimit { .. } => &self.counters.exceeds_limit,
+            Refusal::InUse { .. } => &self.counters.in_use,
+            Refusal::ZeroPermits => &self.counters.zero_permits,
+            Refusal::QueueFull { .. } => &self.counters.queue_full,
+            Refusal::Displaced => &self.counters.displaced,
+            Refusal::Unavailable { .. } => &self.counters.unavailable,
             #[cfg(feature = "keyed")]
-            Refusal::TooManyKeys { .. } => &self.too_many_keys,
+            Refusal::TooManyKeys { .. } => &self.counters.too_many_keys,
         };
         add(counter, 1);
     }
 
     fn cancelled(&self, _permits: u64, _waited: Duration) {
-        add(&self.cancelled, 1);
+        add(&self.counters.cancelled, 1);
     }
 
     fn shadowed(&self, _permits: u64, _refusal: &Refusal) {
-        add(&self.shadowed, 1);
+        add(&self.counters.shadowed, 1);
     }
 
     fn exempted(&self, _permits: u64) {
-        add(&self.exempted, 1);
+        add(&self.counters.exempted, 1);
     }
 
     fn paused(&self, _remaining: Duration) {
-        add(&self.pauses, 1);
+        add(&self.counters.pauses, 1);
     }
 
     fn degraded(&self, _permits: u64) {
-        add(&self.degraded, 1);
+        add(&self.counters.degraded, 1);
     }
 
     fn near_limit(&self, _name: &str, _left: &Left) {
-        add(&self.near_limit, 1);
+        add(&self.counters.near_limit, 1);
     }
 
     fn store(&self, event: &StoreEvent) {
-        let store = &self.store;
+        let store = &self.counters.store;
         let (counter, more) = match *event {
             StoreEvent::Answered(took) => {
                 add(&store.answered_in, Nanos::from_duration(took).as_u64());
