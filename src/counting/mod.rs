@@ -14,11 +14,11 @@ use crate::clock::{Clock, DefaultClock, Timer, timeout};
 use crate::counting::line::Pool;
 use crate::counting::wait::Turn;
 use crate::error::Refusal;
+use crate::grant::Left;
 use crate::limiter::RateLimiter;
 use crate::limiter::blocking::block_on;
 use crate::limiter::events::{Events, Observers};
 use crate::policy::Policy;
-use crate::rate::Rate;
 use crate::status::Status;
 use crate::time::Nanos;
 
@@ -364,18 +364,8 @@ impl CountingLimit {
     /// ```
     #[must_use]
     pub fn status(&self) -> Status {
-        let (limit, available) = (self.limit().into(), self.available().into());
-        let full_in = if available >= limit { Duration::ZERO } else { Duration::MAX };
-        let next_in = if available > 0 { Duration::ZERO } else { Duration::MAX };
-        Status {
-            limit,
-            available,
-            next_in,
-            full_in,
-            rate: Rate::UNLIMITED,
-            waiting: self.pool.waiting(),
-            paused_for: Duration::ZERO,
-        }
+        let left = Left::new(self.limit().into(), self.available().into());
+        Status::from(left).waiting(self.pool.waiting())
     }
 
     /// Changes the limit, with immediate effect on waiting requests. A request for more than one
