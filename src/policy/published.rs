@@ -92,15 +92,9 @@ impl<const N: usize> Published<N> {
 
     /// Replaces the words, then runs `also` before another writer can begin.
     pub(crate) fn publish(&self, words: [u64; N], also: impl FnOnce()) {
-        self.publish_with(|| words, |_| also());
-    }
-
-    /// Publishes words that are made under the writer's lock.
-    pub(crate) fn publish_with(&self, words: impl FnOnce() -> [u64; N], also: impl FnOnce([u64; N])) {
         let writer = self.writer();
-        let words = words();
         writer.publish(words);
-        also(words);
+        also();
     }
 }
 
