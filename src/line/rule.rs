@@ -345,7 +345,16 @@ impl<P: Policy> Single<P> {
         index: usize,
         ask: impl FnOnce(&dyn Part) -> T,
     ) -> T {
-        part::of_part((&self.policy, &self.state, charge), index, ask)
+        let (mut ask, mut answer, mut at) = (Some(ask), T::default(), 0);
+        self.policy.each_part(&self.state, charge, &mut |part| {
+            if at == index
+                && let Some(ask) = ask.take()
+            {
+                answer = ask(part);
+            }
+            at += 1;
+        });
+        answer
     }
 
     pub(crate) fn status(&self, at: Nanos) -> PolicyStatus {

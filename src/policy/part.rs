@@ -133,30 +133,10 @@ impl<P: Policy> Part for Whole<'_, P> {
     }
 }
 
-/// Calls `ask` with one part of a policy.
-#[inline]
-pub(crate) fn of_part<P: Policy, T: Default>(
-    (policy, state, charge): (&P, &P::State, Option<P::Charge>),
-    index: usize,
-    ask: impl FnOnce(&dyn Part) -> T,
-) -> T {
-    let (mut ask, mut answer, mut at) = (Some(ask), T::default(), 0);
-    policy.each_part(state, charge, &mut |part| {
-        if at == index
-            && let Some(ask) = ask.take()
-        {
-            answer = ask(part);
-        }
-        at += 1;
-    });
-    answer
-}
-
 /// Takes from all parts of a policy or from none. It checks before it takes, so that a refusal
 /// writes nothing unless another request takes the permits in between.
 ///
 /// In that case `put_back` gets what was taken, with the value that `begin` returned before.
-/// Then `put_back` gets what was taken, with what `begin` returned before.
 #[inline]
 pub(crate) fn take_all<P: Policy, B>(
     (policy, state): (&P, &P::State),
