@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::Hash;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
-use crate::any_limiter::single::{Single, alone, charged, check_name, permits, refused, status_of, told};
+use crate::any_limiter::single::{Single, alone, charged, check_name, refused, status_of, told, waited};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
 use crate::clock::{DefaultClock, Timer};
 use crate::keyed::KeyedRateLimiter;
@@ -61,19 +61,14 @@ where
         let (request, keys, key) = (alone(request), self.keys.clone(), self.key.clone());
         AcquireAny::new(async move {
             let request = request?;
-            match keys.acquire_many(&key, request).await {
-                Ok(grant) => Ok(permits(grant, || keys.status(&key))),
-                Err(refusal) => Err(refused(&request, refusal, || keys.status(&key))),
-            }
+            waited(&request, keys.acquire_many(&key, request).await, || keys.status(&key))
         })
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
         let request = alone(request)?;
-        match self.keys.blocking_acquire_many(&self.key, request) {
-            Ok(grant) => Ok(permits(grant, || self.keys.status(&self.key))),
-            Err(refusal) => Err(refused(&request, refusal, || self.keys.status(&self.key))),
-        }
+        let answer = self.keys.blocking_acquire_many(&self.key, request);
+        waited(&request, answer, || self.keys.status(&self.key))
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {

@@ -44,13 +44,21 @@ pub(super) fn told((answer, status): (Result<Grant, Refusal>, Status)) -> Result
     }
 }
 
-/// Returns the permits of a grant, with what it left in a limiter without members if the request
-/// asked for that.
-pub(super) fn permits(grant: Grant, status: impl FnOnce() -> Status) -> AllPermits {
-    match grant.left() {
+/// Returns the decision of a limiter without members on a request that could wait, with the permits
+/// left if the request asks for them.
+pub(super) fn waited(
+    request: &Request,
+    answer: Result<Grant, Refusal>,
+    status: impl FnOnce() -> Status,
+) -> Result<AllPermits, AllRefusal> {
+    let grant = match answer {
+        Ok(grant) => grant,
+        Err(refusal) => return Err(refused(request, refusal, status)),
+    };
+    Ok(match grant.left() {
         Some(left) => AllPermits::from(grant).with_left(status_of(status().with_left(left))),
         None => grant.into(),
-    }
+    })
 }
 
 /// Returns the refusal by a limiter without members of a request that could wait, with the permits
@@ -94,20 +102,13 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
         let wait = alone(request).map(|request| (self.acquire_owned(request), request, self.clone()));
         AcquireAny::new(async {
             let (wait, request, limiter) = wait?;
-            let status = || RateLimiter::status(&limiter);
-            match wait.await {
-                Ok(grant) => Ok(permits(grant, status)),
-                Err(refusal) => Err(refused(&request, refusal, status)),
-            }
+            waited(&request, wait.await, || RateLimiter::status(&limiter))
         })
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        let (request, status) = (alone(request)?, || RateLimiter::status(self));
-        match self.blocking_acquire_many(request) {
-            Ok(grant) => Ok(permits(grant, status)),
-            Err(refusal) => Err(refused(&request, refusal, status)),
-        }
+        let request = alone(request)?;
+        waited(&request, self.blocking_acquire_many(request), || RateLimiter::status(self))
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
