@@ -714,9 +714,8 @@ fn permits<C: Timer>(of: &Arc<Shared<All<C>, C>>, ask: &Weights, receipt: Receip
 
 #[cold]
 fn status<C: Timer>(of: &Shared<All<C>, C>) -> AllStatus {
-    let (waiting, _) = of.waiting();
     let members = of.rule.members.iter().map(|entry| (entry.name.clone(), entry.status()));
-    AllStatus { waiting, paused_for: of.paused_for(), members: members.collect() }
+    AllStatus { waiting: of.waiting(), paused_for: of.paused_for(), members: members.collect() }
 }
 
 /// Returns what a grant left in all members.

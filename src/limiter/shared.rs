@@ -282,13 +282,13 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.events.report(event);
     }
 
-    /// Returns how many requests are in the queue, and how many seats composites hold in it.
-    pub(crate) fn waiting(&self) -> (usize, usize) {
+    /// Returns how many requests are in the queue.
+    pub(crate) fn waiting(&self) -> usize {
         if !self.gate_word.load().has_waiters() {
-            return (0, 0);
+            return 0;
         }
         // Serves the waiters that are due, so that they are not reported as waiting.
-        self.serve_then(|line, _| (line.len(), line.seats.len()))
+        self.serve_then(|line, _| line.len())
     }
 
     /// Returns whether no request is in the queue, and no setting has changed since the limiter was
