@@ -56,14 +56,14 @@ impl Deferred {
     }
 
     /// Runs user code. Keeps a panic, which resumes when all work is done.
-    pub(crate) fn run<T>(&mut self, foreign: impl FnOnce() -> T) -> Option<T> {
-        run(&mut self.panic, foreign)
+    pub(crate) fn run<T>(&mut self, user_code: impl FnOnce() -> T) -> Option<T> {
+        run(&mut self.panic, user_code)
     }
 
     /// Runs user code that may defer work itself. Keeps a panic like [`run`](Self::run).
-    pub(crate) fn run_with<T>(&mut self, foreign: impl FnOnce(&mut Self) -> T) -> Option<T> {
+    pub(crate) fn run_with<T>(&mut self, user_code: impl FnOnce(&mut Self) -> T) -> Option<T> {
         let mut panic = None;
-        let result = run(&mut panic, || foreign(self));
+        let result = run(&mut panic, || user_code(self));
         if let Some(panic) = panic {
             keep(&mut self.panic, panic);
         }
@@ -72,8 +72,8 @@ impl Deferred {
 }
 
 /// Runs user code. Returns `None` if it panicked; the first panic is kept.
-pub(crate) fn run<T>(first: &mut Option<Payload>, foreign: impl FnOnce() -> T) -> Option<T> {
-    match catch_unwind(AssertUnwindSafe(foreign)) {
+pub(crate) fn run<T>(first: &mut Option<Payload>, user_code: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(user_code)) {
         Ok(result) => Some(result),
         Err(panic) => {
             keep(first, panic);

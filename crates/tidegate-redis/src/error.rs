@@ -58,7 +58,7 @@ const SHOWN: usize = 600;
 
 /// The fields of a configuration that are not fields of a policy.
 pub(crate) const OTHER_FIELDS: &str =
-    "beside the limits there are store, prefix, tag, timeout, while_away and leased";
+    "besides the limits there are store, prefix, tag, timeout, while_away and leased";
 
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -269,22 +269,22 @@ impl Set {
     pub(crate) fn instead(&self, undecided: Away, booked: &dyn Fn() -> Booked) -> Instead {
         // A wrong configuration is never hidden.
         if undecided == Away::Misconfigured {
-            return Instead::Nobody(self.unavailable(undecided));
+            return Instead::Refuse(self.unavailable(undecided));
         }
         if self.shadow.load(Ordering::Relaxed) {
-            return Instead::Everyone;
+            return Instead::Grant;
         }
         if let Some(refusal) = self.known_pause.refusal() {
-            return Instead::Nobody(refusal);
+            return Instead::Refuse(refusal);
         }
         if self.store.while_away() == WhileAway::Open {
-            return Instead::Everyone;
+            return Instead::Grant;
         }
         let limits = self.members.iter().map(|member| (member.name.as_str(), &member.config));
         match self.store.share(&self.tag, limits, booked) {
             Some(Ok(share)) => Instead::Share(share.into()),
-            Some(Err(refusal)) => Instead::Nobody(self.by_share(refusal, undecided.rest())),
-            None => Instead::Nobody(self.unavailable(undecided)),
+            Some(Err(refusal)) => Instead::Refuse(self.by_share(refusal, undecided.rest())),
+            None => Instead::Refuse(self.unavailable(undecided)),
         }
     }
 
@@ -360,10 +360,10 @@ impl fmt::Debug for Prepared {
 /// A decision without the store.
 pub(crate) enum Instead {
     Share(AnyLimiter),
-    /// Each request is granted.
-    Everyone,
-    /// No request is granted.
-    Nobody(AllRefusal),
+    /// Every request is granted.
+    Grant,
+    /// Every request is refused.
+    Refuse(AllRefusal),
 }
 
 impl fmt::Debug for Set {

@@ -1,10 +1,10 @@
-//! How many decisions a second, beside what the server can do at all, and beside other crates?
+//! How many decisions a second, compared with what the server can do at best and with other crates?
 //!
-//! `cargo bench -p tidegate-redis --bench speed` starts a server of its own. Rows take turns, and
-//! the best round of each counts: other work of the machine only takes time away. The last column
-//! compares medians within each round, and tells the median of that: the time of a decision, beside
-//! a bare `EVALSHA` with as many in flight. `-- --rounds N` sets how many rounds. `-- --only TEXT`
-//! leaves out other crates and the rows without this text, but for bare calls.
+//! `cargo bench -p tidegate-redis --bench speed` starts its own server. Rows take turns, and the
+//! best round of each row counts, because other work of the machine only takes time away. The last
+//! column is the median over all rounds of one ratio: the median time of a decision, divided by
+//! that of a bare `EVALSHA` with as many calls in flight. `-- --rounds N` sets the number of rounds.
+//! `-- --only TEXT` leaves out other crates and the rows without this text, except bare calls.
 
 mod bare;
 #[path = "../../tests/support/mod.rs"]
@@ -18,7 +18,7 @@ use tidegate::AnyLimiter;
 use tidegate_redis::Store;
 use tokio::runtime::Runtime;
 
-/// How long a round of a row takes.
+/// The duration of a round of a row.
 const ROUND: Duration = Duration::from_millis(100);
 
 /// The row that the others are compared with.
@@ -27,15 +27,15 @@ pub(crate) const BARE: &str = "bare EVALSHA";
 /// A policy that refuses nothing here.
 const POLICY: &str = "token_bucket 10000000/s burst 10000000";
 
-/// What one round of a row found.
+/// The result of one round of a row.
 #[derive(Clone, Copy)]
 pub(crate) struct Round {
     per_second: f64,
-    /// Half of the decisions took no longer.
+    /// The median time of a decision.
     median: Duration,
-    /// Of the server, for one decision.
+    /// The server's processor time for one decision.
     cpu: Duration,
-    /// Of this process, for one decision; zero where the system does not tell it.
+    /// This process's processor time for one decision; zero if the system does not report it.
     own_cpu: Duration,
 }
 
@@ -101,7 +101,7 @@ fn limiter(store: &Store, tag: &str, is_leased: bool) -> AnyLimiter {
     builder.build().expect("a limiter").into()
 }
 
-/// Other limiters, if they can be had.
+/// Other limiters, if they are available.
 fn peers(server: &Server) -> Vec<(String, Round)> {
     let node = "cp $FROM/peers/* . && npm install --silent --no-audit --no-fund >&2 && node peers.js";
     let trypema = "cargo run --quiet --release --target-dir target --manifest-path $FROM/trypema/Cargo.toml";

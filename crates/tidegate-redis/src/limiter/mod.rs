@@ -472,8 +472,8 @@ impl StoreLimiter {
                 Outcome::Undecided(undecided) => undecided,
             };
             let answer = match self.0.instead(undecided) {
-                Instead::Everyone => Ok(Won::Unlimited),
-                Instead::Nobody(refusal) => Err(refusal),
+                Instead::Grant => Ok(Won::Unlimited),
+                Instead::Refuse(refusal) => Err(refusal),
                 Instead::Share(share) => {
                     let rest = self.rest(longest, came);
                     let request = ask.request(rest);

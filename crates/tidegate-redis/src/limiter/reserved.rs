@@ -156,13 +156,13 @@ impl Reserved {
         let set = self.of.0.set.clone();
         set.store.count_degraded();
         match self.of.0.instead(undecided) {
-            Instead::Everyone => {
+            Instead::Grant => {
                 self.is_degraded = true;
                 let grant = Grant::new(0, Nanos::ZERO);
                 self.tell(Ok(&AllPermits::from(grant).as_degraded()));
                 self.stage = Stage::Decided(Ok((grant, None)), None);
             }
-            Instead::Nobody(refusal) => self.refuse(refusal),
+            Instead::Refuse(refusal) => self.refuse(refusal),
             Instead::Share(share) => match share.reserve(self.ask.request(self.longest())) {
                 Ok(place) => {
                     self.is_degraded = true;

@@ -230,7 +230,7 @@ fn errors_say_what_to_write() {
     }
     assert_eq!(
         error(&format!("{line} prefix a burst 5")),
-        "burst: there is no such field; beside the limits there are store, prefix, tag, timeout, while_away and \
+        "burst: there is no such field; besides the limits there are store, prefix, tag, timeout, while_away and \
          leased"
     );
     assert!(
@@ -256,7 +256,7 @@ fn errors_say_what_to_write() {
     assert_eq!(error(shared), "while_away must be left out where no store is set");
     assert_eq!(
         error("fixed_window 5/s brust 5"),
-        "brust: fixed_window has only at_wall_clock and from_first_grant; beside the limits there are store, \
+        "brust: fixed_window has only at_wall_clock and from_first_grant; besides the limits there are store, \
          prefix, tag, timeout, while_away and leased"
     );
     assert_eq!(error("fixed_window 5/100ns store redis://h tag a"), {
@@ -265,7 +265,7 @@ fn errors_say_what_to_write() {
     });
     let alone = "in_use must be the only limit, without a policy and without leased";
     for (line, message) in [
-        ("in_use 2 fixed_window 5/s", "fixed_window: there is no such field; beside the limits there are"),
+        ("in_use 2 fixed_window 5/s", "fixed_window: there is no such field; besides the limits there are"),
         ("fixed_window 5/s in_use 2", alone),
         ("in_use 2 store redis://h tag a leased", alone),
         ("in_use -1", r#"in_use is "-1", and must be a whole number from 1 to 4294967295"#),
@@ -439,7 +439,7 @@ mod with_serde {
             let error = read(&format!("{policy}{field}")).unwrap_err();
             assert!(error.contains(message) && !error.contains("hunter2"), "{error}");
         }
-        let of_limiter = "beside the limits there are store, prefix, tag, timeout, while_away and leased";
+        let of_limiter = "besides the limits there are store, prefix, tag, timeout, while_away and leased";
         for (text, message) in [
             (format!("{policy}queue_bounds = 5"), "queue_bounds: fixed_window has only at_wall_clock and"),
             (format!("{policy}queue_bounds = 5"), of_limiter),
