@@ -179,7 +179,7 @@ fn an_outage_behind_another_one_grants_no_more_than_one() {
                 fleet.model.stop(true);
                 while fleet.began.elapsed() < second + MINUTE * 5 / 6 {
                     fleet.take_all().await;
-                    tokio::time::sleep(200 * MS).await;
+                    tokio::time::sleep(1000 * MS).await;
                 }
                 fleet.grants.retain(|at| *at >= second);
                 let all = fleet.grants.len();
@@ -614,7 +614,7 @@ fn a_long_outage_grants_the_limit_in_each_window() {
             fleet.model.kill();
             while fleet.began.elapsed() < 6 * MINUTE {
                 fleet.take_all().await;
-                tokio::time::sleep(500 * MS).await;
+                tokio::time::sleep(2000 * MS).await;
             }
             let (windows, all) = (fleet.windows(MINUTE), fleet.grants.len());
             // The bound of each policy.
