@@ -4,18 +4,14 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Limiter, one_per_second, waiting};
+use crate::support::{Limiter, one_per_second, until, waiting};
 use tidegate::{AllOf, Grant, Rate, RateLimiter, Refusal, Request, SystemClock, TokenBucket};
 use tokio_test::assert_ready_eq;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns when `count` requests wait. Threads take the time they take; nothing depends on how
-/// long.
 fn until_waiting(limiter: &Limiter, count: usize) {
-    while limiter.status().waiting != count {
-        thread::yield_now();
-    }
+    until(count, || limiter.status().waiting);
 }
 
 #[test]

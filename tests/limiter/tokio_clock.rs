@@ -8,6 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use crate::support::PATIENCE;
 use tidegate::{
     AcquireOwned, Clock, CountingLimit, Grant, Rate, RateLimiter, SmoothBursty, SystemClock, TokenBucket,
     TokioClock,
@@ -106,18 +107,21 @@ async fn a_clock_that_paused_time_does_not_drive_is_an_error() {
 #[test]
 fn a_limiter_survives_a_wait_in_a_runtime_without_a_timer() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_second(1_000)), SystemClock::new());
-    limiter.try_acquire_many(20).expect("the first");
+    // For the next 1,000 seconds a request waits.
+    limiter.try_acquire_many(1_000_000).expect("the first");
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     let wait = || runtime.block_on(limiter.acquire());
     assert!(catch_unwind(AssertUnwindSafe(wait)).is_err(), "tokio has no timer here");
     assert_eq!(limiter.status().waiting, 0);
+    limiter.refund(999_980);
     limiter.blocking_acquire().expect("a permit");
 }
 
 #[test]
 fn a_runtime_that_ends_with_a_leaked_waiter_stalls_no_other() {
     let limiter = RateLimiter::with_clock(bursty(Rate::per_second(100)), SystemClock::new());
-    limiter.try_acquire().expect("the first");
+    // For the next minute a request waits.
+    limiter.try_acquire_many(6_000).expect("the first");
     let other = runtime();
     let waits = limiter.clone();
     let ended = runtime();
@@ -129,10 +133,13 @@ fn a_runtime_that_ends_with_a_leaked_waiter_stalls_no_other() {
     // A waiter of the other runtime stands behind the leaked one. The alarm of that one goes down
     // with its runtime.
     let mut waiting = Box::pin(waits.acquire_owned(1));
-    other.block_on(async {
+    let waits = other.block_on(async {
         std::future::poll_fn(|context| Poll::Ready(waiting.as_mut().poll(context))).await.is_pending()
     });
+    assert!(waits);
     drop(ended);
+    // The two are due 100 ms and 110 ms after the start, or now on a busy machine.
+    limiter.refund(5_990);
     other.block_on(waiting).expect("granted");
     assert_eq!(limiter.status().waiting, 0);
 }
@@ -180,10 +187,15 @@ fn a_runtime_that_ends_after_an_alarm_was_due_does_not_panic() {
     limiter.try_acquire().expect("the first");
     let ended = runtime();
     ended.block_on(async {
-        for _ in 0..100 {
+        let (mut tries, mut waiting) = (0, 0);
+        while waiting < 100 {
+            // On a busy machine permits come in between the polls.
             let mut leaked = Box::pin(limiter.acquire_owned(1));
-            assert!(leaked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            waiting +=
+                usize::from(leaked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
             std::mem::forget(leaked);
+            tries += 1;
+            assert!(tries < 10_000, "{waiting} requests of {tries} wait");
         }
     });
     // The runtime does not run while the first ones come due, so its timer fires for the last time
@@ -199,7 +211,9 @@ fn a_runtime_that_ends_after_an_alarm_was_due_does_not_panic() {
 /// Waits until `count` requests stand in line. Time does not move meanwhile: the runtime has work
 /// to do.
 async fn until_waiting(limiter: &RateLimiter<SmoothBursty, TokioClock>, count: usize) {
+    let begin = std::time::Instant::now();
     while limiter.status().waiting < count {
+        assert!(begin.elapsed() < PATIENCE, "fewer than {count} requests wait");
         tokio::task::yield_now().await;
     }
 }

@@ -10,7 +10,8 @@ pub(crate) mod loops;
 pub(crate) mod pairs;
 pub(crate) mod polled;
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use tidegate::{
     Acquire, AcquireAll, AllOf, AllRefusal, AllRequest, AllReservation, ManualClock, Policy, Rate,
@@ -21,6 +22,20 @@ use tokio_test::task::{Spawn, spawn};
 pub(crate) type Limiter = RateLimiter<SmoothBursty, ManualClock>;
 
 pub(crate) const MS: Duration = Duration::from_millis(1);
+
+/// How long a test waits for another thread, in real time, before it fails.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Returns when `count` is the number that `waiting` returns. Threads take the time they take;
+/// nothing depends on how long.
+#[track_caller]
+pub(crate) fn until(count: usize, waiting: impl Fn() -> usize) {
+    let begin = Instant::now();
+    while waiting() != count {
+        assert!(begin.elapsed() < PATIENCE, "{} requests wait, and not {count}", waiting());
+        thread::yield_now();
+    }
+}
 
 /// One permit per second, none saved, and the first one taken: the next is due at 1 s.
 pub(crate) fn one_per_second() -> (Limiter, ManualClock) {

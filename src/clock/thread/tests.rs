@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::task::Wake;
 
 use proptest::collection::vec;
@@ -10,6 +10,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::clock::ManualClock;
+
+/// How long a test waits for a notification, in real time, before it fails.
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// Sends its number when it is woken.
 struct Tell(Sender<u64>, u64);
@@ -111,7 +114,7 @@ fn a_sleep_rings_and_is_ready_then() {
     let (waker, told) = telling(7);
     let mut sleep = Box::pin(ThreadSleep::by(&TIMER, crate::SystemClock::new(), ms(2)));
     if is_pending(&mut sleep, &waker) {
-        assert_eq!(told.recv(), Ok(7));
+        assert_eq!(told.recv_timeout(MINUTE), Ok(7));
     }
     assert!(!is_pending(&mut sleep, &waker), "it rang at its time");
     assert!(sleep.clock.now() >= ms(2));
@@ -137,11 +140,11 @@ fn a_sleep_without_an_end_does_not_ring_and_leaves_no_trace() {
     let mut dropped = sleep(timer, 60_000);
     assert!(is_pending(&mut dropped, &other));
     drop((dropped, other));
-    assert!(rang.recv().is_err(), "the waker is dropped, too");
+    assert_eq!(rang.recv_timeout(MINUTE), Err(RecvTimeoutError::Disconnected), "the waker is dropped, too");
     let mut soon = sleep(timer, 1);
     let (other, rang) = telling(2);
     assert!(is_pending(&mut soon, &other));
-    assert_eq!(rang.recv(), Ok(2));
+    assert_eq!(rang.recv_timeout(MINUTE), Ok(2));
     assert!(told.try_recv().is_err());
     drop(never);
     assert!(left(timer, |queue| queue.first().is_none()));
@@ -161,7 +164,7 @@ fn an_earlier_sleep_wakes_the_parked_thread() {
     let (waker, told) = telling(1);
     let mut soon = sleep(timer, 1);
     assert!(is_pending(&mut soon, &waker));
-    assert_eq!(told.recv(), Ok(1));
+    assert_eq!(told.recv_timeout(MINUTE), Ok(1));
     // After a reset it is earlier, too.
     let (waker, told) = telling(2);
     assert!(is_pending(&mut hour, &waker));
@@ -169,7 +172,7 @@ fn an_earlier_sleep_wakes_the_parked_thread() {
         std::thread::yield_now();
     }
     hour.as_mut().reset(ms(1));
-    assert_eq!(told.recv(), Ok(2));
+    assert_eq!(told.recv_timeout(MINUTE), Ok(2));
 }
 
 /// Without a thread, this shows the notifications that a parked thread would get.
@@ -216,9 +219,9 @@ fn a_clock_that_went_back_makes_a_sleep_wait_again() {
     let mut sleep = Box::pin(ThreadSleep::by(timer, clock.clone(), ms(9)));
     assert!(is_pending(&mut sleep, &waker));
     clock.set(ms(7));
-    assert_eq!(told.recv(), Ok(4), "real time passed");
+    assert_eq!(told.recv_timeout(MINUTE), Ok(4), "real time passed");
     assert!(is_pending(&mut sleep, &waker), "by its clock it is not due");
-    assert_eq!(told.recv(), Ok(4));
+    assert_eq!(told.recv_timeout(MINUTE), Ok(4));
     clock.set(ms(9));
     assert!(!is_pending(&mut sleep, &waker));
 }
@@ -246,7 +249,7 @@ fn a_sleep_may_be_dropped_while_it_rings() {
         std::thread::yield_now();
     }
     drop(guard);
-    assert_eq!(told.recv(), Ok(0));
+    assert_eq!(told.recv_timeout(MINUTE), Ok(0));
 }
 
 #[test]
@@ -263,7 +266,7 @@ fn a_waker_that_panics_does_not_end_the_thread() {
     let (waker, told) = telling(5);
     let mut second = sleep(timer, 2);
     assert!(is_pending(&mut second, &waker));
-    assert_eq!(told.recv(), Ok(5));
+    assert_eq!(told.recv_timeout(MINUTE), Ok(5));
 }
 
 #[test]
@@ -282,7 +285,7 @@ fn a_sleep_is_gone_until_a_thread_can_be_started() {
     sleep.as_mut().reset(Nanos::MAX);
     assert!(is_pending(&mut sleep, &waker) && !sleep.is_gone());
     sleep.as_mut().reset(ms(1));
-    assert_eq!(told.recv(), Ok(6));
+    assert_eq!(told.recv_timeout(MINUTE), Ok(6));
 }
 
 #[test]
@@ -335,7 +338,7 @@ fn sleeps_that_are_reset_and_dropped_in_many_threads_ring_their_last_time() {
                     _ = is_pending(&mut dropped, &waker);
                     drop(dropped);
                     kept.as_mut().reset(Nanos::new(worker * 10_000 + round));
-                    assert_eq!(told.recv(), Ok(round));
+                    assert_eq!(told.recv_timeout(MINUTE), Ok(round));
                 }
             });
         }
