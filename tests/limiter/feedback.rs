@@ -3,11 +3,12 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Waker};
+use std::thread;
 use std::time::Duration;
 
-use crate::support::{MS, one_per_second, waiting, without_burst};
+use crate::support::{MS, PATIENCE, one_per_second, waiting, without_burst};
 use tidegate::policy::AnyPolicy;
 use tidegate::{
     Events, ManualClock, Policy, QueueBounds, Rate, RateLimiter, Refusal, Request, Statistics, TokenBucket,
@@ -394,11 +395,10 @@ fn an_observer_that_panics_harms_no_request() {
 }
 
 #[test]
-fn a_watched_limiter_takes_no_lock_while_no_request_waits() {
-    // An observer that holds the queue's lock from another thread cannot be built from outside. But
-    // a policy can stop a call.
+fn a_call_takes_no_lock_while_no_request_waits() {
+    // A refund calls the policy with the queue's lock held, and this policy stops it there.
     #[derive(Debug)]
-    struct Stops(Unlimited, Mutex<()>);
+    struct Stops(Unlimited, Mutex<()>, mpsc::Sender<()>);
 
     impl Policy for Stops {
         type State = ();
@@ -428,6 +428,7 @@ fn a_watched_limiter_takes_no_lock_while_no_request_waits() {
 
         /// Called with the lock held.
         fn refund(&self, _state: &(), _at: tidegate::Nanos, _n: u32) -> u64 {
+            self.2.send(()).expect("the test waits");
             drop(self.1.lock());
             u64::MAX
         }
@@ -450,21 +451,31 @@ fn a_watched_limiter_takes_no_lock_while_no_request_waits() {
         }
     }
 
-    let limiter = RateLimiter::with_clock(Stops(Unlimited, Mutex::new(())), ManualClock::new());
-    let statistics = Arc::new(Statistics::new());
-    limiter.observe(statistics.clone());
-    std::thread::scope(|scope| {
-        let stop = limiter.policy().1.lock();
-        let inside = scope.spawn(|| limiter.refund(1));
-        for _ in 0..1000 {
-            // Would never return if it needed the lock that the other thread holds by now, or will
-            // soon.
-            assert!(limiter.try_acquire().is_ok());
-            assert!(assert_ready!(spawn(limiter.acquire_many(1)).poll()).is_ok());
-            std::thread::yield_now();
+    for is_observed in [false, true] {
+        let (enters, entered) = mpsc::channel();
+        let limiter = RateLimiter::with_clock(Stops(Unlimited, Mutex::new(()), enters), ManualClock::new());
+        let statistics = Arc::new(Statistics::new());
+        if is_observed {
+            limiter.observe(statistics.clone());
         }
+        let stop = limiter.policy().1.lock();
+        let (holds, calls) = (limiter.clone(), limiter.clone());
+        let holder = thread::spawn(move || holds.refund(1));
+        entered.recv_timeout(PATIENCE).expect("the refund has the lock");
+        let (ends, ended) = mpsc::channel();
+        let caller = thread::spawn(move || {
+            for _ in 0..1000 {
+                assert!(calls.try_acquire().is_ok());
+                assert!(assert_ready!(spawn(calls.acquire_many(1)).poll()).is_ok());
+            }
+            ends.send(()).expect("the test waits");
+        });
+        // The calls would not end if one of them needed the lock.
+        let without_the_lock = ended.recv_timeout(PATIENCE);
         drop(stop);
-        inside.join().expect("no panic");
-    });
-    assert_eq!(statistics.snapshot().granted, 2000);
+        holder.join().expect("no panic");
+        assert_eq!(without_the_lock, Ok(()), "observed: {is_observed}");
+        caller.join().expect("no panic");
+        assert_eq!(statistics.snapshot().granted, if is_observed { 2000 } else { 0 });
+    }
 }
