@@ -141,13 +141,22 @@ fn assert_share(grants: &[u64], per_second: u64, policy: &AnyPolicy) {
 const LATES: [u64; 9] =
     [1_130 * US, 310 * US, 1_990 * US, 700 * US, 1_040 * US, 300 * US, 2_000 * US, 1_500 * US, 960 * US];
 
+/// Rates per second, for how long to run, and how long each task works between its requests: a
+/// request may come about every microsecond, or ten times as often at the highest rate.
+const RATES: [(u64, u64, [u64; 2]); 4] = [
+    (1_000, 500 * MS, [900, 1_100]),
+    (10_000, 100 * MS, [900, 1_100]),
+    (100_000, 30 * MS, [900, 1_100]),
+    (1_000_000, 10 * MS, [90, 110]),
+];
+
 #[test]
 fn any_number_of_tasks_gets_the_whole_rate_without_a_stock() {
-    for (per_second, until) in [(1_000, 500 * MS), (10_000, 100 * MS), (100_000, 30 * MS)] {
+    for (per_second, until, work) in RATES {
         for policy in without_stock(per_second) {
             for tasks in [1, 2, 10] {
                 let (limiter, clock) = limiter(policy.clone(), &LATES);
-                let grants = run(&|| one(&limiter), &clock, tasks, &[900, 1_100], until);
+                let grants = run(&|| one(&limiter), &clock, tasks, &work, until);
                 assert_share(&grants, per_second, &policy);
                 assert_bound(&grants, burst(&policy), per_second, 10 * MS);
             }
@@ -158,11 +167,11 @@ fn any_number_of_tasks_gets_the_whole_rate_without_a_stock() {
 /// A reservation joins the line in a call of its own, and not when it is first polled.
 #[test]
 fn any_number_of_tasks_that_reserve_gets_the_whole_rate_without_a_stock() {
-    for (per_second, until) in [(1_000, 500 * MS), (10_000, 100 * MS), (100_000, 30 * MS)] {
+    for (per_second, until, work) in RATES {
         for policy in without_stock(per_second) {
             for tasks in [1, 2, 10] {
                 let (limiter, clock) = limiter(policy.clone(), &LATES);
-                let grants = run(&|| reserved(&limiter), &clock, tasks, &[900, 1_100], until);
+                let grants = run(&|| reserved(&limiter), &clock, tasks, &work, until);
                 assert_share(&grants, per_second, &policy);
                 assert_bound(&grants, burst(&policy), per_second, 10 * MS);
             }
