@@ -101,3 +101,62 @@ fn apply<A: AtomicWord, R, E>(
         }
     }
 }
+
+#[cfg(all(test, not(tidegate_loom)))]
+mod tests {
+    use std::cell::Cell;
+
+    use super::{AtomicWord, Ordering, convert, update};
+
+    /// A word that another thread replaces before the first exchange, and that counts exchanges.
+    struct Counted {
+        word: Cell<u64>,
+        exchanges: Cell<u32>,
+        replaced_by: Cell<Option<u64>>,
+    }
+
+    impl AtomicWord for Counted {
+        type Word = u64;
+
+        fn load(&self) -> u64 {
+            self.word.get()
+        }
+
+        fn exchange(&self, current: u64, new: u64, _success: Ordering) -> Result<(), u64> {
+            self.exchanges.set(self.exchanges.get() + 1);
+            self.word.set(self.replaced_by.take().unwrap_or(self.word.get()));
+            if self.word.get() != current {
+                return Err(self.word.get());
+            }
+            self.word.set(new);
+            Ok(())
+        }
+    }
+
+    /// Takes one permit, or refuses.
+    fn take(word: u64) -> Result<(u64, ()), &'static str> {
+        word.checked_sub(1).map(|left| (left, ())).ok_or("no permit")
+    }
+
+    #[test]
+    fn a_refusal_writes_nothing() {
+        let counted = |word, replaced_by| Counted {
+            word: Cell::new(word),
+            exchanges: Cell::new(0),
+            replaced_by: Cell::new(replaced_by),
+        };
+        let takes = [|of: &Counted| update(of, take), |of: &Counted| convert(of, take)];
+        for take in takes {
+            let empty = counted(0, None);
+            assert_eq!((take(&empty), empty.exchanges.get()), (Err("no permit"), 0));
+            let one = counted(1, None);
+            assert_eq!((take(&one), one.exchanges.get(), one.word.get()), (Ok(()), 1, 0));
+            // Another thread takes the last permit first. The exchange that fails is the only one.
+            let raced = counted(1, Some(0));
+            assert_eq!((take(&raced), raced.exchanges.get()), (Err("no permit"), 1));
+            // Another thread gives permits back first.
+            let refunded = counted(1, Some(5));
+            assert_eq!((take(&refunded), refunded.exchanges.get(), refunded.word.get()), (Ok(()), 2, 4));
+        }
+    }
+}
