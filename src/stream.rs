@@ -103,6 +103,8 @@ pin_project! {
 
 impl<S: Stream, F> LimitedStream<S, F> {
     /// Sets the function that returns the cost of each item: a number of permits, or a [`Request`].
+    /// An item that costs more than the limiter ever grants, such as a chunk larger than the burst
+    /// of a bucket, is refused. [`RateLimiter::paced`](crate::RateLimiter::paced) grants any cost.
     /// An item of cost 0 is yielded at once. If the function panics, the next poll calls it again
     /// for the same item.
     ///

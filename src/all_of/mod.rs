@@ -311,6 +311,9 @@ impl<C: Timer + Clone> AllOf<C> {
     /// in use. A request for more permits than a lowered limit has is refused at once, as by a
     /// rate.
     ///
+    /// A request with a maximum wait that waits only for permits in use is refused when that time
+    /// is over, with [`Refusal::InUse`] and no retry time, because the time of a return is unknown.
+    ///
     /// A granted request holds its permits until its future, or the [`AllPermits`] that the future
     /// returned, is dropped. This holds whether the future is polled after the grant or not.
     ///
@@ -528,20 +531,23 @@ impl<C: Timer> AllOf<C> {
     /// - [`AllRefusal::Member`] with [`Refusal::Limited`] or [`Refusal::Paused`] if the request
     ///   cannot be served [within](AllRequest::within) its time; it names the member that is ready
     ///   last. [`AllRefusal::Queue`] with `Paused` if a pause of the `AllOf` itself is the reason.
+    /// - [`AllRefusal::Member`] with [`Refusal::InUse`] if the time of the request is over and a
+    ///   counting limit still has too few permits.
     /// - [`AllRefusal::NoMember`] if the request names a member that does not exist.
     pub fn acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> AcquireAll<C> {
         AcquireAll::new(self, &request.into())
     }
 
     /// Waits for one permit of each member if they are due within `within`; otherwise refuses at
-    /// once and takes nothing.
+    /// once and takes nothing. A request that waits for a [`CountingLimit`] is refused when that
+    /// time is over, because the time at which a permit returns is unknown.
     ///
     /// This call is [`acquire_many`](AllOf::acquire_many) for one permit of each member
     /// [`within`](AllRequest::within) that time.
     ///
     /// # Errors
     ///
-    /// The errors of [`RateLimiter::acquire_within`], with the name of the member that is ready
+    /// The errors of [`acquire_many`](AllOf::acquire_many). A refusal names the member that is ready
     /// last.
     pub fn acquire_within(&self, within: Duration) -> AcquireAll<C> {
         AcquireAll::new(self, &AllRequest::new().within(within))

@@ -28,7 +28,8 @@ const FIELDS: [&str; 8] =
 const ONLY: &str = "limit";
 
 /// The allowed form of `in_use`.
-const ALONE: &str = "the only limit, without a policy and without leased";
+const ALONE: &str =
+    "the only limit, without a policy and without leased; a rate as well is a configuration of its own";
 
 /// The limits of a limiter, and where they are kept: in this process, or in a store for all
 /// processes.

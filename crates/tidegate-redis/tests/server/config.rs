@@ -263,7 +263,8 @@ fn errors_say_what_to_write() {
         let policy = "fixed_window 5/100ns";
         format!("{policy}: a period that is not a whole number of microseconds is not supported over a store")
     });
-    let alone = "in_use must be the only limit, without a policy and without leased";
+    let alone = "in_use must be the only limit, without a policy and without leased; a rate as well is a \
+                 configuration of its own";
     for (line, message) in [
         ("in_use 2 fixed_window 5/s", "fixed_window: there is no such field; besides the limits there are"),
         ("fixed_window 5/s in_use 2", alone),
