@@ -654,6 +654,10 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// While you hold it, its limiters of the key are in use, and the key is not forgotten. Its own
     /// settings, such as a pause, last until its last handle is dropped and its last wait ends.
     ///
+    /// Keys for which every limiter of keys uses the limiter that
+    /// [`WhenKeysFull::ShareOne`](crate::WhenKeysFull) shares have one `AllOf` together. Its
+    /// settings hold for all of them.
+    ///
     /// # Errors
     ///
     /// [`AllRefusal::Member`] with [`Refusal::TooManyKeys`] if a limiter of keys has no room for a
