@@ -902,3 +902,38 @@ fn a_state_of_a_limit_marks_no_refusal() {
     let banned = [("x-rate-limit-ip", "8:10:60"), ("x-rate-limit-ip-state", "1:10:60")];
     assert_eq!(pause(&read(200, &banned)), for_seconds(60));
 }
+
+/// Regression: a reset of ten minutes became a reset of a week.
+#[test]
+fn resets_in_whole_seconds_of_milliseconds_are_known() {
+    for (text, expected) in [
+        ("600000 (in milliseconds)", 600.0),
+        ("600000 (milliseconds)", 600.0),
+        ("600000 milliseconds", 600.0),
+        ("60 (in seconds)", 60.0),
+        ("600000", 600.0),
+        ("599000", 599.0),
+        ("900000", 900.0),
+        ("60000", 60.0),
+        // These numbers are seconds.
+        ("59000", 59_000.0),
+        ("108000", 108_000.0),
+        ("432000", 432_000.0),
+        ("604800", 604_800.0),
+        ("2410345", 2_410_345.0),
+        ("2592000", 2_592_000.0),
+    ] {
+        assert_eq!(reset(text), seconds(expected), "{text}");
+    }
+    for text in ["600000 (", "600000 ()", "600000 (requests)", "(in milliseconds)", "-5 (in seconds)"] {
+        assert_eq!(reset(text), None, "{text}");
+    }
+    let prisjakt = [("X-Rate-Limit-Limit", "10000"), ("X-Rate-Limit-Remaining", "0")];
+    for text in ["600000 (in milliseconds)", "600000"] {
+        let refused = read(429, &[prisjakt[0], prisjakt[1], ("X-Rate-Limit-Reset", text)]);
+        assert_eq!(pause(&refused), for_seconds(600), "{text}");
+    }
+    // The window of the limit is longer than the reset.
+    let month = [prisjakt[0], ("x-rate-limit-period", "2592000"), ("x-rate-limit-reset", "600000")];
+    assert_eq!(only(&month).reset, seconds(600_000.0));
+}

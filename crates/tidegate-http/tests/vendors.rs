@@ -567,6 +567,11 @@ const VENDORS: &[(&str, &str, &str)] = &[
          X-Rate-Limit-Ip: 8:10:60,15:60:120 | X-Rate-Limit-Ip-State: 7:10:60,15:60:0",
         "requests 3 0 60 5, requests 8 0 60 10, requests 15 0 - 60",
     ),
+    (
+        "Prisjakt",
+        "X-Rate-Limit-Limit: 10000 | X-Rate-Limit-Remaining: 9999 | X-Rate-Limit-Reset: 600000 (in milliseconds)",
+        "requests 10000 9999 600 -",
+    ),
     ("remaining of limit", "X-RateLimit-Remaining: 59/60 | X-RateLimit-Reset: 7", "requests 60 59 7 -"),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];

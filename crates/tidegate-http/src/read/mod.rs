@@ -21,8 +21,9 @@
 //!
 //! A reset without a unit is read by its form: `6m0s` is a duration, and `2026-03-26T16:00Z` is a
 //! date. A number above 10^9 is a Unix time in seconds, a number above 10^12 is a Unix time in
-//! milliseconds, and a smaller number counts seconds from now. If this guess is wrong for an API,
-//! [`Numbers`] sets the form. Absolute timestamps count from the `Date` of the response. A
+//! milliseconds, and a smaller number counts seconds from now, or milliseconds if it is too long or
+//! too round for seconds: see [`Numbers::Guess`]. If this guess is wrong for an API, [`Numbers`]
+//! sets the form. Absolute timestamps count from the `Date` of the response. A
 //! `Retry-After` of a thousand seconds or more is read in milliseconds if the exhausted limit
 //! resets after the same number of milliseconds. A time in the past counts as zero. A negative
 //! number such as `-1`, and other text that is not a time, are ignored. A reader made by

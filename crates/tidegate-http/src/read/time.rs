@@ -25,7 +25,9 @@ const MONTH: u64 = 31 * 86_400;
 pub enum Numbers {
     /// By its size: a Unix time in seconds, milliseconds, microseconds or nanoseconds, otherwise
     /// seconds from now. A number of seconds that is longer than the window of its limit, or than a
-    /// month if the window is unknown, is read as milliseconds.
+    /// month if the window is unknown, is read as milliseconds. If the window is unknown, so is
+    /// a multiple of 60,000, and from 100,000 on a multiple of 1000 that is not whole hours in
+    /// seconds.
     #[default]
     Guess,
     /// Seconds from now.
@@ -102,7 +104,8 @@ impl Clock {
                 // milliseconds.
                 let beside = matches!(self.retry_after, Some(When::In(wait))
                     if number.whole >= 1000 && milliseconds.abs_diff(wait) <= SECOND);
-                within(if misread || beside { MILLISECOND } else { SECOND })
+                let round = window.is_none() && is_round_in_milliseconds(number.whole);
+                within(if misread || beside || round { MILLISECOND } else { SECOND })
             }
         }
     }
@@ -151,12 +154,23 @@ fn unix_time(number: Decimal, unit: Duration) -> Option<Timestamp> {
     Timestamp::from_duration(since_1970).ok()
 }
 
-/// Reads durations such as `6m0s`, `12ms`, `30 seconds`, `00:00:30` and `PT30S`.
+/// Returns whether a reset is whole minutes in milliseconds, or whole seconds in milliseconds and
+/// not whole hours in seconds. A quota of days or of a month starts with whole hours.
+fn is_round_in_milliseconds(number: u64) -> bool {
+    (number > 0 && number.is_multiple_of(60_000))
+        || (number >= 100_000 && number.is_multiple_of(1000) && !number.is_multiple_of(3600))
+}
+
+/// Reads durations such as `6m0s`, `12ms`, `30 seconds`, `30 (in seconds)`, `00:00:30` and `PT30S`.
 pub(super) fn parse_duration(text: &str) -> Option<Duration> {
     if !short(text) {
         return None;
     }
-    let span: Span = text.parse().ok()?;
+    let span: Span = match text.strip_suffix(')').and_then(|text| text.split_once('(')) {
+        Some((number, unit)) => format!("{number}{}", unit.strip_prefix("in ").unwrap_or(unit)).parse(),
+        None => text.parse(),
+    }
+    .ok()?;
     let duration = span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?;
     // Negative durations are ignored.
     Duration::try_from(duration).ok()
