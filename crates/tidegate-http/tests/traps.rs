@@ -937,3 +937,21 @@ fn resets_in_whole_seconds_of_milliseconds_are_known() {
     let month = [prisjakt[0], ("x-rate-limit-period", "2592000"), ("x-rate-limit-reset", "600000")];
     assert_eq!(only(&month).reset, seconds(600_000.0));
 }
+
+/// Mashery refuses with 403, and other errors of developers have the same status.
+#[test]
+fn errors_of_mashery_are_refusals_if_a_rate_is_exceeded() {
+    for (name, value, expected) in [
+        ("X-Mashery-Error-Code", "ERR_403_DEVELOPER_OVER_RATE", BACK_OFF),
+        ("X-Mashery-Error-Code", "ERR_403_DEVELOPER_OVER_QPS", BACK_OFF),
+        ("X-Mashery-Error-Code", "ERR_403_DEVELOPER_OVER_QPD", BACK_OFF),
+        ("X-Mashery-Error-Code", "ERR_403_DEVELOPER_INACTIVE", Advice::Go),
+        ("X-Error-Detail-Header", "Account Over Rate Limit", BACK_OFF),
+        ("X-Mashery-Error-Detail", "Account Over Queries Per Second Limit", BACK_OFF),
+        ("X-Mashery-Error-Detail", "Account Inactive", Advice::Go),
+        ("X-Error-Detail-Header", "Limit over", Advice::Go),
+    ] {
+        assert_eq!(pause(&read(403, &[(name, value)])), expected, "{value}");
+        assert_eq!(pause(&read(200, &[(name, value)])), Advice::Go, "{value}");
+    }
+}

@@ -257,6 +257,11 @@ fn is_mark(header: &str, value: &str) -> bool {
             ["Throttl", "TooManyRequests", "LimitExceeded", "SlowDown"].iter().any(|w| value.contains(w))
         }
         "x-envoy-ratelimited" | "x-local-rate-limit" | "x-throttled" => is_true(value),
+        "x-mashery-error-code" => value.contains("_OVER_"),
+        "x-mashery-error-detail" | "x-error-detail-header" => {
+            let value = value.to_ascii_lowercase();
+            value.split_once("over").is_some_and(|(_, what)| what.contains("limit"))
+        }
         "x-ms-throttle-information" | "x-ms-throttle-scope" => is_true(value),
         _ => false,
     }
