@@ -955,3 +955,23 @@ fn errors_of_mashery_are_refusals_if_a_rate_is_exceeded() {
         assert_eq!(pause(&read(200, &[(name, value)])), Advice::Go, "{value}");
     }
 }
+
+/// Regression: Fastify sent milliseconds before version 8, and a wait of a minute became a wait of
+/// hours.
+#[test]
+fn retry_after_far_beyond_the_reset_is_in_milliseconds() {
+    let fastify = |wait, reset| {
+        let pairs = [
+            ("x-ratelimit-limit", "5"),
+            ("x-ratelimit-remaining", "0"),
+            ("x-ratelimit-reset", reset),
+            ("retry-after", wait),
+        ];
+        read(429, &pairs).retry_after
+    };
+    assert_eq!(fastify("60000", "58"), seconds(60.0));
+    assert_eq!(fastify("60000", "0"), seconds(60_000.0));
+    assert_eq!(fastify("60001", "58"), seconds(60_001.0));
+    assert_eq!(fastify("5000", "58"), seconds(5000.0));
+    assert_eq!(read(429, &[("retry-after", "60000")]).retry_after, seconds(60_000.0));
+}

@@ -226,17 +226,25 @@ fn retries(clock: Clock, value: &str, unit: Duration) -> Vec<When> {
 }
 
 /// Reads a wait of 1000 seconds or more in milliseconds if the exhausted limits reset after the
-/// same number of milliseconds. Discord sent milliseconds before version 8 of its API.
+/// same number of milliseconds, or if it is a multiple of 1000 and more than a hundred times as
+/// long as until the reset. Discord sent milliseconds before version 8 of its API, and Fastify
+/// before version 8 of its plugin.
 fn by_the_resets(retry_after: When, limits: &[ServerLimit]) -> When {
     let resets = limits.iter().filter(|limit| limit.is_used_up()).filter_map(|limit| limit.reset);
     match (retry_after, resets.reduce(later)) {
         (When::In(wait), Some(When::In(reset)))
-            if wait >= 1000 * SECOND && reset.abs_diff(wait / 1000) <= SECOND =>
+            if wait >= 1000 * SECOND
+                && (reset.abs_diff(wait / 1000) <= SECOND || is_far_beyond(wait, reset)) =>
         {
             When::In(wait / 1000)
         }
         _ => retry_after,
     }
+}
+
+/// Returns whether a wait of thousands of seconds cannot belong to a limit with this reset.
+fn is_far_beyond(wait: Duration, reset: Duration) -> bool {
+    !reset.is_zero() && wait.as_secs().is_multiple_of(1000) && wait > reset.saturating_mul(100)
 }
 
 /// Returns the longer of two waits. An absolute timestamp without a `Date` cannot be compared with
