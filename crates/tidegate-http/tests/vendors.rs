@@ -572,6 +572,18 @@ const VENDORS: &[(&str, &str, &str)] = &[
         "X-Rate-Limit-Limit: 10000 | X-Rate-Limit-Remaining: 9999 | X-Rate-Limit-Reset: 600000 (in milliseconds)",
         "requests 10000 9999 600 -",
     ),
+    (
+        "Mashery",
+        "X-Plan-QPS-Allotted: 10 | X-Plan-QPS-Current: 1 | X-Plan-Quota-Allotted: 1000 | X-Plan-Quota-Current: 2 | \
+         X-Plan-Quota-Reset: Wednesday, October 21, 2026 7:29:00 AM GMT",
+        "requests 10 9 - 1, requests 1000 998 60 -",
+    ),
+    (
+        "Mashery, equal counts",
+        "X-Packagekey-QPS-Allotted: 5 | X-Packagekey-QPS-Current: 1 | X-Packagekey-Quota-Allotted: 5 | \
+         X-Packagekey-Quota-Current: 1",
+        "requests 5 4 - 1, requests 5 4 - -",
+    ),
     ("remaining of limit", "X-RateLimit-Remaining: 59/60 | X-RateLimit-Reset: 7", "requests 60 59 7 -"),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];

@@ -141,6 +141,15 @@ const PREFIXES: &[(&str, &str)] = &[
     // Nexus Mods
     ("x-rl-", "x-ratelimit-"),
     ("x-tokenlimit-", "x-ratelimit-tokens-"),
+    // Mashery
+    ("x-accesstoken-qps-", "x-accesstoken-ratelimit-qps-"),
+    ("x-accesstoken-quota-", "x-accesstoken-ratelimit-quota-"),
+    ("x-packagekey-qps-", "x-packagekey-ratelimit-qps-"),
+    ("x-packagekey-quota-", "x-packagekey-ratelimit-quota-"),
+    ("x-plan-qps-", "x-plan-ratelimit-qps-"),
+    ("x-plan-quota-", "x-plan-ratelimit-quota-"),
+    ("x-planmethod-qps-", "x-planmethod-ratelimit-qps-"),
+    ("x-planmethod-quota-", "x-planmethod-ratelimit-quota-"),
     // X
     ("x-app-limit-24hour-", "x-app-ratelimit-24hour-"),
     ("x-user-limit-24hour-", "x-user-ratelimit-24hour-"),
@@ -349,7 +358,7 @@ fn is_strong(word: &str, next: Option<&&str>) -> bool {
 /// Returns the field that a word means, or [`Field::Whole`] if it means none.
 fn field_of(word: &str) -> Field {
     match word {
-        "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "capacity" => Field::Limit,
+        "limit" | "max" | "maximum" | "quota" | "total" | "allowed" | "allotted" | "capacity" => Field::Limit,
         "remaining" | "remain" | "remains" | "left" | "available" => Field::Remaining,
         "used" | "usage" | "count" | "consumed" | "observed" | "current" | "running" => Field::Used,
         "utilization" => Field::Share,
@@ -419,7 +428,7 @@ fn unit_of(word: &str) -> Option<Duration> {
 fn window_of(word: &str) -> Option<Duration> {
     let digits = word.find(|c: char| !c.is_ascii_digit())?;
     match (&word[..digits], &word[digits..]) {
-        ("", "rps" | "tps") => Some(SECOND),
+        ("", "rps" | "tps" | "qps") => Some(SECOND),
         ("", "rpm" | "tpm") => Some(60 * SECOND),
         ("", "rph" | "tph") => Some(3600 * SECOND),
         ("", "rpd" | "tpd") => Some(86_400 * SECOND),
