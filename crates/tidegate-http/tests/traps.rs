@@ -956,6 +956,45 @@ fn errors_of_mashery_are_refusals_if_a_rate_is_exceeded() {
     }
 }
 
+/// Regression: words of a bucket's name were read as the field, or removed from the name.
+#[test]
+fn a_word_of_a_field_in_a_name_belongs_to_the_name() {
+    let of = |pairs: &[(&str, &str)]| {
+        let limit = only(pairs);
+        (limit.name, limit.limit, limit.remaining, limit.reset)
+    };
+    let named = |name: &str| Some(name.to_owned());
+    for name in ["password-reset", "usage-export", "sign-in", "current-user", "next-page", "quota-minute"] {
+        let all = |field: &str| format!("X-RateLimit-{field}-{name}");
+        let (limit, remaining, reset) = (all("Limit"), all("Remaining"), all("Reset"));
+        assert_eq!(of(&[(&limit, "10")]), (named(name), Some(10.0), None, None));
+        assert_eq!(
+            of(&[(&limit, "10"), (&remaining, "9"), (&reset, "30")]),
+            (named(name), Some(10.0), Some(9.0), seconds(30.0))
+        );
+        let (limit, remaining, reset) = (
+            format!("X-RateLimit-{name}-Limit"),
+            format!("X-RateLimit-{name}-Remaining"),
+            format!("X-RateLimit-{name}-Reset-Seconds"),
+        );
+        if matches!(name, "password-reset" | "sign-in") {
+            assert_eq!(
+                of(&[(&limit, "10"), (&remaining, "9"), (&reset, "30")]),
+                (named(name), Some(10.0), Some(9.0), seconds(30.0))
+            );
+        }
+    }
+    // The header without the last word shows that the last word is the field.
+    let user = [
+        ("X-RateLimit-Limit-User", "10"),
+        ("X-RateLimit-Limit-User-Remaining", "9"),
+        ("X-RateLimit-Limit-User-Reset-Seconds", "30"),
+    ];
+    assert_eq!(of(&user), (named("user"), Some(10.0), Some(9.0), seconds(30.0)));
+    let plain = [("X-RateLimit-Limit", "10"), ("X-RateLimit-Limit-Remaining", "9")];
+    assert_eq!(of(&plain), (None, Some(10.0), Some(9.0), None));
+}
+
 /// Regression: Fastify sent milliseconds before version 8, and a wait of a minute became a wait of
 /// hours.
 #[test]

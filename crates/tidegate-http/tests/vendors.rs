@@ -584,6 +584,19 @@ const VENDORS: &[(&str, &str, &str)] = &[
          X-Packagekey-Quota-Current: 1",
         "requests 5 4 - 1, requests 5 4 - -",
     ),
+    (
+        "Zuul",
+        "X-RateLimit-Limit-rate-limit-application_x_127.0.0.1: 5 | \
+         X-RateLimit-Remaining-rate-limit-application_x_127.0.0.1: 4 | \
+         X-RateLimit-Reset-rate-limit-application_x_127.0.0.1: 60000",
+        "requests 5 4 60 -",
+    ),
+    (
+        "Trello, the database",
+        "x-rate-limit-db-query-time-interval-ms: 600000 | x-rate-limit-db-query-time-max: 7200000 | \
+         x-rate-limit-db-query-time-remaining: 7199905",
+        "- 7200000 7199905 - 600",
+    ),
     ("remaining of limit", "X-RateLimit-Remaining: 59/60 | X-RateLimit-Reset: 7", "requests 60 59 7 -"),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];

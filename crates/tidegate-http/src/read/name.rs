@@ -156,11 +156,15 @@ const PREFIXES: &[(&str, &str)] = &[
 ];
 
 impl Name {
-    /// Reads a name in lower case. Returns `None` if the name is not about a limit.
-    pub(super) fn parse(name: &str) -> Option<Name> {
+    /// Reads a name in lower case. Returns `None` if the name is not about a limit. `is_header`
+    /// returns whether the response has a header of a name.
+    pub(super) fn parse(name: &str, is_header: &dyn Fn(&str) -> bool) -> Option<Name> {
         if name.len() > LONGEST {
             return None;
         }
+        let has_base = |field: &str| {
+            name.rfind(field).is_some_and(|at| is_header(name[..at].trim_end_matches(['-', '_'])))
+        };
         let name = name.replace('_', "-");
         let synonym = SYNONYMS.iter().find(|(from, _)| *from == name).map(|(_, to)| (*to).to_owned());
         let prefixed = || {
@@ -182,7 +186,7 @@ impl Name {
         let (after_words, before): (Vec<_>, Vec<_>) =
             (after.iter().flat_map(|w| parts(w)).collect(), before.iter().filter(|w| **w != "x").collect());
         let family = before.iter().map(|w| **w).collect::<Vec<_>>().join("-");
-        let mut parsed = classify(&after_words)?;
+        let mut parsed = classify(&after_words, &has_base)?;
         parsed.family = family;
         parsed.spelling = spelling;
         // `x-daily-ratelimit-limit`: a window in the family is a label as well.
@@ -286,8 +290,9 @@ impl Name {
     }
 }
 
-/// Finds the field among the words after `ratelimit`.
-fn classify(words: &[&str]) -> Option<Name> {
+/// Finds the field among the words after `ratelimit`. `has_base` returns whether the response has a
+/// header with the words before a word.
+fn classify(words: &[&str], has_base: &dyn Fn(&str) -> bool) -> Option<Name> {
     if words.is_empty() {
         return Some(Name::of(Field::Whole));
     }
@@ -301,9 +306,7 @@ fn classify(words: &[&str]) -> Option<Name> {
     {
         return None;
     }
-    let strong = words.iter().enumerate().position(|(i, w)| is_strong(w, words.get(i + 1)));
-    let weak = || words.iter().rposition(|w| field_of(w) == Field::Limit);
-    let Some(at) = strong.or_else(weak) else {
+    let Some(at) = position_of_field(words, has_base) else {
         return without_field(words);
     };
     let mut name = Name::of(field_of(words[at]));
@@ -312,11 +315,14 @@ fn classify(words: &[&str]) -> Option<Name> {
     for (i, word) in words.iter().enumerate() {
         match *word {
             _ if i == at => {}
-            "after" | "in" if name.field == Field::Reset => name.from_now = true,
+            "after" | "in"
+                if name.field == Field::Reset && (i == at + 1 || is_link(words[i.saturating_sub(1)])) =>
+            {
+                name.from_now = true;
+            }
             "length" | "in" if name.field == Field::Window => {}
-            "time" if words.get(i + 1) == Some(&"remaining") => label.push("time"),
-            "at" | "time" | "timestamp" | "epoch" | "unix" | "utc" | "date" | "per" | "this" | "of"
-            | "for" => {}
+            "time" if i + 1 == at && name.field != Field::Reset => label.push("time"),
+            word if is_filler(word) => {}
             // `reset-after-seconds`, but not `reset-audio-seconds`.
             word if timed && (i == at + 1 || is_link(words[i.saturating_sub(1)])) && is_unit(word) => {
                 name.unit = unit_of(word);
@@ -333,17 +339,42 @@ fn classify(words: &[&str]) -> Option<Name> {
         name.from_now = true;
         label.clear();
     }
-    // `limit-remaining` means `remaining`, and `limit-user-remaining` means `user-remaining`.
-    if label.first() == Some(&"limit") {
-        label.remove(0);
+    // `time-window`
+    if name.field == Field::Window && label == ["time"] {
+        label.clear();
     }
-    // `limit-quota-minute` means `limit-minute`, and `remaining-quota-minute` means
-    // `remaining-minute`.
-    if label.len() > 1 {
-        label.retain(|word| *word != "quota");
+    // `limit-remaining` means `remaining`, and `limit-user-remaining` means `user-remaining`.
+    if label.first() == Some(&"limit") && (at > 0 || label.len() == 1) {
+        label.remove(0);
     }
     name.label = label.join("-");
     Some(name)
+}
+
+/// Returns the position of the field: the first word, otherwise the last one, otherwise a word
+/// between them. The other words are the label, even if they can be fields: `limit-password-reset`
+/// is a limit. `limit-user-remaining` is what remains if the response has a `limit-user`.
+fn position_of_field(words: &[&str], has_base: &dyn Fn(&str) -> bool) -> Option<usize> {
+    let strong = |i: usize| is_strong(words[i], words.get(i + 1));
+    let is_suffix = |w: &&str| is_filler(w) || is_link(w) || unit_of(w).is_some();
+    let end = words.iter().rposition(|w| !is_suffix(w)).unwrap_or(0);
+    let last = Some(end).filter(|&i| strong(i) || field_of(words[i]) == Field::Limit);
+    if words[0] == "limit" && end > 1 && !(last.is_some() && has_base(words[end])) {
+        return Some(0);
+    }
+    let names = matches!(field_of(words[0]), Field::Name | Field::Scope | Field::Policy);
+    let first = Some(0).filter(|_| strong(0) && !names);
+    let inner = || (0..words.len()).find(|&i| strong(i));
+    let weak = || words.iter().rposition(|w| field_of(w) == Field::Limit);
+    first.or(last).or_else(inner).or_else(weak)
+}
+
+/// Returns whether a word says nothing about the limit.
+fn is_filler(word: &str) -> bool {
+    matches!(
+        word,
+        "at" | "time" | "timestamp" | "epoch" | "unix" | "utc" | "date" | "per" | "this" | "of" | "for"
+    )
 }
 
 /// Returns whether a word is the field, whatever else is in the name.

@@ -136,7 +136,8 @@ impl Reader {
             if header == "x-ttl" && !headers.contains_key("x-rl") {
                 continue;
             }
-            let Some(name) = Name::parse(header.as_str()) else { continue };
+            let is_header = |name: &str| headers.contains_key(name);
+            let Some(name) = Name::parse(header.as_str(), &is_header) else { continue };
             names += 1;
             match name.field {
                 Field::Retry => {
