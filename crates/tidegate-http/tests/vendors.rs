@@ -597,6 +597,25 @@ const VENDORS: &[(&str, &str, &str)] = &[
          x-rate-limit-db-query-time-remaining: 7199905",
         "- 7200000 7199905 - 600",
     ),
+    (
+        "CryptoCompare",
+        "X-RateLimit-Limit-All: 1220400, 2;window=1, 40;window=60, 1000;window=3600 | \
+         X-RateLimit-Remaining-All: 1220397, 1;window=1, 33;window=60, 990;window=3600 | \
+         X-RateLimit-Reset-All: 100, 1;window=1, 30;window=60, 900;window=3600",
+        "requests 2 1 1 1, requests 40 33 30 60, requests 1000 990 900 3600",
+    ),
+    (
+        "CryptoCompare without limits",
+        "X-RateLimit-Remaining-All: 1220397, 1;window=1, 33;window=60 | \
+         X-RateLimit-Reset-All: 100, 30;window=60, 1;window=1",
+        "requests - 1 1 1, requests - 33 30 60",
+    ),
+    (
+        "Unity, with policies",
+        "RateLimit-Policy: 20;w=1, 4000;w=1800 | RateLimit: limit=20, remaining=19, reset=1 | \
+         Unity-RateLimit: limit=20, remaining=19, reset=1; limit=4000, remaining=3994, reset=1579",
+        "requests 20 19 1 1, requests 4000 3994 1579 1800",
+    ),
     ("remaining of limit", "X-RateLimit-Remaining: 59/60 | X-RateLimit-Reset: 7", "requests 60 59 7 -"),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];

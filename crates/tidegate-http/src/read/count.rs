@@ -50,6 +50,14 @@ fn plain(value: f64) -> Count {
     Count { value, window: None, out_of: None, name: None, penalty: None, is_policy: false }
 }
 
+/// Returns the window of parameters such as `w=60;name="a"`.
+pub(super) fn window_of(params: &str) -> Option<Duration> {
+    params.split(';').find_map(|param| {
+        let (key, value) = param.trim().split_once('=')?;
+        matches!(key.trim(), "w" | "window").then(|| number::decimal(value)?.times(time::SECOND))?
+    })
+}
+
 fn parse_count(text: &str) -> Option<Count> {
     if let Some(value) = number::count(text) {
         return Some(plain(value));
@@ -69,10 +77,7 @@ fn parse_count(text: &str) -> Option<Count> {
     let count = plain(number::count(digits)?);
     let rest = rest.trim();
     if let Some(params) = rest.strip_prefix(';') {
-        let window = params.split(';').find_map(|param| {
-            let (key, value) = param.trim().split_once('=')?;
-            matches!(key.trim(), "w" | "window").then(|| number::decimal(value)?.times(time::SECOND))?
-        });
+        let window = window_of(params);
         return Some(Count { window: window.filter(|w| !w.is_zero()), is_policy: window.is_some(), ..count });
     }
     if let Some(rest) = rest.strip_prefix(':') {

@@ -39,6 +39,8 @@ struct Group {
 #[derive(Debug)]
 struct Reset {
     text: String,
+    /// The window next to the reset: `30;w=60`.
+    window: Option<Duration>,
     unit: Option<Duration>,
     from_now: bool,
     field_first: bool,
@@ -88,20 +90,41 @@ impl Groups {
             pairs.iter().find(|(f, _)| f == family).map(|(_, value)| value.clone())
         };
         let mut found: Vec<Found> = Vec::new();
-        for group in groups {
+        let mut policies = Vec::new();
+        for mut group in groups {
             let (family, label) = (group.family.clone(), group.label.clone());
-            for mut limit in group.limits(numbers, clock) {
-                if label.is_empty() && limit.name.is_none() {
-                    limit.name = of(&named, &family);
-                }
-                limit.scope = limit.scope.or_else(|| of(&scoped, &family));
-                if limit.unit == Some(Unit::Requests) && limit.name.as_deref().is_some_and(counts_points) {
-                    limit.unit = Some(Unit::Points);
-                }
-                found.push(Found { family: family.clone(), label: label.clone(), limit });
-            }
+            let numbered = std::mem::take(&mut group.numbered);
+            let with_names = |limit| Found { family: family.clone(), label: label.clone(), limit };
+            found.extend(group.limits(&numbered, numbers, clock).into_iter().map(with_names));
+            policies.extend(numbered.into_iter().map(|policy| (family.clone(), label.clone(), policy)));
         }
         found.truncate(4 * MOST_LIMITS);
+        policies.truncate(4 * MOST_LIMITS);
+        // A policy without a name belongs to the limit with the same number, even if that limit has
+        // other headers.
+        for (family, label, policy) in policies {
+            let same = |f: &Found| {
+                f.limit.limit == Some(policy.limit)
+                    && (f.limit.window.is_none() || f.limit.window == policy.window)
+            };
+            let own = found.iter().position(|f| f.family == family && f.label == label && same(f));
+            if let Some(at) = own.or_else(|| found.iter().position(same)) {
+                found[at].limit.window = policy.window;
+            } else {
+                let (unit, limit, window) = (Some(Unit::Requests), Some(policy.limit), policy.window);
+                let limit = ServerLimit { unit, limit, window, ..ServerLimit::default() };
+                found.push(Found { family, label, limit });
+            }
+        }
+        for Found { family, label, limit } in &mut found {
+            if label.is_empty() && limit.name.is_none() {
+                limit.name = of(&named, family);
+            }
+            limit.scope = limit.scope.take().or_else(|| of(&scoped, family));
+            if limit.unit == Some(Unit::Requests) && limit.name.as_deref().is_some_and(counts_points) {
+                limit.unit = Some(Unit::Points);
+            }
+        }
         merge(found)
     }
 }
@@ -146,18 +169,24 @@ impl Group {
     }
 
     fn add_resets(&mut self, name: &Name, value: &str) {
-        let reset = |text: &str| Reset {
+        let reset = |(text, window): (&str, Option<Duration>)| Reset {
             text: text.trim().to_owned(),
+            window,
             unit: name.unit,
             from_now: name.from_now,
             field_first: name.field_first,
         };
-        // A date can contain a comma; a list consists only of numbers.
-        let is_list = count::members(value).all(|part| number::decimal(part).is_some());
-        if is_list {
-            self.resets.extend(count::members(value).take(16).map(reset));
-        } else {
-            self.resets.push(reset(value));
+        // A date can contain a comma; a list consists only of numbers, which can have windows.
+        let member = |part| {
+            let (number, window) = match str::split_once(part, ';') {
+                Some((number, params)) => (number, Some(count::window_of(params)?)),
+                None => (part, None),
+            };
+            number::decimal(number).map(|_| (number, window))
+        };
+        match count::members(value).take(16).map(member).collect::<Option<Vec<_>>>() {
+            Some(members) => self.resets.extend(members.into_iter().map(reset)),
+            None => self.resets.push(reset((value, None))),
         }
     }
 
@@ -202,29 +231,41 @@ impl Group {
         }
     }
 
-    fn limits(mut self, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
+    fn limits(mut self, policies: &[NumberedPolicy], numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
         let states = std::mem::take(&mut self.states);
         let mut limits = draft::join(states, std::mem::take(&mut self.policies));
-        let counted = self.counted(numbers, clock);
-        // A policy without a name belongs to the limit with the same number.
-        limits.extend(counted);
-        for policy in self.numbered {
-            let same = |l: &&mut ServerLimit| {
-                l.limit == Some(policy.limit) && (l.window.is_none() || l.window == policy.window)
-            };
-            if let Some(limit) = limits.iter_mut().find(same) {
-                limit.window = policy.window;
-            } else {
-                let unit = Some(Unit::Requests);
-                limits.push(ServerLimit {
-                    unit,
-                    limit: Some(policy.limit),
-                    window: policy.window,
-                    ..ServerLimit::default()
-                });
-            }
-        }
+        let counted = self.by_windows(policies, numbers, clock);
+        limits.extend(if counted.is_empty() { self.counted(numbers, clock) } else { counted });
         limits
+    }
+
+    /// Joins the members of lists with equal windows: `20, 20;w=1, 300;w=60` of the limit and
+    /// `19, 19;w=1, 299;w=60` of what is left. A member without a window repeats one of the others.
+    /// Returns nothing if what is left is not such a list.
+    fn by_windows(&self, policies: &[NumberedPolicy], numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
+        if self.remaining.len() < 2 {
+            return Vec::new();
+        }
+        let limits = || self.limits.iter().cloned().map(draft::numbered).chain(policies.iter().copied());
+        let listed = self.resets.iter().any(|reset| reset.window.is_some());
+        let members = self.remaining.iter().filter(|left| left.is_policy && left.window.is_some());
+        let member = |(i, left): (usize, &Count)| {
+            let (window, own) = (left.window, |reset: &&Reset| reset.window == left.window);
+            ServerLimit {
+                name: Some(self.label.clone()).filter(|l| !l.is_empty()),
+                unit: self.unit(),
+                limit: limits().find(|limit| limit.window == window).map(|limit| limit.limit),
+                remaining: Some(left.value),
+                reset: match self.resets.iter().find(own) {
+                    Some(reset) => self.read_reset(reset, numbers, clock, window),
+                    None if i == 0 && !listed => self.reset(0, numbers, clock, window),
+                    None => None,
+                },
+                window,
+                ..ServerLimit::default()
+            }
+        };
+        members.enumerate().map(member).collect()
     }
 
     /// Converts counts into limits: one limit, or one for each member of lists of equal length.
@@ -289,13 +330,23 @@ impl Group {
         let members = self.limits.len().max(self.remaining.len()).max(self.used.len());
         let several = members > 1 && members == self.resets.len();
         let own = if several { self.resets.get(i..=i)? } else { &self.resets[..] };
-        let read = |reset: &Reset| match reset.unit {
+        let read = |reset: &Reset| self.read_reset(reset, numbers, clock, window);
+        let from_now = own.iter().filter(|r| r.from_now).filter_map(read).reduce(later);
+        from_now.or_else(|| own.iter().filter_map(read).reduce(later))
+    }
+
+    fn read_reset(
+        &self,
+        reset: &Reset,
+        numbers: Numbers,
+        clock: Clock,
+        window: Option<Duration>,
+    ) -> Option<When> {
+        match reset.unit {
             Some(unit) => clock.retry_after(&reset.text, unit),
             None if reset.from_now => clock.retry_after(&reset.text, SECOND),
             None => clock.reset(&reset.text, numbers, window.or_else(|| self.minute(reset))),
-        };
-        let from_now = own.iter().filter(|r| r.from_now).filter_map(read).reduce(later);
-        from_now.or_else(|| own.iter().filter_map(read).reduce(later))
+        }
     }
 
     /// Returns a window of a minute for names in OpenAI's form, whose limits are per minute. OpenAI
