@@ -611,6 +611,15 @@ const VENDORS: &[(&str, &str, &str)] = &[
         "requests - 1 1 1, requests - 33 30 60",
     ),
     (
+        "Keap",
+        "x-keap-product-quota-limit: 150000 | x-keap-product-quota-time-unit: day | x-keap-product-quota-interval: 1 | \
+         x-keap-product-quota-available: 149999 | x-keap-product-throttle-limit: 1500 | \
+         x-keap-product-throttle-time-unit: minute | x-keap-product-throttle-interval: 2 | \
+         x-keap-product-throttle-available: 1499 | x-keap-tenant-throttle-available: 9 | \
+         x-keap-tenant-throttle-interval: 1 | x-keap-tenant-throttle-time-unit: SECOND",
+        "requests 150000 149999 - 86400, requests 1500 1499 - 120, requests - 9 - 1",
+    ),
+    (
         "Unity, with policies",
         "RateLimit-Policy: 20;w=1, 4000;w=1800 | RateLimit: limit=20, remaining=19, reset=1 | \
          Unity-RateLimit: limit=20, remaining=19, reset=1; limit=4000, remaining=3994, reset=1579",

@@ -29,6 +29,8 @@ struct Group {
     window: Option<Duration>,
     /// The window is a number, and the name of its header has no unit.
     plain_window: bool,
+    /// The unit of the window, if it has its own header.
+    time_unit: Option<Duration>,
     name: Option<String>,
     scope: Option<String>,
     states: Vec<ServerLimit>,
@@ -146,6 +148,7 @@ impl Group {
                 self.window = draft::window(value, name.unit);
                 self.plain_window = name.unit.is_none() && number::decimal(value).is_some();
             }
+            Field::TimeUnit => self.time_unit = self.time_unit.or(time::unit_of_time(value)),
             Field::Name => self.name = Some(value.to_owned()).filter(|n| !n.is_empty() && n.len() <= 128),
             Field::Scope => self.scope = Some(value.to_owned()).filter(|n| !n.is_empty() && n.len() <= 128),
             Field::Policy => {
@@ -300,10 +303,15 @@ impl Group {
         (0..members).map(limit).collect()
     }
 
-    /// Returns the window that has its own header. It is in milliseconds if the reset is.
+    /// Returns the window that has its own header, in its own unit. Without a unit, it is in
+    /// milliseconds if the reset is.
     fn own_window(&self) -> Option<Duration> {
         let in_milliseconds =
             |reset: &Reset| reset.text.len() == 13 && number::decimal(&reset.text).is_some();
+        if let Some(unit) = self.time_unit {
+            let times = self.window.filter(|_| self.plain_window).map_or(1, |window| window.as_secs());
+            return unit.checked_mul(u32::try_from(times).ok()?);
+        }
         let window = self.window?;
         let plain = self.plain_window && window >= 1000 * SECOND;
         Some(if plain && self.resets.iter().any(in_milliseconds) { window / 1000 } else { window })

@@ -32,6 +32,8 @@ pub(super) enum Field {
     Share,
     Reset,
     Window,
+    /// The unit of the window: `day`.
+    TimeUnit,
     /// A time with the meaning of `Retry-After`.
     Retry,
     /// A wait that a server sends with each response. It counts only for a refusal.
@@ -237,7 +239,8 @@ fn retry(words: &[&str]) -> Option<Name> {
     Some(Name { unit, from_now: true, ..Name::of(Field::Retry) })
 }
 
-/// Splits at `ratelimit`, at `rate-limit`, or at `rate` or `quota` before another word of a field.
+/// Splits at `ratelimit`, at `rate-limit`, or at `rate`, `quota` or `throttle` before another word
+/// of a field.
 fn split_at_keyword<'a, 'w>(words: &'a [&'w str]) -> Option<(&'a [&'w str], &'a [&'w str])> {
     for (at, word) in words.iter().enumerate() {
         if word.ends_with("ratelimit") || matches!(*word, "ratelimits" | "ratelimited" | "ratelimiting") {
@@ -255,10 +258,30 @@ fn split_at_keyword<'a, 'w>(words: &'a [&'w str]) -> Option<(&'a [&'w str], &'a 
         if *word == "quota"
             && matches!(
                 next,
-                Some("remaining" | "left" | "used" | "limit" | "max" | "reset" | "resets" | "resetson")
+                Some(
+                    "remaining"
+                        | "left"
+                        | "used"
+                        | "limit"
+                        | "max"
+                        | "reset"
+                        | "resets"
+                        | "resetson"
+                        | "available"
+                        | "interval"
+                        | "time"
+                )
             )
         {
             return Some((&words[..at], &words[at + 1..]));
+        }
+        if *word == "throttle"
+            && matches!(
+                next,
+                Some("remaining" | "used" | "limit" | "reset" | "available" | "interval" | "time" | "wait")
+            )
+        {
+            return Some((&words[..=at], &words[at + 1..]));
         }
     }
     None
@@ -305,6 +328,9 @@ fn classify(words: &[&str], has_base: &dyn Fn(&str) -> bool) -> Option<Name> {
         && !words.iter().any(|w| matches!(*w, "limit" | "remaining" | "reset"))
     {
         return None;
+    }
+    if let [label @ .., "time", "unit"] = words {
+        return Some(Name { label: label.join("-"), ..Name::of(Field::TimeUnit) });
     }
     let Some(at) = position_of_field(words, has_base) else {
         return without_field(words);
