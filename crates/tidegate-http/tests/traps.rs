@@ -1014,3 +1014,15 @@ fn retry_after_far_beyond_the_reset_is_in_milliseconds() {
     assert_eq!(fastify("5000", "58"), seconds(5000.0));
     assert_eq!(read(429, &[("retry-after", "60000")]).retry_after, seconds(60_000.0));
 }
+
+#[test]
+fn waits_of_other_names_count_on_a_refusal() {
+    for (name, value) in
+        [("X-Throttle-Wait-Seconds", "33"), ("X-RateLimit-Wait", "33"), ("x-ratelimit-after", "33")]
+    {
+        assert_eq!(pause(&read(429, &[(name, value)])), for_seconds(33), "{name}");
+        assert_eq!(pause(&read(429, &[(name, value), ("retry-after", "3")])), for_seconds(3), "{name}");
+        let success = read(200, &[(name, value)]);
+        assert_eq!((pause(&success), success.retry_after, success.limits), (Advice::Go, None, vec![]));
+    }
+}

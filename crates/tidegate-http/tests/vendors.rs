@@ -625,6 +625,18 @@ const VENDORS: &[(&str, &str, &str)] = &[
          Unity-RateLimit: limit=20, remaining=19, reset=1; limit=4000, remaining=3994, reset=1579",
         "requests 20 19 1 1, requests 4000 3994 1579 1800",
     ),
+    (
+        "Brightpearl",
+        "brightpearl-requests-remaining: 194 | brightpearl-next-throttle-period: 56565",
+        "requests - 194 56.565 -",
+    ),
+    ("tollbooth", "X-Rate-Limit-Limit: 10.00 | X-Rate-Limit-Duration: 1", "requests 10 - - 1"),
+    ("tollbooth, a duration", "X-Rate-Limit-Limit: 10.00 | X-Rate-Limit-Duration: 1s", "requests 10 - - 1"),
+    (
+        "an expiry in the past tense",
+        "X-Ratelimit-Remaining: 3 | X-Ratelimit-Expired: Wed, 21 Oct 2026 07:29:00 GMT",
+        "requests - 3 60 -",
+    ),
     ("remaining of limit", "X-RateLimit-Remaining: 59/60 | X-RateLimit-Reset: 7", "requests 60 59 7 -"),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];

@@ -73,6 +73,8 @@ const SYNONYMS: &[(&str, &str)] = &[
     // Beds24
     ("x-five-min-limit-remaining", "x-ratelimit-remaining-credits-5m"),
     ("x-five-min-limit-resets-in", "x-ratelimit-resets-in-credits-5m"),
+    // Brightpearl
+    ("brightpearl-next-throttle-period", "brightpearl-ratelimit-reset-ms"),
     // Bybit
     ("x-bapi-limit", "x-bapi-ratelimit-limit"),
     ("x-bapi-limit-status", "x-bapi-ratelimit-remaining"),
@@ -332,6 +334,9 @@ fn classify(words: &[&str], has_base: &dyn Fn(&str) -> bool) -> Option<Name> {
     if let [label @ .., "time", "unit"] = words {
         return Some(Name { label: label.join("-"), ..Name::of(Field::TimeUnit) });
     }
+    if words == ["after"] {
+        return Some(Name::of(Field::Wait));
+    }
     let Some(at) = position_of_field(words, has_base) else {
         return without_field(words);
     };
@@ -423,11 +428,13 @@ fn field_of(word: &str) -> Field {
         "remaining" | "remain" | "remains" | "left" | "available" => Field::Remaining,
         "used" | "usage" | "count" | "consumed" | "observed" | "current" | "running" => Field::Used,
         "utilization" => Field::Share,
-        "reset" | "resets" | "resetson" | "next" | "expire" | "expires" | "expiry" => Field::Reset,
+        "reset" | "resets" | "resetson" | "next" | "expire" | "expires" | "expired" | "expiry" => {
+            Field::Reset
+        }
         // GitHub Models names a wait like this.
         "timeremaining" => Field::Retry,
-        "delay" | "towait" => Field::Wait,
-        "window" | "period" | "interval" | "renewalperiod" => Field::Window,
+        "delay" | "towait" | "wait" => Field::Wait,
+        "window" | "period" | "interval" | "duration" | "renewalperiod" => Field::Window,
         "policy" => Field::Policy,
         "name" | "bucket" | "resource" | "group" => Field::Name,
         "scope" => Field::Scope,
