@@ -637,6 +637,13 @@ const VENDORS: &[(&str, &str, &str)] = &[
         "X-Ratelimit-Remaining: 3 | X-Ratelimit-Expired: Wed, 21 Oct 2026 07:29:00 GMT",
         "requests - 3 60 -",
     ),
+    ("Huawei", "X-Apig-RateLimit-api: remain:9,limit:10,time:10 second", "requests 10 9 - 10"),
+    (
+        "a list of strings",
+        "X-Ratelimit-Limit: [\"80/5s\",\"720/1m0s\"] | X-Ratelimit-Remaining: [\"79/5s\",\"719/1m0s\"]",
+        "requests 80 79 - 5, requests 720 719 - 60",
+    ),
+    ("calls of a total", "calls-left: 4 | calls-total: 10", "requests 10 4 - -"),
     ("remaining of limit", "X-RateLimit-Remaining: 59/60 | X-RateLimit-Reset: 7", "requests 60 59 7 -"),
     ("a quoted limit", "X-RateLimit-Limit: \"5 per 60s\" | X-RateLimit-Remaining: 2", "requests 5 2 - 60"),
 ];

@@ -21,13 +21,16 @@ pub(super) struct Count {
     pub(super) is_policy: bool,
 }
 
-/// Reads the counts of a value, split at commas. Members that are not counts are left out.
+/// Reads the counts of a value, split at commas, or of a JSON array of strings. Members that are
+/// not counts are left out.
 pub(super) fn counts(text: &str) -> Vec<Count> {
     let text = number::unquoted(text.trim());
+    let array = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let text = array.filter(|text| text.starts_with('"')).unwrap_or(text);
     if let Some(count) = thousands(text) {
         return vec![plain(count)];
     }
-    members(text).take(16).filter_map(|member| parse_count(member.trim())).collect()
+    members(text).take(16).filter_map(|member| parse_count(number::unquoted(member.trim()))).collect()
 }
 
 /// Splits a list at commas, or at slashes if there are several: `300/3000/12000`.

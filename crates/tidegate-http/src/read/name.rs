@@ -209,6 +209,7 @@ fn counted(name: &str) -> Option<String> {
     let (before, noun) = before.rsplit_once('-').unwrap_or(("", before));
     let (before, noun) = match (field, noun) {
         ("remaining" | "left" | "used" | "limit", "calls" | "requests") => (before, ""),
+        ("total", "calls") => (before, ""),
         ("remaining" | "left" | "used" | "limit", "credits") => (before, "-credits"),
         // Apollo. `x-app-usage` is not such a name.
         ("usage", _) if window_of(noun).is_some() => (&name[..name.len() - "-usage".len()], ""),

@@ -21,7 +21,8 @@ const MOST_PAIRS: usize = 64;
 ///   is a constant without meaning;
 /// - Auth0: `b=per_hour;q=100;r=90;t=3600,b=per_day;q=1000;r=950;t=86400`;
 /// - Basecamp and Trakt:
-///   `{"name":"General","period":60,"limit":1000,"remaining":999,"until":"2020-11-02T23:33:00Z"}`.
+///   `{"name":"General","period":60,"limit":1000,"remaining":999,"until":"2020-11-02T23:33:00Z"}`;
+/// - Huawei: `remain:9,limit:10,time:10 second`.
 ///
 /// Pingdom writes a sentence, which is read too.
 pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLimit> {
@@ -72,9 +73,9 @@ pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLi
 fn field_of(key: &str, is_named: bool) -> Option<Field> {
     Some(match key {
         "limit" | "total" | "lim" => Field::Limit,
-        "remaining" | "rem" | "sec" => Field::Remaining,
+        "remaining" | "remain" | "rem" | "sec" => Field::Remaining,
         "reset" | "resets" | "until" => Field::Reset,
-        "window" | "period" => Field::Window,
+        "window" | "period" | "time" => Field::Window,
         "name" | "group" | "b" => Field::Name,
         "q" if is_named => Field::Limit,
         "r" if is_named => Field::Remaining,
