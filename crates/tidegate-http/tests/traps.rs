@@ -1026,3 +1026,21 @@ fn waits_of_other_names_count_on_a_refusal() {
         assert_eq!((pause(&success), success.retry_after, success.limits), (Advice::Go, None, vec![]));
     }
 }
+
+/// The reset of all windows of a subscription is not a limit next to the windows.
+#[test]
+fn a_reset_of_all_windows_is_no_limit_of_its_own() {
+    let claude = [
+        ("anthropic-ratelimit-unified-reset", "1792568000"),
+        ("anthropic-ratelimit-unified-5h-reset", "1792571280"),
+        ("anthropic-ratelimit-unified-5h-utilization", "0.25"),
+        DATE,
+    ];
+    for (status, expected) in [(200, Advice::Go), (429, for_seconds(320))] {
+        let response = read(status, &claude);
+        let names: Vec<_> = response.limits.iter().map(|l| l.name.as_deref()).collect();
+        assert_eq!((names, pause(&response)), (vec![Some("unified-5h")], expected));
+    }
+    let retry = [claude[0], claude[1], claude[2], DATE, ("retry-after", "7")];
+    assert_eq!(pause(&read(429, &retry)), for_seconds(7));
+}

@@ -79,8 +79,8 @@ impl Groups {
     }
 
     /// Converts the headers into limits. `retry_after` is the time to retry that the response
-    /// reports.
-    pub(super) fn finish(self, retry_after: Option<When>) -> Vec<ServerLimit> {
+    /// reports. Returns the limits, and the reset of a group of limits that has no counts.
+    pub(super) fn finish(self, retry_after: Option<When>) -> (Vec<ServerLimit>, Option<When>) {
         let Groups { groups, numbers, mut clock } = self;
         clock.retry_after = retry_after;
         // A limit without a label takes the name of its resource or bucket.

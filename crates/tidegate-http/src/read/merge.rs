@@ -6,7 +6,8 @@
 //! [`ServerLimit::agrees`].
 
 use super::MOST_LIMITS;
-use super::limit::ServerLimit;
+use super::limit::{ServerLimit, later};
+use crate::When;
 
 /// A limit, with the words of its headers that decide which other limits it can be joined with.
 pub(super) struct Found {
@@ -15,10 +16,31 @@ pub(super) struct Found {
     pub(super) limit: ServerLimit,
 }
 
-/// Joins limits that are the same limit.
-pub(super) fn merge(found: Vec<Found>) -> Vec<ServerLimit> {
-    let found = join_labels(join_spellings(found));
-    join_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::has_values))
+/// Joins limits that are the same limit. Returns them, and the reset of a group of limits that has
+/// no counts.
+pub(super) fn merge(found: Vec<Found>) -> (Vec<ServerLimit>, Option<When>) {
+    let mut found = join_labels(join_spellings(found));
+    let overall = take_overall(&mut found);
+    (join_equal(found.into_iter().map(|f| f.limit).filter(ServerLimit::has_values)), overall)
+}
+
+/// Removes limits with only a reset whose label is a part of the label of a limit with counts, and
+/// returns the latest of the resets. `unified-reset` of Anthropic is such a reset next to
+/// `unified-5h-reset`.
+fn take_overall(found: &mut Vec<Found>) -> Option<When> {
+    let is_counted = |limit: &ServerLimit| limit.limit.is_some() || limit.remaining.is_some();
+    let counted = found.iter().filter(|one| is_counted(&one.limit));
+    let counted: Vec<_> = counted.map(|one| (one.family.clone(), one.label.clone())).collect();
+    let mut overall = None;
+    found.retain(|one| {
+        let is_whole = !is_counted(&one.limit)
+            && counted.iter().any(|(family, label)| *family == one.family && is_part(&one.label, label));
+        if is_whole {
+            overall = overall.into_iter().chain(one.limit.reset).reduce(later);
+        }
+        !is_whole
+    });
+    overall
 }
 
 /// Joins limits with the same family and label, such as `x-ratelimit-reset` and `ratelimit-limit`.

@@ -165,7 +165,8 @@ impl Reader {
                 }
             }
         }
-        limits.append(&mut groups.finish(retry_after));
+        let (mut found, overall) = groups.finish(retry_after);
+        limits.append(&mut found);
         limits.truncate(MOST_LIMITS);
         if plain_retry {
             retry_after = retry_after.map(|when| by_the_resets(when, &limits));
@@ -188,7 +189,11 @@ impl Reader {
             _ => false,
         };
         if refused {
-            retry_after = retry_after.or(wait);
+            retry_after = retry_after.or(wait).or_else(|| {
+                // The limits that are used up have resets of their own.
+                let known = limits.iter().any(|limit| limit.is_used_up() && limit.reset.is_some());
+                overall.filter(|at| !known && *at != When::In(Duration::ZERO))
+            });
         } else {
             // A limit of zero that let this request pass is not a limit.
             limits.retain(|limit| !limit.is_zero());
