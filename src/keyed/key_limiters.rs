@@ -84,7 +84,7 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        let hash = self.hash_of(key);
+        let (hash, shares) = (self.hash_of(key), self.shared().is_some());
         // The block releases the shard's lock before a key limiter is created, because that needs
         // the lock exclusively.
         let found = {
@@ -92,8 +92,8 @@ where
             match (shard.limiter(hash, key), shard.entries().find(hash, key)) {
                 (Some(limiter), _) => Ok(Some(limiter.clone())),
                 (None, Some((policy, _))) => policy.check(n).map(|()| None),
-                // The limiter of the key will refuse the request.
-                (None, None) if self.plans.is_some() => Ok(None),
+                // The limiter of the key, or the one that keys share, will refuse the request.
+                (None, None) if self.plans.is_some() || shares => Ok(None),
                 (None, None) => shard.policy.check(n).map(|()| None),
             }
         };

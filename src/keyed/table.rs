@@ -428,11 +428,15 @@ where
         }
     }
 
+    /// Returns whether new keys share a limiter unless room can be made.
+    pub(super) fn may_share(&self) -> bool {
+        self.when_full == WhenKeysFull::ShareOne && !self.has_room()
+    }
+
     /// Returns the limiter of the keys without room, if those keys share one and a new key would
     /// find no room.
     pub(crate) fn shared(&self) -> Option<&KeyLimiter<P, C>> {
-        let shares = self.when_full == WhenKeysFull::ShareOne && !self.has_room();
-        (shares && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
+        (self.may_share() && !self.can_make_room(self.clock.now())).then_some(&self.overflow)
     }
 
     /// Takes what a request asks for from a key that may be new, or returns the key limiter that
@@ -557,8 +561,9 @@ where
                 )));
             }
             // A request that can never be granted adds no key. A plan is checked below, because a
-            // key without room gets no plan.
+            // key without room gets no plan. A limiter that keys share has its own terms.
             if self.plans.is_none()
+                && !self.may_share()
                 && let Err(never) = shard.policy.check(request.permits)
             {
                 return Step::Done(Found::Known(Err(never)));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate::policy::Change;
 use tidegate::{
     AllRefusal, KeyedAllOf, KeyedRateLimiter, ManualClock, Pause, Rate, RateLimiter, Refusal, Request,
     Statistics, TokenBucket, WhenKeysFull,
@@ -144,5 +145,29 @@ fn a_composite_asks_keys_in_shadow_for_what_they_have() -> Result<(), AllRefusal
     users.set_shadow_all(false);
     all.refund(1);
     assert_eq!(both.try_acquire(&1).expect_err("no permit").member(), Some("user"));
+    Ok(())
+}
+
+/// Bug: large requests of keys without room were refused by the terms of new keys, whatever was set
+/// at the limiter that these keys share.
+#[test]
+fn settings_of_the_shared_limiter_hold_for_requests_of_any_size() -> Result<(), Refusal> {
+    let (users, ..) = users(1);
+    let users = users.when_full(WhenKeysFull::ShareOne);
+    users.debit(&0, 100)?;
+    let shared = users.limiter(&1)?;
+    shared.set_shadow(true);
+    for n in [0, 1, 3] {
+        assert_eq!(users.try_acquire_many(&1, n)?.permits(), shared.try_acquire_many(n)?.permits());
+        assert!(users.reserve(&2, n).is_ok());
+    }
+    shared.set_shadow(false);
+    shared.change(Change::only_burst(20)).expect("a burst");
+    shared.refund(20);
+    assert_eq!(users.try_acquire_many(&1, 10)?.permits(), 10);
+    assert_eq!(users.reserve(&2, 10)?.due_in(), Duration::ZERO);
+    for refusal in [users.try_acquire_many(&1, 21).err(), users.reserve(&2, 21).err()] {
+        assert_eq!(refusal, Some(Refusal::ExceedsLimit { requested: 21, limit: 20 }));
+    }
     Ok(())
 }
