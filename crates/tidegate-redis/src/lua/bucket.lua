@@ -50,7 +50,8 @@
 -- level is unknown.
 --
 -- Pause. Nothing accrues, so at its end the level is the one from before, as of an instant that is
--- later by the length of the pause. `hold` moves `booked` to the instant for the foreseen end, and
+-- later by the length of the pause. If the pause spends the permits, its end counts as a peak that
+-- met the cap, but for what was owed there. `hold` moves `booked` to the instant for the foreseen end, and
 -- an earlier end moves it back by the rest, but never behind a grant.
 --
 -- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
@@ -122,6 +123,16 @@ do
       table.remove(peaks, nearest)
       table.remove(peaks, nearest - 1)
     end
+  end
+
+  -- Empties the bucket at the end of a pause that spends the available permits. A refund of a grant
+  -- from before this end gives back no more than what was owed there.
+  local function spend(l)
+    if l.spent ~= 1 then return end
+    local t = l.terms
+    local empty = t[7] == 2 and -t[2] or 0
+    peak(l, l.booked, t[3] + min(0, l.level - empty))
+    l.level, l.spent = min(l.level, empty), 0
   end
 
   -- No bound of the level is known until no booking lies ahead.
@@ -212,8 +223,9 @@ do
       local found = l.level
       if not stands(l, at) then
         local cap = cap_of(t, n)
+        spend(l)
         found = level_at(l, at, MOST)
-        l.level, l.spent = min(found, cap), 0
+        l.level = min(found, cap)
         -- Distinguishes a level that met the cap from one that just filled it.
         found = min(found, cap + 1)
       end
@@ -310,6 +322,7 @@ do
     function bucket.give(l, at, n, due)
       -- Time that idled beyond the cap stays: a larger request of mode 1 may count it.
       local stays = stands(l, at)
+      if not stays then spend(l) end
       local level = stays and l.level or level_at(l, at, MOST)
       local cap, peaks = l.terms[3], l.peaks
       local room = cap - level
@@ -335,7 +348,10 @@ do
     -- meets the cap before, or met it when the grant was made first. Returns whether they do.
     function bucket.lend(l, at, n, met)
       local t, units, peaks, most = l.terms, n * l.terms[2], l.peaks, nil
-      if l.booked <= l.now then l.level, l.booked, l.spent = level_at(l, l.now, t[3]), l.now, 0 end
+      if l.booked <= l.now then
+        spend(l)
+        l.level, l.booked = level_at(l, l.now, t[3]), l.now
+      end
       l.peaks = {}
       for i = 1, #peaks, 2 do
         local instant, level = peaks[i], peaks[i + 1]
@@ -381,7 +397,8 @@ do
       forget_marks(l)
       -- The level stands still until then.
       if not stands(l, l.at) then
-        l.level, l.spent = level_at(l, l.at, cap_of(l.terms, 1)), 0
+        spend(l)
+        l.level = level_at(l, l.at, cap_of(l.terms, 1))
       end
       if not keep then l.spent = 1 end
       local more = max(0, till - max(l.now, l.held))

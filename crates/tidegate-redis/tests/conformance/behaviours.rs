@@ -231,6 +231,34 @@ fn pause(world: &mut World, line: &str, taken: u32, keeps: bool, resumes: bool) 
     assert!(world.try_acquire(&limiter, 1).is_ok());
 }
 
+/// After a pause that keeps no permits, a grant from before it gave all its permits back over a
+/// store.
+#[test]
+fn a_grant_from_before_a_pause_gives_back_only_what_is_owed_at_its_end() {
+    for line in ["token_bucket 2/s burst 100", "smooth_bursty 2/s max_burst 50s"] {
+        for (debt, waits, pauses) in
+            [(0, 10 * MS, 1), (50, 10 * MS, 1), (95, 3 * SECOND, 1), (0, SECOND, 2), (50, SECOND, 2)]
+        {
+            compare_both(line, |world| {
+                let limiter = world.limit(line);
+                world.advance(100 * SECOND);
+                let place = world.reserve(&limiter, 90).expect("a place");
+                world.look(place);
+                world.call("debit", || limiter.debit(debt)).expect("charged");
+                for _ in 0..pauses {
+                    world.call("pause", || limiter.pause_for(SECOND)).expect("a pause");
+                    world.advance(SECOND + waits);
+                }
+                world.settle_as(place, 20);
+                world.status(&limiter);
+                let _ = world.try_acquire(&limiter, 1);
+                world.advance(20 * SECOND);
+                world.status(&limiter);
+            });
+        }
+    }
+}
+
 /// Each policy: permits that are charged and given back without a request.
 #[test]
 fn debits_and_settled_places_count_for_every_policy() {
