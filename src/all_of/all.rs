@@ -32,6 +32,10 @@ use crate::time::Nanos;
 /// enough unless other composites have seats, too.
 const ROUNDS: usize = 4;
 
+/// The most requests that are forecast one by one. Each costs some ten times what it costs in the
+/// queue of one limiter.
+const FORESEEN: usize = 512;
+
 /// All of several limiters.
 pub(crate) struct All<C: Timer> {
     pub(crate) members: Vec<Entry>,
@@ -519,7 +523,10 @@ impl<C: Timer> Rule for All<C> {
     }
 
     fn forecast_pause(&self, stop: Stop) -> Option<Forecast> {
-        Some(Forecast::new(stop.to))
+        let now = self.shared.upgrade().map_or(stop.to, |shared| shared.clock.now());
+        let mut forecast = self.forecast(now);
+        forecast.at = now.max(stop.to);
+        Some(forecast)
     }
 
     fn ready_after_pause(
@@ -541,17 +548,63 @@ impl<C: Timer> Rule for All<C> {
         None
     }
 
-    /// Sums predict the times of all requests, as well as they can.
+    /// While requests wait for one member, permits of another one overflow, and a window leaves room
+    /// that no later request uses. So requests are forecast one by one, if the policies of the
+    /// members are all that determines their times. Otherwise, sums predict the times of all
+    /// requests, as well as they can.
     fn one_by_one(&self, _largest: u32) -> usize {
-        0
+        let seats = lock(&self.seats);
+        let own = |index: usize| seats.places.values().filter(|places| places[index] != 0).count();
+        let is_plain = |(index, entry): (usize, &Entry)| match &entry.kind {
+            Kind::Rate(member) => member.is_plain(own(index)),
+            Kind::Counting(_) => true,
+        };
+        if self.members.iter().enumerate().all(is_plain) { FORESEEN } else { 0 }
+    }
+
+    /// The sums of a composite have no sizes.
+    fn foresees_crowds(&self) -> bool {
+        false
     }
 
     fn forecast(&self, now: Nanos) -> Forecast {
-        Forecast::new(now)
+        let part = |entry: &Entry| match &entry.kind {
+            Kind::Rate(member) => member.forecast(),
+            Kind::Counting(_) => Forecast::new(now),
+        };
+        Forecast::of_parts(now, self.members.iter().map(part).collect())
     }
 
+    /// A request is granted when all members have its permits. Each member is asked as of the time
+    /// found so far: a request that is due stays due.
     fn foresee(&self, forecast: &mut Forecast, ask: &Weights, _kept: u32) -> Nanos {
-        self.ready_at(forecast.at, &Vec::new(), ask).max(forecast.at)
+        let (from, mut due) = (forecast.from, forecast.at);
+        let foresee = |(_, member, n): (usize, &Arc<dyn Member>, u32), part: &mut Forecast, due: Nanos| {
+            let ahead = span(part.from, from);
+            part.at = part.at.max(time(due, ahead));
+            let at = member.foresee(part, n);
+            if at == Nanos::MAX { at } else { due.max(time(at, -ahead)) }
+        };
+        for _ in 0..ROUNDS {
+            let before = due;
+            for asked in self.rates(ask) {
+                let part = &mut forecast.parts[asked.0];
+                let mark = part.mark();
+                due = foresee(asked, part, due);
+                part.go_back(&mark);
+                if due == Nanos::MAX {
+                    return due;
+                }
+            }
+            if due == before {
+                break;
+            }
+        }
+        for asked in self.rates(ask) {
+            due = foresee(asked, &mut forecast.parts[asked.0], due);
+        }
+        forecast.at = due;
+        due
     }
 
     fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<Sum>) {}

@@ -47,7 +47,7 @@ use crate::line::place::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
-use crate::policy::{Policy, limited};
+use crate::policy::{Forecast, Policy, limited};
 use crate::status::Status;
 use crate::sync::{MutexGuard, Ordering, lock};
 use crate::time::Nanos;
@@ -141,6 +141,17 @@ pub(crate) trait Member: Recheck {
     /// requests in the queue and others of the total weight `ahead`. Assumes that nothing happens
     /// before `begin`. The result is not before `at`. Leaves out the seat `own`.
     fn due(&self, times: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
+
+    /// Returns whether no request waits here except `own` seats, and nothing but the policy restrains
+    /// grants.
+    fn is_plain(&self, own: usize) -> bool;
+
+    /// Begins a forecast of the grants from now on, by this limiter's clock.
+    fn forecast(&self) -> Forecast;
+
+    /// Returns when a request for `n` permits is due behind all requests in the forecast. Adds the
+    /// request to the forecast.
+    fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos;
 
     /// Schedules that the limiter is left as if it were empty `span` from now, at the end of a
     /// pause of the composite, and returns that time; without `span` it schedules nothing. Cancels
@@ -376,6 +387,25 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         // If grants are not charged as of an earlier time, it does not matter when the request
         // became due.
         if due <= now && !shared.rule.policy.catches_up() { Span::MIN } else { span(due, now) }
+    }
+
+    fn is_plain(&self, own: usize) -> bool {
+        let (line, now) = self.0.look_at_line();
+        let settings = &line.settings;
+        let is_alone = line.len() == 0 && line.seats.len() == own;
+        let is_free = settings.kept.is_none() && !settings.is_restrained() && !settings.is_shadow();
+        is_alone && is_free && settings.opens_for(now) <= now
+    }
+
+    fn forecast(&self) -> Forecast {
+        let (_line, now) = self.0.look_at_line();
+        let Single { policy, state } = &self.0.rule;
+        policy.forecast(state, now)
+    }
+
+    fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {
+        let Single { policy, state } = &self.0.rule;
+        policy.foresee(state, forecast, n)
     }
 
     fn empty_in(

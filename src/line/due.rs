@@ -360,7 +360,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         // A request that must leave some permits waits like a request that asks for them. A window
         // does not fill as soon as it could with permits that a pause or a pace holds back.
         let unlike = self.settings.kept.is_some() || self.settings.is_restrained();
-        rule.one_by_one(if unlike { u32::MAX } else { largest(priorities) }).min(FORESEEN)
+        let steps = rule.one_by_one(if unlike { u32::MAX } else { largest(priorities) }).min(FORESEEN);
+        let fit = || priorities.iter().map(|class| class.len).sum::<usize>() <= steps;
+        if rule.foresees_crowds() || fit() { steps } else { 0 }
     }
 
     /// Returns when a request is due behind all requests from the head to `end`. Of these, `steps`

@@ -110,6 +110,12 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// the others determines the rest; see [`Policy::one_by_one`].
     fn one_by_one(&self, largest: u32) -> usize;
 
+    /// Returns whether sums of requests behind those that are forecast one by one can be added to a
+    /// forecast.
+    fn foresees_crowds(&self) -> bool {
+        true
+    }
+
     /// Begins a forecast of the grants from `now` on.
     fn forecast(&self, now: Nanos) -> Forecast;
 

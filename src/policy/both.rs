@@ -301,12 +301,13 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
     }
 
     fn forecast(&self, state: &Self::State, at: Nanos) -> Forecast {
-        Forecast::of_two(at, [self.first.forecast(&state.first, at), self.second.forecast(&state.second, at)])
+        let parts = vec![self.first.forecast(&state.first, at), self.second.forecast(&state.second, at)];
+        Forecast::of_parts(at, parts)
     }
 
     fn foresee(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
         let (at, [mode, crowd_at, more]) = (forecast.at, forecast.numbers);
-        let Some(parts) = forecast.two() else { return Nanos::MAX };
+        let Ok(parts) = <&mut [Forecast; 2]>::try_from(&mut *forecast.parts) else { return Nanos::MAX };
         let foresee = |index, part: &mut Forecast| match index {
             0 => self.first.foresee(&state.first, part, n),
             _ => self.second.foresee(&state.second, part, n),
@@ -330,7 +331,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
             let periods = periods[0].saturating_add(periods[1]);
             forecast.numbers = [CROWD, forecast.at.as_u64(), periods];
         }
-        let Some([first, second]) = forecast.two() else { return };
+        let [first, second] = &mut *forecast.parts else { return };
         // Many small costs, rounded up, are no less than the cost of all.
         let weighing = |one: u64| Crowd { weight: one.saturating_mul(crowd.weight), ..*crowd };
         self.first.foresee_many(&state.first, first, &weighing(self.first.weight(1)));
@@ -389,7 +390,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         }
         let first = first.unwrap_or_else(|| self.first.forecast(&state.first, to));
         let second = second.unwrap_or_else(|| self.second.forecast(&state.second, to));
-        Some(Forecast::of_two(to, [first, second]))
+        Some(Forecast::of_parts(to, vec![first, second]))
     }
 
     /// Returns the later of the two times. A policy that counts in real time is asked as of `to`.

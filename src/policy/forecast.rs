@@ -2,6 +2,9 @@
 
 use crate::time::Nanos;
 
+/// How much later the clock of a part may have been read, in nanoseconds.
+const CLOCK_SKEW: u64 = 1_000_000;
+
 /// The requests that are served first, as a policy foresees them: the data that
 /// [`Policy::foresee`](super::Policy::foresee) keeps from one request to the next.
 ///
@@ -11,7 +14,7 @@ use crate::time::Nanos;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Forecast {
-    /// The time at which the forecast begins. Nothing is granted earlier.
+    /// The time at which the forecast begins. Nothing is granted earlier. It does not change.
     pub from: Nanos,
     /// The time of the last grant that was foreseen, or `from`.
     pub at: Nanos,
@@ -25,8 +28,9 @@ pub struct Forecast {
     back: Vec<(u64, u64)>,
     /// How many of these entries returned before `at`.
     passed: usize,
-    /// The forecasts of the two policies of a [`Both`](super::Both).
-    parts: Option<Box<[Forecast; 2]>>,
+    /// The forecasts of the two policies of a [`Both`](super::Both), or of the members of an
+    /// [`AllOf`](crate::AllOf).
+    pub(crate) parts: Vec<Forecast>,
 }
 
 impl Forecast {
@@ -41,15 +45,9 @@ impl Forecast {
         Forecast { numbers, ..Forecast::new(from) }
     }
 
-    /// Creates a forecast for two policies at once.
-    pub(crate) fn of_two(from: Nanos, parts: [Forecast; 2]) -> Forecast {
-        Forecast { parts: Some(Box::new(parts)), ..Forecast::new(from) }
-    }
-
-    /// Returns the forecasts of two policies, if this forecast was created by
-    /// [`of_two`](Forecast::of_two).
-    pub(crate) fn two(&mut self) -> Option<&mut [Forecast; 2]> {
-        self.parts.as_deref_mut()
+    /// Creates a forecast for several policies at once.
+    pub(crate) fn of_parts(from: Nanos, parts: Vec<Forecast>) -> Forecast {
+        Forecast { parts, ..Forecast::new(from) }
     }
 
     /// Records that `permits` permits return at a time that is not earlier than any time recorded
@@ -74,14 +72,16 @@ impl Forecast {
 
     /// Returns whether two forecasts that have foreseen nothing found equal states.
     pub(crate) fn finds_the_same(&self, other: &Forecast) -> bool {
-        let parts = match (&self.parts, &other.parts) {
-            (Some(parts), Some(others)) => {
-                parts.iter().zip(&**others).all(|(part, other)| part.finds_the_same(other))
-            }
-            (None, None) => true,
-            _ => false,
+        // How far the clock of a part is ahead. The clocks are read one after the other.
+        let ahead = |of: &Forecast, part: &Forecast| part.from.as_u64().wrapping_sub(of.from.as_u64());
+        let are_the_same = |(part, others): (&Forecast, &Forecast)| {
+            let skew = ahead(self, part).wrapping_sub(ahead(other, others));
+            skew.min(skew.wrapping_neg()) <= CLOCK_SKEW && part.finds_the_same(others)
         };
-        parts && self.numbers == other.numbers && self.back == other.back
+        self.parts.len() == other.parts.len()
+            && self.parts.iter().zip(&other.parts).all(are_the_same)
+            && self.numbers == other.numbers
+            && self.back == other.back
     }
 
     /// Forgets the permits that have returned.
@@ -90,14 +90,14 @@ impl Forecast {
             self.back.drain(..self.passed);
             self.passed = 0;
         }
-        self.parts.iter_mut().flat_map(|parts| &mut **parts).for_each(Forecast::tidy);
+        self.parts.iter_mut().for_each(Forecast::tidy);
     }
 
     /// Returns a mark of the present position, so that the forecast can [go
     /// back](Forecast::go_back) later.
     pub(crate) fn mark(&self) -> Mark {
         let &Forecast { from, at, ahead, numbers, paced, ref back, passed, ref parts } = self;
-        let parts = parts.as_deref().map(|parts| Box::new(parts.each_ref().map(Forecast::mark)));
+        let parts = parts.iter().map(Forecast::mark).collect();
         let (at, last) = ((from, at, ahead, numbers), back.last().copied());
         Mark { at, paced, passed, len: back.len(), last, parts }
     }
@@ -112,9 +112,7 @@ impl Forecast {
         if let (Some(last), Some(was)) = (self.back.last_mut(), mark.last) {
             *last = was;
         }
-        if let (Some(parts), Some(marks)) = (&mut self.parts, &mark.parts) {
-            parts.iter_mut().zip(&**marks).for_each(|(part, mark)| part.go_back(mark));
-        }
+        self.parts.iter_mut().zip(&mark.parts).for_each(|(part, mark)| part.go_back(mark));
     }
 }
 
@@ -126,7 +124,7 @@ pub(crate) struct Mark {
     passed: usize,
     len: usize,
     last: Option<(u64, u64)>,
-    parts: Option<Box<[Mark; 2]>>,
+    parts: Vec<Mark>,
 }
 
 /// Many requests that are served first, of which a policy gets only the sums.

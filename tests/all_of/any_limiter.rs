@@ -48,7 +48,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
-fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {
+pub(crate) fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T> {
     std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 

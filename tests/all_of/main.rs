@@ -16,6 +16,8 @@ mod left;
 mod lines;
 #[cfg(feature = "keyed")]
 mod of_keys;
+#[cfg(feature = "config")]
+mod predicted;
 mod properties;
 #[cfg(feature = "keyed")]
 mod same_word;
