@@ -480,3 +480,23 @@ fn a_window_foresees_the_whole_limit_and_never_more() -> Result<(), Box<dyn Erro
     }
     Ok(())
 }
+
+/// Bug: after a change to a longer window, permits that were undone counted as undone although
+/// their places in the ring had been taken again. Grants were counted from a place too far back.
+#[test]
+fn undone_permits_whose_places_were_taken_again_do_not_count_in_a_longer_window() {
+    let rate = |limit, nanos| Rate::new(limit, Duration::from_nanos(nanos)).expect("a rate");
+    for undone in 0..=10 {
+        let log = SlidingLog::new(rate(10, 1)).with_capacity(12).expect("room");
+        let state = log.start(Nanos::ZERO);
+        let take = |at, n| log.try_acquire(&state, Nanos::new(at), n).expect("room");
+        if undone > 0 {
+            log.undo(&state, Nanos::ZERO, take(0, undone), u64::MAX);
+        }
+        for at in 0..30 {
+            take(at, 3);
+        }
+        log.change(&state, Nanos::new(29), Change::rate(rate(1, 1000))).expect("a rate");
+        assert_eq!(log.ready_at(&state, Nanos::new(29), 0, 1), Nanos::new(1029), "{undone} undone");
+    }
+}

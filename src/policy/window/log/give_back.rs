@@ -245,6 +245,23 @@ impl Book {
         now: Stamp,
         next: Option<u32>,
     ) {
+        // Acquire, like each load of a place. A place that was taken again shows its newer time
+        // here: the head shows all grants but the last, and that grant was written before this
+        // call.
+        let was_taken = |place: u32, time: Stamp| {
+            Some(place) == next || state.place(ring, place).load(Ordering::Acquire) > time
+        };
+        // First, so that no credit counts in a window that became longer if its place was taken
+        // again.
+        while let Some(first) = self.credits.first_entry()
+            && was_taken(first.get().place, *first.key())
+        {
+            let (time, credit) = first.remove_entry();
+            self.sum -= credit.n;
+            self.over_sum += credit.n;
+            self.over.push_back((time, credit));
+        }
+        self.forget_taken(state, was_taken);
         while let Some((time, credit)) = self.over.back().copied()
             && end(time, window) > now
         {
@@ -260,11 +277,13 @@ impl Book {
             self.over_sum += credit.n;
             self.over.push_back((time, credit));
         }
-        // Acquire, like each load of a place. A place that was taken again shows its newer time
-        // here: the head shows all grants but the last, and that grant was written before this
-        // call.
+        self.forget_taken(state, was_taken);
+    }
+
+    /// Forgets credits that are over and whose places were taken again.
+    fn forget_taken(&mut self, state: &LogState, was_taken: impl Fn(u32, Stamp) -> bool) {
         while let Some((time, credit)) = self.over.front_mut()
-            && (Some(credit.place) == next || state.place(ring, credit.place).load(Ordering::Acquire) > *time)
+            && was_taken(credit.place, *time)
         {
             credit.place = state.after(credit.place, 1);
             credit.n -= 1;
