@@ -486,17 +486,22 @@ fn a_window_foresees_the_whole_limit_and_never_more() -> Result<(), Box<dyn Erro
 #[test]
 fn undone_permits_whose_places_were_taken_again_do_not_count_in_a_longer_window() {
     let rate = |limit, nanos| Rate::new(limit, Duration::from_nanos(nanos)).expect("a rate");
-    for undone in 0..=10 {
+    for (undone, more) in (1..=6).flat_map(|undone| (0..=12).map(move |more| (undone, more))) {
         let log = SlidingLog::new(rate(10, 1)).with_capacity(12).expect("room");
         let state = log.start(Nanos::ZERO);
         let take = |at, n| log.try_acquire(&state, Nanos::new(at), n).expect("room");
-        if undone > 0 {
-            log.undo(&state, Nanos::ZERO, take(0, undone), u64::MAX);
-        }
-        for at in 0..30 {
+        take(0, 4);
+        log.undo(&state, Nanos::ZERO, take(0, undone), u64::MAX);
+        for at in 1..=23 {
             take(at, 3);
         }
-        log.change(&state, Nanos::new(29), Change::rate(rate(1, 1000))).expect("a rate");
-        assert_eq!(log.ready_at(&state, Nanos::new(29), 0, 1), Nanos::new(1029), "{undone} undone");
+        // The ring has 78 places.
+        for at in 24..24 + more {
+            take(at, 1);
+        }
+        let last = 23 + more;
+        log.change(&state, Nanos::new(last), Change::rate(rate(1, 1000))).expect("a rate");
+        let due = log.ready_at(&state, Nanos::new(last), 0, 1);
+        assert_eq!(due, Nanos::new(last + 1000), "{undone} undone, {more} more");
     }
 }
