@@ -51,7 +51,9 @@ pub type DefaultClock = TokioClock;
 /// Reads the time.
 ///
 /// An implementation should never go back. If it does, limiters stay within their bounds: a period
-/// of time that passes twice earns its permits once.
+/// of time that passes twice earns its permits once. There is one exception: if a grant of a bucket
+/// or of `SmoothBursty` is undone while the clock shows an earlier time than at a later grant, it
+/// may give back permits that had overflowed in between.
 pub trait Clock: Debug + Send + Sync + 'static {
     /// Returns the time since this clock's beginning.
     fn now(&self) -> Nanos;
