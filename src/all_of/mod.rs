@@ -532,7 +532,7 @@ impl<C: Timer> AllOf<C> {
     ///   cannot be served [within](AllRequest::within) its time; it names the member that is ready
     ///   last. [`AllRefusal::Queue`] with `Paused` if a pause of the `AllOf` itself is the reason.
     ///   It is exact as long as the members have no other waiters, no pause and no kept permits, and
-    ///   at most 512 requests wait: see promise P11 of the [crate](crate).
+    ///   at most 512 requests wait: see promise P11 in the documentation of the crate.
     /// - [`AllRefusal::Member`] with [`Refusal::InUse`] if the time of the request is over and a
     ///   counting limit still has too few permits.
     /// - [`AllRefusal::NoMember`] if the request names a member that does not exist.
