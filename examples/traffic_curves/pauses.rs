@@ -64,8 +64,8 @@ pub(crate) fn draw() -> Drawn {
                    pause and wait, and then 10 come per second. In the pause nothing passes, and nothing comes in. \
                    Afterwards the limiter is empty: permits come one interval apart, from a bucket in steps at its \
                    next step, from a cold SmoothWarmingUp 0.275 s apart and then faster. A window spaces its grants \
-                   for as long as it is, 2 s. With keep_permits the permits in stock pass at the end. The permits of a \
-                   window come back also during the pause.";
+                   for as long as it is, 2 s. With keep_permits the stored permits pass at the end. The permits of a \
+                   window return even during the pause.";
     let title = "Every policy in a pause from 1.5 s to 3.5 s, callers wait";
     let grid = Grid { title, panels, caption: caption.into() };
     Ok(Drawing::new("pauses", grid, facts))
