@@ -4,6 +4,10 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::time::Duration;
 
+/// Two times that were converted from one clock to another may differ by the time that passes
+/// between two clock readings.
+pub(crate) const CLOCK_SKEW: Nanos = Nanos::new(100_000);
+
 /// A point in time, in whole nanoseconds since the [`Clock`](crate::Clock)'s beginning, or a
 /// duration.
 ///

@@ -21,12 +21,11 @@ use crate::line::deferred::Deferred;
 use crate::line::pause::Stop;
 use crate::line::recheck::Recheck;
 use crate::line::rule::{Changes, LeftByLine, Rule};
-use crate::line::seats::CLOCK_SKEW;
 use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, limited};
 use crate::status::Status;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
-use crate::time::Nanos;
+use crate::time::{CLOCK_SKEW, Nanos};
 
 /// The most rounds in which the members are asked again about the time found so far. One round is
 /// enough unless other composites have seats, too.
@@ -548,8 +547,8 @@ impl<C: Timer> Rule for All<C> {
         None
     }
 
-    /// While requests wait for one member, permits of another one overflow, and a window leaves room
-    /// that no later request uses. So requests are forecast one by one, if the policies of the
+    /// While requests wait for one member, permits of another one overflow, and a window leaves
+    /// room that no later request uses. So requests are forecast one by one, if the policies of the
     /// members are all that determines their times. Otherwise, sums predict the times of all
     /// requests, as well as they can.
     fn one_by_one(&self, _largest: u32) -> usize {

@@ -142,8 +142,8 @@ pub(crate) trait Member: Recheck {
     /// before `begin`. The result is not before `at`. Leaves out the seat `own`.
     fn due(&self, times: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
 
-    /// Returns whether no request waits here except `own` seats, and nothing but the policy restrains
-    /// grants.
+    /// Returns whether no request waits here except `own` seats, and nothing but the policy
+    /// restrains grants.
     fn is_plain(&self, own: usize) -> bool;
 
     /// Begins a forecast of the grants from now on, by this limiter's clock.

@@ -531,8 +531,8 @@ impl<C: Timer> AllOf<C> {
     /// - [`AllRefusal::Member`] with [`Refusal::Limited`] or [`Refusal::Paused`] if the request
     ///   cannot be served [within](AllRequest::within) its time; it names the member that is ready
     ///   last. [`AllRefusal::Queue`] with `Paused` if a pause of the `AllOf` itself is the reason.
-    ///   It is exact as long as the members have no other waiters, no pause and no kept permits, and
-    ///   at most 512 requests wait: see promise P11 in the documentation of the crate.
+    ///   It is exact as long as the members have no other waiters, no pause and no kept permits,
+    ///   and at most 512 requests wait: see promise P11 in the documentation of the crate.
     /// - [`AllRefusal::Member`] with [`Refusal::InUse`] if the time of the request is over and a
     ///   counting limit still has too few permits.
     /// - [`AllRefusal::NoMember`] if the request names a member that does not exist.
@@ -549,8 +549,8 @@ impl<C: Timer> AllOf<C> {
     ///
     /// # Errors
     ///
-    /// The errors of [`acquire_many`](AllOf::acquire_many). A refusal names the member that is ready
-    /// last.
+    /// The errors of [`acquire_many`](AllOf::acquire_many). A refusal names the member that is
+    /// ready last.
     pub fn acquire_within(&self, within: Duration) -> AcquireAll<C> {
         AcquireAll::new(self, &AllRequest::new().within(within))
     }

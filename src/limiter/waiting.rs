@@ -120,8 +120,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         self.tell(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
     }
 
-    /// Joins the queue, unless a permit is available by now. If `most` is not zero, takes as many as
-    /// are available, at most `most`.
+    /// Joins the queue, unless a permit is available by now. If `most` is not zero, takes as many
+    /// as are available, at most `most`.
     fn join(
         self: &Arc<Self>,
         wait: &mut Progress<R::Ask>,

@@ -58,11 +58,7 @@ use crate::line::place::{LAST_PLACE, priority_of};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::line::sizes::Sizes;
-use crate::time::Nanos;
-
-/// Two times that were converted from one clock to another may differ by the time that passes
-/// between two clock readings.
-pub(crate) const CLOCK_SKEW: Nanos = Nanos::new(100_000);
+use crate::time::{CLOCK_SKEW, Nanos};
 
 /// The number of seats that are away and are judged one by one.
 const BACKFILL_DEPTH: usize = 8;

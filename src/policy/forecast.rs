@@ -1,9 +1,6 @@
 //! A forecast: the next grants, foreseen request by request.
 
-use crate::time::Nanos;
-
-/// How much later the clock of a part may have been read, in nanoseconds.
-const CLOCK_SKEW: u64 = 1_000_000;
+use crate::time::{CLOCK_SKEW, Nanos};
 
 /// The requests that are served first, as a policy foresees them: the data that
 /// [`Policy::foresee`](super::Policy::foresee) keeps from one request to the next.
@@ -76,7 +73,7 @@ impl Forecast {
         let ahead = |of: &Forecast, part: &Forecast| part.from.as_u64().wrapping_sub(of.from.as_u64());
         let are_the_same = |(part, others): (&Forecast, &Forecast)| {
             let skew = ahead(self, part).wrapping_sub(ahead(other, others));
-            skew.min(skew.wrapping_neg()) <= CLOCK_SKEW && part.finds_the_same(others)
+            skew.min(skew.wrapping_neg()) <= CLOCK_SKEW.as_u64() && part.finds_the_same(others)
         };
         self.parts.len() == other.parts.len()
             && self.parts.iter().zip(&other.parts).all(are_the_same)

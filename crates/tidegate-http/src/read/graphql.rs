@@ -108,8 +108,8 @@ fn github(reported: Option<&RawValue>, clock: Clock) -> Option<ServerLimit> {
 }
 
 /// Reads `{"requestedQueryCost":101,"actualQueryCost":46,"throttleStatus":{"maximumAvailable":1000,
-/// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, which has no reset. A refused query
-/// may be retried when its cost is restored.
+/// "currentlyAvailable":954,"restoreRate":50}}`: a leaky bucket, which has no reset. A refused
+/// query may be retried when its cost is restored.
 fn shopify(cost: Option<&RawValue>, response: &mut ResponseLimits) {
     let [asked, status] = members(cost, ["requestedQueryCost", "throttleStatus"]);
     let [limit, remaining, rate] = members(status, ["maximumAvailable", "currentlyAvailable", "restoreRate"]);

@@ -3,8 +3,9 @@
 //! `cargo bench -p tidegate-redis --bench speed` starts its own server. Rows take turns, and the
 //! best round of each row counts, because other work of the machine only takes time away. The last
 //! column is the median over all rounds of one ratio: the median time of a decision, divided by
-//! that of a bare `EVALSHA` with as many calls in flight. `-- --rounds N` sets the number of rounds.
-//! `-- --only TEXT` leaves out other crates and the rows without this text, except bare calls.
+//! that of a bare `EVALSHA` with as many calls in flight. `-- --rounds N` sets the number of
+//! rounds. `-- --only TEXT` leaves out other crates and the rows without this text, except bare
+//! calls.
 
 mod bare;
 #[path = "../../tests/support/mod.rs"]

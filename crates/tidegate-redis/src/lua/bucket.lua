@@ -51,8 +51,8 @@
 --
 -- Pause. Nothing accrues, so at its end the level is the one from before, as of an instant that is
 -- later by the length of the pause. If the pause spends the permits, its end counts as a peak that
--- met the cap, but for what was owed there. `hold` moves `booked` to the instant for the foreseen end, and
--- an earlier end moves it back by the rest, but never behind a grant.
+-- met the cap, but for what was owed there. `hold` moves `booked` to the instant for the foreseen
+-- end, and an earlier end moves it back by the rest, but never behind a grant.
 --
 -- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
 -- an integer, and time adds p for each us. Only due instants are rounded, up to whole us. In the us

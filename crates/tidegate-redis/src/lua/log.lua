@@ -197,8 +197,8 @@ do
       if counts > l.now then cut(l, gone(l, counts > at and at or l.now) + 1, n) end
     end
 
-    -- While the last booking is less than a window behind a place, each window that ends at a booking
-    -- and has a later instant also has the instant of the place.
+    -- While the last booking is less than a window behind a place, each window that ends at a
+    -- booking and has a later instant also has the instant of the place.
     kinds[LOG].lasts = function(l, due)
       local counts = due + l.terms[2]
       return l.booked < counts and counts or due

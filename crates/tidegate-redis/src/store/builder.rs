@@ -146,8 +146,8 @@ impl StoreBuilder {
     ///
     /// The reply to a request of this runtime then needs no hop to another thread. That hop is a
     /// sixth of the time of a request without concurrent ones. Concurrent requests share calls, and
-    /// gain less. Choose this if the requests come from tasks of one runtime that lasts as long as the
-    /// store. Keep the thread if other runtimes and plain threads make requests too, if calls
+    /// gain less. Choose this if the requests come from tasks of one runtime that lasts as long as
+    /// the store. Keep the thread if other runtimes and plain threads make requests too, if calls
     /// block, or if tasks of the runtime work for long between two awaits: the runtime keeps the
     /// deadline of a call. The runtime must run, with its time and I/O drivers enabled, and without
     /// paused time.

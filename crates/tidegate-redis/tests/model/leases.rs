@@ -949,8 +949,8 @@ fn busy_and_idle_processes_are_served_alike() {
 }
 
 /// Tasks request a permit within a time, again and again. A refused task sleeps for its
-/// `retry_after`. Returns the longest time that a decision took, apart from the wait of its request,
-/// and the time from which it is measured.
+/// `retry_after`. Returns the longest time that a decision took, apart from the wait of its
+/// request, and the time from which it is measured.
 fn loops_within(fleet: &Fleet, tasks: usize, within: Duration) -> Arc<Mutex<(Duration, Instant)>> {
     let slowest = Arc::new(Mutex::new((Duration::ZERO, Instant::now())));
     for limiter in fleet.limiters.iter().flat_map(|limiter| std::iter::repeat_n(limiter, tasks)) {
