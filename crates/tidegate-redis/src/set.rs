@@ -54,7 +54,7 @@ impl Prepared {
             observers: observers.clone(),
             members: members.clone(),
             giving_way: Arc::default(),
-            known_pause: KnownPause::default(),
+            known_pause: Arc::default(),
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             clock: DefaultClock::new(),
@@ -75,7 +75,7 @@ pub(crate) struct Set {
     /// The number of calls without a reply that give way to the calls of others.
     giving_way: Arc<AtomicUsize>,
     /// The pause that this process knows of, for the time that the store is away.
-    pub(crate) known_pause: KnownPause,
+    pub(crate) known_pause: Arc<KnownPause>,
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) clock: DefaultClock,
@@ -157,7 +157,16 @@ impl Set {
     ) -> Option<Unsent> {
         let cmd = command(&self.script, operation, self.store.time(), &self.parts(costs, before));
         let limits = self.members.len();
-        self.carry_out(cmd, deadline, move |value| Reply::read(value, limits), answer)
+        let ending = matches!(operation, Operation::Resume).then(|| self.known_pause.end());
+        self.carry_out(
+            cmd,
+            deadline,
+            move |value| Reply::read(value, limits),
+            move |reply| {
+                drop(ending);
+                answer(reply);
+            },
+        )
     }
 
     /// A call that takes bookings back, and then decides requests in their order.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use redis::Cmd;
+use redis::{Cmd, Value};
 use tidegate::{AllRefusal, Left, Nanos, Refusal};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -63,7 +63,7 @@ pub(super) struct Shared {
     pub(super) span: Duration,
     pub(super) limit: AtomicU32,
     pub(super) line: Mutex<Line>,
-    pub(super) known_pause: KnownPause,
+    pub(super) known_pause: Arc<KnownPause>,
     /// Notified when there is a reason for a call.
     pub(super) changed: Notify,
 }
@@ -126,6 +126,8 @@ struct Asked {
     cmd: Cmd,
     requests: Vec<(Place, i64)>,
     held: u64,
+    /// How many times this process had ended a pause when the call left.
+    ended: u64,
     /// Ends when the call has its outcome.
     telling: Telling,
 }
@@ -266,24 +268,38 @@ impl Shared {
     }
 
     pub(super) async fn ask(&self, operation: Operation) -> Result<CallReport, Away> {
-        let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
-        self.answer(cmd, Deadline::of(self.store.timeout())).await
+        let (sender, receiver) = oneshot::channel();
+        let deadline = Deadline::of(self.store.timeout());
+        self.send(operation, deadline, move |outcome| _ = sender.send(outcome));
+        self.read(receiver.await.unwrap_or(Err(Away::For(Duration::MAX))))
     }
 
     /// Like `ask`, without waiting for the reply.
     pub(super) fn tell(&self, operation: Operation) {
-        let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
         let store = self.store.clone();
-        drop(self.store.send(cmd, self.script.clone(), Deadline::NONE, move |outcome| {
+        self.send(operation, Deadline::NONE, move |outcome| {
             if outcome.is_err() {
                 store.note_lost(0);
             }
+        });
+    }
+
+    fn send(
+        &self,
+        operation: Operation,
+        deadline: Deadline,
+        answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
+    ) {
+        let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
+        let ending = matches!(operation, Operation::Resume).then(|| self.known_pause.end());
+        drop(self.store.send(cmd, self.script.clone(), deadline, move |outcome| {
+            drop(ending);
+            answer(outcome);
         }));
     }
 
-    async fn answer(&self, cmd: Cmd, deadline: Deadline) -> Result<CallReport, Away> {
-        let value = self.store.ask(cmd, self.script.clone(), deadline).await?;
-        CallReport::read(&value).ok_or_else(|| self.store.note_nonsense())
+    fn read(&self, outcome: Result<Value, Away>) -> Result<CallReport, Away> {
+        CallReport::read(&outcome?).ok_or_else(|| self.store.note_nonsense())
     }
 
     /// Returns the next call; `None` if the store already knows that nothing is held or wanted.
@@ -315,7 +331,7 @@ impl Shared {
         let sizes: Vec<i64> = requests.iter().map(|(_, size)| *size).collect();
         let cmd = self.call(Operation::Call, &line, &sizes).command(&self.script);
         let telling = line.telling.take().unwrap_or_else(|| self.store.begin_telling());
-        Some(Asked { cmd, requests, held: line.held, telling })
+        Some(Asked { cmd, requests, held: line.held, ended: self.known_pause.ended(), telling })
     }
 
     /// Decides requests by the store's reply. Returns how long to rest if nothing changes. `since`
@@ -358,7 +374,7 @@ impl Shared {
         since: &mut Option<Instant>,
         answers: &mut Answers,
     ) -> Duration {
-        self.known_pause.told(told.paused_for);
+        self.known_pause.told(asked.ended, told.paused_for);
         let limit = self.limit();
         let left = left(limit, told.in_use);
         line.announced = 0;
@@ -551,13 +567,13 @@ impl Serving {
         let mut since = None;
         while let Some(asked) = shared.next() {
             // Requests that do not wait have their own deadlines.
-            let mut answer = pin!(shared.answer(asked.cmd.clone(), Deadline::KEPT));
+            let mut answer = pin!(shared.store.ask(asked.cmd.clone(), shared.script.clone(), Deadline::KEPT));
             let told = loop {
                 // Requests that come meanwhile have a later deadline.
                 let first = shared.line().first_deadline();
                 let deadline = first.unwrap_or_else(|| Instant::now() + shared.store.timeout());
                 match tokio::time::timeout_at(deadline, &mut answer).await {
-                    Ok(told) => break told,
+                    Ok(outcome) => break shared.read(outcome),
                     Err(_) => shared.expire(),
                 }
             };

@@ -25,7 +25,6 @@ use crate::counting::wait::Wait;
 use crate::error::{BuildError, with_left};
 use crate::jitter;
 use crate::key;
-use crate::known_pause::KnownPause;
 use crate::observe::{Observers, Watch};
 use crate::store::{Away, Store};
 
@@ -181,7 +180,7 @@ impl CountingBuilder {
             span,
             limit: AtomicU32::new(limit),
             line: Mutex::new(Line::default()),
-            known_pause: KnownPause::default(),
+            known_pause: Arc::default(),
             changed: Notify::new(),
         };
         Ok(StoreCountingLimit(Arc::new(shared), Blocks::Yes))
@@ -249,7 +248,6 @@ impl StoreCountingLimit {
     ///
     /// [`Refusal::Unavailable`] if the store does not reply. It may have ended the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
-        self.0.known_pause.end();
         let was_paused = self.ask(Operation::Resume).await?.granted == [true];
         if was_paused {
             self.0.observers.report(|events| events.resumed());
@@ -420,7 +418,6 @@ impl Limiter for StoreCountingLimit {
 
     fn resume(&self) -> bool {
         let Some(was_paused) = self.0.store.block_on(self.1, StoreCountingLimit::resume(self)) else {
-            self.0.known_pause.end();
             self.0.tell(Operation::Resume);
             return false;
         };

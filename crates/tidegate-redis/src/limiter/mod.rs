@@ -201,7 +201,8 @@ impl StoreLimiter {
         }
         self.ask_all(Operation::Reset).await?;
         self.0.resumed();
-        self.resume_here();
+        self.resume_leases();
+        drop(self.0.set.known_pause.end());
         Ok(())
     }
 
@@ -271,12 +272,11 @@ impl StoreLimiter {
     /// Returns [`Refusal::Unavailable`] if the store did not reply. The store may still have ended
     /// the pause.
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
-        self.0.set.known_pause.end();
         let reply = self.ask_all(Operation::Resume).await?;
         self.0.resumed();
         let was_paused = reply.limits.iter().any(|told| told.other > 0);
         if was_paused {
-            self.resume_here();
+            self.resume_leases();
             self.0.set.observers.report(|events| events.resumed());
         }
         Ok(was_paused)
@@ -329,9 +329,8 @@ impl StoreLimiter {
         Operation::Pause { span, keep_permits: pause.keeps_permits() }
     }
 
-    fn resume_here(&self) {
+    fn resume_leases(&self) {
         self.0.leases.iter().for_each(|leases| leases.resume());
-        self.0.set.known_pause.end();
     }
 
     fn debited(&self, costs: &AllRequest<'_>) -> Result<Costs, AllRefusal> {
@@ -620,7 +619,7 @@ impl Limiter for StoreLimiter {
         match self.block_on(StoreLimiter::resume(self)) {
             Some(was_paused) => was_paused.unwrap_or(false),
             None => {
-                self.resume_here();
+                self.resume_leases();
                 self.tell(Operation::Resume);
                 self.0.resumed();
                 false

@@ -14,6 +14,8 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
+type Resume = std::pin::Pin<Box<dyn Future<Output = Result<bool, AllRefusal>>>>;
+
 const LINES: [&str; 7] = [
     "token_bucket 100/s burst 10",
     "leaky_bucket 100/s capacity 1000",
@@ -87,6 +89,43 @@ fn a_pause_that_the_store_told_holds_while_the_store_is_away() {
             assert!(is_paused(answer));
             sleep(MINUTE).await;
             assert!(second.acquire_now(1).await.unwrap().is_degraded());
+        });
+    }
+}
+
+/// A reply to a call from before the end of a pause reported the pause. A process that had ended
+/// the pause itself was then paused while the store was away.
+#[test]
+fn a_late_reply_does_not_renew_a_pause_that_its_process_has_ended() {
+    for (is_counting, is_awaited) in [(false, false), (false, true), (true, false), (true, true)] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS * 10));
+            let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+            let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+            let (limiter, resume): (AnyLimiter, Resume) = if is_counting {
+                let counting = store.counting("all", 8).build().unwrap();
+                (counting.clone().into(), Box::pin(async move { counting.resume().await }))
+            } else {
+                let limit = store.limiter("all").limit("limit", "fixed_window 8/s").build().unwrap();
+                (limit.clone().into(), Box::pin(async move { limit.resume().await }))
+            };
+            drop(limiter.acquire_now(1).await.unwrap());
+            limiter.pause(Pause::lasting(MINUTE)).unwrap();
+            sleep(MS * 30).await;
+            let mut asked = std::pin::pin!(limiter.acquire_now(1));
+            // The server has decided in the pause, and the reply is on its way.
+            assert!(timeout(MS * 15, &mut asked).await.is_err());
+            model.stop(true);
+            if is_awaited {
+                let (resumed, answer) = tokio::join!(resume, asked);
+                assert!(resumed.is_err() && answer.is_err());
+            } else {
+                limiter.non_blocking().resume();
+                assert!(asked.await.is_err());
+            }
+            sleep(SECOND * 2).await;
+            let granted = limiter.acquire_now(1).await;
+            assert!(granted.as_ref().is_ok_and(AllPermits::is_degraded), "{granted:?}");
         });
     }
 }
