@@ -291,7 +291,7 @@ fn broken_a_bound_is_never_exceeded() {
             most: 0,
             priority: 0,
             droppable: true,
-            woken_by: WokenBy::Nobody,
+            woken_by: WokenBy::Nothing,
             since: Nanos::ZERO,
             deadline: Nanos::MAX,
             waker: None,

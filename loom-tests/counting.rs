@@ -179,15 +179,15 @@ fn a_permit_given_back_reaches_a_place_that_stands_up_meanwhile() {
         let held = limit.try_acquire().expect("the only one");
         let bell = Arc::new(Bell(AtomicBool::new(false)));
         let ring: Arc<dyn Recheck> = bell.clone();
-        let place = limit.pool.sit(Arc::downgrade(&ring));
+        let place = limit.pool.take_seat(Arc::downgrade(&ring));
         let other = thread::spawn(move || drop(held));
         let mut deferred = Deferred::new();
-        let turn = limit.pool.stand(place, 1, &mut deferred);
+        let turn = limit.pool.enqueue_seat(place, 1, &mut deferred);
         drop(deferred);
         other.join().expect("no panic");
         assert!(turn || bell.0.load(Ordering::Relaxed), "the ring is lost");
         let permit = limit.take_turn(place, 1).expect("its turn");
-        limit.pool.rise(place, &mut Deferred::new());
+        limit.pool.give_up(place, &mut Deferred::new());
         drop(permit);
         assert_eq!(limit.available(), 1);
     });

@@ -82,7 +82,7 @@ fn try_against_a_waiter(try_acquire: fn(&TestLimiter) -> bool) {
         };
         let mut request = Request::new(&limiter);
         assert!(request.poll().is_pending(), "not due yet");
-        clock.set_without_ringing(SECOND);
+        clock.set_without_waking(SECOND);
         due.store(true, LoomOrdering::Release);
         let (after, taken) = other.join().expect("no panic");
         assert!(!(after && taken), "nobody overtakes");
@@ -362,7 +362,7 @@ fn a_dropped_permit_is_neither_lost_nor_doubled() {
 /// An alarm goes off while another thread sets it to an earlier time. This is not taken for the new
 /// setting going off, so the next waiter has an alarm as well.
 #[test]
-fn a_ring_while_the_alarm_is_taken_is_not_lost() {
+fn an_alarm_that_fires_while_it_is_reset_is_not_lost() {
     model(|| {
         let clock = LoomClock::new();
         let policy = SmoothBursty::new(Rate::per_second(1)).max_burst(Duration::ZERO);

@@ -23,7 +23,7 @@ fn keep<P: Policy>(policy: &P, state: &P::State, permits: u64) -> u64 {
 }
 
 /// The broken twin: reads the available permits, and then takes the excess it has seen.
-fn look_and_take<P: Policy>(policy: &P, state: &P::State, permits: u64) -> u64 {
+fn read_and_take<P: Policy>(policy: &P, state: &P::State, permits: u64) -> u64 {
     let taken = policy.status(state, AT).beyond(permits);
     policy.debit(state, AT, u32::try_from(taken).expect("a few"));
     taken
@@ -149,11 +149,11 @@ fn two_policies_are_lowered_by_as_much() {
 #[test]
 #[should_panic(expected = "in some order")]
 fn broken_against_a_request() {
-    against_a_request(token_bucket, look_and_take);
+    against_a_request(token_bucket, read_and_take);
 }
 
 #[test]
 #[should_panic(expected = "taken once")]
 fn broken_against_another() {
-    against_another(token_bucket, look_and_take);
+    against_another(token_bucket, read_and_take);
 }

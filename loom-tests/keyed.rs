@@ -39,7 +39,7 @@ fn keys(max_keys: usize) -> (Keys, LoomClock) {
 fn with_a_fresh_key(max_keys: usize) -> Keys {
     let (keys, clock) = keys(max_keys);
     assert_eq!(keys.try_acquire(&1, &Request::permits(1)).map(drop), Ok(()));
-    clock.set_without_ringing(SECOND);
+    clock.set_without_waking(SECOND);
     keys
 }
 
@@ -245,12 +245,12 @@ fn a_line_in_which_a_request_waits_stays() {
 
 #[test]
 fn a_line_in_which_a_request_waits_is_not_settled_by_a_call() {
-    settling_against_a_wait(|keys| drop(keys.limiter_of_a_call(&1)));
+    settling_against_a_wait(|keys| drop(keys.limiter_for_call(&1)));
 }
 
 #[test]
 fn a_state_moves_into_a_line_and_back_whole() {
-    moving_against_a_take(|keys| keys.limiter_of_a_call(&1).is_ok_and(|line| line.try_acquire().is_ok()));
+    moving_against_a_take(|keys| keys.limiter_for_call(&1).is_ok_and(|line| line.try_acquire().is_ok()));
 }
 
 /// Two calls use the key limiter of a key at once. The call that ends last settles it.

@@ -55,7 +55,7 @@ fn broken_a_key_is_not_forgotten_under_a_permit() {
 
 /// The last permit of a key is given back while another thread reads the status of the key. The key
 /// is forgotten.
-fn giving_back_against_a_look(look: fn(&Keys)) {
+fn giving_back_against_a_read(look: fn(&Keys)) {
     model(move || {
         let keys = keys();
         let held = keys.try_acquire(&1).expect("the only one");
@@ -67,16 +67,16 @@ fn giving_back_against_a_look(look: fn(&Keys)) {
 }
 
 #[test]
-fn a_key_is_forgotten_while_its_status_is_told() {
-    giving_back_against_a_look(|keys| assert_eq!(keys.status(&1).limit, 1));
+fn a_key_is_forgotten_while_its_status_is_read() {
+    giving_back_against_a_read(|keys| assert_eq!(keys.status(&1).limit, 1));
 }
 
 /// The broken twin: reads through a reference to the limit, without the lock.
 #[test]
 #[should_panic = "no key stays"]
-fn broken_a_key_is_forgotten_while_its_status_is_told() {
-    giving_back_against_a_look(|keys| {
-        let limit = keys.ask_known(&1, crate::CountingLimit::clone);
+fn broken_a_key_is_forgotten_while_its_status_is_read() {
+    giving_back_against_a_read(|keys| {
+        let limit = keys.inspect_known(&1, crate::CountingLimit::clone);
         assert!(limit.is_none_or(|limit| limit.status().limit == 1));
     });
 }

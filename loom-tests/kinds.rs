@@ -60,7 +60,7 @@ fn take(policy: &AnyPolicy, state: &AnyState) -> Result<(), Refusal> {
 }
 
 /// The refusal while a change stalls.
-fn is_told_to_retry(refusal: &Refusal) -> bool {
+fn asks_for_a_retry(refusal: &Refusal) -> bool {
     refusal.retry_after() == Some(Duration::from_nanos(1))
 }
 
@@ -69,7 +69,7 @@ fn changes_from(line: &'static str) {
         model_of_three(move || {
             let (granted, refusals) = granted(line, 1, |policy, state| replace(policy, state, new), take);
             assert_eq!(granted, 2, "as many as there were");
-            assert!(refusals.iter().all(is_told_to_retry), "there were permits all the time");
+            assert!(refusals.iter().all(asks_for_a_retry), "there were permits all the time");
         });
     }
 }
@@ -155,11 +155,11 @@ fn broken_a_bucket_becomes_another_kind() {
 /// The broken twin: returns the refusal of a state that was shut.
 #[test]
 #[should_panic(expected = "there were permits all the time")]
-fn broken_a_refusal_by_an_old_kind_is_told() {
+fn broken_a_refusal_by_an_old_kind_is_returned() {
     model(|| {
         let once = |policy: &AnyPolicy, state: &AnyState| policy.try_acquire_once(state, NOW, 1);
         let change = |policy: &AnyPolicy, state: &AnyState| replace(policy, state, "fixed_window 2/h");
         let (_, refusals) = granted("token_bucket 1/h burst 2", 1, change, once);
-        assert!(refusals.iter().all(is_told_to_retry), "there were permits all the time");
+        assert!(refusals.iter().all(asks_for_a_retry), "there were permits all the time");
     });
 }

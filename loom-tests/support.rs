@@ -63,7 +63,7 @@ impl LoomClock {
     }
 
     /// Sets the time without waking, as a late timer does.
-    pub(crate) fn set_without_ringing(&self, now: Nanos) {
+    pub(crate) fn set_without_waking(&self, now: Nanos) {
         lock(&self.0).now = now;
     }
 

@@ -31,7 +31,7 @@ fn up_to(limiter: &Limiter, most: u32) -> u32 {
 }
 
 /// The broken twin: reads the available permits, and then takes the number it has seen.
-fn look_and_take(limiter: &Limiter, most: u32) -> u32 {
+fn read_and_take(limiter: &Limiter, most: u32) -> u32 {
     let n = u32::try_from(limiter.status().available).expect("three").min(most);
     limiter.debit(n);
     n
@@ -59,7 +59,7 @@ fn as_many_as_there_are_is_no_more() {
 #[test]
 #[should_panic(expected = "of three permits")]
 fn broken_as_many_as_there_are_is_no_more() {
-    against_a_request(look_and_take);
+    against_a_request(read_and_take);
 }
 
 /// Two requests for up to two permits. Each gets at least one permit, and all are taken.

@@ -154,23 +154,23 @@ impl CancelToken {
     /// assert_eq!(sent, 1);
     /// ```
     pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _within = Within::enter(self);
+        let _scope = TokenScope::enter(self);
         work()
     }
 }
 
 /// The scope in which a thread runs under a token. A panic ends it too.
-struct Within;
+struct TokenScope;
 
-impl Within {
-    fn enter(token: &CancelToken) -> Option<Within> {
+impl TokenScope {
+    fn enter(token: &CancelToken) -> Option<TokenScope> {
         // In a destructor that runs when the thread ends, the list is gone. Then no token can end a
         // wait.
-        SCOPES.try_with(|scopes| scopes.borrow_mut().push(token.clone())).ok().map(|()| Within)
+        SCOPES.try_with(|scopes| scopes.borrow_mut().push(token.clone())).ok().map(|()| TokenScope)
     }
 }
 
-impl Drop for Within {
+impl Drop for TokenScope {
     fn drop(&mut self) {
         drop(SCOPES.try_with(|scopes| scopes.borrow_mut().pop()));
     }

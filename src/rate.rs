@@ -498,7 +498,7 @@ pub(crate) fn read_span(text: &str) -> Option<Duration> {
 
 /// Returns how to write a duration that is recognised although [`read_span`] does not read it: one
 /// with a fraction, or with another name of the unit.
-pub(crate) fn understood_span(text: &str) -> Option<String> {
+pub(crate) fn suggested_span(text: &str) -> Option<String> {
     let text = text.trim().to_lowercase();
     let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.' || c == '_');
     let count = text[..text.len() - unit.len()].replace('_', "");
@@ -520,7 +520,7 @@ pub(crate) fn understood_span(text: &str) -> Option<String> {
 
 /// Returns how to write a rate that is recognised although it cannot be read: `10 per second`,
 /// `5/sec`, `1k/s`, `5rps`, or `5`, which has no period.
-fn understood_rate(text: &str) -> Option<String> {
+fn suggested_rate(text: &str) -> Option<String> {
     let text = text.trim().to_lowercase();
     if text.parse::<f64>().is_ok_and(|permits| permits.is_finite() && permits > 0.0) {
         return Some(format!("{text}/s, {text}/min or with another period"));
@@ -535,7 +535,7 @@ fn understood_rate(text: &str) -> Option<String> {
         permits.strip_suffix(unit).map(|permits| format!("{permits}{power}")).unwrap_or(permits)
     });
     let period = period.trim();
-    let period = if read_span(period).is_some() { period.to_owned() } else { understood_span(period)? };
+    let period = if read_span(period).is_some() { period.to_owned() } else { suggested_span(period)? };
     read_rate(&format!("{permits}/{period}")).ok().map(|rate| rate.to_string())
 }
 
@@ -556,7 +556,7 @@ impl FromStr for Rate {
 
     fn from_str(text: &str) -> Result<Rate, RateError> {
         read_rate(text).map_err(|error| match error {
-            None => RateError::Syntax { text: text.into(), write: understood_rate(text).map(Into::into) },
+            None => RateError::Syntax { text: text.into(), write: suggested_rate(text).map(Into::into) },
             // This error contains the text as it was written.
             Some(error @ RateError::NotPositive { .. }) => error,
             Some(error) => RateError::Text { text: text.into(), error: Box::new(error) },
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_text_is_told_with_what_to_write() {
+    fn the_error_of_bad_text_says_what_to_write() {
         let general = "write permits/period with s, min, h, d, ms, us or ns, such as 5/s, 2.5/min or 1000/100ms, \
                        or unlimited or zero";
         for (text, error) in [

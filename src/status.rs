@@ -49,7 +49,7 @@ impl Status {
     }
 
     /// Returns this status as it belongs to the decision on a request that did not wait.
-    pub(crate) fn told(self, request: &Request, answer: &Result<Grant, Refusal>) -> Status {
+    pub(crate) fn as_decided(self, request: &Request, answer: &Result<Grant, Refusal>) -> Status {
         match answer {
             Ok(grant) => grant.left().map_or(self, |left| self.with_left(left)),
             Err(Refusal::Limited { retry_after } | Refusal::Paused { retry_after }) => {

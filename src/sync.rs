@@ -44,9 +44,9 @@ impl<T> Swap<T> {
         Swap(arc_swap::ArcSwapOption::empty())
     }
 
-    /// Calls `look` with the value. It sees all that was written before the value was stored.
-    pub(crate) fn with<R>(&self, look: impl FnOnce(Option<&std::sync::Arc<T>>) -> R) -> R {
-        look(self.0.load().as_ref())
+    /// Calls `inspect` with the value. It sees all that was written before the value was stored.
+    pub(crate) fn with<R>(&self, inspect: impl FnOnce(Option<&std::sync::Arc<T>>) -> R) -> R {
+        inspect(self.0.load().as_ref())
     }
 
     pub(crate) fn store(&self, value: std::sync::Arc<T>) {
@@ -56,7 +56,7 @@ impl<T> Swap<T> {
 
 /// How many times a thread retries: for a step that another thread is about to finish, or after a
 /// race that it lost. The standard library's mutex spins as many times before it sleeps.
-pub(crate) const LOOKS: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100 };
+pub(crate) const MAX_RETRIES: u32 = if cfg!(all(test, tidegate_loom)) { 1 } else { 100 };
 
 /// Locks, and ignores poisoning: every section leaves its data consistent at each point where user
 /// code could unwind.
@@ -111,9 +111,9 @@ mod twin {
             Swap(loom::sync::Mutex::new(None))
         }
 
-        pub(crate) fn with<R>(&self, look: impl FnOnce(Option<&Arc<T>>) -> R) -> R {
+        pub(crate) fn with<R>(&self, inspect: impl FnOnce(Option<&Arc<T>>) -> R) -> R {
             let value = super::lock(&self.0).clone();
-            look(value.as_ref())
+            inspect(value.as_ref())
         }
 
         pub(crate) fn store(&self, value: Arc<T>) {

@@ -5,9 +5,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use tidegate::{
-    AllOf, CountingLimit, KeyedRateLimiter, Rate, RateLimiter, Refusal, Request, TokenBucket,
-};
+use tidegate::{AllOf, CountingLimit, KeyedRateLimiter, Rate, RateLimiter, Refusal, Request, TokenBucket};
 
 /// The words of a text, separated by single spaces.
 fn words(text: &str) -> String {
@@ -21,7 +19,7 @@ fn each_program_of_the_readme_is_in_this_file() {
     let file = words(include_str!("readme.rs"));
     let mut programs = 0;
     for after in readme.split("```rust\n").skip(1) {
-        let (program, _) = after.split_once("```").unwrap();
+        let (program, _) = after.split_once("```").expect("the program ends");
         // The imports of the first program are at the top of this file.
         let uses = |line: &&str| line.starts_with("use ");
         let program: Vec<&str> = program.lines().skip_while(uses).collect();
@@ -77,6 +75,7 @@ fn server(user: &str, respond: impl Fn(u16, Option<u64>)) {
         // 429, or 503 if there is no room for a new user; and Retry-After.
         return respond(refusal.status_code(), refusal.retry_after_secs());
     }
+    respond(200, None);
 }
 
 struct Answer {

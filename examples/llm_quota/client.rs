@@ -206,7 +206,7 @@ pub(crate) async fn run(
     let shared = Shared { client, url, limits, calls, begin, bar, asked: zero(), refused: zero(), believed };
     let shared = Arc::new(shared);
 
-    let watchers = [tokio::spawn(tell_every_second(shared.clone())), tokio::spawn(watch(shared.clone()))];
+    let watchers = [tokio::spawn(print_every_second(shared.clone())), tokio::spawn(watch(shared.clone()))];
     let mut tasks = JoinSet::new();
     for (tenant, Tenant { tasks: number, .. }) in TENANTS.iter().enumerate() {
         for _ in 0..*number {
@@ -312,7 +312,7 @@ async fn watch(shared: Arc<Shared>) {
 }
 
 /// Prints a line every second, above the bar if there is one.
-async fn tell_every_second(shared: Arc<Shared>) {
+async fn print_every_second(shared: Arc<Shared>) {
     let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     ticks.tick().await;

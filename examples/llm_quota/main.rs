@@ -151,7 +151,7 @@ async fn run(arguments: Arguments) -> Result<bool, Box<dyn Error>> {
     if let Some(folder) = file.parent() {
         fs::create_dir_all(folder)?;
     }
-    let utilisation = summary.told_utilisation();
+    let utilisation = summary.utilisation_sentence();
     let course =
         plot::Course { utilisation, terms, begin, left: &tally.course, believed: &believed, calls: &calls };
     fs::write(&file, course.svg()?)?;

@@ -77,7 +77,7 @@ impl<'a> Summary<'a> {
     }
 
     /// Returns the utilisation as a sentence.
-    pub(crate) fn told_utilisation(&self) -> Option<String> {
+    pub(crate) fn utilisation_sentence(&self) -> Option<String> {
         let ([requests, tokens], _) = self.utilisation(false)?;
         let ([short_requests, short_tokens], _) = self.utilisation(true)?;
         Some(format!(

@@ -108,7 +108,7 @@ pub(crate) async fn run(client: Client, url: Url, limiter: Limiter, calls: u32, 
         Shared { client, url, limiter, calls, begin, bar, asked: zero(), granted: zero(), refused: zero() };
     let shared = Arc::new(shared);
 
-    let ticker = tokio::spawn(tell_every_second(shared.clone()));
+    let ticker = tokio::spawn(print_every_second(shared.clone()));
     let tasks: JoinSet<Vec<Call>> = iter::repeat_n(shared.clone(), tasks as usize).map(make_calls).collect();
     let calls = tasks.join_all().await.into_iter().flatten().collect();
     ticker.abort();
@@ -163,7 +163,7 @@ fn with_causes(error: &(dyn Error + 'static)) -> String {
 }
 
 /// Prints a line every second, above the bar if there is one.
-async fn tell_every_second(shared: Arc<Shared>) {
+async fn print_every_second(shared: Arc<Shared>) {
     let second = Duration::from_secs(1);
     let mut ticks = interval_at(tokio::time::Instant::now() + second, second);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);

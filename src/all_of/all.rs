@@ -6,10 +6,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::all_of::counting::Counting;
-use crate::all_of::member::{Member, Span, Taken, Wait, span, time};
+use crate::all_of::member::{Member, MemberGrant, Span, Wait, span, time};
 use crate::all_of::name::Name;
 #[cfg(feature = "keyed")]
-use crate::all_of::of_keys::Home;
+use crate::all_of::of_keys::KeyCleanup;
 use crate::all_of::weights::Weights;
 use crate::clock::Timer;
 use crate::counting::{CountingLimit, CountingPermit};
@@ -18,9 +18,9 @@ use crate::grant::Left;
 use crate::limiter::change::{TIMES_CHANGED, WEIGHTS_CHANGED};
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
-use crate::line::pause::Stop;
+use crate::line::pause::Standstill;
 use crate::line::recheck::Recheck;
-use crate::line::rule::{Changes, LeftByLine, Rule};
+use crate::line::rule::{Changes, Rule, TakeLimit};
 use crate::line::sizes::Sizes;
 use crate::policy::{Crowd, Forecast, limited};
 use crate::status::Status;
@@ -33,7 +33,7 @@ const ROUNDS: usize = 4;
 
 /// The most requests that are forecast one by one. Each costs some ten times what it costs in the
 /// queue of one limiter.
-const FORESEEN: usize = 512;
+const MAX_FORECAST: usize = 512;
 
 /// All of several limiters.
 pub(crate) struct All<C: Timer> {
@@ -54,7 +54,7 @@ pub(crate) struct All<C: Timer> {
     pub(super) shared: Weak<Shared<All<C>, C>>,
     /// The last field, because its drop notifies the tables of keys that the members were dropped.
     #[cfg(feature = "keyed")]
-    home: Option<Home<C>>,
+    home: Option<KeyCleanup<C>>,
 }
 
 #[derive(Clone)]
@@ -115,7 +115,7 @@ pub(crate) struct Sum {
 #[derive(Default)]
 pub(crate) struct AllCharge {
     /// Empty for a grant that was made without the lock, because its owner saw the grant at once.
-    pub(crate) taken: Vec<(usize, Box<dyn Taken>)>,
+    pub(crate) taken: Vec<(usize, Box<dyn MemberGrant>)>,
     pub(crate) permits: Permits,
     /// What a grant that was made without the lock left in the members, if the request asks for it.
     #[expect(clippy::box_collection, reason = "a grant is moved and dropped sooner")]
@@ -197,7 +197,7 @@ impl<C: Timer> All<C> {
 
     /// This rule as that of one key, among the composites of all keys.
     #[cfg(feature = "keyed")]
-    pub(super) fn with_home(mut self, home: Option<Home<C>>) -> All<C> {
+    pub(super) fn with_home(mut self, home: Option<KeyCleanup<C>>) -> All<C> {
         self.home = home;
         self
     }
@@ -260,13 +260,13 @@ impl<C: Timer> All<C> {
     }
 
     /// Checks whether all members have enough permits, and takes none.
-    fn look(&self, ask: &Weights) -> Result<(), Refusal> {
+    fn check_available(&self, ask: &Weights) -> Result<(), Refusal> {
         for (_, limit, n) in self.counting(ask) {
             if limit.available() < n {
                 return Err(Refusal::InUse { limit: limit.limit() });
             }
         }
-        match self.rates(ask).map(|(_, member, n)| member.look(n, ask.priority)).max() {
+        match self.rates(ask).map(|(_, member, n)| member.predict_wait(n, ask.priority)).max() {
             None | Some(Wait { time: Nanos::ZERO, .. }) => Ok(()),
             Some(wait) => Err(wait.refusal()),
         }
@@ -278,7 +278,7 @@ impl<C: Timer> All<C> {
         let ask = self.with_waited_for(ask);
         let asked = self.members.iter().zip(ask.iter()).filter(|(_, n)| **n > 0);
         let waits = asked.filter_map(|(entry, n)| match &entry.kind {
-            Kind::Rate(member) => Some((member.look(*n, ask.priority), entry)),
+            Kind::Rate(member) => Some((member.predict_wait(*n, ask.priority), entry)),
             Kind::Counting(_) => None,
         });
         // Of several members that are ready last, the first one counts.
@@ -325,21 +325,21 @@ impl<C: Timer> All<C> {
     }
 
     /// Gives up seats in the queues of the members.
-    fn rise(&self, places: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred) {
+    fn give_up(&self, places: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred) {
         for places in places {
             for (entry, place) in self.members.iter().zip(places) {
-                entry.rise(place, deferred);
+                entry.give_up(place, deferred);
             }
         }
     }
 }
 
 impl Entry {
-    fn rise(&self, place: u64, deferred: &mut Deferred) {
+    fn give_up(&self, place: u64, deferred: &mut Deferred) {
         match (&self.kind, place) {
             (_, 0) => {}
-            (Kind::Rate(member), _) => member.rise(place, deferred),
-            (Kind::Counting(limit), _) => limit.pool.rise(place, deferred),
+            (Kind::Rate(member), _) => member.give_up(place, deferred),
+            (Kind::Counting(limit), _) => limit.pool.give_up(place, deferred),
         }
     }
 }
@@ -358,7 +358,7 @@ impl<C: Timer> Rule for All<C> {
     }
 
     /// The refusal names a pause if the member that is ready last is paused.
-    fn told(&self, ask: &Weights, refusal: Refusal) -> Refusal {
+    fn refusal_for_caller(&self, ask: &Weights, refusal: Refusal) -> Refusal {
         match refusal {
             Refusal::Limited { retry_after } => match self.last(ask) {
                 Some((Wait { paused: true, .. }, _)) => Refusal::Paused { retry_after },
@@ -401,7 +401,7 @@ impl<C: Timer> Rule for All<C> {
         }
     }
 
-    fn looks_back(&self, ahead: &Vec<Sum>, ask: &Weights) -> bool {
+    fn needs_last(&self, ahead: &Vec<Sum>, ask: &Weights) -> bool {
         ahead.iter().zip(ask.iter()).any(|(sum, n)| *n == 0 && sum.weight > 0 && sum.last == 0)
     }
 
@@ -413,7 +413,7 @@ impl<C: Timer> Rule for All<C> {
 
     fn try_take(&self, _now: Nanos, ask: &Weights) -> Result<AllCharge, Refusal> {
         self.check(ask)?;
-        self.look(ask)?;
+        self.check_available(ask)?;
         let mut charge = AllCharge::default();
         match self.take_then(ask, &mut charge, &mut || Ok(())) {
             Ok(()) => Ok(charge),
@@ -423,7 +423,7 @@ impl<C: Timer> Rule for All<C> {
             // it took.
             Err(refusal) => {
                 drop(charge);
-                Err(self.look(ask).err().unwrap_or(refusal))
+                Err(self.check_available(ask).err().unwrap_or(refusal))
             }
         }
     }
@@ -463,13 +463,13 @@ impl<C: Timer> Rule for All<C> {
         // Relaxed: as above.
         self.last.store(at.as_u64(), Ordering::Relaxed);
         // The next waiter of this priority takes its seats behind others.
-        self.emptied(ask.priority, deferred);
+        self.priority_emptied(ask.priority, deferred);
         Ok(AllCharge { taken, permits, left: None })
     }
 
     /// Asks for an equal number of each member in `as_many`, which are those that the request does
     /// not name.
-    fn as_many(&self, _at: Nanos, ask: &Weights, most: u32, line: LeftByLine) -> Weights {
+    fn as_many(&self, _at: Nanos, ask: &Weights, most: u32, line: TakeLimit) -> Weights {
         let Some(as_many) = &ask.as_many else { return ask.clone() };
         let seats = lock(&self.seats);
         let there = as_many.members.iter().filter_map(|&index| match &self.members.get(index)?.kind {
@@ -482,8 +482,8 @@ impl<C: Timer> Rule for All<C> {
 
     fn ready_at(&self, now: Nanos, ahead: &Vec<Sum>, ask: &Weights) -> Nanos {
         // The members return durations from now, and `now` may be the end of a pause.
-        let told = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
-        let begin = span(now, told);
+        let clock_now = self.shared.upgrade().map_or(now, |shared| now.min(shared.clock.now()));
+        let begin = span(now, clock_now);
         let (seats, mut due, mut from) = (lock(&self.seats), Span::MIN, None);
         for _ in 0..ROUNDS {
             // The seats that go first at the time found so far may differ from those that go first
@@ -501,11 +501,11 @@ impl<C: Timer> Rule for All<C> {
             }
             (due, from) = (judged, Some(index));
         }
-        time(told, due)
+        time(clock_now, due)
     }
 
     /// The members are not paused: they go on serving other requests.
-    fn pause(&self, _part: usize, _stop: Stop) -> Option<u64> {
+    fn pause(&self, _part: usize, _stop: Standstill) -> Option<u64> {
         Some(u64::MAX)
     }
 
@@ -521,7 +521,7 @@ impl<C: Timer> Rule for All<C> {
         true
     }
 
-    fn forecast_pause(&self, stop: Stop) -> Option<Forecast> {
+    fn forecast_pause(&self, stop: Standstill) -> Option<Forecast> {
         let now = self.shared.upgrade().map_or(stop.to, |shared| shared.clock.now());
         let mut forecast = self.forecast(now);
         forecast.at = now.max(stop.to);
@@ -530,7 +530,7 @@ impl<C: Timer> Rule for All<C> {
 
     fn ready_after_pause(
         &self,
-        _stop: Stop,
+        _stop: Standstill,
         at: Nanos,
         ahead: &Vec<Sum>,
         ask: &Weights,
@@ -558,11 +558,11 @@ impl<C: Timer> Rule for All<C> {
             Kind::Rate(member) => member.is_plain(own(index)),
             Kind::Counting(_) => true,
         };
-        if self.members.iter().enumerate().all(is_plain) { FORESEEN } else { 0 }
+        if self.members.iter().enumerate().all(is_plain) { MAX_FORECAST } else { 0 }
     }
 
     /// The sums of a composite have no sizes.
-    fn foresees_crowds(&self) -> bool {
+    fn forecasts_crowds(&self) -> bool {
         false
     }
 
@@ -576,12 +576,12 @@ impl<C: Timer> Rule for All<C> {
 
     /// A request is granted when all members have its permits. Each member is asked as of the time
     /// found so far: a request that is due stays due.
-    fn foresee(&self, forecast: &mut Forecast, ask: &Weights, _kept: u32) -> Nanos {
+    fn predict(&self, forecast: &mut Forecast, ask: &Weights, _kept: u32) -> Nanos {
         let (from, mut due) = (forecast.from, forecast.at);
-        let foresee = |(_, member, n): (usize, &Arc<dyn Member>, u32), part: &mut Forecast, due: Nanos| {
+        let predict = |(_, member, n): (usize, &Arc<dyn Member>, u32), part: &mut Forecast, due: Nanos| {
             let ahead = span(part.from, from);
             part.at = part.at.max(time(due, ahead));
-            let at = member.foresee(part, n);
+            let at = member.predict(part, n);
             if at == Nanos::MAX { at } else { due.max(time(at, -ahead)) }
         };
         for _ in 0..ROUNDS {
@@ -589,8 +589,8 @@ impl<C: Timer> Rule for All<C> {
             for asked in self.rates(ask) {
                 let part = &mut forecast.parts[asked.0];
                 let mark = part.mark();
-                due = foresee(asked, part, due);
-                part.go_back(&mark);
+                due = predict(asked, part, due);
+                part.rewind(&mark);
                 if due == Nanos::MAX {
                     return due;
                 }
@@ -600,13 +600,13 @@ impl<C: Timer> Rule for All<C> {
             }
         }
         for asked in self.rates(ask) {
-            due = foresee(asked, &mut forecast.parts[asked.0], due);
+            due = predict(asked, &mut forecast.parts[asked.0], due);
         }
         forecast.at = due;
         due
     }
 
-    fn foresee_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<Sum>) {}
+    fn predict_many(&self, _forecast: &mut Forecast, _crowd: &Crowd, _weight: &Vec<Sum>) {}
 
     fn undo(
         &self,
@@ -636,20 +636,20 @@ impl<C: Timer> Rule for All<C> {
     }
 
     /// Each member knows its own lateness.
-    fn knows_lateness(&self) -> bool {
+    fn records_lateness(&self) -> bool {
         false
     }
 
-    fn seen(&self, charge: &AllCharge) {
+    fn note_collected(&self, charge: &AllCharge) {
         for (_, share) in &charge.taken {
-            share.seen();
+            share.note_collected();
         }
     }
 
-    fn wait_first(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, deferred: &mut Deferred) -> Nanos {
+    fn note_head(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, deferred: &mut Deferred) -> Nanos {
         let Some((ask, priority, due)) = first else {
             let places = std::mem::take(&mut lock(&self.seats).places);
-            self.rise(places.into_values(), deferred);
+            self.give_up(places.into_values(), deferred);
             lock(&self.seats).counting.begin();
             return Nanos::MAX;
         };
@@ -659,8 +659,8 @@ impl<C: Timer> Rule for All<C> {
             for (index, entry) in self.members.iter().enumerate() {
                 match (&entry.kind, seats.place(index, seats.first)) {
                     (_, 0) => {}
-                    (Kind::Rate(member), place) => member.stand_by(place, deferred),
-                    (Kind::Counting(limit), place) => limit.pool.park(place, deferred),
+                    (Kind::Rate(member), place) => member.make_idle(place, deferred),
+                    (Kind::Counting(limit), place) => limit.pool.dequeue_seat(place, deferred),
                 }
             }
             seats.first = priority;
@@ -671,16 +671,16 @@ impl<C: Timer> Rule for All<C> {
         for ((entry, place), n) in self.members.iter().zip(places).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Counting(_) => {}
-                Kind::Rate(_) if *n == 0 => entry.rise(std::mem::take(place), deferred),
+                Kind::Rate(_) if *n == 0 => entry.give_up(std::mem::take(place), deferred),
                 Kind::Rate(member) => {
                     new |= *place == 0;
-                    let (seat, due) = member.sit(*place, (*n, priority), at, &self.waker(), deferred);
+                    let (seat, due) = member.take_seat(*place, (*n, priority), at, &self.waker(), deferred);
                     *place = seat;
                     alone_from = alone_from.max(due);
                 }
             }
         }
-        let look_at = self.seat_counting(&mut seats, now, (ask, due), deferred);
+        let check_at = self.seat_counting(&mut seats, now, (ask, due), deferred);
         // `ready_at` takes this lock.
         drop(seats);
         // A time may have moved before there was a seat to notify.
@@ -692,13 +692,13 @@ impl<C: Timer> Rule for All<C> {
         // `alone_from`, and from then on the request waits for one member only.
         let alone_from = time(now, alone_from);
         if alone_from > now && alone_from.saturating_add(CLOCK_SKEW) < due {
-            alone_from.min(look_at)
+            alone_from.min(check_at)
         } else {
-            look_at
+            check_at
         }
     }
 
-    fn emptied(&self, priority: i8, deferred: &mut Deferred) {
+    fn priority_emptied(&self, priority: i8, deferred: &mut Deferred) {
         let mut seats = lock(&self.seats);
         let places = seats.places.remove(&priority);
         if seats.first == priority {
@@ -706,7 +706,7 @@ impl<C: Timer> Rule for All<C> {
         }
         // The locks of the members are taken without this one.
         drop(seats);
-        self.rise(places, deferred);
+        self.give_up(places, deferred);
     }
 
     /// The terms of the members determine the weight of a request.
@@ -767,7 +767,7 @@ impl<C: Timer> Drop for All<C> {
     fn drop(&mut self) {
         let mut deferred = Deferred::new();
         let places = std::mem::take(&mut lock(&self.seats).places);
-        self.rise(places.into_values(), &mut deferred);
+        self.give_up(places.into_values(), &mut deferred);
         // A pause that is still in effect ends here.
         self.empty_in(None, &mut deferred);
         drop(deferred);

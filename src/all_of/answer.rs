@@ -257,7 +257,7 @@ impl AllRefusal {
         } = &mut self
             && let Some(left) = &mut details.left
         {
-            left.met(name, asked(name), retry_after.as_duration());
+            left.set_refused(name, asked(name), retry_after.as_duration());
         }
         self
     }

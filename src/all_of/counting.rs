@@ -122,8 +122,8 @@ impl<C: Timer> All<C> {
         for ((entry, place), n) in self.members.iter().zip(places.iter_mut()).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Rate(_) => {}
-                Kind::Counting(limit) if *place == 0 => *place = limit.pool.sit(self.waker()),
-                Kind::Counting(limit) if *n == 0 => limit.pool.park(*place, deferred),
+                Kind::Counting(limit) if *place == 0 => *place = limit.pool.take_seat(self.waker()),
+                Kind::Counting(limit) if *n == 0 => limit.pool.dequeue_seat(*place, deferred),
                 Kind::Counting(_) => {}
             }
         }
@@ -137,7 +137,7 @@ impl<C: Timer> All<C> {
         let asked = || self.counting(ask).map(|(index, limit, n)| (index, limit, places[index], n));
         if counting.was_short.is_none() {
             if !counting.may_keep(now, due.saturating_since(now)) {
-                asked().for_each(|(_, limit, place, _)| limit.pool.park(place, deferred));
+                asked().for_each(|(_, limit, place, _)| limit.pool.dequeue_seat(place, deferred));
                 counting.marks.fill(Mark::default());
             }
             return Nanos::MAX;
@@ -153,22 +153,22 @@ impl<C: Timer> All<C> {
             counting.until = now.saturating_add(now.saturating_since(since));
             counting.marks.iter_mut().for_each(|mark| mark.passes = false);
         }
-        let (mut again, mut all, mut look_at) = (false, true, Nanos::MAX);
+        let (mut again, mut all, mut check_at) = (false, true, Nanos::MAX);
         for (index, limit, place, n) in asked() {
             let mark = &mut counting.marks[index];
             mark.passes |= mark.there && counting.until <= now;
             if mark.passes {
-                limit.pool.park(place, deferred);
-            } else if limit.pool.stand(place, n, deferred) {
+                limit.pool.dequeue_seat(place, deferred);
+            } else if limit.pool.enqueue_seat(place, n, deferred) {
                 // If the permit became free just now, the recheck handles it as above.
                 again |= !mark.there;
-                look_at = counting.until;
+                check_at = counting.until;
             }
             all &= mark.there;
         }
         if again || all {
             deferred.rechecks.extend(self.shared.upgrade().map(|shared| shared as _));
         }
-        look_at
+        check_at
     }
 }

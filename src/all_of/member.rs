@@ -38,7 +38,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::limiter::gate_word::{LATE, OBSERVED, PAUSED, SHADOW, SHARE_KEPT};
-use crate::limiter::settle::Share;
+use crate::limiter::settle::SettleableGrant;
 use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
@@ -126,7 +126,7 @@ pub(crate) trait Member: Recheck {
 
     /// Returns how long until `n` permits are due, behind all waiters. Takes no permits, and writes
     /// nothing while no request waits.
-    fn look(&self, n: u32, priority: i8) -> Wait;
+    fn predict_wait(&self, n: u32, priority: i8) -> Wait;
 
     /// Takes the permits `asked` for, at a priority, now; then calls `rest`, and puts the permits
     /// back if `rest` fails. Sets `left`, if given, to what this leaves.
@@ -151,7 +151,7 @@ pub(crate) trait Member: Recheck {
 
     /// Returns when a request for `n` permits is due behind all requests in the forecast. Adds the
     /// request to the forecast.
-    fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos;
+    fn predict(&self, forecast: &mut Forecast, n: u32) -> Nanos;
 
     /// Schedules that the limiter is left as if it were empty `span` from now, at the end of a
     /// pause of the composite, and returns that time; without `span` it schedules nothing. Cancels
@@ -168,7 +168,7 @@ pub(crate) trait Member: Recheck {
 
     /// Takes a seat, or keeps the seat at this place, for a request of `n` permits that expects to
     /// be granted `at`. Returns the place, and when the request is due here.
-    fn sit(
+    fn take_seat(
         &self,
         seat: u64,
         asked: (u32, i8),
@@ -178,10 +178,10 @@ pub(crate) trait Member: Recheck {
     ) -> (u64, Span);
 
     /// Keeps the place of a seat and makes it idle.
-    fn stand_by(&self, seat: u64, deferred: &mut Deferred);
+    fn make_idle(&self, seat: u64, deferred: &mut Deferred);
 
     /// Gives up a seat.
-    fn rise(&self, seat: u64, deferred: &mut Deferred);
+    fn give_up(&self, seat: u64, deferred: &mut Deferred);
 
     /// Takes `n` permits through a seat, or with place 0 as a newcomer. Charges them as of `late`
     /// ago.
@@ -191,11 +191,11 @@ pub(crate) trait Member: Recheck {
         seat: u64,
         asked: (u32, i8),
         deferred: &mut Deferred,
-    ) -> Result<Box<dyn Taken>, Refusal>;
+    ) -> Result<Box<dyn MemberGrant>, Refusal>;
 }
 
 /// A member's grant to a waiter of a composite. Dropping it makes the grant final.
-pub(crate) trait Taken: Send + Debug {
+pub(crate) trait MemberGrant: Send + Debug {
     /// Makes the grant final. `used` permits of it were used, or more than it has.
     fn settle(self: Box<Self>, used: u32);
 
@@ -203,19 +203,22 @@ pub(crate) trait Taken: Send + Debug {
     fn undo(self: Box<Self>, deferred: &mut Deferred);
 
     /// Records that a waiter sees its grant.
-    fn seen(&self);
+    fn note_collected(&self);
 
     /// Returns what the grant left in the limiter; `None` if it took nothing.
     fn left(&self) -> Option<Left>;
 }
 
 impl<P: Policy, C: Timer> Shared<Single<P>, C> {
-    /// Locks the line on behalf of a waiter of a composite. Call [`let_go`](Shared::let_go) if
-    /// anything has changed.
-    fn reach(self: &Arc<Self>, deferred: &mut Deferred) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
+    /// Locks the line on behalf of a waiter of a composite. Call
+    /// [`unlock_and_recheck`](Shared::unlock_and_recheck) if anything has changed.
+    fn lock_for_composite(
+        self: &Arc<Self>,
+        deferred: &mut Deferred,
+    ) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        if line.serves_before(now, self.lateness.catch_up()).is_some() {
+        if line.must_serve_before(now, self.lateness.catch_up()).is_some() {
             // These waiters are served first. The next waiter needs an alarm, or is due as well.
             deferred.rechecks.push(self.clone());
         }
@@ -224,16 +227,16 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
     }
 
     /// Locks the line for a short check.
-    fn look_at_line(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
+    fn lock_for_check(&self) -> (MutexGuard<'_, Line<Single<P>, C>>, Nanos) {
         let mut line = lock(&self.line);
         let now = self.clock.now();
-        line.begin_look(&self.rule, now, self.lateness.catch_up());
+        line.begin_check(&self.rule, now, self.lateness.catch_up());
         (line, now)
     }
 
     /// Unlocks the line. If anything has changed for requests other than the `own` seats, the line
     /// is rechecked when no lock is held.
-    fn let_go(
+    fn unlock_and_recheck(
         self: &Arc<Self>,
         line: MutexGuard<'_, Line<Single<P>, C>>,
         news: bool,
@@ -256,7 +259,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         if !word.has(SHARE_KEPT) && !word.has(PAUSED) {
             return shared.rule.policy.check(n);
         }
-        let (line, now) = shared.look_at_line();
+        let (line, now) = shared.lock_for_check();
         line.check(&shared.rule, now, Demand { ask: &n, priority })
     }
 
@@ -282,7 +285,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         if shared.gate_word.load().has_only(OBSERVED | LATE) {
             return shared.rule.status(shared.clock.now()).available;
         }
-        let (line, now) = shared.look_at_line();
+        let (line, now) = shared.lock_for_check();
         if line.settings.is_shadow() {
             return u64::MAX;
         }
@@ -306,7 +309,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         self.0.number
     }
 
-    fn look(&self, n: u32, priority: i8) -> Wait {
+    fn predict_wait(&self, n: u32, priority: i8) -> Wait {
         let shared = &self.0;
         let word = shared.gate_word.load();
         if word.has(SHADOW) {
@@ -355,7 +358,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         let result = catch_unwind(AssertUnwindSafe(rest));
         if let Ok(Ok(())) = result {
             if let Undoable::Tracked(Tracked { id, .. }) = grant {
-                lock(&shared.line).release(id);
+                lock(&shared.line).make_final(id);
             }
             return Ok(());
         }
@@ -371,7 +374,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         (n, priority): (u32, i8),
     ) -> Span {
         let shared = &self.0;
-        let (line, now) = shared.look_at_line();
+        let (line, now) = shared.lock_for_check();
         if line.settings.is_shadow() {
             return Span::MIN;
         }
@@ -390,7 +393,7 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
     }
 
     fn is_plain(&self, own: usize) -> bool {
-        let (line, now) = self.0.look_at_line();
+        let (line, now) = self.0.lock_for_check();
         let settings = &line.settings;
         let is_alone = line.len() == 0 && line.seats.len() == own;
         let is_free = settings.kept.is_none() && !settings.is_restrained() && !settings.is_shadow();
@@ -398,14 +401,14 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
     }
 
     fn forecast(&self) -> Forecast {
-        let (_line, now) = self.0.look_at_line();
+        let (_line, now) = self.0.lock_for_check();
         let Single { policy, state } = &self.0.rule;
         policy.forecast(state, now)
     }
 
-    fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, forecast: &mut Forecast, n: u32) -> Nanos {
         let Single { policy, state } = &self.0.rule;
-        policy.foresee(state, forecast, n)
+        policy.predict(state, forecast, n)
     }
 
     fn empty_in(
@@ -414,15 +417,15 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         span: Option<&dyn Fn() -> Span>,
         deferred: &mut Deferred,
     ) -> Option<Nanos> {
-        let (mut line, now) = self.0.reach(deferred);
+        let (mut line, now) = self.0.lock_for_composite(deferred);
         let at = span.map(|span| time(now, span()));
         line.empty_at(before, at);
         // A pause that ended by now may have made times later.
-        self.0.let_go(line, true, 0, deferred);
+        self.0.unlock_and_recheck(line, true, 0, deferred);
         at
     }
 
-    fn sit(
+    fn take_seat(
         &self,
         seat: u64,
         (n, priority): (u32, i8),
@@ -431,10 +434,10 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         deferred: &mut Deferred,
     ) -> (u64, Span) {
         let shared = &self.0;
-        let (mut line, now) = shared.reach(deferred);
+        let (mut line, now) = shared.lock_for_composite(deferred);
         let is_new = seat == 0;
         let seat = match is_new {
-            true => line.sit(&shared.rule, Demand { ask: &n, priority }, waiter.clone()),
+            true => line.take_seat(&shared.rule, Demand { ask: &n, priority }, waiter.clone()),
             false => seat,
         };
         if is_new && line.settings.is_shadow() {
@@ -442,24 +445,24 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
             // shadow mode notified only the seats that existed then.
             deferred.rechecks.extend(waiter.upgrade());
         }
-        let (news, due) = line.tell_seat(&shared.rule, now, seat, &n, time(now, at));
+        let (news, due) = line.update_seat(&shared.rule, now, seat, &n, time(now, at));
         let due = if line.settings.is_shadow() { Span::MIN } else { span(due, now) };
-        shared.let_go(line, news, 1, deferred);
+        shared.unlock_and_recheck(line, news, 1, deferred);
         (seat, due)
     }
 
-    fn stand_by(&self, seat: u64, deferred: &mut Deferred) {
+    fn make_idle(&self, seat: u64, deferred: &mut Deferred) {
         let shared = &self.0;
-        let (mut line, _) = shared.reach(deferred);
-        let news = line.seats.stand_by(&shared.rule, seat);
-        shared.let_go(line, news, 1, deferred);
+        let (mut line, _) = shared.lock_for_composite(deferred);
+        let news = line.seats.make_idle(&shared.rule, seat);
+        shared.unlock_and_recheck(line, news, 1, deferred);
     }
 
-    fn rise(&self, seat: u64, deferred: &mut Deferred) {
+    fn give_up(&self, seat: u64, deferred: &mut Deferred) {
         let shared = &self.0;
-        let (mut line, _) = shared.reach(deferred);
-        let news = line.seats.rise(&shared.rule, seat);
-        shared.let_go(line, news, 0, deferred);
+        let (mut line, _) = shared.lock_for_composite(deferred);
+        let news = line.seats.give_up(&shared.rule, seat);
+        shared.unlock_and_recheck(line, news, 0, deferred);
     }
 
     fn take(
@@ -468,9 +471,9 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
         seat: u64,
         (n, priority): (u32, i8),
         deferred: &mut Deferred,
-    ) -> Result<Box<dyn Taken>, Refusal> {
+    ) -> Result<Box<dyn MemberGrant>, Refusal> {
         let shared = &self.0;
-        let (mut line, now) = shared.reach(deferred);
+        let (mut line, now) = shared.lock_for_composite(deferred);
         let (visit, demand) = (&mut shared.visit_at(now, deferred), Demand { ask: &n, priority });
         line.serve(visit);
         let due = match line.seats.due_in_seat(&line.schedule(&shared.rule), (now, now), seat, &n) {
@@ -493,9 +496,11 @@ impl<P: Policy, C: Timer> Member for Handle<P, C> {
             Err(_) if line.settings.is_shadow() => Ok(None),
             Err(refusal) => Err(refusal),
         };
-        let taken = grant.map(|grant| Box::new(Share { shared: shared.clone(), n, grant }) as Box<dyn Taken>);
+        let taken = grant.map(|grant| {
+            Box::new(SettleableGrant { shared: shared.clone(), n, grant }) as Box<dyn MemberGrant>
+        });
         // The waiters that were served just now are woken, and the next waiter needs an alarm.
-        shared.let_go(line, true, usize::from(seat > 0), deferred);
+        shared.unlock_and_recheck(line, true, usize::from(seat > 0), deferred);
         taken
     }
 }
@@ -509,9 +514,9 @@ impl<P: Policy, C: Timer> Recheck for Handle<P, C> {
     }
 }
 
-impl<P: Policy, C: Timer> Taken for Share<P, C> {
+impl<P: Policy, C: Timer> MemberGrant for SettleableGrant<P, C> {
     fn settle(self: Box<Self>, used: u32) {
-        Share::settle(*self, used);
+        SettleableGrant::settle(*self, used);
     }
 
     fn undo(mut self: Box<Self>, deferred: &mut Deferred) {
@@ -519,13 +524,13 @@ impl<P: Policy, C: Timer> Taken for Share<P, C> {
         let shared = &self.shared;
         // Without the member's lock, like `Shared::undo`.
         shared.undo_unlocked(&mut grant.charge, deferred);
-        let (mut line, now) = shared.reach(deferred);
+        let (mut line, now) = shared.lock_for_composite(deferred);
         line.undo_rest(&mut shared.visit_at(now, deferred), Undoable::Tracked(grant));
-        shared.let_go(line, true, 0, deferred);
+        shared.unlock_and_recheck(line, true, 0, deferred);
     }
 
-    fn seen(&self) {
-        let (line, now) = self.shared.look_at_line();
+    fn note_collected(&self) {
+        let (line, now) = self.shared.lock_for_check();
         self.shared.note_lateness(&line, now);
         self.shared.publish(&line);
     }

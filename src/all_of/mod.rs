@@ -162,7 +162,7 @@ use crate::limiter::RateLimiter;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
 use crate::limiter::shared::Shared;
-use crate::line::answer::{Passed, Receipt};
+use crate::line::answer::{Admitted, Receipt};
 use crate::line::grants::{GrantKind, Granted};
 use crate::line::visit::Demand;
 use crate::policy::Policy;
@@ -398,7 +398,7 @@ impl<C: Timer + Clone> AllOf<C> {
     #[cfg(feature = "keyed")]
     pub(crate) fn of_key(self, leave: Box<dyn Send + Sync>) -> Self {
         let (members, clock) = (self.shared.rule.members.clone(), self.shared.clock.clone());
-        AllOf::observed_by(None, members, Some(of_keys::Home::apart(leave)), clock)
+        AllOf::observed_by(None, members, Some(of_keys::KeyCleanup::apart(leave)), clock)
     }
 
     /// A composite that has this observer, if any, from the start.
@@ -406,7 +406,7 @@ impl<C: Timer + Clone> AllOf<C> {
     fn observed_by(
         events: Option<Arc<dyn crate::limiter::events::Events>>,
         members: Vec<Entry>,
-        home: Option<of_keys::Home<C>>,
+        home: Option<of_keys::KeyCleanup<C>>,
         clock: C,
     ) -> Self {
         let ones = ones(&members);
@@ -666,7 +666,7 @@ impl<C: Timer> AllOf<C> {
     }
 
     fn exempt(&self, ask: &Weights) -> Result<AllPermits, AllRefusal> {
-        let passed = self.shared.tell(ask, Nanos::ZERO, Ok(Passed::Exempt));
+        let passed = self.shared.report_end(ask, Nanos::ZERO, Ok(Admitted::Exempt));
         passed
             .map(|granted| permits(&self.shared, ask, Receipt { waited: Nanos::ZERO, granted }))
             .map_err(AllRefusal::from)

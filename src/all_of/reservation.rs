@@ -83,7 +83,7 @@ impl<C: Timer> AllReservation<C> {
     fn keep(&mut self, granted: Option<Granted<AllCharge>>) {
         let charge = granted.and_then(Granted::tracked).map(|Tracked { charge, id }| {
             // Each member tracks its own grant.
-            lock(&self.pending.shared.line).release(id);
+            lock(&self.pending.shared.line).make_final(id);
             charge
         });
         self.claimed = Some(charge.unwrap_or_default());

@@ -62,7 +62,7 @@ impl AllStatus {
     }
 
     /// Records that a refused request for `n` permits found too few at the member with this name.
-    pub(crate) fn met(&mut self, name: &str, n: u32, wait: Duration) {
+    pub(crate) fn set_refused(&mut self, name: &str, n: u32, wait: Duration) {
         for (_, status) in self.members.iter_mut().filter(|(of, _)| *of == *name) {
             *status = status.as_refused(n, wait);
         }

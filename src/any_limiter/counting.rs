@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::all_of::all::{Entry, Kind};
 use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
-use crate::any_limiter::single::{NAME, alone, charged, check_name};
+use crate::any_limiter::single::{NAME, charged, check_name, single_request};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
 use crate::clock::DefaultClock;
 use crate::counting::CountingLimit;
@@ -33,7 +33,7 @@ impl InUse {
     }
 
     fn of(limit: CountingLimit, all: AllOf<DefaultClock>) -> InUse {
-        all.observe(Arc::new(ToLimit(Arc::downgrade(&limit.pool))));
+        all.observe(Arc::new(EventForwarder(Arc::downgrade(&limit.pool))));
         InUse { limit, all }
     }
 }
@@ -54,9 +54,9 @@ pub(super) fn of_key(limit: CountingLimit, leave: impl Send + Sync + 'static) ->
 /// permits that a composite takes. The composite keeps the limit alive. This observer does not,
 /// because it is dropped after the composite has notified a table of keys that the limit is no
 /// longer in use.
-struct ToLimit(Weak<Pool>);
+struct EventForwarder(Weak<Pool>);
 
-impl ToLimit {
+impl EventForwarder {
     fn report(&self, event: impl Fn(&dyn Events)) {
         if let Some(pool) = self.0.upgrade() {
             pool.events.report(event);
@@ -66,7 +66,7 @@ impl ToLimit {
 
 // An event with no method here would be lost silently, so clippy requires a method for each.
 #[deny(clippy::missing_trait_methods)]
-impl Events for ToLimit {
+impl Events for EventForwarder {
     fn granted(&self, permits: u64, waited: Duration) {
         self.report(|events| events.granted(permits, waited));
     }
@@ -106,14 +106,14 @@ impl Events for ToLimit {
 
 /// Returns the request to the composite. A part of the permits would go back separately, so a
 /// request for up to a number gets the minimum that it accepts.
-fn asked(request: &AllRequest<'_>) -> Result<AllRequest<'static>, AllRefusal> {
-    let mut request = alone(request)?;
+fn composite_request(request: &AllRequest<'_>) -> Result<AllRequest<'static>, AllRefusal> {
+    let mut request = single_request(request)?;
     request.most = request.permits;
     Ok(AllRequest::from(request).cost(NAME, request.permits))
 }
 
 /// Returns the refusal of a limiter without members.
-fn of_alone(refusal: AllRefusal) -> AllRefusal {
+fn single_refusal(refusal: AllRefusal) -> AllRefusal {
     let left = refusal.left().cloned();
     let refusal = refusal.refusal().map_or(refusal, AllRefusal::from);
     match left {
@@ -124,20 +124,20 @@ fn of_alone(refusal: AllRefusal) -> AllRefusal {
 
 impl Limiter for InUse {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.all.try_acquire_many(asked(request)?).map_err(of_alone)
+        self.all.try_acquire_many(composite_request(request)?).map_err(single_refusal)
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let wait = asked(request).map(|request| self.all.acquire_many(request));
-        AcquireAny::new(async { wait?.await.map_err(of_alone) })
+        let wait = composite_request(request).map(|request| self.all.acquire_many(request));
+        AcquireAny::new(async { wait?.await.map_err(single_refusal) })
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        self.all.blocking_acquire_many(asked(request)?).map_err(of_alone)
+        self.all.blocking_acquire_many(composite_request(request)?).map_err(single_refusal)
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let place = self.all.reserve(asked(request)?).map_err(of_alone)?;
+        let place = self.all.reserve(composite_request(request)?).map_err(single_refusal)?;
         Ok(AnyReservation::new(PlaceInUse(place)))
     }
 
@@ -192,7 +192,7 @@ impl Future for PlaceInUse {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let answer = Pin::new(&mut this.0).poll(context).map_err(of_alone);
+        let answer = Pin::new(&mut this.0).poll(context).map_err(single_refusal);
         answer.map_ok(|waited| this.grant(waited))
     }
 }
@@ -203,7 +203,7 @@ impl Place for PlaceInUse {
     }
 
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
-        self.0.blocking_claim().map(|waited| self.grant(waited)).map_err(of_alone)
+        self.0.blocking_claim().map(|waited| self.grant(waited)).map_err(single_refusal)
     }
 
     fn left(&self) -> Option<AllStatus> {
@@ -212,7 +212,7 @@ impl Place for PlaceInUse {
 
     /// Gives all permits back: they are no longer in use.
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        alone(used).map(|_| ())
+        single_request(used).map(|_| ())
     }
 }
 

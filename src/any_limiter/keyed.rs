@@ -211,7 +211,7 @@ mod of_this_process {
     use crate::all_of::KeyedAllOf;
     use crate::any_limiter::OfKey;
     use crate::any_limiter::counting::of_key;
-    use crate::any_limiter::single::alone;
+    use crate::any_limiter::single::single_request;
     use crate::clock::Timer;
     use crate::counting::CountingLimit;
     use crate::keyed::{KeyedCountingLimit, KeyedRateLimiter};
@@ -258,9 +258,9 @@ mod of_this_process {
                 return Ok(CountingLimit::observed_by(0, self.table().events_of(&key)).into());
             }
             self.limiter(key.clone()).inspect_err(|refusal| {
-                let permits = alone(request).map_or(asked.permits, |asked| asked.permits);
+                let permits = single_request(request).map_or(asked.permits, |asked| asked.permits);
                 if let Some(refusal) = refusal.refusal() {
-                    self.tell_refused(&key, permits.into(), &refusal);
+                    self.report_refused(&key, permits.into(), &refusal);
                 }
             })
         }

@@ -4,7 +4,9 @@ use std::fmt;
 use std::hash::Hash;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
-use crate::any_limiter::single::{Single, alone, charged, check_name, refused, status_of, told, waited};
+use crate::any_limiter::single::{
+    Single, charged, check_name, refused, single_request, status_of, waited, with_status,
+};
 use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter};
 use crate::clock::{DefaultClock, Timer};
 use crate::keyed::KeyedRateLimiter;
@@ -50,15 +52,15 @@ where
     C: Timer + Clone,
 {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        let request = alone(request)?;
+        let request = single_request(request)?;
         if request.wants_left {
-            return told(self.keys.try_acquire_with_status(&self.key, request));
+            return with_status(self.keys.try_acquire_with_status(&self.key, request));
         }
         Ok(self.keys.try_acquire_many(&self.key, request)?.into())
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let (request, keys, key) = (alone(request), self.keys.clone(), self.key.clone());
+        let (request, keys, key) = (single_request(request), self.keys.clone(), self.key.clone());
         AcquireAny::new(async move {
             let request = request?;
             waited(&request, keys.acquire_many(&key, request).await, || keys.status(&key))
@@ -66,13 +68,13 @@ where
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        let request = alone(request)?;
+        let request = single_request(request)?;
         let answer = self.keys.blocking_acquire_many(&self.key, request);
         waited(&request, answer, || self.keys.status(&self.key))
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let request = alone(request)?;
+        let request = single_request(request)?;
         match self.keys.reserve(&self.key, request) {
             Ok(place) => Ok(AnyReservation::new(Single { place, left: None })),
             Err(refusal) => Err(refused(&request, refusal, || self.keys.status(&self.key))),
@@ -96,7 +98,7 @@ where
         let paused_with_all = match table.find(&self.key, is_paused) {
             Found::Limiter(limiter) => return limiter.resume(),
             Found::Known(paused) => paused,
-            Found::Nowhere => table.unknown(&self.key, is_paused),
+            Found::Unknown => table.unknown(&self.key, is_paused),
         };
         // The key continues separately, in a limiter of its own.
         paused_with_all && table.own_limiter(&self.key).is_ok_and(|limiter| limiter.resume())

@@ -19,7 +19,7 @@ pub(super) const NAME: &str = "limit";
 
 /// Returns the request to a limiter that has no members. A cost by its name is all or nothing, like
 /// the cost of a member.
-pub(super) fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
+pub(super) fn single_request(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     let asked = request.to_request();
     match request.costs().next() {
         Some(_) => cost(request, 1).map(|n| Request { permits: n, most: n, ..asked }),
@@ -35,7 +35,9 @@ fn cost(request: &AllRequest<'_>, unset: u32) -> Result<u32, AllRefusal> {
 
 /// Returns the decision of a limiter without members, with its status.
 #[cold]
-pub(super) fn told((answer, status): (Result<Grant, Refusal>, Status)) -> Result<AllPermits, AllRefusal> {
+pub(super) fn with_status(
+    (answer, status): (Result<Grant, Refusal>, Status),
+) -> Result<AllPermits, AllRefusal> {
     match answer {
         // A request that passed without permits gets no status.
         Ok(grant) if grant.left().is_none() => Ok(grant.into()),
@@ -91,15 +93,16 @@ pub(super) fn charged(costs: &AllRequest<'_>) -> Result<u32, AllRefusal> {
 
 impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
     fn try_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        let request = alone(request)?;
+        let request = single_request(request)?;
         if request.wants_left {
-            return told(self.try_acquire_with_status(request));
+            return with_status(self.try_acquire_with_status(request));
         }
         Ok(RateLimiter::try_acquire_many(self, request)?.into())
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let wait = alone(request).map(|request| (self.acquire_owned(request), request, self.clone()));
+        let wait =
+            single_request(request).map(|request| (self.acquire_owned(request), request, self.clone()));
         AcquireAny::new(async {
             let (wait, request, limiter) = wait?;
             waited(&request, wait.await, || RateLimiter::status(&limiter))
@@ -107,12 +110,12 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
     }
 
     fn blocking_acquire(&self, request: &AllRequest<'_>) -> Result<AllPermits, AllRefusal> {
-        let request = alone(request)?;
+        let request = single_request(request)?;
         waited(&request, self.blocking_acquire_many(request), || RateLimiter::status(self))
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let (request, status) = (alone(request)?, || RateLimiter::status(self));
+        let (request, status) = (single_request(request)?, || RateLimiter::status(self));
         match RateLimiter::reserve(self, request) {
             Ok(place) => Ok(AnyReservation::new(Single { place, left: None })),
             Err(refusal) => Err(refused(&request, refusal, status)),

@@ -39,10 +39,10 @@ impl EventLoop {
 
 /// The [`Sleep`] of clocks that wait with the timer of the caller's event loop.
 #[derive(Debug)]
-pub struct EventLoopSleep<C>(By<C>);
+pub struct EventLoopSleep<C>(Inner<C>);
 
 #[derive(Debug)]
-enum By<C> {
+enum Inner<C> {
     #[cfg(feature = "tokio")]
     Tokio(TokioSleep<C>),
     Thread(ThreadSleep<C>),
@@ -60,11 +60,11 @@ impl<C: Clock> EventLoopSleep<C> {
 
     #[cfg(feature = "tokio")]
     pub(super) fn by_tokio(runtime: &Handle, clock: C, at: Nanos) -> EventLoopSleep<C> {
-        EventLoopSleep(By::Tokio(TokioSleep::new(runtime, clock, at)))
+        EventLoopSleep(Inner::Tokio(TokioSleep::new(runtime, clock, at)))
     }
 
     pub(super) fn by_thread(clock: C, at: Nanos) -> EventLoopSleep<C> {
-        EventLoopSleep(By::Thread(ThreadSleep::new(clock, at)))
+        EventLoopSleep(Inner::Thread(ThreadSleep::new(clock, at)))
     }
 }
 
@@ -74,8 +74,8 @@ impl<C: Clock + Unpin> Future for EventLoopSleep<C> {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         match &mut self.get_mut().0 {
             #[cfg(feature = "tokio")]
-            By::Tokio(sleep) => Pin::new(sleep).poll(context),
-            By::Thread(sleep) => Pin::new(sleep).poll(context),
+            Inner::Tokio(sleep) => Pin::new(sleep).poll(context),
+            Inner::Thread(sleep) => Pin::new(sleep).poll(context),
         }
     }
 }
@@ -84,16 +84,16 @@ impl<C: Clock + Unpin> Sleep for EventLoopSleep<C> {
     fn reset(self: Pin<&mut Self>, at: Nanos) {
         match &mut self.get_mut().0 {
             #[cfg(feature = "tokio")]
-            By::Tokio(sleep) => Pin::new(sleep).reset(at),
-            By::Thread(sleep) => Pin::new(sleep).reset(at),
+            Inner::Tokio(sleep) => Pin::new(sleep).reset(at),
+            Inner::Thread(sleep) => Pin::new(sleep).reset(at),
         }
     }
 
     fn is_gone(&self) -> bool {
         match &self.0 {
             #[cfg(feature = "tokio")]
-            By::Tokio(sleep) => sleep.is_gone(),
-            By::Thread(sleep) => sleep.is_gone(),
+            Inner::Tokio(sleep) => sleep.is_gone(),
+            Inner::Thread(sleep) => sleep.is_gone(),
         }
     }
 }

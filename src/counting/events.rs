@@ -44,7 +44,7 @@ impl CountingLimit {
 
     /// Reports to the observers how a call ended.
     #[inline]
-    pub(super) fn tell(&self, n: u32, waited: Duration, answer: Answer) -> Answer {
+    pub(super) fn report_end(&self, n: u32, waited: Duration, answer: Answer) -> Answer {
         if self.is_observed() {
             self.report_answer(n, waited, &answer);
         }
@@ -61,7 +61,7 @@ impl CountingLimit {
     }
 
     /// Returns the refusal of a request that may not wait, and reports it to the observers.
-    pub(super) fn check_and_tell(&self, n: u32) -> Result<(), Refusal> {
+    pub(super) fn check_and_report(&self, n: u32) -> Result<(), Refusal> {
         self.check(n).inspect_err(|refusal| self.report(|events| events.refused(n.into(), refusal)))
     }
 
@@ -83,7 +83,7 @@ pub(super) enum Wait {
     New,
     /// No report is due: there was no observer when the request began to wait, or it was already
     /// reported.
-    Untold,
+    NoReport,
     /// Since this time, by the limit's own clock.
     Since(Nanos),
     /// Since this clock started. Boxed, because few requests have one.
@@ -95,7 +95,7 @@ impl Wait {
     pub(super) fn begin(&mut self, limit: &CountingLimit) {
         if let Wait::New = self {
             *self = match &limit.clock {
-                _ if !limit.is_observed() => Wait::Untold,
+                _ if !limit.is_observed() => Wait::NoReport,
                 Some(clock) => Wait::Since(clock.now()),
                 None => Wait::Clock(Box::default()),
             };
@@ -105,8 +105,8 @@ impl Wait {
     /// Returns how long the request has waited, or `None` if no report is due. Only the first call
     /// returns a time.
     pub(super) fn end(&mut self, limit: &CountingLimit) -> Option<Duration> {
-        let waited = match std::mem::replace(self, Wait::Untold) {
-            Wait::New | Wait::Untold => return None,
+        let waited = match std::mem::replace(self, Wait::NoReport) {
+            Wait::New | Wait::NoReport => return None,
             Wait::Since(since) => limit.clock.as_ref()?.now().saturating_since(since),
             Wait::Clock(clock) => clock.now(),
         };

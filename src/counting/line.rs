@@ -129,7 +129,7 @@ enum Entry {
 struct Seat {
     /// Whether the composite was notified that its permits are free. Cleared when they are not
     /// free.
-    rung: bool,
+    notified: bool,
     composite: Weak<dyn Recheck>,
 }
 
@@ -270,7 +270,7 @@ impl Pool {
             more < 0
         });
         if is_lowered {
-            self.ring_seats(&mut deferred);
+            self.notify_seats(&mut deferred);
         }
     }
 
@@ -289,14 +289,14 @@ impl Pool {
             was_open
         });
         if was_open {
-            self.ring_seats(&mut deferred);
+            self.notify_seats(&mut deferred);
         }
         was_open
     }
 
     /// Notifies all composites, which then check their requests. The lock is released after each
     /// slice of composites.
-    fn ring_seats(&self, deferred: &mut Deferred) {
+    fn notify_seats(&self, deferred: &mut Deferred) {
         let mut next = Some(0);
         while let Some(number) = next {
             {
@@ -372,7 +372,7 @@ impl Pool {
                 Some((&number, &Entry::Seat { n })) => {
                     if self.has_free(n)
                         && let Some(seat) = line.seats.get_mut(&number)
-                        && !std::mem::replace(&mut seat.rung, true)
+                        && !std::mem::replace(&mut seat.notified, true)
                     {
                         deferred.rechecks.extend(seat.composite.upgrade());
                     }
@@ -422,7 +422,7 @@ impl Pool {
     }
 
     /// Takes the result of a waiter, or replaces its waker.
-    pub(super) fn look(
+    pub(super) fn poll_answer(
         &self,
         number: u64,
         waker: Waker,
@@ -461,10 +461,10 @@ impl Pool {
 /// before this lock.
 impl Pool {
     /// Adds a parked seat behind all others. Its composite is notified when the limit is lowered.
-    pub(crate) fn sit(&self, composite: Weak<dyn Recheck>) -> u64 {
+    pub(crate) fn take_seat(&self, composite: Weak<dyn Recheck>) -> u64 {
         let mut line = lock(&self.line);
         let number = line.number();
-        line.seats.insert(number, Seat { rung: false, composite });
+        line.seats.insert(number, Seat { notified: false, composite });
         number
     }
 
@@ -486,7 +486,7 @@ impl Pool {
 
     /// Puts the seat in the line for `n` permits. Returns whether they are free. If not, the
     /// composite is notified when they become free.
-    pub(crate) fn stand(&self, number: u64, n: u32, deferred: &mut Deferred) -> bool {
+    pub(crate) fn enqueue_seat(&self, number: u64, n: u32, deferred: &mut Deferred) -> bool {
         self.with_line(deferred, |line, _| {
             line.entries.insert(number, Entry::Seat { n });
             // The flag is raised before the check, so that a permit given back after the check is
@@ -494,19 +494,19 @@ impl Pool {
             self.raise_flag(line);
             let turn = line.is_first(number) && self.has_free(n);
             if let Some(seat) = line.seats.get_mut(&number) {
-                seat.rung = turn;
+                seat.notified = turn;
             }
             turn
         })
     }
 
     /// Takes the seat out of the line. The seat keeps its number.
-    pub(crate) fn park(&self, number: u64, deferred: &mut Deferred) {
+    pub(crate) fn dequeue_seat(&self, number: u64, deferred: &mut Deferred) {
         self.with_line(deferred, |line, _| line.entries.remove(&number));
     }
 
     /// Removes the seat.
-    pub(crate) fn rise(&self, number: u64, deferred: &mut Deferred) {
+    pub(crate) fn give_up(&self, number: u64, deferred: &mut Deferred) {
         self.with_line(deferred, |line, _| {
             line.entries.remove(&number);
             line.seats.remove(&number);

@@ -160,7 +160,7 @@ impl CountingLimit {
     ///   `n` while the request waits.
     /// - [`Refusal::Closed`] if the limit is [closed](CountingLimit::close).
     pub async fn acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
-        self.check_and_tell(n)?;
+        self.check_and_report(n)?;
         Turn::new(self, n).await
     }
 
@@ -181,7 +181,7 @@ impl CountingLimit {
     /// The errors of [`acquire_many`](CountingLimit::acquire_many), and [`Refusal::Cancelled`] if
     /// the call runs under a [`CancelToken`](crate::CancelToken) that is cancelled.
     pub fn blocking_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
-        self.check_and_tell(n)?;
+        self.check_and_report(n)?;
         let mut turn = Turn::new(self, n);
         // Dropping the turn leaves the line, or gives back the permits.
         block_on(Pin::new(&mut turn)).unwrap_or_else(|refusal| turn.cancel(refusal))
@@ -204,7 +204,7 @@ impl CountingLimit {
     /// [`Refusal::InUse`] if `n` permits are not free, or if other requests wait; and the errors of
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub fn try_acquire_many(&self, n: u32) -> Result<CountingPermit, Refusal> {
-        self.tell(n, Duration::ZERO, self.take(n))
+        self.report_end(n, Duration::ZERO, self.take(n))
     }
 
     /// Takes as many permits as are free now, at least one and at most `n`, or refuses.
@@ -240,7 +240,7 @@ impl CountingLimit {
             0 => Err(self.in_use()),
             n => Ok(self.permit(n)),
         });
-        self.tell(least, Duration::ZERO, answer)
+        self.report_end(least, Duration::ZERO, answer)
     }
 
     /// Waits for one permit, but no longer than `within`.
@@ -267,7 +267,7 @@ impl CountingLimit {
     /// The errors of [`acquire_within`](CountingLimit::acquire_within) and
     /// [`acquire_many`](CountingLimit::acquire_many).
     pub async fn acquire_many_within(&self, n: u32, within: Duration) -> Result<CountingPermit, Refusal> {
-        self.check_and_tell(n)?;
+        self.check_and_report(n)?;
         let mut turn = Turn::new(self, n);
         let in_time = match &self.clock {
             None => timeout(&DefaultClock::new(), within, &mut turn).await,

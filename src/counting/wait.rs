@@ -37,9 +37,9 @@ impl Turn<'_> {
         // cancelled.
         self.leave();
         let (limit, refusal) = (self.limit, self.limit.in_use());
-        match std::mem::replace(&mut self.wait, Wait::Untold) {
-            Wait::Untold => Err(refusal),
-            _ => limit.tell(self.n, Duration::ZERO, Err(refusal)),
+        match std::mem::replace(&mut self.wait, Wait::NoReport) {
+            Wait::NoReport => Err(refusal),
+            _ => limit.report_end(self.n, Duration::ZERO, Err(refusal)),
         }
     }
 
@@ -59,14 +59,14 @@ impl Future for Turn<'_> {
         if let Wait::New = turn.wait
             && pool.try_take(n)
         {
-            turn.wait = Wait::Untold;
-            return Poll::Ready(limit.tell(n, Duration::ZERO, Ok(limit.permit(n))));
+            turn.wait = Wait::NoReport;
+            return Poll::Ready(limit.report_end(n, Duration::ZERO, Ok(limit.permit(n))));
         }
         turn.wait.begin(limit);
         // The waker is cloned before the lock is taken, because a waker is user code.
         let (waker, mut deferred) = (context.waker().clone(), Deferred::new());
         let (answer, waited) = match turn.number {
-            Some(number) => (ready!(pool.look(number, waker, &mut deferred)), true),
+            Some(number) => (ready!(pool.poll_answer(number, waker, &mut deferred)), true),
             None => match pool.join(n, waker, &mut deferred) {
                 Ok(()) => (Ok(()), false),
                 Err(joined) => {
@@ -82,7 +82,7 @@ impl Future for Turn<'_> {
         // the permit is dropped.
         drop(deferred);
         Poll::Ready(match turn.wait.end(limit) {
-            Some(span) => limit.tell(n, if waited { span } else { Duration::ZERO }, answer),
+            Some(span) => limit.report_end(n, if waited { span } else { Duration::ZERO }, answer),
             None => answer,
         })
     }
@@ -91,15 +91,15 @@ impl Future for Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         /// Reports at the end, even if the waker of another request panics.
-        struct Tell<'a, 'b>(&'a mut Turn<'b>);
+        struct CancelGuard<'a, 'b>(&'a mut Turn<'b>);
 
-        impl Drop for Tell<'_, '_> {
+        impl Drop for CancelGuard<'_, '_> {
             fn drop(&mut self) {
                 self.0.wait.cancel(self.0.limit, self.0.n);
             }
         }
 
-        let tell = Tell(self);
-        tell.0.leave();
+        let guard = CancelGuard(self);
+        guard.0.leave();
     }
 }

@@ -111,7 +111,7 @@ impl<T> Throttled<T> {
     /// Wraps a reader or writer without a limit, until [`limit_reads`](Throttled::limit_reads) or
     /// [`limit_writes`](Throttled::limit_writes) sets one.
     pub fn new(inner: T) -> Throttled<T> {
-        Throttled { inner, reads: None, writes: None, max_chunk: MOST }
+        Throttled { inner, reads: None, writes: None, max_chunk: MAX_CHUNK }
     }
 
     /// Limits the bytes that are read.
@@ -164,8 +164,8 @@ impl<T> Throttled<T> {
 
 /// A chunk is the number of bytes that accrue within this time.
 const CHUNK: Duration = Duration::from_millis(10);
-const LEAST: u32 = 512;
-const MOST: u32 = 65_536;
+const MIN_CHUNK: u32 = 512;
+const MAX_CHUNK: u32 = 65_536;
 
 /// One direction of a transfer, and its payments.
 struct Direction {
@@ -200,7 +200,7 @@ impl Direction {
 
     /// Reserves a chunk of these bytes, none of which has a reservation. Returns the size of the
     /// chunk.
-    fn join(&mut self, bytes: usize) -> io::Result<u32> {
+    fn reserve_chunk(&mut self, bytes: usize) -> io::Result<u32> {
         loop {
             let part = self.part(bytes);
             match self.limiter.reserve(AllRequest::from(part)) {
@@ -279,12 +279,12 @@ impl fmt::Debug for Direction {
 /// ```
 #[must_use]
 pub fn chunk_size(limiter: &AnyLimiter) -> u32 {
-    chunk(&limiter.non_blocking().status(), MOST)
+    chunk(&limiter.non_blocking().status(), MAX_CHUNK)
 }
 
 fn chunk(status: &AllStatus, most: u32) -> u32 {
     let of_limit = |rate: f64, limit: u64| {
-        let chunk = (rate * CHUNK.as_secs_f64()).clamp(LEAST.min(most).into(), most.into());
+        let chunk = (rate * CHUNK.as_secs_f64()).clamp(MIN_CHUNK.min(most).into(), most.into());
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is at most `most`")]
         let chunk = chunk as u32;
         u32::try_from(limit).unwrap_or(u32::MAX).clamp(1, chunk)

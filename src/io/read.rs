@@ -17,7 +17,7 @@ impl Direction {
                 Some((bytes, _)) => *bytes,
                 None if self.owed == 0 => return Poll::Ready(Ok(())),
                 None => {
-                    let joined = self.join(self.owed as usize)?;
+                    let joined = self.reserve_chunk(self.owed as usize)?;
                     self.owed -= joined;
                     joined
                 }
@@ -42,7 +42,7 @@ impl Direction {
         // first part. The next read reserves permits for the other parts.
         if self.owed > 0
             && self.place.is_none()
-            && let Ok(joined) = self.join(self.owed as usize)
+            && let Ok(joined) = self.reserve_chunk(self.owed as usize)
         {
             self.owed -= joined;
         }

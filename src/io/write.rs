@@ -19,7 +19,7 @@ impl Direction {
     ) -> Poll<io::Result<usize>> {
         let paid = loop {
             if self.place.is_none() {
-                self.join(bytes)?;
+                self.reserve_chunk(bytes)?;
             }
             if let Some(paid) = ready!(self.poll_due(context))? {
                 break paid;

@@ -82,7 +82,7 @@ pub trait KeyEvents<K>: Send + Sync + 'static {
 type ObserverOf<K> = dyn Fn(K) -> Arc<dyn Events> + Send + Sync;
 
 /// The observer of all keys.
-pub(crate) enum Watch<K> {
+pub(crate) enum KeyedObserver<K> {
     /// The observer does not receive the key.
     All(Arc<dyn Events>),
     /// The observer receives the key. This is a function, because most of the table does not know
@@ -90,21 +90,21 @@ pub(crate) enum Watch<K> {
     Key(Arc<ObserverOf<K>>),
 }
 
-impl<K> Clone for Watch<K> {
+impl<K> Clone for KeyedObserver<K> {
     fn clone(&self) -> Self {
         match self {
-            Watch::All(events) => Watch::All(events.clone()),
-            Watch::Key(of) => Watch::Key(of.clone()),
+            KeyedObserver::All(events) => KeyedObserver::All(events.clone()),
+            KeyedObserver::Key(of) => KeyedObserver::Key(of.clone()),
         }
     }
 }
 
-impl<K> Watch<K> {
+impl<K> KeyedObserver<K> {
     pub(super) fn with_key(events: Arc<dyn KeyEvents<K>>) -> Self
     where
         K: Send + Sync + 'static,
     {
-        Watch::Key(Arc::new(move |key| Arc::new(OneKey { key, events: events.clone() })))
+        KeyedObserver::Key(Arc::new(move |key| Arc::new(OneKey { key, events: events.clone() })))
     }
 
     /// Returns the observer of one key. Clones the key if the observer receives it.
@@ -113,8 +113,8 @@ impl<K> Watch<K> {
         Q: ToOwned<Owned = K> + ?Sized,
     {
         match self {
-            Watch::All(events) => events.clone(),
-            Watch::Key(of) => of(key.to_owned()),
+            KeyedObserver::All(events) => events.clone(),
+            KeyedObserver::Key(of) => of(key.to_owned()),
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! - when a new key finds no room: the new key searches [`SEARCH`] slots, or all slots of a small
 //!   table, and forgets every fresh key among them;
-//! - after it has been fresh for [`LINGER`]: each new key examines [`SWEEP`] slots of its shard;
+//! - after it has been fresh for [`RETENTION`]: each new key examines [`SWEEP`] slots of its shard;
 //! - by `sweep`, and by `remove`.
 //!
 //! Fresh keys stay while there is room, because a key far below its limit is fresh at each of its
@@ -50,7 +50,7 @@ const SWEEP: usize = 4;
 
 /// How long a key may stay fresh before a new key of its shard forgets it although there is room:
 /// one minute. A key that is used more often than that is cheaper to keep.
-const LINGER: Nanos = Nanos::new(60_000_000_000);
+const RETENTION: Nanos = Nanos::new(60_000_000_000);
 
 /// How many slots [`sweep_all`](Table::sweep_all) examines before it releases the lock once.
 const SLICE: usize = 4096;
@@ -94,9 +94,9 @@ where
         removed: &mut Removed<K, P, C>,
     ) {
         self.settle_some(shard, hash, now, removed);
-        if now > LINGER {
+        if now > RETENTION {
             let places = shard.entries().places_from(home(hash), SWEEP);
-            self.forget(shard, places, now.saturating_since(LINGER), removed);
+            self.forget(shard, places, now.saturating_since(RETENTION), removed);
         }
     }
 
@@ -234,8 +234,8 @@ where
 
     /// Returns whether the next new key would find room by forgetting other keys. Changes nothing.
     pub(super) fn can_make_room(&self, now: Nanos) -> bool {
-        // Relaxed: the hand only chooses where to search. A stale value only costs accuracy.
-        let (mut shards, first) = self.search(self.hand.load(Ordering::Relaxed));
+        // Relaxed: the count only chooses where to search. A stale value only costs accuracy.
+        let (mut shards, first) = self.search(self.search_count.load(Ordering::Relaxed));
         shards.any(|lock| self.may_have_room(&read(lock), first, now))
     }
 
@@ -243,7 +243,7 @@ where
     pub(super) fn make_room(&self, hash: u64, now: Nanos, removed: &mut Removed<K, P, C>) -> bool {
         // Relaxed: `fetch_add` gives each search its own turn at any ordering, and publishes
         // nothing.
-        let (shards, first) = self.search(self.hand.fetch_add(1, Ordering::Relaxed));
+        let (shards, first) = self.search(self.search_count.fetch_add(1, Ordering::Relaxed));
         for lock in shards {
             // The shared lock suffices to see that there is nothing to free, and does not block
             // requests.

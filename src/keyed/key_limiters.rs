@@ -19,7 +19,7 @@ use crate::policy::Policy;
 
 /// A key limiter that a call uses. When the call ends and the key limiter is idle, its key becomes
 /// a known key again.
-pub(crate) struct Lent<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
+pub(crate) struct LimiterGuard<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     /// Dropped first: `_leave` must see the table's handle as the only one.
     limiter: KeyLimiter<P, C>,
     _leave: Leave<'a, K, P, C>,
@@ -32,7 +32,7 @@ struct Leave<'a, K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> {
     number: u64,
 }
 
-impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for Lent<'_, K, P, C> {
+impl<K: Hash + Eq, P: Policy + Clone, C: Timer + Clone> Deref for LimiterGuard<'_, K, P, C> {
     type Target = KeyLimiter<P, C>;
 
     fn deref(&self) -> &KeyLimiter<P, C> {
@@ -53,9 +53,9 @@ where
     C: Timer + Clone,
 {
     /// Lends a key limiter of the table, or the shared key limiter, to a call.
-    pub(super) fn lend(&self, hash: u64, limiter: KeyLimiter<P, C>) -> Lent<'_, K, P, C> {
+    pub(super) fn guard_limiter(&self, hash: u64, limiter: KeyLimiter<P, C>) -> LimiterGuard<'_, K, P, C> {
         let number = limiter.shared().number;
-        Lent { limiter, _leave: Leave { table: self, hash, number } }
+        LimiterGuard { limiter, _leave: Leave { table: self, hash, number } }
     }
 
     /// Returns the limiter of a key, or the shared limiter if there is no room.
@@ -68,18 +68,18 @@ where
     }
 
     /// Returns the limiter of a key for one call.
-    pub(crate) fn limiter_of_a_call<Q>(&self, key: &Q) -> Result<Lent<'_, K, P, C>, Refusal>
+    pub(crate) fn limiter_for_call<Q>(&self, key: &Q) -> Result<LimiterGuard<'_, K, P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        Ok(self.lend(self.hash_of(key), self.limiter(key)?))
+        Ok(self.guard_limiter(self.hash_of(key), self.limiter(key)?))
     }
 
     /// Returns the limiter in which a request for `n` permits of a key waits. For a request that
     /// can never be granted, no key limiter is created.
     #[cold]
-    pub(crate) fn limiter_for<Q>(&self, key: &Q, n: u32) -> Result<Lent<'_, K, P, C>, Refusal>
+    pub(crate) fn limiter_for<Q>(&self, key: &Q, n: u32) -> Result<LimiterGuard<'_, K, P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -105,8 +105,8 @@ where
             Err(never) => Err(never),
         };
         match limiter {
-            Ok(limiter) => Ok(self.lend(hash, limiter)),
-            Err(refusal) => self.tell(key, n, Err(refusal)),
+            Ok(limiter) => Ok(self.guard_limiter(hash, limiter)),
+            Err(refusal) => self.report_end(key, n, Err(refusal)),
         }
     }
 
@@ -122,7 +122,7 @@ where
         if let Found::Limiter(limiter) = self.find(key, |_, _, _| ()) {
             return limiter;
         }
-        let (policy, events) = (self.policy(), self.events.as_ref().map(|watch| watch.of(key)));
+        let (policy, events) = (self.policy(), self.events.as_ref().map(|observer| observer.of(key)));
         let state = policy.start(self.clock.now());
         new_limiter(KeyPolicy::new(policy, None), state, self.clock.clone(), events, &self.all_waiters)
     }
@@ -137,11 +137,11 @@ where
         let is_known = match self.find_hashed(hash, key, |_, _, _| ()) {
             Found::Limiter(limiter) => return Ok(limiter),
             Found::Known(()) => true,
-            Found::Nowhere => false,
+            Found::Unknown => false,
         };
         let new = (!is_known && self.has_room()).then(|| self.new_key(hash, key));
         // The observer is created before the lock is taken, because that may clone the key.
-        let events = self.events.as_ref().map(|watch| watch.of(key));
+        let events = self.events.as_ref().map(|observer| observer.of(key));
         self.with_room(hash, key, new, |shard, now, new, removed| {
             if let Some(limiter) = shard.limiter(hash, key) {
                 return Step::Done(limiter.clone());

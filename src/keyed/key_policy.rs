@@ -126,12 +126,12 @@ impl<P: Policy> Policy for KeyPolicy<P> {
         self.policy.forecast(state, at)
     }
 
-    fn foresee(&self, state: &P::State, forecast: &mut Forecast, n: u32) -> Nanos {
-        self.policy.foresee(state, forecast, n)
+    fn predict(&self, state: &P::State, forecast: &mut Forecast, n: u32) -> Nanos {
+        self.policy.predict(state, forecast, n)
     }
 
-    fn foresee_many(&self, state: &P::State, forecast: &mut Forecast, crowd: &Crowd) {
-        self.policy.foresee_many(state, forecast, crowd);
+    fn predict_many(&self, state: &P::State, forecast: &mut Forecast, crowd: &Crowd) {
+        self.policy.predict_many(state, forecast, crowd);
     }
 
     fn undo(&self, state: &P::State, at: Nanos, charge: P::Charge, most: u64) -> u64 {

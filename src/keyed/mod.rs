@@ -30,9 +30,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::events::Watch;
+use self::events::KeyedObserver;
 use self::plan::Plans;
-use self::table::{Found, Table, Taken};
+use self::table::{Attempt, Found, Table};
 use crate::cancel::Cancellable;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::{PolicyError, Refusal};
@@ -218,7 +218,7 @@ where
     /// ```
     #[must_use]
     pub fn when_full(self, choice: WhenKeysFull) -> Self {
-        self.anew(choice, self.table.events.clone(), self.table.plans.clone())
+        self.recreate(choice, self.table.events.clone(), self.table.plans.clone())
     }
 
     /// Returns a new, empty limiter whose keys get their policies from a function. Known keys are
@@ -259,11 +259,16 @@ where
     /// ```
     #[must_use]
     pub fn with_plans(self, plans: impl Fn(&K) -> Option<Plan<P>> + Send + Sync + 'static) -> Self {
-        self.anew(self.table.when_full, self.table.events.clone(), Some(Plans::new(plans)))
+        self.recreate(self.table.when_full, self.table.events.clone(), Some(Plans::new(plans)))
     }
 
     /// Returns a new, empty limiter with this limiter's policy, clock and maximum number of keys.
-    fn anew(&self, when_full: WhenKeysFull, events: Option<Watch<K>>, plans: Option<Plans<K, P>>) -> Self {
+    fn recreate(
+        &self,
+        when_full: WhenKeysFull,
+        events: Option<KeyedObserver<K>>,
+        plans: Option<Plans<K, P>>,
+    ) -> Self {
         let Table { max_keys, clock, shards, all_waiters, .. } = &*self.table;
         let (policy, clock, of_keys) = (self.table.policy(), clock.clone(), (events, plans));
         let table = Table::with_shards(policy, *max_keys, when_full, clock, shards.len(), of_keys);
@@ -306,7 +311,7 @@ where
     /// ```
     #[must_use]
     pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
-        self.anew(self.table.when_full, Some(Watch::All(events)), self.table.plans.clone())
+        self.recreate(self.table.when_full, Some(KeyedObserver::All(events)), self.table.plans.clone())
     }
 
     /// Like [`observed_by`](KeyedRateLimiter::observed_by), for an observer that receives the key
@@ -322,7 +327,7 @@ where
     where
         K: Send + Sync + 'static,
     {
-        self.anew(self.table.when_full, Some(Watch::with_key(events)), self.table.plans.clone())
+        self.recreate(self.table.when_full, Some(KeyedObserver::with_key(events)), self.table.plans.clone())
     }
 
     /// Bounds the requests that wait for all keys together: at most `requests` requests, for at
@@ -438,7 +443,7 @@ where
     {
         let request = request.into().with_left();
         let answer = self.try_acquire_many(key, request);
-        (answer, self.status(key).told(&request, &answer))
+        (answer, self.status(key).as_decided(&request, &answer))
     }
 
     /// Waits for one permit of a key. The [`Grant`] holds the time waited.
@@ -496,8 +501,8 @@ where
     {
         let request = request.into();
         match self.table.take_or_limiter(key, &request)? {
-            Taken::Granted(grant) => Ok(grant),
-            Taken::Limiter(limiter) => limiter.acquire_many(request).await,
+            Attempt::Granted(grant) => Ok(grant),
+            Attempt::Limiter(limiter) => limiter.acquire_many(request).await,
         }
     }
 
@@ -546,10 +551,10 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let request = request.into();
-        Cancellable::begin().inspect_err(|_| self.table.tell_cancelled(key, request.permits))?;
+        Cancellable::begin().inspect_err(|_| self.table.report_cancelled(key, request.permits))?;
         match self.table.take_or_limiter(key, &request)? {
-            Taken::Granted(grant) => Ok(grant),
-            Taken::Limiter(limiter) => limiter.blocking_acquire_many(request),
+            Attempt::Granted(grant) => Ok(grant),
+            Attempt::Limiter(limiter) => limiter.blocking_acquire_many(request),
         }
     }
 
@@ -771,7 +776,7 @@ where
             return Ok(());
         }
         drop(known);
-        self.table.limiter_of_a_call(key)?.shared.debit_ahead(n, ahead);
+        self.table.limiter_for_call(key)?.shared.debit_ahead(n, ahead);
         Ok(())
     }
 
@@ -809,7 +814,7 @@ where
             return Ok(taken);
         }
         drop(known);
-        Ok(self.table.limiter_of_a_call(key)?.keep_at_most(permits))
+        Ok(self.table.limiter_for_call(key)?.keep_at_most(permits))
     }
 
     /// Gives back `n` permits of a key that were acquired and not used. Does nothing for an unknown
@@ -828,12 +833,12 @@ where
         match found {
             Found::Known(Some(_)) => {}
             Found::Known(None) => {
-                if let Ok(limiter) = self.table.limiter_of_a_call(key) {
+                if let Ok(limiter) = self.table.limiter_for_call(key) {
                     limiter.refund(n);
                 }
             }
             Found::Limiter(limiter) => limiter.refund(n),
-            Found::Nowhere => {
+            Found::Unknown => {
                 if let Some(shared) = self.table.shared() {
                     shared.refund(n);
                 }
@@ -1016,7 +1021,7 @@ where
         let status = |(key, found)| match found {
             Found::Known(status) => Some((key, status)),
             Found::Limiter(line) => Some((key, RateLimiter::status(&line))),
-            Found::Nowhere => None,
+            Found::Unknown => None,
         };
         self.table.shards().flat_map(move |keys| keys.into_iter().filter_map(status))
     }

@@ -44,7 +44,7 @@ use crate::limiter::Pause;
 use crate::limiter::events::report;
 use crate::limiter::shared::Shared;
 use crate::line::deferred::Deferred;
-use crate::line::pause::Stop;
+use crate::line::pause::Standstill;
 use crate::line::rule::{Rule, Single};
 use crate::policy::{Part, Policy, PolicyStatus, limited};
 use crate::status::Status;
@@ -66,13 +66,13 @@ pub(crate) struct Hold {
     /// one began.
     spaced_from: Option<Nanos>,
     /// When to check whether the hold is over.
-    over: Nanos,
+    recheck_at: Nanos,
 }
 
 impl Hold {
     fn new(begin: Nanos) -> Hold {
-        let (since, opens, over) = (begin, begin, begin);
-        Hold { begin, since, opens, keeps_permits: true, ended: false, spaced_from: None, over }
+        let (since, opens, recheck_at) = (begin, begin, begin);
+        Hold { begin, since, opens, keeps_permits: true, ended: false, spaced_from: None, recheck_at }
     }
 
     /// Returns a hold for a pause that left all keys empty at `at`.
@@ -95,7 +95,7 @@ impl Hold {
         if !self.keeps_permits {
             return Some(end);
         }
-        let from = self.spaced_from.filter(|from| part.come_in(*from, u64::MAX) > self.begin);
+        let from = self.spaced_from.filter(|from| part.accrued_at(*from, u64::MAX) > self.begin);
         from.and_then(|_| self.spaced_from(end))
     }
 
@@ -105,7 +105,7 @@ impl Hold {
         let mut at = self.opens;
         policy.each_part(state, None, &mut |part| {
             if let Some(from) = self.spaces(part, self.opens) {
-                at = at.max(part.come_in(from, permits));
+                at = at.max(part.accrued_at(from, permits));
             }
         });
         at
@@ -120,7 +120,7 @@ impl Hold {
             return due;
         }
         match policy.forecast_pause(state, since, opens, keeps_permits) {
-            Some(mut forecast) => due.max(policy.foresee(state, &mut forecast, n)),
+            Some(mut forecast) => due.max(policy.predict(state, &mut forecast, n)),
             None => due,
         }
     }
@@ -151,7 +151,7 @@ impl Hold {
         let mut most = if ended { status.available } else { 0 };
         policy.each_part(state, None, &mut |part| {
             if !part.stands_still() {
-                most = most.min(part.came_in(opens, now));
+                most = most.min(part.accrued_between(opens, now));
             }
         });
         let next_at = self.due(policy, state, 1);
@@ -191,7 +191,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
     /// Locks a shard for reading. First ends the pause of the shard if that pause is over.
     pub(super) fn current<'a>(&self, lock: &'a Locked<K, P, C>) -> ShardedLockReadGuard<'a, Shard<K, P, C>> {
         let shard = read(lock);
-        if shard.hold().is_none_or(|hold| hold.over > self.clock.now()) {
+        if shard.hold().is_none_or(|hold| hold.recheck_at > self.clock.now()) {
             return shard;
         }
         // The hold ends under the exclusive lock, and the state of the shard is read again.
@@ -224,17 +224,17 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
             let from = if keeps_permits { hold.spaced_from(opens) } else { Some(opens) };
             next = from.map(Hold::emptied_at);
         }
-        if let Some(spaced) = next.as_mut().filter(|hold| hold.ended && hold.over <= now) {
+        if let Some(spaced) = next.as_mut().filter(|hold| hold.ended && hold.recheck_at <= now) {
             let from = spaced.opens;
-            let over = deferred.run(|| {
+            let recheck_at = deferred.run(|| {
                 let unknown = spaced_until(&*shard.policy, &shard.policy.restart(from), from);
                 let known =
                     shard.entries().iter().map(|(_, policy, state)| spaced_until(policy, state, from));
                 known.fold(unknown, Nanos::max)
             });
-            spaced.over = over.unwrap_or(from);
+            spaced.recheck_at = recheck_at.unwrap_or(from);
         }
-        shard.set_hold(next.filter(|hold| !hold.ended || hold.over > now));
+        shard.set_hold(next.filter(|hold| !hold.ended || hold.recheck_at > now));
     }
 }
 
@@ -269,7 +269,7 @@ where
                 later |= hold.opens < until;
                 hold.opens = hold.opens.max(until);
                 hold.keeps_permits &= pause.keeps_permits;
-                hold.over = hold.opens;
+                hold.recheck_at = hold.opens;
                 shard.set_hold(Some(hold));
                 for (_, limiter) in shard.all_limiters() {
                     deferred.run_with(|deferred| {
@@ -282,7 +282,8 @@ where
         };
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
-        if let (Some(remaining), Some(super::events::Watch::All(events))) = (remaining, &self.events) {
+        if let (Some(remaining), Some(super::events::KeyedObserver::All(events))) = (remaining, &self.events)
+        {
             report(&**events, |events| events.paused(remaining));
         }
     }
@@ -320,7 +321,7 @@ where
         }
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
-        if let (true, Some(super::events::Watch::All(events))) = (paused, &self.events) {
+        if let (true, Some(super::events::KeyedObserver::All(events))) = (paused, &self.events) {
             report(&**events, |events| events.resumed());
         }
         paused
@@ -378,7 +379,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     /// Lets the next call check whether the hold is over, because the rate has changed.
     pub(super) fn recheck_hold(&mut self) {
         if let Some(hold) = self.hold_mut() {
-            hold.over = hold.opens;
+            hold.recheck_at = hold.opens;
         }
     }
 }
@@ -400,7 +401,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         let mut line = lock(&self.line);
         line.begin_spaced(paces);
         if !ended {
-            line.begin_paused(&self.rule, begin, Stop { from, to, keeps_permits });
+            line.begin_paused(&self.rule, begin, Standstill { from, to, keeps_permits });
         }
         self.store_gate_word(&line);
     }

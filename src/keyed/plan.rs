@@ -326,7 +326,7 @@ impl<P: Policy + Clone> Planned<P> {
         if std::ptr::eq(old, policy) || (self.is_common() == new.is_none() && has_terms()) {
             return;
         }
-        let change = change.map(|change| fresh_stays_fresh(change, old, &self.state, at));
+        let change = change.map(|change| keep_fresh(change, old, &self.state, at));
         if let Some(terms) = change.and_then(|change| converted.change(self, common, policy, at, change)) {
             drops.push(Box::pin(self.terms.replace(terms)));
             return;
@@ -371,7 +371,7 @@ impl<P: Policy + Clone> Planned<P> {
 }
 
 /// Keeps a fresh key fresh. If the key were forgotten instead, it would come back full.
-fn fresh_stays_fresh<P: Policy>(change: Change, policy: &P, state: &P::State, at: Nanos) -> Change {
+fn keep_fresh<P: Policy>(change: Change, policy: &P, state: &P::State, at: Nanos) -> Change {
     if policy.is_fresh(state, at) { change.keep(Keep::Ratio) } else { change }
 }
 
@@ -419,7 +419,7 @@ impl<P: Policy, C: Timer> Shared<Single<KeyPolicy<P>>, C> {
         }
         let Some(change) = change else { return false };
         self.follow(deferred, change.only_part(), |state| {
-            let change = fresh_stays_fresh(change, policy.policy(), state, at);
+            let change = keep_fresh(change, policy.policy(), state, at);
             let level = policy.policy().change(state, at, change)?;
             policy.set_apart(common);
             Ok(level)

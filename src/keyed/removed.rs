@@ -9,7 +9,7 @@ use super::key_policy::KeyPolicy;
 use super::table::KeyLimiter;
 use crate::clock::Timer;
 use crate::limiter::Rest;
-use crate::line::deferred::{go_on, run};
+use crate::line::deferred::{resume_panic, run};
 use crate::policy::Policy;
 
 /// Entries to drop without a lock. Declare it before the guard of the lock, so that it is dropped
@@ -48,6 +48,6 @@ impl<K, P: Policy, C: Timer> Drop for Removed<K, P, C> {
         for item in rests.drain(..) {
             run(&mut panic, || drop(item));
         }
-        go_on(panic);
+        resume_panic(panic);
     }
 }

@@ -61,7 +61,7 @@ impl<K, P: Policy + Clone, C: Timer> Table<K, P, C> {
         // No lock of a shard is held here, because this wakes tasks.
         drop(deferred);
         if shadow {
-            limiters.iter().for_each(|limiter| limiter.shared().ring_seats());
+            limiters.iter().for_each(|limiter| limiter.shared().notify_seats());
         }
     }
 }

@@ -22,11 +22,11 @@ pub(crate) struct Shard<K, P: Policy + Clone, C: Timer> {
     /// The known keys, where keys have no plans.
     pub(crate) known: Slots<K, P::State>,
     /// `None` if there are no key limiters, no plans and no pause. This is so for most shards.
-    pub(super) more: Option<Box<More<K, P, C>>>,
+    pub(super) more: Option<Box<ShardExtras<K, P, C>>>,
 }
 
 /// The key limiters of a shard, its known keys with plans, and its pause.
-pub(crate) struct More<K, P: Policy + Clone, C: Timer> {
+pub(crate) struct ShardExtras<K, P: Policy + Clone, C: Timer> {
     pub(super) limiters: Limiters<K, P, C>,
     /// The known keys, where keys have plans.
     pub(super) planned: Option<Slots<K, Planned<P>>>,
@@ -58,9 +58,9 @@ impl<K, P: Policy + Clone, C: Timer> Deref for Locked<K, P, C> {
     }
 }
 
-impl<K, P: Policy + Clone, C: Timer> More<K, P, C> {
+impl<K, P: Policy + Clone, C: Timer> ShardExtras<K, P, C> {
     fn new() -> Self {
-        More {
+        ShardExtras {
             limiters: Slots::new(),
             planned: None,
             version: 0,
@@ -78,7 +78,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
 
     /// Returns an empty shard for keys with plans.
     pub(super) fn with_plans(policy: Arc<P>) -> Self {
-        let more = More { planned: Some(Slots::new()), ..More::new() };
+        let more = ShardExtras { planned: Some(Slots::new()), ..ShardExtras::new() };
         Shard { policy, known: Slots::new(), more: Some(Box::new(more)) }
     }
 
@@ -93,8 +93,8 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     /// Returns the known keys.
     pub(super) fn entries(&self) -> Entries<'_, K, P> {
         match self.more.as_deref() {
-            Some(More { planned: Some(planned), .. }) => Entries::Planned(&self.policy, planned),
-            Some(More { hold: Some(_), held, .. }) => Entries::Plain(&self.policy, held),
+            Some(ShardExtras { planned: Some(planned), .. }) => Entries::Planned(&self.policy, planned),
+            Some(ShardExtras { hold: Some(_), held, .. }) => Entries::Plain(&self.policy, held),
             Some(_) | None => Entries::Plain(&self.policy, &self.known),
         }
     }
@@ -107,11 +107,13 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     /// Returns the known keys, and the key limiters if there may be any, to change both at once.
     pub(super) fn parts(&mut self) -> Parts<'_, K, P, C> {
         match self.more.as_deref_mut() {
-            Some(More { limiters, planned: Some(planned), .. }) => {
+            Some(ShardExtras { limiters, planned: Some(planned), .. }) => {
                 (EntriesMut::Planned(planned), Some(limiters))
             }
-            Some(More { limiters, hold: Some(_), held, .. }) => (EntriesMut::Plain(held), Some(limiters)),
-            Some(More { limiters, .. }) => (EntriesMut::Plain(&mut self.known), Some(limiters)),
+            Some(ShardExtras { limiters, hold: Some(_), held, .. }) => {
+                (EntriesMut::Plain(held), Some(limiters))
+            }
+            Some(ShardExtras { limiters, .. }) => (EntriesMut::Plain(&mut self.known), Some(limiters)),
             None => (EntriesMut::Plain(&mut self.known), None),
         }
     }
@@ -121,7 +123,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         &mut self,
         hash_of: impl Fn(&K) -> u64,
     ) -> (EntriesMut<'_, K, P>, &mut Limiters<K, P, C>) {
-        let More { limiters, planned, hold, held, .. } = Self::more(&mut self.more);
+        let ShardExtras { limiters, planned, hold, held, .. } = Self::more(&mut self.more);
         limiters.reserve(hash_of);
         match planned {
             Some(planned) => (EntriesMut::Planned(planned), limiters),
@@ -130,8 +132,8 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         }
     }
 
-    fn more(more: &mut Option<Box<More<K, P, C>>>) -> &mut More<K, P, C> {
-        more.get_or_insert_with(|| Box::new(More::new()))
+    fn more(more: &mut Option<Box<ShardExtras<K, P, C>>>) -> &mut ShardExtras<K, P, C> {
+        more.get_or_insert_with(|| Box::new(ShardExtras::new()))
     }
 
     /// Returns the pause of these keys.
@@ -148,7 +150,7 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
         if new.is_none() && self.hold().is_none() {
             return;
         }
-        let More { hold, held, .. } = Self::more(&mut self.more);
+        let ShardExtras { hold, held, .. } = Self::more(&mut self.more);
         if new.is_some() != hold.is_some() {
             std::mem::swap(&mut self.known, held);
         }
@@ -192,7 +194,9 @@ impl<K, P: Policy + Clone, C: Timer> Shard<K, P, C> {
     /// Frees memory if few key limiters or none are left.
     pub(super) fn shrink_limiters(&mut self, hash_of: impl Fn(&K) -> u64) {
         match self.more.as_deref_mut() {
-            Some(More { limiters, planned: None, hold: None, emptied: None, .. }) if limiters.is_empty() => {
+            Some(ShardExtras { limiters, planned: None, hold: None, emptied: None, .. })
+                if limiters.is_empty() =>
+            {
                 self.more = None;
             }
             Some(more) => more.limiters.shrink(hash_of),

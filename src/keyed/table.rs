@@ -76,9 +76,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::WhenKeysFull;
-use super::events::Watch;
+use super::events::KeyedObserver;
 use super::hashes::Hashes;
-use super::key_limiters::{Lent, new_limiter};
+use super::key_limiters::{LimiterGuard, new_limiter};
 use super::key_policy::KeyPolicy;
 use super::pause::Hold;
 use super::plan::{NewKey, Plans};
@@ -91,13 +91,13 @@ use crate::grant::Grant;
 use crate::limiter::RateLimiter;
 use crate::limiter::events::{Events, report};
 use crate::line::all_waiters::AllWaiters;
-use crate::line::rule::LeftByLine;
+use crate::line::rule::TakeLimit;
 use crate::policy::part::take_all;
 use crate::policy::{Policy, PolicyStatus};
 use crate::rate::Rate;
 use crate::request::Request;
 use crate::status::Status;
-use crate::sync::{AtomicBool, AtomicUsize, LOOKS, Mutex, Ordering, ShardLock, read, write};
+use crate::sync::{AtomicBool, AtomicUsize, MAX_RETRIES, Mutex, Ordering, ShardLock, read, write};
 use crate::time::Nanos;
 
 /// The minimum number of slots of a full shard. A table of this size grows without blocking
@@ -106,7 +106,7 @@ const PLACES: usize = 4096;
 
 /// The maximum number of shards. More locks would not fit in the processor's nearest cache; fewer,
 /// larger shards take longer to grow.
-const MOST_SHARDS: usize = 64;
+const MAX_SHARDS: usize = 64;
 
 /// How many slots are searched for a fresh key when there is no room.
 pub(super) const SEARCH: usize = 64;
@@ -134,14 +134,14 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
     /// The maximum number of slots that a new key without room searches.
     pub(super) search: usize,
     /// The number of searches for room so far. Each search starts at another slot.
-    pub(super) hand: AtomicUsize,
+    pub(super) search_count: AtomicUsize,
     /// The limiter that all keys without room share, with `ShareOne`.
     pub(super) overflow: KeyLimiter<P, C>,
     /// Held while all keys change or are paused, so that each shard goes through all changes in one
     /// order.
     pub(super) changing: Mutex<()>,
     /// The observer of all calls, if there is one.
-    pub(crate) events: Option<Watch<K>>,
+    pub(crate) events: Option<KeyedObserver<K>>,
     /// The requests that wait for any key.
     pub(crate) all_waiters: Arc<AllWaiters>,
     /// Whether all keys are in shadow mode.
@@ -160,7 +160,7 @@ fn shards(max_keys: usize) -> usize {
     let keys = |places: usize| most_kept(places).map(|most| most - 8 * places.isqrt());
     let with = |places: usize| max_keys.div_ceil(keys(places).unwrap_or(1));
     let places = std::iter::successors(Some(PLACES), |places| places.checked_mul(2));
-    let shards = places.map(with).find(|shards| *shards <= MOST_SHARDS).unwrap_or(MOST_SHARDS);
+    let shards = places.map(with).find(|shards| *shards <= MAX_SHARDS).unwrap_or(MAX_SHARDS);
     let few = (max_keys / SEARCH).min(16);
     shards.max(few).max(1)
 }
@@ -172,16 +172,16 @@ pub(crate) enum Found<T, L> {
     /// The key has a key limiter, or shares the limiter of all keys without room.
     Limiter(L),
     /// The key is not in the table.
-    Nowhere,
+    Unknown,
 }
 
 pub(crate) type KeyLimiter<P, C> = RateLimiter<KeyPolicy<P>, C>;
 
 /// The decision on a request, or the key limiter that must decide.
-type Asked<P, C> = Found<Result<Grant, Refusal>, KeyLimiter<P, C>>;
+type Decision<P, C> = Found<Result<Grant, Refusal>, KeyLimiter<P, C>>;
 
 /// The grant of a request, or the key limiter at which the request waits.
-pub(crate) enum Taken<L> {
+pub(crate) enum Attempt<L> {
     Granted(Grant),
     Limiter(L),
 }
@@ -230,7 +230,7 @@ where
         when_full: WhenKeysFull,
         clock: C,
         shards: usize,
-        (events, plans): (Option<Watch<K>>, Option<Plans<K, P>>),
+        (events, plans): (Option<KeyedObserver<K>>, Option<Plans<K, P>>),
     ) -> Self {
         // All shards share one policy until a change gives each shard its own.
         let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
@@ -238,8 +238,8 @@ where
         let all_waiters = Arc::new(AllWaiters::new());
         // The overflow limiter has no key to tell.
         let all = match &events {
-            Some(Watch::All(events)) => Some(events.clone()),
-            Some(Watch::Key(_)) | None => None,
+            Some(KeyedObserver::All(events)) => Some(events.clone()),
+            Some(KeyedObserver::Key(_)) | None => None,
         };
         let overflow =
             new_limiter(KeyPolicy::new(P::clone(&policy), None), state, clock.clone(), all, &all_waiters);
@@ -255,7 +255,7 @@ where
             max_keys,
             when_full,
             search: if max_keys <= SMALL { usize::MAX } else { SEARCH },
-            hand: AtomicUsize::new(0),
+            search_count: AtomicUsize::new(0),
             overflow,
             changing: Mutex::new(()),
             events,
@@ -294,7 +294,7 @@ where
         match self.try_known(hash, key, request) {
             Some(Ok(grant)) if self.events.is_none() => Ok(grant),
             Some(Err(refusal)) if self.events.is_none() && !self.is_shadow() => Err(refusal),
-            Some(answer) => self.tell_end(key, n, answer),
+            Some(answer) => self.report_or_pass(key, n, answer),
             None => self.try_slow(hash, key, request),
         }
     }
@@ -323,10 +323,10 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        match self.ask(hash, key, request) {
-            Ok(Taken::Limiter(limiter)) => limiter.try_acquire_many(*request),
-            Ok(Taken::Granted(grant)) => self.tell_end(key, request.permits, Ok(grant)),
-            Err(refusal) => self.tell_end(key, request.permits, Err(refusal)),
+        match self.attempt(hash, key, request) {
+            Ok(Attempt::Limiter(limiter)) => limiter.try_acquire_many(*request),
+            Ok(Attempt::Granted(grant)) => self.report_or_pass(key, request.permits, Ok(grant)),
+            Err(refusal) => self.report_or_pass(key, request.permits, Err(refusal)),
         }
     }
 
@@ -335,28 +335,28 @@ where
         &self,
         key: &Q,
         request: &Request,
-    ) -> Result<Taken<Lent<'_, K, P, C>>, Refusal>
+    ) -> Result<Attempt<LimiterGuard<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         let (hash, n) = (self.hash_of(key), request.permits);
         if request.exempt {
-            return self.pass_exempt(hash, key, request).map(Taken::Granted);
+            return self.pass_exempt(hash, key, request).map(Attempt::Granted);
         }
         let answer = match self.try_known(hash, key, request) {
-            Some(answer) => answer.map(Taken::Granted),
-            None => self.ask(hash, key, request),
+            Some(answer) => answer.map(Attempt::Granted),
+            None => self.attempt(hash, key, request),
         };
         match answer {
-            Ok(Taken::Limiter(limiter)) => Ok(Taken::Limiter(limiter)),
+            Ok(Attempt::Limiter(limiter)) => Ok(Attempt::Limiter(limiter)),
             // This refusal is not reported: the key limiter reports when the request is granted or
             // refused.
             Err(Refusal::Limited { .. } | Refusal::Paused { .. }) if !self.is_shadow() => {
-                self.limiter_for(key, n).map(Taken::Limiter)
+                self.limiter_for(key, n).map(Attempt::Limiter)
             }
-            Ok(Taken::Granted(grant)) => self.tell_end(key, n, Ok(grant)).map(Taken::Granted),
-            Err(refusal) => self.tell_end(key, n, Err(refusal)).map(Taken::Granted),
+            Ok(Attempt::Granted(grant)) => self.report_or_pass(key, n, Ok(grant)).map(Attempt::Granted),
+            Err(refusal) => self.report_or_pass(key, n, Err(refusal)).map(Attempt::Granted),
         }
     }
 
@@ -368,7 +368,7 @@ where
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
         if let Found::Limiter(limiter) = self.find_hashed(hash, key, |_, _, _| ()) {
-            return self.lend(hash, limiter).try_acquire_many(*request);
+            return self.guard_limiter(hash, limiter).try_acquire_many(*request);
         }
         self.report(key, |events| events.exempted(request.permits.into()));
         Ok(Grant::at_once(0))
@@ -377,7 +377,7 @@ where
     /// Reports a request for at least `n` permits that was decided without a key limiter. In shadow
     /// mode, lets the request pass.
     #[cold]
-    fn tell_end<Q>(&self, key: &Q, n: u32, answer: Result<Grant, Refusal>) -> Result<Grant, Refusal>
+    fn report_or_pass<Q>(&self, key: &Q, n: u32, answer: Result<Grant, Refusal>) -> Result<Grant, Refusal>
     where
         Q: ToOwned<Owned = K> + ?Sized,
     {
@@ -386,14 +386,14 @@ where
                 self.report(key, |events| events.shadowed(n.into(), &refusal));
                 Ok(Grant::at_once(0))
             }
-            answer => self.tell(key, answer.map_or(n, Grant::permits), answer),
+            answer => self.report_end(key, answer.map_or(n, Grant::permits), answer),
         }
     }
 
     /// Reports a request that was decided without a key limiter. A key limiter reports its own
     /// requests.
     #[cold]
-    pub(super) fn tell<Q, T>(&self, key: &Q, n: u32, answer: Result<T, Refusal>) -> Result<T, Refusal>
+    pub(super) fn report_end<Q, T>(&self, key: &Q, n: u32, answer: Result<T, Refusal>) -> Result<T, Refusal>
     where
         Q: ToOwned<Owned = K> + ?Sized,
     {
@@ -406,7 +406,7 @@ where
 
     /// Reports a call for `n` permits that a token cancelled before it began.
     #[cold]
-    pub(crate) fn tell_cancelled<Q>(&self, key: &Q, n: u32)
+    pub(crate) fn report_cancelled<Q>(&self, key: &Q, n: u32)
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -414,7 +414,7 @@ where
         let tell = |events: &dyn Events| events.cancelled(n.into(), Duration::ZERO);
         match self.find(key, |_, _, _| ()) {
             Found::Limiter(limiter) => limiter.shared().report(tell),
-            Found::Known(()) | Found::Nowhere => self.report(key, tell),
+            Found::Known(()) | Found::Unknown => self.report(key, tell),
         }
     }
 
@@ -423,8 +423,8 @@ where
     where
         Q: ToOwned<Owned = K> + ?Sized,
     {
-        if let Some(watch) = &self.events {
-            report(&*watch.of(key), event);
+        if let Some(observer) = &self.events {
+            report(&*observer.of(key), event);
         }
     }
 
@@ -441,12 +441,12 @@ where
 
     /// Takes what a request asks for from a key that may be new, or returns the key limiter that
     /// must decide. Reports nothing.
-    pub(crate) fn ask<Q>(
+    pub(crate) fn attempt<Q>(
         &self,
         hash: u64,
         key: &Q,
         request: &Request,
-    ) -> Result<Taken<Lent<'_, K, P, C>>, Refusal>
+    ) -> Result<Attempt<LimiterGuard<'_, K, P, C>>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -455,17 +455,17 @@ where
             None => Ok(Some(take(policy, state, (self.clock.now(), &self.clock), request))),
             Some(hold) => hold.refuse(policy, state, self.clock.now(), request.permits).map(|()| None),
         }) {
-            Found::Nowhere => self.add(hash, key, request)?,
+            Found::Unknown => self.add(hash, key, request)?,
             Found::Known(Ok(Some(answer))) => Found::Known(answer),
             Found::Known(Err(refusal)) => Found::Known(Err(refusal)),
-            Found::Known(Ok(None)) => Found::Nowhere,
+            Found::Known(Ok(None)) => Found::Unknown,
             Found::Limiter(limiter) => Found::Limiter(limiter),
         };
         match found {
-            Found::Known(answer) => answer.map(Taken::Granted),
-            Found::Limiter(limiter) => Ok(Taken::Limiter(self.lend(hash, limiter))),
+            Found::Known(answer) => answer.map(Attempt::Granted),
+            Found::Limiter(limiter) => Ok(Attempt::Limiter(self.guard_limiter(hash, limiter))),
             // After a pause, the grants of this key are spaced, and only its limiter does that.
-            Found::Nowhere => Ok(Taken::Limiter(self.lend(hash, self.limiter(key)?))),
+            Found::Unknown => Ok(Attempt::Limiter(self.guard_limiter(hash, self.limiter(key)?))),
         }
     }
 
@@ -498,7 +498,7 @@ where
         }
         match shard.entries().find(hash, key) {
             Some((policy, state)) => Found::Known(work(policy, state, shard.hold())),
-            None => Found::Nowhere,
+            None => Found::Unknown,
         }
     }
 
@@ -515,8 +515,8 @@ where
         match self.find_hashed(hash, key, status) {
             Found::Known(status) => status,
             Found::Limiter(limiter) => limiter.status(),
-            Found::Nowhere if self.is_closed() => Status::new(PolicyStatus::NOTHING, Rate::ZERO, Nanos::ZERO),
-            Found::Nowhere => match self.shared() {
+            Found::Unknown if self.is_closed() => Status::new(PolicyStatus::NOTHING, Rate::ZERO, Nanos::ZERO),
+            Found::Unknown => match self.shared() {
                 Some(shared) => shared.status(),
                 None => self.unknown(key, status),
             },
@@ -540,7 +540,7 @@ where
 
     /// Adds a key, unless another request has added it meanwhile, and takes what the request asks
     /// for.
-    fn add<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Asked<P, C>, Refusal>
+    fn add<Q>(&self, hash: u64, key: &Q, request: &Request) -> Result<Decision<P, C>, Refusal>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
@@ -580,7 +580,7 @@ where
                 let answer = hold.refuse(policy, &shard.start(policy, hold.begin), now, request.permits);
                 *new = Some(found);
                 return Step::Done(
-                    answer.map_or_else(|refusal| Found::Known(Err(refusal)), |()| Found::Nowhere),
+                    answer.map_or_else(|refusal| Found::Known(Err(refusal)), |()| Found::Unknown),
                 );
             }
             let state = shard.start(policy, now);
@@ -739,9 +739,9 @@ fn take_as_many<P: Policy, C: Clock>(
     (request, most): (&Request, u32),
 ) -> Result<Grant, Refusal> {
     // Another request may take some of the permits between the check and the take.
-    for _ in 0..=LOOKS {
+    for _ in 0..=MAX_RETRIES {
         let available = policy.status(state, now.0).available;
-        let permits = LeftByLine::FREE.more_of(available, request.permits, most);
+        let permits = TakeLimit::FREE.more_of(available, request.permits, most);
         if permits == request.permits {
             break;
         }

@@ -10,7 +10,7 @@ use std::fmt;
 use crate::clock::{DefaultClock, Timer};
 use crate::error::Refusal;
 use crate::limiter::RateLimiter;
-use crate::limiter::settle::Share;
+use crate::limiter::settle::SettleableGrant;
 use crate::line::deferred::run_in_drop;
 use crate::line::grants::{GrantKind, Granted};
 use crate::line::visit::Demand;
@@ -54,7 +54,7 @@ pub struct Batch<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     size: u32,
     limiter: RateLimiter<P, C>,
     /// The grant that the permits belong to.
-    grant: Option<Share<P, C>>,
+    grant: Option<SettleableGrant<P, C>>,
 }
 
 impl<P: Policy, C: Timer> RateLimiter<P, C> {
@@ -146,7 +146,7 @@ impl<P: Policy, C: Timer> Batch<P, C> {
         // In shadow mode the request passes and takes nothing.
         if let Some(grant) = granted.and_then(Granted::tracked) {
             self.left = n - 1;
-            self.grant = Some(Share { shared: shared.clone(), n, grant: Some(grant) });
+            self.grant = Some(SettleableGrant { shared: shared.clone(), n, grant: Some(grant) });
         }
         Ok(())
     }

@@ -79,7 +79,7 @@ pub(crate) fn acquire<R: Rule, C: Timer, G: Borrow<Arc<Shared<R, C>>>>(
                     // The decision came first: the next poll takes it.
                     continue;
                 }
-                shared.clock.park_until(shared.looks_at(&pending.wait));
+                shared.clock.park_until(shared.checks_at(&pending.wait));
             }
         }
     }

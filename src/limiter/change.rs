@@ -50,6 +50,6 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         // Release: a composite that reads the new number finds the state and the terms after the
         // change. A composite that reads an old number recomputes its times when it checks next.
         self.changes.fetch_add(TIMES_CHANGED, Ordering::Release);
-        line.seats.ring_first(visit.deferred);
+        line.seats.notify_first(visit.deferred);
     }
 }

@@ -20,7 +20,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         });
         if was_open && has_seats {
             // `retime` notifies only the first composites.
-            self.ring_seats();
+            self.notify_seats();
         }
         was_open
     }

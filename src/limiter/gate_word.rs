@@ -71,7 +71,7 @@ pub(crate) const SHADOW: usize = 8;
 pub(crate) const LATE: usize = 16;
 /// What one more request in the queue adds to the word: the bits above the flags count up to 2^59
 /// requests, more than fit in memory.
-pub(crate) const ONE: usize = 32;
+pub(crate) const ONE_WAITER: usize = 32;
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -133,14 +133,14 @@ impl Word {
     /// Returns whether a request is in the queue, or was granted but has not run yet, or holds a
     /// seat.
     pub(crate) fn has_waiters(self) -> bool {
-        self.0 >= ONE
+        self.0 >= ONE_WAITER
     }
 }
 
 /// Returns the word of a queue, without the flag for lateness.
 pub(crate) fn word_of<R: Rule, C: Timer>(line: &Line<R, C>) -> Word {
     let flag = |is: bool, flag: usize| if is { flag } else { 0 };
-    let word = line.present().saturating_mul(ONE)
+    let word = line.present().saturating_mul(ONE_WAITER)
         // A closed queue is paused for ever, and has neither a pause that ends nor a pace.
         | flag(line.is_paused() || line.settings.is_restrained(), PAUSED)
         | flag(line.settings.kept.is_some(), SHARE_KEPT)

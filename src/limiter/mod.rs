@@ -35,7 +35,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::grant::Grant;
 use crate::limiter::pending::{Pending, Progress};
 use crate::limiter::shared::Shared;
-use crate::line::answer::Passed;
+use crate::line::answer::Admitted;
 use crate::line::lateness::CATCH_UP;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
@@ -426,7 +426,10 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
         let request = request.into();
         let Request { ref permits, priority, exempt, wants_left, .. } = request;
         if exempt {
-            return self.shared.tell(permits, Nanos::ZERO, Ok(Passed::Exempt)).map(|_| Grant::at_once(0));
+            return self
+                .shared
+                .report_end(permits, Nanos::ZERO, Ok(Admitted::Exempt))
+                .map(|_| Grant::at_once(0));
         }
         let demand = Demand { ask: permits, priority };
         match request.more() {
@@ -471,7 +474,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     pub fn try_acquire_with_status(&self, request: impl Into<Request>) -> (Result<Grant, Refusal>, Status) {
         let request = request.into().with_left();
         let answer = self.try_acquire_many(request);
-        (answer, self.status().told(&request, &answer))
+        (answer, self.status().as_decided(&request, &answer))
     }
 
     /// Blocks the calling thread until it has one permit. The [`Grant`] reports the time waited.

@@ -28,7 +28,7 @@ use crate::time::Nanos;
 /// let clock = ManualClock::new();
 /// let policy = TokenBucket::new(Rate::per_second(20), 10);
 /// let limiter = RateLimiter::with_clock(policy, clock.clone());
-/// // A server was restarted: come back after 10 s to 15 s, and not all clients at once.
+/// // A server was restarted: retry after 10 s to 15 s, and not all clients at once.
 /// let pause =
 ///     Pause::lasting(Duration::from_secs(10)).jitter(Duration::from_secs(5));
 /// limiter.pause(pause);
@@ -72,7 +72,7 @@ impl Pause {
     }
 
     /// Prolongs the pause by a random duration of up to `most`, drawn when the pause is passed to a
-    /// limiter. So processes that got the same response at the same time do not all come back at
+    /// limiter. So processes that got the same response at the same time do not all retry at
     /// the same time.
     pub fn jitter(self, most: Duration) -> Pause {
         Pause { jitter: most, ..self }

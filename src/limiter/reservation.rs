@@ -16,7 +16,7 @@ use crate::error::Refusal;
 use crate::grant::Grant;
 use crate::limiter::blocking;
 use crate::limiter::pending::{OwnedPending, Pending, Poller, Progress};
-use crate::limiter::settle::Share;
+use crate::limiter::settle::SettleableGrant;
 use crate::limiter::shared::Shared;
 use crate::line::answer::Receipt;
 use crate::line::grants::Granted;
@@ -91,7 +91,7 @@ use crate::time::Nanos;
 pub struct Reservation<P: Policy = SmoothBursty, C: Timer = DefaultClock> {
     pending: OwnedPending<Single<P>, C>,
     /// What the grant took, once the reservation is claimed.
-    claimed: Option<(Grant, Share<P, C>)>,
+    claimed: Option<(Grant, SettleableGrant<P, C>)>,
 }
 
 impl<P: Policy, C: Timer> Reservation<P, C> {
@@ -108,7 +108,7 @@ impl<P: Policy, C: Timer> Reservation<P, C> {
     fn keep(&mut self, receipt: Receipt<P::Charge>) -> Grant {
         let grant = self.pending.grant(&receipt);
         let (n, shared) = (*self.pending.ask(), self.pending.shared.clone());
-        let share = Share { shared, n, grant: receipt.granted.and_then(Granted::tracked) };
+        let share = SettleableGrant { shared, n, grant: receipt.granted.and_then(Granted::tracked) };
         self.claimed = Some((grant, share));
         grant
     }

@@ -7,7 +7,7 @@ use crate::limiter::RateLimiter;
 use crate::limiter::events::Events;
 use crate::limiter::gate_word::SHADOW;
 use crate::limiter::shared::Shared;
-use crate::line::deferred::{go_on, run};
+use crate::line::deferred::{resume_panic, run};
 use crate::line::rule::Rule;
 use crate::line::settings::KeptShare;
 use crate::policy::Policy;
@@ -31,23 +31,24 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             line.settings.shadow = shadow;
             shadow && !was
         });
-        // After the visit, because `ring_seats` takes the lock, and releases it after every few
+        // After the visit, because `notify_seats` takes the lock, and releases it after every few
         // seats.
         if begins {
-            self.ring_seats();
+            self.notify_seats();
         }
     }
 
     /// Notifies all composites that wait here, when shadow mode begins or the limiter is closed:
     /// each composite computes a time without this limiter, or refuses its waiters. It notifies a
     /// few at a time, so that other calls can take the lock.
-    pub(crate) fn ring_seats(&self) {
+    pub(crate) fn notify_seats(&self) {
         let (mut next, mut panic) = (Some(0), None);
         while let Some(place) = next.take() {
-            let ring = || self.serve_then(|line, visit| next = line.seats.ring_from(place, visit.deferred));
-            run(&mut panic, ring);
+            let notify =
+                || self.serve_then(|line, visit| next = line.seats.notify_from(place, visit.deferred));
+            run(&mut panic, notify);
         }
-        go_on(panic);
+        resume_panic(panic);
     }
 
     /// Returns whether the limiter is in shadow mode.

@@ -11,18 +11,18 @@ use crate::policy::Policy;
 use crate::sync::lock;
 
 /// A grant that the limiter can take back.
-pub(crate) struct Share<P: Policy, C: Timer> {
+pub(crate) struct SettleableGrant<P: Policy, C: Timer> {
     pub(crate) shared: Arc<Shared<Single<P>, C>>,
     pub(crate) n: u32,
     /// `None` once the grant is final.
     pub(crate) grant: Option<Tracked<P::Charge>>,
 }
 
-impl<P: Policy, C: Timer> Share<P, C> {
+impl<P: Policy, C: Timer> SettleableGrant<P, C> {
     /// Makes the grant final: `used` permits of it were used, or more than it.
     pub(crate) fn settle(mut self, used: u32) {
         let Some(Tracked { charge, id }) = self.grant.take() else { return };
-        let Share { shared, n, .. } = &self;
+        let SettleableGrant { shared, n, .. } = &self;
         let Single { policy, state } = &shared.rule;
         if used < *n
             && let Some(charge) = policy.unspent(charge, *n, used)
@@ -31,7 +31,7 @@ impl<P: Policy, C: Timer> Share<P, C> {
             return;
         }
         shared.serve_then(|line, visit| {
-            line.release(id);
+            line.make_final(id);
             if used > *n {
                 policy.debit(state, line.latest(), used - *n);
                 line.debited();
@@ -41,16 +41,16 @@ impl<P: Policy, C: Timer> Share<P, C> {
     }
 }
 
-impl<P: Policy, C: Timer> Drop for Share<P, C> {
+impl<P: Policy, C: Timer> Drop for SettleableGrant<P, C> {
     fn drop(&mut self) {
         if let Some(Tracked { id, .. }) = self.grant.take() {
-            lock(&self.shared.line).release(id);
+            lock(&self.shared.line).make_final(id);
         }
     }
 }
 
-impl<P: Policy, C: Timer> Debug for Share<P, C> {
+impl<P: Policy, C: Timer> Debug for SettleableGrant<P, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Share").field("permits", &self.n).finish_non_exhaustive()
+        f.debug_struct("SettleableGrant").field("permits", &self.n).finish_non_exhaustive()
     }
 }

@@ -26,18 +26,18 @@ use crate::limiter::gate_word::{OBSERVED, word_of};
 use crate::line::Line;
 #[cfg(feature = "keyed")]
 use crate::line::all_waiters::AllWaiters;
-use crate::line::answer::{Answer, Passed, Receipt};
+use crate::line::answer::{Admitted, Answer, Receipt};
 use crate::line::deferred::{Deferred, run_in_drop};
 use crate::line::grants::{GrantKind, Granted, Undoable, counts, part_counts};
 #[cfg(feature = "keyed")]
 use crate::line::lateness::CATCH_UP;
 use crate::line::lateness::Lateness;
 use crate::line::recheck::Recheck;
-use crate::line::rule::{LeftByLine, Rule, Single};
+use crate::line::rule::{Rule, Single, TakeLimit};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::{Policy, PolicyStatus};
 use crate::status::Status;
-use crate::sync::{AtomicU64, LOOKS, Mutex, MutexGuard, Ordering, lock, try_lock};
+use crate::sync::{AtomicU64, MAX_RETRIES, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::Nanos;
 
 /// How many limiters have been made.
@@ -127,17 +127,17 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         kind: GrantKind,
     ) -> Result<Took<R>, Refusal> {
         let word = self.gate_word.load();
-        let taken = self.or_tell(demand.ask, || match kind {
+        let taken = self.or_report_cancelled(demand.ask, || match kind {
             GrantKind::Final if word.needs_no_lock() => self
                 .take_as_many(word, self.clock.now(), demand.ask, most)
                 .map(|(ask, charge)| (ask, Granted::Final(charge))),
             _ => self.try_in_line(demand, most, kind),
         });
         let (ask, answer) = match taken {
-            Ok((ask, granted)) => (ask, Ok(Passed::Granted(granted))),
+            Ok((ask, granted)) => (ask, Ok(Admitted::Granted(granted))),
             Err(refusal) => (demand.ask.clone(), Err(refusal)),
         };
-        let granted = self.tell(&ask, Nanos::ZERO, answer)?;
+        let granted = self.report_end(&ask, Nanos::ZERO, answer)?;
         Ok((ask, granted))
     }
 
@@ -155,9 +155,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         ask: &R::Ask,
         most: u32,
     ) -> Result<(R::Ask, R::Charge), Refusal> {
-        let looks = if most == 0 { 0 } else { LOOKS + 1 };
-        for _ in 0..looks {
-            let more = self.rule.as_many(now, ask, most, LeftByLine::FREE);
+        let tries = if most == 0 { 0 } else { MAX_RETRIES + 1 };
+        for _ in 0..tries {
+            let more = self.rule.as_many(now, ask, most, TakeLimit::FREE);
             if more == *ask {
                 break;
             }
@@ -198,7 +198,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     fn take_late(&self, now: Nanos, ask: &R::Ask) -> Result<R::Charge, Refusal> {
         // Another request may take the permit between the check and the take, so check again. The
         // number of checks is bounded, because a policy may contradict itself.
-        for _ in 0..=LOOKS {
+        for _ in 0..=MAX_RETRIES {
             let due = self.rule.ready_at(now, &R::Ahead::default(), ask);
             if due > now {
                 break;
@@ -208,7 +208,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 Err(refusal) if refusal.may_retry() => {}
                 Err(refusal) => return Err(refusal),
                 Ok(charge) => {
-                    self.lateness.used(now, at);
+                    self.lateness.note_use(now, at);
                     if !self.lateness.is_some()
                         && let Some(line) = try_lock(&self.line)
                     {
@@ -234,46 +234,47 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     ) -> Result<(R::Ask, Granted<R::Charge>), Refusal> {
         let held = self.serve_then(|line, visit| {
             let (ask, charge) = line.try_take(visit, demand, most)?;
-            Ok((ask, Held::new(self, line.undoable(visit.rule, charge, kind))))
+            Ok((ask, UndoGuard::new(self, line.undoable(visit.rule, charge, kind))))
         });
         held.map(|(ask, held)| (ask, held.keep()))
     }
 
     /// Notifies the observers of how a call ended, and turns a refusal into a pass in shadow mode.
-    pub(crate) fn tell(
+    pub(crate) fn report_end(
         &self,
         ask: &R::Ask,
         waited: Nanos,
         answer: Answer<Granted<R::Charge>>,
     ) -> Result<Option<Granted<R::Charge>>, Refusal> {
-        let told = |refusal| self.or_tell(ask, || self.rule.told(ask, refusal));
+        let for_caller =
+            |refusal| self.or_report_cancelled(ask, || self.rule.refusal_for_caller(ask, refusal));
         let answer = match answer {
-            Ok(Passed::Shadow(refusal)) => Ok(Passed::Shadow(told(refusal))),
+            Ok(Admitted::Shadow(refusal)) => Ok(Admitted::Shadow(for_caller(refusal))),
             // A closed limiter refuses even in shadow mode, because what it guards has ended.
             Err(refusal) if refusal != Refusal::Closed && self.gate_word.load().has(SHADOW) => {
-                Ok(Passed::Shadow(told(refusal)))
+                Ok(Admitted::Shadow(for_caller(refusal)))
             }
-            answer => answer.map_err(told),
+            answer => answer.map_err(for_caller),
         };
         self.report(|events| {
             let permits = self.rule.permits(ask);
             match &answer {
-                Ok(Passed::Granted(_)) => events.granted(permits, waited.as_duration()),
-                Ok(Passed::Shadow(refusal)) => events.shadowed(permits, refusal),
-                Ok(Passed::Exempt) => events.exempted(permits),
+                Ok(Admitted::Granted(_)) => events.granted(permits, waited.as_duration()),
+                Ok(Admitted::Shadow(refusal)) => events.shadowed(permits, refusal),
+                Ok(Admitted::Exempt) => events.exempted(permits),
                 Err(refusal) => events.refused(permits, refusal),
             }
         });
-        answer.map(Passed::granted)
+        answer.map(Admitted::granted)
     }
 
     /// Runs a part of a call. If user code panics in it, such as the waker of another request, the
     /// observers are notified that the call was cancelled: it took nothing.
     #[inline]
-    pub(crate) fn or_tell<T>(&self, ask: &R::Ask, work: impl FnOnce() -> T) -> T {
-        let untold = Untold::new(self, ask);
+    pub(crate) fn or_report_cancelled<T>(&self, ask: &R::Ask, work: impl FnOnce() -> T) -> T {
+        let unreported = Unreported::new(self, ask);
         let done = work();
-        std::mem::forget(untold);
+        std::mem::forget(unreported);
         done
     }
 
@@ -299,7 +300,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let now = self.clock.now();
         // A pause may have ended with no call since then. The gate word is not stored, so the next
         // request may take the lock unnecessarily.
-        line.begin_look(&self.rule, now, self.lateness.catch_up());
+        line.begin_check(&self.rule, now, self.lateness.catch_up());
         // Shadow mode of all keys is not a setting of this limiter.
         let unset = if line.settings.shadow { OBSERVED } else { OBSERVED | SHADOW };
         word_of(&line).has_only(unset)
@@ -357,7 +358,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     ///
     /// A panic discards the result of `work`, so a decision that was taken out of the queue would
     /// be lost. Therefore decisions are taken in a section of their own ([`Line::collect`]), and
-    /// permits are kept in a [`Held`].
+    /// permits are kept in an [`UndoGuard`].
     pub(crate) fn with_line<T>(&self, work: impl FnOnce(&mut Line<R, C>, &mut Visit<'_, R>) -> T) -> T {
         let mut deferred = Deferred::new();
         let (mut line, now) = self.enter(lock(&self.line), &mut deferred);
@@ -384,13 +385,13 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 return (line, now);
             }
             self.publish(&line);
-            line = self.let_others(line, deferred);
+            line = self.yield_lock(line, deferred);
         }
     }
 
     /// Releases the lock for a moment, if more waiters are due than are served in one go, so that
     /// other threads can take it and the served waiters wake.
-    fn let_others<'a>(
+    fn yield_lock<'a>(
         &'a self,
         line: MutexGuard<'a, Line<R, C>>,
         deferred: &mut Deferred,
@@ -402,10 +403,10 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     }
 
     /// Records the time, and applies what a pause must do by then. Before that, it serves a slice
-    /// of the waiters that were due [before](Line::serves_before). Returns `false` if there are
+    /// of the waiters that were due [before](Line::must_serve_before). Returns `false` if there are
     /// more such waiters; then the pause has yet to end.
     pub(crate) fn begin_visit(&self, line: &mut Line<R, C>, now: Nanos, deferred: &mut Deferred) -> bool {
-        if let Some(at) = line.serves_before(now, self.lateness.catch_up())
+        if let Some(at) = line.must_serve_before(now, self.lateness.catch_up())
             && line.serve(&mut self.visit_at(at, deferred)).is_some_and(|due| due <= at)
         {
             return false;
@@ -433,7 +434,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             });
             self.publish(&line);
             if due.is_some_and(|due| due <= now) {
-                (line, now) = self.enter(self.let_others(line, deferred), deferred);
+                (line, now) = self.enter(self.yield_lock(line, deferred), deferred);
                 continue;
             }
             let watch = |due| deferred.run_with(|deferred| line.watch(due, &self.clock, deferred)).flatten();
@@ -459,19 +460,19 @@ impl<R: Rule, C: Timer> Recheck for Shared<R, C> {
 
 /// A call that has not been reported to the observers. Dropping it reports that the call took
 /// nothing.
-pub(crate) struct Untold<'a, R: Rule, C: Timer> {
+pub(crate) struct Unreported<'a, R: Rule, C: Timer> {
     shared: &'a Shared<R, C>,
     ask: &'a R::Ask,
     pub(crate) waited: Cell<Nanos>,
 }
 
-impl<'a, R: Rule, C: Timer> Untold<'a, R, C> {
+impl<'a, R: Rule, C: Timer> Unreported<'a, R, C> {
     pub(crate) fn new(shared: &'a Shared<R, C>, ask: &'a R::Ask) -> Self {
-        Untold { shared, ask, waited: Cell::new(Nanos::ZERO) }
+        Unreported { shared, ask, waited: Cell::new(Nanos::ZERO) }
     }
 }
 
-impl<R: Rule, C: Timer> Drop for Untold<'_, R, C> {
+impl<R: Rule, C: Timer> Drop for Unreported<'_, R, C> {
     fn drop(&mut self) {
         let (permits, waited) = (self.shared.rule.permits(self.ask), self.waited.get().as_duration());
         self.shared.report(|events| events.cancelled(permits, waited));
@@ -479,16 +480,16 @@ impl<R: Rule, C: Timer> Drop for Untold<'_, R, C> {
 }
 
 /// A grant on its way to its caller. If user code panics in between, dropping it undoes the grant.
-pub(crate) struct Held<'a, R: Rule, C: Timer> {
+pub(crate) struct UndoGuard<'a, R: Rule, C: Timer> {
     shared: &'a Shared<R, C>,
     /// `None` once the caller has the grant.
     grant: Option<Undoable<R::Charge>>,
 }
 
-impl<'a, R: Rule, C: Timer> Held<'a, R, C> {
+impl<'a, R: Rule, C: Timer> UndoGuard<'a, R, C> {
     /// Holds a grant that was just made, under the lock.
     pub(crate) fn new(shared: &'a Shared<R, C>, grant: Undoable<R::Charge>) -> Self {
-        Held { shared, grant: Some(grant) }
+        UndoGuard { shared, grant: Some(grant) }
     }
 
     /// Hands the grant to its caller.
@@ -500,7 +501,7 @@ impl<'a, R: Rule, C: Timer> Held<'a, R, C> {
     }
 }
 
-impl<R: Rule, C: Timer> Drop for Held<'_, R, C> {
+impl<R: Rule, C: Timer> Drop for UndoGuard<'_, R, C> {
     fn drop(&mut self) {
         let Some(grant) = self.grant.take() else { return };
         // `with_line` serves after this work, so permits put back are available to the waiters.
@@ -539,8 +540,8 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// Records the lateness of a grant that its waiter sees now, unless other requests are in the
     /// queue: they are charged as of when they are due.
     pub(crate) fn note_lateness(&self, line: &Line<R, C>, now: Nanos) {
-        if line.len() + line.seats.len() == 0 && self.rule.knows_lateness() {
-            self.lateness.seen(now, now.saturating_since(line.charged));
+        if line.len() + line.seats.len() == 0 && self.rule.records_lateness() {
+            self.lateness.set(now, now.saturating_since(line.charged));
         }
     }
 

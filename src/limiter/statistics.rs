@@ -555,11 +555,11 @@ mod tests {
             waits.sort_unstable();
             let exact = waits[(percent * waits.len()).div_ceil(100).saturating_sub(1)];
             #[allow(clippy::cast_precision_loss)]
-            let told = quantile_of(&waits, percent as f64 / 100.0);
+            let estimate = quantile_of(&waits, percent as f64 / 100.0);
             // The float of a share may be slightly too high: then the next wait is the quantile.
             let next = waits.iter().copied().find(|wait| *wait > exact).unwrap_or(exact);
-            let close_to = |wait: u64| told.checked_sub(wait).is_some_and(|over| over <= wait / 32);
-            prop_assert!(close_to(exact) || close_to(next), "{exact} {next} {told}");
+            let close_to = |wait: u64| estimate.checked_sub(wait).is_some_and(|over| over <= wait / 32);
+            prop_assert!(close_to(exact) || close_to(next), "{exact} {next} {estimate}");
         }
     }
 }

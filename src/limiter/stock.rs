@@ -94,7 +94,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     }
 
     /// Takes all permits that are available now, and returns how many it took. Call it when a
-    /// server reports that it has no permits left. If the server also reports when to come back,
+    /// server reports that it has no permits left. If the server also reports a time to retry,
     /// [pause](RateLimiter::pause_for) the limiter.
     ///
     /// New permits accrue as before. An unlimited policy has no permits to take. Waiters stay in

@@ -15,7 +15,7 @@
 //! | 9. the alarm fires, and its waker takes the lock | `AlarmWaker::wake`, `Shared::recheck` | `line/alarms.rs`, `limiter/shared.rs` |
 //! | 10. the entry is charged as of its due time, and leaves the queue | `Line::serve` | `line/serve.rs` |
 //! | 11. without the lock, the task is woken | `Deferred::drop` | `line/deferred.rs` |
-//! | 12. the second poll takes the grant out of the entry and returns `Ready` | `look`, `collect`, `answer` | here |
+//! | 12. the second poll takes the grant out of the entry and returns `Ready` | `poll_queued`, `collect`, `answer` | here |
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -25,9 +25,9 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::limiter::pending::{Pending, Poller, Progress, Stage};
-use crate::limiter::shared::{Held, Shared, Untold};
+use crate::limiter::shared::{Shared, UndoGuard, Unreported};
 use crate::line::all_waiters::Entered;
-use crate::line::answer::{Answer, Passed, Receipt};
+use crate::line::answer::{Admitted, Answer, Receipt};
 use crate::line::deferred::run_in_drop;
 use crate::line::grants::{GrantKind, Granted, Undoable};
 use crate::line::recheck::Recheck;
@@ -85,7 +85,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                     answer => {
                         let answer = answer.map(|(ask, charge)| {
                             wait.ask = ask;
-                            Passed::Granted(Granted::Final(charge))
+                            Admitted::Granted(Granted::Final(charge))
                         });
                         return Poll::Ready(self.answer(wait, Nanos::ZERO, answer));
                     }
@@ -93,11 +93,11 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             }
         }
         let (answer, waited) = match wait.stage {
-            Stage::Exempt => (Ok(Passed::Exempt), Nanos::ZERO),
+            Stage::Exempt => (Ok(Admitted::Exempt), Nanos::ZERO),
             // `New` became `Joining` above.
             Stage::New(most) | Stage::Joining(most) => (ready!(self.join(wait, most, poller)), Nanos::ZERO),
             Stage::Queued(key) => {
-                let (answer, now) = ready!(self.look(wait, key, poller));
+                let (answer, now) = ready!(self.poll_queued(wait, key, poller));
                 (answer, now.saturating_since(wait.since))
             }
             Stage::Done => panic!("polled after it was ready"),
@@ -114,10 +114,10 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     ) -> Result<Receipt<R::Charge>, Refusal> {
         // Set first, so that the drop after a panic of an observer has nothing to leave.
         wait.stage = Stage::Done;
-        if let Ok(Passed::Granted(granted)) = &answer {
-            self.rule.seen(granted.charge());
+        if let Ok(Admitted::Granted(granted)) = &answer {
+            self.rule.note_collected(granted.charge());
         }
-        self.tell(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
+        self.report_end(&wait.ask, waited, answer).map(|granted| Receipt { waited, granted })
     }
 
     /// Joins the queue, unless a permit is available by now. If `most` is not zero, takes as many
@@ -145,16 +145,16 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                     Ok((ask, charge)) => {
                         wait.ask = ask;
                         let grant = line.undoable(visit.rule, charge, wait.kind);
-                        return Ok(Some(Passed::Granted(Held::new(self, grant))));
+                        return Ok(Some(Admitted::Granted(UndoGuard::new(self, grant))));
                     }
                 }
             }
             if line.settings.is_shadow() {
-                return Ok(Some(Passed::Shadow(limited(line.due_behind(visit, demand), visit.now))));
+                return Ok(Some(Admitted::Shadow(limited(line.due_behind(visit, demand), visit.now))));
             }
             let deadline = deadline(line, visit, wait)?;
             let woken_by = match poller {
-                Poller::Thread(_) if !self.clock.wakes_threads() => WokenBy::Thread { looks_at: Nanos::MAX },
+                Poller::Thread(_) if !self.clock.wakes_threads() => WokenBy::Thread { checks_at: Nanos::MAX },
                 Poller::Task(_) | Poller::Thread(_) => self.rely_on_alarm(line, self.runtime(), visit.now, 0),
             };
             // After the timer, which may panic, so that no waiter makes room for a request that
@@ -180,7 +180,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         drop(waker);
         match held {
             Ok(None) => Poll::Pending,
-            Ok(Some(outcome)) => Poll::Ready(Ok(outcome.map(Held::keep))),
+            Ok(Some(outcome)) => Poll::Ready(Ok(outcome.map(UndoGuard::keep))),
             Err(refusal) => Poll::Ready(Err(refusal)),
         }
     }
@@ -229,7 +229,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                 priority,
                 // The owner of a reservation relies on its position.
                 droppable: false,
-                woken_by: WokenBy::Nobody,
+                woken_by: WokenBy::Nothing,
                 since: visit.made_at(|| due),
                 deadline,
                 waker: None,
@@ -241,7 +241,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         if let Err(refusal) = answer.and_then(|()| self.check_not_refused(&mut this.wait)) {
             // In shadow mode the request passes, and has nothing to claim.
             this.wait.stage = Stage::Done;
-            self.tell(&this.wait.ask, Nanos::ZERO, Err(refusal))?;
+            self.report_end(&this.wait.ask, Nanos::ZERO, Err(refusal))?;
         }
         Ok(this.release())
     }
@@ -277,7 +277,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// decision and the time at which it was seen.
     ///
     /// Nearly always the request was granted before it was woken; then nothing is left to serve.
-    fn look(
+    fn poll_queued(
         self: &Arc<Self>,
         wait: &mut Progress<R::Ask>,
         key: u32,
@@ -286,7 +286,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         let mut now = self.clock.now();
         let mut answer = self.collect(wait, key, now);
         if answer.is_none() {
-            self.stay(key, poller);
+            self.keep_waiting(key, poller);
             now = self.clock.now();
             answer = self.collect(wait, key, now);
         }
@@ -320,12 +320,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
 
     /// Serves the waiters that are due. If this request is not among them, stores its waker and
     /// handles its alarm.
-    fn stay(self: &Arc<Self>, key: u32, poller: Poller<'_>) {
+    fn keep_waiting(self: &Arc<Self>, key: u32, poller: Poller<'_>) {
         let (Poller::Task(waker) | Poller::Thread(waker)) = poller;
         // Cloned, and the old one dropped, without the lock: both run user code.
         let mut waker = Some(waker.clone());
         self.serve_then(|line, visit| {
-            let Some(woken_by) = line.waits(key) else { return };
+            let Some(woken_by) = line.woken_by(key) else { return };
             line.set_waker(key, &mut waker);
             let (runtime, too_early) = match woken_by {
                 WokenBy::Task { alarm, .. } => match self.clock.runtime() {
@@ -345,15 +345,15 @@ impl<R: Rule, C: Timer> Shared<R, C> {
                     );
                     (runtime, too_early)
                 }
-                WokenBy::Nobody if matches!(poller, Poller::Thread(_)) && !self.clock.wakes_threads() => {
-                    line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, visit.deferred);
+                WokenBy::Nothing if matches!(poller, Poller::Thread(_)) && !self.clock.wakes_threads() => {
+                    line.set_woken_by(key, WokenBy::Thread { checks_at: Nanos::MAX }, visit.deferred);
                     return;
                 }
-                WokenBy::Nobody => (self.runtime(), 0),
-                WokenBy::Thread { looks_at } => {
-                    if looks_at <= visit.now {
+                WokenBy::Nothing => (self.runtime(), 0),
+                WokenBy::Thread { checks_at } => {
+                    if checks_at <= visit.now {
                         // The due time has passed without a grant: check again at the next one.
-                        line.set_woken_by(key, WokenBy::Thread { looks_at: Nanos::MAX }, visit.deferred);
+                        line.set_woken_by(key, WokenBy::Thread { checks_at: Nanos::MAX }, visit.deferred);
                     }
                     return;
                 }
@@ -372,21 +372,21 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             return refusal;
         };
         // If a waker panics, the observers get the refusal that the request already has.
-        let look = || {
+        let predict = || {
             self.serve_then(|line, visit| {
                 line.too_early(line.due_behind(visit, wait.demand()), visit.now.saturating_add(within))
             })
         };
-        catch_unwind(AssertUnwindSafe(look)).unwrap_or_else(|panic| {
-            let _ = self.tell(&wait.ask, Nanos::ZERO, Err(refusal));
+        catch_unwind(AssertUnwindSafe(predict)).unwrap_or_else(|panic| {
+            let _ = self.report_end(&wait.ask, Nanos::ZERO, Err(refusal));
             resume_unwind(panic)
         })
     }
 
     /// Returns until when a blocked thread parks.
-    pub(crate) fn looks_at(&self, wait: &Progress<R::Ask>) -> Nanos {
+    pub(crate) fn checks_at(&self, wait: &Progress<R::Ask>) -> Nanos {
         let Stage::Queued(key) = wait.stage else { return Nanos::ZERO };
-        lock(&self.line).looks_at(key)
+        lock(&self.line).checks_at(key)
     }
 
     /// Ends the wait of a blocked thread. Its request stays in the queue without the thread.
@@ -394,12 +394,12 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     pub(crate) fn stop_waiting(&self, wait: &Progress<R::Ask>) -> bool {
         let Stage::Queued(key) = wait.stage else { return false };
         self.serve_then(|line, visit| {
-            let waits = line.waits(key).is_some();
+            let waits = line.woken_by(key).is_some();
             if waits {
                 let mut waker = None;
                 line.set_waker(key, &mut waker);
                 visit.deferred.discard.extend(waker);
-                line.set_woken_by(key, WokenBy::Nobody, visit.deferred);
+                line.set_woken_by(key, WokenBy::Nothing, visit.deferred);
             }
             waits
         })
@@ -417,7 +417,7 @@ impl<R: Rule, C: Timer> Shared<R, C> {
             Stage::New(_) | Stage::Joining(_) | Stage::Done => return None,
             Stage::Exempt => {
                 wait.stage = Stage::Done;
-                (Ok(Passed::Exempt), Nanos::ZERO)
+                (Ok(Admitted::Exempt), Nanos::ZERO)
             }
             Stage::Queued(key) => {
                 // Serves the queue first, because no alarm fires for a reservation that is not
@@ -440,14 +440,14 @@ impl<R: Rule, C: Timer> Shared<R, C> {
         };
         run_in_drop(|| {
             // Reported at the end, even if another waiter's waker panics.
-            let untold = Untold::new(self, &wait.ask);
+            let unreported = Unreported::new(self, &wait.ask);
             let Some(key) = key else { return };
             // Not `serve_then`: the request leaves before it could be granted only to be undone.
             let held = self.with_line(|line, visit| {
-                untold.waited.set(visit.now.saturating_since(wait.since));
+                unreported.waited.set(visit.now.saturating_since(wait.since));
                 let grant = line.remove(visit, key).map(Undoable::Tracked);
                 // Undone under the lock if another waiter's waker panics now.
-                grant.map(|grant| Held::new(self, grant))
+                grant.map(|grant| UndoGuard::new(self, grant))
             });
             if let Some(grant) = held.and_then(|held| held.keep().tracked()) {
                 self.undo(Undoable::Tracked(grant));

@@ -24,7 +24,7 @@
 //! |---|---|
 //! | the alarm of the head's runtime | when the head is due |
 //! | the reserve: of the other alarms, that of the runtime whose timer fired last | [`SLACK`] later |
-//! | the second reserve: of the other alarms, that of the runtime whose task joined the queue last | [`SECOND`] later |
+//! | the second reserve: of the other alarms, that of the runtime whose task joined the queue last | [`SECOND_MARGIN`] later |
 //! | all other alarms | [`REST`] later |
 //!
 //! The reserves serve the queue if the head's runtime stalls. While that runtime runs, they never
@@ -32,9 +32,9 @@
 //! at most once in [`EARLY`], because a due time may move with the clock.
 //!
 //! If one runtime stalls, each waiter of that runtime is served late by [`SLACK`] when it is the
-//! head. If the first reserve's runtime stalls too, the second reserve serves the queue, [`SECOND`]
-//! late. That happens once: the second reserve has fired last, so it is the first reserve from then
-//! on.
+//! head. If the first reserve's runtime stalls too, the second reserve serves the queue,
+//! [`SECOND_MARGIN`] late. That happens once: the second reserve has fired last, so it is the first
+//! reserve from then on.
 //!
 //! An alarm is lost in three cases. It fires far too early, because its runtime is shutting down
 //! and fires all timers, or does not keep the clock's time. Its runtime is gone when the alarm is
@@ -57,7 +57,7 @@ use crate::time::Nanos;
 pub(crate) const SLACK: Nanos = Nanos::new(5_000_000);
 
 /// The margin of the second reserve.
-const SECOND: Nanos = Nanos::new(20_000_000);
+const SECOND_MARGIN: Nanos = Nanos::new(20_000_000);
 
 /// The margin of all other alarms. It is long because there may be hundreds of them, and each must
 /// be moved later when half of the margin is used up.
@@ -70,7 +70,7 @@ const EARLY: Nanos = Nanos::new(2_000_000);
 struct AlarmWaker {
     /// Weak, so that a sleeping alarm does not keep a dropped limiter alive.
     owner: Weak<dyn Recheck>,
-    rung: Arc<AtomicBool>,
+    fired: Arc<AtomicBool>,
 }
 
 impl Wake for AlarmWaker {
@@ -78,7 +78,7 @@ impl Wake for AlarmWaker {
         // The flag is set before the lock is taken. So a thread that holds the lock, or has taken
         // the alarm, finds that the alarm fired when it checks again. Release: pairs with the
         // Acquire load in `check`.
-        self.rung.store(true, Ordering::Release);
+        self.fired.store(true, Ordering::Release);
         if let Some(owner) = self.owner.upgrade() {
             owner.recheck();
         }
@@ -93,7 +93,7 @@ struct Alarm<C: Timer> {
     /// `None` while a thread has taken the sleep to set it.
     sleep: Option<Pin<Box<C::Sleep>>>,
     waker: Waker,
-    rung: Arc<AtomicBool>,
+    fired: Arc<AtomicBool>,
     armed: Option<Armed>,
     /// The number of the latest user.
     joined: u64,
@@ -116,7 +116,7 @@ pub(crate) struct Alarms<C: Timer> {
     joins: u64,
     /// The two runtimes whose timers fired last. Their alarms may have been removed, and created
     /// again.
-    rang_last: [Option<C::RuntimeId>; 2],
+    fired_last: [Option<C::RuntimeId>; 2],
 }
 
 /// An alarm taken out of the queue to be set.
@@ -124,7 +124,7 @@ pub(crate) struct Arming<C: Timer> {
     key: usize,
     sleep: Pin<Box<C::Sleep>>,
     waker: Waker,
-    rung: Arc<AtomicBool>,
+    fired: Arc<AtomicBool>,
     armed: Armed,
     /// Whether the waker must be registered with the timer again.
     register: bool,
@@ -160,7 +160,7 @@ pub(crate) enum PutBack<C: Timer> {
 
 impl<C: Timer> Alarms<C> {
     pub(crate) fn new() -> Self {
-        Alarms { list: Entries::new(), joins: 0, rang_last: [None; 2] }
+        Alarms { list: Entries::new(), joins: 0, fired_last: [None; 2] }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -179,9 +179,9 @@ impl<C: Timer> Alarms<C> {
         let found = self.list.iter().find(|(_, alarm)| alarm.runtime == runtime).map(|(key, _)| key);
         let key = found.unwrap_or_else(|| {
             let sleep = Some(Box::pin(clock.sleep_until(now)));
-            let rung = Arc::new(AtomicBool::new(false));
-            let waker = Waker::from(Arc::new(AlarmWaker { owner: owner(), rung: rung.clone() }));
-            self.list.insert(Alarm { runtime, users: 0, sleep, waker, rung, armed: None, joined: 0 })
+            let fired = Arc::new(AtomicBool::new(false));
+            let waker = Waker::from(Arc::new(AlarmWaker { owner: owner(), fired: fired.clone() }));
+            self.list.insert(Alarm { runtime, users: 0, sleep, waker, fired, armed: None, joined: 0 })
         });
         self.joins += 1;
         let alarm = &mut self.list[key];
@@ -221,26 +221,26 @@ impl<C: Timer> Alarms<C> {
                 continue;
             }
             // Acquire: the code below, including its clock reading, comes after the firing.
-            if alarm.rung.load(Ordering::Acquire) {
+            if alarm.fired.load(Ordering::Acquire) {
                 // The clock is read again, because an older reading may be before the firing. It is
                 // read before any change, because a clock may panic.
                 let now = clock.now();
                 // Relaxed: a waker that fired before this store takes the lock after this section.
                 // Its flag is not needed: `armed` is empty now, so the alarm is set anew, here or
                 // by a later check.
-                alarm.rung.store(false, Ordering::Relaxed);
+                alarm.fired.store(false, Ordering::Relaxed);
                 if alarm.armed.take().is_some_and(|armed| armed.is_far_too_early(now)) {
                     lost = Some(key);
                     break;
                 }
-                if self.rang_last[0] != Some(alarm.runtime) {
-                    self.rang_last = [Some(alarm.runtime), self.rang_last[0]];
+                if self.fired_last[0] != Some(alarm.runtime) {
+                    self.fired_last = [Some(alarm.runtime), self.fired_last[0]];
                 }
             }
             let margin = match Some(key) {
                 key if key == first => Nanos::ZERO,
                 key if key == reserve => SLACK,
-                key if key == second => SECOND,
+                key if key == second => SECOND_MARGIN,
                 _ => REST,
             };
             let (at, half) =
@@ -259,8 +259,8 @@ impl<C: Timer> Alarms<C> {
             let armed = Armed { since: clock.now(), at, earliest };
             if let Some(sleep) = alarm.sleep.take() {
                 let register = alarm.armed.is_none();
-                let (waker, rung) = (alarm.waker.clone(), alarm.rung.clone());
-                return AlarmCheck::Arming(Arming { key, sleep, waker, rung, armed, register });
+                let (waker, fired) = (alarm.waker.clone(), alarm.fired.clone());
+                return AlarmCheck::Arming(Arming { key, sleep, waker, fired, armed, register });
             }
         }
         lost.map_or(AlarmCheck::Nothing, |key| AlarmCheck::Lost(self.lose(key)))
@@ -276,11 +276,11 @@ impl<C: Timer> Alarms<C> {
             let rest = others().filter(|(key, _)| Some(*key) != not);
             rest.max_by_key(|(_, alarm)| alarm.joined).map(|(key, _)| key)
         };
-        let rang =
-            self.rang_last.iter().flatten().find_map(|runtime| {
+        let fired =
+            self.fired_last.iter().flatten().find_map(|runtime| {
                 others().find(|(_, alarm)| alarm.runtime == *runtime).map(|(key, _)| key)
             });
-        let reserve = rang.or_else(|| latest(None));
+        let reserve = fired.or_else(|| latest(None));
         (reserve, latest(reserve))
     }
 
@@ -293,7 +293,7 @@ impl<C: Timer> Alarms<C> {
     pub(crate) fn put_back(&mut self, arming: Arming<C>, gone: bool) -> PutBack<C> {
         match self.list.get_mut(arming.key) {
             // The key may belong to another alarm by now.
-            Some(alarm) if Arc::ptr_eq(&alarm.rung, &arming.rung) => {
+            Some(alarm) if Arc::ptr_eq(&alarm.fired, &arming.fired) => {
                 alarm.sleep = Some(arming.sleep);
                 alarm.armed = Some(arming.armed);
                 if gone { PutBack::Lost(self.lose(arming.key)) } else { PutBack::There }
@@ -311,7 +311,7 @@ impl<C: Timer> Arming<C> {
         if self.register && self.sleep.as_mut().poll(&mut Context::from_waker(&self.waker)).is_ready() {
             // The flag is set as the waker of the alarm sets it, so the lock holder that checks
             // next finds that the alarm fired.
-            self.rung.store(true, Ordering::Release);
+            self.fired.store(true, Ordering::Release);
         }
         self.sleep.is_gone()
     }

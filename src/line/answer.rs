@@ -2,7 +2,7 @@
 //!
 //! | type | made by | content |
 //! |---|---|---|
-//! | [`Answer`] | the queue, or a taker without its lock | a refusal, or how the request [`Passed`]; the observers are notified of it |
+//! | [`Answer`] | the queue, or a taker without its lock | a refusal, or how the request [`Admitted`]; the observers are notified of it |
 //! | [`Receipt`] | the limiter, from an answer that is not a refusal | how long the request waited, and what it got; the caller's [`Grant`](crate::Grant) is made from it |
 
 use crate::error::Refusal;
@@ -10,11 +10,11 @@ use crate::line::grants::Granted;
 use crate::time::Nanos;
 
 /// The end of a request: how it passed, or its refusal.
-pub(crate) type Answer<Got> = Result<Passed<Got>, Refusal>;
+pub(crate) type Answer<Got> = Result<Admitted<Got>, Refusal>;
 
 /// How a request passed.
 #[derive(Debug)]
-pub(crate) enum Passed<Got> {
+pub(crate) enum Admitted<Got> {
     Granted(Got),
     /// The limiter is in shadow mode. Outside shadow mode the request would have got this refusal.
     Shadow(Refusal),
@@ -22,20 +22,20 @@ pub(crate) enum Passed<Got> {
     Exempt,
 }
 
-impl<Got> Passed<Got> {
-    pub(crate) fn map<T>(self, map: impl FnOnce(Got) -> T) -> Passed<T> {
+impl<Got> Admitted<Got> {
+    pub(crate) fn map<T>(self, map: impl FnOnce(Got) -> T) -> Admitted<T> {
         match self {
-            Passed::Granted(grant) => Passed::Granted(map(grant)),
-            Passed::Shadow(refusal) => Passed::Shadow(refusal),
-            Passed::Exempt => Passed::Exempt,
+            Admitted::Granted(grant) => Admitted::Granted(map(grant)),
+            Admitted::Shadow(refusal) => Admitted::Shadow(refusal),
+            Admitted::Exempt => Admitted::Exempt,
         }
     }
 
     /// Returns what the request took, if anything.
     pub(crate) fn granted(self) -> Option<Got> {
         match self {
-            Passed::Granted(grant) => Some(grant),
-            Passed::Shadow(_) | Passed::Exempt => None,
+            Admitted::Granted(grant) => Some(grant),
+            Admitted::Shadow(_) | Admitted::Exempt => None,
         }
     }
 }

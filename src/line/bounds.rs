@@ -3,8 +3,8 @@
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::all_waiters::Entered;
-use crate::line::due::FORESEEN;
-use crate::line::priorities::NONE;
+use crate::line::due::MAX_FORECAST;
+use crate::line::priorities::NO_ENTRY;
 use crate::line::rule::Rule;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Line, State};
@@ -64,7 +64,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let (mut waiting, mut permits, mut victims) = (self.len(), self.permits, Vec::new());
         // This many waiters are visited at most, so that a newcomer costs no more behind a million
         // waiters that cannot be dropped.
-        let mut looks = FORESEEN;
+        let mut budget = MAX_FORECAST;
         for class in self.priorities.all().iter().rev() {
             if class.priority > priority || (!oldest && class.priority == priority) {
                 break;
@@ -72,7 +72,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             let mut key = if oldest { self.first_of(class.priority) } else { class.last };
             for _ in 0..class.len {
                 let entry = &self.entries[key as usize];
-                looks = looks.checked_sub(1)?;
+                budget = budget.checked_sub(1)?;
                 if entry.droppable {
                     waiting -= 1;
                     permits = permits.saturating_sub(rule.permits(&entry.ask).into());
@@ -89,7 +89,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Returns the first entry in the queue of a priority.
     fn first_of(&self, priority: i8) -> u32 {
-        let before = priority.checked_add(1).map_or(NONE, |higher| self.priorities.last_before(higher));
+        let before = priority.checked_add(1).map_or(NO_ENTRY, |higher| self.priorities.last_before(higher));
         self.entries.get(before as usize).map_or(self.head, |last| last.next)
     }
 

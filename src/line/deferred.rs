@@ -119,13 +119,13 @@ impl Drop for Deferred {
         if let Some(first) = recheck_all(std::mem::take(rechecks)) {
             keep(panic, first);
         }
-        go_on(panic.take());
+        resume_panic(panic.take());
     }
 }
 
 /// Resumes a kept panic. In a thread that is already unwinding the panic is leaked, because a
 /// second panic would abort the process.
-pub(crate) fn go_on(panic: Option<Payload>) {
+pub(crate) fn resume_panic(panic: Option<Payload>) {
     match panic {
         None => {}
         Some(panic) if std::thread::panicking() => std::mem::forget(panic),

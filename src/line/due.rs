@@ -6,7 +6,7 @@
 //! For most policies the sum of the weights ahead determines the due time, at a cost that does not
 //! depend on the number of requests. For a window it does not: a request that does not fit leaves
 //! room that no other request uses, so each request ahead is forecast, in order. That costs a few
-//! nanoseconds for each request, so it ends after [`FORESEEN`] requests, and the next call
+//! nanoseconds for each request, so it ends after [`MAX_FORECAST`] requests, and the next call
 //! continues from there. The due times of these requests are kept until something changes, so
 //! asking again for any of these entries is a binary search. All other requests are a crowd of
 //! which only sums are known, and the forecast assumes the slowest order for them. A predicted due
@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use crate::clock::Timer;
 use crate::line::index::block_of;
-use crate::line::pause::{Pace, Pausing, Stop};
+use crate::line::pause::{Pace, PauseState, Standstill};
 use crate::line::place::{end_of, priority_of};
-use crate::line::priorities::{Class, NONE};
+use crate::line::priorities::{Class, NO_ENTRY};
 use crate::line::rule::{Rule, Single};
 use crate::line::settings::{KeptShare, Settings};
 use crate::line::sizes::Sizes;
@@ -28,7 +28,7 @@ use crate::policy::{Crowd, Forecast, Policy};
 use crate::time::Nanos;
 
 /// The number of requests that are forecast one by one, at most.
-pub(super) const FORESEEN: usize = 4096;
+pub(super) const MAX_FORECAST: usize = 4096;
 
 /// What determines when a request is due: the policy with its state, and the settings.
 pub(crate) struct Schedule<'a, R> {
@@ -64,7 +64,7 @@ impl<R: Rule> Schedule<'_, R> {
         let due = settings.paces_to_come(rule).map(paced).fold(due, Nanos::max);
         // The last pause of a composite that is over by then leaves the limiter empty.
         let Some((&at, _)) = settings.emptied.range(..=now).next_back() else { return due };
-        let due = due.max(rule.ready_after_pause(Stop::end(at), now, ahead, ask, kept));
+        let due = due.max(rule.ready_after_pause(Standstill::end(at), now, ahead, ask, kept));
         let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
         counting.map(|part| paced(Pace::new(part, at))).fold(due, Nanos::max)
     }
@@ -93,12 +93,12 @@ pub(super) struct Memo<Ahead> {
     weight: Ahead,
     /// The positions of the first entries in the forecast, and when each of them is due, in order.
     dues: Vec<(u64, Nanos)>,
-    /// The forecast as it was behind the first [`FORESEEN`] entries, without their due times: for a
-    /// request that asks for the due time of an entry between them and the last one in the
+    /// The forecast as it was behind the first [`MAX_FORECAST`] entries, without their due times:
+    /// for a request that asks for the due time of an entry between them and the last one in the
     /// forecast.
     first: Option<Box<Memo<Ahead>>>,
     /// The pause, and the kept share.
-    terms: (Nanos, Option<KeptShare>, Option<Pausing>, Vec<Pace>),
+    terms: (Nanos, Option<KeptShare>, Option<PauseState>, Vec<Pace>),
 }
 
 impl<Ahead> Memo<Ahead> {
@@ -114,7 +114,7 @@ impl<Ahead> Memo<Ahead> {
 
     /// Notes an entry that has joined behind all others.
     pub(super) fn with_last(mut self: Box<Self>, key: u32) -> Box<Self> {
-        if self.next == NONE {
+        if self.next == NO_ENTRY {
             self.next = key;
         }
         self
@@ -156,12 +156,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.seats.due(&schedule, (now, now), (place, 0), ahead, ask)
     }
 
-    /// Searches the last [`FORESEEN`] requests that go before a newcomer for the requests that its
-    /// rule must know. If it finds none, the predicted due time of the newcomer may be too late.
-    fn look_back(&self, rule: &R, ahead: &mut R::Ahead, Demand { ask, priority }: Demand<'_, R::Ask>) {
+    /// Searches the last [`MAX_FORECAST`] requests that go before a newcomer for the requests that
+    /// its rule must know. If it finds none, the predicted due time of the newcomer may be too
+    /// late.
+    fn find_last_asks(&self, rule: &R, ahead: &mut R::Ahead, Demand { ask, priority }: Demand<'_, R::Ask>) {
         let mut key = self.priorities.last_before(priority);
-        for _ in 0..FORESEEN {
-            let Some(entry) = self.entries.get(key as usize).filter(|_| rule.looks_back(ahead, ask)) else {
+        for _ in 0..MAX_FORECAST {
+            let Some(entry) = self.entries.get(key as usize).filter(|_| rule.needs_last(ahead, ask)) else {
                 break;
             };
             rule.find_last(ahead, &entry.ask);
@@ -176,12 +177,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let steps = self.steps(rule, priorities);
         match priorities {
             [] => self.due(rule, now, place, &R::Ahead::default(), ask),
-            [only] if steps == 0 && !rule.looks_back(&only.ahead, ask) => {
+            [only] if steps == 0 && !rule.needs_last(&only.ahead, ask) => {
                 self.due(rule, now, place, &only.ahead, ask)
             }
             _ if steps == 0 => {
                 let mut ahead = self.ahead(rule, priority);
-                self.look_back(rule, &mut ahead, demand);
+                self.find_last_asks(rule, &mut ahead, demand);
                 self.due(rule, now, place, &ahead, ask)
             }
             _ => {
@@ -192,7 +193,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 let sums = Sums { crowd, weight: self.ahead(rule, priority) };
                 let last = self.priorities.last_before(priority);
                 let end = self.entries.get(last as usize).map_or(self.head, |last| last.next);
-                self.foreseen(visit, (steps, end), sums, demand)
+                self.due_by_forecast(visit, (steps, end), sums, demand)
             }
         }
     }
@@ -215,9 +216,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         if steps == 0 {
             return self.due(rule, now, *place, &self.sums_before(rule, key).weight, ask);
         }
-        self.remembered(visit, steps, *place).unwrap_or_else(|| {
+        self.due_from_memo(visit, steps, *place).unwrap_or_else(|| {
             let sums = self.sums_before(rule, key);
-            self.foreseen(visit, (steps, key), sums, Demand { ask, priority: *priority })
+            self.due_by_forecast(visit, (steps, key), sums, Demand { ask, priority: *priority })
         })
     }
 
@@ -225,13 +226,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// there. Returns `None` if the entry is not among the first `steps`.
     ///
     /// So asking for each entry of a queue costs about as much as asking for the last one.
-    fn remembered(&self, visit: &Visit<'_, R>, steps: usize, place: u64) -> Option<Nanos> {
+    fn due_from_memo(&self, visit: &Visit<'_, R>, steps: usize, place: u64) -> Option<Nanos> {
         if self.settings.opens == Nanos::MAX {
             return Some(Nanos::MAX);
         }
         let mut memo = self.memo(visit);
         let left = steps.saturating_sub(memo.dues.len());
-        let due = match self.go_on(visit, &mut memo, left, |entry| entry.place > place) {
+        let due = match self.extend_forecast(visit, &mut memo, left, |entry| entry.place > place) {
             Ok(()) => memo.due_at(place),
             // The entries behind an entry that is never due are not due either.
             Err(Never) => memo.due_at(place).or(Some(Nanos::MAX)),
@@ -246,7 +247,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let begin = self.forecast(visit.rule, visit.now);
         let terms = (opens, kept, pause.clone(), paces.clone());
         let last = self.memo.take();
-        last.filter(|memo| memo.terms == terms && memo.begin.finds_the_same(&begin)).unwrap_or_else(|| {
+        last.filter(|memo| memo.terms == terms && memo.begin.has_equal_state(&begin)).unwrap_or_else(|| {
             let (forecast, weight) = (begin.clone(), R::Ahead::default());
             let (next, dues) = (self.head, Vec::new());
             Box::new(Memo {
@@ -265,7 +266,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Extends the forecast by at most `steps` entries. Ends before the first entry for which
     /// `stops` returns true.
-    fn go_on(
+    fn extend_forecast(
         &self,
         visit: &Visit<'_, R>,
         memo: &mut Memo<R::Ahead>,
@@ -278,24 +279,24 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 break;
             };
             let demand = Demand { ask: &entry.ask, priority: entry.priority };
-            let due = self.foresee(rule, &mut memo.forecast, demand.ask, entry.priority);
+            let due = self.predict(rule, &mut memo.forecast, demand.ask, entry.priority);
             // A request that can never be granted is refused when it is the first, and takes
             // nothing.
             if due == Nanos::MAX && self.check(rule, now, demand).is_ok() {
                 return Err(Never);
             }
-            if memo.dues.len() < FORESEEN {
+            if memo.dues.len() < MAX_FORECAST {
                 memo.dues.push((entry.place, due));
             }
             memo.requests += 1;
             memo.permits = memo.permits.saturating_add(rule.permits(&entry.ask));
             rule.add(&mut memo.weight, &entry.ask);
             memo.next = entry.next;
-            if memo.requests == FORESEEN as u64 {
+            if memo.requests == MAX_FORECAST as u64 {
                 memo.first = Some(Box::new(memo.without_dues()));
             }
         }
-        memo.forecast.tidy();
+        memo.forecast.drop_expired();
         Ok(())
     }
 
@@ -360,14 +361,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
         // A request that must leave some permits waits like a request that asks for them. A window
         // does not fill as soon as it could with permits that a pause or a pace holds back.
         let unlike = self.settings.kept.is_some() || self.settings.is_restrained();
-        let steps = rule.one_by_one(if unlike { u32::MAX } else { largest(priorities) }).min(FORESEEN);
+        let steps = rule.one_by_one(if unlike { u32::MAX } else { largest(priorities) }).min(MAX_FORECAST);
         let fit = || priorities.iter().map(|class| class.len).sum::<usize>() <= steps;
-        if rule.foresees_crowds() || fit() { steps } else { 0 }
+        if rule.forecasts_crowds() || fit() { steps } else { 0 }
     }
 
     /// Returns when a request is due behind all requests from the head to `end`. Of these, `steps`
     /// are forecast one by one, in addition to the entries already in the forecast.
-    fn foreseen(
+    fn due_by_forecast(
         &self,
         visit: &Visit<'_, R>,
         (steps, end): (usize, u32),
@@ -384,7 +385,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         // The kept forecast may extend beyond the end. Then this call sets it aside.
         let is_beyond = |memo: &Memo<R::Ahead>| {
             let next = self.entries.get(memo.next as usize);
-            end != NONE && next.is_none_or(|next| next.place > end_place)
+            end != NO_ENTRY && next.is_none_or(|next| next.place > end_place)
         };
         let (mut steps, mut aside) = (steps, None);
         if is_beyond(&memo) {
@@ -398,7 +399,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             };
             aside = Some(std::mem::replace(&mut memo, other));
         }
-        if self.go_on(visit, &mut memo, steps, |entry| entry.place >= end_place).is_err() {
+        if self.extend_forecast(visit, &mut memo, steps, |entry| entry.place >= end_place).is_err() {
             self.memo.set(Some(aside.unwrap_or(memo)));
             return Nanos::MAX;
         }
@@ -407,13 +408,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
         rule.unmerge(&mut weight, &memo.weight);
         let due = if crowd.requests > 0 {
             let mut forecast = memo.forecast.clone();
-            rule.foresee_many(&mut forecast, &crowd, &weight);
+            rule.predict_many(&mut forecast, &crowd, &weight);
             forecast.paced = forecast.paced.saturating_add(crowd.permits);
-            self.foresee(rule, &mut forecast, ask, priority)
+            self.predict(rule, &mut forecast, ask, priority)
         } else {
             let mark = memo.forecast.mark();
-            let due = self.foresee(rule, &mut memo.forecast, ask, priority);
-            memo.forecast.go_back(&mark);
+            let due = self.predict(rule, &mut memo.forecast, ask, priority);
+            memo.forecast.rewind(&mark);
             due
         };
         self.memo.set(Some(aside.unwrap_or(memo)));
@@ -427,12 +428,12 @@ impl<P: Policy, C: Timer> Line<Single<P>, C> {
     pub(crate) fn full_at(&self, visit: &Visit<'_, Single<P>>) -> Nanos {
         let (&Visit { rule, now, .. }, settings) = (visit, &self.settings);
         let stands_still = settings.pause.as_ref().and_then(|pause| {
-            let Stop { from, to, keeps_permits } = pause.until(settings.opens);
+            let Standstill { from, to, keeps_permits } = pause.until(settings.opens);
             rule.policy.full_after_pause(&rule.state, from, to, keeps_permits)
         });
         let full_at = stands_still.unwrap_or_else(|| rule.status(now).full_at);
         let paced = settings.paces_to_come(rule);
-        let paced = paced.map(|pace| rule.come_in(pace.part, pace.from, u64::MAX));
+        let paced = paced.map(|pace| rule.accrued_at(pace.part, pace.from, u64::MAX));
         full_at.max(paced.max().unwrap_or(Nanos::ZERO)).max(settings.opens_for(now))
     }
 

@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | `Uncollected` (`line/mod.rs`) | the entry of a waiter that was granted and has not run since | yes: its future may be dropped |
 //! | [`Undoable`] | a taker, before its caller has the grant | yes |
-//! | `Held` (`limiter/shared.rs`) | a taker, while user code runs that may panic | yes: dropping it undoes it |
-//! | [`Tracked`] | any of these, with the grant's number in the undo log | until it is released |
+//! | `UndoGuard` (`limiter/shared.rs`) | a taker, while user code runs that may panic | yes: dropping it undoes it |
+//! | [`Tracked`] | any of these, with the grant's number in the undo log | until it is made final |
 //! | [`Granted`] | the receipt of a request | if it is tracked: by a reservation that is settled |
 //! | [`Grant`](crate::Grant) | the user | no |
 
@@ -15,10 +15,10 @@ use crate::line::rule::Rule;
 use crate::line::undo_log::{Measure, PerPart};
 use crate::line::visit::Visit;
 
-/// A grant that the undo log keeps track of, until it is [released](crate::line::Line::release) or
-/// [undone](crate::line::Line::take_back).
+/// A grant that the undo log keeps track of, until it is [made
+/// final](crate::line::Line::make_final) or [undone](crate::line::Line::take_back).
 #[derive(Debug)]
-#[must_use = "the undo log keeps it until it is released or undone"]
+#[must_use = "the undo log keeps it until it is made final or undone"]
 pub(crate) struct Tracked<Charge> {
     pub(crate) charge: Charge,
     pub(crate) id: GrantId,
@@ -117,8 +117,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Makes a grant final: it can no longer be undone.
-    pub(crate) fn release(&mut self, id: GrantId) {
-        self.undo_log.release(id);
+    pub(crate) fn make_final(&mut self, id: GrantId) {
+        self.undo_log.make_final(id);
     }
 
     /// Hands a waiter's grant to its caller.
@@ -127,7 +127,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             GrantKind::Tracked => Granted::Tracked(grant),
             // The caller of this grant cannot undo it, so the log need not keep it.
             GrantKind::Final => {
-                self.release(grant.id);
+                self.make_final(grant.id);
                 Granted::Final(grant.charge)
             }
         }

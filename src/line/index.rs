@@ -12,7 +12,7 @@ use crate::line::sizes::Sizes;
 
 /// A queue gets an index when it has this many entries, and loses it when it has fewer than a
 /// quarter of them.
-pub(super) const LONG: usize = 2048;
+pub(super) const INDEX_MIN_LEN: usize = 2048;
 
 #[derive(Debug, Default)]
 pub(crate) struct Index {

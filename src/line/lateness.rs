@@ -118,7 +118,7 @@ impl Lateness {
     }
 
     /// Notes that a request was granted now, as of `at`.
-    pub(crate) fn used(&self, now: Nanos, at: Nanos) {
+    pub(crate) fn note_use(&self, now: Nanos, at: Nanos) {
         // Relaxed, in each operation here: any number is within the bound.
         let (late, left) = (self.late.load(Ordering::Relaxed), now.saturating_since(at).as_u64());
         if left < late {
@@ -132,7 +132,7 @@ impl Lateness {
     }
 
     /// Notes that a waiter collects its grant late by `late`. Called under the lock.
-    pub(crate) fn seen(&self, now: Nanos, late: Nanos) {
+    pub(crate) fn set(&self, now: Nanos, late: Nanos) {
         // Relaxed: the lock publishes nothing to readers without it, and they rely on no order.
         self.noted.store(now.as_u64(), Ordering::Relaxed);
         // After `noted`: the lateness holds from now on. No permit depends on the order.

@@ -66,13 +66,13 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::alarms::Alarms;
 use crate::line::all_waiters::AllWaiters;
-use crate::line::answer::{Answer, Passed};
+use crate::line::answer::{Admitted, Answer};
 use crate::line::due::{Memo, Schedule};
 use crate::line::entries::Entries;
 use crate::line::grants::{GrantKind, Granted, Tracked, Undoable, counts};
-use crate::line::index::{Index, LONG};
+use crate::line::index::{INDEX_MIN_LEN, Index};
 use crate::line::place::place_of;
-use crate::line::priorities::{NONE, Priorities};
+use crate::line::priorities::{NO_ENTRY, Priorities};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::line::seats::Seats;
@@ -173,9 +173,9 @@ pub(crate) enum WokenBy<RuntimeId> {
     /// runtime fired too early for it.
     Lost { runtime: RuntimeId, too_early: u8 },
     /// A blocked thread, which parks until this time and then checks the queue itself.
-    Thread { looks_at: Nanos },
+    Thread { checks_at: Nanos },
     /// A reservation that is not awaited yet. Nothing wakes it when it is due.
-    Nobody,
+    Nothing,
 }
 
 #[derive(Debug)]
@@ -199,7 +199,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     pub(crate) fn new(rule: &R) -> Self {
         Line {
             entries: Entries::new(),
-            head: NONE,
+            head: NO_ENTRY,
             priorities: Priorities::new(),
             index: None,
             memo: Cell::new(None),
@@ -273,17 +273,22 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Takes a seat for a composite, behind all others of a priority. Returns its position.
-    pub(crate) fn sit(&mut self, rule: &R, demand: Demand<'_, R::Ask>, composite: Weak<dyn Recheck>) -> u64 {
+    pub(crate) fn take_seat(
+        &mut self,
+        rule: &R,
+        demand: Demand<'_, R::Ask>,
+        composite: Weak<dyn Recheck>,
+    ) -> u64 {
         let Demand { ask, priority } = demand;
         let (place, mut entries) = (self.new_place(priority), Sizes::default());
         self.priorities.before(priority).iter().for_each(|class| entries.merge(&class.sizes));
-        self.seats.sit(rule, place, ask.clone(), entries, composite);
+        self.seats.take_seat(rule, place, ask.clone(), entries, composite);
         place
     }
 
     /// Sets the request of a seat and the time until which the seat is held. Returns whether that
     /// changes anything for the requests behind, and when the seat is due here.
-    pub(crate) fn tell_seat(
+    pub(crate) fn update_seat(
         &mut self,
         rule: &R,
         now: Nanos,
@@ -292,7 +297,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         at: Nanos,
     ) -> (bool, Nanos) {
         // `schedule` is not called here, because it borrows the seats as well.
-        self.seats.tell(&Schedule { rule, settings: &self.settings }, now, place, ask, at)
+        self.seats.update(&Schedule { rule, settings: &self.settings }, now, place, ask, at)
     }
 
     /// Returns whether the limiter is paused or closed.
@@ -302,7 +307,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Refuses the waiters that miss their deadline because a request of this priority has gone
     /// before them.
-    fn moved_back(&mut self, visit: &mut Visit<'_, R>, priority: i8) {
+    fn refuse_moved_back(&mut self, visit: &mut Visit<'_, R>, priority: i8) {
         if self.priorities.behind(priority).iter().any(|class| class.with_deadline > 0) {
             self.retime(visit);
         }
@@ -326,19 +331,19 @@ impl<R: Rule, C: Timer> Line<R, C> {
         rule.size(&ask).into_iter().for_each(|n| class.sizes.add(n));
         let state = State::Waiting(waker);
         if !self.seats.is_empty() {
-            self.seats.joined(rule, place, &ask);
+            self.seats.count_entry(rule, place, &ask);
         }
         let entry =
             Entry { ask, most, place, priority, droppable, previous, next, woken_by, since, deadline, state };
         // Four billion waiters at 64 bytes would not fit in memory.
-        let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NONE);
+        let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NO_ENTRY);
         class.last = key;
         class.len += 1;
         if deadline != Nanos::MAX {
             class.with_deadline += 1;
             self.deadlines.insert((deadline, key));
         }
-        if matches!(woken_by, WokenBy::Thread { .. }) && class.first_thread == NONE {
+        if matches!(woken_by, WokenBy::Thread { .. }) && class.first_thread == NO_ENTRY {
             class.first_thread = key;
         }
         match self.entries.get_mut(previous as usize) {
@@ -351,16 +356,16 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.len += 1;
         // The kept forecast stays valid if the entry joins behind all others: it continues from its
         // last entry.
-        self.memo.set(self.memo.take().filter(|_| next == NONE).map(|memo| memo.with_last(key)));
+        self.memo.set(self.memo.take().filter(|_| next == NO_ENTRY).map(|memo| memo.with_last(key)));
         self.add_to_index(rule, key);
-        self.moved_back(visit, priority);
+        self.refuse_moved_back(visit, priority);
         key
     }
 
     /// Adds an entry that has joined to the index. Creates the index once the queue is long.
     fn add_to_index(&mut self, rule: &R, key: u32) {
         let new = self.index.is_none();
-        if new && self.len < LONG {
+        if new && self.len < INDEX_MIN_LEN {
             return;
         }
         let index = self.index.get_or_insert_default();
@@ -369,7 +374,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // The index sums sizes, so a queue of requests without sizes has no index.
             let Some(n) = rule.size(ask) else { return self.index = None };
             index.add(*place, at, n);
-            at = if new { *next } else { NONE };
+            at = if new { *next } else { NO_ENTRY };
         }
     }
 
@@ -380,7 +385,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             self.entries[key as usize];
         let n = rule.size(ask);
         if !self.seats.is_empty() {
-            self.seats.left(rule, place, ask);
+            self.seats.uncount_entry(rule, place, ask);
         }
         self.memo.set(None);
         let permits = rule.permits(ask);
@@ -401,7 +406,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         if class.len == 0 {
             self.priorities.forget(priority);
-            rule.emptied(priority, visit.deferred);
+            rule.priority_emptied(priority, visit.deferred);
         } else if class.first_thread == key {
             // All other threads of the class are behind the first one.
             let first = self.thread_from(next, priority);
@@ -417,9 +422,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
         self.len -= 1;
         if let Some(index) = &mut self.index {
             n.into_iter().for_each(|n| index.remove(place, key, n, next));
-            // The bound is far below `LONG`, so that a queue of about that length does not create
-            // its index again and again.
-            if self.len < LONG / 4 {
+            // The bound is far below `INDEX_MIN_LEN`, so that a queue of about that length does not
+            // create its index again and again.
+            if self.len < INDEX_MIN_LEN / 4 {
                 self.index = None;
             }
         }
@@ -435,7 +440,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Returns what wakes an entry, or `None` if the entry no longer waits.
-    pub(crate) fn waits(&self, key: u32) -> Option<WokenBy<C::RuntimeId>> {
+    pub(crate) fn woken_by(&self, key: u32) -> Option<WokenBy<C::RuntimeId>> {
         let Entry { woken_by, ref state, .. } = self.entries[key as usize];
         matches!(state, State::Waiting(_)).then_some(woken_by)
     }
@@ -443,7 +448,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Returns whether an entry was granted, and a future or a thread has waited for it.
     pub(crate) fn was_granted(&self, key: u32) -> bool {
         let Entry { woken_by, ref state, .. } = self.entries[key as usize];
-        matches!(state, State::Granted(_)) && !matches!(woken_by, WokenBy::Nobody)
+        matches!(state, State::Granted(_)) && !matches!(woken_by, WokenBy::Nothing)
     }
 
     /// Returns whether an entry was refused, and its request has not collected the refusal yet.
@@ -462,7 +467,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         kind: GrantKind,
         ask: &mut R::Ask,
     ) -> Option<Answer<Granted<R::Charge>>> {
-        if self.waits(key).is_some() {
+        if self.woken_by(key).is_some() {
             return None;
         }
         let Entry { ask: granted, most, woken_by, state, .. } = self.entries.remove(key as usize);
@@ -473,9 +478,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
             State::Waiting(_) => None,
             State::Granted(Uncollected { grant, round }) => {
                 self.uncount_collected(woken_by, round);
-                Some(Ok(Passed::Granted(self.hand_over(grant, kind))))
+                Some(Ok(Admitted::Granted(self.hand_over(grant, kind))))
             }
-            State::Shadowed(refusal) => Some(Ok(Passed::Shadow(refusal))),
+            State::Shadowed(refusal) => Some(Ok(Admitted::Shadow(refusal))),
             State::Refused(refusal) => Some(Err(refusal)),
         }
     }
@@ -488,7 +493,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         woken_by: WokenBy<C::RuntimeId>,
     ) -> Uncollected<R::Charge> {
         let grant = Uncollected { grant: self.track(rule, charge), round: self.round };
-        if !matches!(woken_by, WokenBy::Nobody) {
+        if !matches!(woken_by, WokenBy::Nothing) {
             if self.uncollected == [0, 0] {
                 self.round_began = self.latest;
             }
@@ -500,7 +505,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Uncounts a grant that was collected or given up, if its round is still counted.
     fn uncount_collected(&mut self, woken_by: WokenBy<C::RuntimeId>, round: u32) {
         match self.round.wrapping_sub(round) {
-            _ if matches!(woken_by, WokenBy::Nobody) => {}
+            _ if matches!(woken_by, WokenBy::Nothing) => {}
             0 => self.uncollected[1] -= 1,
             1 => self.uncollected[0] -= 1,
             _ => {}

@@ -54,7 +54,7 @@ use crate::time::Nanos;
 
 /// What a pause must still do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pausing {
+pub(crate) struct PauseState {
     /// The state is as of this time.
     pub(crate) since: Nanos,
     /// Whether the limiter keeps the permits that it had, at the end of the pause.
@@ -74,7 +74,7 @@ struct Stock {
 /// The time in which no permits accrue. Unless the stop keeps the stored permits, the limiter is
 /// empty at its end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stop {
+pub(crate) struct Standstill {
     pub(crate) from: Nanos,
     pub(crate) to: Nanos,
     pub(crate) keeps_permits: bool,
@@ -92,23 +92,23 @@ pub(crate) struct Pace {
     number: u64,
 }
 
-impl Pausing {
-    fn new<R: Rule>(rule: &R, begin: Nanos, since: Nanos, keeps_permits: bool) -> Pausing {
+impl PauseState {
+    fn new<R: Rule>(rule: &R, begin: Nanos, since: Nanos, keeps_permits: bool) -> PauseState {
         let counting = (0..R::PARTS).filter(|part| !rule.stands_still(*part));
         let stocks = counting.map(|part| Stock { part, permits: rule.available(part, begin) }).collect();
-        Pausing { since, keeps_permits, stocks }
+        PauseState { since, keeps_permits, stocks }
     }
 
     /// Returns the rest of the pause, which ends at `opens`.
-    pub(super) fn until(&self, opens: Nanos) -> Stop {
-        Stop { from: self.since, to: opens, keeps_permits: self.keeps_permits }
+    pub(super) fn until(&self, opens: Nanos) -> Standstill {
+        Standstill { from: self.since, to: opens, keeps_permits: self.keeps_permits }
     }
 }
 
-impl Stop {
+impl Standstill {
     /// Returns the end of a pause that leaves a limiter empty.
-    pub(super) fn end(at: Nanos) -> Stop {
-        Stop { from: at, to: at, keeps_permits: false }
+    pub(super) fn end(at: Nanos) -> Standstill {
+        Standstill { from: at, to: at, keeps_permits: false }
     }
 }
 
@@ -123,21 +123,21 @@ impl<R: Rule, C: Timer> Line<R, C> {
     pub(crate) fn begin_visit(&mut self, rule: &R, now: Nanos) {
         self.note_time(now);
         if self.settings.is_restrained() {
-            self.pause_goes_on(rule);
+            self.advance_pause(rule);
         }
     }
 
     /// Like [`begin_visit`](Line::begin_visit), for a lock holder that cannot serve waiters. While
-    /// waiters must still be served [before](Line::serves_before) the end of a pause, that end is
-    /// left to a lock holder that can serve them.
-    pub(crate) fn begin_look(&mut self, rule: &R, now: Nanos, catch_up: Nanos) {
-        if self.serves_before(now, catch_up).is_none() {
+    /// waiters must still be served [before](Line::must_serve_before) the end of a pause, that end
+    /// is left to a lock holder that can serve them.
+    pub(crate) fn begin_check(&mut self, rule: &R, now: Nanos, catch_up: Nanos) {
+        if self.must_serve_before(now, catch_up).is_none() {
             self.begin_visit(rule, now);
         }
     }
 
     #[cold]
-    fn pause_goes_on(&mut self, rule: &R) {
+    fn advance_pause(&mut self, rule: &R) {
         let now = self.latest;
         // The last end leaves the state that all of them together leave.
         let mut last = None;
@@ -145,37 +145,37 @@ impl<R: Rule, C: Timer> Line<R, C> {
             last = Some(first.remove_entry().0);
         }
         if let Some(at) = last {
-            self.pause_goes_on_until(rule, at);
+            self.advance_pause_until(rule, at);
             self.leave_empty(rule, at);
         }
-        self.pause_goes_on_until(rule, now);
+        self.advance_pause_until(rule, now);
     }
 
     /// Returns the time before which waiters must still be served, if a pause of a composite has
     /// ended by `now` and has not left the limiter empty yet: a timer may be a moment late, and
     /// nothing wakes a reservation that no task awaits.
-    pub(crate) fn serves_before(&self, now: Nanos, catch_up: Nanos) -> Option<Nanos> {
+    pub(crate) fn must_serve_before(&self, now: Nanos, catch_up: Nanos) -> Option<Nanos> {
         let (&at, _) = self.settings.emptied.first_key_value().filter(|(at, _)| **at <= now)?;
         let head = self.entries.get(self.head as usize).filter(|_| self.settings.pause.is_none())?;
-        let unattended = matches!(head.woken_by, WokenBy::Nobody);
+        let unattended = matches!(head.woken_by, WokenBy::Nothing);
         (unattended || now.saturating_since(at) <= catch_up)
             .then_some(Nanos::new(at.as_u64().saturating_sub(1)))
     }
 
-    fn pause_goes_on_until(&mut self, rule: &R, now: Nanos) {
+    fn advance_pause_until(&mut self, rule: &R, now: Nanos) {
         let opens = self.settings.opens;
         if let Some(pause) = self.settings.pause.take() {
             let over = opens <= now;
             let (from, to) = (pause.since, now.min(opens).max(pause.since));
             let ends = over && !pause.keeps_permits;
             // If the policy panics, the pause must not end twice.
-            self.settings.pause = (!over).then_some(Pausing { since: to, ..pause });
+            self.settings.pause = (!over).then_some(PauseState { since: to, ..pause });
             if to > from {
                 for pace in &mut self.settings.paces {
                     pace.from = pace.from.saturating_add(to.saturating_since(from));
                 }
                 // The room of a part in which no permits accrue does not shrink.
-                let stop = Stop { from, to, keeps_permits: true };
+                let stop = Standstill { from, to, keeps_permits: true };
                 self.pause_parts(rule, stop, |part| rule.full_level(from, part));
             }
             if ends {
@@ -193,11 +193,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Leaves each part empty that can stand still. The permits that earlier grants took are spent
     /// as well: these grants give back no more than the negative balance beyond that.
     fn spend_stock(&mut self, rule: &R, at: Nanos) {
-        self.pause_parts(rule, Stop::end(at), |part| rule.empty_level(at, part));
+        self.pause_parts(rule, Standstill::end(at), |part| rule.empty_level(at, part));
     }
 
     /// Pauses each part, and notes the levels that it leaves and the room above `full`.
-    fn pause_parts(&mut self, rule: &R, stop: Stop, full: impl Fn(usize) -> u64) {
+    fn pause_parts(&mut self, rule: &R, stop: Standstill, full: impl Fn(usize) -> u64) {
         self.memo.set(None);
         let levels = PerPart::new(R::PARTS, |part| rule.pause(part, stop));
         // A part that goes on in real time loses no permits by being full.
@@ -226,7 +226,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let later = until > settings.opens;
         settings.opens = settings.opens.max(until);
         let is_new = settings.pause.is_none();
-        let pause = settings.pause.get_or_insert_with(|| Pausing::new(rule, now, now, true));
+        let pause = settings.pause.get_or_insert_with(|| PauseState::new(rule, now, now, true));
         let spends = pause.keeps_permits && !keeps_permits;
         pause.keeps_permits &= keeps_permits;
         self.memo.set(None);
@@ -235,10 +235,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Starts a new queue with a pause that began earlier, and may be over.
     #[cfg(feature = "keyed")]
-    pub(crate) fn begin_paused(&mut self, rule: &R, begin: Nanos, stop: Stop) {
-        let Stop { from, to, keeps_permits } = stop;
+    pub(crate) fn begin_paused(&mut self, rule: &R, begin: Nanos, stop: Standstill) {
+        let Standstill { from, to, keeps_permits } = stop;
         self.settings.opens = to;
-        self.settings.pause = Some(Pausing::new(rule, begin, from, keeps_permits));
+        self.settings.pause = Some(PauseState::new(rule, begin, from, keeps_permits));
     }
 
     /// Starts a new queue at a time at which the grants of some parts are spaced.
@@ -366,7 +366,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             .paces
             .iter()
             .filter(held)
-            .map(|pace| rule.came_in(pace.part, pace.from, at).saturating_sub(pace.granted));
+            .map(|pace| rule.accrued_between(pace.part, pace.from, at).saturating_sub(pace.granted));
         paced.min().unwrap_or(u64::MAX)
     }
 
@@ -379,16 +379,16 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Returns when a request is due behind all requests in the forecast. Adds the request to the
     /// forecast.
-    pub(super) fn foresee(&self, rule: &R, forecast: &mut Forecast, ask: &R::Ask, priority: i8) -> Nanos {
+    pub(super) fn predict(&self, rule: &R, forecast: &mut Forecast, ask: &R::Ask, priority: i8) -> Nanos {
         let kept = self.settings.kept_from(priority);
         if !self.settings.is_restrained() {
-            return rule.foresee(forecast, ask, kept);
+            return rule.predict(forecast, ask, kept);
         }
         let last = forecast.at;
         for pace in self.settings.paces_to_come(rule) {
             forecast.at = forecast.at.max(pace.due(rule, forecast.paced, ask, kept));
         }
-        let due = if forecast.at < Nanos::MAX { rule.foresee(forecast, ask, kept) } else { Nanos::MAX };
+        let due = if forecast.at < Nanos::MAX { rule.predict(forecast, ask, kept) } else { Nanos::MAX };
         if due < Nanos::MAX {
             forecast.paced = forecast.paced.saturating_add(rule.permits(ask));
         } else {
@@ -401,14 +401,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
 impl Pace {
     /// Returns whether the part would be full by now, as far as the pace determines.
     fn is_over<R: Rule>(self, rule: &R, now: Nanos) -> bool {
-        rule.come_in(self.part, self.from, u64::MAX) <= now
+        rule.accrued_at(self.part, self.from, u64::MAX) <= now
     }
 
     /// Returns when the permits of a request have accrued behind `ahead` permits, if it must leave
     /// `kept` permits.
     pub(super) fn due<R: Rule>(self, rule: &R, ahead: u64, ask: &R::Ask, kept: u32) -> Nanos {
         let permits = self.granted.saturating_add(ahead).saturating_add(rule.permits(ask));
-        rule.come_in(self.part, self.from, permits.saturating_add(kept.into()))
+        rule.accrued_at(self.part, self.from, permits.saturating_add(kept.into()))
     }
 }
 

@@ -9,7 +9,7 @@
 use crate::line::sizes::Sizes;
 
 /// No entry.
-pub(crate) const NONE: u32 = u32::MAX;
+pub(crate) const NO_ENTRY: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(crate) struct Class<Ahead> {
@@ -52,7 +52,7 @@ impl<Ahead: Default> Priorities<Ahead> {
 
     /// Returns the last entry that goes before a newcomer of this priority.
     pub(crate) fn last_before(&self, priority: i8) -> u32 {
-        self.before(priority).last().map_or(NONE, |class| class.last)
+        self.before(priority).last().map_or(NO_ENTRY, |class| class.last)
     }
 
     fn count_before(&self, priority: i8) -> usize {
@@ -67,11 +67,11 @@ impl<Ahead: Default> Priorities<Ahead> {
             _ => {
                 let class = Class {
                     priority,
-                    last: NONE,
+                    last: NO_ENTRY,
                     len: 0,
                     ahead: Ahead::default(),
                     sizes: Sizes::default(),
-                    first_thread: NONE,
+                    first_thread: NO_ENTRY,
                     with_deadline: 0,
                 };
                 self.0.insert(count, class);
@@ -93,6 +93,6 @@ impl<Ahead: Default> Priorities<Ahead> {
 
     /// Returns the first blocked thread in the queue.
     pub(crate) fn first_thread(&self) -> u32 {
-        self.0.iter().map(|class| class.first_thread).find(|first| *first != NONE).unwrap_or(NONE)
+        self.0.iter().map(|class| class.first_thread).find(|first| *first != NO_ENTRY).unwrap_or(NO_ENTRY)
     }
 }

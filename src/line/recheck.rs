@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::line::deferred::{Payload, run};
-use crate::line::due::FORESEEN;
+use crate::line::due::MAX_FORECAST;
 use crate::sync::thread_local;
 
 /// A limiter that can be asked to check its queue.
@@ -28,7 +28,7 @@ struct List {
     /// The limiters that this thread must still recheck, after the current one.
     rechecks: VecDeque<Arc<dyn Recheck>>,
     /// How many waiters these limiters may visit after a change, all together.
-    looks: usize,
+    budget: usize,
 }
 
 thread_local! {
@@ -36,17 +36,17 @@ thread_local! {
     static LIST: RefCell<Option<List>> = RefCell::default();
 }
 
-/// Calls `look` to visit waiters in the queue after a change. `look` gets the greatest number that
-/// it may visit, and returns how many it has visited. The greatest number is an equal share of the
-/// visits left to all limiters that this thread must still recheck.
-pub(super) fn look_at_most(look: impl FnOnce(usize) -> usize) {
-    let share = |list: &List| list.looks.div_ceil(list.rechecks.len() + 1).max(1);
+/// Calls `visit` to visit waiters in the queue after a change. `visit` gets the greatest number
+/// that it may visit, and returns how many it has visited. The greatest number is an equal share of
+/// the visits left to all limiters that this thread must still recheck.
+pub(super) fn visit_at_most(visit: impl FnOnce(usize) -> usize) {
+    let share = |list: &List| list.budget.div_ceil(list.rechecks.len() + 1).max(1);
     let most = LIST.try_with(|list| list.borrow().as_ref().map(share)).unwrap_or(None);
-    let looked = look(most.unwrap_or(FORESEEN));
+    let visited = visit(most.unwrap_or(MAX_FORECAST));
     // A thread that is ending has no list.
     let _ = LIST.try_with(|list| {
         if let Some(list) = &mut *list.borrow_mut() {
-            list.looks = list.looks.saturating_sub(looked);
+            list.budget = list.budget.saturating_sub(visited);
         }
     });
 }
@@ -64,7 +64,7 @@ pub(crate) fn recheck_all(rechecks: Vec<Arc<dyn Recheck>>) -> Option<Payload> {
             false
         }
         none => {
-            *none = rechecks.take().map(|rechecks| List { rechecks: rechecks.into(), looks: FORESEEN });
+            *none = rechecks.take().map(|rechecks| List { rechecks: rechecks.into(), budget: MAX_FORECAST });
             true
         }
     });

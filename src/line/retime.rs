@@ -1,8 +1,8 @@
 //! The due times of a queue after a change, and the waiters that the change makes too late.
 
 use crate::clock::Timer;
-use crate::line::due::FORESEEN;
-use crate::line::recheck::look_at_most;
+use crate::line::due::MAX_FORECAST;
+use crate::line::recheck::visit_at_most;
 use crate::line::rule::Rule;
 use crate::line::visit::{Demand, Visit};
 use crate::line::{Entry, Line, State};
@@ -10,13 +10,13 @@ use crate::time::Nanos;
 
 /// The cost of one due time among seats, or in the queue of a composite, measured in visited
 /// requests: a composite asks each member more than once. It takes about a microsecond.
-const LOOKS_FOR_TIME: usize = 8;
+const DUE_TIME_COST: usize = 8;
 
 impl<R: Rule, C: Timer> Line<R, C> {
     /// Computes times and weights anew after a change, except the weights in the queue of a
-    /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`FORESEEN`] waiters,
-    /// refuses at once each waiter that will miss its deadline or can never be served. A waiter
-    /// further back is refused at its deadline, or when it is the first.
+    /// composite, which [`weigh_all`](Self::weigh_all) computes. Of the first [`MAX_FORECAST`]
+    /// waiters, refuses at once each waiter that will miss its deadline or can never be served. A
+    /// waiter further back is refused at its deadline, or when it is the first.
     pub(crate) fn retime(&mut self, visit: &mut Visit<'_, R>) {
         let Visit { rule, now, .. } = *visit;
         self.memo.set(None);
@@ -27,7 +27,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let (mut key, mut forecast) = (self.head, self.forecast(rule, now));
         // A due time matters only to a waiter with a deadline.
         let mut deadlines = self.deadlines.len();
-        for _ in 0..FORESEEN {
+        for _ in 0..MAX_FORECAST {
             let Some(&Entry { ref ask, priority, next, deadline, .. }) = self.entries.get(key as usize)
             else {
                 break;
@@ -38,26 +38,26 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 self.answer(visit, key, State::Refused(never));
             } else if deadline < Nanos::MAX {
                 let mark = forecast.mark();
-                let due = self.foresee(rule, &mut forecast, ask, priority).max(opens);
+                let due = self.predict(rule, &mut forecast, ask, priority).max(opens);
                 if due > deadline {
-                    forecast.go_back(&mark);
+                    forecast.rewind(&mark);
                     let refusal = self.too_early(due, deadline);
                     self.answer(visit, key, State::Refused(refusal));
                 }
                 deadlines = deadlines.saturating_sub(1);
             } else if deadlines > 0 {
-                self.foresee(rule, &mut forecast, ask, priority);
+                self.predict(rule, &mut forecast, ask, priority);
             }
             key = next;
         }
     }
 
     /// Like [`retime`](Self::retime), for a queue in which composites have seats, and for the queue
-    /// of a composite. Visits [`FORESEEN`] waiters and seats that are here at most, and counts a
-    /// waiter with a deadline as [`LOOKS_FOR_TIME`]. If a change has notified several composites,
+    /// of a composite. Visits [`MAX_FORECAST`] waiters and seats that are here at most, and counts
+    /// a waiter with a deadline as [`DUE_TIME_COST`]. If a change has notified several composites,
     /// they share that number.
     fn retime_by_sums(&mut self, visit: &mut Visit<'_, R>) {
-        look_at_most(|most| most - self.retime_first(visit, most));
+        visit_at_most(|most| most - self.retime_first(visit, most));
     }
 
     /// Visits `left` waiters and seats at most. Returns how many more it could have visited.
@@ -72,8 +72,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 rule.add(&mut ahead, ask);
                 left -= 1;
             }
-            let looks = if deadline < Nanos::MAX { LOOKS_FOR_TIME } else { 1 };
-            (passed, left) = (place, left.saturating_sub(looks));
+            let cost = if deadline < Nanos::MAX { DUE_TIME_COST } else { 1 };
+            (passed, left) = (place, left.saturating_sub(cost));
             let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
                 Some(never)
             } else if deadline < Nanos::MAX {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::deferred::Deferred;
-use crate::line::pause::Stop;
+use crate::line::pause::Standstill;
 use crate::line::sizes::Sizes;
 use crate::policy::part::{self, Part};
 use crate::policy::{Crowd, Forecast, Policy, PolicyStatus};
@@ -32,7 +32,7 @@ pub(crate) trait Rule: Send + Sync + 'static {
 
     /// Returns the refusal that the caller gets, given the refusal by the queue. Called without any
     /// lock.
-    fn told(&self, ask: &Self::Ask, refusal: Refusal) -> Refusal {
+    fn refusal_for_caller(&self, ask: &Self::Ask, refusal: Refusal) -> Refusal {
         let _ = ask;
         refusal
     }
@@ -55,7 +55,7 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// Returns whether the rule must [find](Rule::find_last) the last request of `ahead` that asks
     /// for something that this request does not ask for. This request waits for that, too. Only a
     /// composite returns true.
-    fn looks_back(&self, ahead: &Self::Ahead, ask: &Self::Ask) -> bool {
+    fn needs_last(&self, ahead: &Self::Ahead, ask: &Self::Ask) -> bool {
         let _ = (ahead, ask);
         false
     }
@@ -80,7 +80,7 @@ pub(crate) trait Rule: Send + Sync + 'static {
     /// Returns the request for as many permits as are available at a time, for a request that takes
     /// `ask` or more: at most `most`, no more than the queue leaves to it, and not less than `ask`.
     /// It takes nothing: another request may take some of the permits before this one does.
-    fn as_many(&self, at: Nanos, ask: &Self::Ask, most: u32, line: LeftByLine) -> Self::Ask;
+    fn as_many(&self, at: Nanos, ask: &Self::Ask, most: u32, line: TakeLimit) -> Self::Ask;
 
     /// Returns when a request is due behind all requests that are `ahead`.
     fn ready_at(&self, now: Nanos, ahead: &Self::Ahead, ask: &Self::Ask) -> Nanos;
@@ -112,7 +112,7 @@ pub(crate) trait Rule: Send + Sync + 'static {
 
     /// Returns whether sums of requests behind those that are forecast one by one can be added to a
     /// forecast.
-    fn foresees_crowds(&self) -> bool {
+    fn forecasts_crowds(&self) -> bool {
         true
     }
 
@@ -121,13 +121,13 @@ pub(crate) trait Rule: Send + Sync + 'static {
 
     /// Returns when a request is due behind all requests in the forecast, if it must leave `kept`
     /// permits. Adds the request to the forecast.
-    fn foresee(&self, forecast: &mut Forecast, ask: &Self::Ask, kept: u32) -> Nanos;
+    fn predict(&self, forecast: &mut Forecast, ask: &Self::Ask, kept: u32) -> Nanos;
 
     /// Adds many requests, of which only sums are known, to the forecast.
-    fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
+    fn predict_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &Self::Ahead);
 
     /// Pauses one part; see [`Policy::pause`].
-    fn pause(&self, part: usize, stop: Stop) -> Option<u64>;
+    fn pause(&self, part: usize, stop: Standstill) -> Option<u64>;
 
     /// Notes that a pause of this queue will leave the rule empty at this time, or that no pause
     /// will do so. Only the rule of a composite passes this on, to its members.
@@ -140,13 +140,13 @@ pub(crate) trait Rule: Send + Sync + 'static {
     fn stands_still(&self, part: usize) -> bool;
 
     /// See [`Policy::forecast_pause`].
-    fn forecast_pause(&self, stop: Stop) -> Option<Forecast>;
+    fn forecast_pause(&self, stop: Standstill) -> Option<Forecast>;
 
     /// Returns when a request is due after a pause, not before `at`, behind all requests that are
     /// `ahead`, if it must leave `kept` permits.
     fn ready_after_pause(
         &self,
-        stop: Stop,
+        stop: Standstill,
         at: Nanos,
         ahead: &Self::Ahead,
         ask: &Self::Ask,
@@ -155,13 +155,13 @@ pub(crate) trait Rule: Send + Sync + 'static {
 
     /// Returns when `permits` permits have accrued since `from`, one interval apart, in a part that
     /// must space its grants, or when that part is full.
-    fn come_in(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
+    fn accrued_at(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
         let _ = (part, permits);
         from
     }
 
     /// Returns how many permits accrue between two times, one interval apart.
-    fn came_in(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
+    fn accrued_between(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
         let _ = (part, from, to);
         u64::MAX
     }
@@ -232,19 +232,19 @@ pub(crate) trait Rule: Send + Sync + 'static {
     fn level_unit(&self, part: usize) -> (u64, u64);
 
     /// Returns whether the limiter records by how much its grants are late: see `line/lateness.rs`.
-    fn knows_lateness(&self) -> bool {
+    fn records_lateness(&self) -> bool {
         self.catches_up()
     }
 
     /// Notes that a waiter collects its grant. Called without any lock.
-    fn seen(&self, charge: &Self::Charge) {
+    fn note_collected(&self, charge: &Self::Charge) {
         let _ = charge;
     }
 
     /// Notes the first request in the queue, its priority, and the time `due` until which it waits
     /// if nothing changes; or that no request is in the queue. Called whenever the queue was
     /// served. Returns when the queue must be checked, if that is earlier.
-    fn wait_first(
+    fn note_head(
         &self,
         now: Nanos,
         first: Option<(&Self::Ask, i8, Nanos)>,
@@ -255,7 +255,7 @@ pub(crate) trait Rule: Send + Sync + 'static {
     }
 
     /// Notes that no request of this priority is in the queue any longer.
-    fn emptied(&self, priority: i8, deferred: &mut Deferred) {
+    fn priority_emptied(&self, priority: i8, deferred: &mut Deferred) {
         let _ = (priority, deferred);
     }
 
@@ -284,16 +284,16 @@ pub(crate) enum Changes {
 
 /// What a queue leaves to a request that takes as many permits as are available.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LeftByLine {
+pub(crate) struct TakeLimit {
     /// The most permits that a request may take now.
     pub(crate) most: u64,
     /// The permits that are kept for others.
     pub(crate) kept: u64,
 }
 
-impl LeftByLine {
+impl TakeLimit {
     /// No request waits, and no permits are kept.
-    pub(crate) const FREE: LeftByLine = LeftByLine { most: u64::MAX, kept: 0 };
+    pub(crate) const FREE: TakeLimit = TakeLimit { most: u64::MAX, kept: 0 };
 
     /// Returns how many of the available permits are left to a request.
     pub(crate) fn of(self, available: u64) -> u64 {
@@ -310,16 +310,16 @@ impl LeftByLine {
 #[derive(Debug)]
 pub(crate) struct Single<P: Policy> {
     pub(crate) policy: P,
-    pub(crate) state: Alone<P::State>,
+    pub(crate) state: CachePadded<P::State>,
 }
 
 /// A value on cache lines of its own. Each grant takes the cache line of the state away from all
 /// other threads, and would take neighbouring data with it.
 #[derive(Debug)]
 #[repr(align(128))]
-pub(crate) struct Alone<T>(T);
+pub(crate) struct CachePadded<T>(T);
 
-impl<T> std::ops::Deref for Alone<T> {
+impl<T> std::ops::Deref for CachePadded<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -335,7 +335,7 @@ impl<P: Policy> Single<P> {
     }
 
     pub(crate) fn with_state(policy: P, state: P::State) -> Single<P> {
-        Single { policy, state: Alone(state) }
+        Single { policy, state: CachePadded(state) }
     }
 
     #[cfg(feature = "keyed")]
@@ -414,7 +414,7 @@ impl<P: Policy> Rule for Single<P> {
         self.policy.try_acquire(&self.state, at, *n)
     }
 
-    fn as_many(&self, at: Nanos, n: &u32, most: u32, line: LeftByLine) -> u32 {
+    fn as_many(&self, at: Nanos, n: &u32, most: u32, line: TakeLimit) -> u32 {
         line.more_of(self.status(at).available, *n, most)
     }
 
@@ -463,34 +463,34 @@ impl<P: Policy> Rule for Single<P> {
 
     /// Returns the time at which the policy could grant the kept permits as well: the later of the
     /// times for all at once and for one by one, because some policies grant on credit.
-    fn foresee(&self, forecast: &mut Forecast, n: &u32, kept: u32) -> Nanos {
+    fn predict(&self, forecast: &mut Forecast, n: &u32, kept: u32) -> Nanos {
         let Single { policy, state } = self;
         if kept > 0 {
             if self.left_by(forecast.at, kept) < u64::from(*n) {
                 return Nanos::MAX;
             }
             let mark = forecast.mark();
-            let mut due = policy.foresee(state, forecast, n.saturating_add(kept));
-            forecast.go_back(&mark);
+            let mut due = policy.predict(state, forecast, n.saturating_add(kept));
+            forecast.rewind(&mark);
             for part in [*n, kept - 1, 1].into_iter().filter(|part| *part > 0) {
-                due = due.max(policy.foresee(state, forecast, part));
+                due = due.max(policy.predict(state, forecast, part));
             }
-            forecast.go_back(&mark);
+            forecast.rewind(&mark);
             if due == Nanos::MAX {
                 return due;
             }
             forecast.at = due;
         }
-        policy.foresee(state, forecast, *n)
+        policy.predict(state, forecast, *n)
     }
 
-    fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &u128) {
+    fn predict_many(&self, forecast: &mut Forecast, crowd: &Crowd, weight: &u128) {
         let weight = u64::try_from(*weight).unwrap_or(u64::MAX);
-        self.policy.foresee_many(&self.state, forecast, &Crowd { weight, ..*crowd });
+        self.policy.predict_many(&self.state, forecast, &Crowd { weight, ..*crowd });
     }
 
-    fn pause(&self, part: usize, stop: Stop) -> Option<u64> {
-        let Stop { from, to, keeps_permits } = stop;
+    fn pause(&self, part: usize, stop: Standstill) -> Option<u64> {
+        let Standstill { from, to, keeps_permits } = stop;
         self.of_part(None, part, |part| part.pause(from, to, keeps_permits))
     }
 
@@ -498,11 +498,11 @@ impl<P: Policy> Rule for Single<P> {
         self.of_part(None, part, |part| part.stands_still())
     }
 
-    fn forecast_pause(&self, Stop { from, to, keeps_permits }: Stop) -> Option<Forecast> {
+    fn forecast_pause(&self, Standstill { from, to, keeps_permits }: Standstill) -> Option<Forecast> {
         self.policy.forecast_pause(&self.state, from, to, keeps_permits)
     }
 
-    fn ready_after_pause(&self, stop: Stop, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
+    fn ready_after_pause(&self, stop: Standstill, at: Nanos, ahead: &u128, n: &u32, kept: u32) -> Nanos {
         // Computes the time as if no part stood still.
         let ready_at = || {
             let due = self.ready_at(at, ahead, n);
@@ -512,20 +512,20 @@ impl<P: Policy> Rule for Single<P> {
         let Some(mut forecast) = self.forecast_pause(stop) else { return ready_at() };
         forecast.at = forecast.at.max(at);
         if *ahead > 0 {
-            self.foresee_many(&mut forecast, &Crowd::new(0, 0, 0, 1), ahead);
+            self.predict_many(&mut forecast, &Crowd::new(0, 0, 0, 1), ahead);
         }
-        let due = self.foresee(&mut forecast, n, kept);
+        let due = self.predict(&mut forecast, n, kept);
         // A window part does not forecast a sum. Any other part would be due no later if it did not
         // stand still.
         if P::PARTS > 1 { due.max(ready_at()) } else { due }
     }
 
-    fn come_in(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
-        self.of_part(None, part, |part| part.come_in(from, permits))
+    fn accrued_at(&self, part: usize, from: Nanos, permits: u64) -> Nanos {
+        self.of_part(None, part, |part| part.accrued_at(from, permits))
     }
 
-    fn came_in(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
-        self.of_part(None, part, |part| part.came_in(from, to))
+    fn accrued_between(&self, part: usize, from: Nanos, to: Nanos) -> u64 {
+        self.of_part(None, part, |part| part.accrued_between(from, to))
     }
 
     fn permits_in(&self, ahead: &u128) -> u64 {

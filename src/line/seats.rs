@@ -43,11 +43,11 @@
 //! If permits become available earlier here, the composite of the first seat that is here is
 //! notified, and computes its time anew. The composite of the next seat is notified when that seat
 //! has left or waits for another limiter. If permits become available later, a composite finds its
-//! later time at its former one. A change also notifies the composites of the first [`MOST_RINGS`]
-//! seats at once, so that they refuse the waiters that the change makes too late. Only shadow mode
-//! and closing the limiter notify the composites of all seats, [`MOST_RINGS`] at a time. When
-//! shadow mode begins, each composite finds a time without this limiter, and later seats are due
-//! here at once. When the limiter is closed, each composite refuses its waiters.
+//! later time at its former one. A change also notifies the composites of the first
+//! [`MAX_NOTIFIED`] seats at once, so that they refuse the waiters that the change makes too late.
+//! Only shadow mode and closing the limiter notify the composites of all seats, [`MAX_NOTIFIED`] at
+//! a time. When shadow mode begins, each composite finds a time without this limiter, and later
+//! seats are due here at once. When the limiter is closed, each composite refuses its waiters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Weak;
@@ -65,7 +65,7 @@ const BACKFILL_DEPTH: usize = 8;
 
 /// The number of seats, from the first one on, whose composites a change notifies. Each of them
 /// costs the caller some microseconds.
-const MOST_RINGS: usize = 64;
+const MAX_NOTIFIED: usize = 64;
 
 /// The number of seats in a block. A block has fewer than twice as many. This is about the square
 /// root of the greatest number of seats expected.
@@ -85,7 +85,7 @@ pub(crate) struct Seats<R: Rule> {
     /// The seats that are away, by the time `at` of each.
     away: BTreeSet<(Nanos, u64)>,
     /// The seats whose composites must still be notified, by their times.
-    rings: BTreeSet<(Nanos, u64)>,
+    wakeups: BTreeSet<(Nanos, u64)>,
 }
 
 /// Sums of some neighbouring seats.
@@ -109,7 +109,7 @@ struct Seat<Ask> {
     before: Sizes,
     /// The time at which its composite expects to have permits of all limiters.
     at: Nanos,
-    /// The time at which it was due here at the last `tell`.
+    /// The time at which it was due here at the last `update`.
     due: Nanos,
     /// Whether it waits only for this limiter.
     here: bool,
@@ -149,7 +149,7 @@ impl<R: Rule> Seats<R> {
             blocks: BTreeMap::new(),
             total: Sums::default(),
             away: BTreeSet::new(),
-            rings: BTreeSet::new(),
+            wakeups: BTreeSet::new(),
         }
     }
 
@@ -162,13 +162,13 @@ impl<R: Rule> Seats<R> {
     }
 
     /// Counts an entry that has joined the queue.
-    pub(crate) fn joined(&mut self, rule: &R, place: u64, ask: &R::Ask) {
+    pub(crate) fn count_entry(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         let n = rule.size(ask).unwrap_or(0);
         self.count_before_next(place, |entries| entries.add(n));
     }
 
     /// Uncounts an entry that has left the queue.
-    pub(crate) fn left(&mut self, rule: &R, place: u64, ask: &R::Ask) {
+    pub(crate) fn uncount_entry(&mut self, rule: &R, place: u64, ask: &R::Ask) {
         let n = rule.size(ask).unwrap_or(0);
         self.count_before_next(place, |entries| entries.remove(n));
     }
@@ -363,22 +363,22 @@ impl<R: Rule> Seats<R> {
     }
 
     /// Notifies the composites of the first seats, after a change.
-    pub(crate) fn ring_first(&self, deferred: &mut Deferred) {
-        let first = self.list.values().take(MOST_RINGS);
+    pub(crate) fn notify_first(&self, deferred: &mut Deferred) {
+        let first = self.list.values().take(MAX_NOTIFIED);
         deferred.rechecks.extend(first.filter_map(|seat| seat.shared.upgrade()));
     }
 
     /// Notifies the composites of the first seats from a position on. Returns the position from
     /// which to continue, if there are more seats.
-    pub(crate) fn ring_from(&self, place: u64, deferred: &mut Deferred) -> Option<u64> {
+    pub(crate) fn notify_from(&self, place: u64, deferred: &mut Deferred) -> Option<u64> {
         let mut seats = self.list.range(place..);
-        let first = seats.by_ref().take(MOST_RINGS).filter_map(|(_, seat)| seat.shared.upgrade());
+        let first = seats.by_ref().take(MAX_NOTIFIED).filter_map(|(_, seat)| seat.shared.upgrade());
         deferred.rechecks.extend(first);
         seats.next().map(|(place, _)| *place)
     }
 
     /// Takes a seat at this position, behind `entries` of the queue.
-    pub(crate) fn sit(
+    pub(crate) fn take_seat(
         &mut self,
         rule: &R,
         place: u64,
@@ -393,7 +393,7 @@ impl<R: Rule> Seats<R> {
 
     /// Sets the request of a seat and the time until which the seat is held. Returns whether that
     /// changes anything for the requests behind, and when the seat is due here.
-    pub(crate) fn tell(
+    pub(crate) fn update(
         &mut self,
         schedule: &Schedule<'_, R>,
         now: Nanos,
@@ -407,7 +407,7 @@ impl<R: Rule> Seats<R> {
 
     /// Makes a seat idle, for a waiter that is no longer the first of its composite. Returns
     /// whether that changes anything for the requests behind.
-    pub(crate) fn stand_by(&mut self, rule: &R, place: u64) -> bool {
+    pub(crate) fn make_idle(&mut self, rule: &R, place: u64) -> bool {
         let ask = self.list.get(&place).map(|seat| seat.ask.clone());
         ask.is_some_and(|ask| self.file(rule, place, &ask, (Nanos::MAX, Nanos::ZERO)))
     }
@@ -421,8 +421,8 @@ impl<R: Rule> Seats<R> {
         let (was_here, is_here) = (seat.here, at <= due.saturating_add(CLOCK_SKEW));
         seat.here = is_here;
         if moved {
-            self.rings.remove(&(old_at, place));
-            self.rings.insert((at, place));
+            self.wakeups.remove(&(old_at, place));
+            self.wakeups.insert((at, place));
         }
         if was_here && !(is_here && *ask == old_ask) {
             self.leave(rule, place, &old_ask);
@@ -447,25 +447,25 @@ impl<R: Rule> Seats<R> {
     }
 
     /// Gives up a seat. Returns whether the seat was there.
-    pub(crate) fn rise(&mut self, rule: &R, place: u64) -> bool {
+    pub(crate) fn give_up(&mut self, rule: &R, place: u64) -> bool {
         let Some(Seat { ask, here, .. }) = self.list.get(&place) else { return false };
         if *here {
             let ask = ask.clone();
             self.leave(rule, place, &ask);
         }
         let Some(seat) = self.remove(place) else { return false };
-        self.rings.remove(&(seat.at, place));
+        self.wakeups.remove(&(seat.at, place));
         self.away.remove(&(seat.at, place));
         true
     }
 
     /// Notifies the composites of the seats whose time has come. Also notifies the composite of the
     /// first seat that is here, if the seat is due earlier than recorded or will never be due.
-    pub(crate) fn ring(&mut self, schedule: &Schedule<'_, R>, now: Nanos, deferred: &mut Deferred) {
+    pub(crate) fn notify_due(&mut self, schedule: &Schedule<'_, R>, now: Nanos, deferred: &mut Deferred) {
         let mut due = Vec::new();
-        while let Some(ring) = self.rings.first().copied().filter(|(at, _)| *at <= now) {
-            self.rings.remove(&ring);
-            due.push(ring.1);
+        while let Some(wakeup) = self.wakeups.first().copied().filter(|(at, _)| *at <= now) {
+            self.wakeups.remove(&wakeup);
+            due.push(wakeup.1);
         }
         // The composites are notified in the order of the positions of their seats, so that each
         // one finds a time behind the seats before its own, instead of an equal time.

@@ -16,7 +16,7 @@ const SLICE: usize = 1024;
 /// What became of the head of the queue.
 enum Head {
     /// The head has its result, or must be served again.
-    GoesOn,
+    Continue,
     /// No waiter is served before this time.
     WaitsUntil(Nanos),
 }
@@ -55,14 +55,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         if !self.seats.is_empty() {
             let schedule = Schedule { rule: visit.rule, settings: &self.settings };
-            self.seats.ring(&schedule, now, visit.deferred);
+            self.seats.notify_due(&schedule, now, visit.deferred);
         }
         // Only the rule of a composite uses the first request, because that request must wait for
         // the members.
         let first = self.entries.get(self.head as usize).zip(due);
         let first = first.map(|(first, due)| (&first.ask, first.priority, due));
-        let look_at = visit.rule.wait_first(now, first, visit.deferred);
-        due.map(|due| due.min(look_at))
+        let check_at = visit.rule.note_head(now, first, visit.deferred);
+        due.map(|due| due.min(check_at))
     }
 
     /// In shadow mode no request waits: the waiters in the queue pass without a permit, a [`SLICE`]
@@ -108,7 +108,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let first = self.entries.get(key as usize)?;
         let (ask, none) = (first.ask.clone(), R::Ahead::default());
         let &Entry { place, woken_by, since, deadline, priority, .. } = first;
-        let unattended = matches!(woken_by, WokenBy::Nobody);
+        let unattended = matches!(woken_by, WokenBy::Nothing);
         let begins = since.max(self.charged).max(self.settings.opens_for(now));
         // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
         // window policy returns the time it is asked for as the due time if that due time has
@@ -143,13 +143,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 if let Some(more) = more {
                     self.entries[key as usize].ask = more;
                 }
-                Head::GoesOn
+                Head::Continue
             }
             // A request without the lock that overlapped with the joining has just taken some of
             // the permits. The waiter takes at least the number that it asks for.
             Err(_) if more.is_some() => {
                 self.entries[key as usize].most = 0;
-                Head::GoesOn
+                Head::Continue
             }
             // A request without the lock that overlapped with the joining has just taken the
             // permit. If the policy still says that the waiter is due but refuses it, another
@@ -157,7 +157,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // but later, so that it does not spin.
             Err(Refusal::Limited { .. }) => match self.due(rule, now, place, &none, &ask) <= due {
                 true => Head::WaitsUntil(due.max(now.saturating_add(Nanos::new(1)))),
-                false => Head::GoesOn,
+                false => Head::Continue,
             },
             // No due time is known. When a permit in use is given back, this queue is rechecked.
             // Until then waiters leave only at their deadlines.
@@ -165,7 +165,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 let next = self.expire(visit, refusal);
                 match self.entries.contains(self.head as usize) && self.head == key {
                     true => Head::WaitsUntil(next),
-                    false => Head::GoesOn,
+                    false => Head::Continue,
                 }
             }
             Err(refusal) => self.answer_head(visit, State::Refused(refusal)),
@@ -174,7 +174,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     fn answer_head(&mut self, visit: &mut Visit<'_, R>, state: State<R::Charge>) -> Head {
         self.answer(visit, self.head, state);
-        Head::GoesOn
+        Head::Continue
     }
 
     /// Returns the permits for a head that takes as many as are available and is due at `due`: more
@@ -206,7 +206,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let late = match woken_by {
             // A reservation that is not awaited has no timer that could be late: it is charged as
             // of its time, however long ago.
-            WokenBy::Nobody => u64::MAX,
+            WokenBy::Nothing => u64::MAX,
             // A window policy is charged as of now.
             _ if !visit.rule.catches_up() => 0,
             WokenBy::Task { .. } | WokenBy::Lost { .. } | WokenBy::Thread { .. } => {

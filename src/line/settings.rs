@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::line::pause::{Pace, Pausing};
+use crate::line::pause::{Pace, PauseState};
 use crate::request::QueueBounds;
 use crate::time::Nanos;
 
@@ -14,7 +14,7 @@ pub(crate) struct Settings {
     /// Whether the limiter is closed: no request is granted, and none waits.
     pub(crate) closed: bool,
     /// The pause, until a lock holder has ended it: see `line/pause.rs`.
-    pub(crate) pause: Option<Pausing>,
+    pub(crate) pause: Option<PauseState>,
     /// After a pause, one pace for each window part of the policy.
     pub(crate) paces: Vec<Pace>,
     /// The ends of the pauses of composites, each of which leaves the limiter empty, and the number

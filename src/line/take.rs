@@ -7,7 +7,7 @@ use crate::error::Refusal;
 use crate::line::Line;
 use crate::line::grants::Undoable;
 use crate::line::place::end_of;
-use crate::line::rule::{LeftByLine, Rule};
+use crate::line::rule::{Rule, TakeLimit};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::limited;
 use crate::time::Nanos;
@@ -84,13 +84,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// The permits that all other requests in the queue wait for are left to them, whether or not
     /// they are due. The permits that composites wait for in their seats depend on their other
     /// members. So while composites hold other seats, a request takes the minimum that it asks for.
-    pub(crate) fn leaves(&self, rule: &R, at: Nanos, priority: i8, own: u64, seats: usize) -> LeftByLine {
+    pub(crate) fn leaves(&self, rule: &R, at: Nanos, priority: i8, own: u64, seats: usize) -> TakeLimit {
         if self.is_paused() || self.seats.len() > seats {
-            return LeftByLine { most: 0, kept: 0 };
+            return TakeLimit { most: 0, kept: 0 };
         }
         let waiting = u64::try_from(self.permits.saturating_sub(own.into())).unwrap_or(u64::MAX);
         let kept = waiting.saturating_add(self.settings.kept_from(priority).into());
-        LeftByLine { most: self.restraint(rule, at), kept }
+        TakeLimit { most: self.restraint(rule, at), kept }
     }
 
     /// Takes permits for a request that no waiter goes before: as many as are available, at most
@@ -132,7 +132,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let at = visit.made_at(due);
         let at = if at < now { due().max(at).min(now) } else { now };
         let charge = self.charge(visit, at, ask)?;
-        self.moved_back(visit, priority);
+        self.refuse_moved_back(visit, priority);
         Ok(charge)
     }
 
@@ -149,7 +149,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             Err(refusal) if refusal.may_retry() && at < now => (now, self.charge_at(visit, now, ask)?),
             answer => (at, answer?),
         };
-        visit.lateness.used(now, at);
+        visit.lateness.note_use(now, at);
         Ok(charge)
     }
 

@@ -20,7 +20,7 @@
 //!
 //! | term | meaning |
 //! |---|---|
-//! | observation (`Look`) | the room found at one moment, and the level left |
+//! | observation (`Observation`) | the room found at one moment, and the level left |
 //! | mark | the least room from one observation to another, and the grants made since the previous mark that may still be undone |
 //! | gap of a mark | its room minus the room of the previous mark. Rooms rise from mark to mark, because a mark with at least as much room as a later one is left out |
 //! | recent | the number of grants made since the last mark |
@@ -101,8 +101,8 @@ struct PartLog {
     /// The unit of levels; see [`Policy::level_unit`](crate::Policy::level_unit).
     unit: (u64, u64),
     /// The last observations, for grants that were made without the lock.
-    looks: VecDeque<Look>,
-    /// The number of the last observation that is no longer in `looks`.
+    observations: VecDeque<Observation>,
+    /// The number of the last observation that is no longer in `observations`.
     forgotten: u64,
 }
 
@@ -145,7 +145,7 @@ struct Mark {
 }
 
 #[derive(Debug)]
-struct Look {
+struct Observation {
     number: u64,
     /// The least room up to this observation, minus what was undone since.
     room: u64,
@@ -189,8 +189,8 @@ impl UndoLog {
     }
 
     /// Makes a grant final.
-    pub(crate) fn release(&mut self, GrantId(id): GrantId) {
-        self.parts.iter_mut().for_each(|part| part.release(id));
+    pub(crate) fn make_final(&mut self, GrantId(id): GrantId) {
+        self.parts.iter_mut().for_each(|part| part.make_final(id));
     }
 
     /// Undoes a grant through `put_back`. For each part, `put_back` gets the index of the part and
@@ -208,7 +208,7 @@ impl UndoLog {
                     let put_back = |most| put_back(index, most);
                     part.undo((id, touched), (moved, measure.full), &mut self.next, put_back);
                 }
-                None => part.release(id),
+                None => part.make_final(id),
             }
         }
         self.touch();
@@ -235,8 +235,8 @@ impl UndoLog {
     /// level that it left. `full` is the level of a full limiter.
     pub(crate) fn refund(&mut self, full: impl Fn(usize) -> u64, mut refund: impl FnMut(usize) -> u64) {
         for (index, part) in self.parts.iter_mut().enumerate() {
-            let room = part.look(full(index), &mut self.next);
-            part.gave(room, 0, refund(index), &mut self.next);
+            let room = part.begin_observation(full(index), &mut self.next);
+            part.note_given_back(room, 0, refund(index), &mut self.next);
         }
         self.touch();
     }
@@ -274,23 +274,23 @@ impl PartLog {
             base: 0,
             level: 0,
             unit,
-            looks: VecDeque::new(),
+            observations: VecDeque::new(),
             forgotten: 0,
         }
     }
 
     fn track(&mut self, Measure { moved, full }: Measure, next: &mut u64) {
-        let room = self.look(full, next);
+        let room = self.begin_observation(full, next);
         // A grant that took nothing of this part moves no level.
         let (before, after) = moved.unwrap_or((self.level, self.level));
         if self.recent == 0 {
             self.base = before.min(after);
         }
         self.recent += 1;
-        self.leave(room, 0, after, next);
+        self.end_observation(room, 0, after, next);
     }
 
-    fn release(&mut self, id: u64) {
+    fn make_final(&mut self, id: u64) {
         let Some((&number, mark)) = self.marks.range_mut(id..).next() else {
             self.recent = self.recent.saturating_sub(1);
             return;
@@ -323,7 +323,7 @@ impl PartLog {
         put_back: impl FnOnce(u64) -> u64,
     ) {
         let (price, alone) = (after.saturating_sub(before), !touched && self.level == after);
-        let room = self.look(full, next);
+        let room = self.begin_observation(full, next);
         let back = if let Some((&number, _)) = self.marks.range(id..).next() {
             self.take(number, price)
         } else {
@@ -332,9 +332,9 @@ impl PartLog {
             self.level -= back;
             back
         };
-        self.lower_looks(id, back);
-        self.release(id);
-        self.gave(room, back, put_back(if alone { u64::MAX } else { back }), next);
+        self.lower_observations(id, back);
+        self.make_final(id);
+        self.note_given_back(room, back, put_back(if alone { u64::MAX } else { back }), next);
     }
 
     fn undo_since(
@@ -344,55 +344,57 @@ impl PartLog {
         next: &mut u64,
         put_back: impl FnOnce(u64) -> u64,
     ) {
-        let room = self.look(full, next);
+        let room = self.begin_observation(full, next);
         let (mut least, mut seen) = (if since > self.forgotten { after } else { 0 }, u64::MAX);
-        for look in self.looks.iter().filter(|look| look.number >= since) {
-            least = least.saturating_sub(look.back).min(look.level);
-            seen = seen.min(look.room);
+        for observation in self.observations.iter().filter(|observation| observation.number >= since) {
+            least = least.saturating_sub(observation.back).min(observation.level);
+            seen = seen.min(observation.room);
         }
         let back = after.saturating_sub(before).min(least.saturating_sub(full));
         if let Some((&number, _)) = self.marks.range(since..).next() {
             let taken = self.take(number, back);
             self.take_after(number, back - taken);
         }
-        self.lower_looks(since, back);
+        self.lower_observations(since, back);
         if seen < u64::MAX {
             // Observations that wrote no mark would have written one if they had found `back` less
             // room.
             self.mark(room.min(seen).saturating_sub(back), next);
         }
-        self.gave(room, back, put_back(if touched { back } else { u64::MAX }), next);
+        self.note_given_back(room, back, put_back(if touched { back } else { u64::MAX }), next);
     }
 
     /// Records that `back` of a grant was given back, or that permits were refunded: then `back` is
     /// zero. That left the state at `level`.
-    fn gave(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
+    fn note_given_back(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
         // The base is below the new level by the permits that recent grants took.
         self.base = self.base.min(level.saturating_sub(self.level.saturating_sub(self.base)));
-        self.leave(room, back, level, next);
+        self.end_observation(room, back, level, next);
     }
 
     /// Ends an observation that found `room`.
-    fn leave(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
+    fn end_observation(&mut self, room: u64, back: u64, level: u64, next: &mut u64) {
         self.level = level;
-        if self.looks.len() == KEPT
-            && let Some(oldest) = self.looks.pop_front()
+        if self.observations.len() == KEPT
+            && let Some(oldest) = self.observations.pop_front()
         {
             self.forgotten = oldest.number;
         }
-        self.looks.push_back(Look { number: *next, room, back, level });
+        self.observations.push_back(Observation { number: *next, room, back, level });
         *next += 1;
     }
 
-    fn lower_looks(&mut self, since: u64, back: u64) {
-        for look in self.looks.iter_mut().rev().take_while(|look| look.number >= since) {
-            look.room = look.room.saturating_sub(back);
+    fn lower_observations(&mut self, since: u64, back: u64) {
+        for observation in
+            self.observations.iter_mut().rev().take_while(|observation| observation.number >= since)
+        {
+            observation.room = observation.room.saturating_sub(back);
         }
     }
 
     /// Begins an observation. Returns the least room since the last one. Writes a mark unless the
     /// base is high enough.
-    fn look(&mut self, full: u64, next: &mut u64) -> u64 {
+    fn begin_observation(&mut self, full: u64, next: &mut u64) -> u64 {
         let room = self.level.saturating_sub(full);
         if self.base < full.saturating_add(self.top) {
             self.mark(room, next);
@@ -409,7 +411,7 @@ impl PartLog {
         last.convert(unit);
         (self.top, self.unit) = (last.gap, unit);
         (self.level, self.base) = (level, level);
-        self.looks.clear();
+        self.observations.clear();
         self.forgotten = *next;
     }
 
@@ -495,7 +497,7 @@ mod tests {
         place: usize,
         with: u64,
         moved: Moved,
-        told: bool,
+        tracked: bool,
     }
 
     /// Returns the level after a history of costs. A refund is a negative cost.
@@ -529,10 +531,10 @@ mod tests {
                         let before = level.max(full);
                         level = before + number;
                         history.push((now, i64::try_from(number)?));
-                        let (place, moved, told) = (history.len() - 1, (before, level), act == 2);
-                        let with = if told { room.track(|_| Measure { moved: Some(moved), full }).0 } else { since };
+                        let (place, moved, tracked) = (history.len() - 1, (before, level), act == 2);
+                        let with = if tracked { room.track(|_| Measure { moved: Some(moved), full }).0 } else { since };
                         if act < 4 {
-                            grants.push(Grant { place, with, moved, told });
+                            grants.push(Grant { place, with, moved, tracked });
                         }
                     }
                     5 => {
@@ -542,9 +544,9 @@ mod tests {
                     }
                     _ if grants.is_empty() => {}
                     _ => {
-                        let Grant { place, with, moved, told } = grants.swap_remove(index % grants.len());
-                        if number == 0 && told {
-                            room.release(GrantId(with));
+                        let Grant { place, with, moved, tracked } = grants.swap_remove(index % grants.len());
+                        if number == 0 && tracked {
+                            room.make_final(GrantId(with));
                         } else {
                             let put_back = |_, most: u64| {
                                 level -= most.min(moved.1 - moved.0).min(match most {
@@ -554,7 +556,7 @@ mod tests {
                                 level
                             };
                             let measures = PerPart::new(1, |_| Measure { moved: Some(moved), full });
-                            match told {
+                            match tracked {
                                 true => room.undo(GrantId(with), &measures, put_back),
                                 false => room.undo_since(with, &measures, put_back),
                             }

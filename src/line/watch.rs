@@ -3,7 +3,7 @@
 use crate::clock::Timer;
 use crate::line::alarms::{AlarmCheck, Arming, LostAlarm, PutBack, SLACK};
 use crate::line::deferred::Deferred;
-use crate::line::priorities::NONE;
+use crate::line::priorities::NO_ENTRY;
 use crate::line::rule::Rule;
 use crate::line::{Entry, Line, State, WokenBy};
 use crate::time::Nanos;
@@ -15,7 +15,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         loop {
             let first = match self.entries.get(self.head as usize)?.woken_by {
                 WokenBy::Task { alarm, .. } => Some(alarm as usize),
-                WokenBy::Thread { .. } | WokenBy::Lost { .. } | WokenBy::Nobody => None,
+                WokenBy::Thread { .. } | WokenBy::Lost { .. } | WokenBy::Nothing => None,
             };
             match self.alarms.check(first, due, clock) {
                 AlarmCheck::Arming(arming) => return Some(arming),
@@ -23,7 +23,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 AlarmCheck::Nothing => break,
             }
         }
-        self.tell_thread(due, deferred);
+        self.wake_thread(due, deferred);
         None
     }
 
@@ -58,24 +58,24 @@ impl<R: Rule, C: Timer> Line<R, C> {
     ///
     /// The waker of a blocked thread is this crate's own and unparks the thread, so it may be
     /// cloned under the lock. A thread that has just joined unparks itself, and checks once more.
-    fn tell_thread(&mut self, due: Nanos, deferred: &mut Deferred) {
+    fn wake_thread(&mut self, due: Nanos, deferred: &mut Deferred) {
         let first = self.priorities.first_thread();
         let own = first == self.head || self.alarms.is_empty();
         let at = if own { due } else { due.saturating_add(SLACK) };
         if let Some(Entry {
-            woken_by: WokenBy::Thread { looks_at }, state: State::Waiting(Some(waker)), ..
+            woken_by: WokenBy::Thread { checks_at }, state: State::Waiting(Some(waker)), ..
         }) = self.entries.get_mut(first as usize)
-            && *looks_at > at
+            && *checks_at > at
         {
-            *looks_at = at;
+            *checks_at = at;
             deferred.wake.push(waker.clone());
         }
     }
 
     /// Returns the time until which the blocked thread of an entry must park.
-    pub(crate) fn looks_at(&self, key: u32) -> Nanos {
+    pub(crate) fn checks_at(&self, key: u32) -> Nanos {
         match &self.entries[key as usize] {
-            Entry { state: State::Waiting(_), woken_by: WokenBy::Thread { looks_at }, .. } => *looks_at,
+            Entry { state: State::Waiting(_), woken_by: WokenBy::Thread { checks_at }, .. } => *checks_at,
             // The entry relies on an alarm.
             Entry { state: State::Waiting(_), .. } => Nanos::MAX,
             // The entry has its result, so the thread must not park. It cannot rely on its unpark
@@ -118,7 +118,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             }
             key = entry.next;
         }
-        NONE
+        NO_ENTRY
     }
 
     pub(crate) fn leave_alarm(&mut self, woken_by: WokenBy<C::RuntimeId>, deferred: &mut Deferred) {

@@ -39,7 +39,7 @@
 //!
 //! A request is due when the later of the two policies has its permits. Behind others the sum of
 //! their permits does not determine it: while requests wait for one policy, permits of the other
-//! policy overflow. So each request ahead is foreseen, by both policies.
+//! policy overflow. So each request ahead is predicted, by both policies.
 //!
 //! Behind a crowd whose sums alone are known, a bound follows. At each moment the first request in
 //! the queue waits for one of the two policies. While it waits for one of them, no permit of that
@@ -66,7 +66,7 @@ use crate::error::{PolicyError, Refusal};
 use crate::policy::part::take_all;
 use crate::policy::{Change, Crowd, Forecast, Part, Policy, PolicyStatus};
 use crate::rate::Rate;
-use crate::sync::LOOKS;
+use crate::sync::MAX_RETRIES;
 use crate::time::Nanos;
 
 /// Two policies at once: a request is granted when both grant it, and takes its permits from both.
@@ -196,7 +196,7 @@ fn stricter(first: PolicyStatus, second: PolicyStatus) -> PolicyStatus {
 fn due_in_both(
     parts: &mut [Forecast; 2],
     at: Nanos,
-    mut foresee: impl FnMut(usize, &mut Forecast) -> Nanos,
+    mut predict: impl FnMut(usize, &mut Forecast) -> Nanos,
 ) -> Nanos {
     let marks = parts.each_ref().map(Forecast::mark);
     let mut at = at;
@@ -205,13 +205,13 @@ fn due_in_both(
         let mut due = [at; 2];
         for (index, part) in parts.iter_mut().enumerate() {
             part.at = part.at.max(at);
-            due[index] = foresee(index, part);
+            due[index] = predict(index, part);
         }
         let later = due[0].max(due[1]);
         if due[0] == due[1] && later < Nanos::MAX {
             return later;
         }
-        parts.iter_mut().zip(&marks).for_each(|(part, mark)| part.go_back(mark));
+        parts.iter_mut().zip(&marks).for_each(|(part, mark)| part.rewind(mark));
         at = later;
         if at == Nanos::MAX {
             break;
@@ -223,7 +223,7 @@ fn due_in_both(
 /// The number of times that the two policies are asked for a time that suits both.
 const ROUNDS: usize = 4;
 
-/// The first of the [`Forecast::numbers`] when a crowd is among the foreseen requests. Then times
+/// The first of the [`Forecast::numbers`] when a crowd is among the predicted requests. Then times
 /// are sums of two waits and of the third number, counted from the time in the second number.
 const CROWD: u64 = 1;
 
@@ -305,19 +305,19 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         Forecast::of_parts(at, parts)
     }
 
-    fn foresee(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
         let (at, [mode, crowd_at, more]) = (forecast.at, forecast.numbers);
         let Ok(parts) = <&mut [Forecast; 2]>::try_from(&mut *forecast.parts) else { return Nanos::MAX };
-        let foresee = |index, part: &mut Forecast| match index {
-            0 => self.first.foresee(&state.first, part, n),
-            _ => self.second.foresee(&state.second, part, n),
+        let predict = |index, part: &mut Forecast| match index {
+            0 => self.first.predict(&state.first, part, n),
+            _ => self.second.predict(&state.second, part, n),
         };
         let due = if mode == CROWD {
-            let due = [0, 1].map(|index| foresee(index, &mut parts[index]).as_u64());
+            let due = [0, 1].map(|index| predict(index, &mut parts[index]).as_u64());
             let waits = due.iter().map(|due| due.saturating_sub(crowd_at)).fold(more, u64::saturating_add);
             Nanos::new(crowd_at.saturating_add(waits)).max(at)
         } else {
-            due_in_both(parts, at, foresee)
+            due_in_both(parts, at, predict)
         };
         if due < Nanos::MAX {
             forecast.at = due;
@@ -325,7 +325,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         due
     }
 
-    fn foresee_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
+    fn predict_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
         if crowd.requests > 0 && forecast.numbers[0] != CROWD {
             let periods = [self.first.rate(), self.second.rate()].map(Rate::whole_period);
             let periods = periods[0].saturating_add(periods[1]);
@@ -334,8 +334,8 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         let [first, second] = &mut *forecast.parts else { return };
         // Many small costs, rounded up, are no less than the cost of all.
         let weighing = |one: u64| Crowd { weight: one.saturating_mul(crowd.weight), ..*crowd };
-        self.first.foresee_many(&state.first, first, &weighing(self.first.weight(1)));
-        self.second.foresee_many(&state.second, second, &weighing(self.second.weight(1)));
+        self.first.predict_many(&state.first, first, &weighing(self.first.weight(1)));
+        self.second.predict_many(&state.second, second, &weighing(self.second.weight(1)));
     }
 
     /// Undoes the grant in both. `most` is for each part, so a caller that undoes more than its
@@ -375,7 +375,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         first.or(second).map(|_| u64::MAX)
     }
 
-    /// A policy that counts in real time is foreseen as of `to`.
+    /// A policy that counts in real time is predicted as of `to`.
     fn forecast_pause(
         &self,
         state: &Self::State,
@@ -424,7 +424,7 @@ impl<P: Policy, Q: Policy> Policy for Both<P, Q> {
         let mut taken = 0_u64;
         // The second check is nearly always the last one: it finds what the first check left. The
         // loop is bounded, because permits may return as fast as they are taken.
-        for _ in 0..=LOOKS {
+        for _ in 0..=MAX_RETRIES {
             let first = self.first.status(&state.first, at);
             let second = self.second.status(&state.second, at);
             if stricter(first, second).beyond(permits) == 0 {

@@ -1,9 +1,9 @@
-//! A forecast: the next grants, foreseen request by request.
+//! A forecast: the next grants, predicted request by request.
 
 use crate::time::{CLOCK_SKEW, Nanos};
 
-/// The requests that are served first, as a policy foresees them: the data that
-/// [`Policy::foresee`](super::Policy::foresee) keeps from one request to the next.
+/// The requests that are served first, as a policy predicts them: the data that
+/// [`Policy::predict`](super::Policy::predict) keeps from one request to the next.
 ///
 /// [`Policy::forecast`](super::Policy::forecast) creates it. Only the policy that created it reads
 /// it, together with the state for which it was created. The policy chooses the meaning of each
@@ -13,25 +13,25 @@ use crate::time::{CLOCK_SKEW, Nanos};
 pub struct Forecast {
     /// The time at which the forecast begins. Nothing is granted earlier. It does not change.
     pub from: Nanos,
-    /// The time of the last grant that was foreseen, or `from`.
+    /// The time of the last grant that was predicted, or `from`.
     pub at: Nanos,
-    /// The summed weight of all requests that were foreseen.
+    /// The summed weight of all requests that were predicted.
     pub ahead: u64,
-    /// A copy of the state, changed by the grants that were foreseen.
+    /// A copy of the state, changed by the grants that were predicted.
     pub numbers: [u64; 3],
-    /// The permits of all requests that were foreseen, if the limiter spaces them after a pause.
+    /// The permits of all requests that were predicted, if the limiter spaces them after a pause.
     pub(crate) paced: u64,
     /// The times at which permits return, and how many, earliest first.
-    back: Vec<(u64, u64)>,
+    expiries: Vec<(u64, u64)>,
     /// How many of these entries returned before `at`.
-    passed: usize,
+    expired: usize,
     /// The forecasts of the two policies of a [`Both`](super::Both), or of the members of an
     /// [`AllOf`](crate::AllOf).
     pub(crate) parts: Vec<Forecast>,
 }
 
 impl Forecast {
-    /// Creates a forecast that begins at a time and has foreseen nothing.
+    /// Creates a forecast that begins at a time and has predicted nothing.
     #[must_use]
     pub fn new(from: Nanos) -> Forecast {
         Forecast { from, at: from, ..Forecast::default() }
@@ -50,66 +50,66 @@ impl Forecast {
     /// Records that `permits` permits return at a time that is not earlier than any time recorded
     /// before, in a unit of the policy's choice.
     pub fn add_expiry(&mut self, at: u64, permits: u64) {
-        match self.back[self.passed..].last_mut() {
+        match self.expiries[self.expired..].last_mut() {
             Some((last, more)) if *last >= at => *more = more.saturating_add(permits),
-            _ => self.back.push((at, permits)),
+            _ => self.expiries.push((at, permits)),
         }
     }
 
     /// Returns the time at which permits return next, and how many.
     #[must_use]
     pub fn next_expiry(&self) -> Option<(u64, u64)> {
-        self.back.get(self.passed).copied()
+        self.expiries.get(self.expired).copied()
     }
 
     /// Removes the permits that return next, because they have returned.
     pub fn pop_expiry(&mut self) {
-        self.passed = (self.passed + 1).min(self.back.len());
+        self.expired = (self.expired + 1).min(self.expiries.len());
     }
 
-    /// Returns whether two forecasts that have foreseen nothing found equal states.
-    pub(crate) fn finds_the_same(&self, other: &Forecast) -> bool {
+    /// Returns whether two forecasts that have predicted nothing found equal states.
+    pub(crate) fn has_equal_state(&self, other: &Forecast) -> bool {
         // How far the clock of a part is ahead. The clocks are read one after the other.
         let ahead = |of: &Forecast, part: &Forecast| part.from.as_u64().wrapping_sub(of.from.as_u64());
         let are_the_same = |(part, others): (&Forecast, &Forecast)| {
             let skew = ahead(self, part).wrapping_sub(ahead(other, others));
-            skew.min(skew.wrapping_neg()) <= CLOCK_SKEW.as_u64() && part.finds_the_same(others)
+            skew.min(skew.wrapping_neg()) <= CLOCK_SKEW.as_u64() && part.has_equal_state(others)
         };
         self.parts.len() == other.parts.len()
             && self.parts.iter().zip(&other.parts).all(are_the_same)
             && self.numbers == other.numbers
-            && self.back == other.back
+            && self.expiries == other.expiries
     }
 
     /// Forgets the permits that have returned.
-    pub(crate) fn tidy(&mut self) {
-        if self.passed > self.back.len() / 2 {
-            self.back.drain(..self.passed);
-            self.passed = 0;
+    pub(crate) fn drop_expired(&mut self) {
+        if self.expired > self.expiries.len() / 2 {
+            self.expiries.drain(..self.expired);
+            self.expired = 0;
         }
-        self.parts.iter_mut().for_each(Forecast::tidy);
+        self.parts.iter_mut().for_each(Forecast::drop_expired);
     }
 
     /// Returns a mark of the present position, so that the forecast can [go
-    /// back](Forecast::go_back) later.
+    /// back](Forecast::rewind) later.
     pub(crate) fn mark(&self) -> Mark {
-        let &Forecast { from, at, ahead, numbers, paced, ref back, passed, ref parts } = self;
+        let &Forecast { from, at, ahead, numbers, paced, ref expiries, expired, ref parts } = self;
         let parts = parts.iter().map(Forecast::mark).collect();
-        let (at, last) = ((from, at, ahead, numbers), back.last().copied());
-        Mark { at, paced, passed, len: back.len(), last, parts }
+        let (at, last) = ((from, at, ahead, numbers), expiries.last().copied());
+        Mark { at, paced, expired, len: expiries.len(), last, parts }
     }
 
-    /// Forgets what was foreseen since a mark was created.
-    pub(crate) fn go_back(&mut self, mark: &Mark) {
+    /// Forgets what was predicted since a mark was created.
+    pub(crate) fn rewind(&mut self, mark: &Mark) {
         (self.from, self.at, self.ahead, self.numbers) = mark.at;
-        self.passed = mark.passed;
+        self.expired = mark.expired;
         self.paced = mark.paced;
-        self.back.truncate(mark.len);
+        self.expiries.truncate(mark.len);
         // The entry may have grown since the mark.
-        if let (Some(last), Some(was)) = (self.back.last_mut(), mark.last) {
+        if let (Some(last), Some(was)) = (self.expiries.last_mut(), mark.last) {
             *last = was;
         }
-        self.parts.iter_mut().zip(&mark.parts).for_each(|(part, mark)| part.go_back(mark));
+        self.parts.iter_mut().zip(&mark.parts).for_each(|(part, mark)| part.rewind(mark));
     }
 }
 
@@ -118,7 +118,7 @@ impl Forecast {
 pub(crate) struct Mark {
     at: (Nanos, Nanos, u64, [u64; 3]),
     paced: u64,
-    passed: usize,
+    expired: usize,
     len: usize,
     last: Option<(u64, u64)>,
     parts: Vec<Mark>,

@@ -144,7 +144,7 @@ pub trait Policy: Debug + Send + Sync + 'static {
     /// [`one_by_one`](Policy::one_by_one) reports that their sum does not determine it.
     fn ready_at(&self, state: &Self::State, at: Nanos, ahead: u64, n: u32) -> Nanos;
 
-    /// Returns how many requests, from the front of the queue, must be [foreseen](Policy::foresee)
+    /// Returns how many requests, from the front of the queue, must be [predicted](Policy::predict)
     /// one by one before the sum of all others determines when the next request is due. None of
     /// them asks for more than `largest` permits.
     ///
@@ -164,11 +164,11 @@ pub trait Policy: Debug + Send + Sync + 'static {
     }
 
     /// Returns when a request of `n` permits is due behind all requests that `forecast` has
-    /// foreseen, and not before [`forecast.at`](Forecast::at). From then on the request is among
-    /// the foreseen requests, unless it is never due, which [`Nanos::MAX`] means.
+    /// predicted, and not before [`forecast.at`](Forecast::at). From then on the request is among
+    /// the predicted requests, unless it is never due, which [`Nanos::MAX`] means.
     ///
     /// The default adds up weights.
-    fn foresee(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, state: &Self::State, forecast: &mut Forecast, n: u32) -> Nanos {
         let due = self.ready_at(state, forecast.from, forecast.ahead, n).max(forecast.at);
         if due < Nanos::MAX {
             forecast.at = due;
@@ -177,11 +177,11 @@ pub trait Policy: Debug + Send + Sync + 'static {
         due
     }
 
-    /// Foresees many requests at once. Times that the forecast returns afterwards may be too late,
+    /// Predicts many requests at once. Times that the forecast returns afterwards may be too late,
     /// but never too early.
     ///
     /// The default adds up weights.
-    fn foresee_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
+    fn predict_many(&self, state: &Self::State, forecast: &mut Forecast, crowd: &Crowd) {
         let _ = state;
         forecast.ahead = forecast.ahead.saturating_add(crowd.weight);
     }

@@ -4,7 +4,7 @@ use crate::error::Refusal;
 use crate::policy::interval::Interval;
 use crate::policy::{Policy, PolicyStatus, limited, ticks};
 use crate::rate::Rate;
-use crate::sync::LOOKS;
+use crate::sync::MAX_RETRIES;
 use crate::time::Nanos;
 
 /// One part of a policy, with its state and what one grant took of it.
@@ -59,14 +59,14 @@ pub trait Part {
 impl dyn Part + '_ {
     /// Returns the time at which `permits` permits have accrued since `from`, one interval apart,
     /// but no more than the limit.
-    pub(crate) fn come_in(&self, from: Nanos, permits: u64) -> Nanos {
+    pub(crate) fn accrued_at(&self, from: Nanos, permits: u64) -> Nanos {
         let permits = u32::try_from(permits.min(self.status(from).limit)).unwrap_or(u32::MAX);
         let price = Interval::new(self.rate()).price(permits);
         ticks::to_nanos(ticks::from_nanos(from).saturating_add(price))
     }
 
     /// Returns how many permits have accrued between two times, one interval apart.
-    pub(crate) fn came_in(&self, from: Nanos, to: Nanos) -> u64 {
+    pub(crate) fn accrued_between(&self, from: Nanos, to: Nanos) -> u64 {
         let span = ticks::from_nanos(to).saturating_sub(ticks::from_nanos(from));
         Interval::new(self.rate()).permits_in(span)
     }
@@ -147,7 +147,7 @@ pub(crate) fn take_all<P: Policy, B>(
 ) -> Result<P::Charge, Refusal> {
     policy.check(n)?;
     // Bounded: a policy may contradict itself.
-    for _ in 0..=LOOKS {
+    for _ in 0..=MAX_RETRIES {
         let due = policy.ready_at(state, at, 0, n);
         if due > at {
             return Err(limited(due, at));

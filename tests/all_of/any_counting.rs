@@ -158,7 +158,7 @@ impl Events for Log {
 }
 
 #[test]
-fn the_observer_of_the_limit_is_told_of_each_call_once() -> Result<(), AllRefusal> {
+fn the_observer_of_the_limit_is_notified_of_each_call_once() -> Result<(), AllRefusal> {
     let (any, calls) = limited(3);
     let log = Arc::new(Log::default());
     // After the handle was made, through another clone.

@@ -445,7 +445,7 @@ fn a_thread_claims_a_place_of_any_kind() -> Result<(), AllRefusal> {
 }
 
 #[test]
-fn a_thread_is_told_what_its_claim_left() -> Result<(), AllRefusal> {
+fn a_blocking_claim_reports_what_it_left() -> Result<(), AllRefusal> {
     let limiter = AnyLimiter::from(bucket(&ManualClock::new(), 1, 5));
     let mut place = limiter.reserve(AllRequest::from(2).with_left())?;
     place.blocking_claim()?;
@@ -456,7 +456,7 @@ fn a_thread_is_told_what_its_claim_left() -> Result<(), AllRefusal> {
 }
 
 #[test]
-fn a_place_that_passed_without_permits_tells_none() -> Result<(), AllRefusal> {
+fn a_reservation_that_passed_without_permits_reports_none() -> Result<(), AllRefusal> {
     // Bug: the reservations of several limits and of permits in use reported the number that was
     // requested.
     let clock = ManualClock::new();

@@ -29,7 +29,7 @@ fn paused(name: &'static str, retry_after: Duration) -> AllRefusal {
 }
 
 #[test]
-fn the_pause_of_a_member_is_told_where_a_request_waits_for_it() {
+fn the_pause_of_a_member_is_reported_where_a_request_waits_for_it() {
     let (a, b, both, _clock) = two();
     let handle = tidegate::AnyLimiter::new(both.clone());
     assert!(both.try_acquire().is_ok());
@@ -140,7 +140,7 @@ fn the_important_go_first_in_the_line_of_a_member() {
 }
 
 #[test]
-fn no_time_is_told_for_room_in_a_queue_that_waits_for_permits_in_use() -> Result<(), Refusal> {
+fn no_time_is_predicted_for_room_in_a_queue_for_permits_in_use() -> Result<(), Refusal> {
     let (a, _b, _both, clock) = two();
     let calls = CountingLimit::new(1);
     let all = AllOf::new("a", &a).with_counting("calls", &calls);
@@ -595,7 +595,7 @@ fn no_burst_follows_the_pause_of_a_composite() {
 }
 
 #[test]
-fn a_time_that_a_paused_composite_tells_is_true() {
+fn a_time_that_a_paused_composite_predicts_is_exact() {
     for policies in PAIRS {
         for n in [1, 4] {
             let (both, _members, clock) = full_pair(policies);

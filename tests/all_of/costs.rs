@@ -49,16 +49,16 @@ fn a_change_of_times_at_a_member_passes_a_part_of_the_line() {
 }
 
 #[test]
-fn a_change_of_a_member_looks_at_as_many_waiters_beside_any_number_of_composites() {
+fn a_change_of_a_member_visits_a_bounded_number_of_waiters() {
     // Bug: it visited the first 4,096 waiters of each of 64 composites, and read the clock for
     // each.
-    few_looks_at(64, 500);
+    assert_few_visits(64, 500);
     // Bug: it computed 4,096 times under one lock, which took 5 ms.
-    few_looks_at(1, 3000);
+    assert_few_visits(1, 3000);
 }
 
 /// Changes a member while `composites` composites have `waiters` waiters each.
-fn few_looks_at(composites: usize, waiters: usize) {
+fn assert_few_visits(composites: usize, waiters: usize) {
     let clock = Counted::default();
     let bucket = || RateLimiter::with_clock(TokenBucket::new(Rate::per_second(100), 1), clock.clone());
     let (shared, second) = (bucket(), Duration::from_secs(1));

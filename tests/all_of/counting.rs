@@ -536,7 +536,7 @@ fn a_waiter_keeps_no_permit_for_the_wait_of_another_that_left() {
 /// Bug: the search for the reason found that the permit of this call itself had used up the other
 /// limit, and reported that limit.
 #[test]
-fn a_refusal_for_a_permit_that_another_request_took_just_now_tells_its_limit() {
+fn a_refusal_for_a_permit_that_was_just_taken_reports_its_limit() {
     for lost in [0, 1] {
         for readings in 0.. {
             let clock = Hooked::default();

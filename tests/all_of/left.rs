@@ -47,7 +47,7 @@ fn told(answer: &Result<AllPermits, AllRefusal>) -> Option<AllStatus> {
 proptest! {
     /// While no other call comes in between, the reported state is the current state.
     #[test]
-    fn an_answer_tells_the_state_after_it(
+    fn a_result_reports_the_state_after_it(
         policies in prop::collection::vec(prop::sample::select(POLICIES), 2..4),
         calls in prop::collection::vec((0_u32..4, 0_u32..4, any::<bool>(), 0_u64..900), 1..30),
     ) {
@@ -91,7 +91,7 @@ impl Events for Refund {
 }
 
 #[test]
-fn a_refusal_tells_the_state_that_the_request_met() {
+fn a_refusal_reports_the_state_that_the_request_observed() {
     let clock = ManualClock::new();
     let (calls, tokens) = (bucket(&clock, 1, 10), bucket(&clock, 1, 10));
     let api = AllOf::new("calls", &calls).with("tokens", &tokens);
@@ -127,7 +127,7 @@ impl Events for Charge {
 }
 
 #[test]
-fn a_grant_tells_what_it_left_and_not_what_others_left() {
+fn a_grant_reports_what_it_left_and_not_what_others_left() {
     let clock = ManualClock::new();
     let (calls, tokens) = (bucket(&clock, 1, 10), bucket(&clock, 1, 10));
     let api = AllOf::new("calls", &calls).with("tokens", &tokens);
@@ -140,7 +140,7 @@ fn a_grant_tells_what_it_left_and_not_what_others_left() {
 }
 
 #[test]
-fn a_wait_tells_what_its_grant_left() {
+fn a_wait_reports_what_its_grant_left() {
     let clock = ManualClock::new();
     let (calls, tokens) = (bucket(&clock, 1, 2), bucket(&clock, 1, 10));
     let api = AllOf::new("calls", &calls).with("tokens", &tokens);
@@ -173,7 +173,7 @@ fn a_wait_tells_what_its_grant_left() {
 }
 
 #[test]
-fn a_limit_of_permits_in_use_tells_itself_alone() {
+fn a_limit_of_permits_in_use_reports_its_own_state_alone() {
     let calls = AnyLimiter::from(CountingLimit::new(3));
     let request = || AllRequest::from(2).with_left();
     let permits = calls.try_acquire_many(request()).unwrap();
@@ -186,7 +186,7 @@ fn a_limit_of_permits_in_use_tells_itself_alone() {
 
 #[cfg(feature = "keyed")]
 #[test]
-fn a_key_tells_its_own_numbers() {
+fn a_key_reports_its_own_numbers() {
     use tidegate::{KeyedAllOf, KeyedRateLimiter, OfKey};
 
     let clock = ManualClock::new();

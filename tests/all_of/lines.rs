@@ -269,7 +269,7 @@ fn a_composite_that_waits_here_again_stands_where_it_stood() {
 /// By the time its other limiter is due, another request has gone first here. From then on the
 /// composite waits only here.
 #[test]
-fn a_composite_that_waits_here_alone_by_now_is_told_of_a_refund() {
+fn a_composite_that_waits_for_one_member_by_now_is_notified_of_a_refund() {
     let clock = ManualClock::new();
     let all = bucket(&clock, 1, 2);
     let held = [0, 1].map(|_| bucket(&clock, 1000, 1000));
@@ -448,7 +448,7 @@ fn a_change_refuses_plain_requests_that_are_too_late_behind_composites() {
 }
 
 #[test]
-fn a_member_tells_what_a_request_beside_a_seat_would_get() {
+fn a_member_reports_what_a_request_beside_a_reservation_would_get() {
     let clock = ManualClock::new();
     let limiter =
         |burst| RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), burst), clock.clone());

@@ -77,7 +77,7 @@ fn once_closed_it_needs_no_room_for_a_key() {
 }
 
 #[test]
-fn the_pause_of_a_key_and_that_of_a_common_limiter_are_told() {
+fn the_pause_of_a_key_and_that_of_a_common_limiter_are_reported() {
     let (users, all, api, clock) = users_and_all();
     let told = |name: &'static str, retry_after: Duration| {
         let refusal = Refusal::Paused { retry_after: retry_after.into() };
@@ -212,7 +212,7 @@ fn without_room_for_a_key_the_limiter_of_keys_says_so() {
 }
 
 #[test]
-fn each_call_tells_a_refusal_and_the_permits_left() {
+fn each_call_reports_a_refusal_and_the_permits_left() {
     // Bug: only `try_acquire` reported the permits left when the refusal was final or for lack of
     // room, and `reserve` did not notify the observer of a lack of room.
     let clock = ManualClock::new();
@@ -427,7 +427,7 @@ fn a_member_that_is_closed_ends_the_waits_of_all_keys() {
 }
 
 #[test]
-fn the_observer_is_told_once_of_each_call() {
+fn the_observer_is_notified_once_of_each_call() {
     let (users, all, api, clock) = users_and_all();
     let (statistics, of_users) = (Arc::new(Statistics::new()), Arc::new(Statistics::new()));
     let users = users.observed_by(of_users.clone());

@@ -51,7 +51,7 @@ fn a_request_is_due_behind_the_requests_before_it_also_where_it_asks_nothing() {
 }
 
 #[test]
-fn the_pause_of_a_member_is_told_to_a_request_that_waits_behind_others_for_it() {
+fn the_pause_of_a_member_is_reported_to_a_request_behind_others() {
     let (a, _b, both, _clock) = two();
     let _first = waiting_for_all(both.acquire());
     let request = || AllRequest::new().cost("a", 0);
@@ -125,7 +125,7 @@ fn line(
 proptest! {
     /// One member has too few permits.
     #[test]
-    fn told_times_are_true_behind_requests_of_a_member_that_is_not_asked(
+    fn predicted_times_hold_behind_requests_of_a_member_that_is_not_asked(
         policy in some_policy(),
         asked in vec(some_request(1), 1..12),
         leaves in any::<usize>(),
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn no_request_is_told_an_earlier_time_than_the_request_before_it(
+    fn no_request_gets_an_earlier_time_than_the_request_before_it(
         policies in [some_policy(), some_policy(), some_policy()],
         asked in vec((0..3usize).prop_flat_map(some_request), 1..12),
         leaves in any::<usize>(),

@@ -314,7 +314,7 @@ fn a_waker_may_change_all_again() -> Result<(), Refusal> {
 }
 
 #[test]
-fn the_policy_of_a_key_tells_what_a_grant_took() -> Result<(), Box<dyn Error>> {
+fn the_policy_of_a_key_reports_what_a_grant_took() -> Result<(), Box<dyn Error>> {
     let window = FixedWindow::new(Rate::per_second(5));
     let keys: KeyedRateLimiter<u64, _, _> = KeyedRateLimiter::with_clock(window, 10, ManualClock::new());
     let limiter = keys.limiter(&1)?;

@@ -81,7 +81,7 @@ fn a_status_has_the_limit_of_a_key_that_comes_meanwhile() {
 }
 
 #[test]
-fn a_key_gives_what_is_free_and_tells_its_status() -> Result<(), Refusal> {
+fn a_key_grants_what_is_free_and_reports_its_status() -> Result<(), Refusal> {
     let keys = Keys::new(3, 1);
     let told = |key| {
         let status = keys.status(&key);

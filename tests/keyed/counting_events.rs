@@ -70,7 +70,7 @@ fn watched(limit: u32, max_keys: usize) -> (Keys, Arc<Log>) {
 }
 
 #[test]
-fn each_call_is_told_of_once() -> Result<(), Refusal> {
+fn each_call_is_reported_once() -> Result<(), Refusal> {
     let (keys, log) = watched(2, 1);
     let held = (keys.try_acquire(&1)?, keys.try_acquire_up_to(&1, 9)?);
     assert!(keys.try_acquire(&1).is_err() && keys.try_acquire_many(&1, 3).is_err());
@@ -110,7 +110,7 @@ fn each_call_is_told_of_once() -> Result<(), Refusal> {
 }
 
 #[test]
-fn an_observer_can_be_told_the_key() -> Result<(), Refusal> {
+fn an_observer_can_get_the_key() -> Result<(), Refusal> {
     let log = Arc::new(Log::default());
     let keys = Keys::new(1, 2).observed_by_key(log.clone()).with_limits(|key| if *key == 1 { 1 } else { 2 });
     let held = (keys.try_acquire(&1)?, keys.try_acquire_many(&2, 2)?);
@@ -130,7 +130,7 @@ fn an_observer_can_be_told_the_key() -> Result<(), Refusal> {
 }
 
 #[test]
-fn a_limit_of_a_key_tells_both_observers() -> Result<(), Refusal> {
+fn a_limit_of_a_key_notifies_both_observers() -> Result<(), Refusal> {
     let (keys, log) = watched(1, 2);
     let own = Arc::new(Log::default());
     let one = keys.limit(&1)?;
@@ -149,7 +149,7 @@ fn a_limit_of_a_key_tells_both_observers() -> Result<(), Refusal> {
 }
 
 #[test]
-fn a_handle_of_any_kind_tells_the_observer() {
+fn a_handle_of_any_kind_notifies_the_observer() {
     let (keys, log) = watched(1, 1);
     let any = AnyKeyed::from(keys.clone());
     let held = any.try_acquire(1_u64).expect("one");
@@ -177,7 +177,7 @@ fn a_handle_of_any_kind_tells_the_observer() {
 
 /// A composite notifies only its own observer.
 #[test]
-fn a_composite_does_not_tell_the_observer_of_its_member() {
+fn a_composite_does_not_notify_the_observer_of_its_member() {
     let (keys, log) = watched(1, 1);
     let of_all = Arc::new(Statistics::new());
     let rates: KeyedRateLimiter<u64, _> = KeyedRateLimiter::new(Unlimited, 9);

@@ -129,7 +129,7 @@ impl KeyEvents<u64> for KeyLog {
 }
 
 #[test]
-fn an_observer_can_be_told_the_key() -> Result<(), Refusal> {
+fn an_observer_can_get_the_key() -> Result<(), Refusal> {
     let (keys, clock, unused) = watched(2, WhenKeysFull::RefuseNew);
     let log = Arc::new(KeyLog::default());
     let keys = keys.observed_by_key(log.clone());
@@ -170,7 +170,7 @@ fn an_observer_can_be_told_the_key() -> Result<(), Refusal> {
 }
 
 #[test]
-fn want_of_room_is_told_once() -> Result<(), Refusal> {
+fn lack_of_room_is_reported_once() -> Result<(), Refusal> {
     let (keys, _, log) = watched(1, WhenKeysFull::RefuseNew);
     keys.try_acquire(&1)?;
     log.take();
@@ -190,7 +190,7 @@ fn want_of_room_is_told_once() -> Result<(), Refusal> {
 }
 
 #[test]
-fn calls_of_keys_without_room_are_told() -> Result<(), Refusal> {
+fn calls_of_keys_without_room_are_reported() -> Result<(), Refusal> {
     let (keys, _, log) = watched(1, WhenKeysFull::ShareOne);
     for key in [1, 2] {
         keys.try_acquire(&key)?;
@@ -202,7 +202,7 @@ fn calls_of_keys_without_room_are_told() -> Result<(), Refusal> {
 }
 
 #[test]
-fn the_observer_of_one_key_is_told_as_well() -> Result<(), Refusal> {
+fn the_observer_of_one_key_is_notified_as_well() -> Result<(), Refusal> {
     let (keys, _, log) = watched(10, WhenKeysFull::RefuseNew);
     let one = Arc::new(Log::default());
     assert!(keys.limiter(&1)?.observe(one.clone()), "no observer is set yet");
@@ -320,7 +320,7 @@ proptest! {
     /// Compares with a plain limiter for each key, all with one observer. The rate is in whole
     /// nanoseconds, so that forgetting a key makes no difference.
     #[test]
-    fn it_is_told_what_limiters_would_tell(acts in some_acts()) {
+    fn the_observer_is_notified_as_by_a_limiter_for_each_key(acts in some_acts()) {
         let (clock, told, expected) = (ManualClock::new(), Arc::new(Log::default()), Arc::new(Log::default()));
         let policy = TokenBucket::new(Rate::per_second(4), 3);
         let keys = KeyedRateLimiter::with_clock(policy.clone(), 10, clock.clone()).observed_by(told.clone());

@@ -224,7 +224,7 @@ fn a_new_key_finds_the_one_fresh_key_of_a_small_table() {
 /// A large request to a leaky bucket counts the time for which the bucket was idle. Bug: a dropped
 /// limiter of a key lost that time, and its refusals reported the same time again and again.
 #[test]
-fn a_told_time_of_a_large_request_holds_for_a_limiter_that_was_dropped() {
+fn a_predicted_time_of_a_large_request_holds_for_a_dropped_limiter() {
     let clock = ManualClock::new();
     let keys: Keys =
         KeyedRateLimiter::with_clock("leaky_bucket 50/s".parse().expect("a policy"), 10, clock.clone());

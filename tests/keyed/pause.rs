@@ -280,7 +280,7 @@ fn a_composite_of_paused_keys_waits() -> Result<(), tidegate::AllRefusal> {
 }
 
 #[test]
-fn an_observer_of_all_keys_is_told_once() {
+fn an_observer_of_all_keys_is_notified_once() {
     let statistics = Arc::new(Statistics::new());
     let (keys, _) = keys("token_bucket 10/s burst 10");
     let keys = keys.observed_by(statistics.clone());
@@ -318,7 +318,7 @@ fn a_changed_kind_of_plan_starts_anew_in_a_pause() -> Result<(), Refusal> {
 /// Bug: the limiter of a key did not ask its policy, and reported the time of a bucket without
 /// steps.
 #[test]
-fn the_limiter_of_a_key_tells_when_it_is_full_after_a_pause() -> Result<(), Refusal> {
+fn the_limiter_of_a_key_reports_when_it_is_full_after_a_pause() -> Result<(), Refusal> {
     for text in ["token_bucket 10/s burst 10 interval_refill", "smooth_warming_up 10/s warm_up 2s"] {
         let (keys, clock) = keys(text);
         let (key, plain) = (keys.limiter(&1)?, RateLimiter::with_clock(any(text), clock.clone()));

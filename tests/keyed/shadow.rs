@@ -24,7 +24,7 @@ fn users(max_keys: usize) -> (Users, Arc<Statistics>, ManualClock) {
 }
 
 #[test]
-fn known_and_new_keys_pass_and_are_told() -> Result<(), Refusal> {
+fn known_and_new_keys_pass_and_are_reported() -> Result<(), Refusal> {
     let (users, statistics, _clock) = users(10);
     users.try_acquire_many(&1, 2)?;
     assert!(users.try_acquire(&1).is_err() && !users.is_shadow_all());

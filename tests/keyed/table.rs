@@ -234,7 +234,7 @@ fn a_key_that_was_paused_can_be_forgotten() -> Result<(), Refusal> {
 }
 
 #[test]
-fn shared_permits_are_told_and_given_back() -> Result<(), Refusal> {
+fn shared_permits_are_reported_and_given_back() -> Result<(), Refusal> {
     let (keys, _) = one_per_second(1, WhenKeysFull::ShareOne);
     keys.try_acquire(&1)?;
     keys.try_acquire(&2)?;

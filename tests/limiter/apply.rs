@@ -334,7 +334,7 @@ proptest! {
 
     /// Applying a configuration results in its terms, whatever the steps before.
     #[test]
-    fn a_configuration_that_is_applied_is_told(
+    fn a_configuration_that_is_applied_is_reported(
         lines in vec(prop::sample::select(vec![
             "token_bucket 5/s burst 10",
             "token_bucket 8/s burst 3 tolerance 5ms",

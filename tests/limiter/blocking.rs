@@ -81,7 +81,7 @@ fn a_thread_behind_an_unclaimed_reservation_is_served() {
 }
 
 #[test]
-fn a_thread_does_not_wait_longer_than_it_was_told() {
+fn a_thread_does_not_wait_longer_than_it_may() {
     let (limiter, _clock) = one_per_second();
     let refusal = limiter.blocking_acquire_many(Request::permits(1).within(SECOND / 2));
     assert_eq!(refusal, Err(Refusal::Limited { retry_after: (SECOND / 2).into() }));

@@ -186,7 +186,7 @@ proptest! {
     /// Each request in a queue of mixed sizes is served at its predicted time, and not a nanosecond
     /// earlier. The same holds for a new request that was refused with a time.
     #[test]
-    fn told_times_are_met_to_the_nanosecond(
+    fn predicted_times_are_met_to_the_nanosecond(
         first in 0..KINDS.len(), second in 0..KINDS.len(), before in vec((1u32..6, 0u64..700), 0..6),
         sizes in vec(1u32..6, 1..20), dropped in any::<usize>(), n in 1u32..6,
     ) {

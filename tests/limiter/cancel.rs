@@ -59,7 +59,7 @@ fn a_cancelled_token_refuses_before_anything_is_taken() {
 }
 
 #[test]
-fn an_observer_is_told_of_a_call_under_a_cancelled_token() {
+fn an_observer_is_notified_of_a_call_under_a_cancelled_token() {
     // The observer was told of a call that a token ended while it waited, and not of one that began
     // under a token that was cancelled already.
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3), ManualClock::new());
@@ -85,7 +85,7 @@ fn an_observer_is_told_of_a_call_under_a_cancelled_token() {
 
 #[cfg(feature = "keyed")]
 #[test]
-fn an_observer_of_keys_is_told_of_a_call_under_a_cancelled_token() -> Result<(), Refusal> {
+fn an_observer_of_keys_is_notified_of_a_call_under_a_cancelled_token() -> Result<(), Refusal> {
     // As above, for a key that is not known, and for a key with a limiter.
     use tidegate::KeyedRateLimiter;
 

@@ -90,7 +90,7 @@ fn a_grant_from_before_stays() -> Result<(), Refusal> {
 }
 
 #[test]
-fn a_refusal_tells_a_pause_from_a_limit() -> Result<(), Refusal> {
+fn a_refusal_distinguishes_a_pause_from_a_limit() -> Result<(), Refusal> {
     let (limiter, clock) = without_burst(Rate::per_second(1));
     let statistics = Arc::new(Statistics::new());
     limiter.observe(statistics.clone());

@@ -56,7 +56,7 @@ fn served(clock: &ManualClock, mut asks: Vec<(i32, Ask<'_>)>) -> Vec<i32> {
 // Bounds
 
 #[test]
-fn a_full_queue_refuses_a_request_that_has_to_wait_and_tells_when_there_is_room() {
+fn a_full_queue_refuses_waits_and_predicts_when_there_is_room() {
     let (limiter, clock) = one_per_second();
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
     let (_first, _second) = (asking(&limiter, one(0)), asking(&limiter, one(0)));
@@ -230,7 +230,7 @@ fn the_more_important_go_first_and_equals_in_order() {
 }
 
 #[test]
-fn a_try_is_told_of_the_waiters_before_it_and_of_no_others() {
+fn a_try_counts_the_waiters_before_it_and_no_others() {
     let (limiter, clock) = one_per_second();
     let _low = asking(&limiter, one(-1).priority(-1));
     let _same = asking(&limiter, Request::permits(2));
@@ -256,7 +256,7 @@ fn a_new_rate_is_counted_for_every_priority() {
 }
 
 #[test]
-fn threads_behind_each_other_and_behind_tasks_look_at_their_own_turns() {
+fn threads_behind_each_other_and_behind_tasks_check_their_own_turns() {
     let (limiter, clock) = one_per_second();
     let mut tasks = [asking(&limiter, one(1)), asking(&limiter, one(-1))];
     std::thread::scope(|scope| {

@@ -58,7 +58,7 @@ fn asked_by_shadow(composites: usize) -> usize {
 /// Bug: each visit of the queue notified all composites, and each composite visited the queue
 /// again: with 2,000 composites it took a minute.
 #[test]
-fn shadow_mode_rings_each_composite_once() {
+fn shadow_mode_notifies_each_composite_once() {
     let (few, many) = (asked_by_shadow(100), asked_by_shadow(400));
     assert!(many <= few * 5, "{few} and {many}");
 }

@@ -53,7 +53,7 @@ fn watched(limit: u32) -> (CountingLimit, ManualClock, Arc<Log>) {
 }
 
 #[test]
-fn a_call_that_does_not_wait_is_told_of_once() {
+fn a_call_that_does_not_wait_is_reported_once() {
     let (limit, _, log) = watched(3);
     assert!(!limit.clone().observe(Arc::new(Log::default())), "clones share one observer");
     let held = limit.try_acquire_many(2).expect("two");
@@ -84,7 +84,7 @@ fn a_call_that_does_not_wait_is_told_of_once() {
 }
 
 #[test]
-fn a_wait_is_told_of_when_it_ends() {
+fn a_wait_is_reported_when_it_ends() {
     let (limit, clock, log) = watched(2);
     let held = limit.try_acquire_many(2).expect("both");
     log.take();
@@ -148,7 +148,7 @@ fn a_wait_that_takes_too_long_is_refused_and_a_dropped_one_is_not() {
 }
 
 #[test]
-fn a_blocked_call_is_told_of_when_a_token_ends_it() {
+fn a_blocked_call_is_reported_when_a_token_ends_it() {
     let (limit, _, log) = watched(1);
     let held = limit.try_acquire().expect("one");
     log.take();
@@ -184,7 +184,7 @@ fn a_wait_without_a_clock_is_measured() {
 }
 
 #[test]
-fn a_call_that_waits_when_the_observer_comes_is_not_told_of() {
+fn a_call_that_waits_when_the_observer_is_set_is_not_reported() {
     let limit = CountingLimit::with_clock(1, ManualClock::new());
     let held = limit.try_acquire().expect("one");
     let (mut early, mut dropped) = (spawn(limit.acquire()), spawn(limit.acquire()));
@@ -202,7 +202,7 @@ fn a_call_that_waits_when_the_observer_comes_is_not_told_of() {
 
 /// A composite notifies only its own observer.
 #[test]
-fn an_observer_is_not_told_of_permits_that_a_composite_takes() {
+fn an_observer_is_not_notified_of_permits_that_a_composite_takes() {
     let (limit, _, log) = watched(1);
     let all = AllOf::new("rate", &RateLimiter::new(Unlimited)).with_counting("in use", &limit);
     let held = all.try_acquire().expect("one");
@@ -212,7 +212,7 @@ fn an_observer_is_not_told_of_permits_that_a_composite_takes() {
 }
 
 #[test]
-fn each_limiter_of_a_call_with_a_rate_tells_its_part() {
+fn each_limiter_of_a_call_with_a_rate_reports_its_part() {
     let (limit, clock, log) = watched(1);
     let rate = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 1), clock);
     let of_rate = Arc::new(Log::default());
@@ -274,7 +274,7 @@ fn panics<T>(call: impl FnOnce() -> T) {
 
 /// A call that is unwound by the waker of another request took nothing, and is reported once.
 #[test]
-fn a_call_that_panics_is_told_of_once() {
+fn a_call_that_panics_is_reported_once() {
     let (limit, clock, log) = watched(2);
     let held = limit.try_acquire_many(2).expect("both");
     log.take();

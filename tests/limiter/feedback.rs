@@ -222,7 +222,7 @@ fn watched() -> (crate::support::Limiter, ManualClock, Arc<Log>) {
 }
 
 #[test]
-fn every_call_is_told_once_when_it_ends() {
+fn every_call_is_reported_once_when_it_ends() {
     let (limiter, clock, log) = watched();
     assert!(!limiter.observe(Arc::new(Log::default())), "only once");
     assert!(limiter.try_acquire().is_ok());
@@ -253,7 +253,7 @@ fn every_call_is_told_once_when_it_ends() {
 }
 
 #[test]
-fn pauses_shadow_and_exempt_calls_are_told() {
+fn pauses_shadow_and_exempt_calls_are_reported() {
     let (limiter, _clock, log) = watched();
     limiter.pause_for(2 * SECOND);
     limiter.pause_for(SECOND);
@@ -281,7 +281,7 @@ fn pauses_shadow_and_exempt_calls_are_told() {
 }
 
 #[test]
-fn a_request_refused_or_dropped_by_a_bound_is_told() {
+fn a_request_refused_or_dropped_by_a_bound_is_reported() {
     let (limiter, _clock, log) = watched();
     assert!(limiter.try_acquire().is_ok());
     limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(1).when_full(WhenFull::DropOldest));

@@ -300,7 +300,7 @@ fn a_limiter_that_is_reset_was_not_late() {
 }
 
 #[test]
-fn a_retry_after_that_is_told_while_the_limiter_is_late_is_exact() {
+fn a_retry_after_that_is_returned_while_the_limiter_is_late_is_exact() {
     let policies = without_stock(10_000);
     for policy in policies {
         let (limiter, clock) = limiter(policy, &[MS]);

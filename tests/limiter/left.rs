@@ -78,7 +78,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn a_grant_tells_the_status_that_it_leaves(policy in proptest::sample::select(POLICIES), acts in acts()) {
+    fn a_grant_reports_the_status_that_it_leaves(policy in proptest::sample::select(POLICIES), acts in acts()) {
         let (limiter, clock) = limiter(policy);
         let (other, other_clock) = self::limiter(policy);
         for act in acts {
@@ -170,7 +170,7 @@ fn in_a_pause_and_behind_waiters_all_times_count_them() -> Result<(), Refusal> {
 }
 
 #[test]
-fn each_waiter_is_told_what_its_own_grant_left() -> Result<(), Refusal> {
+fn the_grant_of_each_waiter_reports_what_it_left() -> Result<(), Refusal> {
     for policy in ["fixed_window 5/s", "sliding_window 5/s cells 1", "sliding_log 5/s"] {
         let (limiter, clock) = limiter(policy);
         limiter.try_acquire_many(5)?;
@@ -187,7 +187,7 @@ fn each_waiter_is_told_what_its_own_grant_left() -> Result<(), Refusal> {
 }
 
 #[test]
-fn a_reservation_and_a_thread_are_told_too() -> Result<(), Refusal> {
+fn a_reservation_and_a_thread_get_the_status_too() -> Result<(), Refusal> {
     let (limiter, _clock) = limiter("token_bucket 1/s burst 9");
     let mut place = limiter.reserve(one())?;
     assert!(place.claim());
@@ -206,7 +206,7 @@ fn a_reservation_and_a_thread_are_told_too() -> Result<(), Refusal> {
 
 #[cfg(feature = "keyed")]
 #[test]
-fn a_key_tells_what_it_has_left() -> Result<(), Refusal> {
+fn a_key_reports_what_it_has_left() -> Result<(), Refusal> {
     let policy = TokenBucket::new(Rate::per_second(1), 5);
     let keys = tidegate::KeyedRateLimiter::with_clock(policy, 10, ManualClock::new());
     for available in [4, 3] {
@@ -220,7 +220,7 @@ fn a_key_tells_what_it_has_left() -> Result<(), Refusal> {
 
 /// Threads that take permits concurrently get different numbers: each its own.
 #[test]
-fn all_grants_are_told_different_numbers() {
+fn all_grants_report_different_numbers() {
     for policy in [
         "smooth_bursty 1000/h max_burst 1h start_full",
         "token_bucket 1/h burst 1000",
@@ -243,7 +243,7 @@ fn all_grants_are_told_different_numbers() {
 }
 
 #[test]
-fn a_status_tells_the_rate() {
+fn a_status_reports_the_rate() {
     let rates = [
         ("smooth_bursty 3/s", Rate::per_second(3)),
         ("sliding_log 5/m", Rate::per_minute(5)),

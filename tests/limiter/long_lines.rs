@@ -41,7 +41,7 @@ fn told(refusal: Result<Grant, Refusal>) -> Duration {
 }
 
 #[test]
-fn behind_thousands_a_time_is_told_to_the_nanosecond_where_sums_tell_it() {
+fn behind_thousands_a_time_is_exact_to_the_nanosecond_where_sums_give_it() {
     // The sizes, and whether a permit costs a whole number.
     let policies = [
         ("smooth_bursty 7/s", 5),
@@ -107,7 +107,7 @@ fn behind_thousands_of_mixed_sizes_a_request_that_is_accepted_is_served() {
 }
 
 #[test]
-fn estimates_of_single_permits_are_not_told_too_early_after_many_windows() {
+fn an_estimate_predicts_no_single_permit_too_early_after_many_windows() {
     // Bug: after 64 windows, each window was assumed to have room for the whole limit.
     let (limiter, clock) = limiter("sliding_estimate 5/s");
     let line: Vec<_> = (0..MANY).map(|_| join(&limiter, Request::permits(1))).collect();
@@ -180,7 +180,7 @@ fn in_shadow_thousands_pass_at_once() {
 }
 
 #[test]
-fn behind_thousands_it_is_told_when_there_is_room() {
+fn behind_thousands_the_time_at_which_there_is_room_is_exact() {
     for policy in ["smooth_bursty 7/s", "fixed_window 5/s", "sliding_log 5/s"] {
         for bounds in [
             QueueBounds::UNBOUNDED.max_waiters(1000),

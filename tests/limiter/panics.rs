@@ -159,7 +159,7 @@ fn a_claim_that_panicked_can_be_made_again() {
 }
 
 #[test]
-fn a_blocked_thread_whose_look_panicked_unwinds_and_leaves_no_trace() {
+fn a_blocked_thread_whose_check_panicked_unwinds_and_leaves_no_trace() {
     let (limiter, clock) = limiter(1);
     let _bad = bad(&limiter);
     thread::scope(|scope| {
@@ -445,7 +445,7 @@ fn observed(burst: u32) -> (Limiter, Arc<Told>, ManualClock) {
 
 /// Bug: a call that was unwound by a panic was reported by no event.
 #[test]
-fn each_call_that_panics_is_told_of_once() {
+fn each_call_that_panics_is_reported_once() {
     type Call = fn(&Limiter);
     let calls: [(&str, Call); 6] = [
         ("try", |limiter| panics(|| limiter.try_acquire())),
@@ -466,7 +466,7 @@ fn each_call_that_panics_is_told_of_once() {
 }
 
 #[test]
-fn a_wait_whose_first_poll_panicked_is_told_of_when_it_ends() {
+fn a_wait_whose_first_poll_panicked_is_reported_when_it_ends() {
     for request in [Request::permits(1), Request::up_to(9)] {
         let (limiter, told, clock) = observed(3);
         let _bad = bad(&limiter);
@@ -479,7 +479,7 @@ fn a_wait_whose_first_poll_panicked_is_told_of_when_it_ends() {
 }
 
 #[test]
-fn a_wait_that_is_dropped_or_refused_is_told_of_although_a_waker_panics() {
+fn a_wait_that_is_dropped_or_refused_is_reported_although_a_waker_panics() {
     let (limiter, told, clock) = observed(1);
     let waker_panics = bad(&limiter);
     let wait = waiting(&limiter);
@@ -501,7 +501,7 @@ fn a_wait_that_is_dropped_or_refused_is_told_of_although_a_waker_panics() {
 }
 
 #[test]
-fn a_call_of_a_composite_that_panics_is_told_of_once() {
+fn a_call_of_a_composite_that_panics_is_reported_once() {
     type Call = fn(&AllOf<Loops>);
     let calls: [Call; 4] = [
         |all| panics(|| all.try_acquire()),
@@ -524,7 +524,7 @@ fn a_call_of_a_composite_that_panics_is_told_of_once() {
 
 #[cfg(feature = "keyed")]
 #[test]
-fn a_call_of_a_key_that_panics_is_told_of_once() {
+fn a_call_of_a_key_that_panics_is_reported_once() {
     type Calls = KeyedAllOf<str, Loops>;
     let calls: [fn(&Calls); 2] = [
         |calls| panics(|| calls.try_acquire("alice")),

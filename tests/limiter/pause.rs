@@ -36,7 +36,7 @@ fn no_request_passes_in_a_pause() {
 }
 
 #[test]
-fn a_try_in_a_pause_is_told_to_the_nanosecond() {
+fn the_retry_after_of_a_try_in_a_pause_is_exact() {
     let (limiter, clock) = one_per_second();
     limiter.pause_for(SECOND / 2);
     // The debt of a second remains owed for a second after the pause.
@@ -183,7 +183,7 @@ fn no_more_than_one_an_interval_follows_for_a_whole_window() {
 }
 
 #[test]
-fn a_pause_told_by_five_calls_is_one_pause() {
+fn a_pause_set_by_five_calls_is_one_pause() {
     for policy in POLICIES {
         let told = [1, 5].map(|times| {
             let (limiter, clock) = any(policy);
@@ -417,7 +417,7 @@ fn a_status_after_a_pause_is_that_of_an_empty_limiter() {
 /// The spacing after the pause of a window ends with the pause of the policy that replaces the
 /// window.
 #[test]
-fn a_told_time_holds_after_pauses_of_two_kinds_of_policy() {
+fn a_predicted_time_holds_after_pauses_of_two_kinds_of_policy() {
     let clock = ManualClock::new();
     let window: AnyPolicy = "fixed_window 10/s".parse().expect("a policy");
     let limiter = RateLimiter::with_clock(window, clock.clone());
@@ -434,7 +434,7 @@ fn a_told_time_holds_after_pauses_of_two_kinds_of_policy() {
 }
 
 #[test]
-fn a_grant_that_is_spaced_after_a_pause_tells_what_can_be_had() {
+fn a_grant_that_is_spaced_after_a_pause_reports_the_status() {
     for policy in POLICIES {
         let (limiter, clock) = any(policy);
         limiter.pause_for(SECOND);
@@ -451,7 +451,7 @@ fn a_grant_that_is_spaced_after_a_pause_tells_what_can_be_had() {
 
 /// Compares the predicted time with the state at that time if no call is made until then.
 #[test]
-fn a_status_in_a_pause_tells_when_the_limiter_will_be_full() {
+fn a_status_in_a_pause_predicts_when_the_limiter_will_be_full() {
     let play = |text: &str, stock: bool, (taken, owed, passed, second): (u32, u32, u64, u64)| {
         let clock = ManualClock::new();
         let limiter = RateLimiter::with_clock(text.parse::<AnyPolicy>().expect("a policy"), clock.clone());
@@ -523,7 +523,7 @@ fn a_grant_from_before_a_pause_gives_back_nothing_that_the_pause_has_spent() {
 /// Bug: the spacing after a pause had ended, but the first status still counted it, because a
 /// request was waiting when the status was requested.
 #[test]
-fn the_first_status_after_a_pause_tells_what_the_second_one_tells() {
+fn the_first_status_after_a_pause_is_equal_to_the_second_one() {
     for policy in POLICIES {
         for passed in (0..3_000).step_by(50) {
             let (limiter, clock) = any(policy);
@@ -540,7 +540,7 @@ fn the_first_status_after_a_pause_tells_what_the_second_one_tells() {
 }
 
 #[test]
-fn a_reservation_that_nothing_looks_at_is_charged_as_of_the_end_of_a_pause() {
+fn a_reservation_that_is_not_checked_is_charged_as_of_the_end_of_a_pause() {
     for policy in ["sliding_window 20/s cells 5", "sliding_log 20/s"] {
         let (limiter, clock) = any(policy);
         clock.advance(10 * SECOND);

@@ -225,7 +225,7 @@ fn check(line: &mut Line, mut told: Vec<(Nanos, Waiting)>) {
 }
 
 /// Performs some acts, then joins with the predicted times, and advances the clock.
-fn serves_as_told(policy: &str, acts: Vec<Act>, sizes: Vec<u32>) {
+fn serves_as_predicted(policy: &str, acts: Vec<Act>, sizes: Vec<u32>) {
     let mut line = Line::new(policy);
     acts.into_iter().for_each(|act| line.act(act));
     let mut told = Vec::new();
@@ -252,27 +252,27 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_request_is_served_at_the_time_that_it_was_told(
+    fn a_request_is_served_at_its_predicted_time(
         policy in prop::sample::select(&POLICIES[..]),
         acts in some_acts(),
         sizes in vec(1u32..6, 3),
     ) {
-        serves_as_told(policy, acts, sizes);
+        serves_as_predicted(policy, acts, sizes);
     }
 
     /// A bucket judges by the time of each call, even if an earlier call had a later time.
     #[test]
-    fn a_leaky_bucket_whose_clock_went_back_serves_at_the_time_that_it_told(
+    fn a_leaky_bucket_whose_clock_went_back_serves_at_the_predicted_time(
         policy in prop::sample::select(&["leaky_bucket 5/s", "leaky_bucket 7/s nodelay 3"][..]),
         acts in acts_of_a_clock_that_goes_back(),
         sizes in vec(1u32..6, 0..3),
     ) {
-        serves_as_told(policy, acts, sizes);
+        serves_as_predicted(policy, acts, sizes);
     }
 
     /// Bug: a sliding window reported 7 available permits after overlapping pauses, and granted 8.
     #[test]
-    fn as_many_permits_are_granted_as_the_status_tells(
+    fn as_many_permits_are_granted_as_the_status_reports(
         policy in prop::sample::select(&POLICIES[..]),
         acts in some_acts(),
     ) {
@@ -288,7 +288,7 @@ proptest! {
 
     /// Bug: a bucket was reported to be full a nanosecond before its last permit was available.
     #[test]
-    fn a_limiter_is_full_when_it_was_told_to_be(
+    fn a_limiter_is_full_when_it_is_predicted_to_be(
         policy in prop::sample::select(&POLICIES[..]),
         acts in some_acts(),
     ) {
@@ -360,7 +360,7 @@ fn a_leaky_bucket_that_was_paused_lets_one_request_pass_and_not_all() {
 }
 
 #[test]
-fn a_reservation_that_is_not_looked_at_has_its_turn_at_its_time() {
+fn a_reservation_that_is_not_checked_has_its_turn_at_its_time() {
     // Bug: window policies charged the reservation when the next call came, which delayed all
     // requests behind it.
     for policy in POLICIES {

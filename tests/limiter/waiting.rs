@@ -20,7 +20,7 @@ fn a_permit_that_is_there_is_ready_on_first_poll() {
 }
 
 #[test]
-fn a_waiter_is_woken_when_its_permit_is_due_and_told_how_long_it_took() {
+fn a_waiter_is_woken_when_its_permit_is_due_and_reports_its_wait() {
     let (limiter, clock) = one_per_second();
     clock.advance(250 * MS);
     let mut future = waiting(&limiter);
@@ -59,7 +59,7 @@ fn no_request_overtakes_a_waiter() {
 }
 
 #[test]
-fn a_refused_try_behind_waiters_tells_when_its_own_turn_would_be() {
+fn a_refused_try_behind_waiters_reports_when_its_own_turn_would_be() {
     let (limiter, clock) = one_per_second();
     let _first = waiting(&limiter);
     let _second = waiting(&limiter);

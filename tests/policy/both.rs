@@ -180,9 +180,9 @@ proptest! {
                         apart.each(|policy, state| policy.pause(state, now, to, keeps_permits));
                     prop_assert_eq!(done.is_some(), first.is_some() || second.is_some());
                     now = to;
-                    let foreseen = forecast.map(|mut forecast| both.foresee(&state, &mut forecast, 3));
+                    let predicted = forecast.map(|mut forecast| both.predict(&state, &mut forecast, 3));
                     let due = both.ready_at(&state, now, 0, 3).max(now);
-                    prop_assert_eq!(foreseen, done.map(|_| due));
+                    prop_assert_eq!(predicted, done.map(|_| due));
                     let full = both.status(&state, now).full_at.max(now);
                     prop_assert_eq!(full_at, done.map(|_| full));
                 }
@@ -234,15 +234,15 @@ proptest! {
         }
     }
 
-    /// The times foreseen for a queue are the times at which the requests are granted, one after
+    /// The times predicted for a queue are the times at which the requests are granted, one after
     /// another.
     #[test]
-    fn foreseen_times_are_the_times_of_the_grants(
+    fn predicted_times_are_the_times_of_the_grants(
         pair in some_pair(), taken in vec((1u32..6, 0..SECOND), 0..8), sizes in vec(1u32..6, 1..12),
     ) {
         let (policy, state, mut now) = used(pair, taken);
         let mut forecast = policy.forecast(&state, now);
-        let due: Vec<_> = sizes.iter().map(|n| policy.foresee(&state, &mut forecast, *n)).collect();
+        let due: Vec<_> = sizes.iter().map(|n| policy.predict(&state, &mut forecast, *n)).collect();
         for (n, due) in sizes.into_iter().zip(due) {
             let before = nanos(due.as_u64().saturating_sub(1));
             if before > now {
@@ -265,14 +265,14 @@ proptest! {
         let mut bound = policy.forecast(&state, now);
         let (mut permits, mut largest) = (0, 0);
         for n in &sizes {
-            policy.foresee(&state, &mut exact, *n);
+            policy.predict(&state, &mut exact, *n);
             permits += u64::from(*n);
             largest = largest.max(*n);
         }
         let crowd = Crowd::new(sizes.len() as u64, permits, permits, largest);
-        policy.foresee_many(&state, &mut bound, &crowd);
+        policy.predict_many(&state, &mut bound, &crowd);
         for n in next {
-            let (exact, bound) = (policy.foresee(&state, &mut exact, n), policy.foresee(&state, &mut bound, n));
+            let (exact, bound) = (policy.predict(&state, &mut exact, n), policy.predict(&state, &mut bound, n));
             prop_assert!(bound >= exact, "predicted {:?}, and it is {:?}", bound, exact);
         }
     }

@@ -87,7 +87,7 @@ fn a_bucket_holds_its_burst_and_no_permit_more() -> Result<(), Box<dyn Error>> {
 
 /// Bug: each permit lost part of a tick, which adds up where the bucket is not full.
 #[test]
-fn what_the_status_tells_can_be_had_one_by_one() -> Result<(), Box<dyn Error>> {
+fn what_the_status_reports_is_granted_one_by_one() -> Result<(), Box<dyn Error>> {
     let policy = TokenBucket::new(Rate::per_second(3), 100).start_empty();
     let state = policy.start(Nanos::ZERO);
     let available = policy.status(&state, secs(10)).available;
@@ -204,7 +204,7 @@ fn an_estimate_whose_clock_went_back_is_ready_when_it_grants() -> Result<(), Box
 
 /// Grants are noted as of the latest time, so the next lap is later than it would be as of now.
 #[test]
-fn a_log_whose_clock_went_back_tells_when_the_next_lap_is() -> Result<(), Box<dyn Error>> {
+fn a_log_whose_clock_went_back_predicts_when_the_next_lap_is() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(2));
     let state = policy.start(Nanos::ZERO);
     policy.try_acquire(&state, ms(2000), 1)?;
@@ -225,7 +225,7 @@ fn a_log_whose_clock_went_back_is_full_now_if_it_was_full_at_the_latest_time() -
 }
 
 #[test]
-fn a_log_tells_that_a_permit_is_due_after_its_last_time_never() -> Result<(), Refusal> {
+fn a_log_predicts_never_for_a_permit_that_is_due_after_its_last_time() -> Result<(), Refusal> {
     const SECOND: u64 = 1_000_000_000;
     const LAST: u64 = (1 << 62) - (1 << 60) - 1;
     let policy = SlidingLog::new(Rate::per_second(1));
@@ -285,7 +285,7 @@ fn a_longer_window_reaches_undone_permits_beside_no_other() -> Result<(), Box<dy
 
 /// A grant may be the last one of a lap, and the grants after it the first ones of the next lap.
 #[test]
-fn a_grant_of_a_log_tells_what_it_left_in_any_place() -> Result<(), Box<dyn Error>> {
+fn a_grant_of_a_log_reports_what_it_left_in_any_place() -> Result<(), Box<dyn Error>> {
     let policy = SlidingLog::new(Rate::per_second(4));
     let state = policy.start(Nanos::ZERO);
     // A ring of four permits has fewer than a hundred entries.
@@ -455,17 +455,17 @@ fn a_crowd_of_no_requests_or_without_a_limit_delays_no_request() -> Result<(), B
         let mut plain = policy.forecast(&state, secs(10));
         let mut behind = plain.clone();
         let crowd = Crowd::new(requests, requests, requests * policy.weight(1), 1);
-        policy.foresee_many(&state, &mut behind, &crowd);
+        policy.predict_many(&state, &mut behind, &crowd);
         for _ in 0..10 {
-            let due = policy.foresee(&state, &mut plain, 1);
-            assert_eq!(policy.foresee(&state, &mut behind, 1), due, "{text}, {requests} requests");
+            let due = policy.predict(&state, &mut plain, 1);
+            assert_eq!(policy.predict(&state, &mut behind, 1), due, "{text}, {requests} requests");
         }
     }
     Ok(())
 }
 
 #[test]
-fn a_window_foresees_the_whole_limit_and_never_more() -> Result<(), Box<dyn Error>> {
+fn a_window_predicts_the_whole_limit_and_never_more() -> Result<(), Box<dyn Error>> {
     for text in ["fixed_window 5/s", "sliding_window 5/s cells 4", "sliding_estimate 5/s", "sliding_log 5/s"]
     {
         let policy: AnyPolicy = text.parse()?;
@@ -474,7 +474,7 @@ fn a_window_foresees_the_whole_limit_and_never_more() -> Result<(), Box<dyn Erro
         for n in [5, 6] {
             let due = policy.ready_at(&state, secs(10), 0, n);
             let mut forecast = policy.forecast(&state, secs(10));
-            assert_eq!(policy.foresee(&state, &mut forecast, n), due, "{text}, {n} permits");
+            assert_eq!(policy.predict(&state, &mut forecast, n), due, "{text}, {n} permits");
             assert_eq!(due == Nanos::MAX, n > 5, "{text}, {n} permits");
         }
     }

@@ -47,7 +47,7 @@ fn every_kind_is_made_from_a_line() {
 }
 
 #[test]
-fn a_bad_configuration_is_told_with_what_to_write() {
+fn the_error_of_a_bad_configuration_says_what_to_write() {
     for (text, error) in [
         (
             "policy 5/s",
@@ -172,7 +172,7 @@ fn a_bad_configuration_is_told_with_what_to_write() {
 }
 
 #[test]
-fn a_bad_pair_is_told_with_what_to_write() {
+fn the_error_of_a_bad_pair_says_what_to_write() {
     let one = "token_bucket 5/s burst 5 and fixed_window 9/s";
     assert_eq!(told(one), "and: write one policy, since two are not read here");
     assert_eq!(told("fixed_window 10/s and"), "and: write one policy, since two are not read here");
@@ -439,7 +439,7 @@ mod with_serde {
     }
 
     #[test]
-    fn bad_json_is_told_with_the_value() {
+    fn the_error_of_bad_json_names_the_value() {
         for (text, part) in [
             (r#"{"policy":"policy"}"#, "\"policy\" is not a policy: there are only smooth_bursty,"),
             (r#"{"policy":"gcra"}"#, "\"gcra\" is not a policy: write token_bucket"),
@@ -492,7 +492,7 @@ mod with_serde {
     }
 
     #[test]
-    fn a_rate_that_is_no_string_is_told_how_to_write_one() {
+    fn the_error_of_a_rate_that_is_no_string_says_how_to_write_one() {
         for (text, error) in [
             ("5", "invalid type: integer `5`, expected a rate as a string, such as \"5/s\""),
             ("true", "invalid type: boolean `true`, expected a rate as a string, such as \"5/s\""),

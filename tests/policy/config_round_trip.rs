@@ -177,7 +177,7 @@ proptest! {
 
     /// A field with another value than the default is returned as it was given.
     #[test]
-    fn a_policy_tells_its_configuration(line in some_line()) {
+    fn a_policy_reports_its_configuration(line in some_line()) {
         let Ok(policy) = line.parse::<AnyPolicy>() else { return Ok(()) };
         let (given, told) = (line.parse::<PolicyConfig>()?.to_string(), policy.config().to_string());
         let mut words = given.split(' ');
@@ -193,7 +193,7 @@ proptest! {
 
     /// After changes at run time, the configuration makes a policy that decides like this one.
     #[test]
-    fn changed_terms_are_told(
+    fn changed_terms_are_reported(
         line in some_line(),
         changes in proptest::collection::vec((some_rate(), option::of(1u32..1000), option::of(0u32..1000)), 1..4),
     ) {

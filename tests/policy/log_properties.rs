@@ -268,12 +268,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn each_of_several_requests_is_granted_when_a_log_foresees_it(
+    fn each_of_several_requests_is_granted_when_a_log_predicts_it(
         acts in some_takes(), sizes in vec(1..9u32, 1..8),
     ) {
         let (policy, state, now) = log_with(&acts);
         let mut forecast = policy.forecast(&state, Nanos::new(now));
-        let dues: Vec<_> = sizes.iter().map(|n| policy.foresee(&state, &mut forecast, *n)).collect();
+        let dues: Vec<_> = sizes.iter().map(|n| policy.predict(&state, &mut forecast, *n)).collect();
         let mut before = Nanos::new(now);
         for (n, due) in sizes.into_iter().zip(dues) {
             if due > before {

@@ -16,7 +16,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 pub(crate) const MAX_INTEGER: i64 = 999_999_999_999_999;
 
 /// The most parameters of one item. Further parameters are ignored.
-const MOST_PARAMS: usize = 256;
+const MAX_PARAMS: usize = 256;
 
 /// RFC 9651 section 4.2.7 asks parsers to accept Byte Sequences without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -165,7 +165,7 @@ impl Input<'_> {
             // requires support for 256.
             match params.iter().position(|(k, _)| *k == key) {
                 Some(at) => params[at].1 = value,
-                None if params.len() < MOST_PARAMS => params.push((key, value)),
+                None if params.len() < MAX_PARAMS => params.push((key, value)),
                 None => {}
             }
         }

@@ -477,7 +477,7 @@ fn a_policy_lends_its_quota_to_its_own_name_only() {
 }
 
 #[test]
-fn partition_keys_tell_shares_apart() {
+fn partition_keys_distinguish_shares() {
     let pairs = [
         ("ratelimit-policy", "\"user\";q=10;w=1;pk=:YQ==:, \"user\";q=20;w=1;pk=:Yg==:, \"app\";q=30;w=1"),
         ("ratelimit", "\"user\";r=2;pk=:Yg==:, \"app\";r=3;pk=:Yw==:"),

@@ -143,7 +143,7 @@ fn broken_a_call_is_added_without_a_poll() {
 #[should_panic(expected = "the task sleeps")]
 fn broken_the_task_leaves_its_waker_after_the_poll() {
     let late = |driver: &Model, context: &Context<'_>| {
-        assert!(driver.go_on(&mut driver.lock()).is_pending());
+        assert!(driver.poll_future(&mut driver.lock()).is_pending());
         driver.task.0.register(context.waker());
     };
     both_are_seen(late, send);

@@ -34,7 +34,7 @@ pub(crate) struct Breaker {
 /// Whether a call may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
-    Ask,
+    Allow,
     /// The first call after a rest. Its outcome decides.
     Probe,
     /// The remaining time of the rest, or of a probing call.
@@ -61,7 +61,7 @@ impl Breaker {
     /// Returns whether a call may be made. A call takes at most the timeout, and so does a probe.
     pub(crate) fn admit(&mut self, now: Duration, timeout: Duration) -> Admission {
         match (self.rest, self.probe_ends) {
-            (None, _) => Admission::Ask,
+            (None, _) => Admission::Allow,
             (Some((_, end)), _) if now < end => Admission::Rest(end - now),
             (Some(_), Some(_)) => Admission::Rest(self.rest(now)),
             (Some(_), None) => {
@@ -121,8 +121,8 @@ mod tests {
     fn open() -> Breaker {
         let mut breaker = Breaker::default();
         for _ in 0..FAILURES {
-            assert_eq!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Ask);
-            breaker.failed(Admission::Ask, Duration::ZERO);
+            assert_eq!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Allow);
+            breaker.failed(Admission::Allow, Duration::ZERO);
         }
         breaker
     }
@@ -132,10 +132,10 @@ mod tests {
         let mut breaker = Breaker::default();
         for _ in 0..100 {
             for _ in 1..FAILURES {
-                assert!(!breaker.failed(Admission::Ask, Duration::ZERO));
+                assert!(!breaker.failed(Admission::Allow, Duration::ZERO));
             }
-            breaker.succeeded(Admission::Ask);
-            assert_eq!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Ask);
+            breaker.succeeded(Admission::Allow);
+            assert_eq!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Allow);
         }
         assert!(matches!(open().admit(Duration::ZERO, TIMEOUT), Admission::Rest(rest) if rest >= 75 * MS));
     }
@@ -176,9 +176,9 @@ mod tests {
     #[test]
     fn late_answers_to_old_calls_change_no_rest() {
         let mut breaker = open();
-        breaker.succeeded(Admission::Ask);
+        breaker.succeeded(Admission::Allow);
         assert!(breaker.is_open());
-        assert!(!breaker.failed(Admission::Ask, 50 * MS));
+        assert!(!breaker.failed(Admission::Allow, 50 * MS));
         assert!(matches!(breaker.admit(Duration::ZERO, TIMEOUT), Admission::Rest(rest) if rest <= 125 * MS));
     }
 }

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::lock::lock;
-use crate::pending::Telling;
+use crate::pending::PendingMessage;
 use crate::script::Script;
 
 /// The interval after the first question of a process. It doubles each time. Processes that start
@@ -41,7 +41,7 @@ pub(crate) struct Clients {
     pub(crate) begins: Notify,
     /// Notified when this process leaves. It then stops asking.
     pub(crate) leaves: Notify,
-    leaving: Mutex<Option<Telling>>,
+    leaving: Mutex<Option<PendingMessage>>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,19 +90,19 @@ impl Clients {
         }
     }
 
-    /// Makes this process leave, if it requested permits. `telling` ends when the store has
+    /// Makes this process leave, if it requested permits. `message` ends when the store has
     /// replied.
-    pub(crate) fn leave(&self, telling: impl FnOnce() -> Telling) {
-        // Under the lock, so that the farewell takes every `Telling`.
+    pub(crate) fn leave(&self, message: impl FnOnce() -> PendingMessage) {
+        // Under the lock, so that the farewell takes every `PendingMessage`.
         let mut leaving = lock(&self.leaving);
         if self.is_asking.load(Ordering::Relaxed) {
-            leaving.get_or_insert_with(telling);
+            leaving.get_or_insert_with(message);
             self.leaves.notify_one();
         }
     }
 
     /// Begins to leave: from now on, requests make the process ask again.
-    pub(crate) fn begin_to_leave(&self) -> Option<Telling> {
+    pub(crate) fn begin_to_leave(&self) -> Option<PendingMessage> {
         let mut leaving = lock(&self.leaving);
         self.is_asking.store(false, Ordering::Relaxed);
         leaving.take()

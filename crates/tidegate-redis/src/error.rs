@@ -178,7 +178,7 @@ impl StoreError {
         StoreError { is_away: true, is_past: false, text: text.into() }
     }
 
-    pub(crate) fn wrong(text: impl Into<String>) -> StoreError {
+    pub(crate) fn misconfigured(text: impl Into<String>) -> StoreError {
         StoreError { is_away: false, is_past: false, text: text.into() }
     }
 

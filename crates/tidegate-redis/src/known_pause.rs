@@ -18,7 +18,7 @@ struct Ends {
     /// The end of the pause that this process asked for.
     own: Option<Instant>,
     /// The end of the pause that the store last reported.
-    told: Option<Instant>,
+    reported: Option<Instant>,
     /// The number of messages that end the pause and have no outcome yet.
     ending: u64,
     /// The number of such messages that had their outcome.
@@ -44,17 +44,17 @@ impl KnownPause {
     /// Records the remaining time of a pause that the store reported: zero if there is none. The
     /// message of a pause that this process asked for may still be on its way. `ended` is the value
     /// of [`ended`](KnownPause::ended) when the call left that the store replied to.
-    pub(crate) fn told(&self, ended: u64, rest: Duration) {
+    pub(crate) fn reported(&self, ended: u64, rest: Duration) {
         let ends = &mut *lock(&self.0);
         if ends.ending == 0 && ends.ended == ended {
-            ends.told = if rest.is_zero() { None } else { end_of(rest) };
+            ends.reported = if rest.is_zero() { None } else { end_of(rest) };
         }
     }
 
     /// Ends the pause for this process, before the message leaves that ends it for all.
     pub(crate) fn end(self: &Arc<KnownPause>) -> Ending {
         let ends = &mut *lock(&self.0);
-        (ends.own, ends.told) = (None, None);
+        (ends.own, ends.reported) = (None, None);
         ends.ending += 1;
         Ending(self.clone())
     }
@@ -62,8 +62,8 @@ impl KnownPause {
     /// The refusal of a request in the pause.
     pub(crate) fn refusal(&self) -> Option<AllRefusal> {
         let ends = {
-            let Ends { own, told, .. } = *lock(&self.0);
-            own.max(told)
+            let Ends { own, reported, .. } = *lock(&self.0);
+            own.max(reported)
         };
         let rest = ends?.saturating_duration_since(Instant::now());
         let retry_after = Nanos::from_duration(pause_left(rest));

@@ -39,8 +39,8 @@ impl Observers {
     /// Notifies the observers of the permits left of the limit of this name, if they are few. A
     /// panic of an observer ends no thread.
     pub(crate) fn left(&self, left: Option<(&str, Left)>) {
-        let tell = || self.report(|events| tell_near(events, left));
-        _ = catch_unwind(AssertUnwindSafe(tell));
+        let report = || self.report(|events| report_near(events, left));
+        _ = catch_unwind(AssertUnwindSafe(report));
     }
 }
 
@@ -54,12 +54,12 @@ impl fmt::Debug for Observers {
 /// a call that is skipped, it is not notified of that: it might make the next call, without an end.
 pub(crate) fn report(events: Option<&Arc<dyn Events>>, event: StoreEvent) {
     thread_local! {
-        static TELLS: Cell<bool> = const { Cell::new(false) };
+        static IS_REPORTING: Cell<bool> = const { Cell::new(false) };
     }
     let Some(events) = events else { return };
-    if !TELLS.replace(true) {
+    if !IS_REPORTING.replace(true) {
         _ = catch_unwind(AssertUnwindSafe(|| events.store(&event)));
-        TELLS.set(false);
+        IS_REPORTING.set(false);
     }
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Watch {
     /// For each limit, the permits that the request asks for, and the maximum that it takes.
     costs: Vec<(u64, u64)>,
     began: Instant,
-    is_told: bool,
+    is_reported: bool,
 }
 
 impl Watch {
@@ -81,7 +81,7 @@ impl Watch {
             observers: observers.clone(),
             costs: costs.into(),
             began: Instant::now(),
-            is_told: false,
+            is_reported: false,
         };
         (!observers.is_empty()).then(watch)
     }
@@ -98,23 +98,23 @@ impl Watch {
         each.fold(0, u64::saturating_add)
     }
 
-    fn tell(mut self, event: impl Fn(&dyn Events, u64)) {
-        self.is_told = true;
+    fn report(mut self, event: impl Fn(&dyn Events, u64)) {
+        self.is_reported = true;
         let permits = self.permits();
         self.observers.report(|events| event(events, permits));
     }
 
     /// Reports that `permits` permits were granted, and what is `left` of the limit of this name.
     pub(crate) fn granted(self, permits: u64, waited: Duration, left: Option<(&str, Left)>) {
-        self.tell(|events, _| {
+        self.report(|events, _| {
             events.granted(permits, waited);
-            tell_near(events, left);
+            report_near(events, left);
         });
     }
 
     /// Reports that the limits would have refused the request.
     pub(crate) fn shadowed(self, refusal: &Refusal) {
-        self.tell(|events, permits| events.shadowed(permits, refusal));
+        self.report(|events, permits| events.shadowed(permits, refusal));
     }
 
     /// Reports the decision.
@@ -126,13 +126,13 @@ impl Watch {
     /// request.
     pub(crate) fn answered_with(self, answer: Result<&AllPermits, &AllRefusal>, left: Option<(&str, Left)>) {
         let got = answer.map_or(0, |granted| self.got(granted));
-        self.tell(|events, permits| match answer {
+        self.report(|events, permits| match answer {
             Ok(granted) => {
                 if granted.is_degraded() {
                     events.degraded(got);
                 }
                 events.granted(got, granted.waited());
-                tell_near(events, left);
+                report_near(events, left);
             }
             Err(refusal) => {
                 if refusal.is_degraded() {
@@ -146,13 +146,13 @@ impl Watch {
     }
 
     pub(crate) fn exempted(self) {
-        self.tell(|events, permits| events.exempted(permits));
+        self.report(|events, permits| events.exempted(permits));
     }
 }
 
 /// Notifies an observer if a fifth or less is left of the limit of this name. A limit of one permit
 /// has none left after each grant, so the observer is not notified of it.
-fn tell_near(events: &dyn Events, left: Option<(&str, Left)>) {
+fn report_near(events: &dyn Events, left: Option<(&str, Left)>) {
     let is_near = |left: &Left| left.limit > 1 && left.available.saturating_mul(5) <= left.limit;
     if let Some((name, left)) = left.filter(|(_, left)| is_near(left)) {
         events.near_limit(name, &left);
@@ -161,16 +161,16 @@ fn tell_near(events: &dyn Events, left: Option<(&str, Left)>) {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if self.is_told {
+        if self.is_reported {
             return;
         }
         let waited = self.began.elapsed();
-        let tell = || self.observers.report(|events| events.cancelled(self.permits(), waited));
+        let report = || self.observers.report(|events| events.cancelled(self.permits(), waited));
         if std::thread::panicking() {
             // A second panic would end the process.
-            _ = catch_unwind(AssertUnwindSafe(tell));
+            _ = catch_unwind(AssertUnwindSafe(report));
         } else {
-            tell();
+            report();
         }
     }
 }

@@ -9,12 +9,12 @@ use tokio::sync::Notify;
 use crate::error::StoreError;
 use crate::lock::lock;
 
-/// The tellings that have begun and not ended, by their numbers. A telling is a message to the
-/// store, from the decision to send it until its reply.
+/// The messages that have begun and not ended, by their numbers. A message exists from the
+/// decision to send it until its reply.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     state: Mutex<State>,
-    /// Notified when a telling ends.
+    /// Notified when a message ends.
     ended: Notify,
 }
 
@@ -27,25 +27,25 @@ struct State {
 }
 
 /// A message to the store that is in flight or will be sent next, until this is dropped. A message
-/// that a reply triggers begins before the telling of this reply ends.
+/// that a reply triggers begins before the message of this reply ends.
 #[derive(Debug)]
-pub(crate) struct Telling {
+pub(crate) struct PendingMessage {
     pending: Arc<Pending>,
     number: u64,
 }
 
-impl Telling {
-    pub(crate) fn new(pending: &Arc<Pending>) -> Telling {
+impl PendingMessage {
+    pub(crate) fn new(pending: &Arc<Pending>) -> PendingMessage {
         let mut state = lock(&pending.state);
         let number = state.next;
         state.next += 1;
         state.open.insert(number);
         drop(state);
-        Telling { pending: pending.clone(), number }
+        PendingMessage { pending: pending.clone(), number }
     }
 }
 
-impl Drop for Telling {
+impl Drop for PendingMessage {
     fn drop(&mut self) {
         lock(&self.pending.state).open.remove(&self.number);
         // A panic in a user's waker must not end the task that sends messages to the store.
@@ -54,7 +54,7 @@ impl Drop for Telling {
 }
 
 impl Pending {
-    /// Waits until all tellings that have begun so far have ended. Later ones may go on.
+    /// Waits until all messages that have begun so far have ended. Later ones may go on.
     pub(crate) async fn ended_so_far(&self) {
         let next = lock(&self.state).next;
         loop {
@@ -67,7 +67,7 @@ impl Pending {
     }
 
     /// Records that a message that no caller waits for has no reply.
-    pub(crate) fn lose(&self, error: StoreError) {
+    pub(crate) fn record_lost(&self, error: StoreError) {
         lock(&self.state).lost = Some(error.of_lost_message());
     }
 

@@ -137,7 +137,7 @@ impl<T> Work<T> {
 
     /// Makes quiet work due. Returns whether some was added since the last check: then the task has
     /// to check again.
-    pub(crate) fn look(&mut self) -> bool {
+    pub(crate) fn check_quiet(&mut self) -> bool {
         let mut state = self.0.lock();
         state.is_due |= !state.work.is_empty();
         state.is_watched = std::mem::take(&mut state.was_quiet);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_work_is_taken_when_it_is_woken_or_looked_for() {
+    fn quiet_work_is_taken_when_it_is_woken_or_checked_for() {
         let (queue, mut work) = queue();
         let wakes = Arc::new(AtomicUsize::new(0));
         let woken = Waker::from(Arc::new(Counted(wakes.clone())));
@@ -211,7 +211,7 @@ mod tests {
         // The task does not check for quiet work yet.
         assert!(queue.add_quietly(1).is_ok() && count() == 1);
         assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(1)));
-        assert!(work.look());
+        assert!(work.check_quiet());
         assert_eq!(work.poll_next(&mut context), Poll::Pending);
         assert!(queue.add_quietly(2).is_ok() && count() == 1);
         assert_eq!(work.poll_next(&mut context), Poll::Pending);
@@ -229,9 +229,9 @@ mod tests {
         assert_eq!([next(), next(), next()], [Poll::Ready(Some(4)), Poll::Ready(Some(5)), Poll::Pending]);
         assert!(queue.add_quietly(6).is_ok());
         assert_eq!(work.poll_next(&mut context), Poll::Pending);
-        assert!(work.look());
+        assert!(work.check_quiet());
         assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(6)));
-        assert!(!work.look(), "some was added");
+        assert!(!work.check_quiet(), "some was added");
         assert!(queue.add_quietly(7).is_ok());
         drop(queue);
         let mut next = || work.poll_next(&mut context);

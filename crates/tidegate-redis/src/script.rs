@@ -22,8 +22,8 @@ const LONGEST_PAUSE: u64 = LONGEST / 3 * 2;
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_micros(LONGEST);
 
 /// The remaining time of a pause. A pause of more than 15 years was requested without an end.
-pub(crate) fn pause_left(told: Duration) -> Duration {
-    if told > Duration::from_micros(LONGEST / 2) { Duration::MAX } else { told }
+pub(crate) fn pause_left(reported: Duration) -> Duration {
+    if reported > Duration::from_micros(LONGEST / 2) { Duration::MAX } else { reported }
 }
 
 /// The part that reads the time.
@@ -147,7 +147,7 @@ pub(crate) struct Part<'a> {
 /// How a script decides a request, by these numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    Alone,
+    Normal,
     /// A refusal is reported, and the request passes.
     Shadow,
     /// Requests before this one wait behind a pause: if the pause has ended, this request is not
@@ -157,11 +157,11 @@ pub(crate) enum Mode {
 
 /// One request of a call that reserves.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct ReserveRequest {
     pub(crate) longest: Duration,
     pub(crate) mode: Mode,
     /// Whether the reply reports the state of the limits even if the request is granted.
-    pub(crate) tells: bool,
+    pub(crate) wants_state: bool,
     /// For each limit, the permits, and the maximum.
     pub(crate) costs: Vec<(u64, u64)>,
 }
@@ -172,8 +172,14 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
         #[cfg(test)]
         Operation::Reserve { longest, shadow } => {
             let costs = parts.iter().map(|part| (part.permits, part.permits)).collect();
-            let mode = if shadow { Mode::Shadow } else { Mode::Alone };
-            return reserve(script, now, parts, &[], &[Wanted { longest, mode, tells: true, costs }]);
+            let mode = if shadow { Mode::Shadow } else { Mode::Normal };
+            return reserve(
+                script,
+                now,
+                parts,
+                &[],
+                &[ReserveRequest { longest, mode, wants_state: true, costs }],
+            );
         }
         Operation::Back { due } => ("back", Duration::ZERO, false, due),
         Operation::Debit => ("debit", Duration::ZERO, false, 0),
@@ -201,7 +207,7 @@ pub(crate) fn command(script: &Script, operation: Operation, now: Option<u64>, p
 /// A booking that is given back.
 #[derive(Clone, Debug)]
 pub(crate) struct GivenBack<'a> {
-    /// Negative if the booking was foreseen.
+    /// Negative if the booking was predicted.
     pub(crate) due: i64,
     /// The permits of each limit.
     pub(crate) permits: &'a [u64],
@@ -215,15 +221,15 @@ pub(crate) fn reserve(
     now: Option<u64>,
     parts: &[Part<'_>],
     given_back: &[GivenBack<'_>],
-    requests: &[Wanted],
+    requests: &[ReserveRequest],
 ) -> Cmd {
     let mut numbers = Vec::with_capacity(8 + requests.len() * (24 + 16 * parts.len()));
     let mut cmd = call(script, "reserve", parts, numbers.capacity());
     pack(&mut numbers, now.map_or(-1.0, exact));
-    for Wanted { longest, mode, tells, costs } in requests {
+    for ReserveRequest { longest, mode, wants_state, costs } in requests {
         pack(&mut numbers, exact(micros(*longest, false)));
         pack(&mut numbers, f64::from(*mode as u8));
-        pack(&mut numbers, f64::from(u8::from(*tells)));
+        pack(&mut numbers, f64::from(u8::from(*wants_state)));
         for (permits, most) in costs {
             pack(&mut numbers, exact(*permits));
             pack(&mut numbers, exact(*most));
@@ -303,7 +309,7 @@ pub(crate) enum Answer {
     /// Granted, although the limits would have refused the request.
     Shadow,
     /// Not booked: a pause ends before the request is due.
-    Foreseen,
+    Predicted,
     /// Not decided: requests before this one wait for the end of a pause, which has ended.
     Resumed,
 }
@@ -323,12 +329,12 @@ pub(crate) struct StateReport {
 impl Reply {
     /// The remaining time of the longest pause of the limits.
     pub(crate) fn paused_for(&self) -> Duration {
-        self.limits.iter().map(|told| told.paused_for).max().unwrap_or_default()
+        self.limits.iter().map(|reported| reported.paused_for).max().unwrap_or_default()
     }
 
     /// What a call needs to give the booking back.
     pub(crate) fn given_back(&self) -> GivenBack<'_> {
-        let due = if self.answer == Answer::Foreseen { -self.due } else { self.due };
+        let due = if self.answer == Answer::Predicted { -self.due } else { self.due };
         GivenBack { due, permits: &self.permits, before: &self.before }
     }
 
@@ -360,13 +366,13 @@ impl Reply {
         let answer = match number(0)? {
             0 => Answer::Refused,
             1 => Answer::Done,
-            3 => Answer::Foreseen,
+            3 => Answer::Predicted,
             4 => Answer::Resumed,
             _ => Answer::Shadow,
         };
         let permits: Option<Vec<u64>> = (4..4 + limits).map(natural).collect();
         let first = 4 + limits;
-        let told = |limit: usize| {
+        let reported = |limit: usize| {
             let first = first + NUMBERS * limit;
             Some(StateReport {
                 available: natural(first)?,
@@ -376,9 +382,9 @@ impl Reply {
                 other: natural(first + 4)?,
             })
         };
-        let (told, end) = match number(first) {
+        let (reported, end) = match number(first) {
             Some(_) => {
-                ((0..limits).map(told).collect::<Option<Vec<StateReport>>>()?, first + NUMBERS * limits)
+                ((0..limits).map(reported).collect::<Option<Vec<StateReport>>>()?, first + NUMBERS * limits)
             }
             None => (Vec::new(), first),
         };
@@ -390,7 +396,7 @@ impl Reply {
             tightest: usize::try_from(number(2)?).ok()?.checked_sub(1),
             due: number(3)?,
             permits: permits?,
-            limits: told,
+            limits: reported,
             before: before.collect(),
         })
     }

@@ -18,9 +18,10 @@ use crate::key;
 use crate::known_pause::KnownPause;
 use crate::observe::Observers;
 use crate::script::{
-    Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, Script, StateReport, Wanted, command, reserve,
+    Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, ReserveRequest, Script, StateReport, command,
+    reserve,
 };
-use crate::share::Booked;
+use crate::share::LastBooking;
 use crate::store::{Away, Deadline, Store, Unsent, WhileAway};
 use crate::terms::Terms;
 
@@ -170,9 +171,9 @@ impl Set {
     }
 
     /// A call that takes bookings back, and then decides requests in their order.
-    pub(crate) fn reserve(&self, given_back: &[GivenBack<'_>], requests: &[Wanted]) -> Cmd {
+    pub(crate) fn reserve(&self, given_back: &[GivenBack<'_>], requests: &[ReserveRequest]) -> Cmd {
         if !requests.is_empty() {
-            self.store.ask_for_permits();
+            self.store.note_permit_request();
         }
         reserve(&self.script, self.store.time(), &self.parts(&[], &[]), given_back, requests)
     }
@@ -211,18 +212,18 @@ impl Set {
         let store = self.store.clone();
         self.store.send(cmd, self.script.clone(), deadline, move |outcome| {
             drop(giving_way);
-            let outcome = outcome.and_then(|value| read(value).ok_or_else(|| store.note_nonsense()));
+            let outcome = outcome.and_then(|value| read(value).ok_or_else(|| store.note_invalid_reply()));
             answer(outcome);
         })
     }
 
     /// Calls a script, without waiting for the reply.
-    pub(crate) fn tell(&self, operation: Operation, costs: &Costs, before: &[Vec<u8>]) {
-        drop(self.tell_locked(operation, costs, before));
+    pub(crate) fn send_detached(&self, operation: Operation, costs: &Costs, before: &[Vec<u8>]) {
+        drop(self.send_locked(operation, costs, before));
     }
 
-    /// Like [`tell`](Set::tell), for a caller that holds a lock.
-    pub(crate) fn tell_locked(
+    /// Like [`send_detached`](Set::send_detached), for a caller that holds a lock.
+    pub(crate) fn send_locked(
         &self,
         operation: Operation,
         costs: &Costs,
@@ -230,7 +231,7 @@ impl Set {
     ) -> Option<Unsent> {
         let refunds = matches!(operation, Operation::Back { .. } | Operation::Refund { .. });
         let store = self.store.clone();
-        let deadline = if refunds { Deadline::KEPT } else { Deadline::NONE };
+        let deadline = if refunds { Deadline::MUST_SEND } else { Deadline::NONE };
         self.send(operation, costs, before, deadline, move |outcome| {
             if outcome.is_err() {
                 store.note_lost(refunds.into());
@@ -275,25 +276,25 @@ impl Set {
 
     /// Returns how to decide a request in place of the store, which has booked permits for this
     /// process.
-    pub(crate) fn instead(&self, undecided: Away, booked: &dyn Fn() -> Booked) -> Instead {
+    pub(crate) fn fallback(&self, undecided: Away, booked: &dyn Fn() -> LastBooking) -> Fallback {
         // A wrong configuration is never hidden.
         if undecided == Away::Misconfigured {
-            return Instead::Refuse(self.unavailable(undecided));
+            return Fallback::Refuse(self.unavailable(undecided));
         }
         if self.shadow.load(Ordering::Relaxed) {
-            return Instead::Grant;
+            return Fallback::Grant;
         }
         if let Some(refusal) = self.known_pause.refusal() {
-            return Instead::Refuse(refusal);
+            return Fallback::Refuse(refusal);
         }
         if self.store.while_away() == WhileAway::Open {
-            return Instead::Grant;
+            return Fallback::Grant;
         }
         let limits = self.members.iter().map(|member| (member.name.as_str(), &member.config));
         match self.store.share(&self.tag, limits, booked) {
-            Some(Ok(share)) => Instead::Share(share.into()),
-            Some(Err(refusal)) => Instead::Refuse(self.by_share(refusal, undecided.rest())),
-            None => Instead::Refuse(self.unavailable(undecided)),
+            Some(Ok(share)) => Fallback::Share(share.into()),
+            Some(Err(refusal)) => Fallback::Refuse(self.by_share(refusal, undecided.rest())),
+            None => Fallback::Refuse(self.unavailable(undecided)),
         }
     }
 
@@ -322,7 +323,7 @@ impl Set {
     pub(crate) fn tightest(&self, reply: &Reply) -> Option<(&str, Left)> {
         let Reply { permits, limits, wait, .. } = reply;
         let asked = self.members.iter().zip(limits).zip(permits).filter(|(_, permits)| **permits > 0);
-        let left = asked.map(|((member, told), _)| (member.name.as_str(), left(member, told, *wait)));
+        let left = asked.map(|((member, report), _)| (member.name.as_str(), left(member, report, *wait)));
         // Two limits are compared by the remaining part, without a division.
         left.reduce(|a, b| {
             let part = |of: &Left, other: &Left| u128::from(of.available) * u128::from(other.limit);
@@ -333,21 +334,21 @@ impl Set {
     /// The state in a reply, after `passed` of its time has passed. It takes no lock.
     pub(crate) fn state_of(&self, reply: &Reply, passed: Duration, waiting: usize) -> AllStatus {
         let paused_for = reply.paused_for();
-        let members = self.members.iter().zip(&reply.limits).map(|(member, told)| {
-            let status = Status::from(left(member, told, passed)).rate(member.terms.rate);
-            (member.name.as_str(), status.paused_for(less(told.paused_for, passed)))
+        let members = self.members.iter().zip(&reply.limits).map(|(member, report)| {
+            let status = Status::from(left(member, report, passed)).rate(member.terms.rate);
+            (member.name.as_str(), status.paused_for(less(report.paused_for, passed)))
         });
         AllStatus::new(members).waiting(waiting).paused_for(less(paused_for, passed))
     }
 }
 
 /// What is left of a limit, after `passed` of the reported time has passed.
-fn left(member: &Member, told: &StateReport, passed: Duration) -> Left {
-    let (next_in, full_in) = (less(told.next_in, passed), less(told.full_in, passed));
+fn left(member: &Member, report: &StateReport, passed: Duration) -> Left {
+    let (next_in, full_in) = (less(report.next_in, passed), less(report.full_in, passed));
     let available = match passed > Duration::ZERO && next_in == Duration::ZERO {
         // At least one permit.
-        true => told.available.max(told.other).max(1),
-        false => told.available,
+        true => report.available.max(report.other).max(1),
+        false => report.available,
     };
     Left::new(member.terms.limit, available).next_in(next_in).full_in(full_in)
 }
@@ -367,7 +368,7 @@ impl fmt::Debug for Prepared {
 }
 
 /// A decision without the store.
-pub(crate) enum Instead {
+pub(crate) enum Fallback {
     Share(AnyLimiter),
     /// Every request is granted.
     Grant,

@@ -175,7 +175,7 @@ impl ClientAddress {
         if !trusted(peer, 0) {
             return Some(peer);
         }
-        let told: Box<dyn Iterator<Item = Option<IpAddr>>> = match &self.header {
+        let reported: Box<dyn Iterator<Item = Option<IpAddr>>> = match &self.header {
             ForwardingHeader::Single(name) => {
                 // One proxy writes one address, so several addresses are not from a proxy.
                 let mut lines = request.headers.get_all(name).iter();
@@ -192,8 +192,8 @@ impl ClientAddress {
             }
         };
         let mut client = peer;
-        for (hop, told) in told.enumerate() {
-            let Some(address) = told else { break };
+        for (hop, reported) in reported.enumerate() {
+            let Some(address) = reported else { break };
             client = address;
             if !trusted(address, hop + 1) {
                 break;

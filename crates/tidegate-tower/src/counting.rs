@@ -10,7 +10,7 @@ use tidegate::{
     CountingLimit, CountingPermit, Grant, KeyedCountingLimit, KeyedCountingPermit, Refusal, Request,
 };
 
-use crate::limit::{Limit, or_free, reserve_of_key};
+use crate::limit::{Limit, or_empty, reserve_of_key};
 use crate::refused::NAME;
 
 /// Returns `n` permits. Dropping them drops `held`, which gives the permits back.
@@ -47,7 +47,7 @@ impl Limit for CountingLimit {
 
     fn reserve(&self, (): &(), ask: &Request) -> Result<AnyReservation, AllRefusal> {
         let limit = AnyLimiter::from(self.clone());
-        or_free(limit.reserve(AllRequest::from(*ask)), || limit)
+        or_empty(limit.reserve(AllRequest::from(*ask)), || limit)
     }
 
     fn status(&self, (): &()) -> Option<AllStatus> {

@@ -12,7 +12,7 @@ use crate::limit::Limit;
 use crate::refused::{Error, Refused};
 
 /// A request before its decision. The functions of the layer see a `V` of it.
-pub trait Asking<V> {
+pub trait PendingRequest<V> {
     type Request;
 
     fn view(&self) -> &V;
@@ -23,7 +23,7 @@ pub trait Asking<V> {
     fn into_request(self) -> Self::Request;
 }
 
-impl<B> Asking<request::Parts> for (request::Parts, B) {
+impl<B> PendingRequest<request::Parts> for (request::Parts, B) {
     type Request = Request<B>;
 
     fn view(&self) -> &request::Parts {
@@ -43,7 +43,7 @@ impl<B> Asking<request::Parts> for (request::Parts, B) {
 #[derive(Debug)]
 pub struct Whole<R>(pub(crate) R);
 
-impl<R> Asking<R> for Whole<R> {
+impl<R> PendingRequest<R> for Whole<R> {
     type Request = R;
 
     fn view(&self) -> &R {

@@ -23,7 +23,7 @@ use tidegate::{AcquireAny, AllPermits, AllRefusal, AllStatus, AnyReservation, Re
 
 use crate::hold::Hold;
 use crate::key::Key;
-use crate::limit::{Ask, Limit, asked_for_none};
+use crate::limit::{Ask, Limit, is_zero_permits};
 use crate::refused::Refused;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -227,7 +227,7 @@ impl<L: Limit, V> Gate<L, V> {
             Ok(Granted { hold, left, is_degraded }) => {
                 Ok(Admission { hold, state: state(left, is_degraded), shadowed: None })
             }
-            Err(refusal) if asked_for_none(&refusal) => Ok(Admission::default()),
+            Err(refusal) if is_zero_permits(&refusal) => Ok(Admission::default()),
             Err(refusal) => {
                 let (left, is_degraded) = (refusal.left().cloned(), refusal.is_degraded());
                 // A key without room has no limit to report.

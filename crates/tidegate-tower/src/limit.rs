@@ -129,7 +129,7 @@ impl<P: Policy, C: Timer> Limit for RateLimiter<P, C> {
     }
 
     fn reserve(&self, (): &(), ask: &Request) -> Result<AnyReservation, AllRefusal> {
-        or_free(Limiter::reserve(self, &AllRequest::from(*ask)), || self.clone())
+        or_empty(Limiter::reserve(self, &AllRequest::from(*ask)), || self.clone())
     }
 
     fn status(&self, (): &()) -> Option<AllStatus> {
@@ -159,7 +159,7 @@ where
 
     fn reserve(&self, key: &K, ask: &Request) -> Result<AnyReservation, AllRefusal> {
         let limit = OfKey::new(self, key.clone());
-        or_free(limit.reserve(&AllRequest::from(*ask)), || AnyLimiter::new(limit))
+        or_empty(limit.reserve(&AllRequest::from(*ask)), || AnyLimiter::new(limit))
     }
 
     fn status(&self, key: &K) -> Option<AllStatus> {
@@ -180,7 +180,7 @@ impl<C: Timer> Limit for AllOf<C> {
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
-        or_free(Limiter::reserve(self, ask), || self.clone())
+        or_empty(Limiter::reserve(self, ask), || self.clone())
     }
 
     fn status(&self, (): &()) -> Option<AllStatus> {
@@ -232,7 +232,7 @@ impl Limit for AnyLimiter {
     }
 
     fn reserve(&self, (): &(), ask: &Self::Ask) -> Result<AnyReservation, AllRefusal> {
-        or_free(self.non_blocking().reserve(ask.clone()), || self.clone())
+        or_empty(self.non_blocking().reserve(ask.clone()), || self.clone())
     }
 
     fn status(&self, (): &()) -> Option<AllStatus> {
@@ -275,31 +275,31 @@ impl<K: Clone + Send + Sync + 'static> Limit for AnyKeyed<K> {
 }
 
 /// Returns whether the request asked for no permits. Then there is nothing to refuse.
-pub(crate) fn asked_for_none(refusal: &AllRefusal) -> bool {
+pub(crate) fn is_zero_permits(refusal: &AllRefusal) -> bool {
     refusal.refusal() == Some(Refusal::ZeroPermits)
 }
 
 /// Returns the reservation, or one of no permits if the request asks for none.
-pub(crate) fn or_free<L: Into<AnyLimiter>>(
+pub(crate) fn or_empty<L: Into<AnyLimiter>>(
     reserved: Result<AnyReservation, AllRefusal>,
     limiter: impl FnOnce() -> L,
 ) -> Result<AnyReservation, AllRefusal> {
     match reserved {
-        Err(refusal) if asked_for_none(&refusal) => Ok(AnyReservation::empty(limiter().into())),
+        Err(refusal) if is_zero_permits(&refusal) => Ok(AnyReservation::empty(limiter().into())),
         reserved => reserved,
     }
 }
 
-/// Like [`or_free`], for a keyed limiter. The limiter of the key is looked up only for a request of
-/// no permits: an exempt request needs no room for its key, and the observer must be notified of a
-/// request whose key has no room.
+/// Like [`or_empty`], for a keyed limiter. The limiter of the key is looked up only for a request
+/// of no permits: an exempt request needs no room for its key, and the observer must be notified of
+/// a request whose key has no room.
 pub(crate) fn reserve_of_key<K: Clone + 'static>(
     keys: &AnyKeyed<K>,
     key: &K,
     ask: AllRequest<'static>,
 ) -> Result<AnyReservation, AllRefusal> {
     match keys.reserve(key.clone(), ask) {
-        Err(refusal) if asked_for_none(&refusal) => Ok(AnyReservation::empty(keys.limiter(key.clone())?)),
+        Err(refusal) if is_zero_permits(&refusal) => Ok(AnyReservation::empty(keys.limiter(key.clone())?)),
         reserved => reserved,
     }
 }

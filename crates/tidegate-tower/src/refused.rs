@@ -16,7 +16,7 @@ pub(crate) const NAME: &str = "limit";
 /// In [shadow mode](crate::RateLimitLayer::shadow) the request carries it as an extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
-    why: Why,
+    cause: Cause,
     /// The name that the layer was given.
     name: Option<Arc<str>>,
     /// Whether the limit that refused is the only limit of the limiter.
@@ -24,18 +24,18 @@ pub struct Refused {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Why {
+enum Cause {
     Limit(AllRefusal),
     NoKey(StatusCode),
 }
 
 impl Refused {
     pub(crate) fn by_limit(refusal: AllRefusal) -> Refused {
-        Refused { why: Why::Limit(refusal), name: None, is_only: false }
+        Refused { cause: Cause::Limit(refusal), name: None, is_only: false }
     }
 
     pub(crate) fn no_key(status: StatusCode) -> Refused {
-        Refused { why: Why::NoKey(status), name: None, is_only: false }
+        Refused { cause: Cause::NoKey(status), name: None, is_only: false }
     }
 
     /// Sets the name of the layer. The layer's only limit has this name.
@@ -46,9 +46,9 @@ impl Refused {
     /// Returns the refusal of the limiter. `None` if the request has no key.
     #[must_use]
     pub fn refusal(&self) -> Option<&AllRefusal> {
-        match &self.why {
-            Why::Limit(refusal) => Some(refusal),
-            Why::NoKey(_) => None,
+        match &self.cause {
+            Cause::Limit(refusal) => Some(refusal),
+            Cause::NoKey(_) => None,
         }
     }
 
@@ -121,9 +121,9 @@ impl Refused {
     /// layer cannot distinguish a limit of one client from a limit of the whole fleet.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        match &self.why {
-            Why::NoKey(status) => *status,
-            Why::Limit(refusal) => {
+        match &self.cause {
+            Cause::NoKey(status) => *status,
+            Cause::Limit(refusal) => {
                 StatusCode::from_u16(refusal.status_code()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
             }
         }
@@ -132,13 +132,13 @@ impl Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.why {
-            Why::Limit(refusal) => match refusal.refusal() {
+        match &self.cause {
+            Cause::Limit(refusal) => match refusal.refusal() {
                 Some(reason) if self.is_undecided() => reason.fmt(f),
                 Some(reason) => write!(f, "{}: {reason}", self.limit()),
                 None => refusal.fmt(f),
             },
-            Why::NoKey(status) => write!(f, "the request has no key: {status}"),
+            Cause::NoKey(status) => write!(f, "the request has no key: {status}"),
         }
     }
 }

@@ -10,7 +10,7 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::finish::{Asking, Finish, Whole};
+use crate::finish::{Finish, PendingRequest, Whole};
 use crate::gate::{Admission, PendingAdmission};
 use crate::kind::{Client, Kind, Plain, Server};
 use crate::layer::RateLimitLayer;
@@ -65,7 +65,7 @@ impl<S, L: Limit, M: Kind> RateLimit<S, L, M> {
         let call = Some((service, asking));
         ResponseFuture {
             layer: self.layer.clone(),
-            state: State::Asking { pending: PendingAdmission::New, call },
+            state: State::Pending { pending: PendingAdmission::New, call },
         }
     }
 }
@@ -180,7 +180,7 @@ pin_project! {
     where
         L: Limit,
     {
-        Asking { pending: PendingAdmission<L>, call: Option<(S, H)> },
+        Pending { pending: PendingAdmission<L>, call: Option<(S, H)> },
         Calling { #[pin] future: F, admission: Admission },
     }
 }
@@ -190,7 +190,7 @@ where
     S: Service<R>,
     L: Limit,
     M: Finish<S::Response, S::Error>,
-    H: Asking<M::Request, Request = R>,
+    H: PendingRequest<M::Request, Request = R>,
 {
     type Output = Result<M::Answer, M::Error>;
 
@@ -198,7 +198,7 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProjection::Asking { pending, call } => {
+                StateProjection::Pending { pending, call } => {
                     let (_, asking) = call.as_ref().expect("polled after it was ready");
                     let needs = this.layer.needs();
                     let decision = ready!(pending.poll(&this.layer.gate, needs, asking.view(), context));

@@ -440,7 +440,7 @@ async fn a_handle_controls_the_limiter() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_layer_tells_its_limits_and_waits_for_its_answers() {
+async fn a_layer_reports_its_limits_and_waits_for_its_decisions() {
     let (limiter, _) = limiter();
     let inner = service_fn(|_: HttpRequest<()>| ready(Ok::<_, Infallible>(Response::new(String::new()))));
     let mut service = RateLimitLayer::new(limiter).layer(inner);

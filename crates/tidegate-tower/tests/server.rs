@@ -121,7 +121,7 @@ async fn an_only_member_has_the_name_of_the_layer_in_headers_and_refusals() {
 }
 
 #[tokio::test]
-async fn granted_answers_tell_the_decision_itself() {
+async fn headers_of_a_grant_report_the_decision_itself() {
     let layer = RateLimitLayer::new(limiter(10)).named("api");
     for left in (0..10).rev() {
         let granted = send(&layer, get("/")).await;
@@ -156,7 +156,7 @@ async fn a_unix_time_is_that_of_the_answer() {
 }
 
 #[tokio::test]
-async fn nested_layers_of_the_draft_tell_each_limit() {
+async fn nested_layers_of_the_draft_write_each_limit() {
     let outer = RateLimitLayer::new(limiter(5)).named("all");
     let inner = RateLimitLayer::new(limiter(3)).named("one");
     let service = outer.layer(inner.layer(hello()));
@@ -167,7 +167,7 @@ async fn nested_layers_of_the_draft_tell_each_limit() {
 
 /// A limit of calls in flight has no reset, and was reported with the reset of the other limit.
 #[tokio::test]
-async fn a_state_is_told_of_one_limit_alone() {
+async fn the_state_that_is_written_is_that_of_one_limit() {
     let in_flight = CountingLimit::new(20);
     let _permits: Vec<_> = (0..16).map(|_| in_flight.try_acquire().unwrap()).collect();
     for format in [Format::XRateLimit, Format::Draft06, Format::Draft03] {
@@ -191,7 +191,7 @@ async fn a_state_is_told_of_one_limit_alone() {
 
 /// With several layers in one format, a format with room for one limit reports the tightest limit.
 #[tokio::test]
-async fn nested_layers_of_other_formats_tell_the_tightest_limit() {
+async fn nested_layers_of_other_formats_write_the_tightest_limit() {
     let layer = |burst, format| RateLimitLayer::new(limiter(burst)).format(format);
     // One limit has 4 of 5 permits left, one has 9 of 10, and one has 19 of 20.
     for bursts in [[5, 10, 20], [5, 20, 10], [10, 5, 20], [20, 5, 10], [10, 20, 5], [20, 10, 5]] {
@@ -223,7 +223,7 @@ async fn nested_layers_of_other_formats_tell_the_tightest_limit() {
 }
 
 #[tokio::test]
-async fn the_state_that_a_service_tells_stays_unless_the_limit_is_tighter() {
+async fn the_state_that_a_service_writes_stays_unless_the_limit_is_tighter() {
     for (remaining, told) in [("0", "0"), ("90", "4"), ("soon", "soon")] {
         let service = service_fn(move |_: Request<String>| {
             let response = Response::builder()
@@ -348,7 +348,7 @@ async fn a_full_table_of_keys_has_no_capacity() {
 
 /// The headers of the refusal reported a full limit.
 #[tokio::test]
-async fn a_key_without_room_is_told_no_limit() {
+async fn no_limit_is_written_for_a_key_without_room() {
     async fn check<L: Limit<Key = String>>(limit: L) {
         let layer = RateLimitLayer::keyed(limit, from_header);
         let granted = send(&layer, of("alice")).await;
@@ -408,7 +408,7 @@ async fn shadow_mode_lets_a_request_without_a_key_pass() {
 }
 
 #[tokio::test]
-async fn the_shadow_modes_of_layer_and_limiter_are_counted_and_told_apart() {
+async fn the_shadow_modes_of_layer_and_limiter_are_counted_and_distinguished() {
     let (mut counts, mut told) = (Vec::new(), Vec::new());
     for is_of_layer in [true, false] {
         let (limit, statistics) = (limiter(1), Arc::new(Statistics::new()));
@@ -431,7 +431,7 @@ async fn the_shadow_modes_of_layer_and_limiter_are_counted_and_told_apart() {
 
 /// The detail of a refusal had nanoseconds.
 #[tokio::test(start_paused = true)]
-async fn problem_details_tell_the_time_of_retry_after() {
+async fn problem_details_report_the_time_of_retry_after() {
     let policy = TokenBucket::new(Rate::new(1, Duration::from_millis(1300)).unwrap(), 1);
     let layer = RateLimitLayer::new(RateLimiter::with_clock(policy, TokioClock::new()));
     send(&layer, get("/")).await;
@@ -796,7 +796,7 @@ async fn a_call_of_grpc_that_can_never_pass_is_not_retried() {
 
 /// A client was told never to retry a call, although only the look-up of its key had failed.
 #[tokio::test]
-async fn a_call_of_grpc_without_a_key_is_told_the_status_alone() {
+async fn a_call_of_grpc_without_a_key_gets_the_status_alone() {
     for (status, code) in [
         (StatusCode::SERVICE_UNAVAILABLE, "14"),
         (StatusCode::BAD_GATEWAY, "14"),

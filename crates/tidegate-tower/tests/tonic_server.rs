@@ -35,7 +35,7 @@ fn policy(burst: u32) -> TokenBucket {
 }
 
 #[tokio::test]
-async fn a_client_is_told_that_a_resource_is_exhausted_and_when_to_retry() {
+async fn a_client_gets_resource_exhausted_and_the_time_to_retry() {
     let limiter = RateLimiter::with_clock(policy(2), ManualClock::new());
     let mut client = served(RateLimitLayer::new(limiter).named("api")).await;
     assert_eq!(check(&mut client).await.unwrap(), 1);

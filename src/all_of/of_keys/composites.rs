@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use crate::all_of::all::All;
 use crate::clock::Timer;
 use crate::limiter::shared::Shared;
-use crate::line::deferred::{go_on, run};
+use crate::line::deferred::{resume_panic, run};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
 /// The numbers of the limiters that a key has.
@@ -51,7 +51,7 @@ impl<C: Timer> Composites<C> {
             run(&mut panic, || composite.close());
             run(&mut panic, || drop(composite));
         }
-        go_on(panic);
+        resume_panic(panic);
         was_open
     }
 
@@ -111,7 +111,7 @@ impl<C: Timer> Composites<C> {
 }
 
 /// The clean-up that the composite of a key does when it is dropped.
-pub(crate) struct Home<C: Timer> {
+pub(crate) struct KeyCleanup<C: Timer> {
     pub(crate) composites: Arc<Composites<C>>,
     pub(crate) numbers: Numbers,
     /// Whether permits in use keep the composite alive, because a table of keys must be notified
@@ -121,16 +121,16 @@ pub(crate) struct Home<C: Timer> {
     pub(crate) _leave: Vec<Box<dyn Send + Sync>>,
 }
 
-impl<C: Timer> Home<C> {
+impl<C: Timer> KeyCleanup<C> {
     /// Creates the home of a composite that no other call finds, and that permits in use keep
     /// alive.
-    pub(crate) fn apart(leave: Box<dyn Send + Sync>) -> Home<C> {
+    pub(crate) fn apart(leave: Box<dyn Send + Sync>) -> KeyCleanup<C> {
         let (composites, numbers) = (Arc::new(Composites::new()), Numbers::default());
-        Home { composites, numbers, is_kept: true, _leave: vec![leave] }
+        KeyCleanup { composites, numbers, is_kept: true, _leave: vec![leave] }
     }
 }
 
-impl<C: Timer> Drop for Home<C> {
+impl<C: Timer> Drop for KeyCleanup<C> {
     fn drop(&mut self) {
         self.composites.forget(&self.numbers);
     }

@@ -16,7 +16,7 @@ use crate::counting::CountingLimit;
 use crate::error::Refusal;
 use crate::grant::Left;
 use crate::keyed::pause::Hold;
-use crate::keyed::table::{Found, KeyLimiter, Table, Taken};
+use crate::keyed::table::{Attempt, Found, KeyLimiter, Table};
 use crate::keyed::{KeyPolicy, KeyedCountingLimit, KeyedRateLimiter};
 use crate::line::deferred::run_in_drop;
 use crate::policy::Policy;
@@ -46,7 +46,7 @@ pub(crate) trait KeyedMember<Q: ?Sized>: Send + Sync {
 pub(crate) trait InTable<Q: ?Sized> {
     /// Returns how long until `n` permits are due, behind all waiters; or why they never will be.
     /// Takes no permits, and adds no key.
-    fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
+    fn predict_wait(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal>;
 
     /// Takes `n` permits now, or none. Notifies no observer. Sets `left`, if given, to what this
     /// leaves.
@@ -81,8 +81,8 @@ pub(crate) struct ByKey<K, P: Policy + Clone, C: Timer, R: ?Sized, F> {
     pub(crate) of: PhantomData<fn(&R)>,
 }
 
-fn handle<P: Policy + Clone, C: Timer>(line: &KeyLimiter<P, C>) -> Handle<KeyPolicy<P>, C> {
-    Handle(line.shared().clone())
+fn handle<P: Policy + Clone, C: Timer>(limiter: &KeyLimiter<P, C>) -> Handle<KeyPolicy<P>, C> {
+    Handle(limiter.shared().clone())
 }
 
 impl<Q, K, P, C, R, F> KeyedMember<Q> for ByKey<K, P, C, R, F>
@@ -105,18 +105,18 @@ where
     fn lease(&self, key: &Q) -> Result<Lease, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let hash = table.hash_of(key);
-        let line = table.limiter(key)?;
-        let number = line.shared().number;
+        let limiter = table.limiter(key)?;
+        let number = limiter.shared().number;
         let leave = Box::new(Leave { table: table.clone(), hash, number });
-        Ok(Lease { kind: Kind::Rate(Arc::new(handle(&line))), number, leave })
+        Ok(Lease { kind: Kind::Rate(Arc::new(handle(&limiter))), number, leave })
     }
 
     fn number(&self, key: &Q) -> Option<u64> {
         let table = self.limiter.table();
         match table.find((self.part)(key), |_, _, _| ()) {
-            Found::Limiter(line) => Some(line.shared().number),
+            Found::Limiter(limiter) => Some(limiter.shared().number),
             Found::Known(()) => None,
-            Found::Nowhere => table.shared().map(|line| line.shared().number),
+            Found::Unknown => table.shared().map(|limiter| limiter.shared().number),
         }
     }
 
@@ -134,9 +134,9 @@ where
     R: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     F: Fn(&Q) -> &R + Send + Sync,
 {
-    fn look(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal> {
+    fn predict_wait(&self, key: &Q, n: u32, priority: i8) -> Result<Wait, Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
-        let look = |policy: &P, state: &P::State, hold: Option<&Hold>| {
+        let predict_wait = |policy: &P, state: &P::State, hold: Option<&Hold>| {
             policy.check(n)?;
             let now = table.clock.now();
             let due = match hold {
@@ -146,18 +146,18 @@ where
             let paused = hold.is_some_and(|hold| now < hold.opens);
             Ok(Wait { time: due.saturating_since(now), paused })
         };
-        let look_at = |line: &KeyLimiter<P, C>| {
-            let member = handle(line);
+        let predict_wait_at = |limiter: &KeyLimiter<P, C>| {
+            let member = handle(limiter);
             member.check(n, priority)?;
-            Ok(member.look(n, priority))
+            Ok(member.predict_wait(n, priority))
         };
-        let wait = match table.find(key, look) {
+        let wait = match table.find(key, predict_wait) {
             Found::Known(answer) => answer,
-            Found::Limiter(line) => look_at(&line),
-            Found::Nowhere if table.is_closed() => Err(Refusal::Closed),
-            Found::Nowhere => match table.shared() {
-                Some(line) => look_at(line),
-                None => table.unknown(key, look),
+            Found::Limiter(limiter) => predict_wait_at(&limiter),
+            Found::Unknown if table.is_closed() => Err(Refusal::Closed),
+            Found::Unknown => match table.shared() {
+                Some(limiter) => predict_wait_at(limiter),
+                None => table.unknown(key, predict_wait),
             },
         };
         match wait {
@@ -175,14 +175,14 @@ where
     ) -> Result<(), Refusal> {
         let (table, key) = (self.limiter.table(), (self.part)(key));
         let request = Request { wants_left: left.is_some(), ..Request::permits(n).priority(priority) };
-        match table.ask(table.hash_of(key), key, &request) {
-            Ok(Taken::Granted(grant)) => {
+        match table.attempt(table.hash_of(key), key, &request) {
+            Ok(Attempt::Granted(grant)) => {
                 if let Some(left) = left {
                     *left = grant.left();
                 }
                 Ok(())
             }
-            Ok(Taken::Limiter(line)) => handle(&line).take_then((n, priority), left, &mut || Ok(())),
+            Ok(Attempt::Limiter(limiter)) => handle(&limiter).take_then((n, priority), left, &mut || Ok(())),
             // Like a member in shadow mode, it refuses no request.
             Err(refusal) if table.passes(refusal) => Ok(()),
             Err(refusal) => Err(refusal),
@@ -220,7 +220,7 @@ where
     }
 
     fn number(&self, key: &Q) -> Option<u64> {
-        Some(self.limit.ask_known((self.part)(key), CountingLimit::address)? as u64)
+        Some(self.limit.inspect_known((self.part)(key), CountingLimit::address)? as u64)
     }
 
     fn status(&self, key: &Q) -> Status {

@@ -20,7 +20,7 @@
 mod composites;
 mod member;
 
-pub(crate) use composites::Home;
+pub(crate) use composites::KeyCleanup;
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -519,9 +519,9 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if let Some(all) = self.in_use(key) {
             return Ok(ControlFlow::Continue(all));
         }
-        match self.common.shared.or_tell(ask, || self.take_now(key, ask)) {
+        match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
             Some(Err(refusal)) if !refusal.may_retry() => self.refuse(key, ask, refusal),
-            Some(Ok(permits)) => self.tell(ask, Ok(permits)).map(ControlFlow::Break),
+            Some(Ok(permits)) => self.report_end(ask, Ok(permits)).map(ControlFlow::Break),
             // No observer is notified: the request waits now.
             Some(Err(_)) | None => match self.for_key(key) {
                 Ok(all) => Ok(ControlFlow::Continue(all)),
@@ -679,8 +679,12 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
             leave.push(lease.leave);
         }
         let is_kept = self.keyed.iter().any(|entry| entry.member.in_table().is_none());
-        let home =
-            Home { composites: self.composites.clone(), numbers: numbers.clone(), is_kept, _leave: leave };
+        let home = KeyCleanup {
+            composites: self.composites.clone(),
+            numbers: numbers.clone(),
+            is_kept,
+            _leave: leave,
+        };
         let all = AllOf::observed_by(self.events.clone(), members, Some(home), common.clock.clone());
         if self.bounds != QueueBounds::UNBOUNDED {
             all.shared.set_bounds(self.bounds);
@@ -694,12 +698,13 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     fn for_exempt(&self, key: &Q) -> AllOf<C> {
         self.in_use(key).unwrap_or_else(|| {
             let common = &self.common.shared;
-            let instead = |KeyedEntry { name, cost, .. }: &KeyedEntry<Q>| Entry {
+            let placeholder = |KeyedEntry { name, cost, .. }: &KeyedEntry<Q>| Entry {
                 name: name.clone(),
                 kind: Kind::Counting(CountingLimit::new(0)),
                 cost: *cost,
             };
-            let members = common.rule.members.iter().cloned().chain(self.keyed.iter().map(instead)).collect();
+            let members =
+                common.rule.members.iter().cloned().chain(self.keyed.iter().map(placeholder)).collect();
             let all = AllOf::observed_by(self.events.clone(), members, None, common.clock.clone());
             AllOf { ones: self.ones.clone(), ..all }
         })
@@ -761,8 +766,10 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if let Some(all) = self.in_use(key) {
             return all.attempt(ask);
         }
-        match self.common.shared.or_tell(ask, || self.take_now(key, ask)) {
-            Some(answer) => self.tell(ask, answer.map_err(|refusal| self.tell_left(key, ask, refusal))),
+        match self.common.shared.or_report_cancelled(ask, || self.take_now(key, ask)) {
+            Some(answer) => {
+                self.report_end(ask, answer.map_err(|refusal| self.with_permits_left(key, ask, refusal)))
+            }
             None => match self.for_key(key) {
                 Ok(all) => all.attempt(ask),
                 Err(refusal) => self.refuse(key, ask, refusal),
@@ -773,16 +780,16 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     /// Refuses a request without a composite: notifies the observer, and adds the permits left if
     /// the request asks for them.
     fn refuse<T>(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> Result<T, AllRefusal> {
-        self.tell(ask, Err(self.tell_left(key, ask, refusal)))
+        self.report_end(ask, Err(self.with_permits_left(key, ask, refusal)))
     }
 
     /// Adds the permits left to the refusal of a request that was refused at once, if the request
     /// asks for them.
-    fn tell_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
+    fn with_permits_left(&self, key: &Q, ask: &Weights, refusal: AllRefusal) -> AllRefusal {
         if !ask.wants_left {
             return refusal;
         }
-        let asked = |name: &str| self.place(name).and_then(|index| ask.get(index).copied()).unwrap_or(0);
+        let asked = |name: &str| self.index_of(name).and_then(|index| ask.get(index).copied()).unwrap_or(0);
         refusal.with_left(self.status(key)).at_once(asked)
     }
 
@@ -805,17 +812,17 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         if asked.next().is_some() {
             return None;
         }
-        if let Err(refusal) = self.look(key, ask, of_key.as_ref()) {
+        if let Err(refusal) = self.check_available(key, ask, of_key.as_ref()) {
             return Some(Err(refusal));
         }
         let (mut charge, mut by_key, mut left) = (AllCharge::default(), None, None);
         let took = rule.take_then(ask, &mut charge, &mut || {
             let Some(OfKey { name, member, n }) = &of_key else { return Ok(()) };
-            let tell = ask.wants_left.then_some(&mut left);
-            member.take(key, (*n, ask.priority), tell).inspect_err(|_| by_key = Some(*name))
+            let left_slot = ask.wants_left.then_some(&mut left);
+            member.take(key, (*n, ask.priority), left_slot).inspect_err(|_| by_key = Some(*name))
         });
         let granted = |()| {
-            let left = left.and_then(|left| Some((self.place(of_key.as_ref()?.name)?, left)));
+            let left = left.and_then(|left| Some((self.index_of(of_key.as_ref()?.name)?, left)));
             let AllCharge { permits, left: others, .. } = charge;
             let status = || self.status(key).with_left(others.into_iter().flat_map(|left| *left).chain(left));
             let granted = AllPermits { permits, ..Grant::at_once(ask.others).into() };
@@ -824,7 +831,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         Some(took.map(granted).map_err(|refusal| {
             // Another request took the permits just now, or there is no room for the key. If an
             // equal call would be granted by now, this refusal counts.
-            self.look(key, ask, of_key.as_ref()).err().unwrap_or_else(|| match by_key {
+            self.check_available(key, ask, of_key.as_ref()).err().unwrap_or_else(|| match by_key {
                 Some(name) => refused(name, refusal),
                 None => rule.blame(ask, refusal),
             })
@@ -833,7 +840,12 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
 
     /// Checks whether all members have enough permits, and takes none. If several members refuse
     /// for now, the refusal names the member that is ready last.
-    fn look(&self, key: &Q, ask: &Weights, of_key: Option<&OfKey<'_, Q>>) -> Result<(), AllRefusal> {
+    fn check_available(
+        &self,
+        key: &Q,
+        ask: &Weights,
+        of_key: Option<&OfKey<'_, Q>>,
+    ) -> Result<(), AllRefusal> {
         if ask.iter().all(|n| *n == 0) {
             return Err(refused(self.entries().next().unwrap_or(&"".into()), Refusal::ZeroPermits));
         }
@@ -843,8 +855,8 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         })?;
         let of_key = match of_key {
             Some(OfKey { name, member, n }) => {
-                let look = member.look(key, *n, ask.priority);
-                Some((look.map_err(|refusal| refused(name, refusal))?, *name))
+                let wait = member.predict_wait(key, *n, ask.priority);
+                Some((wait.map_err(|refusal| refused(name, refusal))?, *name))
             }
             None => None,
         };
@@ -855,7 +867,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
                     return Err(refused(&entry.name, Refusal::InUse { limit: limit.limit() }));
                 }
                 Kind::Counting(_) => Wait::NONE,
-                Kind::Rate(member) => member.look(*n, ask.priority),
+                Kind::Rate(member) => member.predict_wait(*n, ask.priority),
             };
             if wait.time > Nanos::ZERO && wait > last {
                 (last, name) = (wait, Some(&entry.name));
@@ -871,7 +883,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
     }
 
     /// Notifies the observer of a call that was decided without a composite.
-    fn tell<T>(&self, ask: &Weights, answer: Result<T, AllRefusal>) -> Result<T, AllRefusal> {
+    fn report_end<T>(&self, ask: &Weights, answer: Result<T, AllRefusal>) -> Result<T, AllRefusal> {
         if self.events.is_some() {
             self.common.shared.report(|events| {
                 let permits = self.common.shared.rule.permits(ask);
@@ -897,7 +909,7 @@ impl<Q: ?Sized, C: Timer + Clone> KeyedAllOf<Q, C> {
         let find = |name: &str| {
             let unknown =
                 || AllRefusal::NoMember { name: name.into(), members: self.entries().cloned().collect() };
-            self.place(name).ok_or_else(unknown)
+            self.index_of(name).ok_or_else(unknown)
         };
         ask.set_costs(request, rates(common).chain(keyed), find)?;
         Ok(ask)
@@ -916,7 +928,7 @@ impl<Q: ?Sized, C: Timer> KeyedAllOf<Q, C> {
     }
 
     /// Returns the index of the member with this name.
-    fn place(&self, name: &str) -> Option<usize> {
+    fn index_of(&self, name: &str) -> Option<usize> {
         self.entries().position(|of| *of == *name)
     }
 

@@ -6,10 +6,10 @@
 //!
 //! # States of the thread
 //!
-//! `looks_at` is the time at which the thread next checks the queue. All changes are made under the
-//! mutex.
+//! `checks_at` is the time at which the thread next checks the queue. All changes are made under
+//! the mutex.
 //!
-//! | `looks_at` | the thread | changed by |
+//! | `checks_at` | the thread | changed by |
 //! |---|---|---|
 //! | `ZERO` | is awake, and checks the queue before it parks; or is not started | the thread, which parks |
 //! | a time | is parked until then | a sleep for an earlier time, which notifies the thread; the thread, which woke up |
@@ -17,12 +17,12 @@
 //!
 //! # No sleep is missed
 //!
-//! The thread finds the earliest time, stores it in `looks_at` and parks, all in one section: the
+//! The thread finds the earliest time, stores it in `checks_at` and parks, all in one section: the
 //! condition variable releases the mutex when the thread is parked. A sleep that is inserted comes
-//! either before that section, and the thread sees it, or after that section, and finds `looks_at`.
-//! In the second case, if the sleep is due earlier than `looks_at`, it notifies the thread. A sleep
-//! that is removed notifies nothing: the thread wakes up at its time, finds no sleep that is due,
-//! and parks again.
+//! either before that section, and the thread sees it, or after that section, and finds
+//! `checks_at`. In the second case, if the sleep is due earlier than `checks_at`, it notifies the
+//! thread. A sleep that is removed notifies nothing: the thread wakes up at its time, finds no
+//! sleep that is due, and parks again.
 //!
 //! A sleep that is dropped or reset while its waker is being called is already out of the queue.
 //! Its waker is then called once without a reason, which every user of a waker must tolerate.
@@ -80,7 +80,7 @@ pub(super) struct AlarmThread {
 struct Shared {
     queue: Queue,
     /// The time at which the thread checks the queue: see the table of states.
-    looks_at: Nanos,
+    checks_at: Nanos,
     /// The thread does not wake up before this time.
     not_before: Nanos,
     /// The process in which the thread was started. A forked process has no copy of the thread.
@@ -95,8 +95,8 @@ fn start_thread(timer: &'static AlarmThread) -> std::io::Result<()> {
 
 impl AlarmThread {
     fn new(start: fn(&'static AlarmThread) -> std::io::Result<()>) -> AlarmThread {
-        let (looks_at, not_before) = (Nanos::ZERO, Nanos::ZERO);
-        let shared = Shared { queue: Queue::default(), looks_at, not_before, started_in: None };
+        let (checks_at, not_before) = (Nanos::ZERO, Nanos::ZERO);
+        let shared = Shared { queue: Queue::default(), checks_at, not_before, started_in: None };
         AlarmThread { clock: TimeStamp::new(), shared: Mutex::new(shared), earlier: Condvar::new(), start }
     }
 
@@ -111,7 +111,7 @@ impl AlarmThread {
         let mut shared = self.lock();
         if shared.started_in != process {
             let started = (self.start)(self).is_ok();
-            (shared.started_in, shared.looks_at) = (process.filter(|_| started), Nanos::ZERO);
+            (shared.started_in, shared.checks_at) = (process.filter(|_| started), Nanos::ZERO);
         }
         shared.started_in.is_some()
     }
@@ -120,10 +120,10 @@ impl AlarmThread {
     fn insert(&self, at: Nanos, waker: Waker) -> Key {
         let mut shared = self.lock();
         let key = shared.queue.insert(at, waker);
-        let looks_at = at.max(shared.not_before);
-        if looks_at < shared.looks_at {
+        let checks_at = at.max(shared.not_before);
+        if checks_at < shared.checks_at {
             // Once for each time that the thread parks, unless a still earlier sleep follows.
-            shared.looks_at = looks_at;
+            shared.checks_at = checks_at;
             // Without the lock, which the thread takes as soon as it wakes up.
             drop(shared);
             self.earlier.notify_one();
@@ -141,7 +141,7 @@ impl AlarmThread {
         precise_parking();
         let mut shared = self.lock();
         loop {
-            shared.looks_at = Nanos::ZERO;
+            shared.checks_at = Nanos::ZERO;
             let now = self.clock.now();
             if let Some((at, waker)) = shared.queue.pop_due(now) {
                 // Counted from the time of the sleep. If it were counted from the present time, the
@@ -149,7 +149,7 @@ impl AlarmThread {
                 shared.not_before = at.saturating_add(GRAIN);
                 // User code, which may insert or remove a sleep.
                 drop(shared);
-                ring(waker);
+                call_waker(waker);
                 shared = self.lock();
                 continue;
             }
@@ -162,7 +162,7 @@ impl AlarmThread {
                 shared = self.lock();
                 continue;
             }
-            shared.looks_at = at;
+            shared.checks_at = at;
             shared = if at == Nanos::MAX {
                 self.earlier.wait(shared).unwrap_or_else(PoisonError::into_inner)
             } else {
@@ -185,7 +185,7 @@ fn parking_time(left: Nanos) -> Duration {
 
 /// Calls a waker. A waker that panics must not end the thread of all limiters. The panic hook has
 /// reported the panic. The payload is leaked, because its drop may panic again.
-fn ring(waker: Waker) {
+fn call_waker(waker: Waker) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         std::mem::forget(panic);
     }
@@ -198,7 +198,7 @@ pub struct ThreadSleep<C> {
     clock: C,
     at: Nanos,
     /// The key of the waker of the last poll.
-    left_at: Option<Key>,
+    registered: Option<Key>,
 }
 
 impl<C: Clock> ThreadSleep<C> {
@@ -208,15 +208,15 @@ impl<C: Clock> ThreadSleep<C> {
     }
 
     fn by(timer: &'static AlarmThread, clock: C, at: Nanos) -> ThreadSleep<C> {
-        ThreadSleep { timer, clock, at, left_at: None }
+        ThreadSleep { timer, clock, at, registered: None }
     }
 
     fn take_waker(&mut self) -> Option<Waker> {
-        self.timer.remove(self.left_at.take()?)
+        self.timer.remove(self.registered.take()?)
     }
 
     /// Leaves the waker with the timer, or returns it if the time has come.
-    fn leave_waker(&mut self, waker: Waker) -> Option<Waker> {
+    fn register_waker(&mut self, waker: Waker) -> Option<Waker> {
         let left = self.at.saturating_since(self.clock.now());
         if left == Nanos::ZERO {
             return Some(waker);
@@ -224,7 +224,7 @@ impl<C: Clock> ThreadSleep<C> {
         // Each of the two times is rounded down, and the timer's time is read second. With the two
         // nanoseconds the timer therefore does not fire before the clock reads `at`.
         let at = self.timer.clock.now().saturating_add(left).saturating_add(Nanos::new(2));
-        self.left_at = Some(self.timer.insert(at, waker));
+        self.registered = Some(self.timer.insert(at, waker));
         None
     }
 }
@@ -234,7 +234,7 @@ impl<C: Clock + Unpin> Future for ThreadSleep<C> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         drop(self.take_waker());
-        if self.leave_waker(context.waker().clone()).is_some() {
+        if self.register_waker(context.waker().clone()).is_some() {
             return Poll::Ready(());
         }
         if !self.timer.is_started() {
@@ -248,7 +248,7 @@ impl<C: Clock + Unpin> Sleep for ThreadSleep<C> {
     fn reset(mut self: Pin<&mut Self>, at: Nanos) {
         let waker = self.take_waker();
         self.at = at;
-        if let Some(waker) = waker.and_then(|waker| self.leave_waker(waker)) {
+        if let Some(waker) = waker.and_then(|waker| self.register_waker(waker)) {
             waker.wake();
         }
     }
@@ -260,6 +260,6 @@ impl<C: Clock + Unpin> Sleep for ThreadSleep<C> {
 
 impl<C> Drop for ThreadSleep<C> {
     fn drop(&mut self) {
-        drop(self.left_at.take().and_then(|key| self.timer.remove(key)));
+        drop(self.registered.take().and_then(|key| self.timer.remove(key)));
     }
 }

@@ -24,11 +24,11 @@ use tokio::time::Instant;
 
 /// The runtimes in which limiters sleep or clocks were created. A runtime is removed when it ends,
 /// unless its time differed from real time.
-static RUNTIMES: LazyLock<Mutex<HashMap<Id, Known>>> = LazyLock::new(Mutex::default);
+static RUNTIMES: LazyLock<Mutex<HashMap<Id, RuntimeState>>> = LazyLock::new(Mutex::default);
 
 /// A runtime that runs, or the last time of a runtime that has ended.
-enum Known {
-    Runs(Arc<Runtime>),
+enum RuntimeState {
+    Running(Arc<Runtime>),
     /// The runtime's time was `last` when it ended, at `real`.
     Ended {
         last: Instant,
@@ -45,12 +45,12 @@ pub(super) struct Runtime {
 }
 
 /// Held by the task in each runtime. Its drop marks the runtime as ending.
-struct Ends {
+struct EndGuard {
     id: Id,
     runtime: Arc<Runtime>,
 }
 
-impl Drop for Ends {
+impl Drop for EndGuard {
     fn drop(&mut self) {
         *lock(&self.runtime.runs) = false;
         let last = own_time(&self.runtime.handle);
@@ -58,13 +58,13 @@ impl Drop for Ends {
         // If two threads registered this runtime at once, only one entry was kept, which may be the
         // other one.
         let known = match runtimes.get(&self.id) {
-            Some(Known::Runs(runtime)) => Arc::ptr_eq(runtime, &self.runtime),
-            Some(Known::Ended { .. }) | None => false,
+            Some(RuntimeState::Running(runtime)) => Arc::ptr_eq(runtime, &self.runtime),
+            Some(RuntimeState::Ended { .. }) | None => false,
         };
         if known {
             match last {
                 Some(last) => {
-                    runtimes.insert(self.id, Known::Ended { last, real: RealInstant::now() });
+                    runtimes.insert(self.id, RuntimeState::Ended { last, real: RealInstant::now() });
                 }
                 None => {
                     runtimes.remove(&self.id);
@@ -83,11 +83,11 @@ impl Runtime {
     pub(super) fn current() -> Arc<Runtime> {
         let handle = Handle::current();
         let id = handle.id();
-        if let Some(Known::Runs(runtime)) = lock(&RUNTIMES).get(&id) {
+        if let Some(RuntimeState::Running(runtime)) = lock(&RUNTIMES).get(&id) {
             return runtime.clone();
         }
         let runtime = Arc::new(Runtime { handle: handle.clone(), runs: Mutex::new(true) });
-        let ends = Ends { id, runtime: runtime.clone() };
+        let ends = EndGuard { id, runtime: runtime.clone() };
         // No lock is held: a runtime that is ending drops the task here, and the drop takes both
         // locks.
         drop(handle.spawn(async move {
@@ -97,10 +97,10 @@ impl Runtime {
         let mut runtimes = lock(&RUNTIMES);
         // Checked under the lock of `RUNTIMES`: a runtime that ends after this removes its entry.
         if *lock(&runtime.runs) {
-            if let Some(Known::Runs(first)) = runtimes.get(&id) {
+            if let Some(RuntimeState::Running(first)) = runtimes.get(&id) {
                 return first.clone();
             }
-            runtimes.insert(id, Known::Runs(runtime.clone()));
+            runtimes.insert(id, RuntimeState::Running(runtime.clone()));
         }
         runtime
     }
@@ -129,8 +129,8 @@ pub(super) fn home() -> Option<Id> {
 /// Returns the time of the runtime `home`, for a thread outside of any runtime.
 pub(super) fn time_of(home: Id) -> Instant {
     let handle = match lock(&RUNTIMES).get(&home) {
-        Some(Known::Runs(runtime)) => runtime.handle.clone(),
-        Some(Known::Ended { last, real }) => return *last + real.elapsed(),
+        Some(RuntimeState::Running(runtime)) => runtime.handle.clone(),
+        Some(RuntimeState::Ended { last, real }) => return *last + real.elapsed(),
         None => return Instant::from_std(RealInstant::now()),
     };
     let _inside = handle.enter();
@@ -141,8 +141,8 @@ pub(super) fn time_of(home: Id) -> Instant {
 /// of `home` while that runtime runs.
 pub(super) fn current_or(home: Option<Id>) -> Option<Handle> {
     Handle::try_current().ok().or_else(|| match lock(&RUNTIMES).get(&home?) {
-        Some(Known::Runs(runtime)) => Some(runtime.handle.clone()),
-        Some(Known::Ended { .. }) | None => None,
+        Some(RuntimeState::Running(runtime)) => Some(runtime.handle.clone()),
+        Some(RuntimeState::Ended { .. }) | None => None,
     })
 }
 

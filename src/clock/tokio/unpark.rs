@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep_until};
 pub(super) struct Unpark(JoinHandle<()>);
 
 /// Unparks a thread in its drop, so the thread is unparked even if the runtime drops the task.
-struct InDrop(Thread);
+struct UnparkOnDrop(Thread);
 
-impl Drop for InDrop {
+impl Drop for UnparkOnDrop {
     fn drop(&mut self) {
         self.0.unpark();
     }
@@ -23,7 +23,7 @@ impl Unpark {
     /// Unparks the calling thread at `at`, or when the runtime ends. The thread then reads the time
     /// again.
     pub(super) fn new(runtime: &Handle, at: Instant) -> Unpark {
-        let thread = InDrop(std::thread::current());
+        let thread = UnparkOnDrop(std::thread::current());
         Unpark(runtime.spawn(async move {
             let _thread = thread;
             sleep_until(at).await;

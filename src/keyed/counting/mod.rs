@@ -21,7 +21,7 @@ use std::time::Duration;
 use self::table::{LimitOf, Limits};
 use crate::counting::{CountingLimit, CountingPermit};
 use crate::error::Refusal;
-use crate::keyed::events::{KeyEvents, Watch};
+use crate::keyed::events::{KeyEvents, KeyedObserver};
 use crate::limiter::events::{Events, report};
 use crate::line::deferred::run_in_drop;
 use crate::status::Status;
@@ -134,8 +134,8 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         &self.limits
     }
 
-    fn anew(&self, of: Arc<LimitOf<K>>, events: Option<Watch<K>>) -> Self {
-        KeyedCountingLimit { limits: Arc::new(self.limits.anew(of, events)) }
+    fn recreate(&self, of: Arc<LimitOf<K>>, events: Option<KeyedObserver<K>>) -> Self {
+        KeyedCountingLimit { limits: Arc::new(self.limits.recreate(of, events)) }
     }
 
     /// Returns a new, empty limit whose keys get their limits from a function. Keys in use are not
@@ -159,7 +159,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// ```
     #[must_use]
     pub fn with_limits(self, limits: impl Fn(&K) -> u32 + Send + Sync + 'static) -> Self {
-        self.anew(Arc::new(limits), self.limits.events())
+        self.recreate(Arc::new(limits), self.limits.events())
     }
 
     /// Returns a new, empty limit that reports its calls for all keys to `events`. Keys in use are
@@ -186,14 +186,14 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     ///     KeyedCountingLimit::new(1, 1000).observed_by(statistics.clone());
     /// let held = calls.try_acquire("alice")?;
     /// assert!(calls.try_acquire("alice").is_err());
-    /// let told = statistics.snapshot();
-    /// assert_eq!((told.granted, told.in_use), (1, 1));
+    /// let counts = statistics.snapshot();
+    /// assert_eq!((counts.granted, counts.in_use), (1, 1));
     /// # drop(held);
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```
     #[must_use]
     pub fn observed_by(self, events: Arc<dyn Events>) -> Self {
-        self.anew(self.limits.of.clone(), Some(Watch::All(events)))
+        self.recreate(self.limits.of.clone(), Some(KeyedObserver::All(events)))
     }
 
     /// Like [`observed_by`](KeyedCountingLimit::observed_by), for an observer that receives the key
@@ -207,7 +207,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     where
         K: Send + Sync + 'static,
     {
-        self.anew(self.limits.of.clone(), Some(Watch::with_key(events)))
+        self.recreate(self.limits.of.clone(), Some(KeyedObserver::with_key(events)))
     }
 
     /// Takes one permit of a key now, or refuses.
@@ -461,7 +461,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.look(key, CountingLimit::available)
+        self.inspect_limit(key, CountingLimit::available)
     }
 
     /// Returns the limit of a key, how many permits a request would find now, and how many requests
@@ -473,16 +473,16 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.look(key, CountingLimit::status)
+        self.inspect_limit(key, CountingLimit::status)
     }
 
     /// Calls `ask` with the limit of a key, or with the limit that a new key would have.
-    fn look<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> T
+    fn inspect_limit<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> T
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.ask_known(key, ask).unwrap_or_else(|| {
+        self.inspect_known(key, ask).unwrap_or_else(|| {
             let limit = if self.is_closed() { 0 } else { (self.limits.of)(&key.to_owned()) };
             ask(&CountingLimit::new(limit))
         })
@@ -491,7 +491,7 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
     /// Calls `ask` with the limit of a key in use, under the lock of its shard. Without the lock, a
     /// user that leaves meanwhile would find the reference of this call, and would leave the key in
     /// the table.
-    pub(crate) fn ask_known<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> Option<T>
+    pub(crate) fn inspect_known<Q, T>(&self, key: &Q, ask: fn(&CountingLimit) -> T) -> Option<T>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
@@ -526,11 +526,11 @@ impl<K: Hash + Eq> KeyedCountingLimit<K> {
         K: Borrow<Q>,
         Q: Hash + Eq + ToOwned<Owned = K> + ?Sized,
     {
-        self.lease(key).inspect_err(|refusal| self.tell_refused(key, n.into(), refusal))
+        self.lease(key).inspect_err(|refusal| self.report_refused(key, n.into(), refusal))
     }
 
     /// Notifies the observer of a request that was refused because its key has no limit.
-    pub(crate) fn tell_refused<Q>(&self, key: &Q, n: u64, refusal: &Refusal)
+    pub(crate) fn report_refused<Q>(&self, key: &Q, n: u64, refusal: &Refusal)
     where
         Q: ToOwned<Owned = K> + ?Sized,
     {

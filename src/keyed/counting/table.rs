@@ -32,16 +32,16 @@ use std::sync::Arc;
 
 use crate::counting::CountingLimit;
 use crate::error::Refusal;
-use crate::keyed::events::Watch;
+use crate::keyed::events::KeyedObserver;
 use crate::keyed::hashes::Hashes;
 use crate::keyed::slots::Slots;
 use crate::keyed::table::{Counted, SEARCH, SMALL};
 use crate::limiter::events::Events;
-use crate::line::deferred::{go_on, run};
+use crate::line::deferred::{resume_panic, run};
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, Ordering, lock};
 
 /// The maximum number of shards.
-const MOST_SHARDS: usize = 64;
+const MAX_SHARDS: usize = 64;
 
 /// How many slots each new key examines for keys that are no longer in use.
 const SWEEP: usize = 4;
@@ -62,10 +62,10 @@ pub(crate) struct Limits<K> {
     /// Set before the locks of all shards are taken, and read under the lock of one shard.
     closed: AtomicBool,
     /// The number of searches for room so far. Each search starts at another slot.
-    hand: AtomicUsize,
+    search_count: AtomicUsize,
     pub(super) of: Arc<LimitOf<K>>,
     /// The observer of all calls, if there is one.
-    events: Option<Watch<K>>,
+    events: Option<KeyedObserver<K>>,
 }
 
 pub(crate) struct Shard<K> {
@@ -99,15 +99,15 @@ enum Step {
 
 impl<K: Hash + Eq> Limits<K> {
     pub(super) fn new(max_keys: usize, of: Arc<LimitOf<K>>) -> Self {
-        Limits::with_shards((max_keys / SEARCH).clamp(1, MOST_SHARDS), max_keys, of)
+        Limits::with_shards((max_keys / SEARCH).clamp(1, MAX_SHARDS), max_keys, of)
     }
 
     /// Returns a new, empty table with these limits and this observer.
-    pub(super) fn anew(&self, of: Arc<LimitOf<K>>, events: Option<Watch<K>>) -> Self {
+    pub(super) fn recreate(&self, of: Arc<LimitOf<K>>, events: Option<KeyedObserver<K>>) -> Self {
         Limits { events, ..Limits::new(self.max_keys, of) }
     }
 
-    pub(super) fn events(&self) -> Option<Watch<K>> {
+    pub(super) fn events(&self) -> Option<KeyedObserver<K>> {
         self.events.clone()
     }
 
@@ -117,7 +117,7 @@ impl<K: Hash + Eq> Limits<K> {
     where
         Q: ToOwned<Owned = K> + ?Sized,
     {
-        self.events.as_ref().map(|watch| watch.of(key))
+        self.events.as_ref().map(|observer| observer.of(key))
     }
 
     pub(crate) fn with_shards(shards: usize, max_keys: usize, of: Arc<LimitOf<K>>) -> Self {
@@ -128,7 +128,7 @@ impl<K: Hash + Eq> Limits<K> {
             count: AtomicUsize::new(0),
             max_keys,
             closed: AtomicBool::new(false),
-            hand: AtomicUsize::new(0),
+            search_count: AtomicUsize::new(0),
             of,
             events: None,
         }
@@ -232,7 +232,7 @@ impl<K: Hash + Eq> Limits<K> {
     /// Searches for keys that are no longer in use. Only handles leave such keys behind.
     fn make_room(&self, removed: &mut Vec<(K, CountingLimit)>) -> bool {
         // Relaxed: each search gets its own turn at any ordering.
-        let turn = self.hand.fetch_add(1, Ordering::Relaxed);
+        let turn = self.search_count.fetch_add(1, Ordering::Relaxed);
         let most = if self.max_keys <= SMALL { usize::MAX } else { SEARCH };
         let (all, mut searched) = (self.shards.len(), 0);
         for i in 0..all {
@@ -290,7 +290,7 @@ impl<K: Hash + Eq> Limits<K> {
             self.forget(&mut lock(shard), 0, usize::MAX, &mut removed);
             run(&mut panic, || drop_all(removed));
         }
-        go_on(panic);
+        resume_panic(panic);
         was_open
     }
 
@@ -318,7 +318,7 @@ impl<K: Hash + Eq> Limits<K> {
                 run(&mut panic, || drop(key));
             }
         }
-        go_on(panic);
+        resume_panic(panic);
     }
 }
 
@@ -345,5 +345,5 @@ fn drop_all<K>(removed: Vec<(K, CountingLimit)>) {
     for entry in removed {
         run(&mut panic, || drop(entry));
     }
-    go_on(panic);
+    resume_panic(panic);
 }

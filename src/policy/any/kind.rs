@@ -152,12 +152,12 @@ impl Policy for Kind {
         kinds!(each [self, policy, KindState(state) => policy.forecast(state, at), else Forecast::new(at)])
     }
 
-    fn foresee(&self, state: &KindState, forecast: &mut Forecast, n: u32) -> Nanos {
-        kinds!(each [self, policy, KindState(state) => policy.foresee(state, forecast, n), else Nanos::MAX])
+    fn predict(&self, state: &KindState, forecast: &mut Forecast, n: u32) -> Nanos {
+        kinds!(each [self, policy, KindState(state) => policy.predict(state, forecast, n), else Nanos::MAX])
     }
 
-    fn foresee_many(&self, state: &KindState, forecast: &mut Forecast, crowd: &Crowd) {
-        kinds!(each [self, policy, KindState(state) => policy.foresee_many(state, forecast, crowd), else ()]);
+    fn predict_many(&self, state: &KindState, forecast: &mut Forecast, crowd: &Crowd) {
+        kinds!(each [self, policy, KindState(state) => policy.predict_many(state, forecast, crowd), else ()]);
     }
 
     fn undo(&self, state: &KindState, at: Nanos, charge: KindCharge, most: u64) -> u64 {

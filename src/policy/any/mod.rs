@@ -26,7 +26,7 @@
 //! everything: if the era is over, the request asks the next one.
 //!
 //! **No request waits for another thread.** A request that finds a change in progress retries
-//! [`LOOKS`] times. If the change is still in progress, the changing thread was taken off its
+//! [`MAX_RETRIES`] times. If the change is still in progress, the changing thread was taken off its
 //! processor, and the request is refused with a retry time of a nanosecond.
 //!
 //! **Undoing** needs the era of the grant, which each charge has. Nothing of a grant of an earlier
@@ -73,7 +73,7 @@ use crate::policy::any::kind::{KindCharge, KindState};
 use crate::policy::window::closable::refused_as_closed;
 use crate::policy::{Change, Crowd, Forecast, Policy, PolicyStatus};
 use crate::rate::Rate;
-use crate::sync::{AtomicBool, AtomicU32, LOOKS, Ordering, Swap, fence, spin_loop};
+use crate::sync::{AtomicBool, AtomicU32, MAX_RETRIES, Ordering, Swap, fence, spin_loop};
 use crate::time::Nanos;
 
 /// Any of the policies, for a choice made by a configuration: one type for all limiters of a
@@ -103,11 +103,11 @@ use crate::time::Nanos;
 /// # Ok::<(), tidegate::policy::ConfigError>(())
 /// ```
 pub struct AnyPolicy {
-    first: Ruled,
+    first: EraPolicy,
     /// Whether `later` has a policy. Stored after `later`.
     replaced: AtomicBool,
     /// The policy of the era in force, unless that is the first era.
-    later: Swap<Ruled>,
+    later: Swap<EraPolicy>,
 }
 
 /// The state of one [`AnyPolicy`].
@@ -129,7 +129,7 @@ pub struct AnyCharge {
 
 /// A policy, and the era in which it decides.
 #[derive(Debug)]
-struct Ruled {
+struct EraPolicy {
     kind: Kind,
     era: u32,
 }
@@ -137,7 +137,7 @@ struct Ruled {
 /// A later era: its policy, and a state of that policy.
 #[derive(Debug)]
 struct Era {
-    policy: std::sync::Arc<Ruled>,
+    policy: std::sync::Arc<EraPolicy>,
     state: KindState,
 }
 
@@ -145,7 +145,7 @@ impl AnyState {
     /// Returns whether this era is in force, and no change is in progress, for a request that this
     /// era has refused.
     #[inline]
-    fn is_still(&self, era: u32) -> bool {
+    fn is_in_force(&self, era: u32) -> bool {
         // The load of the state that refused comes before this fence (6). So the load after it may
         // be relaxed.
         fence(Ordering::Acquire);
@@ -161,14 +161,18 @@ impl AnyState {
 
 impl From<Kind> for AnyPolicy {
     fn from(kind: Kind) -> AnyPolicy {
-        AnyPolicy { first: Ruled { kind, era: 0 }, replaced: AtomicBool::new(false), later: Swap::empty() }
+        AnyPolicy {
+            first: EraPolicy { kind, era: 0 },
+            replaced: AtomicBool::new(false),
+            later: Swap::empty(),
+        }
     }
 }
 
 /// Creates a policy with the terms in force.
 impl Clone for AnyPolicy {
     fn clone(&self) -> AnyPolicy {
-        self.rule(|ruled| ruled.kind.clone().into())
+        self.with_policy(|policy| policy.kind.clone().into())
     }
 }
 
@@ -179,13 +183,13 @@ impl fmt::Debug for AnyPolicy {
 }
 
 impl AnyPolicy {
-    /// Calls `look` with the policy in force.
-    fn rule<R>(&self, look: impl FnOnce(&Ruled) -> R) -> R {
+    /// Calls `inspect` with the policy in force.
+    fn with_policy<R>(&self, inspect: impl FnOnce(&EraPolicy) -> R) -> R {
         // Acquire: a thread that sees the flag sees the policy.
         if !self.replaced.load(Ordering::Acquire) {
-            return look(&self.first);
+            return inspect(&self.first);
         }
-        self.later.with(|ruled| look(ruled.map_or(&self.first, |ruled| ruled)))
+        self.later.with(|policy| inspect(policy.map_or(&self.first, |policy| policy)))
     }
 
     /// Returns the configuration of the terms in force, after all changes.
@@ -209,37 +213,42 @@ impl AnyPolicy {
     /// ```
     #[must_use]
     pub fn config(&self) -> super::PolicyConfig {
-        self.rule(|ruled| ruled.kind.config())
+        self.with_policy(|policy| policy.kind.config())
     }
 
-    /// Calls `look` with an era: the one with this number or a later one.
-    fn of_era<R>(&self, state: &AnyState, number: u32, look: impl FnOnce(&Ruled, &KindState) -> R) -> R {
+    /// Calls `inspect` with an era: the one with this number or a later one.
+    fn of_era<R>(
+        &self,
+        state: &AnyState,
+        number: u32,
+        inspect: impl FnOnce(&EraPolicy, &KindState) -> R,
+    ) -> R {
         if number == 0 {
-            return look(&self.first, &state.first);
+            return inspect(&self.first, &state.first);
         }
         state.later.with(|era| match era {
-            Some(era) => look(&era.policy, &era.state),
-            None => look(&self.first, &state.first),
+            Some(era) => inspect(&era.policy, &era.state),
+            None => inspect(&self.first, &state.first),
         })
     }
 
-    /// Calls `look` with the era in force. For an operation that excludes changes, or may find an
-    /// old era.
-    fn era<R>(&self, state: &AnyState, look: impl FnOnce(&Ruled, &KindState) -> R) -> R {
+    /// Calls `inspect` with the era in force. For an operation that excludes changes, or may find
+    /// an old era.
+    fn era<R>(&self, state: &AnyState, inspect: impl FnOnce(&EraPolicy, &KindState) -> R) -> R {
         // Acquire: a thread that reads this number finds this era or a later one (5).
-        self.of_era(state, state.era.load(Ordering::Acquire) / 2, look)
+        self.of_era(state, state.era.load(Ordering::Acquire) / 2, inspect)
     }
 
-    /// Calls `look` with the era in force, and repeats this until the era is still in force
+    /// Calls `inspect` with the era in force, and repeats this until the era is still in force
     /// afterwards. Returns `None` if a change is in progress, and stalls.
-    fn look<R>(&self, state: &AnyState, look: impl Fn(&Ruled, &KindState) -> R) -> Option<R> {
-        for _ in 0..=LOOKS {
+    fn inspect<R>(&self, state: &AnyState, inspect: impl Fn(&EraPolicy, &KindState) -> R) -> Option<R> {
+        for _ in 0..=MAX_RETRIES {
             if state.is_closed() {
                 spin_loop();
                 continue;
             }
-            let (seen, era) = self.era(state, |ruled, state| (look(ruled, state), ruled.era));
-            if state.is_still(era) {
+            let (seen, era) = self.era(state, |policy, state| (inspect(policy, state), policy.era));
+            if state.is_in_force(era) {
                 return Some(seen);
             }
         }
@@ -249,19 +258,19 @@ impl AnyPolicy {
     /// Takes permits of a later era than the first, or of the next one.
     #[inline(never)]
     fn try_acquire_later(&self, state: &AnyState, at: Nanos, n: u32) -> Result<AnyCharge, Refusal> {
-        for _ in 0..=LOOKS {
+        for _ in 0..=MAX_RETRIES {
             // Acquire: as in `era` (5).
             let number = state.era.load(Ordering::Acquire);
             if number % 2 == 1 {
                 spin_loop();
                 continue;
             }
-            let (answer, era) = self.of_era(state, number / 2, |Ruled { kind, era }, state| {
+            let (answer, era) = self.of_era(state, number / 2, |EraPolicy { kind, era }, state| {
                 (kind.try_acquire(state, at, n), *era)
             });
             match answer {
                 Ok(charge) => return Ok(AnyCharge { era, charge }),
-                Err(refusal) if state.is_still(era) => return Err(refusal),
+                Err(refusal) if state.is_in_force(era) => return Err(refusal),
                 Err(_) => {}
             }
         }
@@ -283,7 +292,7 @@ impl Policy for AnyPolicy {
         if state.era.load(Ordering::Acquire) == 0 {
             let make = |charge| AnyCharge { era: 0, charge };
             let answer = self.first.kind.try_acquire_as(&state.first, at, n, make);
-            if answer.is_ok() || state.is_still(0) {
+            if answer.is_ok() || state.is_in_force(0) {
                 return answer;
             }
         }
@@ -291,37 +300,37 @@ impl Policy for AnyPolicy {
     }
 
     fn check(&self, n: u32) -> Result<(), Refusal> {
-        self.rule(|ruled| ruled.kind.check(n))
+        self.with_policy(|policy| policy.kind.check(n))
     }
 
     fn weight(&self, n: u32) -> u64 {
-        self.rule(|ruled| ruled.kind.weight(n))
+        self.with_policy(|policy| policy.kind.weight(n))
     }
 
     fn ready_at(&self, state: &AnyState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        let ready_at = self.look(state, |ruled, state| ruled.kind.ready_at(state, at, ahead, n));
+        let ready_at = self.inspect(state, |policy, state| policy.kind.ready_at(state, at, ahead, n));
         // The same time as a request gets while a change stalls.
         ready_at.unwrap_or(at.saturating_add(Nanos::new(1)))
     }
 
     fn one_by_one(&self, largest: u32) -> usize {
-        self.rule(|ruled| ruled.kind.one_by_one(largest))
+        self.with_policy(|policy| policy.kind.one_by_one(largest))
     }
 
     fn forecast(&self, state: &AnyState, at: Nanos) -> Forecast {
-        self.era(state, |ruled, state| ruled.kind.forecast(state, at))
+        self.era(state, |policy, state| policy.kind.forecast(state, at))
     }
 
-    fn foresee(&self, state: &AnyState, forecast: &mut Forecast, n: u32) -> Nanos {
-        self.era(state, |ruled, state| ruled.kind.foresee(state, forecast, n))
+    fn predict(&self, state: &AnyState, forecast: &mut Forecast, n: u32) -> Nanos {
+        self.era(state, |policy, state| policy.kind.predict(state, forecast, n))
     }
 
-    fn foresee_many(&self, state: &AnyState, forecast: &mut Forecast, crowd: &Crowd) {
-        self.era(state, |ruled, state| ruled.kind.foresee_many(state, forecast, crowd));
+    fn predict_many(&self, state: &AnyState, forecast: &mut Forecast, crowd: &Crowd) {
+        self.era(state, |policy, state| policy.kind.predict_many(state, forecast, crowd));
     }
 
     fn undo(&self, state: &AnyState, at: Nanos, charge: AnyCharge, most: u64) -> u64 {
-        self.era(state, |Ruled { kind, era }, state| match charge.era == *era {
+        self.era(state, |EraPolicy { kind, era }, state| match charge.era == *era {
             true => kind.undo(state, at, charge.charge, most),
             // Nothing of a grant by another policy is put back. This call returns the level.
             false => kind.refund(state, at, 0),
@@ -329,36 +338,39 @@ impl Policy for AnyPolicy {
     }
 
     fn moved(&self, charge: AnyCharge) -> (u64, u64) {
-        self.rule(|Ruled { kind, era }| if charge.era == *era { kind.moved(charge.charge) } else { (0, 0) })
+        self.with_policy(
+            |EraPolicy { kind, era }| if charge.era == *era { kind.moved(charge.charge) } else { (0, 0) },
+        )
     }
 
     fn full_level(&self, at: Nanos) -> u64 {
-        self.rule(|ruled| ruled.kind.full_level(at))
+        self.with_policy(|policy| policy.kind.full_level(at))
     }
 
     fn level_unit(&self) -> (u64, u64) {
-        self.rule(|ruled| ruled.kind.level_unit())
+        self.with_policy(|policy| policy.kind.level_unit())
     }
 
     fn refund(&self, state: &AnyState, at: Nanos, n: u32) -> u64 {
-        self.era(state, |ruled, state| ruled.kind.refund(state, at, n))
+        self.era(state, |policy, state| policy.kind.refund(state, at, n))
     }
 
     fn unspent(&self, AnyCharge { era, charge }: AnyCharge, n: u32, used: u32) -> Option<AnyCharge> {
-        let unspent = self.rule(|ruled| (era == ruled.era).then(|| ruled.kind.unspent(charge, n, used)));
+        let unspent =
+            self.with_policy(|policy| (era == policy.era).then(|| policy.kind.unspent(charge, n, used)));
         unspent.flatten().map(|charge| AnyCharge { era, charge })
     }
 
     fn debit(&self, state: &AnyState, at: Nanos, n: u32) {
-        self.era(state, |ruled, state| ruled.kind.debit(state, at, n));
+        self.era(state, |policy, state| policy.kind.debit(state, at, n));
     }
 
     fn keep_at_most(&self, state: &AnyState, at: Nanos, permits: u64) -> u64 {
-        self.era(state, |ruled, state| ruled.kind.keep_at_most(state, at, permits))
+        self.era(state, |policy, state| policy.kind.keep_at_most(state, at, permits))
     }
 
     fn pause(&self, state: &AnyState, from: Nanos, to: Nanos, keeps_permits: bool) -> Option<u64> {
-        self.era(state, |ruled, state| ruled.kind.pause(state, from, to, keeps_permits))
+        self.era(state, |policy, state| policy.kind.pause(state, from, to, keeps_permits))
     }
 
     fn forecast_pause(
@@ -368,7 +380,7 @@ impl Policy for AnyPolicy {
         to: Nanos,
         keeps_permits: bool,
     ) -> Option<Forecast> {
-        self.era(state, |ruled, state| ruled.kind.forecast_pause(state, from, to, keeps_permits))
+        self.era(state, |policy, state| policy.kind.forecast_pause(state, from, to, keeps_permits))
     }
 
     fn full_after_pause(
@@ -378,28 +390,28 @@ impl Policy for AnyPolicy {
         to: Nanos,
         keeps_permits: bool,
     ) -> Option<Nanos> {
-        self.era(state, |ruled, state| ruled.kind.full_after_pause(state, from, to, keeps_permits))
+        self.era(state, |policy, state| policy.kind.full_after_pause(state, from, to, keeps_permits))
     }
 
     fn permits(&self, AnyCharge { era, charge }: AnyCharge) -> u32 {
-        self.rule(|ruled| if era == ruled.era { ruled.kind.permits(charge) } else { 0 })
+        self.with_policy(|policy| if era == policy.era { policy.kind.permits(charge) } else { 0 })
     }
 
     fn change(&self, state: &AnyState, at: Nanos, change: Change) -> Result<u64, PolicyError> {
-        self.era(state, |ruled, state| ruled.kind.change(state, at, change))
+        self.era(state, |policy, state| policy.kind.change(state, at, change))
     }
 
     /// Not to another kind: that requires [`RateLimiter::apply`](crate::RateLimiter::apply).
     fn change_to(&self, new: &AnyPolicy) -> Option<Change> {
-        self.rule(|old| new.rule(|new| old.kind.change_to(&new.kind)))
+        self.with_policy(|old| new.with_policy(|new| old.kind.change_to(&new.kind)))
     }
 
     fn rate(&self) -> Rate {
-        self.rule(|ruled| ruled.kind.rate())
+        self.with_policy(|policy| policy.kind.rate())
     }
 
     fn status(&self, state: &AnyState, at: Nanos) -> PolicyStatus {
-        let status = self.look(state, |ruled, state| ruled.kind.status(state, at));
+        let status = self.inspect(state, |policy, state| policy.kind.status(state, at));
         let soon = at.saturating_add(Nanos::new(1));
         status.unwrap_or(PolicyStatus { next_at: soon, full_at: soon, ..PolicyStatus::NOTHING })
     }
@@ -408,12 +420,12 @@ impl Policy for AnyPolicy {
     /// state.
     fn left(&self, state: &AnyState, AnyCharge { era, charge }: AnyCharge, at: Nanos) -> PolicyStatus {
         let of_era =
-            self.era(state, |ruled, state| (era == ruled.era).then(|| ruled.kind.left(state, charge, at)));
-        of_era.filter(|_| state.is_still(era)).unwrap_or_else(|| self.status(state, at))
+            self.era(state, |policy, state| (era == policy.era).then(|| policy.kind.left(state, charge, at)));
+        of_era.filter(|_| state.is_in_force(era)).unwrap_or_else(|| self.status(state, at))
     }
 
     fn is_fresh(&self, state: &AnyState, at: Nanos) -> bool {
-        self.look(state, |ruled, state| ruled.kind.is_fresh(state, at)).unwrap_or(false)
+        self.inspect(state, |policy, state| policy.kind.is_fresh(state, at)).unwrap_or(false)
     }
 
     fn restart(&self, now: Nanos) -> AnyState {
@@ -421,14 +433,14 @@ impl Policy for AnyPolicy {
     }
 
     fn catches_up(&self) -> bool {
-        self.rule(|ruled| ruled.kind.catches_up())
+        self.with_policy(|policy| policy.kind.catches_up())
     }
 
     fn max_wait(&self) -> Duration {
-        self.rule(|ruled| ruled.kind.max_wait())
+        self.with_policy(|policy| policy.kind.max_wait())
     }
 
     fn with_epoch(self, unix_time_at_zero: Duration) -> AnyPolicy {
-        self.rule(|ruled| ruled.kind.clone()).with_epoch(unix_time_at_zero).into()
+        self.with_policy(|policy| policy.kind.clone()).with_epoch(unix_time_at_zero).into()
     }
 }

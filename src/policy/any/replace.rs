@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::policy::any::kind::{Kind, KindState};
-use crate::policy::any::{AnyPolicy, AnyState, Era, Ruled};
+use crate::policy::any::{AnyPolicy, AnyState, Era, EraPolicy};
 use crate::policy::config::ConfigError;
 use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::{Change, Keep, Policy, PolicyConfig, SmoothBursty};
@@ -46,7 +46,7 @@ impl AnyPolicy {
         match step {
             Step::Change(change) => Ok(self.change(state, at, change.keep(keep))?),
             Step::Replace(new) => {
-                self.replace(state, at, new.rule(|ruled| ruled.kind.clone()), keep);
+                self.replace(state, at, new.with_policy(|policy| policy.kind.clone()), keep);
                 // Grants from before the change give back nothing.
                 Ok(0)
             }
@@ -62,7 +62,7 @@ impl AnyPolicy {
         // A thread that reads a value stored after this fence, and executes a fence, too, finds the
         // era odd (1).
         fence(Ordering::Release);
-        let left = self.era(state, |ruled, state| ruled.kind.shut(state, at));
+        let left = self.era(state, |policy, state| policy.kind.shut(state, at));
         let next = (era / 2).wrapping_add(1);
         self.publish(state, at, (new, next), left, keep);
     }
@@ -74,8 +74,8 @@ impl AnyPolicy {
         // Relaxed: as in `replace`, except for the missing fence.
         let era = state.era.load(Ordering::Relaxed);
         state.era.store(era | 1, Ordering::Relaxed);
-        let left = Remainder::of(self.era(state, |ruled, state| ruled.kind.status(state, at)));
-        let new = new.rule(|ruled| ruled.kind.clone());
+        let left = Remainder::of(self.era(state, |policy, state| policy.kind.status(state, at)));
+        let new = new.with_policy(|policy| policy.kind.clone());
         self.publish(state, at, (new, (era / 2).wrapping_add(1)), left, keep);
     }
 
@@ -98,7 +98,7 @@ impl AnyPolicy {
     /// Begins an era with the remainder of the era before.
     fn publish(&self, state: &AnyState, at: Nanos, (kind, era): (Kind, u32), left: Remainder, keep: Keep) {
         let carried = carried_over(&kind, at, left, keep);
-        let policy = Arc::new(Ruled { kind, era });
+        let policy = Arc::new(EraPolicy { kind, era });
         state.later.store(Arc::new(Era { policy: policy.clone(), state: carried }));
         self.later.store(policy);
         // Release: a thread that sees the flag, or the number, finds this era or a later one (4).

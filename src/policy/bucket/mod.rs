@@ -54,10 +54,10 @@
 //!
 //! See `policy/bucket/token.rs` and `leaky.rs`.
 
-mod foresee;
 mod give_back;
 mod in_force;
 mod leaky;
+mod predict;
 mod terms;
 mod token;
 
@@ -74,7 +74,7 @@ use crate::policy::interval::Interval;
 use crate::policy::published::Published;
 use crate::policy::window::nanos_between;
 use crate::policy::{PolicyStatus, limited, ticks};
-use crate::sync::{AtomicU64, LOOKS, Ordering, spin_loop};
+use crate::sync::{AtomicU64, MAX_RETRIES, Ordering, spin_loop};
 use crate::time::Nanos;
 
 /// The methods of [`Policy`](super::Policy) that a policy with a field `bucket` forwards to it.
@@ -112,12 +112,12 @@ macro_rules! passed_on_to_bucket {
             Bucket::forecast(state, at)
         }
 
-        fn foresee(&self, _state: &BucketState, forecast: &mut Forecast, n: u32) -> Nanos {
-            self.bucket.foresee(forecast, n)
+        fn predict(&self, _state: &BucketState, forecast: &mut Forecast, n: u32) -> Nanos {
+            self.bucket.predict(forecast, n)
         }
 
-        fn foresee_many(&self, _state: &BucketState, forecast: &mut Forecast, crowd: &Crowd) {
-            self.bucket.foresee_many(forecast, crowd);
+        fn predict_many(&self, _state: &BucketState, forecast: &mut Forecast, crowd: &Crowd) {
+            self.bucket.predict_many(forecast, crowd);
         }
 
         fn undo(&self, state: &BucketState, at: Nanos, charge: BucketCharge, most: u64) -> u64 {
@@ -435,7 +435,7 @@ impl Bucket {
             Err(NotTaken::Free) => Ok(BucketCharge::NONE),
             Err(NotTaken::Refused(refusal)) => Err(refusal),
             Err(NotTaken::Never) => Err(limited(Nanos::MAX, at)),
-            Err(NotTaken::Closed) if again => self.look_again(state, at, n),
+            Err(NotTaken::Closed) if again => self.retry_closed(state, at, n),
             // The thread that changes the terms has stalled. A request never waits for another
             // thread; it may retry a nanosecond later.
             Err(NotTaken::Closed) => Err(limited(at.saturating_add(Nanos::new(1)), at)),
@@ -444,8 +444,8 @@ impl Bucket {
 
     /// Retries a bucket that was closed. A change nearly always ends within this many retries.
     #[cold]
-    fn look_again(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
-        for _ in 0..LOOKS {
+    fn retry_closed(&self, state: &BucketState, at: Nanos, n: u32) -> Result<BucketCharge, Refusal> {
+        for _ in 0..MAX_RETRIES {
             // Relaxed: a hint only. The attempt below checks again, after it has loaded the word.
             if self.hot.mode.load(Ordering::Relaxed) != CLOSED {
                 break;

@@ -51,7 +51,7 @@ pub(crate) struct More {
 pub(super) const PLACEHOLDER_INTERVAL: u64 = 1 << 28;
 
 /// 50 ns.
-pub(super) const MOST_SLACK: u64 = 50 * ticks::PER_NANO;
+pub(super) const MAX_SLACK: u64 = 50 * ticks::PER_NANO;
 
 impl Terms {
     /// Returns the numbers of these terms, in force since a tick. `before` is the interval until
@@ -115,7 +115,7 @@ impl Terms {
                     let one_by_one = one.saturating_mul(u64::from(self.burst)).saturating_sub(at_once);
                     one_by_one
                         .saturating_add(ticks::PER_NANO - 1)
-                        .min(MOST_SLACK)
+                        .min(MAX_SLACK)
                         .min(interval.worth(1).saturating_sub(1))
                 }
             };

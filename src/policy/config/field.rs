@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::ConfigError;
-use crate::rate::{Rate, read_span, span_in_units, understood_span};
+use crate::rate::{Rate, read_span, span_in_units, suggested_span};
 
 /// A type that a field of a configuration can have.
 pub(super) trait Field: Sized {
@@ -115,7 +115,7 @@ impl Field for Duration {
             return Ok(Duration::ZERO);
         }
         let form = "a whole number and a unit";
-        let allowed = || match understood_span(value) {
+        let allowed = || match suggested_span(value) {
             Some(span) => format!("{form}: write {span}"),
             None if value.parse::<u64>().is_ok() => {
                 format!("{form}: write {value}s, {value}ms or another unit")

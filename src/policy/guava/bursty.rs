@@ -371,7 +371,7 @@ impl Policy for SmoothBursty {
         Forecast::with(at, [AtomicWord::load(&state.zero), 0, 0])
     }
 
-    fn foresee(&self, _state: &BurstyState, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, _state: &BurstyState, forecast: &mut Forecast, n: u32) -> Nanos {
         let [zero, ..] = forecast.numbers;
         let due = forecast.at.max(ticks::to_nanos(zero));
         if self.rate.is_zero() || due == Nanos::MAX {
@@ -382,7 +382,7 @@ impl Policy for SmoothBursty {
         due
     }
 
-    fn foresee_many(&self, _state: &BurstyState, forecast: &mut Forecast, crowd: &Crowd) {
+    fn predict_many(&self, _state: &BurstyState, forecast: &mut Forecast, crowd: &Crowd) {
         let floor = self.floor(ticks::from_nanos(forecast.at));
         forecast.numbers[0] = grant(forecast.numbers[0], floor, crowd.weight).0;
     }

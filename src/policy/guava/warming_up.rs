@@ -524,7 +524,7 @@ impl Policy for SmoothWarmingUp {
         Forecast::with(at, [coldness, next, 0])
     }
 
-    fn foresee(&self, _state: &WarmingUpState, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, _state: &WarmingUpState, forecast: &mut Forecast, n: u32) -> Nanos {
         let [coldness, next, _] = forecast.numbers;
         let due = forecast.at.max(ticks::to_nanos(next));
         let interval = self.rate.interval();
@@ -537,7 +537,7 @@ impl Policy for SmoothWarmingUp {
         due
     }
 
-    fn foresee_many(&self, _state: &WarmingUpState, forecast: &mut Forecast, crowd: &Crowd) {
+    fn predict_many(&self, _state: &WarmingUpState, forecast: &mut Forecast, crowd: &Crowd) {
         let [coldness, next, _] = forecast.numbers;
         let at = ticks::from_nanos(forecast.at);
         let Word { coldness, next } = self.idled(Word { coldness, next }, at, self.rate.interval());

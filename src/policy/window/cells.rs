@@ -74,7 +74,7 @@
 //! rests on the argument.
 
 use crate::policy::Keep;
-use crate::policy::window::closable::{ClosableWord, Seen};
+use crate::policy::window::closable::{ClosableWord, OpenWord};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
@@ -85,7 +85,7 @@ const TOTALS: u64 = (1 << TOTAL) - 1;
 const NUMBERS: u64 = (1 << 24) - 1;
 
 /// The maximum number of counted permits that debits produce, higher than any limit.
-const MOST_OWED: u64 = 1 << (TOTAL - 1);
+const MAX_OWED: u64 = 1 << (TOTAL - 1);
 
 /// Returns a total minus an earlier one, or the permits between the two.
 fn total(total: u64) -> u64 {
@@ -317,7 +317,7 @@ impl Cells {
     /// Counts `n` permits. Returns the number of their cell, or `None` if the state has changed
     /// meanwhile, or this call made a step.
     #[inline(always)]
-    pub(crate) fn count(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
+    pub(crate) fn count(&self, seen: OpenWord<127, 0>, view: &View, n: u64) -> Option<u64> {
         let head = view.head;
         if head.fresh {
             // Decoded again, so that the head of a grant stays in registers.
@@ -345,7 +345,7 @@ impl Cells {
 
     /// Enters the cell of a fresh head in the ring, unless another thread has done so.
     #[cold]
-    pub(crate) fn enter(&self, seen: Seen<127, 0>, head: &Head) {
+    pub(crate) fn enter(&self, seen: OpenWord<127, 0>, head: &Head) {
         let place = self.place(head.number);
         loop {
             // Acquire, both: a word of a newer cell shows the head that opened it, so the check of
@@ -353,7 +353,7 @@ impl Cells {
             let beginning = place.beginning.load(Ordering::Acquire);
             let there = place.mark.load(Ordering::Acquire);
             // The words that were read are older than this cell only if the head is still fresh.
-            if there >> TOTAL == head.number || !self.head.is_still(seen) {
+            if there >> TOTAL == head.number || !self.head.is_unchanged(seen) {
                 return;
             }
             let (release, acquire) = (Ordering::Release, Ordering::Acquire);
@@ -380,8 +380,8 @@ impl Cells {
 
     /// Counts `n` permits even if there is no room. Returns `None` if the state has changed
     /// meanwhile, or this call made a step.
-    pub(crate) fn owe(&self, seen: Seen<127, 0>, view: &View, n: u64) -> Option<u64> {
-        self.count(seen, view, n.min(MOST_OWED.saturating_sub(view.sum)))
+    pub(crate) fn debit(&self, seen: OpenWord<127, 0>, view: &View, n: u64) -> Option<u64> {
+        self.count(seen, view, n.min(MAX_OWED.saturating_sub(view.sum)))
     }
 
     /// Returns the right to give back, and to change the terms.
@@ -417,7 +417,7 @@ impl Cells {
     /// view was still right.
     pub(crate) fn give_back_oldest(
         &self,
-        seen: Seen<127, 0>,
+        seen: OpenWord<127, 0>,
         view: &View,
         n: u64,
         _giving: &MutexGuard<'_, ()>,
@@ -503,7 +503,7 @@ impl Cells {
             // By its last moment: counted too long rather than too short.
             let last = cell.beginning.saturating_add(old.piece - 1).min(view.now);
             let beginning = new.beginning(last);
-            let count = old.carried_over(count, new, keep).min(MOST_OWED - sum);
+            let count = old.carried_over(count, new, keep).min(MAX_OWED - sum);
             if beginning <= over {
                 break;
             }

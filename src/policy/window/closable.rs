@@ -29,10 +29,10 @@
 //! | open, turn *k* + 1 | new | new | takes by the new terms |
 //!
 //! A request never blocks. It finds the word closed for the few stores that a change takes, and
-//! checks it [`LOOKS`] times. If the word is still closed, the thread that changes was taken off
-//! its processor; then the request is refused with a retry time of a nanosecond. An operation that
-//! cannot be refused, such as a refund, waits for the writer's lock. In a limiter it never has to
-//! wait, because the limiter's own operations of this kind and its changes hold the lock of the
+//! checks it [`MAX_RETRIES`] times. If the word is still closed, the thread that changes was taken
+//! off its processor; then the request is refused with a retry time of a nanosecond. An operation
+//! that cannot be refused, such as a refund, waits for the writer's lock. In a limiter it never has
+//! to wait, because the limiter's own operations of this kind and its changes hold the lock of the
 //! queue.
 //!
 //! # Memory ordering
@@ -67,16 +67,16 @@ use std::fmt;
 use crate::error::Refusal;
 use crate::policy::atomic_word::AtomicWord;
 use crate::policy::limited;
-use crate::sync::{AtomicU128, LOOKS, Ordering, spin_loop};
+use crate::sync::{AtomicU128, MAX_RETRIES, Ordering, spin_loop};
 use crate::time::Nanos;
 
 pub(crate) struct ClosableWord<const TOP: u32, const TURNS: u32>(AtomicU128);
 
 /// A word that was open when it was loaded.
 #[derive(Clone, Copy)]
-pub(crate) struct Seen<const TOP: u32, const TURNS: u32>(u128);
+pub(crate) struct OpenWord<const TOP: u32, const TURNS: u32>(u128);
 
-impl<const TOP: u32, const TURNS: u32> Seen<TOP, TURNS> {
+impl<const TOP: u32, const TURNS: u32> OpenWord<TOP, TURNS> {
     #[inline]
     pub(crate) fn content(self) -> u128 {
         self.0 & ClosableWord::<TOP, TURNS>::CONTENT
@@ -96,18 +96,18 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
 
     /// Returns the word if it is open, or becomes open soon.
     #[inline]
-    pub(crate) fn load(&self) -> Option<Seen<TOP, TURNS>> {
+    pub(crate) fn load(&self) -> Option<OpenWord<TOP, TURNS>> {
         let bits = AtomicWord::load(&self.0);
-        if bits & Self::CLOSED == 0 { Some(Seen(bits)) } else { self.look_again() }
+        if bits & Self::CLOSED == 0 { Some(OpenWord(bits)) } else { self.retry_closed() }
     }
 
     /// Terms are nearly always replaced within this many checks.
     #[cold]
-    fn look_again(&self) -> Option<Seen<TOP, TURNS>> {
-        for _ in 0..LOOKS {
+    fn retry_closed(&self) -> Option<OpenWord<TOP, TURNS>> {
+        for _ in 0..MAX_RETRIES {
             let bits = AtomicWord::load(&self.0);
             if bits & Self::CLOSED == 0 {
-                return Some(Seen(bits));
+                return Some(OpenWord(bits));
             }
             spin_loop();
         }
@@ -115,13 +115,13 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
     }
 
     /// Returns whether the word is the one that was seen.
-    pub(crate) fn is_still(&self, seen: Seen<TOP, TURNS>) -> bool {
+    pub(crate) fn is_unchanged(&self, seen: OpenWord<TOP, TURNS>) -> bool {
         AtomicWord::load(&self.0) == seen.0
     }
 
     /// Replaces the content, if the word is still the one that was seen. It may fail spuriously.
     #[inline]
-    pub(crate) fn replace(&self, seen: Seen<TOP, TURNS>, content: u128, success: Ordering) -> bool {
+    pub(crate) fn replace(&self, seen: OpenWord<TOP, TURNS>, content: u128, success: Ordering) -> bool {
         // Masking the content as well would cost more than everything else here.
         debug_assert!(content & !Self::CONTENT == 0, "the content has no bits beyond its own");
         let bits = (seen.0 & !Self::CONTENT) | content;
@@ -130,7 +130,7 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
 
     /// Returns the word, for an operation that can wait until it is open: `wait` waits for the
     /// thread that changes.
-    pub(crate) fn settled(&self, wait: impl Fn()) -> Seen<TOP, TURNS> {
+    pub(crate) fn settled(&self, wait: impl Fn()) -> OpenWord<TOP, TURNS> {
         loop {
             if let Some(seen) = self.load() {
                 return seen;
@@ -162,11 +162,11 @@ impl<const TOP: u32, const TURNS: u32> ClosableWord<TOP, TURNS> {
         }
     }
 
-    /// Calls `look` with the content, when the word is open, by terms that belong to it.
-    pub(crate) fn look<R>(&self, wait: impl Fn(), look: impl Fn(u128) -> R) -> R {
+    /// Calls `inspect` with the content, when the word is open, by terms that belong to it.
+    pub(crate) fn inspect<R>(&self, wait: impl Fn(), inspect: impl Fn(u128) -> R) -> R {
         loop {
             let seen = self.settled(&wait);
-            let result = look(seen.content());
+            let result = inspect(seen.content());
             // Another turn shows that the terms were replaced meanwhile. Permits that were taken
             // meanwhile do not matter.
             if (AtomicWord::load(&self.0) ^ seen.0) & !Self::CONTENT == 0 {

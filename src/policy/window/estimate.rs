@@ -233,14 +233,14 @@ impl SlidingEstimate {
         }
     }
 
-    /// Calls `look` with the window that is open at a time, and its beginning, when no change is in
-    /// progress.
-    fn look<R>(&self, state: &EstimateState, at: Nanos, look: impl Fn(Word, Stamp, &Window) -> R) -> R {
+    /// Calls `inspect` with the window that is open at a time, and its beginning, when no change is
+    /// in progress.
+    fn inspect<R>(&self, state: &EstimateState, at: Nanos, inspect: impl Fn(Word, Stamp, &Window) -> R) -> R {
         let wait = || self.window.wait();
-        state.word.look(wait, |content| {
+        state.word.inspect(wait, |content| {
             let window = self.window.get();
             let (word, beginning) = Self::open(Word::decode(content), stamp(at), &window);
-            look(word, beginning, &window)
+            inspect(word, beginning, &window)
         })
     }
 
@@ -363,7 +363,7 @@ impl Policy for SlidingEstimate {
     }
 
     fn ready_at(&self, state: &EstimateState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        self.look(state, at, |mut word, mut beginning, window| {
+        self.inspect(state, at, |mut word, mut beginning, window| {
             if window.unlimited || n == 0 {
                 return at;
             }
@@ -387,8 +387,8 @@ impl Policy for SlidingEstimate {
                 word = Word { time: beginning, before: word.used, used: 0 };
             }
             let mut forecast = Forecast::with(at, [word.time, word.before.into(), word.used.into()]);
-            self.foresee_many(state, &mut forecast, &Crowd::new(ahead, ahead, ahead, 1));
-            self.foresee(state, &mut forecast, n)
+            self.predict_many(state, &mut forecast, &Crowd::new(ahead, ahead, ahead, 1));
+            self.predict(state, &mut forecast, n)
         })
     }
 
@@ -398,12 +398,12 @@ impl Policy for SlidingEstimate {
     }
 
     fn forecast(&self, state: &EstimateState, at: Nanos) -> Forecast {
-        self.look(state, at, |word, _, _| {
+        self.inspect(state, at, |word, _, _| {
             Forecast::with(at, [word.time, word.before.into(), word.used.into()])
         })
     }
 
-    fn foresee(&self, _state: &EstimateState, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, _state: &EstimateState, forecast: &mut Forecast, n: u32) -> Nanos {
         let (window, [time, before, used]) = (self.window.get(), forecast.numbers);
         if window.unlimited {
             return forecast.at;
@@ -426,7 +426,7 @@ impl Policy for SlidingEstimate {
         at
     }
 
-    fn foresee_many(&self, _state: &EstimateState, forecast: &mut Forecast, crowd: &Crowd) {
+    fn predict_many(&self, _state: &EstimateState, forecast: &mut Forecast, crowd: &Crowd) {
         let (window, [time, before, used]) = (self.window.get(), forecast.numbers);
         if window.unlimited || crowd.requests == 0 {
             return;
@@ -535,7 +535,7 @@ impl Policy for SlidingEstimate {
     }
 
     fn status(&self, state: &EstimateState, at: Nanos) -> PolicyStatus {
-        self.look(state, at, |word, beginning, window| status_of(word, beginning, window, at))
+        self.inspect(state, at, |word, beginning, window| status_of(word, beginning, window, at))
     }
 
     fn left(&self, state: &EstimateState, charge: EstimateCharge, at: Nanos) -> PolicyStatus {

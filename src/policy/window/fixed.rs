@@ -126,7 +126,7 @@ struct Word {
 const USED: u32 = 47;
 
 /// A count that debits do not exceed, higher than any limit.
-const MOST_OWED: u64 = 1 << (USED - 1);
+const MAX_OWED: u64 = 1 << (USED - 1);
 
 impl Word {
     #[inline]
@@ -284,12 +284,12 @@ impl FixedWindow {
         Word { used: old.carried_over(word.used, new, keep), ..word }.encode()
     }
 
-    /// Calls `look` with the window that is open at a time, when no change is in progress.
-    fn look<R>(&self, state: &FixedState, at: Nanos, look: impl Fn(Word, &Window) -> R) -> R {
+    /// Calls `inspect` with the window that is open at a time, when no change is in progress.
+    fn inspect<R>(&self, state: &FixedState, at: Nanos, inspect: impl Fn(Word, &Window) -> R) -> R {
         let wait = || self.window.wait();
-        state.word.look(wait, |content| {
+        state.word.inspect(wait, |content| {
             let window = self.window.get();
-            look(self.open(Word::decode(content), stamp(at), &window), &window)
+            inspect(self.open(Word::decode(content), stamp(at), &window), &window)
         })
     }
 
@@ -305,7 +305,7 @@ impl Shut for FixedWindow {
         self.window.shut(&state.word, |content, window, _| {
             let word = self.open(Word::decode(content), stamp(at), window);
             // A content that no request has seen.
-            let content = Word { used: MOST_OWED, ..word }.encode();
+            let content = Word { used: MAX_OWED, ..word }.encode();
             (u64::from(window.limit).saturating_sub(word.used), content)
         })
     }
@@ -333,7 +333,7 @@ impl Policy for FixedWindow {
     }
 
     fn ready_at(&self, state: &FixedState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        self.look(state, at, |word, window| {
+        self.inspect(state, at, |word, window| {
             let limit = u64::from(window.limit);
             if window.unlimited || n == 0 {
                 return at;
@@ -357,10 +357,10 @@ impl Policy for FixedWindow {
     }
 
     fn forecast(&self, state: &FixedState, at: Nanos) -> Forecast {
-        self.look(state, at, |word, _| Forecast::with(at, [word.time, word.used, 0]))
+        self.inspect(state, at, |word, _| Forecast::with(at, [word.time, word.used, 0]))
     }
 
-    fn foresee(&self, _state: &FixedState, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, _state: &FixedState, forecast: &mut Forecast, n: u32) -> Nanos {
         let (window, [time, used, _]) = (self.window.get(), forecast.numbers);
         if window.unlimited {
             return forecast.at;
@@ -383,7 +383,7 @@ impl Policy for FixedWindow {
         at
     }
 
-    fn foresee_many(&self, _state: &FixedState, forecast: &mut Forecast, crowd: &Crowd) {
+    fn predict_many(&self, _state: &FixedState, forecast: &mut Forecast, crowd: &Crowd) {
         let (window, [time, used, _]) = (self.window.get(), forecast.numbers);
         if window.unlimited || crowd.requests == 0 {
             return;
@@ -431,7 +431,7 @@ impl Policy for FixedWindow {
                 return word;
             }
             let word = self.open(word, stamp(at), &window);
-            Word { used: (word.used + u64::from(n)).min(MOST_OWED), ..word }
+            Word { used: (word.used + u64::from(n)).min(MAX_OWED), ..word }
         });
     }
 
@@ -472,7 +472,7 @@ impl Policy for FixedWindow {
     }
 
     fn status(&self, state: &FixedState, at: Nanos) -> PolicyStatus {
-        self.look(state, at, |word, window| self.status_of(word, window, at))
+        self.inspect(state, at, |word, window| self.status_of(word, window, at))
     }
 
     fn left(&self, state: &FixedState, charge: FixedCharge, at: Nanos) -> PolicyStatus {

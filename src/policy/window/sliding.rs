@@ -38,7 +38,7 @@ use std::time::Duration;
 use crate::error::{PolicyError, Refusal};
 use crate::policy::remainder::{Remainder, Shut};
 use crate::policy::window::cells::{Cells, Head, View};
-use crate::policy::window::closable::{Seen, refused_as_closed};
+use crate::policy::window::closable::{OpenWord, refused_as_closed};
 use crate::policy::window::{CurrentWindow, Stamp, Window, stamp, time_of};
 use crate::policy::{Change, Crowd, Forecast, Keep, Policy, PolicyStatus, limited};
 use crate::rate::Rate;
@@ -152,18 +152,23 @@ impl SlidingWindow {
     }
 
     #[inline(never)]
-    fn view(&self, state: &SlidingState, seen: Seen<127, 0>, window: &Window, at: Nanos) -> View {
+    fn view(&self, state: &SlidingState, seen: OpenWord<127, 0>, window: &Window, at: Nanos) -> View {
         state.cells.view(Head::decode(seen.content()), window, self.window.cells(), stamp(at))
     }
 
-    /// Calls `look` with the state when no change is in progress. `look` returns `None` if the view
-    /// turns out to be outdated.
-    fn look<R>(&self, state: &SlidingState, at: Nanos, look: impl Fn(&View, &Window) -> Option<R>) -> R {
+    /// Calls `inspect` with the state when no change is in progress. `inspect` returns `None` if
+    /// the view turns out to be outdated.
+    fn inspect<R>(
+        &self,
+        state: &SlidingState,
+        at: Nanos,
+        inspect: impl Fn(&View, &Window) -> Option<R>,
+    ) -> R {
         loop {
             let seen = state.cells.head.settled(|| self.window.wait());
             let window = self.window.get();
             let view = self.view(state, seen, &window, at);
-            if let Some(result) = look(&view, &window)
+            if let Some(result) = inspect(&view, &window)
                 && state.cells.is_current(&view)
             {
                 return result;
@@ -173,7 +178,7 @@ impl SlidingWindow {
 
     /// Returns the status without the last `later` permits.
     fn status_without(&self, state: &SlidingState, at: Nanos, later: impl Fn(&View) -> u64) -> PolicyStatus {
-        self.look(state, at, |view, window| {
+        self.inspect(state, at, |view, window| {
             if window.unlimited {
                 return Some(PolicyStatus::unlimited(at));
             }
@@ -265,7 +270,7 @@ impl Policy for SlidingWindow {
     }
 
     fn ready_at(&self, state: &SlidingState, at: Nanos, ahead: u64, n: u32) -> Nanos {
-        self.look(state, at, |view, window| {
+        self.inspect(state, at, |view, window| {
             if window.unlimited || n == 0 {
                 return Some(at);
             }
@@ -287,7 +292,7 @@ impl Policy for SlidingWindow {
 
     /// Records which cells count, and when each of them is over.
     fn forecast(&self, state: &SlidingState, at: Nanos) -> Forecast {
-        self.look(state, at, |view, window| {
+        self.inspect(state, at, |view, window| {
             let mut forecast = Forecast::new(at);
             if !window.unlimited {
                 forecast.numbers[0] = view.sum;
@@ -301,7 +306,7 @@ impl Policy for SlidingWindow {
         })
     }
 
-    fn foresee(&self, _state: &SlidingState, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, _state: &SlidingState, forecast: &mut Forecast, n: u32) -> Nanos {
         let window = self.window.get();
         if window.unlimited {
             return forecast.at;
@@ -330,7 +335,7 @@ impl Policy for SlidingWindow {
         forecast.at
     }
 
-    fn foresee_many(&self, _state: &SlidingState, forecast: &mut Forecast, crowd: &Crowd) {
+    fn predict_many(&self, _state: &SlidingState, forecast: &mut Forecast, crowd: &Crowd) {
         let window = self.window.get();
         if window.unlimited || crowd.requests == 0 {
             return;
@@ -374,7 +379,7 @@ impl Policy for SlidingWindow {
                 return;
             }
             let view = self.view(state, seen, &window, at);
-            if state.cells.owe(seen, &view, n.into()).is_some() {
+            if state.cells.debit(seen, &view, n.into()).is_some() {
                 return;
             }
         }

@@ -109,7 +109,7 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         if self.ticket.is_open() {
-            self.obey.lose(&mut self.ticket);
+            self.obey.end_call(&mut self.ticket);
         }
     }
 }

@@ -13,8 +13,8 @@ use super::costs::{Count, Load};
 use super::options::Options;
 use super::pace::Pacing;
 use super::reservation::CallReservation;
-use super::scopes::Home;
-use super::state::{Orders, State, Terms, Ticket};
+use super::scopes::ScopeRef;
+use super::state::{Actions, State, Terms, Ticket};
 use crate::When;
 use crate::read::ResponseLimits;
 
@@ -35,7 +35,7 @@ use crate::read::ResponseLimits;
 pub struct Obey {
     shared: Arc<Shared>,
     /// The scope of this handle's calls, if the handle belongs to [`Scopes`](super::Scopes).
-    home: Option<Home>,
+    scope_ref: Option<ScopeRef>,
 }
 
 struct Shared {
@@ -116,7 +116,7 @@ impl Obey {
         let paces = options.paces.iter().map(|pace| Pacing::new(pace.clone(), now)).collect();
         let (state, random) = (Mutex::new(State::new()), RandomState::new());
         let shared = Shared { limiter, non_blocking, options, members, state, paces, random };
-        Self { shared: Arc::new(shared), home: None }
+        Self { shared: Arc::new(shared), scope_ref: None }
     }
 
     /// Waits for one permit of each limit, and begins a call.
@@ -139,9 +139,9 @@ impl Obey {
     /// The errors of [`AnyLimiter::acquire_many`].
     pub async fn acquire_many(&self, request: impl Into<AllRequest<'_>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut tries) = (self.here(), Tries::new());
+        let (mut at, mut tries) = (self.current(), Tries::new());
         loop {
-            let permits = or_free(at.shared.limiter.acquire_many(tries.next(&request)).await)?;
+            let permits = or_empty(at.shared.limiter.acquire_many(tries.next(&request)).await)?;
             if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
                 return Ok(call);
             }
@@ -164,9 +164,9 @@ impl Obey {
     /// The errors of [`AnyLimiter::try_acquire_many`].
     pub fn try_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut tries) = (self.here(), Tries::new());
+        let (mut at, mut tries) = (self.current(), Tries::new());
         loop {
-            let permits = or_free(at.shared.limiter.try_acquire_many(tries.next(&request)))?;
+            let permits = or_empty(at.shared.limiter.try_acquire_many(tries.next(&request)))?;
             if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
                 return Ok(call);
             }
@@ -181,9 +181,9 @@ impl Obey {
     /// The errors of [`AnyLimiter::blocking_acquire_many`].
     pub fn blocking_acquire_many<'a>(&self, request: impl Into<AllRequest<'a>>) -> Result<Call, AllRefusal> {
         let request = request.into();
-        let (mut at, mut tries) = (self.here(), Tries::new());
+        let (mut at, mut tries) = (self.current(), Tries::new());
         loop {
-            let permits = or_free(at.shared.limiter.blocking_acquire_many(tries.next(&request)))?;
+            let permits = or_empty(at.shared.limiter.blocking_acquire_many(tries.next(&request)))?;
             if let Some(call) = at.begin_allowed(&request, permits, &mut tries) {
                 return Ok(call);
             }
@@ -232,22 +232,22 @@ impl Obey {
     pub fn begin<'a>(&self, request: impl Into<AllRequest<'a>>) -> Call {
         let request = request.into();
         // The most permits that the request may have got.
-        let at = self.here();
+        let at = self.current();
         let load = at.load(&request, request.to_request().most);
-        let ticket = at.begin_in_any_case(load);
+        let ticket = at.force_begin(load);
         Call::new(at, ticket, Duration::ZERO, Held::Nothing)
     }
 
     /// Returns this handle, or if its route has moved, a handle to the limiter of the route's
     /// bucket.
-    pub(super) fn here(&self) -> Obey {
-        let moved = self.home.as_ref().and_then(|home| home.moved(self));
+    pub(super) fn current(&self) -> Obey {
+        let moved = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.moved(self));
         moved.unwrap_or_else(|| self.clone())
     }
 
     /// Follows the route to the limiter of its bucket. Returns whether it moved.
-    fn follow(&mut self) -> bool {
-        let here = self.here();
+    fn switch_to_current(&mut self) -> bool {
+        let here = self.current();
         let moved = !here.is_same(self);
         *self = here;
         moved
@@ -301,7 +301,7 @@ impl Obey {
         tries: &mut Tries,
     ) -> Option<Ticket> {
         tries.waited = tries.waited.saturating_add(waited);
-        if self.follow() {
+        if self.switch_to_current() {
             return None;
         }
         let load = self.load(request, got);
@@ -310,16 +310,16 @@ impl Obey {
         }
         tries.left = tries.left.saturating_sub(1);
         match tries.left {
-            0 => Some(self.begin_in_any_case(load)),
+            0 => Some(self.force_begin(load)),
             _ => self.begin_if_allowed(load),
         }
     }
 
-    fn begin_in_any_case(&self, load: Load) -> Ticket {
+    fn force_begin(&self, load: Load) -> Ticket {
         let now = self.now();
         let mut state = self.state();
-        let ticket = state.begin_any(now, load);
-        let shut = state.shut_until(now);
+        let ticket = state.force_begin(now, load);
+        let shut = state.exhausted_until(now);
         drop(state);
         self.pause_until(shut, now);
         ticket
@@ -329,7 +329,7 @@ impl Obey {
         let now = self.now();
         let mut state = self.state();
         let begun = state.begin(now, load);
-        let shut = state.shut_until(now);
+        let shut = state.exhausted_until(now);
         drop(state);
         let until = begun.as_ref().err().copied();
         self.pause_until(until.max(shut), now);
@@ -388,27 +388,27 @@ impl Obey {
         };
         response.refused |= options.is_refusal(status, headers);
         let is_success = !status.is_server_error();
-        if let Some(bucket) = self.home.as_ref().and_then(|home| home.bucket(headers, self)) {
+        if let Some(bucket) = self.scope_ref.as_ref().and_then(|scope_ref| scope_ref.bucket(headers, self)) {
             // The call began at the limiter that its route now leaves.
-            self.lose(ticket);
-            *ticket = bucket.begin_in_any_case(ticket.costs().clone());
+            self.end_call(ticket);
+            *ticket = bucket.force_begin(ticket.costs().clone());
             *self = bucket;
         }
         let obeyed = self.obey_limits(ticket, response, is_success);
-        if let (Some(home), Some(wait)) = (&self.home, obeyed.paused_for)
+        if let (Some(scope_ref), Some(wait)) = (&self.scope_ref, obeyed.paused_for)
             && obeyed.answer.is_global()
         {
-            home.pause_all(&self.shared.options.clock, wait);
+            scope_ref.pause_all(&self.shared.options.clock, wait);
         }
         obeyed
     }
 
-    pub(super) fn at_home(self, home: Home) -> Self {
-        Self { home: Some(home), ..self }
+    pub(super) fn with_scope_ref(self, scope_ref: ScopeRef) -> Self {
+        Self { scope_ref: Some(scope_ref), ..self }
     }
 
-    pub(super) fn away(self) -> Self {
-        Self { home: None, ..self }
+    pub(super) fn without_scope_ref(self) -> Self {
+        Self { scope_ref: None, ..self }
     }
 
     pub(super) fn is_same(&self, other: &Obey) -> bool {
@@ -426,17 +426,17 @@ impl Obey {
         let counts: Vec<_> = response.limits.iter().map(|limit| options.count(limit, members)).collect();
         let terms = Terms { max_pause: options.max_pause, back_off: options.back_off };
         let now = self.now();
-        let orders = self.state().learn(now, ticket, &response, &counts, is_success, terms);
-        self.set_pace(now, &response, &counts, &orders);
-        self.carry_out(non_blocking, orders, response)
+        let actions = self.state().learn(now, ticket, &response, &counts, is_success, terms);
+        self.set_pace(now, &response, &counts, &actions);
+        self.carry_out(non_blocking, actions, response)
     }
 
-    fn set_pace(&self, now: Nanos, response: &ResponseLimits, counts: &[Option<Count>], orders: &Orders) {
+    fn set_pace(&self, now: Nanos, response: &ResponseLimits, counts: &[Option<Count>], actions: &Actions) {
         let Shared { paces, members, .. } = &*self.shared;
         for pacing in paces {
-            if orders.is_new_refusal {
+            if actions.is_new_refusal {
                 pacing.refused(now);
-            } else if orders.is_success {
+            } else if actions.is_success {
                 pacing.succeeded(now);
             }
             let is_of = |count: Count| {
@@ -454,16 +454,16 @@ impl Obey {
         }
     }
 
-    /// Carries out the orders. Each order only lowers permits or prolongs a pause, so the orders of
-    /// two responses may be carried out in any sequence.
-    fn carry_out(&self, limiter: &AnyLimiter, orders: Orders, response: ResponseLimits) -> Obeyed {
-        let mut obeyed = Obeyed { answer: response, paused_for: None, asked_for: orders.asked, error: None };
-        for (count, left) in orders.keep {
+    /// Carries out the actions. Each order only lowers permits or prolongs a pause, so the actions
+    /// of two responses may be carried out in any sequence.
+    fn carry_out(&self, limiter: &AnyLimiter, actions: Actions, response: ResponseLimits) -> Obeyed {
+        let mut obeyed = Obeyed { answer: response, paused_for: None, asked_for: actions.asked, error: None };
+        for (count, left) in actions.keep {
             let member = count.member().and_then(|at| self.shared.members.get(at));
             let kept = member.map(|member| limiter.keep_at_most(member, left));
             obeyed.error = obeyed.error.or(kept.and_then(Result::err));
         }
-        match orders.pause.map(|wait| self.pause_for(wait)) {
+        match actions.pause.map(|wait| self.pause_for(wait)) {
             Some(Ok(_)) if limiter.is_closed() => obeyed.error = Some(Refusal::Closed.into()),
             Some(Ok(wait)) => obeyed.paused_for = Some(wait),
             Some(Err(error)) => obeyed.error = Some(error),
@@ -473,15 +473,15 @@ impl Obey {
     }
 
     /// Ends a call that got no response.
-    pub(super) fn lose(&self, ticket: &mut Ticket) {
-        self.state().lose(ticket, |_| true);
+    pub(super) fn end_call(&self, ticket: &mut Ticket) {
+        self.state().end_call(ticket, |_| true);
     }
 
     /// Makes a reservation at the limiter.
     pub(super) fn reserve_any(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let limiter = &self.shared.non_blocking;
         match limiter.reserve(request.clone()) {
-            Err(refusal) if asks_for_none(&refusal) => Ok(AnyReservation::empty(limiter.clone())),
+            Err(refusal) if is_zero_permits(&refusal) => Ok(AnyReservation::empty(limiter.clone())),
             reserved => reserved,
         }
     }
@@ -512,15 +512,15 @@ impl Obey {
 }
 
 /// Returns the permits of a call, or an empty grant if the call asks for none.
-fn or_free(result: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefusal> {
+fn or_empty(result: Result<AllPermits, AllRefusal>) -> Result<AllPermits, AllRefusal> {
     match result {
-        Err(refusal) if asks_for_none(&refusal) => Ok(Grant::new(0, Nanos::ZERO).into()),
+        Err(refusal) if is_zero_permits(&refusal) => Ok(Grant::new(0, Nanos::ZERO).into()),
         result => result,
     }
 }
 
 /// Returns whether the request asked for no permits. Such a request cannot be refused.
-fn asks_for_none(refusal: &AllRefusal) -> bool {
+fn is_zero_permits(refusal: &AllRefusal) -> bool {
     refusal.refusal() == Some(Refusal::ZeroPermits)
 }
 

@@ -32,7 +32,7 @@ pub struct CallReservation<'a> {
 
 impl<'a> CallReservation<'a> {
     pub(super) fn new(obey: &Obey, request: AllRequest<'a>) -> Result<Self, AllRefusal> {
-        let obey = obey.here();
+        let obey = obey.current();
         let reservation = Some(obey.reserve_any(&request)?);
         Ok(Self { obey, request, reservation, tries: Tries::new() })
     }

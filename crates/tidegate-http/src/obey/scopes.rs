@@ -99,7 +99,7 @@ struct Scope {
 
 /// The scope for which an [`Obey`] was requested.
 #[derive(Clone)]
-pub(super) struct Home {
+pub(super) struct ScopeRef {
     scopes: Weak<Shared>,
     route: Arc<str>,
 }
@@ -138,7 +138,7 @@ impl Scopes {
             let new = (self.shared.make)(scope);
             self.shared.insert(scope, new)
         });
-        found.at_home(Home { scopes: Arc::downgrade(&self.shared), route: scope.into() })
+        found.with_scope_ref(ScopeRef { scopes: Arc::downgrade(&self.shared), route: scope.into() })
     }
 
     /// Returns the number of scopes.
@@ -191,7 +191,7 @@ impl Shared {
         let mut state = self.state();
         let asked = state.asked;
         let known = state.buckets.entry(bucket);
-        let known = known.or_insert_with(|| Scope { obey: from.clone().away(), asked });
+        let known = known.or_insert_with(|| Scope { obey: from.clone().without_scope_ref(), asked });
         known.asked = asked;
         let to = known.obey.clone();
         let left = state.scopes.get_mut(route).map(|scope| std::mem::replace(&mut scope.obey, to.clone()));
@@ -244,13 +244,13 @@ impl Shared {
     }
 }
 
-impl Home {
+impl ScopeRef {
     /// Returns the limiter of the bucket that a response reports, or `None` if that is `from`.
     pub(super) fn bucket(&self, headers: &HeaderMap, from: &Obey) -> Option<Obey> {
         let scopes = self.scopes.upgrade()?;
         let bucket = scopes.bucket.as_ref()?(&self.route, headers)?;
         let to = scopes.move_to(&self.route, bucket, from);
-        (!to.is_same(from)).then(|| to.at_home(self.clone()))
+        (!to.is_same(from)).then(|| to.with_scope_ref(self.clone()))
     }
 
     /// Returns the limiter of the route, if it is no longer `from`.
@@ -259,7 +259,7 @@ impl Home {
         scopes.bucket.as_ref()?;
         let state = scopes.state();
         let to = state.scopes.get(&*self.route).filter(|scope| !scope.obey.is_same(from))?;
-        Some(to.obey.clone().at_home(self.clone()))
+        Some(to.obey.clone().with_scope_ref(self.clone()))
     }
 
     /// Pauses all scopes.

@@ -3,7 +3,7 @@
 //! | | holds | changed by |
 //! |---|---|---|
 //! | `open` | the costs of calls that began and have no response | begin, response, drop |
-//! | `lost` | the sum of the costs of calls that ended without a report of limits; it only grows | response, drop |
+//! | `unreported` | the sum of the costs of calls that ended without a report of limits; it only grows | response, drop |
 //! | `windows` | how many units the server allows, for each limit, and until when | begin, response |
 //! | `pauses` | how often the server asked for a stop | a response that refuses |
 //! | `refusals` | refusals in a row | a response that refuses or succeeds |
@@ -31,7 +31,7 @@ use crate::{Unit, When};
 pub(super) struct State {
     responses: u64,
     open: Load,
-    lost: Load,
+    unreported: Load,
     windows: Windows,
     pauses: u64,
     refusals: u32,
@@ -46,7 +46,7 @@ pub(super) struct Ticket {
     began: Nanos,
     responses: u64,
     pauses: u64,
-    lost: Load,
+    unreported: Load,
 }
 
 /// How responses are obeyed.
@@ -58,7 +58,7 @@ pub(super) struct Terms {
 
 /// What the limiter must do after a response.
 #[derive(Debug, Default)]
-pub(super) struct Orders {
+pub(super) struct Actions {
     /// Send nothing for this long.
     pub(super) pause: Option<Duration>,
     /// How long the server asks the client to pause, if it reports that.
@@ -76,7 +76,7 @@ impl State {
         Self {
             responses: 0,
             open: Load::default(),
-            lost: Load::default(),
+            unreported: Load::default(),
             windows: Windows::default(),
             pauses: 0,
             refusals: 0,
@@ -95,9 +95,9 @@ impl State {
     }
 
     /// Begins a call even if the server allows no more calls.
-    pub(super) fn begin_any(&mut self, now: Nanos, costs: Load) -> Ticket {
+    pub(super) fn force_begin(&mut self, now: Nanos, costs: Load) -> Ticket {
         if self.windows.take(now, &costs, &self.open).is_err() {
-            self.windows.take_any(&costs);
+            self.windows.force_take(&costs);
         }
         self.open(now, costs)
     }
@@ -115,7 +115,7 @@ impl State {
             began: now,
             responses: self.responses,
             pauses: self.pauses,
-            lost: self.lost.clone(),
+            unreported: self.unreported.clone(),
         }
     }
 
@@ -142,8 +142,8 @@ impl State {
     }
 
     /// Returns the time until which the server allows nothing.
-    pub(super) fn shut_until(&self, now: Nanos) -> Option<Nanos> {
-        self.windows.shut_until(now)
+    pub(super) fn exhausted_until(&self, now: Nanos) -> Option<Nanos> {
+        self.windows.exhausted_until(now)
     }
 
     /// Returns the number of calls in flight.
@@ -151,12 +151,12 @@ impl State {
         self.open.of(Count::CALLS)
     }
 
-    /// Ends a call, if it is in flight, without a report of limits in the units that `is_lost`
-    /// selects.
-    pub(super) fn lose(&mut self, ticket: &mut Ticket, is_lost: impl Fn(Count) -> bool) {
+    /// Ends a call, if it is in flight, without a report of limits in the units that
+    /// `is_unreported` selects.
+    pub(super) fn end_call(&mut self, ticket: &mut Ticket, is_unreported: impl Fn(Count) -> bool) {
         if std::mem::take(&mut ticket.is_open) {
             self.open.subtract(&ticket.costs);
-            self.lost.add(&ticket.costs.only(is_lost));
+            self.unreported.add(&ticket.costs.only(is_unreported));
         }
     }
 
@@ -170,20 +170,20 @@ impl State {
         counts: &[Option<Count>],
         is_success: bool,
         terms: Terms,
-    ) -> Orders {
-        let mut orders = Orders::default();
+    ) -> Actions {
+        let mut actions = Actions::default();
         let reported = response.limits.iter().zip(counts).filter(|(limit, _)| limit.remaining.is_some());
         let reported: Vec<_> = reported.filter_map(|(_, count)| *count).collect();
-        self.lose(ticket, |count| !response.trusted || !reported.contains(&count));
+        self.end_call(ticket, |count| !response.trusted || !reported.contains(&count));
         if !response.trusted && !response.refused {
-            return orders;
+            return actions;
         }
         self.responses += 1;
         for (limit, count) in response.limits.iter().zip(counts) {
-            self.limit(now, ticket, response, (limit, *count), terms, &mut orders);
+            self.limit(now, ticket, response, (limit, *count), terms, &mut actions);
         }
-        self.refusal(ticket, response, is_success, terms, &mut orders);
-        orders
+        self.refusal(ticket, response, is_success, terms, &mut actions);
+        actions
     }
 
     fn limit(
@@ -193,7 +193,7 @@ impl State {
         response: &ResponseLimits,
         (limit, count): (&crate::read::ServerLimit, Option<Count>),
         terms: Terms,
-        orders: &mut Orders,
+        actions: &mut Actions,
     ) {
         let Some(remaining) = limit.remaining else { return };
         // A limit of calls in flight gets its units back when calls end: they are not used up.
@@ -204,7 +204,7 @@ impl State {
         if limit.is_zero() {
             return;
         }
-        let ended = |count| self.lost.of(count).saturating_sub(ticket.lost.of(count));
+        let ended = |count| self.unreported.of(count).saturating_sub(ticket.unreported.of(count));
         let uncounted = count.map_or(0, |count| self.open.of(count).saturating_add(ended(count)));
         let left = whole(remaining).saturating_sub(uncounted);
         let reset = from_now(limit.reset);
@@ -225,14 +225,14 @@ impl State {
                 let allowed = Allowed { limit, count, left, not_before, until, response, seen, trip };
                 let Some(left) = self.windows.learn(now, allowed) else { return };
                 if left == 0 {
-                    orders.pause(asked_within, asked);
+                    actions.pause(asked_within, asked);
                 }
                 left
             }
             None => left,
         };
         if let Some(count) = count.filter(|count| count.member().is_some()) {
-            orders.keep.push((count, left));
+            actions.keep.push((count, left));
         }
     }
 
@@ -242,12 +242,12 @@ impl State {
         response: &ResponseLimits,
         is_success: bool,
         terms: Terms,
-        orders: &mut Orders,
+        actions: &mut Actions,
     ) {
         let is_new = ticket.pauses == self.pauses;
         if !response.refused {
-            orders.is_success = is_success && is_new;
-            if orders.is_success {
+            actions.is_success = is_success && is_new;
+            if actions.is_success {
                 self.refusals = 0;
             }
             return;
@@ -255,15 +255,15 @@ impl State {
         if is_new {
             self.pauses += 1;
             self.refusals = self.refusals.saturating_add(1);
-            orders.is_new_refusal = true;
+            actions.is_new_refusal = true;
         }
         // `now` counts only for absolute timestamps, and none are left here.
         match response.advice(SystemTime::UNIX_EPOCH, terms.max_pause) {
-            Advice::Pause { wait, asked } => orders.pause(wait, asked),
+            Advice::Pause { wait, asked } => actions.pause(wait, asked),
             Advice::BackOff { at_least } if is_new => {
                 let doubled = 2_u32.saturating_pow(self.refusals - 1);
                 let wait = at_least.max(terms.back_off).saturating_mul(doubled).min(terms.max_pause);
-                orders.pause = orders.pause.max(Some(wait));
+                actions.pause = actions.pause.max(Some(wait));
             }
             _ => {}
         }
@@ -281,7 +281,7 @@ impl Ticket {
     }
 }
 
-impl Orders {
+impl Actions {
     fn pause(&mut self, wait: Duration, asked: Duration) {
         self.pause = self.pause.max(Some(wait));
         self.asked = self.asked.max(Some(asked));

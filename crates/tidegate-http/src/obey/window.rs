@@ -35,7 +35,7 @@ const SLACK: Nanos = Nanos::new(2_000_000_000);
 
 /// No server reports more limits than this. If a server reports more names, the oldest are
 /// forgotten.
-const MOST_WINDOWS: usize = 64;
+const MAX_WINDOWS: usize = 64;
 
 /// The identity of one limit of a server.
 #[derive(Debug, Clone, PartialEq)]
@@ -117,14 +117,14 @@ impl Windows {
         match short.map(|window| window.until).max() {
             Some(until) => Err(until),
             None => {
-                self.take_any(costs);
+                self.force_take(costs);
                 Ok(())
             }
         }
     }
 
     /// Takes the costs of a call that begins in any case.
-    pub(super) fn take_any(&mut self, costs: &Load) {
+    pub(super) fn force_take(&mut self, costs: &Load) {
         for window in &mut self.0 {
             window.left = window.left.saturating_sub(window.cost(costs));
         }
@@ -137,7 +137,7 @@ impl Windows {
     }
 
     /// Returns the time until which nothing is left.
-    pub(super) fn shut_until(&self, now: Nanos) -> Option<Nanos> {
+    pub(super) fn exhausted_until(&self, now: Nanos) -> Option<Nanos> {
         let empty = self.0.iter().filter(|window| window.left == 0 && window.until > now);
         empty.map(|window| window.until).max()
     }
@@ -153,7 +153,7 @@ impl Windows {
         let new =
             |key| Window { key, count, left, anchor, until, reported_by, quota, trip, is_presumed: false };
         let Some(window) = self.0.iter_mut().find(|window| window.key == key) else {
-            if self.0.len() == MOST_WINDOWS {
+            if self.0.len() == MAX_WINDOWS {
                 self.0.remove(0);
             }
             self.0.push(new(key));

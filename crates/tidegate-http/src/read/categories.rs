@@ -9,7 +9,7 @@ use crate::{Unit, When};
 /// until the reset, the categories, the scope, and a reason. An empty list means all categories.
 /// The limit is named after its categories.
 pub(super) fn limits(text: &str) -> Vec<ServerLimit> {
-    text.split(',').take(super::MOST_LIMITS).filter_map(limit).collect()
+    text.split(',').take(super::MAX_LIMITS).filter_map(limit).collect()
 }
 
 fn limit(text: &str) -> Option<ServerLimit> {

@@ -95,7 +95,7 @@ fn named_items(field: &str) -> Vec<(String, Params)> {
         Member::Item(Bare::String(name) | Bare::Token(name), params) => Some((name, params)),
         Member::Item(..) | Member::Inner(..) => None,
     };
-    parse_list(field).unwrap_or_default().into_iter().filter_map(named).take(super::MOST_LIMITS).collect()
+    parse_list(field).unwrap_or_default().into_iter().filter_map(named).take(super::MAX_LIMITS).collect()
 }
 
 fn find<'p>(params: &'p Params, key: &str) -> Option<&'p Bare> {

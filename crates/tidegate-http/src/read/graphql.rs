@@ -26,7 +26,7 @@ pub(super) fn add(body: &[u8], clock: Clock, response: &mut ResponseLimits) {
     response.limits.extend(github(rate_limit, clock));
     let [cost] = members(extensions, ["cost"]);
     shopify(cost, response);
-    response.limits.truncate(super::MOST_LIMITS);
+    response.limits.truncate(super::MAX_LIMITS);
 }
 
 /// Reads the members of an object that have these names, each as it is written. All other members

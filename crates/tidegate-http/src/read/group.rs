@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::MOST_LIMITS;
+use super::MAX_LIMITS;
 use super::categories;
 use super::count::{self, Count};
 use super::draft::{self, NumberedPolicy};
@@ -61,13 +61,13 @@ impl Groups {
         Self { groups: Vec::new(), numbers, clock }
     }
 
-    /// Adds a header. Limits beyond [`MOST_LIMITS`] are left out.
+    /// Adds a header. Limits beyond [`MAX_LIMITS`] are left out.
     pub(super) fn add(&mut self, name: Name, value: &str) {
         let same =
             |g: &Group| g.family == name.family && g.spelling == name.spelling && g.label == name.label;
         let at = match self.groups.iter().position(same) {
             Some(at) => at,
-            None if self.groups.len() >= 2 * MOST_LIMITS => return,
+            None if self.groups.len() >= 2 * MAX_LIMITS => return,
             None => {
                 let Name { family, spelling, label, .. } = name.clone();
                 self.groups.push(Group { family, spelling, label, ..Group::default() });
@@ -100,8 +100,8 @@ impl Groups {
             found.extend(group.limits(&numbered, numbers, clock).into_iter().map(with_names));
             policies.extend(numbered.into_iter().map(|policy| (family.clone(), label.clone(), policy)));
         }
-        found.truncate(4 * MOST_LIMITS);
-        policies.truncate(4 * MOST_LIMITS);
+        found.truncate(4 * MAX_LIMITS);
+        policies.truncate(4 * MAX_LIMITS);
         // A policy without a name belongs to the limit with the same number, even if that limit has
         // other headers.
         for (family, label, policy) in policies {
@@ -163,12 +163,12 @@ impl Group {
         }
         // A header that is repeated many times adds no more.
         for counts in [&mut self.limits, &mut self.remaining, &mut self.used] {
-            counts.truncate(MOST_LIMITS);
+            counts.truncate(MAX_LIMITS);
         }
         for limits in [&mut self.states, &mut self.policies] {
-            limits.truncate(MOST_LIMITS);
+            limits.truncate(MAX_LIMITS);
         }
-        self.numbered.truncate(MOST_LIMITS);
+        self.numbered.truncate(MAX_LIMITS);
     }
 
     fn add_resets(&mut self, name: &Name, value: &str) {

@@ -5,7 +5,7 @@
 //! it under another name. Two limits are joined only if neither contradicts the other: see
 //! [`ServerLimit::agrees`].
 
-use super::MOST_LIMITS;
+use super::MAX_LIMITS;
 use super::limit::{ServerLimit, later};
 use crate::When;
 
@@ -120,6 +120,6 @@ fn join_equal(limits: impl Iterator<Item = ServerLimit>) -> Vec<ServerLimit> {
             None => merged.push(limit),
         }
     }
-    merged.truncate(MOST_LIMITS);
+    merged.truncate(MAX_LIMITS);
     merged
 }

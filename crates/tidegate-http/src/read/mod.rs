@@ -85,7 +85,7 @@ mod usage;
 mod vendor;
 
 pub use limit::ServerLimit;
-use reader::MOST_LIMITS;
+use reader::MAX_LIMITS;
 pub use reader::Reader;
 pub use response::{Advice, DEFAULT_MAX_PAUSE, ResponseLimits};
 pub use time::Numbers;

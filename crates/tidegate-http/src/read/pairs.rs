@@ -9,7 +9,7 @@ use super::time::{self, Clock, Numbers, SECOND};
 use crate::{Unit, When};
 
 /// The most pairs that are read. A real value has a few limits of five pairs each.
-const MOST_PAIRS: usize = 64;
+const MAX_PAIRS: usize = 64;
 
 /// Reads the limits of a value. The next limit begins where a key is repeated, or where a key
 /// begins with another name. The keys are those of
@@ -29,7 +29,7 @@ pub(super) fn limits(text: &str, numbers: Numbers, clock: Clock) -> Vec<ServerLi
     let mut limits = Vec::new();
     let mut limit = ServerLimit { unit: Some(Unit::Requests), ..ServerLimit::default() };
     let is_short = |name: &&str| name.len() <= 128;
-    for (key, value) in pairs(text).into_iter().take(MOST_PAIRS) {
+    for (key, value) in pairs(text).into_iter().take(MAX_PAIRS) {
         let key = key.to_ascii_lowercase();
         let (name, key) = key.rsplit_once('-').map_or((None, &*key), |(name, key)| (Some(name), key));
         let name = name.filter(is_short);
@@ -99,7 +99,7 @@ fn pairs(text: &str) -> Vec<(String, String)> {
         let (key, value) = pair.split_once(['=', ':'])?;
         Some((key.trim().to_owned(), value.to_owned()))
     };
-    text.split([',', ';']).take(MOST_PAIRS).filter_map(pair).collect()
+    text.split([',', ';']).take(MAX_PAIRS).filter_map(pair).collect()
 }
 
 /// Reads Pingdom's `Remaining: 394 Time until reset: 3589`.

@@ -16,11 +16,11 @@ use super::vendor::Vendor;
 use crate::When;
 
 /// The most limits of one response. No API reports more.
-pub(super) const MOST_LIMITS: usize = 32;
+pub(super) const MAX_LIMITS: usize = 32;
 
 /// The most names of limits that are read from one response. It bounds the work for a response with
 /// very many headers; further names are left out.
-const MOST_NAMES: usize = 512;
+const MAX_NAMES: usize = 512;
 
 /// The longest value that is read. No limit needs a longer one.
 const LONGEST_VALUE: usize = 4096;
@@ -129,7 +129,7 @@ impl Reader {
             let Some(value) = text_of(value).filter(|v| v.len() <= LONGEST_VALUE) else { continue };
             limits.extend(usage::limits(header.as_str(), value));
             marked |= is_mark(header.as_str(), value);
-            if names == MOST_NAMES && header != RETRY_AFTER {
+            if names == MAX_NAMES && header != RETRY_AFTER {
                 continue;
             }
             // ip-api sends `X-Ttl` with `X-Rl`. Without `X-Rl` it is the lifetime of a cache entry.
@@ -167,7 +167,7 @@ impl Reader {
         }
         let (mut found, overall) = groups.finish(retry_after);
         limits.append(&mut found);
-        limits.truncate(MOST_LIMITS);
+        limits.truncate(MAX_LIMITS);
         if plain_retry {
             retry_after = retry_after.map(|when| by_the_resets(when, &limits));
         }

@@ -25,7 +25,7 @@ pub(super) fn limits(header: &str, value: &str) -> Vec<ServerLimit> {
     match serde_json::from_str(value) {
         Ok(Value::Object(usage)) if header == "x-business-use-case-usage" => {
             let accounts = usage.values().filter_map(Value::as_array).flatten();
-            accounts.filter_map(Value::as_object).flat_map(percents).take(super::MOST_LIMITS).collect()
+            accounts.filter_map(Value::as_object).flat_map(percents).take(super::MAX_LIMITS).collect()
         }
         Ok(Value::Object(usage)) => percents(&usage),
         _ => Vec::new(),

@@ -82,7 +82,7 @@ fn parameters_beyond_any_use_are_left_out() {
     else {
         panic!("one item");
     };
-    assert_eq!(params.len(), MOST_PARAMS);
+    assert_eq!(params.len(), MAX_PARAMS);
 }
 
 /// Reads a field with the other parser, and converts it into the types of this parser.

@@ -69,7 +69,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn loads(folder: &Path) -> Result<u64, Box<dyn Error>> {
     println!(
         "| limits | load | requests | calls a permit | use | beyond the bound | \
-         served: busiest, idlest | Jain | slowest answer | keys, a minute later |\n\
+         served: busiest, idlest | Jain | slowest decision | keys, a minute later |\n\
          |---|---|---|---|---|---|---|---|---|---|"
     );
     let (mut over, mut trips) = (0, [Vec::new(), Vec::new()]);
@@ -100,7 +100,7 @@ fn loads(folder: &Path) -> Result<u64, Box<dyn Error>> {
     }
     let network = Network { lost_answers: 0.01, ..Setup::network() };
     let lossy = Setup { network, ..setup(ONE, 1.5 * ONE.per_second as f64) };
-    over += row("one, 1 % of the answers lost", 1.5, &lossy, &mut lossy.run());
+    over += row("one, 1 % of the replies lost", 1.5, &lossy, &mut lossy.run());
 
     let panel = |title, top, limit, curves| Panel {
         title,

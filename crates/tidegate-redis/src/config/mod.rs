@@ -279,7 +279,7 @@ impl LimiterConfig {
     pub fn build(&self) -> Result<AnyLimiter, BuildError> {
         match self.open()? {
             Some(store) => self.build_over(&store),
-            None => self.alone(),
+            None => self.build_local(),
         }
     }
 
@@ -405,7 +405,7 @@ impl LimiterConfig {
     pub fn build_keyed(&self, max_keys: usize) -> Result<AnyKeyed<String>, BuildError> {
         match self.open()? {
             Some(store) => self.build_keyed_over(&store),
-            None => self.keyed_alone(max_keys),
+            None => self.build_keyed_local(max_keys),
         }
     }
 
@@ -434,7 +434,7 @@ impl LimiterConfig {
         Ok(if self.leased { builder.leased() } else { builder })
     }
 
-    fn alone(&self) -> Result<AnyLimiter, BuildError> {
+    fn build_local(&self) -> Result<AnyLimiter, BuildError> {
         if let Some(limit) = self.in_use {
             let limit = CountingLimit::new(limit);
             if let Observer(Some(events)) = &self.observer {
@@ -469,7 +469,7 @@ impl LimiterConfig {
         self.tag.as_deref().ok_or(bad("tag", allowed))
     }
 
-    fn keyed_alone(&self, max_keys: usize) -> Result<AnyKeyed<String>, BuildError> {
+    fn build_keyed_local(&self, max_keys: usize) -> Result<AnyKeyed<String>, BuildError> {
         if max_keys == 0 {
             return Err(bad("max_keys", "above zero, and more than the keys that are in use at a time"));
         }
@@ -507,7 +507,8 @@ impl LimiterConfig {
         let is_set = match field {
             "in_use" => {
                 let allowed = "a whole number from 1 to 4294967295; a limit that grants nothing is deny_all";
-                let limit = value.parse::<NonZeroU32>().map_err(|_| told(bad(field, allowed), value))?;
+                let limit =
+                    value.parse::<NonZeroU32>().map_err(|_| with_value(bad(field, allowed), value))?;
                 self.in_use.replace(limit.get()).is_some()
             }
             // In the line the address is missing.
@@ -524,16 +525,18 @@ impl LimiterConfig {
             "tag" => self.tag.replace(value.into()).is_some(),
             "timeout" => {
                 let allowed = "a whole number above zero and a unit, such as 50ms or 1s";
-                let span = span(value).ok_or_else(|| told(bad(field, allowed), value))?;
+                let span = span(value).ok_or_else(|| with_value(bad(field, allowed), value))?;
                 self.timeout.replace(span).is_some()
             }
             "time_to_live" => {
                 let span = span(value).filter(|span| *span >= SHORTEST_TIME_TO_LIVE);
                 let allowed = "a whole number and a unit, at least 1s, such as 10s";
-                self.time_to_live.replace(span.ok_or_else(|| told(bad(field, allowed), value))?).is_some()
+                self.time_to_live
+                    .replace(span.ok_or_else(|| with_value(bad(field, allowed), value))?)
+                    .is_some()
             }
             "while_away" => {
-                let choice = value.parse().map_err(|error| told(error, value))?;
+                let choice = value.parse().map_err(|error| with_value(error, value))?;
                 self.while_away.replace(choice).is_some()
             }
             _ => std::mem::replace(&mut self.leased, true),
@@ -588,7 +591,7 @@ fn bad(field: &'static str, allowed: &'static str) -> BuildError {
 }
 
 /// An error that shows the value, which may be missing.
-fn told(error: BuildError, of: &str) -> BuildError {
+fn with_value(error: BuildError, of: &str) -> BuildError {
     match error {
         BuildError::Field { field, allowed, .. } if !of.is_empty() && !may_be_secret(of) => {
             BuildError::Field { field, allowed, value: Some(of.into()) }

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_tells_what_is_wrong_with_an_address() {
+    fn an_error_reports_what_is_wrong_with_an_address() {
         for (url, says) in [
             ("", "does not begin with a scheme"),
             ("127.0.0.1:6379", "does not begin with a scheme"),

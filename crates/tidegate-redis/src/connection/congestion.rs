@@ -58,7 +58,7 @@ struct Window {
 }
 
 /// A call in flight. Its end makes room for another one.
-pub(crate) struct Departed<'a> {
+pub(crate) struct CallSlot<'a> {
     room: Option<SemaphorePermit<'a>>,
     window: &'a Mutex<Window>,
 }
@@ -74,10 +74,10 @@ impl Default for Congestion {
 impl Congestion {
     /// Waits until a call may be sent, after all calls that asked before. A call that gives way is
     /// sent after most of the later calls that do not.
-    pub(crate) async fn depart(&self, gives_way: bool) -> Departed<'_> {
+    pub(crate) async fn acquire_slot(&self, gives_way: bool) -> CallSlot<'_> {
         // The semaphores are never closed.
         let _passed = if gives_way { self.gate.acquire().await.ok() } else { None };
-        Departed { room: self.room.acquire().await.ok(), window: &self.window }
+        CallSlot { room: self.room.acquire().await.ok(), window: &self.window }
     }
 
     /// Returns whether a call would have to wait.
@@ -148,7 +148,7 @@ impl Window {
     }
 }
 
-impl Drop for Departed<'_> {
+impl Drop for CallSlot<'_> {
     fn drop(&mut self) {
         let mut window = lock(self.window);
         if let Some(less) = window.surplus.checked_sub(1)
@@ -176,8 +176,8 @@ mod tests {
     }
 
     /// As many calls as may be sent.
-    fn fill(congestion: &Congestion) -> Vec<Departed<'_>> {
-        std::iter::from_fn(|| now(congestion.depart(false))).collect()
+    fn fill(congestion: &Congestion) -> Vec<CallSlot<'_>> {
+        std::iter::from_fn(|| now(congestion.acquire_slot(false))).collect()
     }
 
     #[tokio::test(start_paused = true)]
@@ -188,22 +188,22 @@ mod tests {
         tokio::time::advance(7 * MS).await;
         // It is not full.
         congestion.replied(left, left.elapsed(), TIMEOUT);
-        let mut departed = fill(&congestion);
-        assert_eq!(departed.len(), FIRST);
+        let mut slots = fill(&congestion);
+        assert_eq!(slots.len(), FIRST);
         // A round trip of fast replies doubles the window.
         for _ in 0..FIRST {
             congestion.replied(left, left.elapsed(), TIMEOUT);
-            departed.extend(fill(&congestion));
+            slots.extend(fill(&congestion));
         }
-        assert_eq!(departed.len(), 2 * FIRST);
+        assert_eq!(slots.len(), 2 * FIRST);
         // A round trip of slower replies adds one, and even slower replies add none.
         for (after, replies) in [(7 * MS, 2 * FIRST), (5 * MS, 1000)] {
             tokio::time::advance(after).await;
             for _ in 0..replies {
                 congestion.replied(left, left.elapsed(), TIMEOUT);
-                departed.extend(fill(&congestion));
+                slots.extend(fill(&congestion));
             }
-            assert_eq!(departed.len(), 2 * FIRST + 1, "{after:?}");
+            assert_eq!(slots.len(), 2 * FIRST + 1, "{after:?}");
         }
         // Late replies halve it once.
         tokio::time::advance(2 * MS).await;
@@ -211,7 +211,7 @@ mod tests {
             congestion.replied(left, left.elapsed(), TIMEOUT);
         }
         congestion.late(left, TIMEOUT);
-        drop(departed);
+        drop(slots);
         assert_eq!(fill(&congestion).len(), FIRST);
         tokio::time::advance(MS).await;
         let left = Instant::now();
@@ -237,7 +237,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_far_away_is_not_taken_for_a_slow_one() {
         let congestion = Congestion::default();
-        let departed = fill(&congestion);
+        let slots = fill(&congestion);
         let left = Instant::now();
         assert_eq!(congestion.longest(TIMEOUT), 20 * MS);
         tokio::time::advance(30 * MS).await;
@@ -245,7 +245,7 @@ mod tests {
         assert_eq!((fill(&congestion).len(), congestion.longest(TIMEOUT)), (1, 35 * MS));
         tokio::time::advance(6 * MS).await;
         congestion.replied(left, left.elapsed(), TIMEOUT);
-        drop(departed);
+        drop(slots);
         assert_eq!(fill(&congestion).len(), FIRST.div_ceil(2));
         congestion.connected();
         assert_eq!(congestion.longest(TIMEOUT), 20 * MS);
@@ -254,23 +254,23 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn calls_beyond_a_window_that_was_halved_make_no_room() {
         let congestion = Congestion::default();
-        let mut departed = fill(&congestion);
+        let mut slots = fill(&congestion);
         congestion.late(Instant::now(), TIMEOUT);
         // A window that grows meanwhile takes fewer away.
         congestion.replied(Instant::now(), Duration::ZERO, TIMEOUT);
         for _ in 0..FIRST / 2 - 1 {
-            departed.pop();
+            slots.pop();
             assert!(congestion.is_full());
         }
-        departed.pop();
+        slots.pop();
         assert!(!congestion.is_full() && fill(&congestion).len() == 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn calls_that_give_way_wait_behind_others() {
         let congestion = Congestion::default();
-        let mut departed = fill(&congestion);
-        let ask = |gives_way| Box::pin(congestion.depart(gives_way));
+        let mut slots = fill(&congestion);
+        let ask = |gives_way| Box::pin(congestion.acquire_slot(gives_way));
         let mut patient: Vec<_> = (0..2 * GIVING_WAY).map(|_| ask(true)).collect();
         assert!(patient.iter_mut().all(|call| now(call.as_mut()).is_none()));
         let mut hurried = ask(false);
@@ -278,26 +278,26 @@ mod tests {
         // All but the first `GIVING_WAY` of them are behind it.
         for first in patient.iter_mut().take(GIVING_WAY) {
             assert!(now(hurried.as_mut()).is_none());
-            departed.pop();
-            departed.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no room")));
+            slots.pop();
+            slots.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no room")));
         }
         assert!(patient.iter_mut().skip(GIVING_WAY).all(|call| now(call.as_mut()).is_none()));
-        departed.pop();
+        slots.pop();
         assert!(now(hurried.as_mut()).is_some());
     }
 
     #[tokio::test(start_paused = true)]
     async fn calls_leave_in_their_order() {
         let congestion = Congestion::default();
-        let mut departed = fill(&congestion);
-        let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(congestion.depart(false))).collect();
+        let mut slots = fill(&congestion);
+        let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(congestion.acquire_slot(false))).collect();
         assert!(waiting.iter_mut().all(|call| now(call.as_mut()).is_none()));
         while !waiting.is_empty() {
-            departed.pop();
-            assert!(now(congestion.depart(false)).is_none());
+            slots.pop();
+            assert!(now(congestion.acquire_slot(false)).is_none());
             let mut first = waiting.remove(0);
             assert!(waiting.iter_mut().all(|call| now(call.as_mut()).is_none()));
-            departed.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no room")));
+            slots.insert(0, now(first.as_mut()).unwrap_or_else(|| panic!("no room")));
         }
     }
 }

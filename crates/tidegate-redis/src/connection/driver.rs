@@ -112,7 +112,7 @@ impl<F: Future<Output = ()> + Unpin> Driver<F> {
     /// Polls for the task. Ready when the future has ended.
     pub(super) fn poll(&self, context: &Context<'_>) -> Poll<()> {
         self.task.0.register(context.waker());
-        self.go_on(&mut self.lock())
+        self.poll_future(&mut self.lock())
     }
 
     /// Lets a thread add a call, and polls the future. Returns `None`, without a call, if another
@@ -124,7 +124,7 @@ impl<F: Future<Output = ()> + Unpin> Driver<F> {
         drop(sending);
         // The future runs without a cooperative budget: the budget of the calling task might end
         // here, and its runtime might resume the task at any time.
-        let driving = std::future::poll_fn(|_| self.go_on(&mut future));
+        let driving = std::future::poll_fn(|_| self.poll_future(&mut future));
         if pin!(coop::unconstrained(driving)).poll(&mut Context::from_waker(Waker::noop())).is_ready() {
             self.task.0.wake();
         }
@@ -136,7 +136,7 @@ impl<F: Future<Output = ()> + Unpin> Driver<F> {
         *self.lock() = None;
     }
 
-    fn go_on(&self, future: &mut Option<F>) -> Poll<()> {
+    fn poll_future(&self, future: &mut Option<F>) -> Poll<()> {
         let context = &mut Context::from_waker(&self.waker);
         let poll = future.as_mut().map_or(Poll::Ready(()), |future| Pin::new(future).poll(context));
         if poll.is_ready() {

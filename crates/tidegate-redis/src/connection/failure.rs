@@ -72,7 +72,7 @@ fn is_cut(error: &RedisError) -> bool {
 
 /// The text that a message may contain: the words of the server, and never an address or a part of
 /// a login.
-pub(super) fn told(error: &RedisError) -> String {
+pub(super) fn redacted_text(error: &RedisError) -> String {
     let text = error.detail().unwrap_or_default();
     // The arguments of AUTH follow, which are a login.
     let text = text.split(", with args").next().unwrap_or_default();
@@ -105,8 +105,8 @@ pub(super) fn told(error: &RedisError) -> String {
 /// The failure of an attempt to connect, after which nothing ran.
 pub(super) fn of_connecting(error: &RedisError) -> Failure {
     match meaning(error) {
-        Meaning::Misconfigured | Meaning::NoRedis => Failure::Misconfigured(told(error)),
-        _ => Failure::NotRun(told(error)),
+        Meaning::Misconfigured | Meaning::NoRedis => Failure::Misconfigured(redacted_text(error)),
+        _ => Failure::NotRun(redacted_text(error)),
     }
 }
 
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_is_not_reached_is_told_by_the_kind_of_the_error() {
+    fn a_server_that_is_not_reached_is_reported_by_the_kind_of_the_error() {
         let refused = io::Error::new(io::ErrorKind::ConnectionRefused, "10.1.2.3:7001 refused");
         assert_eq!(of_reaching(&refused), Failure::NotRun("connection refused".into()));
         let Failure::NotRun(text) = of_reaching(&io::ErrorKind::NotFound.into()) else { panic!("it ran") };
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_without_addresses_and_logins() {
+    fn errors_are_reported_without_addresses_and_logins() {
         for (text, means, says) in [
             ("MOVED 866 10.1.2.3:7001", Meaning::Moved("10.1.2.3:7001".into()), "MOVED: the server is part"),
             ("ASK 866 host:7001", Meaning::Ask("host:7001".into()), "ASK: the server is part of a cluster"),
@@ -181,9 +181,13 @@ mod tests {
         ] {
             let error = error(text);
             assert_eq!(meaning(&error), means, "{text}");
-            assert!(told(&error).starts_with(says), "{text}: {}", told(&error));
+            assert!(redacted_text(&error).starts_with(says), "{text}: {}", redacted_text(&error));
             let secrets = ["700", "u5er", "5ecret"];
-            assert!(secrets.iter().all(|secret| !told(&error).contains(secret)), "{text}: {}", told(&error));
+            assert!(
+                secrets.iter().all(|secret| !redacted_text(&error).contains(secret)),
+                "{text}: {}",
+                redacted_text(&error)
+            );
         }
     }
 }

@@ -212,7 +212,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::super::address::Address;
-    use super::super::failure::told;
+    use super::super::failure::redacted_text;
     use super::*;
 
     /// The error of a call with this reply, after which the server closes the connection.
@@ -258,7 +258,10 @@ mod tests {
                 assert_eq!(meaning(&error), Meaning::Lost, "{reply:?} until {end}: {error}");
             }
         }
-        assert_eq!(told(&error_of(b"$4\r\nPO").await), "the connection was lost in the middle of a reply");
+        assert_eq!(
+            redacted_text(&error_of(b"$4\r\nPO").await),
+            "the connection was lost in the middle of a reply"
+        );
     }
 
     #[tokio::test]
@@ -275,7 +278,7 @@ mod tests {
         ] {
             let error = error_of(reply).await;
             assert_eq!(meaning(&error), Meaning::NoRedis, "{reply:?}: {error}");
-            assert!(told(&error).contains("no Redis server"), "{}", told(&error));
+            assert!(redacted_text(&error).contains("no Redis server"), "{}", redacted_text(&error));
         }
     }
 }

@@ -30,10 +30,10 @@ use failure::Meaning;
 use sentinel::Sentinels;
 
 pub(crate) use address::{Address, wants_tls};
-pub(crate) use congestion::Departed;
+pub(crate) use congestion::CallSlot;
 pub(crate) use failure::Failure;
 pub(crate) use link::SELF_TEST;
-pub(crate) use server::{Begun, Sent, Server};
+pub(crate) use server::{Sent, SentCall, Server};
 pub(crate) use tls::Connector;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
@@ -116,7 +116,7 @@ impl Servers {
 
     /// Sends a call on this thread if its server is known, connected and replying. The waker is
     /// woken when there is a reply.
-    pub(crate) fn begin(&self, by_hash: &Arc<Cmd>, waker: &Waker) -> Option<Begun> {
+    pub(crate) fn begin(&self, by_hash: &Arc<Cmd>, waker: &Waker) -> Option<SentCall> {
         let server = self.server_of(by_hash);
         let is_sure = matches!(self, Servers::One(_)) || !server.is_suspect.load(Ordering::Relaxed);
         is_sure.then(|| server.begin(by_hash.clone(), waker)).flatten()
@@ -129,10 +129,10 @@ impl Servers {
         &self,
         by_hash: &Cmd,
         script: &Script,
-        mut begun: Option<Begun>,
+        mut begun: Option<SentCall>,
         sent: &Sent,
     ) -> Result<Value, Failure> {
-        let (mut redirections, mut repeated, mut told) = (0, false, false);
+        let (mut redirections, mut repeated, mut retried_hash) = (0, false, false);
         // A redirection names the server, and whether that server must be asked to make an
         // exception (`ASKING`).
         let mut redirected: Option<(Arc<Server>, bool)> = None;
@@ -144,12 +144,12 @@ impl Servers {
                 (.., Servers::One(server)) => (server.clone(), false),
                 (.., Servers::Cluster(cluster)) => (cluster.find(slot_of(by_hash)).await?, false),
             };
-            let texts = server.told.load(Ordering::Relaxed);
+            let texts = server.texts_sent.load(Ordering::Relaxed);
             let mut answer = match begun {
                 Some(begun) => server.begun(begun, sent).await,
                 None => {
                     // Calls that will try the hash once more go first.
-                    if !told && server.has_turns() {
+                    if !retried_hash && server.has_turns() {
                         let _turn = server.turn();
                         drop(server.text(script).lock().await);
                     }
@@ -162,12 +162,12 @@ impl Servers {
                 let _turn = server.turn();
                 let text = server.text(script);
                 let mut last = text.lock().await;
-                if !told && *last > texts {
-                    told = true;
+                if !retried_hash && *last > texts {
+                    retried_hash = true;
                     continue;
                 }
                 answer = server.attempt(&script.by_text(by_hash), asking, sent).await;
-                *last = server.told.fetch_add(1, Ordering::Relaxed) + 1;
+                *last = server.texts_sent.fetch_add(1, Ordering::Relaxed) + 1;
             }
             let (meaning, failure) = match answer {
                 Ok(value) => return Ok(value),

@@ -10,7 +10,7 @@ use redis::{Cmd, RedisError, Value};
 
 use super::attempt::Attempts;
 use super::congestion::Congestion;
-use super::failure::{Failure, Meaning, meaning, told};
+use super::failure::{Failure, Meaning, meaning, redacted_text};
 use super::link::Answer;
 use super::wire::{Connection, Wire};
 use crate::breaker::{Breaker, next_rest};
@@ -45,7 +45,7 @@ pub(crate) struct Server {
     /// The number of replies of the server, error replies included.
     answers: AtomicU64,
     /// The number of texts that the server was sent.
-    pub(super) told: AtomicU64,
+    pub(super) texts_sent: AtomicU64,
     /// In a cluster: whether another server may have its slots by now.
     pub(super) is_suspect: AtomicBool,
 }
@@ -61,7 +61,7 @@ struct Rest {
 }
 
 /// A call that the thread of its caller has sent.
-pub(crate) struct Begun {
+pub(crate) struct SentCall {
     pub(crate) server: Arc<Server>,
     /// When the call was sent.
     pub(crate) at: Instant,
@@ -72,7 +72,7 @@ pub(crate) struct Begun {
     answer: Answer,
 }
 
-impl Begun {
+impl SentCall {
     /// Returns the reply of the server, if it has arrived and is not an error.
     pub(crate) fn reply(&mut self, context: &mut Context<'_>) -> Option<Value> {
         let Poll::Ready(answer) = self.answer.as_mut().poll(context) else { return None };
@@ -175,21 +175,21 @@ impl Server {
 
     /// Sends a call on this thread, if the server replies and there is a connection. The waker is
     /// woken when there is a reply.
-    pub(super) fn begin(self: &Arc<Server>, cmd: Arc<Cmd>, waker: &Waker) -> Option<Begun> {
+    pub(super) fn begin(self: &Arc<Server>, cmd: Arc<Cmd>, waker: &Waker) -> Option<SentCall> {
         let (number, connection) = self.current().filter(|_| !lock(&self.breaker).is_open())?;
         let (at, answers) = (Instant::now(), self.answers());
         let answer = connection.send(cmd, waker)?;
-        Some(Begun { server: self.clone(), at, number, answers, answer })
+        Some(SentCall { server: self.clone(), at, number, answers, answer })
     }
 
     /// Returns the outcome of a call that was sent. If it failed, also returns what the failure
     /// means.
     pub(super) async fn begun(
         self: &Arc<Server>,
-        begun: Begun,
+        begun: SentCall,
         sent: &Sent,
     ) -> Result<Value, (Meaning, Failure)> {
-        let Begun { number, answers, answer, .. } = begun;
+        let SentCall { number, answers, answer, .. } = begun;
         sent.by(self, number, answers, false);
         self.outcome(number, answer.await, sent)
     }
@@ -238,7 +238,7 @@ impl Server {
         if matches!(meaning, Meaning::ReadOnly | Meaning::Lost | Meaning::NoRedis) {
             self.forget(number);
         }
-        let text = told(&error);
+        let text = redacted_text(&error);
         let failure = match meaning {
             Meaning::Lost => Failure::Unknown(text),
             Meaning::Misconfigured | Meaning::NoRedis => Failure::Misconfigured(text),

@@ -28,14 +28,14 @@ use crate::jitter::jittered;
 use crate::known_pause::KnownPause;
 use crate::lock::lock;
 use crate::observe::Observers;
-use crate::pending::Telling;
+use crate::pending::PendingMessage;
 use crate::script::Script;
 use crate::store::{Away, Deadline, Store, WhileAway};
 
 /// The maximum of requests of one call, and the maximum of them that wait: they take turns with
 /// requests of other processes.
-const MOST_REQUESTS: usize = 1024;
-const MOST_ANNOUNCED: usize = 64;
+const MAX_REQUESTS: usize = 1024;
+const MAX_ANNOUNCED: usize = 64;
 
 /// A process that waits asks again after an eighth of the time that it has waited, within these
 /// bounds. The lower bound is multiplied by the process's position in the queue.
@@ -76,7 +76,7 @@ pub(super) struct Line {
     arrivals: u64,
     /// Requests that arrived before this number have waited for permits in use: the store has
     /// reported that their permits, or those of a request before them, are not free.
-    told: u64,
+    reported_before: u64,
     /// The number of requests that wait in the store's queue. The requests behind them are asked
     /// for when these are served, so that processes take turns.
     announced: usize,
@@ -89,14 +89,14 @@ pub(super) struct Line {
     /// The time until which the store may count permits or a position of this process.
     known_until: Option<Instant>,
     /// Set while the next call has something to report to the store.
-    telling: Option<Telling>,
+    message: Option<PendingMessage>,
 }
 
 #[derive(Debug)]
 struct Waiter {
     permits: u32,
     /// Whether the request waits for permits, or only for the decision.
-    stays: bool,
+    waits_for_permits: bool,
     answer: oneshot::Sender<Answer>,
 }
 
@@ -122,14 +122,14 @@ pub(crate) struct Held {
 
 /// A call, and its requests with their permits, which are negative for a request that does not
 /// stay.
-struct Asked {
+struct PendingCall {
     cmd: Cmd,
     requests: Vec<(Place, i64)>,
     held: u64,
     /// How many times this process had ended a pause when the call left.
     ended: u64,
     /// Ends when the call has its outcome.
-    telling: Telling,
+    message: PendingMessage,
 }
 
 impl Shared {
@@ -161,7 +161,7 @@ impl Shared {
     pub(super) fn join(
         self: &Arc<Shared>,
         permits: u32,
-        stays: bool,
+        waits_for_permits: bool,
         priority: i8,
     ) -> Result<(Place, oneshot::Receiver<Answer>), Refusal> {
         let mut line = self.line();
@@ -169,17 +169,17 @@ impl Shared {
             return Err(Refusal::Closed);
         }
         // Other requests already wait for permits in use.
-        if line.announced > 0 && !stays {
+        if line.announced > 0 && !waits_for_permits {
             return Err(Refusal::InUse { limit: self.limit() });
         }
         let place = (Reverse(priority), line.arrivals);
         line.arrivals += 1;
         let (answer, receiver) = oneshot::channel();
-        line.waiters.insert(place, Waiter { permits, stays, answer });
+        line.waiters.insert(place, Waiter { permits, waits_for_permits, answer });
         if line.announced > 0 {
-            line.told = line.arrivals;
+            line.reported_before = line.arrivals;
         }
-        if !stays {
+        if !waits_for_permits {
             line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
         }
         let is_served = std::mem::replace(&mut line.is_served, true);
@@ -196,13 +196,13 @@ impl Shared {
     /// Lets a request wait only for the decision. Returns whether the decision is still to come: it
     /// is not if the permits are known to be in use, from the store or because requests wait for
     /// them.
-    pub(super) fn hurry(&self, place: Place) -> bool {
+    pub(super) fn stop_waiting(&self, place: Place) -> bool {
         let mut line = self.line();
-        if line.announced > 0 || place.1 < line.told {
+        if line.announced > 0 || place.1 < line.reported_before {
             return false;
         }
         let Some(waiter) = line.waiters.get_mut(&place) else { return false };
-        if !std::mem::replace(&mut waiter.stays, false) {
+        if !std::mem::replace(&mut waiter.waits_for_permits, false) {
             return true;
         }
         line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
@@ -275,7 +275,7 @@ impl Shared {
     }
 
     /// Like `ask`, without waiting for the reply.
-    pub(super) fn tell(&self, operation: Operation) {
+    pub(super) fn send_detached(&self, operation: Operation) {
         let store = self.store.clone();
         self.send(operation, Deadline::NONE, move |outcome| {
             if outcome.is_err() {
@@ -299,65 +299,66 @@ impl Shared {
     }
 
     fn read(&self, outcome: Result<Value, Away>) -> Result<CallReport, Away> {
-        CallReport::read(&outcome?).ok_or_else(|| self.store.note_nonsense())
+        CallReport::read(&outcome?).ok_or_else(|| self.store.note_invalid_reply())
     }
 
     /// Returns the next call; `None` if the store already knows that nothing is held or wanted.
-    fn next(&self) -> Option<Asked> {
+    fn next(&self) -> Option<PendingCall> {
         let now = Instant::now();
         let mut line = self.line();
         if line.held == 0 && line.waiters.is_empty() && line.known_until.is_none_or(|until| until <= now) {
             line.is_served = false;
-            let told = line.telling.take();
+            let message = line.message.take();
             drop(line);
-            drop(told);
+            drop(message);
             return None;
         }
         line.calls += 1;
         // The store may carry out the call without a reply.
         line.known_until = Some(now + self.span);
-        let most = if line.announced == 0 { MOST_REQUESTS } else { line.announced };
+        let most = if line.announced == 0 { MAX_REQUESTS } else { line.announced };
         let mut waits = 0;
         let may_come = |(_, waiter): &(&Place, &Waiter)| {
-            waits += usize::from(waiter.stays);
-            waits <= MOST_ANNOUNCED
+            waits += usize::from(waiter.waits_for_permits);
+            waits <= MAX_ANNOUNCED
         };
-        let size = |waiter: &Waiter| i64::from(waiter.permits) * if waiter.stays { 1 } else { -1 };
+        let size =
+            |waiter: &Waiter| i64::from(waiter.permits) * if waiter.waits_for_permits { 1 } else { -1 };
         let asked = line.waiters.iter().take_while(may_come).take(most);
         let requests: Vec<(Place, i64)> = asked.map(|(place, waiter)| (*place, size(waiter))).collect();
         if !requests.is_empty() {
-            self.store.ask_for_permits();
+            self.store.note_permit_request();
         }
         let sizes: Vec<i64> = requests.iter().map(|(_, size)| *size).collect();
         let cmd = self.call(Operation::Call, &line, &sizes).command(&self.script);
-        let telling = line.telling.take().unwrap_or_else(|| self.store.begin_telling());
-        Some(Asked { cmd, requests, held: line.held, ended: self.known_pause.ended(), telling })
+        let message = line.message.take().unwrap_or_else(|| self.store.begin_message());
+        Some(PendingCall { cmd, requests, held: line.held, ended: self.known_pause.ended(), message })
     }
 
     /// Decides requests by the store's reply. Returns how long to rest if nothing changes. `since`
     /// is the time from which requests wait.
     fn apply(
         self: &Arc<Shared>,
-        asked: Asked,
-        told: Result<CallReport, Away>,
+        asked: PendingCall,
+        report: Result<CallReport, Away>,
         since: &mut Option<Instant>,
     ) -> Duration {
         let mut answers = Answers::new();
         let mut line = self.line();
-        let rest = match &told {
-            Ok(told) => self.apply_told(&mut line, &asked, told, since, &mut answers),
+        let rest = match &report {
+            Ok(report) => self.apply_report(&mut line, &asked, report, since, &mut answers),
             Err(away) => self.decide_alone(&mut line, *away, &mut answers),
         };
-        let over = match told {
+        let over = match report {
             Ok(_) => {
                 if rest.is_zero() {
-                    line.telling.get_or_insert_with(|| self.store.begin_telling());
+                    line.message.get_or_insert_with(|| self.store.begin_message());
                 }
-                Some(asked.telling)
+                Some(asked.message)
             }
             // The store did not reply. The next call reports the held permits again, and a flush
             // waits for that call.
-            Err(_) => line.telling.replace(asked.telling),
+            Err(_) => line.message.replace(asked.message),
         };
         drop(line);
         send(answers);
@@ -366,23 +367,23 @@ impl Shared {
         rest
     }
 
-    fn apply_told(
+    fn apply_report(
         self: &Arc<Shared>,
         line: &mut Line,
-        asked: &Asked,
-        told: &CallReport,
+        asked: &PendingCall,
+        report: &CallReport,
         since: &mut Option<Instant>,
         answers: &mut Answers,
     ) -> Duration {
-        self.known_pause.told(asked.ended, told.paused_for);
+        self.known_pause.reported(asked.ended, report.paused_for);
         let limit = self.limit();
-        let left = left(limit, told.in_use);
+        let left = left(limit, report.in_use);
         line.announced = 0;
         // Permits of requests that left meanwhile are spare.
         let mut spare = 0;
         // The store knows that this process holds `known` permits, and that `wants` requests wait.
         let (mut known, mut wants) = (asked.held, 0);
-        let granted = told.granted.iter().copied().chain(std::iter::repeat(false));
+        let granted = report.granted.iter().copied().chain(std::iter::repeat(false));
         for ((place, size), granted) in asked.requests.iter().zip(granted) {
             match granted {
                 true => known += size.unsigned_abs(),
@@ -390,9 +391,9 @@ impl Shared {
             }
             match line.waiters.get_mut(place) {
                 Some(_) if granted => self.grant(line, *place, left, false, answers),
-                Some(waiter) if waiter.stays => line.announced += 1,
+                Some(waiter) if waiter.waits_for_permits => line.announced += 1,
                 Some(_) => {
-                    let refusal = match told.paused_for {
+                    let refusal = match report.paused_for {
                         Duration::ZERO => Refusal::InUse { limit },
                         rest => Refusal::Paused { retry_after: Nanos::from_duration(rest) },
                     };
@@ -412,16 +413,16 @@ impl Shared {
             self.grant(line, place, left, false, answers);
         }
         if line.announced > 0 {
-            line.told = line.arrivals;
+            line.reported_before = line.arrivals;
             // Requests that do not wait came during the call, and do not overtake.
-            for place in line.take_hurried() {
+            for place in line.take_not_waiting() {
                 line.refuse(place, Refusal::InUse { limit }, answers);
             }
         }
         if line.announced == 0 {
             *since = None;
         }
-        self.asks_again(line, known, wants, told.before, since)
+        self.asks_again(line, known, wants, report.before, since)
     }
 
     /// Returns the time after which the store is asked again. The store knows that this process
@@ -480,7 +481,7 @@ impl Shared {
         line.announced = 0;
         let places = match self.may_come_back(away) {
             // The others stay in the queue.
-            true => line.take_hurried(),
+            true => line.take_not_waiting(),
             false => line.waiters.keys().copied().collect(),
         };
         self.decide(line, places, away, answers);
@@ -513,23 +514,23 @@ impl Shared {
         let may_wait = self.may_come_back(away);
         let (paused, mut is_held_up) = (self.known_pause.refusal(), false);
         for place in places {
-            let Some(Waiter { permits, stays, .. }) = line.waiters.get(&place) else { continue };
-            let (permits, stays) = (u64::from(*permits), *stays);
+            let Some(Waiter { permits, waits_for_permits, .. }) = line.waiters.get(&place) else { continue };
+            let (permits, waits_for_permits) = (u64::from(*permits), *waits_for_permits);
             match (most, &paused) {
-                (None, _) if stays && may_wait => {}
+                (None, _) if waits_for_permits && may_wait => {}
                 (None, _) => line.refuse(place, Refusal::Unavailable { retry_after }, answers),
                 // It may fit the limit, though not the share.
                 (Some(most), _) if permits > u64::from(most.max(1)) => {
                     line.refuse(place, Refusal::Unavailable { retry_after }, answers);
                 }
-                (Some(_), Some(_)) if stays => {}
+                (Some(_), Some(_)) if waits_for_permits => {}
                 (Some(_), Some(refusal)) => line.refuse(place, refusal.clone(), answers),
                 (Some(most), None)
                     if most == u32::MAX || (!is_held_up && line.held + permits <= most.into()) =>
                 {
                     self.grant(line, place, left(most, line.held + permits), true, answers);
                 }
-                (Some(_), None) if stays => is_held_up = true,
+                (Some(_), None) if waits_for_permits => is_held_up = true,
                 (Some(most), None) => {
                     let refusal = AllRefusal::from(Refusal::InUse { limit: most });
                     line.refuse(place, refusal.as_degraded(), answers);
@@ -567,8 +568,9 @@ impl Serving {
         let mut since = None;
         while let Some(asked) = shared.next() {
             // Requests that do not wait have their own deadlines.
-            let mut answer = pin!(shared.store.ask(asked.cmd.clone(), shared.script.clone(), Deadline::KEPT));
-            let told = loop {
+            let mut answer =
+                pin!(shared.store.ask(asked.cmd.clone(), shared.script.clone(), Deadline::MUST_SEND));
+            let report = loop {
                 // Requests that come meanwhile have a later deadline.
                 let first = shared.line().first_deadline();
                 let deadline = first.unwrap_or_else(|| Instant::now() + shared.store.timeout());
@@ -577,7 +579,7 @@ impl Serving {
                     Err(_) => shared.expire(),
                 }
             };
-            let rest = shared.apply(asked, told, &mut since);
+            let rest = shared.apply(asked, report, &mut since);
             let _ = tokio::time::timeout(rest, shared.changed.notified()).await;
         }
         self.0 = None;
@@ -594,14 +596,14 @@ impl Drop for Serving {
         line.is_served = false;
         line.deadlines.clear();
         let waiters = std::mem::take(&mut line.waiters);
-        let untold = line.telling.take();
+        let message = line.message.take();
         drop(line);
         shared.store.note_lost(0);
         send(answers);
         for (_, waiter) in waiters {
             _ = catch_unwind(AssertUnwindSafe(|| drop(waiter)));
         }
-        drop(untold);
+        drop(message);
     }
 }
 
@@ -618,7 +620,7 @@ impl Line {
     }
 
     /// Takes the requests that do not stay in the queue. The caller then decides them.
-    fn take_hurried(&mut self) -> Vec<Place> {
+    fn take_not_waiting(&mut self) -> Vec<Place> {
         self.deadlines.drain(..).map(|(_, place)| place).collect()
     }
 
@@ -635,7 +637,7 @@ impl Drop for Held {
         line.held = line.held.saturating_sub(self.permits.into());
         let store = &self.shared.store;
         match line.is_served {
-            true => _ = line.telling.get_or_insert_with(|| store.begin_telling()),
+            true => _ = line.message.get_or_insert_with(|| store.begin_message()),
             // The store has ended.
             false => store.note_lost(0),
         }

@@ -216,9 +216,9 @@ impl StoreCountingLimit {
     ///
     /// [`Refusal::Unavailable`] if the store does not reply.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
-        let told = self.ask(Operation::Status).await?;
-        let left = left(self.limit(), if told.before > 0 { u64::MAX } else { told.in_use });
-        Ok(self.status_of(left, told.paused_for))
+        let report = self.ask(Operation::Status).await?;
+        let left = left(self.limit(), if report.before > 0 { u64::MAX } else { report.in_use });
+        Ok(self.status_of(left, report.paused_for))
     }
 
     /// Pauses the limit for all processes, like [`AnyLimiter::pause`], and waits until the store
@@ -281,13 +281,13 @@ impl StoreCountingLimit {
     }
 
     /// Waits for permits, or asks for them once.
-    async fn wait(self, request: Request, stays: bool) -> Result<AllPermits, AllRefusal> {
+    async fn wait(self, request: Request, waits_for_permits: bool) -> Result<AllPermits, AllRefusal> {
         let watch = self.watch(&request);
         if request.exempt {
             watch.into_iter().for_each(Watch::exempted);
             return Ok(Grant::new(0, Nanos::ZERO).into());
         }
-        let answer = self.decided(&request, stays).await;
+        let answer = self.decided(&request, waits_for_permits).await;
         let left = answer.as_ref().ok().and_then(|(permits, left)| (!permits.is_degraded()).then_some(*left));
         // This process may refuse the request, or the store may refuse it for a reason other than
         // permits in use.
@@ -299,8 +299,12 @@ impl StoreCountingLimit {
         answer
     }
 
-    async fn decided(&self, request: &Request, stays: bool) -> Result<(AllPermits, Left), AllRefusal> {
-        let joined = Wait::join(&self.0, request, stays);
+    async fn decided(
+        &self,
+        request: &Request,
+        waits_for_permits: bool,
+    ) -> Result<(AllPermits, Left), AllRefusal> {
+        let joined = Wait::join(&self.0, request, waits_for_permits);
         let mut wait = joined.map_err(|refusal| self.refused(request, refusal.into()))?;
         let answer = (&mut wait).await;
         let (held, left) = answer.map_err(|refusal| self.refused(request, refusal))?;
@@ -334,7 +338,7 @@ impl StoreCountingLimit {
 
 /// Converts a request for a limiter without members. Permits come back together, so a request for
 /// up to a number gets the fewest that it accepts.
-fn alone(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
+fn single_request(request: &AllRequest<'_>) -> Result<Request, AllRefusal> {
     let asked = request.to_request();
     let named = request.costs().try_fold(asked.permits, |_, (name, n)| check_name(name).map(|()| n));
     named.map(|permits| asked.at_least(permits))
@@ -360,14 +364,14 @@ impl Limiter for StoreCountingLimit {
     }
 
     fn acquire_now(&self, request: &AllRequest<'_>) -> AcquireAny {
-        match alone(request) {
+        match single_request(request) {
             Ok(request) => AcquireAny::new(self.clone().wait(request, false)),
             Err(refusal) => AcquireAny::ready(Err(refusal)),
         }
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        match alone(request) {
+        match single_request(request) {
             Ok(request) => AcquireAny::new(self.clone().wait(request, true)),
             Err(refusal) => AcquireAny::ready(Err(refusal)),
         }
@@ -382,7 +386,7 @@ impl Limiter for StoreCountingLimit {
     /// is dropped or settled. A request that is refused at once asks the store for the state that
     /// the refusal reports, unless its handle is a [`non_blocking`](Limiter::non_blocking) one.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let request = alone(request)?;
+        let request = single_request(request)?;
         let mut watch = self.watch(&request);
         let wait = if request.exempt {
             watch.take().into_iter().for_each(Watch::exempted);
@@ -412,13 +416,13 @@ impl Limiter for StoreCountingLimit {
 
     /// Applies to all processes. The message is not waited for. Permits that are out stay out.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        self.0.tell(self.begin_pause(pause));
+        self.0.send_detached(self.begin_pause(pause));
         Ok(())
     }
 
     fn resume(&self) -> bool {
         let Some(was_paused) = self.0.store.block_on(self.1, StoreCountingLimit::resume(self)) else {
-            self.0.tell(Operation::Resume);
+            self.0.send_detached(Operation::Resume);
             return false;
         };
         was_paused.unwrap_or(false)
@@ -481,7 +485,7 @@ type Claimed = (Grant, Option<(Held, Left)>);
 
 impl Reserved {
     /// Notifies the observers of the decision.
-    fn tell(&mut self) {
+    fn report(&mut self) {
         let (Some(watch), Some(answer)) = (self.watch.take(), &self.claimed) else { return };
         match answer {
             Ok((grant, held)) => {
@@ -510,7 +514,7 @@ impl Future for Reserved {
                     Poll::Ready(Err(refusal)) => Err(this.of.refused(&this.request, refusal)),
                 },
             });
-            this.tell();
+            this.report();
         }
         Poll::Ready(match &this.claimed {
             Some(Ok((grant, _))) => Ok(*grant),
@@ -547,6 +551,6 @@ impl Place for Reserved {
 
     /// Gives all permits back: they are no longer in use.
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        alone(used).map(drop)
+        single_request(used).map(drop)
     }
 }

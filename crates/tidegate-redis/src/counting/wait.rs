@@ -34,14 +34,18 @@ struct Longest {
 
 impl Wait {
     /// Joins the queue. A request that does not stay waits only for the decision.
-    pub(super) fn join(shared: &Arc<Shared>, request: &Request, stays: bool) -> Result<Wait, Refusal> {
+    pub(super) fn join(
+        shared: &Arc<Shared>,
+        request: &Request,
+        waits_for_permits: bool,
+    ) -> Result<Wait, Refusal> {
         let shared = shared.clone();
         shared.check(request.permits)?;
-        let stays = stays && request.within != Some(Duration::ZERO);
-        let (place, answer) = shared.join(request.permits, stays, request.priority)?;
+        let waits_for_permits = waits_for_permits && request.within != Some(Duration::ZERO);
+        let (place, answer) = shared.join(request.permits, waits_for_permits, request.priority)?;
         let clock = DefaultClock::new();
         let began = clock.now();
-        let longest = request.within.filter(|_| stays).map(|within| {
+        let longest = request.within.filter(|_| waits_for_permits).map(|within| {
             let end = |span| began.saturating_add(Nanos::from_duration(span));
             let (ends, last) = (end(within), end(within.max(shared.store.timeout())));
             Longest { ends, last, sleep: Box::pin(clock.sleep_until(ends)) }
@@ -58,7 +62,7 @@ impl Wait {
             *sleep = Box::pin(self.clock.sleep_until(*ends));
         }
         ready!(sleep.as_mut().poll(context));
-        let Some(place) = self.place.filter(|place| self.shared.hurry(*place)) else {
+        let Some(place) = self.place.filter(|place| self.shared.stop_waiting(*place)) else {
             return Poll::Ready(Err(Refusal::InUse { limit: self.shared.limit() }));
         };
         if ends == last {

@@ -51,7 +51,7 @@ use tidegate::Nanos;
 use tokio::sync::Notify;
 
 use crate::lease::patience::Patience;
-use crate::lease::stock::{Origin, Piece, Stock, Taken};
+use crate::lease::stock::{LeaseCharge, Origin, Piece, Stock};
 use crate::script::Reply;
 use crate::terms::{Kind, Numbers, Terms};
 
@@ -79,15 +79,15 @@ pub(crate) struct Account {
     /// Permits asked for that were not taken from the stock. And those of them that a call of the
     /// request asked the store for, or that the store would have refused.
     pub(super) missed: AtomicU64,
-    pub(super) alone: AtomicU64,
+    pub(super) by_store: AtomicU64,
     /// Permits that queued requests wait for; permits of all requests that have left the queue; and
     /// the most permits of one request.
     pub(super) waiting: AtomicU64,
     pub(super) left: AtomicU64,
     pub(super) largest: AtomicU64,
-    /// The most permits that requests which [stay in the queue](Patience::stays) waited for since
-    /// the last booking. This is not what they wait for now: while requests are served, only a part
-    /// of them is in the queue.
+    /// The most permits that requests which [stay in the queue](Patience::min_wait) waited for
+    /// since the last booking. This is not what they wait for now: while requests are served, only
+    /// a part of them is in the queue.
     pub(super) line: AtomicU64,
     patience: Arc<Patience>,
     kick: Arc<Notify>,
@@ -97,13 +97,13 @@ impl Account {
     pub(super) fn new(terms: Terms, patience: Arc<Patience>, kick: Arc<Notify>) -> Account {
         let zero = || AtomicU64::new(0);
         let (per_second, stock) = (terms.rate.as_per_second(), Stock::new());
-        let (missed, alone, waiting, left) = (zero(), zero(), zero(), zero());
+        let (missed, by_store, waiting, left) = (zero(), zero(), zero(), zero());
         let (largest, line) = (zero(), zero());
-        Account { terms, per_second, stock, missed, alone, waiting, left, largest, line, patience, kick }
+        Account { terms, per_second, stock, missed, by_store, waiting, left, largest, line, patience, kick }
     }
 
     /// Takes permits, and has more booked when half of them are gone.
-    pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<Taken> {
+    pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<LeaseCharge> {
         let (taken, asks) = self.stock.take(at, n)?;
         if asks {
             self.kick.notify_one();
@@ -112,12 +112,12 @@ impl Account {
     }
 
     /// Returns when `n` permits are there, behind requests for `ahead` permits. Permits that are
-    /// not booked may be there at the end of the time for which a request [stays](Patience::stays)
-    /// in the queue.
+    /// not booked may be there at the end of the time for which a request
+    /// [stays](Patience::min_wait) in the queue.
     pub(crate) fn ready_at(&self, at: Nanos, ahead: u64, n: u64) -> Nanos {
         match self.stock.ready_at(at, ahead, n) {
             Nanos::MAX if !self.patience.is_crowded(at) => {
-                at.saturating_add(Nanos::from_duration(self.patience.stays()))
+                at.saturating_add(Nanos::from_duration(self.patience.min_wait()))
             }
             due => due,
         }
@@ -220,20 +220,20 @@ impl Account {
     }
 
     /// Returns how many permits a lease has that is booked now.
-    pub(super) fn size(&self, now: Nanos, told: &mut Use, is_pressed: bool, processes: u64) -> u64 {
-        told.note(now, self.asked());
+    pub(super) fn size(&self, now: Nanos, usage: &mut Usage, is_overloaded: bool, processes: u64) -> u64 {
+        usage.note(now, self.asked());
         let waiting = self.waiting.load(Ordering::Relaxed) as f64;
         let limit = self.terms.limit;
-        let left = told.left(now, limit);
-        let is_plenty = left >= limit / 10 && !is_pressed;
+        let left = usage.left(now, limit);
+        let is_plenty = left >= limit / 10 && !is_overloaded;
         let horizon = if is_plenty { self.horizon() } else { self.part_of_wait(1) };
-        let asked = told.rate * horizon.as_secs_f64();
+        let asked = usage.rate * horizon.as_secs_f64();
         let line = self.line.load(Ordering::Relaxed) as f64;
         // Loops use up a window at its beginning, while it has many permits left. A process that
         // would not lease does not lease then, either.
         let is_shared = processes > 1 && (!is_plenty || self.terms.kind() != Kind::Bucket && asked >= 2.0);
         let is_line = is_shared && line > 0.0;
-        let most = match (is_pressed, is_plenty) {
+        let most = match (is_overloaded, is_plenty) {
             (true, _) => self.come_in(horizon),
             (_, true) => match self.terms.kind() {
                 Kind::Bucket | Kind::Fixed => f64::INFINITY,
@@ -247,7 +247,7 @@ impl Account {
                 _ => self.patience.longest().min(FOR_EACH * HORIZON),
             };
             // The size is rounded up; otherwise a small part would not grow.
-            (line * told.rate * time.as_secs_f64()).sqrt().ceil()
+            (line * usage.rate * time.as_secs_f64()).sqrt().ceil()
         } else {
             asked
         };
@@ -285,7 +285,7 @@ impl Account {
 
 /// How a limit is used, and what the store last reported about it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Use {
+pub(super) struct Usage {
     /// Permits asked for in a second, as of a time, and all permits that were asked for until then.
     pub(super) rate: f64,
     pub(super) at: Nanos,
@@ -299,7 +299,7 @@ pub(super) struct Use {
     /// How many permits were used, as far as they are counted.
     pub(super) used: u64,
     pub(super) left: u64,
-    pub(super) told: Nanos,
+    pub(super) reported_at: Nanos,
     /// The limit has no permit before the first time, which is believed until the second time.
     pub(super) none_before: Nanos,
     pub(super) believed: Nanos,
@@ -309,11 +309,11 @@ pub(super) struct Use {
     pub(super) lost: u64,
 }
 
-impl Use {
+impl Usage {
     /// Returns the permits left in the store, as far as is known.
     pub(super) fn left(&self, now: Nanos, limit: u64) -> u64 {
         // A limit that has no permit until its window ends has none then, either.
-        let is_known = now.saturating_since(self.told) < TRUST || now < self.none_before;
+        let is_known = now.saturating_since(self.reported_at) < TRUST || now < self.none_before;
         if is_known { self.left } else { limit }
     }
 

@@ -41,22 +41,22 @@ use crate::store::{Away, WhileAway};
 
 /// Where permits are booked: the queue to the store, in which a lease stands behind the requests
 /// that came before it.
-pub(crate) trait Books: Send + Sync {
+pub(crate) trait BookingQueue: Send + Sync {
     /// Books permits that are due within `longest`. If the reply is not taken, the permits are lost
     /// until new ones accrue.
-    fn book(self: Arc<Self>, costs: Costs, longest: Duration, booked: Booked);
+    fn book(self: Arc<Self>, costs: Costs, longest: Duration, booked: ReplySender);
 
     /// Returns whether requests of this process wait there for their bookings.
     fn has_waiting(&self) -> bool;
 }
 
 /// Receives the result of a booking.
-pub(crate) type Booked = oneshot::Sender<Result<Reply, Away>>;
+pub(crate) type ReplySender = oneshot::Sender<Result<Reply, Away>>;
 
 /// The leases of one set of limits.
 pub(crate) struct Leases {
     set: Arc<Set>,
-    books: Weak<dyn Books>,
+    books: Weak<dyn BookingQueue>,
     ledger: Ledger,
     limiters: Vec<RateLimiter<Lease>>,
     /// The limiters together, if there are several. A single limiter is called directly, which
@@ -70,7 +70,7 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    pub(crate) fn new(set: &Arc<Set>, books: Weak<dyn Books>) -> Option<Leases> {
+    pub(crate) fn new(set: &Arc<Set>, books: Weak<dyn BookingQueue>) -> Option<Leases> {
         let (members, clock) = (&set.members, &set.clock);
         let terms = members.iter().map(|member| member.terms.clone());
         let ledger = Ledger::new(terms, set.store.lease_counters().clone());
@@ -87,16 +87,16 @@ impl Leases {
     }
 
     /// Decides a request that does not wait. `None` leaves it to the store.
-    pub(crate) fn now(
+    pub(crate) fn try_acquire(
         self: &Arc<Leases>,
         request: &AllRequest<'_>,
     ) -> Option<Result<AllPermits, AllRefusal>> {
         let answer = match &self.all {
             Some(all) => all.try_acquire_many(request.clone()),
             None => {
-                let (alone, told) = self.alone(request)?;
+                let (alone, reported) = self.single_request(request)?;
                 match self.limiters[0].try_acquire_many(alone) {
-                    Ok(grant) => return Some(Ok(permits(&grant, told))),
+                    Ok(grant) => return Some(Ok(permits(&grant, reported))),
                     Err(refusal) => Err(self.refused(refusal)),
                 }
             }
@@ -113,12 +113,12 @@ impl Leases {
 
     /// Returns the wait of a request in the queue of this process, which it joins when the wait is
     /// polled. `None` leaves the request to the store.
-    pub(crate) fn line(&self, request: &AllRequest<'_>) -> Option<Wait> {
+    pub(crate) fn acquire(&self, request: &AllRequest<'_>) -> Option<Wait> {
         match &self.all {
             Some(all) => Some(Wait::All(all.acquire_many(request.clone()))),
             None => {
-                let (alone, told) = self.alone(request)?;
-                Some(Wait::One(self.limiters[0].acquire_owned(alone), told))
+                let (alone, reported) = self.single_request(request)?;
+                Some(Wait::One(self.limiters[0].acquire_owned(alone), reported))
             }
         }
     }
@@ -152,13 +152,15 @@ impl Leases {
         let is_booked = self.ledger.ready_at(now, costs) < Nanos::MAX;
         if self.set.check(costs).is_err()
             || self.ledger.is_mixed(now, costs)
-            || !is_booked && !self.ledger.has_waiting() && (are_held() || !self.ledger.pays(now, costs))
+            || !is_booked
+                && !self.ledger.has_waiting()
+                && (are_held() || !self.ledger.is_worthwhile(now, costs))
         {
             self.ledger.missed(costs);
-            self.ledger.alone(costs);
-            if self.ledger.rests(now) {
+            self.ledger.note_by_store(costs);
+            if self.ledger.is_backing_off(now) {
                 // Earlier requests are queued for a lease that cannot be had.
-                self.tell_failed();
+                self.handle_failure();
             }
             return None;
         }
@@ -184,7 +186,7 @@ impl Leases {
                 }
                 Some(answer) => return Some(answer),
                 None if self.set.store.has_ended() => return None,
-                None if within.is_none() && self.outlasts() => {}
+                None if within.is_none() && self.waits_for_store() => {}
                 None if self.ledger.is_short(self.set.clock.now(), costs, &joined.before) => return None,
                 None => {}
             }
@@ -218,10 +220,10 @@ impl Leases {
             });
         }
         if let Some((_, paused @ Refusal::Paused { .. })) = known {
-            ledger.alone(costs);
+            ledger.note_by_store(costs);
             return Some(paused.into());
         }
-        if let Some(next) = ledger.pressed(now, costs, longest) {
+        if let Some(next) = ledger.next_lease_at(now, costs, longest) {
             if next <= now || !self.is_driven.load(Ordering::SeqCst) {
                 self.drive();
             }
@@ -230,7 +232,7 @@ impl Leases {
             let soonest = Nanos::from_duration(known).max(SOONEST);
             return Some(limited(next.saturating_since(now).max(soonest)));
         }
-        ledger.alone(costs);
+        ledger.note_by_store(costs);
         if let Some((limit, refusal)) = known {
             return Some(AllRefusal::from_member(self.set.members[limit].name.as_str(), refusal));
         }
@@ -240,15 +242,15 @@ impl Leases {
             // even if its task did not run, or never runs again.
             return Some(limited(Nanos::from_duration(account::HORIZON)));
         }
-        if ledger.pays(now, costs) {
+        if ledger.is_worthwhile(now, costs) {
             self.drive();
         }
         None
     }
 
     /// Notes what the store reported about the limits at this time, by the clock of the set.
-    pub(crate) fn told(&self, now: Nanos, reply: &Reply) {
-        self.ledger.told(now, reply);
+    pub(crate) fn note_report(&self, now: Nanos, reply: &Reply) {
+        self.ledger.note_report(now, reply);
     }
 
     /// Notes that the limits may have more permits than was reported.
@@ -262,7 +264,7 @@ impl Leases {
     }
 
     /// Notes that a request of this process waits in the queue of the store.
-    pub(crate) fn left_to_store(&self) {
+    pub(crate) fn note_store_wait(&self) {
         self.ledger.kick.notify_one();
     }
 
@@ -275,7 +277,7 @@ impl Leases {
     pub(crate) fn end(&self) {
         self.give_back(&self.ledger.end(self.set.clock.now()));
         self.ledger.kick.notify_one();
-        self.tell_counts();
+        self.report_counts();
     }
 
     /// Ends all leases when a pause ends, because a lease may have been booked before the pause for
@@ -286,16 +288,16 @@ impl Leases {
         if self.ledger.has_waiting() {
             self.ledger.kick.notify_one();
         }
-        self.tell_counts();
+        self.report_counts();
     }
 
     /// Ends all leases of a limit, or of all limits, and drops their permits. Returns how many
     /// permits these were.
-    pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
-        let lost = self.ledger.lose(only);
+    pub(crate) fn discard(&self, only: Option<usize>) -> u64 {
+        let lost = self.ledger.discard(only);
         self.forget();
         self.ledger.kick.notify_one();
-        self.tell_counts();
+        self.report_counts();
         lost
     }
 
@@ -317,7 +319,7 @@ impl Leases {
         }
         let (driving, kick) = (Driving(Arc::downgrade(self)), self.ledger.kick.clone());
         let clock = DefaultClock::clone(&self.set.clock);
-        let (mut back, mut is_back) = (self.set.store.back(), false);
+        let (mut back, mut is_back) = (self.set.store.watch_recovery(), false);
         self.set.store.spawn(Box::pin(async move {
             loop {
                 let Some(leases) = driving.0.upgrade() else { return };
@@ -326,10 +328,10 @@ impl Leases {
                 }
                 // A limiter that is dropped meanwhile gives its permits back before this guard is
                 // dropped.
-                let telling = leases.set.store.begin_telling();
+                let message = leases.set.store.begin_message();
                 let next = leases.step().await;
                 drop(leases);
-                drop(telling);
+                drop(message);
                 let until = match next {
                     Next::Now => continue,
                     Next::End => return driving.end(),
@@ -357,24 +359,24 @@ impl Leases {
 
     /// Returns what a request asks of the only limit, and, if it names that limit, how many permits
     /// its grant reports. `None` if it names another limit.
-    fn alone(&self, request: &AllRequest<'_>) -> Option<(Request, Option<u32>)> {
+    fn single_request(&self, request: &AllRequest<'_>) -> Option<(Request, Option<u32>)> {
         let mut alone = request.to_request();
         let unnamed = alone.permits;
-        let mut told = None;
+        let mut reported = None;
         for (name, n) in request.costs() {
             if name != self.set.members[0].name {
                 return None;
             }
-            (alone.permits, alone.most, told) = (n, n, Some(unnamed));
+            (alone.permits, alone.most, reported) = (n, n, Some(unnamed));
         }
-        Some((alone, told))
+        Some((alone, reported))
     }
 
     async fn answer(&self, wait: Wait) -> Result<AllPermits, AllRefusal> {
         match wait {
             Wait::All(wait) => wait.await,
-            Wait::One(wait, told) => match wait.await {
-                Ok(grant) => Ok(permits(&grant, told)),
+            Wait::One(wait, reported) => match wait.await {
+                Ok(grant) => Ok(permits(&grant, reported)),
                 Err(refusal) => Err(self.refused(refusal)),
             },
         }
@@ -395,14 +397,14 @@ impl Leases {
             costs[*limit] = (*permits, *permits);
             let mut values = vec![Vec::new(); self.set.members.len()];
             values[*limit].clone_from(before);
-            self.set.tell(*operation, &costs, &values);
+            self.set.send_detached(*operation, &costs, &values);
         }
         self.forget();
     }
 
     /// Reports the counts of leased permits to the observer of the store. The caller holds no lock.
-    fn tell_counts(&self) {
-        self.ledger.counters.tell(self.set.store.events());
+    fn report_counts(&self) {
+        self.ledger.counters.report(self.set.store.events());
     }
 
     /// Reports the number of processes to the ledger. A process that books nothing needs the number
@@ -417,7 +419,7 @@ impl Leases {
     /// Returns whether requests without a maximum wait stay in the queue although no lease can be
     /// had now: they wait for a store that is away, in their order. If their number is bounded,
     /// they wait in the queue that has the bounds.
-    fn outlasts(&self) -> bool {
+    fn waits_for_store(&self) -> bool {
         self.set.store.while_away() == WhileAway::Wait
             && self.ledger.is_hopeful()
             && !self.ledger.are_mixed(self.set.clock.now())
@@ -429,21 +431,21 @@ impl Leases {
         // Relaxed: the lock of the ledger orders this. Either the failure of a call is seen here,
         // or the bounds are seen when that failure is notified.
         let was_bounded = self.is_bounded.swap(is_bounded, Ordering::Relaxed);
-        if is_bounded && !was_bounded && self.ledger.rests(self.set.clock.now()) {
-            self.fail();
+        if is_bounded && !was_bounded && self.ledger.is_backing_off(self.set.clock.now()) {
+            self.notify_failed();
         }
     }
 
     /// Handles that no lease can be had now. Requests that stay are not woken.
-    fn tell_failed(&self) {
-        if !(self.outlasts() && self.ledger.are_endless()) {
-            self.fail();
+    fn handle_failure(&self) {
+        if !(self.waits_for_store() && self.ledger.are_endless()) {
+            self.notify_failed();
         }
     }
 
     /// Notifies the queued requests that leases do not serve them. A panic of a user's waker must
     /// not end the task that books permits.
-    fn fail(&self) {
+    fn notify_failed(&self) {
         _ = catch_unwind(AssertUnwindSafe(|| self.failed.notify_waiters()));
     }
 
@@ -457,14 +459,14 @@ impl Leases {
     }
 
     /// Handles the result of a booking.
-    fn done(&self, order: &Order, reply: Result<Reply, Away>) {
+    fn handle_reply(&self, order: &Order, reply: Result<Reply, Away>) {
         let set = &self.set;
         let outcome = match &reply {
-            Ok(reply) => self.ledger.done(set.clock.now(), order, Ok(reply)),
-            Err(undecided) => self.ledger.done(set.clock.now(), order, Err(*undecided)),
+            Ok(reply) => self.ledger.handle_reply(set.clock.now(), order, Ok(reply)),
+            Err(undecided) => self.ledger.handle_reply(set.clock.now(), order, Err(*undecided)),
         };
         if let Ok(reply) = &reply {
-            self.tell_counts();
+            self.report_counts();
             if reply.answer == Answer::Done {
                 set.observers.left(set.tightest(reply));
             }
@@ -475,7 +477,7 @@ impl Leases {
             Outcome::Booked(limits) => limits.into_iter().for_each(|i| self.limiters[i].debit(0)),
             Outcome::TooLate(returns) => self.give_back(&returns),
             Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
-            Outcome::Failed => self.tell_failed(),
+            Outcome::Failed => self.handle_failure(),
         }
     }
 
@@ -484,17 +486,17 @@ impl Leases {
         self.count_processes();
         let are_left = self.books.upgrade().is_some_and(|books| books.has_waiting());
         let plan = self.ledger.plan(self.set.clock.now(), self.in_line(), are_left);
-        self.tell_counts();
+        self.report_counts();
         match plan {
             Plan::Back(returns) => self.give_back(&returns),
             Plan::Book(order) => {
                 let replies: Vec<_> = (0..order.times).map(|_| self.book(&order)).collect();
                 for reply in replies {
-                    self.done(&order, reply.await.unwrap_or(Err(Away::Misconfigured)));
+                    self.handle_reply(&order, reply.await.unwrap_or(Err(Away::Misconfigured)));
                 }
             }
             Plan::Fail(until) => {
-                self.tell_failed();
+                self.handle_failure();
                 return Next::At(until);
             }
             Plan::Rest(until) => return Next::At(until),
@@ -522,7 +524,7 @@ impl Drop for Driving {
     fn drop(&mut self) {
         if let Some(leases) = self.0.upgrade() {
             leases.is_driven.store(false, Ordering::SeqCst);
-            leases.fail();
+            leases.notify_failed();
         }
     }
 }
@@ -535,9 +537,9 @@ pub(crate) enum Wait {
 
 /// Returns the permits of a grant of the only limit. The grant of a request that names the limit
 /// reports how many permits the request asks of the others, as a grant by the store does.
-fn permits(grant: &Grant, told: Option<u32>) -> AllPermits {
-    let told = told.unwrap_or(grant.permits());
-    Grant::new(told, Nanos::from_duration(grant.waited())).into()
+fn permits(grant: &Grant, reported: Option<u32>) -> AllPermits {
+    let reported = reported.unwrap_or(grant.permits());
+    Grant::new(reported, Nanos::from_duration(grant.waited())).into()
 }
 
 /// The shortest `retry_after` of a refused request while a lease is asked for.

@@ -9,7 +9,7 @@ use tidegate::Nanos;
 /// A request that may wait for this long stays in the queue while a lease is booked for it, like
 /// one without a maximum wait, unless requests are refused. So does a request that may wait for
 /// half as long as most requests.
-pub(super) const STAYS: Duration = Duration::from_millis(200);
+pub(super) const MIN_WAIT: Duration = Duration::from_millis(200);
 
 /// Leases are not shorter for requests whose maximum wait is shorter than this: a call takes a part
 /// of such a wait.
@@ -38,15 +38,15 @@ impl Patience {
     /// Sets the maximum wait of most requests. Leases are sized for that wait, unless it is too
     /// short for them.
     pub(super) fn set(&self, usual: Duration, has_fixed_window: bool) {
-        let is_short = usual < SHORTEST || has_fixed_window && usual < STAYS;
+        let is_short = usual < SHORTEST || has_fixed_window && usual < MIN_WAIT;
         let longest = if is_short { u64::MAX } else { Nanos::from_duration(usual).as_u64() };
         self.longest.store(longest, Ordering::Relaxed);
     }
 
     /// Returns how long a request must be able to wait to stay in the queue while a lease is booked
     /// for it.
-    pub(super) fn stays(&self) -> Duration {
-        (self.longest() / 2).min(STAYS)
+    pub(super) fn min_wait(&self) -> Duration {
+        (self.longest() / 2).min(MIN_WAIT)
     }
 
     /// Returns whether a request with a maximum wait queues only for booked permits.
@@ -55,8 +55,8 @@ impl Patience {
     }
 
     /// Notes in what time a permit of each limit is due, as reported by the store.
-    pub(super) fn told(&self, now: Nanos, next: Nanos, usual: Duration) {
-        let longest = Nanos::from_duration(usual.max(self.stays()));
+    pub(super) fn note_report(&self, now: Nanos, next: Nanos, usual: Duration) {
+        let longest = Nanos::from_duration(usual.max(self.min_wait()));
         if next > longest {
             self.crowded.store(u64::MAX, Ordering::Relaxed);
         } else if next < Nanos::new(longest.as_u64() / 2) && self.crowded.load(Ordering::Relaxed) == u64::MAX
@@ -87,9 +87,9 @@ pub(super) struct Usual {
 impl Usual {
     /// Notes that a request may wait for `longest`.
     pub(super) fn note(&mut self, longest: Duration) {
-        const MOST_VOTES: u32 = 64;
+        const MAX_VOTES: u32 = 64;
         if self.is_alike(longest) && self.longest <= longest.saturating_mul(2) {
-            self.votes = MOST_VOTES.min(self.votes + 1);
+            self.votes = MAX_VOTES.min(self.votes + 1);
         } else if self.votes == 0 {
             *self = Usual { longest, votes: 1 };
         } else {

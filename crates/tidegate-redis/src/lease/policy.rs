@@ -7,7 +7,7 @@ use tidegate::policy::{Change, PolicyStatus};
 use tidegate::{Nanos, Policy, PolicyError, Rate, Refusal};
 
 use crate::lease::account::Account;
-use crate::lease::stock::Taken;
+use crate::lease::stock::LeaseCharge;
 
 /// Grants the permits of one limit that this process has on lease.
 ///
@@ -17,11 +17,11 @@ pub(crate) struct Lease(pub(crate) Arc<Account>);
 
 impl Policy for Lease {
     type State = ();
-    type Charge = Taken;
+    type Charge = LeaseCharge;
 
     fn start(&self, _now: Nanos) {}
 
-    fn try_acquire(&self, state: &(), at: Nanos, n: u32) -> Result<Taken, Refusal> {
+    fn try_acquire(&self, state: &(), at: Nanos, n: u32) -> Result<LeaseCharge, Refusal> {
         self.check(n)?;
         match self.0.take(at, n) {
             Some(taken) => Ok(taken),
@@ -44,7 +44,7 @@ impl Policy for Lease {
         self.0.ready_at(at, ahead, n.into())
     }
 
-    fn undo(&self, _state: &(), _at: Nanos, charge: Taken, _most: u64) -> u64 {
+    fn undo(&self, _state: &(), _at: Nanos, charge: LeaseCharge, _most: u64) -> u64 {
         self.0.stock.put_back(charge);
         u64::MAX
     }

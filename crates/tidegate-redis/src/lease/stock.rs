@@ -66,7 +66,7 @@ pub(crate) struct Origin {
 
 /// What a request took of a stock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Taken {
+pub(crate) struct LeaseCharge {
     pub(crate) n: u64,
     /// The number of the list.
     list: u64,
@@ -148,7 +148,7 @@ impl List {
     }
 
     /// Returns what a request for `n` permits meets at a time.
-    fn look(&self, gone: u64, at: Nanos, n: u64) -> Look {
+    fn check(&self, gone: u64, at: Nanos, n: u64) -> Availability {
         let mut have = 0_u64;
         let (mut ends, mut due) = (Nanos::MAX, i64::MAX);
         for (piece, rest) in self.rest(gone) {
@@ -156,22 +156,22 @@ impl List {
                 break;
             }
             if at >= piece.ends {
-                return Look::Ended;
+                return Availability::Ended;
             }
             have = have.saturating_add(rest);
             ends = ends.min(piece.ends);
             due = due.min(piece.origin.due);
             if have >= n {
-                return Look::There(Taken { n, list: self.number, from: gone, ends, due });
+                return Availability::There(LeaseCharge { n, list: self.number, from: gone, ends, due });
             }
         }
-        Look::Short
+        Availability::Short
     }
 }
 
 /// What a request meets in a list.
-enum Look {
-    There(Taken),
+enum Availability {
+    There(LeaseCharge),
     Short,
     /// A piece that has ended stands before the permits, if there are enough.
     Ended,
@@ -184,15 +184,15 @@ impl Stock {
 
     /// Takes permits at a time. The flag is set if more permits must be booked: one taker of each
     /// list receives it.
-    pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<(Taken, bool)> {
+    pub(crate) fn take(&self, at: Nanos, n: u32) -> Option<(LeaseCharge, bool)> {
         loop {
             let list = self.list.load();
             let mut gone = list.word.0.load(Ordering::Relaxed);
             while gone != CLOSED {
-                let taken = match list.look(gone, at, n.into()) {
-                    Look::There(taken) => taken,
-                    Look::Short => return None,
-                    Look::Ended => {
+                let taken = match list.check(gone, at, n.into()) {
+                    Availability::There(taken) => taken,
+                    Availability::Short => return None,
+                    Availability::Ended => {
                         self.end(at);
                         break;
                     }
@@ -212,7 +212,7 @@ impl Stock {
     }
 
     /// Puts back permits that a request took and did not use.
-    pub(crate) fn put_back(&self, taken: Taken) {
+    pub(crate) fn put_back(&self, taken: LeaseCharge) {
         let list = self.list.load();
         let gone = taken.from + taken.n;
         let word = &list.word.0;
@@ -449,14 +449,14 @@ mod tests {
         stock.add(piece(1000, 0, 20), 0);
         stock.add(piece(1000, 0, 30), 0);
         let taken = |_| stock.take(Nanos::new(1), 1).expect("a permit").0;
-        let all: Vec<Taken> = (0..2000).map(taken).collect();
+        let all: Vec<LeaseCharge> = (0..2000).map(taken).collect();
         all.into_iter().for_each(|taken| stock.put_back(taken));
         assert_eq!((stock.pieces(), stock.held(Nanos::new(1)), stock.taken()), (2, (2000, 0), 0));
         assert_eq!(permits(&stock.remove(Nanos::new(20), 0)), 1000);
     }
 
     #[test]
-    fn permits_that_nobody_waits_for_are_removed_from_the_end() {
+    fn permits_that_no_request_waits_for_are_removed_from_the_end() {
         let stock = Stock::new();
         for (n, usable) in [(5, 10), (6, 20), (7, 30)] {
             stock.add(piece(n, usable, 100), 0);
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn one_taker_is_told_that_the_stock_is_low() {
+    fn a_low_stock_is_reported_to_one_taker() {
         let stock = Stock::new();
         stock.add(piece(10, 0, 100), 5);
         let told: Vec<bool> = (0..10).map(|_| stock.take(Nanos::ZERO, 1).expect("a permit").1).collect();

@@ -28,9 +28,9 @@ use crate::error::with_left;
 use crate::line::{Line, Outcome, Returning, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
-use crate::set::{Costs, Instead};
+use crate::set::{Costs, Fallback};
 use crate::store::Away;
-use request::{Ask, Won, tell};
+use request::{Admitted, OwnedRequest, report_granted};
 use reserved::Reserved;
 
 /// One or more limits in a store. Processes share them if they name the same store, tag and limits.
@@ -197,7 +197,7 @@ impl StoreLimiter {
     /// the limits.
     pub async fn reset(&self) -> Result<(), AllRefusal> {
         if let Some(leases) = &self.0.leases {
-            leases.lose(None);
+            leases.discard(None);
         }
         self.ask_all(Operation::Reset).await?;
         self.0.resumed();
@@ -274,7 +274,7 @@ impl StoreLimiter {
     pub async fn resume(&self) -> Result<bool, AllRefusal> {
         let reply = self.ask_all(Operation::Resume).await?;
         self.0.resumed();
-        let was_paused = reply.limits.iter().any(|told| told.other > 0);
+        let was_paused = reply.limits.iter().any(|report| report.other > 0);
         if was_paused {
             self.resume_leases();
             self.0.set.observers.report(|events| events.resumed());
@@ -311,7 +311,7 @@ impl StoreLimiter {
     /// store did not reply. The store may still have taken the permits.
     pub async fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         let (member, costs) = self.kept(name, permits)?;
-        let lost = self.lose(member);
+        let lost = self.discard(member);
         let reply = self.ask(Operation::Keep, &costs).await?;
         Ok(reply.limits[member].other + lost)
     }
@@ -349,8 +349,8 @@ impl StoreLimiter {
     }
 
     /// Drops the permits of a member that this process has on lease. Returns how many they were.
-    fn lose(&self, member: usize) -> u64 {
-        self.0.leases.as_ref().map_or(0, |leases| leases.lose(Some(member)))
+    fn discard(&self, member: usize) -> u64 {
+        self.0.leases.as_ref().map_or(0, |leases| leases.discard(Some(member)))
     }
 
     fn of_all(&self) -> Costs {
@@ -358,8 +358,8 @@ impl StoreLimiter {
     }
 
     /// Sends an operation for all members to the store, without waiting for it.
-    fn tell(&self, operation: Operation) {
-        self.0.set.tell(operation, &self.of_all(), &[]);
+    fn send_detached(&self, operation: Operation) {
+        self.0.set.send_detached(operation, &self.of_all(), &[]);
     }
 
     async fn ask_all(&self, operation: Operation) -> Result<Reply, AllRefusal> {
@@ -372,14 +372,14 @@ impl StoreLimiter {
 
     /// Returns the decision of the leases, if they can decide.
     fn by_lease(&self, request: &AllRequest<'_>) -> Option<Result<AllPermits, AllRefusal>> {
-        let answer = self.0.leases_for(request)?.now(request)?;
-        self.told(request, &answer);
+        let answer = self.0.leases_for(request)?.try_acquire(request)?;
+        self.report_answer(request, &answer);
         Some(answer)
     }
 
     /// Returns the decision of the store, without a wait for permits.
     fn by_store(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let ask = match Ask::new(&self.0.set, request) {
+        let ask = match OwnedRequest::new(&self.0.set, request) {
             Ok(ask) => ask,
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
         };
@@ -399,15 +399,15 @@ impl StoreLimiter {
         answer: Option<Result<AllPermits, AllRefusal>>,
     ) -> Result<AllPermits, AllRefusal> {
         answer.unwrap_or_else(|| {
-            let answer = Err(self.0.set.unavailable(Away::HERE));
-            self.told(request, &answer);
+            let answer = Err(self.0.set.unavailable(Away::WOULD_BLOCK));
+            self.report_answer(request, &answer);
             answer
         })
     }
 
-    fn told(&self, request: &AllRequest<'_>, answer: &Result<AllPermits, AllRefusal>) {
+    fn report_answer(&self, request: &AllRequest<'_>, answer: &Result<AllPermits, AllRefusal>) {
         if !self.0.set.observers.is_empty()
-            && let Ok(ask) = Ask::new(&self.0.set, request)
+            && let Ok(ask) = OwnedRequest::new(&self.0.set, request)
             && let Some(watch) = Watch::new(&self.0.set.observers, &ask.costs)
         {
             watch.answered(answer.as_ref());
@@ -418,43 +418,43 @@ impl StoreLimiter {
     /// of the result. `number` is that of an earlier arrival.
     async fn decided(
         &self,
-        ask: Ask,
+        ask: OwnedRequest,
         longest: Duration,
         came: Nanos,
         number: Option<u64>,
         watch: Option<Watch>,
     ) -> Result<AllPermits, AllRefusal> {
         let line = &self.0;
-        let won = self.wait(&ask, longest, came, number).await;
-        let won = with_left(won, ask.with_left, self.status()).await;
-        let Some(watch) = watch else { return won.map(|won| won.permits(line, &ask)) };
-        match won {
-            Ok(Won::Free) => watch.exempted(),
-            Ok(Won::Booked(ref granted)) => tell(watch, &line.set, granted),
-            won => {
-                let answer = won.map(|won| won.permits(line, &ask));
+        let admitted = self.wait(&ask, longest, came, number).await;
+        let admitted = with_left(admitted, ask.with_left, self.status()).await;
+        let Some(watch) = watch else { return admitted.map(|admitted| admitted.permits(line, &ask)) };
+        match admitted {
+            Ok(Admitted::Exempt) => watch.exempted(),
+            Ok(Admitted::Booked(ref granted)) => report_granted(watch, &line.set, granted),
+            admitted => {
+                let answer = admitted.map(|admitted| admitted.permits(line, &ask));
                 watch.answered(answer.as_ref());
                 return answer;
             }
         }
-        won.map(|won| won.permits(line, &ask))
+        admitted.map(|admitted| admitted.permits(line, &ask))
     }
 
     /// Waits for permits, for at most `longest` since the request came.
     async fn wait(
         &self,
-        ask: &Ask,
+        ask: &OwnedRequest,
         longest: Duration,
         came: Nanos,
         mut number: Option<u64>,
-    ) -> Result<Won, AllRefusal> {
+    ) -> Result<Admitted, AllRefusal> {
         if ask.exempt {
-            return Ok(Won::Free);
+            return Ok(Admitted::Exempt);
         }
         self.0.set.check(&ask.costs)?;
         let (set, mut returning) = (&self.0.set, None);
         loop {
-            let backs = set.store.backs();
+            let recoveries = set.store.recoveries();
             // The request waited for a lease, or for a share, before it joins the queue.
             let before = number.map_or(Nanos::ZERO, |_| set.now().saturating_since(came)).as_duration();
             let asked = ask.asked(set, self.rest(longest, came), came, true);
@@ -465,29 +465,29 @@ impl StoreLimiter {
                 Outcome::Granted(mut granted) => {
                     granted.waited = granted.waited.saturating_add(before);
                     set.log_grant(&granted.reply);
-                    return Ok(Won::Booked(granted));
+                    return Ok(Admitted::Booked(granted));
                 }
                 Outcome::Refused(refusal) => return Err(refusal),
                 Outcome::Undecided(undecided) => undecided,
             };
-            let answer = match self.0.instead(undecided) {
-                Instead::Grant => Ok(Won::Unlimited),
-                Instead::Refuse(refusal) => Err(refusal),
-                Instead::Share(share) => {
+            let answer = match self.0.fallback(undecided) {
+                Fallback::Grant => Ok(Admitted::Unlimited),
+                Fallback::Refuse(refusal) => Err(refusal),
+                Fallback::Share(share) => {
                     let rest = self.rest(longest, came);
                     let request = ask.request(rest);
                     let wait = |request| self.until_closed(share.acquire_many(request));
                     let answer = match rest {
                         Duration::ZERO => Some(share.try_acquire_many(request)),
                         Duration::MAX => {
-                            returning = Some(Returning::new(&self.0, backs));
-                            self.until_back(backs, wait(request)).await
+                            returning = Some(Returning::new(&self.0, recoveries));
+                            self.until_recovery(recoveries, wait(request)).await
                         }
                         // The store might not serve in time a request that the share has accepted.
                         _ => Some(wait(request).await),
                     };
                     let Some(answer) = answer else { continue };
-                    answer.map(Won::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest()))
+                    answer.map(Admitted::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest()))
                 }
             };
             set.store.count_degraded();
@@ -495,13 +495,13 @@ impl StoreLimiter {
         }
     }
 
-    /// Waits for permits of a share, until the store has come back more than `backs` times.
+    /// Waits for permits of a share, until the store has come back more than `recoveries` times.
     /// Otherwise requests that wait for shares would be granted in addition to those that the store
     /// grants.
-    async fn until_back<T>(&self, backs: u64, wait: impl Future<Output = T>) -> Option<T> {
+    async fn until_recovery<T>(&self, recoveries: u64, wait: impl Future<Output = T>) -> Option<T> {
         let store = &self.0.set.store;
-        let mut back = store.back();
-        if store.backs() != backs {
+        let mut back = store.watch_recovery();
+        if store.recoveries() != recoveries {
             back.mark_changed();
         }
         match select(pin!(wait), pin!(back.changed())).await {
@@ -550,12 +550,12 @@ impl Limiter for StoreLimiter {
     }
 
     fn acquire(&self, request: &AllRequest<'_>) -> AcquireAny {
-        let ask = match Ask::new(&self.0.set, request) {
+        let ask = match OwnedRequest::new(&self.0.set, request) {
             Ok(ask) => ask,
             Err(refusal) => return AcquireAny::ready(Err(refusal)),
         };
         let this = self.clone();
-        let line = self.0.leases_for(request).and_then(|leases| leases.line(request));
+        let line = self.0.leases_for(request).and_then(|leases| leases.acquire(request));
         AcquireAny::new(async move {
             let watch = Watch::new(&this.0.set.observers, &ask.costs);
             let (came, mut number) = (this.0.set.now(), None);
@@ -584,14 +584,14 @@ impl Limiter for StoreLimiter {
     /// of this process, or is refused. A reservation that is settled before the store decided takes
     /// nothing, and the permits named by that call are charged.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let mut place = Reserved::new(self, Ask::new(&self.0.set, request)?);
+        let mut place = Reserved::new(self, OwnedRequest::new(&self.0.set, request)?);
         if let Some(refusal) = place.refused_at_once(self.1) {
             return Err(refusal);
         }
         if self.1 == Blocks::Yes && !place.is_decided() {
             match self.block_on(poll_fn(|context| place.poll_decided(context))) {
                 Some(decided) => decided?,
-                None => return Err(place.give_up(self.0.set.unavailable(Away::HERE))),
+                None => return Err(place.give_up(self.0.set.unavailable(Away::WOULD_BLOCK))),
             }
         }
         Ok(AnyReservation::new(place))
@@ -611,7 +611,7 @@ impl Limiter for StoreLimiter {
     /// Pauses all processes, without waiting for the reply. Bookings that were made before are
     /// still granted during the pause.
     fn pause(&self, pause: Pause) -> Result<(), AllRefusal> {
-        self.tell(self.begin_pause(pause));
+        self.send_detached(self.begin_pause(pause));
         Ok(())
     }
 
@@ -620,7 +620,7 @@ impl Limiter for StoreLimiter {
             Some(was_paused) => was_paused.unwrap_or(false),
             None => {
                 self.resume_leases();
-                self.tell(Operation::Resume);
+                self.send_detached(Operation::Resume);
                 self.0.resumed();
                 false
             }
@@ -629,20 +629,20 @@ impl Limiter for StoreLimiter {
 
     /// Does not wait for the reply.
     fn debit(&self, costs: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        self.0.set.tell(Operation::Debit, &self.debited(costs)?, &[]);
+        self.0.set.send_detached(Operation::Debit, &self.debited(costs)?, &[]);
         Ok(())
     }
 
     fn keep_at_most(&self, name: &str, permits: u64) -> Result<u64, AllRefusal> {
         if self.1 == Blocks::No {
             let (member, costs) = self.kept(name, permits)?;
-            self.lose(member);
-            self.0.set.tell(Operation::Keep, &costs, &[]);
+            self.discard(member);
+            self.0.set.send_detached(Operation::Keep, &costs, &[]);
             return Ok(0);
         }
         self.0.set.find(name)?;
         let taken = self.block_on(StoreLimiter::keep_at_most(self, name, permits));
-        taken.unwrap_or_else(|| Err(self.0.set.unavailable(Away::HERE)))
+        taken.unwrap_or_else(|| Err(self.0.set.unavailable(Away::WOULD_BLOCK)))
     }
 
     /// Applies to this process.

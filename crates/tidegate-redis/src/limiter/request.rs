@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, Grant, Nanos, Refusal, Request};
 
-use crate::line::{Asked, Granted, Line};
+use crate::line::{Granted, Line, QueuedRequest};
 use crate::observe::Watch;
 use crate::script::Answer;
 use crate::set::{Costs, Set};
@@ -14,7 +14,7 @@ use crate::store::WhileAway;
 
 /// The demand of a request, without a borrow.
 #[derive(Clone)]
-pub(super) struct Ask {
+pub(super) struct OwnedRequest {
     pub(super) costs: Costs,
     named: Vec<(String, u32)>,
     others: Option<u32>,
@@ -24,11 +24,11 @@ pub(super) struct Ask {
     pub(super) all_else: Request,
 }
 
-impl Ask {
-    pub(super) fn new(set: &Set, request: &AllRequest<'_>) -> Result<Ask, AllRefusal> {
+impl OwnedRequest {
+    pub(super) fn new(set: &Set, request: &AllRequest<'_>) -> Result<OwnedRequest, AllRefusal> {
         let all_else = request.to_request();
         let Request { permits, most, exempt, wants_left, .. } = all_else;
-        Ok(Ask {
+        Ok(OwnedRequest {
             costs: set.costs(request, (permits.into(), most.max(permits).into()))?,
             named: request.costs().map(|(name, n)| (name.to_owned(), n)).collect(),
             others: request.others(),
@@ -39,17 +39,17 @@ impl Ask {
     }
 
     /// Returns the request as it joins the queue. It came at `came`.
-    pub(super) fn asked(&self, set: &Set, longest: Duration, came: Nanos, droppable: bool) -> Asked {
+    pub(super) fn asked(&self, set: &Set, longest: Duration, came: Nanos, droppable: bool) -> QueuedRequest {
         let shadow = set.shadow.load(Ordering::Relaxed);
         let waits = longest > Duration::ZERO && set.store.while_away() == WhileAway::Wait;
-        Asked {
+        QueuedRequest {
             costs: self.costs.clone(),
             longest,
             came,
             shadow,
             priority: self.all_else.priority,
             droppable,
-            outlasts: waits && !shadow,
+            waits_for_store: waits && !shadow,
             with_left: self.with_left,
         }
     }
@@ -72,22 +72,22 @@ impl Ask {
 }
 
 /// The result of a request.
-pub(super) enum Won {
+pub(super) enum Admitted {
     Booked(Granted),
     Shared(AllPermits),
     /// The request is exempt, and passes without permits.
-    Free,
+    Exempt,
     /// The request passes without permits, because no store decided.
     Unlimited,
 }
 
-impl Won {
-    pub(super) fn permits(self, line: &Arc<Line>, ask: &Ask) -> AllPermits {
+impl Admitted {
+    pub(super) fn permits(self, line: &Arc<Line>, ask: &OwnedRequest) -> AllPermits {
         match self {
-            Won::Shared(permits) => permits.as_degraded(),
-            Won::Free => Grant::new(0, Nanos::ZERO).into(),
-            Won::Unlimited => AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded(),
-            Won::Booked(granted) => {
+            Admitted::Shared(permits) => permits.as_degraded(),
+            Admitted::Exempt => Grant::new(0, Nanos::ZERO).into(),
+            Admitted::Unlimited => AllPermits::from(Grant::new(0, Nanos::ZERO)).as_degraded(),
+            Admitted::Booked(granted) => {
                 let permits = AllPermits::from(grant(&line.set, ask, &granted));
                 match left(line, ask, &granted) {
                     Some(left) => permits.with_left(left),
@@ -98,7 +98,7 @@ impl Won {
     }
 }
 
-pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
+pub(super) fn grant(set: &Set, ask: &OwnedRequest, granted: &Granted) -> Grant {
     if granted.reply.answer == Answer::Shadow {
         return Grant::new(0, Nanos::ZERO);
     }
@@ -118,7 +118,7 @@ pub(super) fn grant(set: &Set, ask: &Ask, granted: &Granted) -> Grant {
 }
 
 /// Returns what a grant left in each limit, if the request asks for it.
-pub(super) fn left(line: &Arc<Line>, ask: &Ask, granted: &Granted) -> Option<AllStatus> {
+pub(super) fn left(line: &Arc<Line>, ask: &OwnedRequest, granted: &Granted) -> Option<AllStatus> {
     let reply = &granted.reply;
     // A request in shadow mode did not wait.
     let passed = if reply.answer == Answer::Shadow { Duration::ZERO } else { reply.wait };
@@ -126,7 +126,7 @@ pub(super) fn left(line: &Arc<Line>, ask: &Ask, granted: &Granted) -> Option<All
 }
 
 /// Notifies the observers of the store's decision.
-pub(super) fn tell(watch: Watch, set: &Set, granted: &Granted) {
+pub(super) fn report_granted(watch: Watch, set: &Set, granted: &Granted) {
     let Granted { reply, waited, .. } = granted;
     if reply.answer == Answer::Shadow {
         let refusal = set.refusal(reply, Duration::ZERO).refusal();

@@ -16,17 +16,17 @@ use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Gr
 use crate::block_on::Blocks;
 use crate::error::lacks_left;
 use crate::limiter::StoreLimiter;
-use crate::limiter::request::{Ask, grant, left, tell};
+use crate::limiter::request::{OwnedRequest, grant, left, report_granted};
 use crate::line::{Granted, Outcome, Ticket};
 use crate::observe::Watch;
 use crate::script::{Answer, Operation};
-use crate::set::{Costs, Instead};
+use crate::set::{Costs, Fallback};
 use crate::store::Away;
 
 /// The reservation of a request.
 pub(super) struct Reserved {
     of: StoreLimiter,
-    ask: Ask,
+    ask: OwnedRequest,
     began: Nanos,
     stage: Stage,
     /// `Some` until the request is decided.
@@ -54,7 +54,7 @@ struct Used(Vec<u64>, i64);
 
 impl Reserved {
     /// Makes a reservation now.
-    pub(super) fn new(of: &StoreLimiter, ask: Ask) -> Reserved {
+    pub(super) fn new(of: &StoreLimiter, ask: OwnedRequest) -> Reserved {
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
         let watch = Watch::new(&of.0.set.observers, &ask.costs);
         let began = of.0.set.now();
@@ -67,7 +67,7 @@ impl Reserved {
         } else {
             let mut asked = place.ask.asked(&of.0.set, place.longest(), began, false);
             // A blocked thread does not wait for a store that is away.
-            asked.outlasts &= of.1 == Blocks::No;
+            asked.waits_for_store &= of.1 == Blocks::No;
             place.stage = Stage::Waits(Ticket::new(&of.0, asked, None));
         }
         place
@@ -91,7 +91,7 @@ impl Reserved {
         if let Stage::Decided(Err(refusal), _) = &self.stage {
             return refusal.clone();
         }
-        self.tell(Err(&refusal));
+        self.report(Err(&refusal));
         refusal
     }
 
@@ -135,7 +135,7 @@ impl Reserved {
         self.of.rest(self.ask.all_else.within.unwrap_or(Duration::MAX), self.began)
     }
 
-    fn tell(&mut self, answer: Result<&AllPermits, &AllRefusal>) {
+    fn report(&mut self, answer: Result<&AllPermits, &AllRefusal>) {
         if let Some(watch) = self.watch.take() {
             watch.answered(answer);
         }
@@ -144,7 +144,7 @@ impl Reserved {
     /// Ends the reservation with a refusal. Refusals by the queue have the state of the limits
     /// already.
     fn refuse(&mut self, refusal: AllRefusal) {
-        self.tell(Err(&refusal));
+        self.report(Err(&refusal));
         let asks = self.ask.with_left && lacks_left(&refusal);
         let of = self.of.clone();
         let asks = asks.then(|| -> State { Box::pin(async move { of.status().await.ok() }) });
@@ -155,15 +155,15 @@ impl Reserved {
     fn decide_alone(&mut self, undecided: Away) {
         let set = self.of.0.set.clone();
         set.store.count_degraded();
-        match self.of.0.instead(undecided) {
-            Instead::Grant => {
+        match self.of.0.fallback(undecided) {
+            Fallback::Grant => {
                 self.is_degraded = true;
                 let grant = Grant::new(0, Nanos::ZERO);
-                self.tell(Ok(&AllPermits::from(grant).as_degraded()));
+                self.report(Ok(&AllPermits::from(grant).as_degraded()));
                 self.stage = Stage::Decided(Ok((grant, None)), None);
             }
-            Instead::Refuse(refusal) => self.refuse(refusal),
-            Instead::Share(share) => match share.reserve(self.ask.request(self.longest())) {
+            Fallback::Refuse(refusal) => self.refuse(refusal),
+            Fallback::Share(share) => match share.reserve(self.ask.request(self.longest())) {
                 Ok(place) => {
                     self.is_degraded = true;
                     let mut closed = set.closed.subscribe();
@@ -179,7 +179,7 @@ impl Reserved {
     fn claim(&mut self, granted: &Granted) -> (Grant, Option<Used>) {
         self.of.0.set.log_grant(&granted.reply);
         if let Some(watch) = self.watch.take() {
-            tell(watch, &self.of.0.set, granted);
+            report_granted(watch, &self.of.0.set, granted);
         }
         self.left = left(&self.of.0, &self.ask, granted);
         let used: Vec<u64> = match granted.reply.answer {
@@ -212,8 +212,8 @@ impl Future for Reserved {
                     }
                     let answer = ready!(Pin::new(place).poll(context)).map_err(AllRefusal::as_degraded);
                     match &answer {
-                        Ok(grant) => this.tell(Ok(&AllPermits::from(*grant).as_degraded())),
-                        Err(refusal) => this.tell(Err(refusal)),
+                        Ok(grant) => this.report(Ok(&AllPermits::from(*grant).as_degraded())),
+                        Err(refusal) => this.report(Err(refusal)),
                     }
                     return Poll::Ready(answer);
                 }
@@ -235,7 +235,7 @@ impl Place for Reserved {
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
         let StoreLimiter(line, blocks) = self.of.clone();
         let claimed = line.set.store.block_on_permits(blocks, self);
-        claimed.unwrap_or_else(|| Err(line.set.unavailable(Away::HERE)))
+        claimed.unwrap_or_else(|| Err(line.set.unavailable(Away::WOULD_BLOCK)))
     }
 
     fn left(&self) -> Option<AllStatus> {
@@ -265,7 +265,7 @@ impl Place for Reserved {
                 // The reservation takes nothing, and the permits that were used are charged.
                 None => {
                     let costs: Costs = asked.into_iter().map(|n| (n, n)).collect();
-                    set.tell(Operation::Debit, &costs, &[]);
+                    set.send_detached(Operation::Debit, &costs, &[]);
                     return Ok(());
                 }
             },
@@ -288,7 +288,7 @@ impl Place for Reserved {
             line.settle(due, &unused);
         }
         if is_any(&beyond) {
-            set.tell(Operation::Debit, &beyond, &[]);
+            set.send_detached(Operation::Debit, &beyond, &[]);
         }
         Ok(())
     }

@@ -25,10 +25,10 @@ use crate::lock::lock;
 use crate::set::Prepared;
 
 /// How long a line that leases stays without a request.
-const LINGER: Duration = Duration::from_secs(1);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The most lines that stay.
-const MOST_LINGERING: usize = 16_384;
+const MAX_LINGERING: usize = 16_384;
 
 /// A table with at most this many slots does not shrink.
 const SMALL: usize = 1024;
@@ -76,26 +76,26 @@ impl Tags {
         table.lines.insert(tag.to_owned(), Arc::downgrade(&line));
         drop(table);
         if line.leases.is_some() {
-            self.linger(&line);
+            self.keep_alive(&line);
         }
         line
     }
 
     /// Keeps a line while it is used.
-    fn linger(self: &Arc<Tags>, line: &Arc<Line>) {
-        struct Lingers(Arc<Tags>, Arc<Line>);
+    fn keep_alive(self: &Arc<Tags>, line: &Arc<Line>) {
+        struct KeepAlive(Arc<Tags>, Arc<Line>);
 
-        impl Drop for Lingers {
+        impl Drop for KeepAlive {
             fn drop(&mut self) {
                 self.0.lingering.fetch_sub(1, Ordering::Relaxed);
             }
         }
 
-        let lingers = Lingers(self.clone(), line.clone());
-        if self.lingering.fetch_add(1, Ordering::Relaxed) < MOST_LINGERING {
+        let keep_alive = KeepAlive(self.clone(), line.clone());
+        if self.lingering.fetch_add(1, Ordering::Relaxed) < MAX_LINGERING {
             line.set.store.spawn(Box::pin(async move {
-                while lingers.1.is_used.swap(false, Ordering::Relaxed) {
-                    tokio::time::sleep(LINGER).await;
+                while keep_alive.1.is_used.swap(false, Ordering::Relaxed) {
+                    tokio::time::sleep(IDLE_TIMEOUT).await;
                 }
             }));
         }

@@ -5,8 +5,8 @@ use std::collections::BinaryHeap;
 
 use tidegate::{Nanos, QueueBounds, Refusal, WhenFull};
 
-use crate::line::class::{Class, FORESEEN};
-use crate::line::{After, Asked, Entry, Outcome, Stage, State};
+use crate::line::class::{Class, MAX_CHECKED};
+use crate::line::{Deferred, Entry, Outcome, QueuedRequest, Stage, State};
 use crate::set::Costs;
 
 /// Returns the permits of a request: the sum of its costs.
@@ -59,8 +59,8 @@ impl State {
                 && (entry.asked.priority < priority || (oldest && entry.asked.priority == priority))
         };
         let looked_at: Vec<(&u64, &Entry)> = match oldest {
-            true => self.entries.iter().take(FORESEEN).filter(may_go).collect(),
-            false => self.entries.iter().rev().take(FORESEEN).filter(may_go).collect(),
+            true => self.entries.iter().take(MAX_CHECKED).filter(may_go).collect(),
+            false => self.entries.iter().rev().take(MAX_CHECKED).filter(may_go).collect(),
         };
         let mut booked: Vec<_> =
             looked_at.into_iter().map(|(number, entry)| (entry.asked.priority, *number)).collect();
@@ -79,7 +79,7 @@ impl State {
     /// Ends requests of a held queue that have no room, because a call failed that they were in or
     /// behind. The last ones that came are ended, unless the bounds have another rule. Booked
     /// requests stay. The queue continues after `rest`.
-    pub(super) fn bound(&mut self, after: &mut After, rest: Nanos) {
+    pub(super) fn bound(&mut self, deferred: &mut Deferred, rest: Nanos) {
         let (bounds, (waiting, permits)) = (self.bounds, self.load());
         if waiting <= bounds.waiters && permits <= bounds.permits {
             return;
@@ -88,7 +88,7 @@ impl State {
         let held = self.in_line.numbers().filter_map(asked);
         // The requests that stay come first. A reservation is not dropped for another request.
         let mut order: Vec<_> = held
-            .map(|(number, Asked { costs, priority, droppable, .. })| {
+            .map(|(number, QueuedRequest { costs, priority, droppable, .. })| {
                 let n = sum(costs);
                 let may_go =
                     bounds.when_full != WhenFull::RefuseNewcomer && *droppable && fit(bounds, 0, 0, n);
@@ -115,7 +115,7 @@ impl State {
                 true => Refusal::Displaced,
                 false => Refusal::QueueFull { retry_after: rest },
             };
-            self.answer(after, number, Outcome::Refused(refusal.into()));
+            self.answer(deferred, number, Outcome::Refused(refusal.into()));
         }
     }
 
@@ -123,12 +123,12 @@ impl State {
     pub(super) fn room_at(&self, costs: &Costs) -> Nanos {
         let (bounds, n) = (self.bounds, sum(costs));
         let (mut waiting, mut permits) = (self.waiting, self.permits);
-        let mut classes: Vec<_> = self.classes.values().take(FORESEEN).map(Class::bookings).collect();
+        let mut classes: Vec<_> = self.classes.values().take(MAX_CHECKED).map(Class::bookings).collect();
         let sizes = self.classes.keys().map(|n| n.iter().fold(0u64, |sum, n| sum.saturating_add(*n)));
-        let sizes: Vec<u64> = sizes.take(FORESEEN).collect();
+        let sizes: Vec<u64> = sizes.take(MAX_CHECKED).collect();
         let firsts = classes.iter_mut().enumerate().filter_map(|(i, bookings)| Some((bookings.next()?, i)));
         let mut firsts: BinaryHeap<_> = firsts.map(Reverse).collect();
-        for _ in 0..FORESEEN {
+        for _ in 0..MAX_CHECKED {
             let Some(Reverse((due, i))) = firsts.pop() else { break };
             firsts.extend(classes[i].next().map(|next| Reverse((next, i))));
             waiting = waiting.saturating_sub(1);

@@ -11,7 +11,7 @@ use crate::script::Reply;
 
 /// The most turns that are counted to find the booking of a request, requests that are checked to
 /// find one to drop, and bookings that are counted to predict when there is room.
-pub(super) const FORESEEN: usize = 4096;
+pub(super) const MAX_CHECKED: usize = 4096;
 
 /// The position of a request among those of its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +74,7 @@ impl Class {
             .map(|(other, _)| *other)
             .take_while(|other| *other > turn)
             .filter(|other| other.priority == turn.priority)
-            .take(FORESEEN);
+            .take(MAX_CHECKED);
         let mut moved_up: Vec<Turn> = moved_up.collect();
         for other in &mut moved_up {
             self.turns.remove(other);
@@ -130,7 +130,7 @@ impl Class {
     /// booked for it, or a later time at which it is checked again.
     pub(crate) fn due(&self, turn: Turn) -> Nanos {
         let mut seen = turn.due;
-        for (of, (due, _)) in self.turns.iter().zip(self.bookings.keys()).take(FORESEEN) {
+        for (of, (due, _)) in self.turns.iter().zip(self.bookings.keys()).take(MAX_CHECKED) {
             if *of == turn {
                 return *due;
             }
@@ -141,7 +141,7 @@ impl Class {
 
     /// Returns when the task of a request must check again. This is no later than its own due time,
     /// unless requests of higher priority took its booking.
-    pub(crate) fn looks_at(&self, turn: Turn, now: Nanos) -> Nanos {
+    pub(crate) fn next_check(&self, turn: Turn, now: Nanos) -> Nanos {
         match self.first() {
             Some((number, due)) if number == turn.number => due,
             _ if now < turn.due => turn.due,
@@ -284,8 +284,8 @@ mod tests {
             for (turn, (due, _)) in turns.iter().zip(&bookings) {
                 assert_eq!(class.due(*turn), *due);
                 // The task of the request checks neither too late nor in vain.
-                let looks_at = class.looks_at(*turn, now);
-                assert!(looks_at > now && looks_at <= (*due).max(turn.due));
+                let next_check = class.next_check(*turn, now);
+                assert!(next_check > now && next_check <= (*due).max(turn.due));
             }
             assert_eq!(class.is_empty(), turns.is_empty());
         }

@@ -5,52 +5,52 @@ use std::time::Duration;
 use tidegate::{AllRefusal, Nanos, Refusal};
 
 use crate::line::class::{Booking, Turn};
-use crate::line::{After, Entry, Granted, Line, Outcome, Stage, State, bounds};
+use crate::line::{Deferred, Entry, Granted, Line, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
 
 impl Line {
     pub(super) fn decided(
         &self,
         state: &mut State,
-        after: &mut After,
+        deferred: &mut Deferred,
         number: u64,
         reply: Reply,
         now: Nanos,
     ) {
         let due = now.saturating_add(Nanos::from_duration(reply.wait));
-        if reply.answer != Answer::Foreseen {
+        if reply.answer != Answer::Predicted {
             state.paused.remove(&number);
         }
-        state.decided_beside(after, &reply, now);
+        state.note_decision(deferred, &reply, now);
         if state.end_for_waiting(number) && reply.answer == Answer::Done {
-            state.pass_on(after, Booking { due, number, reply }, now);
+            state.pass_on(deferred, Booking { due, number, reply }, now);
             return state.ask_for_more(now);
         }
         let entry = state.entries.get(&number).filter(|entry| matches!(entry.stage, Stage::Sent));
         let Some(entry) = entry else {
             // The request was dropped, or the line was closed.
             return match reply.answer {
-                Answer::Done => state.pass_on(after, Booking { due, number, reply }, now),
-                Answer::Foreseen => state.give_back(Booking { due, number, reply }),
+                Answer::Done => state.pass_on(deferred, Booking { due, number, reply }, now),
+                Answer::Predicted => state.give_back(Booking { due, number, reply }),
                 Answer::Refused | Answer::Shadow | Answer::Resumed => {}
             };
         };
         if entry.lease.is_some() {
-            return state.end_lease(after, number, Ok(reply));
+            return state.end_lease(deferred, number, Ok(reply));
         }
         let is_now = reply.answer == Answer::Shadow || reply.wait == Duration::ZERO;
         match reply.answer {
-            Answer::Foreseen => state.foresee(after, number, reply, now),
-            Answer::Resumed => state.rejoin(after, number, now),
+            Answer::Predicted => state.wait_behind_pause(deferred, number, reply, now),
+            Answer::Resumed => state.rejoin(deferred, number, now),
             Answer::Refused => {
                 let refusal = self.refused(state, entry, &reply, now);
-                state.answer(after, number, Outcome::Refused(refusal));
+                state.answer(deferred, number, Outcome::Refused(refusal));
             }
             Answer::Done | Answer::Shadow if is_now && !state.is_behind(entry, &reply) => {
-                let waited = if entry.was_held { entry.in_line } else { Duration::ZERO };
-                state.answer(after, number, Outcome::Granted(Granted { reply, waited, due }));
+                let waited = if entry.was_held { entry.queued_for } else { Duration::ZERO };
+                state.answer(deferred, number, Outcome::Granted(Granted { reply, waited, due }));
             }
-            Answer::Done | Answer::Shadow => state.book(after, Booking { due, number, reply }, now),
+            Answer::Done | Answer::Shadow => state.book(deferred, Booking { due, number, reply }, now),
         }
     }
 
@@ -81,7 +81,7 @@ impl State {
     }
 
     /// Makes a request wait for its booking at the store, or for another booking of equal costs.
-    fn book(&mut self, after: &mut After, Booking { due, number, reply }: Booking, now: Nanos) {
+    fn book(&mut self, deferred: &mut Deferred, Booking { due, number, reply }: Booking, now: Nanos) {
         let Some(Entry { asked, .. }) = self.entries.get(&number) else { return };
         let (costs, priority, class) = (asked.costs.clone(), asked.priority, reply.permits.clone());
         let Some(victims) = self.make_room(&costs, priority) else {
@@ -89,16 +89,16 @@ impl State {
             // booking is gone.
             let at = Some(self.room_at(&costs)).filter(|at| *at < Nanos::MAX).unwrap_or(due);
             let refusal = Refusal::QueueFull { retry_after: at.saturating_since(now) };
-            self.answer(after, number, Outcome::Refused(refusal.into()));
-            return self.pass_on(after, Booking { due, number, reply }, now);
+            self.answer(deferred, number, Outcome::Refused(refusal.into()));
+            return self.pass_on(deferred, Booking { due, number, reply }, now);
         };
         // A booking whose time has passed belongs to a request whose task did not check. The new
         // request would take that booking by its priority, and no window in between would count the
         // grant.
-        self.settle(after, &class, now);
+        self.serve_class(deferred, &class, now);
         self.waiting += 1;
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
-        after.has_booked = true;
+        deferred.has_booked = true;
         let booking = self.earlier_booking(&class, reply.due, now);
         let requests = self.classes.entry(class.clone()).or_default();
         let mut turn = Turn::new(priority, due, number);
@@ -107,7 +107,7 @@ impl State {
             turn.due = requests.latest(priority).unwrap_or(due).min(entry.last()).max(due);
             entry.stage = Stage::Booked { class: class.clone(), turn };
             // The task of the request sets the timer.
-            after.wake(entry);
+            deferred.wake(entry);
         }
         let moved_up = requests.add(turn, due, reply);
         if let Some(booking) = booking {
@@ -120,7 +120,7 @@ impl State {
                 *before = turn;
             }
         }
-        self.displace(after, victims, now);
-        self.settle(after, &class, now);
+        self.displace(deferred, victims, now);
+        self.serve_class(deferred, &class, now);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
 
-use crate::line::{After, Asked, Entry, MOST_STEPS, Outcome, Stage, State, bounds};
+use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, QueuedRequest, Stage, State, bounds};
 use crate::store::{Away, Deadline};
 
 /// The position of a request: by priority, then by arrival.
@@ -124,7 +124,7 @@ impl InLine {
 
     /// Lets requests leave, one call at a time. With `is_back` set, the store has replied to
     /// another call.
-    pub(super) fn go_on(&mut self, is_back: bool) {
+    pub(super) fn release(&mut self, is_back: bool) {
         self.is_timed = false;
         self.asks &= !is_back;
         // The requests of a call in flight may have to wait for the store again.
@@ -147,18 +147,18 @@ impl InLine {
 
 impl Entry {
     /// Creates the entry of a request that comes now.
-    pub(super) fn new(asked: Asked, now: Nanos) -> Entry {
+    pub(super) fn new(asked: QueuedRequest, now: Nanos) -> Entry {
         Entry {
             asked,
             joined: now,
-            in_line: Duration::ZERO,
+            queued_for: Duration::ZERO,
             full: false,
             was_held: false,
             has_timer: false,
-            foreseen: Nanos::ZERO,
+            predicted: Nanos::ZERO,
             stage: Stage::InLine,
             waker: None,
-            looks_at: Nanos::MAX,
+            next_check: Nanos::MAX,
             lease: None,
             is_for_waiting: false,
         }
@@ -175,10 +175,10 @@ impl Entry {
     /// the wait, except for a request that has a timer. Under load the task that makes calls may be
     /// late, and a call of requests that wait for the store has no deadline (`is_slow`).
     pub(super) fn ends_undecided(&self, is_held: bool, is_slow: bool, timeout: Duration) -> Nanos {
-        let Asked { came, outlasts, .. } = self.asked;
+        let QueuedRequest { came, waits_for_store, .. } = self.asked;
         match self.stage {
             Stage::InLine if is_held => self.last(),
-            Stage::Sent if is_held && outlasts && self.was_held => self.last(),
+            Stage::Sent if is_held && waits_for_store && self.was_held => self.last(),
             Stage::InLine | Stage::Sent if self.has_timeout() && (is_slow || self.has_timer) => {
                 // A request that waited behind a pause, or for the store, asks once more at the end
                 // of its maximum wait.
@@ -199,7 +199,7 @@ impl Entry {
     /// A request that may wait needs no reply within the timeout while the server has much to do. A
     /// request that waits for the store, or behind a pause, needs none while the store is away.
     pub(super) fn deadline(&self, now: Nanos, timeout: Duration) -> Deadline {
-        let Asked { longest, came, outlasts, .. } = self.asked;
+        let QueuedRequest { longest, came, waits_for_store, .. } = self.asked;
         let left = self.last().saturating_since(now).as_duration();
         let of_first_call = timeout.saturating_sub(now.saturating_since(came).as_duration());
         let at_most = match longest {
@@ -209,10 +209,10 @@ impl Entry {
             _ if self.was_held => left.saturating_add(timeout),
             _ => left.max(of_first_call),
         };
-        let of_call = timeout.saturating_sub(self.in_line).min(at_most);
-        match (outlasts || self.was_held, self.may_wait()) {
-            (true, _) => Deadline { to_answer: at_most, at_most, ..Deadline::KEPT },
-            (_, true) => Deadline { to_answer: of_call, at_most, ..Deadline::KEPT },
+        let of_call = timeout.saturating_sub(self.queued_for).min(at_most);
+        match (waits_for_store || self.was_held, self.may_wait()) {
+            (true, _) => Deadline { reply_within: at_most, at_most, ..Deadline::MUST_SEND },
+            (_, true) => Deadline { reply_within: of_call, at_most, ..Deadline::MUST_SEND },
             _ => Deadline::of(of_call),
         }
     }
@@ -228,7 +228,7 @@ impl Entry {
 
     /// Returns the end of the maximum wait of the request.
     pub(super) fn last(&self) -> Nanos {
-        self.joined.saturating_add(Nanos::from_duration(self.asked.longest)).max(self.foreseen)
+        self.joined.saturating_add(Nanos::from_duration(self.asked.longest)).max(self.predicted)
     }
 }
 
@@ -236,47 +236,47 @@ impl State {
     /// Makes a request join the queue. Returns its number, which may be that of an earlier arrival.
     pub(super) fn join(
         &mut self,
-        after: &mut After,
+        deferred: &mut Deferred,
         mut entry: Entry,
         number: Option<u64>,
         now: Nanos,
     ) -> u64 {
         if self.pause_ends <= now {
             // The requests behind the pause stand before it.
-            self.ask_again(after, now);
+            self.requeue_paused(deferred, now);
         }
         if !self.has_room(&entry.asked.costs) {
-            self.serve_due(after, now);
+            self.serve_due(deferred, now);
         }
         let has_timer = number.is_some() || self.untimed > 0;
         let number = number.unwrap_or(self.next);
         self.next = self.next.max(number + 1);
         entry.was_held = self.in_line.held_till().is_some();
         entry.has_timer = has_timer;
-        let stage = self.stage_of(after, &entry.asked, now);
+        let stage = self.stage_of(deferred, &entry.asked, now);
         if matches!(stage, Stage::InLine) {
             self.in_line.add(entry.place(number), &entry);
         }
         self.entries.insert(number, entry);
         if let Stage::Answered(outcome) = stage {
-            self.answer(after, number, outcome);
+            self.answer(deferred, number, outcome);
         }
         number
     }
 
     /// Returns the first stage of a request that joins the queue.
-    fn stage_of(&mut self, after: &mut After, asked: &Asked, now: Nanos) -> Stage {
+    fn stage_of(&mut self, deferred: &mut Deferred, asked: &QueuedRequest, now: Nanos) -> Stage {
         if self.closed {
             return Stage::Answered(Outcome::Refused(Refusal::Closed.into()));
         }
         let Some(till) = self.in_line.held_till() else { return Stage::InLine };
         let rest = till.saturating_since(now);
-        if !asked.outlasts {
+        if !asked.waits_for_store {
             return Stage::Answered(Outcome::Undecided(Away::For(rest.as_duration())));
         }
         match self.make_room(&asked.costs, asked.priority) {
             Some(victims) => {
-                self.displace(after, victims, now);
+                self.displace(deferred, victims, now);
                 Stage::InLine
             }
             None => Stage::Answered(Outcome::Refused(Refusal::QueueFull { retry_after: rest }.into())),
@@ -288,7 +288,7 @@ impl State {
     /// whether a task must make the queue continue after the rest.
     pub(super) fn failed(
         &mut self,
-        after: &mut After,
+        deferred: &mut Deferred,
         numbers: &[u64],
         undecided: Away,
         (rest, timeout): (Duration, Duration),
@@ -297,7 +297,7 @@ impl State {
         if self.closed {
             // The line is being closed, and its requests may have their results already.
             for number in numbers {
-                self.answer(after, *number, Outcome::Refused(Refusal::Closed.into()));
+                self.answer(deferred, *number, Outcome::Refused(Refusal::Closed.into()));
             }
             return false;
         }
@@ -313,7 +313,7 @@ impl State {
         for number in numbers.iter().copied().chain(in_line) {
             let Some(entry) = self.entries.get_mut(&number) else { continue };
             let is_unanswered = matches!(entry.stage, Stage::InLine | Stage::Sent);
-            let goes_on = entry.asked.outlasts || is_late && !is_held && entry.may_wait();
+            let goes_on = entry.asked.waits_for_store || is_late && !is_held && entry.may_wait();
             if comes_back && is_unanswered && goes_on && by < entry.last() {
                 entry.stage = Stage::InLine;
                 if is_late {
@@ -325,36 +325,36 @@ impl State {
                 self.in_line.add(entry.place(number), entry);
                 if entry.last() < Nanos::MAX {
                     // The task of the request sets the timer.
-                    after.wake(entry);
+                    deferred.wake(entry);
                 }
             } else {
-                self.answer(after, number, Outcome::Undecided(undecided));
+                self.answer(deferred, number, Outcome::Undecided(undecided));
             }
         }
         if is_late && !is_held {
             self.in_line.answered();
             return false;
         }
-        let is_to_go_on = self.in_line.hold(now.saturating_add(Nanos::from_duration(rest)), now);
+        let needs_timer = self.in_line.hold(now.saturating_add(Nanos::from_duration(rest)), now);
         // Lower bounds do not end requests that waited before.
         if has_come {
-            self.bound(after, Nanos::from_duration(rest));
+            self.bound(deferred, Nanos::from_duration(rest));
         }
-        is_to_go_on
+        needs_timer
     }
 
     /// Makes the tasks of requests in the queue set timers, in steps, while a call is in flight
     /// that may have its reply only after their timeout. Such a call gives bookings back and
     /// decides no request, decides requests that waited behind a pause, or may wait to leave.
-    pub(super) fn set_timers(&mut self, after: &mut After, _now: Nanos) {
-        for _ in 0..MOST_STEPS {
+    pub(super) fn set_timers(&mut self, deferred: &mut Deferred, _now: Nanos) {
+        for _ in 0..MAX_STEPS {
             let Some((_, number)) = self.in_line.without_timer.pop_first() else { return };
             if let Some(entry) = self.entries.get_mut(&number) {
                 entry.has_timer = true;
-                after.wake(entry);
+                deferred.wake(entry);
             }
         }
-        after.sets_timers = true;
+        deferred.sets_timers = true;
     }
 
     /// Ends this request if it has waited too long for the store. The request may be on its way.
@@ -381,8 +381,14 @@ impl State {
 mod tests {
     use super::*;
 
-    fn asked(longest: Duration) -> Asked {
-        Asked { costs: vec![(1, 1)], longest, droppable: true, outlasts: true, ..Asked::default() }
+    fn asked(longest: Duration) -> QueuedRequest {
+        QueuedRequest {
+            costs: vec![(1, 1)],
+            longest,
+            droppable: true,
+            waits_for_store: true,
+            ..QueuedRequest::default()
+        }
     }
 
     /// Regression: each request had a timer, and the clock moves on between two reads. The timer
@@ -391,10 +397,10 @@ mod tests {
     fn a_request_that_joins_when_it_comes_ends_with_its_call() {
         let timeout = Duration::from_millis(5);
         let joined = Nanos::new(1);
-        let (mut state, mut after) = (State::default(), After::default());
+        let (mut state, mut deferred) = (State::default(), Deferred::default());
         for (number, ends) in [(None, Nanos::MAX), (Some(7), Nanos::from_duration(timeout))] {
             let entry = Entry::new(asked(Duration::ZERO), joined);
-            let number = state.join(&mut after, entry, number, joined);
+            let number = state.join(&mut deferred, entry, number, joined);
             assert_eq!(state.entries[&number].ends_undecided(false, false, timeout), ends);
         }
     }
@@ -404,7 +410,7 @@ mod tests {
     fn a_closed_line_takes_in_no_request_from_behind_a_pause() {
         let entry = Entry { stage: Stage::Sent, ..Entry::new(asked(Duration::MAX), Nanos::ZERO) };
         let mut state = State { entries: [(7, entry)].into(), closed: true, ..State::default() };
-        state.rejoin(&mut After::default(), 7, Nanos::ZERO);
+        state.rejoin(&mut Deferred::default(), 7, Nanos::ZERO);
         assert!(state.in_line.is_empty());
         let Stage::Answered(Outcome::Refused(refusal)) = &state.entries[&7].stage else { panic!("open") };
         assert_eq!(refusal.refusal(), Some(Refusal::Closed));
@@ -418,7 +424,7 @@ mod tests {
         let entry = Entry { stage: Stage::Sent, ..Entry::new(asked, Nanos::ZERO) };
         let mut state = State { entries: [(7, entry)].into(), closed: true, ..State::default() };
         let (away, rest) = (Away::For(Duration::ZERO), Duration::from_millis(5));
-        assert!(!state.failed(&mut After::default(), &[7], away, (rest, rest), Nanos::ZERO));
+        assert!(!state.failed(&mut Deferred::default(), &[7], away, (rest, rest), Nanos::ZERO));
         assert!(state.in_line.is_empty());
         let Stage::Answered(Outcome::Refused(refusal)) = &state.entries[&7].stage else { panic!("open") };
         assert_eq!(refusal.refusal(), Some(Refusal::Closed));

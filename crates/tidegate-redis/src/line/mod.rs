@@ -27,7 +27,7 @@
 //! | `InLine` | not sent, or waiting to be sent again | a call that takes it along; in a held queue the end of its maximum wait | leaves no trace |
 //! | `Sent` | in a call | the reply (from a pause: to `Paused`; from a pause that has ended: back to `InLine` behind the others); a call that is not made (back to `InLine` if the request may wait); a call that fails (back to `InLine` if the request waits for the store) | the reply finds no entry: its booking goes to the next request of its size |
 //! | `Booked` | has a turn among the booked requests of its size | its due time; a newcomer that displaces it from a full queue | passes its booking to the next request of its size |
-//! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its foreseen booking goes back to the store |
+//! | `Paused` | waits behind a pause | the end of the pause, back to `InLine` | its predicted booking goes back to the store |
 //! | `Answered` | granted, refused, or not decided by the store | the task that takes the result | passes a grant not older than 5 ms to the next request of its size, otherwise back to the store |
 //!
 //! A closed line ends all of its requests, and accepts no other.
@@ -99,26 +99,26 @@ use tidegate::{
 };
 use tokio::sync::oneshot;
 
-use crate::lease::{Booked, Books, Leases};
+use crate::lease::{BookingQueue, Leases, ReplySender};
 use crate::lock::lock;
-use crate::script::{GivenBack, Mode, Operation, Reply, Wanted};
-use crate::set::{Costs, Instead, Prepared, Set};
+use crate::script::{GivenBack, Mode, Operation, Reply, ReserveRequest};
+use crate::set::{Costs, Fallback, Prepared, Set};
 use crate::share;
 use crate::store::{Away, Deadline, Unsent, WhileAway};
 use class::{Booking, Class, Turn};
 use in_line::InLine;
-use paused::asks_as_well;
+use paused::covers;
 use returning::Gathering;
 pub(crate) use returning::Returning;
 pub(crate) use ticket::Ticket;
 
 /// The most decisions of one call: this many requests for one limit, or fewer for several limits.
 /// They take a server a fifth of a millisecond.
-const MOST_DECISIONS: usize = 64;
+const MAX_DECISIONS: usize = 64;
 
 /// The most requests that are served, ended, or made to ask again while the lock is held. The task
 /// of the next request that is due is woken, and serves this many more.
-const MOST_STEPS: usize = 256;
+const MAX_STEPS: usize = 256;
 
 /// How long a line rests at least after a call that failed, unless the store is back before.
 const REST: Duration = Duration::from_millis(5);
@@ -133,11 +133,11 @@ pub(crate) struct Line {
     pub(crate) waiting: AtomicUsize,
     /// Whether a keyed limiter requested this line recently.
     pub(crate) is_used: AtomicBool,
-    gone: Option<Gone>,
+    on_drop: Option<OnDrop>,
 }
 
 /// A function that receives the tag of a line when the line is dropped.
-pub(crate) type Gone = Box<dyn Fn(&str) + Send + Sync>;
+pub(crate) type OnDrop = Box<dyn Fn(&str) + Send + Sync>;
 
 #[derive(Debug, Default)]
 struct State {
@@ -191,7 +191,7 @@ enum Step {
 
 /// The demand of a request.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asked {
+pub(crate) struct QueuedRequest {
     pub(crate) costs: Costs,
     /// The maximum wait of the request since it joined the queue.
     pub(crate) longest: Duration,
@@ -202,17 +202,17 @@ pub(crate) struct Asked {
     /// Whether it may be dropped from a full queue.
     pub(crate) droppable: bool,
     /// Whether it waits for a store that is away.
-    pub(crate) outlasts: bool,
+    pub(crate) waits_for_store: bool,
     /// Whether the result reports the state of the limits.
     pub(crate) with_left: bool,
 }
 
 #[derive(Debug)]
 struct Entry {
-    asked: Asked,
+    asked: QueuedRequest,
     joined: Nanos,
     /// How long the request queued before it was sent.
-    in_line: Duration,
+    queued_for: Duration,
     /// The request may not wait, because the queue is full.
     full: bool,
     /// The request waited for a store that was away, or behind a pause.
@@ -221,16 +221,16 @@ struct Entry {
     /// request waited for a lease before it joined the queue, was in the queue before, or stands
     /// behind a call of `State::untimed`.
     has_timer: bool,
-    /// When the request is due behind a pause, if the store foresaw a time later than the end of
+    /// When the request is due behind a pause, if the store predicted a time later than the end of
     /// its maximum wait.
-    foreseen: Nanos,
+    predicted: Nanos,
     stage: Stage,
     waker: Option<Waker>,
     /// When the task of the request checks whether the request is due.
-    looks_at: Nanos,
+    next_check: Nanos,
     /// The sender of a lease, which does not wait until it is due: it receives how the lease was
     /// decided.
-    lease: Option<Booked>,
+    lease: Option<ReplySender>,
     /// No task waits for the request: its booking goes to a request that waits.
     is_for_waiting: bool,
 }
@@ -275,7 +275,7 @@ struct InFlight {
 
 /// Work to do after the lock is released.
 #[derive(Default)]
-struct After {
+struct Deferred {
     wakers: Vec<Waker>,
     unsent: Vec<Unsent>,
     /// The classes that the store's thread must check, and when, unless the receiver ends before.
@@ -285,24 +285,24 @@ struct After {
     /// Until when no call leaves, because requests return.
     gathers_till: Option<Nanos>,
     /// Whether more requests behind a pause that has ended must ask again.
-    goes_on: bool,
+    has_more: bool,
     /// Whether the tasks of more requests in the queue must set timers.
     sets_timers: bool,
     /// Dropping a sender wakes the task that would have checked.
     unwatched: Vec<oneshot::Sender<()>>,
     /// The leases that were decided.
-    leases: Vec<(Booked, Result<Reply, Away>)>,
+    leases: Vec<(ReplySender, Result<Reply, Away>)>,
     /// Whether a request was booked.
     has_booked: bool,
 }
 
-impl After {
+impl Deferred {
     fn wake(&mut self, entry: &mut Entry) {
         self.wakers.extend(entry.waker.take());
     }
 }
 
-impl Drop for After {
+impl Drop for Deferred {
     fn drop(&mut self) {
         self.unsent.clear();
         self.leases.drain(..).for_each(|(booked, reply)| _ = booked.send(reply));
@@ -319,7 +319,7 @@ impl Line {
         prepared: &Prepared,
         tag: String,
         bounds: QueueBounds,
-        gone: Option<Gone>,
+        on_drop: Option<OnDrop>,
     ) -> Arc<Line> {
         let set = Arc::new(prepared.set(tag));
         Arc::new_cyclic(|line: &Weak<Line>| {
@@ -331,41 +331,41 @@ impl Line {
                 state: Mutex::new(State { bounds, ..State::default() }),
                 waiting: AtomicUsize::new(0),
                 is_used: AtomicBool::new(true),
-                gone,
+                on_drop,
             }
         })
     }
 
     /// Runs a function on the state, and sends the calls that must leave.
-    fn visit<T>(self: &Arc<Line>, look: impl FnOnce(&mut State, &mut After, Nanos) -> T) -> T {
-        let mut after = After::default();
+    fn visit<T>(self: &Arc<Line>, run: impl FnOnce(&mut State, &mut Deferred, Nanos) -> T) -> T {
+        let mut deferred = Deferred::default();
         let now = self.set.now();
-        let most = (MOST_DECISIONS / self.set.members.len().max(1)).max(1);
+        let most = (MAX_DECISIONS / self.set.members.len().max(1)).max(1);
         let mut state = lock(&self.state);
-        let answer = look(&mut state, &mut after, now);
-        let gathers = state.gathers(&mut after, self.set.store.backs(), now);
+        let answer = run(&mut state, &mut deferred, now);
+        let gathers = state.gathers(&mut deferred, self.set.store.recoveries(), now);
         let steps = if gathers { Vec::new() } else { state.next_steps(self.set.store.is_far(), most, now) };
         for step in steps {
             match step {
-                Step::Call(bookings, numbers) => self.call(&mut state, &mut after, bookings, numbers, now),
+                Step::Call(bookings, numbers) => self.call(&mut state, &mut deferred, bookings, numbers, now),
                 Step::Refund(due, costs) => {
-                    after.unsent.extend(self.refund(due, &costs));
+                    deferred.unsent.extend(self.refund(due, &costs));
                 }
             }
         }
         drop(state);
-        after.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
-        after.pause.take().into_iter().for_each(|at| self.visit_at(at, State::look_at_pause));
-        if after.goes_on {
-            self.visit_at(now, State::go_on_asking);
+        deferred.watches.drain(..).for_each(|(class, at, ends)| self.watch(class, at, ends));
+        deferred.pause.take().into_iter().for_each(|at| self.visit_at(at, State::check_pause));
+        if deferred.has_more {
+            self.visit_at(now, State::continue_requeue);
         }
-        if after.sets_timers {
+        if deferred.sets_timers {
             self.visit_at(now, State::set_timers);
         }
         // At that time the line continues without the requests that have not returned.
-        after.gathers_till.take().into_iter().for_each(|till| self.visit_at(till, |_, _, _| ()));
-        if after.has_booked {
-            self.leases.iter().for_each(|leases| leases.left_to_store());
+        deferred.gathers_till.take().into_iter().for_each(|till| self.visit_at(till, |_, _, _| ()));
+        if deferred.has_booked {
+            self.leases.iter().for_each(|leases| leases.note_store_wait());
         }
         answer
     }
@@ -376,24 +376,24 @@ impl Line {
         self.set.store.spawn(Box::pin(async move {
             let is_time = matches!(select(pin!(clock.sleep_until(at)), ends).await, Either::Left(_));
             if is_time && let Some(line) = line.upgrade() {
-                line.visit(|state, after, now| state.watched(after, &class, at, now));
+                line.visit(|state, deferred, now| state.watched(deferred, &class, at, now));
             }
         }));
     }
 
     /// Makes the store's thread run a function on the state at a time.
-    fn visit_at(self: &Arc<Line>, at: Nanos, look: fn(&mut State, &mut After, Nanos)) {
+    fn visit_at(self: &Arc<Line>, at: Nanos, run: fn(&mut State, &mut Deferred, Nanos)) {
         let clock = DefaultClock::clone(&self.set.clock);
-        let looking = Looking { line: Arc::downgrade(self), has_looked: false };
+        let scheduled = ScheduledVisit { line: Arc::downgrade(self), has_run: false };
         self.set.store.spawn(Box::pin(async move {
             clock.sleep_until(at).await;
-            looking.look(look);
+            scheduled.run(run);
         }));
     }
 
     /// Makes the requests behind a pause ask again: this process has ended the pause.
     pub(crate) fn resumed(self: &Arc<Line>) {
-        self.visit(State::ask_again);
+        self.visit(State::requeue_paused);
     }
 
     /// This process pauses the limits for `span`.
@@ -406,7 +406,7 @@ impl Line {
     fn call(
         self: &Arc<Line>,
         state: &mut State,
-        after: &mut After,
+        deferred: &mut Deferred,
         bookings: Vec<Booking>,
         numbers: Vec<u64>,
         now: Nanos,
@@ -420,19 +420,19 @@ impl Line {
         let mut deadline = match given_back.is_empty() && numbers.is_empty() {
             true => Deadline::of(timeout),
             // Bookings that no request waits for may be given back at any time.
-            false => Deadline { is_kept: !given_back.is_empty(), ..Deadline::NONE },
+            false => Deadline { must_send: !given_back.is_empty(), ..Deadline::NONE },
         };
         let first = state.first_behind_pause();
         let bounds = (state.waiting, state.permits, state.bounds);
         // Leases and observers receive what each grant left.
-        let tells = self.leases.is_some() || !self.set.observers.is_empty();
+        let wants_state = self.leases.is_some() || !self.set.observers.is_empty();
         let wanted = |number: &u64| {
             let entry = state.entries.get_mut(number)?;
             entry.stage = Stage::Sent;
-            entry.in_line = now.saturating_since(entry.joined).as_duration();
+            entry.queued_for = now.saturating_since(entry.joined).as_duration();
             let left = entry.last().saturating_since(now).as_duration();
             deadline = entry.deadline(now, timeout).and(deadline);
-            let Asked { costs, longest, shadow, with_left, .. } = &entry.asked;
+            let QueuedRequest { costs, longest, shadow, with_left, .. } = &entry.asked;
             let waits = entry.lease.is_none() && !entry.is_for_waiting;
             let is_bounded = *longest > Duration::ZERO && waits;
             entry.full = is_bounded && bounds::refuse(bounds, costs);
@@ -441,22 +441,27 @@ impl Line {
                 Duration::MAX => Duration::MAX,
                 _ => left,
             };
-            let is_behind = |(first, of): &(u64, Costs)| first < number && asks_as_well(costs, of);
+            let is_behind = |(first, of): &(u64, Costs)| first < number && covers(costs, of);
             let mode = match () {
                 () if *shadow => Mode::Shadow,
                 () if first.as_ref().is_some_and(is_behind) => Mode::Behind,
-                () => Mode::Alone,
+                () => Mode::Normal,
             };
-            Some(Wanted { longest, mode, tells: tells || *with_left, costs: costs.clone() })
+            Some(ReserveRequest {
+                longest,
+                mode,
+                wants_state: wants_state || *with_left,
+                costs: costs.clone(),
+            })
         };
-        let requests: Vec<Wanted> = numbers.iter().filter_map(wanted).collect();
+        let requests: Vec<ReserveRequest> = numbers.iter().filter_map(wanted).collect();
         // Each request that waits for a store that is away has a timer.
         let store = &self.set.store;
-        let is_late = deadline.to_answer > timeout || deadline.at_most > timeout && store.may_hold_up();
+        let is_late = deadline.reply_within > timeout || deadline.at_most > timeout && store.may_hold_up();
         let is_untimed = is_late && store.while_away() != WhileAway::Wait;
         if is_untimed {
             state.untimed += 1;
-            state.set_timers(after, now);
+            state.set_timers(deferred, now);
         }
         let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
         state.behind += behind;
@@ -465,7 +470,7 @@ impl Line {
         let ended = self.set.known_pause.ended();
         let call = InFlight { numbers, given_back: bookings, left: now, ended, behind, is_untimed };
         let replied = move |replies| line.replied(call, replies);
-        after.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
+        deferred.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
 
     /// Handles the reply of a call, on the store's thread.
@@ -477,16 +482,16 @@ impl Line {
         }
         if let (Some(leases), Ok(replies)) = (&self.leases, &replies) {
             let now = self.set.now();
-            replies.iter().for_each(|reply| leases.told(now, reply));
+            replies.iter().for_each(|reply| leases.note_report(now, reply));
         }
         if let Ok(replies) = &replies
             && let Some(rest) = replies.iter().map(Reply::paused_for).max()
         {
-            self.set.known_pause.told(ended, rest);
+            self.set.known_pause.reported(ended, rest);
         }
         let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
         let timeout = self.set.store.timeout();
-        let is_to_go_on = self.visit(|state, after, now| {
+        let needs_timer = self.visit(|state, deferred, now| {
             state.calls -= 1;
             let took = replies.as_ref().ok().map(|_| now.saturating_since(left).as_duration());
             state.took(took, timeout);
@@ -496,19 +501,19 @@ impl Line {
                 Ok(replies) => {
                     state.in_line.answered();
                     for (number, reply) in numbers.iter().zip(replies) {
-                        self.decided(state, after, *number, reply, now);
+                        self.decided(state, deferred, *number, reply, now);
                     }
                     false
                 }
                 Err(undecided) => {
                     given_back.into_iter().filter(|_| is_late).for_each(|booking| state.give_back(booking));
-                    state.failed(after, &numbers, undecided, (rest, timeout), now)
+                    state.failed(deferred, &numbers, undecided, (rest, timeout), now)
                 }
             }
         });
-        if is_to_go_on {
-            let mut held = Held { line: Arc::downgrade(self), is_back: false };
-            let mut back = self.set.store.back();
+        if needs_timer {
+            let mut held = ReleaseOnDrop { line: Arc::downgrade(self), is_back: false };
+            let mut back = self.set.store.watch_recovery();
             self.set.store.spawn(Box::pin(async move {
                 held.is_back = tokio::time::timeout(rest, back.changed()).await.is_ok();
                 drop(held);
@@ -517,19 +522,19 @@ impl Line {
     }
 
     /// Returns how a request is decided in place of the store.
-    pub(crate) fn instead(&self, undecided: Away) -> Instead {
-        self.set.instead(undecided, &|| self.booked())
+    pub(crate) fn fallback(&self, undecided: Away) -> Fallback {
+        self.set.fallback(undecided, &|| self.booked())
     }
 
-    fn booked(&self) -> share::Booked {
+    fn booked(&self) -> share::LastBooking {
         let of_leases = self.leases.as_ref().map_or(Nanos::ZERO, |leases| leases.booked_till());
         let (till, wait) = lock(&self.state).booked_till();
         let till = till.max(of_leases);
         if till == Nanos::ZERO {
-            return share::Booked::NONE;
+            return share::LastBooking::NONE;
         }
         let now = self.set.now();
-        share::Booked {
+        share::LastBooking {
             ahead: till.saturating_since(now).as_duration(),
             ago: now.saturating_since(till).as_duration(),
             wait,
@@ -558,8 +563,8 @@ impl Line {
     /// decide.
     pub(crate) fn waiting(self: &Arc<Line>) -> usize {
         let of_leases = self.leases.as_ref().map_or(0, |leases| leases.in_line());
-        let here = self.visit(|state, after, now| {
-            state.serve_due(after, now);
+        let here = self.visit(|state, deferred, now| {
+            state.serve_due(deferred, now);
             state.load().0
         });
         here + self.waiting.load(Ordering::Relaxed) + of_leases
@@ -597,7 +602,7 @@ impl Line {
     /// Gives back permits of a grant that was due at `due`.
     fn refund(&self, due: i64, costs: &Costs) -> Option<Unsent> {
         self.forget();
-        self.set.tell_locked(Operation::Refund { due }, costs, &[])
+        self.set.send_locked(Operation::Refund { due }, costs, &[])
     }
 
     /// Notes that the limits may have more permits than the leases know of.
@@ -619,16 +624,16 @@ impl Line {
         });
         let mut next = Some(0);
         while let Some(first) = next {
-            next = self.visit(|state, after, now| {
+            next = self.visit(|state, deferred, now| {
                 let numbers: Vec<u64> =
-                    state.entries.range(first..).map(|(number, _)| *number).take(MOST_STEPS).collect();
+                    state.entries.range(first..).map(|(number, _)| *number).take(MAX_STEPS).collect();
                 for number in &numbers {
                     if state.entries.get(number).is_some_and(Entry::is_lease_in_call) {
                         // The lease gets its reply later, and then gives its permits back.
                         continue;
                     }
-                    state.unbook(after, *number, now);
-                    state.answer(after, *number, Outcome::Refused(Refusal::Closed.into()));
+                    state.unbook(deferred, *number, now);
+                    state.answer(deferred, *number, Outcome::Refused(Refusal::Closed.into()));
                 }
                 numbers.last().map(|last| last + 1)
             });
@@ -637,11 +642,11 @@ impl Line {
     }
 }
 
-impl Books for Line {
-    fn book(self: Arc<Line>, costs: Costs, longest: Duration, booked: Booked) {
-        self.visit(|state, after, now| {
-            let asked = Asked { costs, longest, came: now, ..Asked::default() };
-            _ = state.join(after, Entry { lease: Some(booked), ..Entry::new(asked, now) }, None, now);
+impl BookingQueue for Line {
+    fn book(self: Arc<Line>, costs: Costs, longest: Duration, booked: ReplySender) {
+        self.visit(|state, deferred, now| {
+            let asked = QueuedRequest { costs, longest, came: now, ..QueuedRequest::default() };
+            _ = state.join(deferred, Entry { lease: Some(booked), ..Entry::new(asked, now) }, None, now);
         });
     }
 
@@ -652,16 +657,16 @@ impl Books for Line {
 
 /// Makes a held line continue when it is dropped: at its time, when the store is back, or when the
 /// store ends. In the last case the next call fails, and ends the requests in the queue.
-struct Held {
+struct ReleaseOnDrop {
     line: Weak<Line>,
     /// Whether the store replied to another call meanwhile.
     is_back: bool,
 }
 
-impl Drop for Held {
+impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
         if let Some(line) = self.line.upgrade() {
-            line.visit(|state, _, _| state.in_line.go_on(self.is_back));
+            line.visit(|state, _, _| state.in_line.release(self.is_back));
         }
     }
 }
@@ -672,39 +677,39 @@ impl Drop for Line {
         if booked.ago < Duration::MAX {
             self.set.store.note_booked(booked);
         }
-        if let Some(gone) = &self.gone {
-            gone(&self.set.tag);
+        if let Some(on_drop) = &self.on_drop {
+            on_drop(&self.set.tag);
         }
     }
 }
 
 /// A check of the line at a later time. If the store ends before, no task checks the requests that
 /// wait behind a pause: they ask again, and receive a failure.
-struct Looking {
+struct ScheduledVisit {
     line: Weak<Line>,
-    has_looked: bool,
+    has_run: bool,
 }
 
-impl Looking {
-    fn look(mut self, look: fn(&mut State, &mut After, Nanos)) {
-        self.has_looked = true;
+impl ScheduledVisit {
+    fn run(mut self, run: fn(&mut State, &mut Deferred, Nanos)) {
+        self.has_run = true;
         if let Some(line) = self.line.upgrade() {
-            line.visit(look);
+            line.visit(run);
         }
     }
 }
 
-impl Drop for Looking {
+impl Drop for ScheduledVisit {
     fn drop(&mut self) {
-        if self.has_looked {
+        if self.has_run {
             return;
         }
         if let Some(line) = self.line.upgrade() {
-            let ask_again = |state: &mut State, after: &mut After, now| {
-                state.ask_again(after, now);
-                std::mem::take(&mut after.goes_on)
+            let requeue_paused = |state: &mut State, deferred: &mut Deferred, now| {
+                state.requeue_paused(deferred, now);
+                std::mem::take(&mut deferred.has_more)
             };
-            while line.visit(ask_again) {}
+            while line.visit(requeue_paused) {}
         }
     }
 }

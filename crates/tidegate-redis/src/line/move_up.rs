@@ -8,15 +8,15 @@
 
 use tidegate::Nanos;
 
-use crate::line::class::FORESEEN;
-use crate::line::{Asked, Entry, MOST_DECISIONS, State};
+use crate::line::class::MAX_CHECKED;
+use crate::line::{Entry, MAX_DECISIONS, QueuedRequest, State};
 use crate::set::Costs;
 
 /// A booking must be due within this part of the time to the last one, or it is not worth a call.
 const EARLIER: (u64, u64) = (3, 4);
 
 /// The most sizes that are asked for at once.
-const MOST_SIZES: usize = 4;
+const MAX_SIZES: usize = 4;
 
 impl State {
     /// Asks on behalf of as many requests as permits that were given back may serve: `back` of each
@@ -39,23 +39,23 @@ impl State {
         if self.in_line.held_till().is_some() || !self.paused.is_empty() || self.closed {
             return;
         }
-        let classes = self.classes.iter().take(FORESEEN).filter(|(costs, _)| most(costs) > 0);
+        let classes = self.classes.iter().take(MAX_CHECKED).filter(|(costs, _)| most(costs) > 0);
         let firsts = classes.filter_map(|(costs, class)| Some((class.first()?.0, costs, class)));
         let mut firsts: Vec<_> = firsts.collect();
         firsts.sort_unstable_by_key(|(number, ..)| *number);
-        let asked = firsts.into_iter().take(MOST_SIZES).filter_map(|(number, costs, class)| {
+        let asked = firsts.into_iter().take(MAX_SIZES).filter_map(|(number, costs, class)| {
             let last = class.last().unwrap_or_default().0.saturating_since(now).as_u64();
-            let asked = Asked {
+            let asked = QueuedRequest {
                 costs: costs.iter().map(|n| (*n, *n)).collect(),
                 longest: Nanos::new(last / EARLIER.1 * EARLIER.0).as_duration(),
                 came: now,
                 priority: self.entries.get(&number)?.asked.priority,
-                ..Asked::default()
+                ..QueuedRequest::default()
             };
             Some((asked, most(costs).min(class.len())))
         });
         for (asked, asks) in asked.collect::<Vec<_>>() {
-            for _ in self.for_waiting..MOST_DECISIONS.min(self.for_waiting.saturating_add(asks)) {
+            for _ in self.for_waiting..MAX_DECISIONS.min(self.for_waiting.saturating_add(asks)) {
                 let number = self.next;
                 self.next += 1;
                 self.for_waiting += 1;

@@ -1,6 +1,6 @@
 //! The requests that wait behind a pause.
 //!
-//! The store books nothing during a pause. It foresees when a request is due if the pause lasts as
+//! The store books nothing during a pause. It predicts when a request is due if the pause lasts as
 //! long as planned, and refuses a request that may not wait until then. The others ask again when
 //! the pause has ended: at its end, when this process ends it, or when another request was decided.
 //! Another process may end it as well, so one request asks every second.
@@ -15,44 +15,50 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 
 use crate::line::class::Booking;
-use crate::line::{After, Entry, MOST_STEPS, Outcome, Stage, State, bounds};
+use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, Stage, State, bounds};
 use crate::script::{Answer, Reply};
 use crate::set::Costs;
 use crate::store::Away;
 
 /// How often one request asks whether the pause has ended.
-const LOOK: Nanos = Nanos::new(1_000_000_000);
+const CHECK_INTERVAL: Nanos = Nanos::new(1_000_000_000);
 
 impl State {
     /// Makes a request wait behind a pause.
-    pub(super) fn foresee(&mut self, after: &mut After, number: u64, reply: Reply, now: Nanos) {
+    pub(super) fn wait_behind_pause(
+        &mut self,
+        deferred: &mut Deferred,
+        number: u64,
+        reply: Reply,
+        now: Nanos,
+    ) {
         let due = now.saturating_add(Nanos::from_duration(reply.wait));
         let paused_for = reply.paused_for();
         let Some(entry) = self.entries.get(&number) else { return };
         let (costs, priority) = (entry.asked.costs.clone(), entry.asked.priority);
         let Some(victims) = self.make_room(&costs, priority) else {
             let refusal = Refusal::QueueFull { retry_after: due.saturating_since(now) };
-            self.answer(after, number, Outcome::Refused(refusal.into()));
+            self.answer(deferred, number, Outcome::Refused(refusal.into()));
             return self.give_back(Booking { due, number, reply });
         };
         self.waiting += 1;
         self.permits = self.permits.saturating_add(bounds::sum(&costs));
         if let Some(entry) = self.entries.get_mut(&number) {
-            if entry.foreseen == Nanos::ZERO && entry.last() < due {
+            if entry.predicted == Nanos::ZERO && entry.last() < due {
                 // The store counts the maximum wait from the time at which it decides.
-                entry.foreseen = due;
+                entry.predicted = due;
             }
             entry.stage = Stage::Paused(Booking { due, number, reply });
-            after.wake(entry);
+            deferred.wake(entry);
         }
         self.paused.insert(number);
         self.pause_ends = now.saturating_add(Nanos::from_duration(paused_for));
-        self.displace(after, victims, now);
-        self.look_later(after, now);
+        self.displace(deferred, victims, now);
+        self.schedule_check(deferred, now);
     }
 
     /// This process pauses the limits for `span`. Requests that wait behind an earlier pause keep
-    /// their foreseen due times, but none of these comes before the pause ends.
+    /// their predicted due times, but none of these comes before the pause ends.
     pub(super) fn prolong_pause(&mut self, span: Duration, now: Nanos) {
         if !self.paused.is_empty() {
             self.pause_ends = self.pause_ends.max(now.saturating_add(Nanos::from_duration(span)));
@@ -60,9 +66,9 @@ impl State {
     }
 
     /// Makes the store's thread check when the pause ends, or in a second.
-    fn look_later(&mut self, after: &mut After, now: Nanos) {
+    fn schedule_check(&mut self, deferred: &mut Deferred, now: Nanos) {
         if !self.paused.is_empty() && !std::mem::replace(&mut self.is_pause_watched, true) {
-            after.pause = Some(self.pause_ends.min(now.saturating_add(LOOK)));
+            deferred.pause = Some(self.pause_ends.min(now.saturating_add(CHECK_INTERVAL)));
         }
     }
 
@@ -74,95 +80,95 @@ impl State {
 
     /// On the store's thread: makes all requests ask again if the pause has ended, and otherwise
     /// only the first.
-    pub(super) fn look_at_pause(&mut self, after: &mut After, now: Nanos) {
+    pub(super) fn check_pause(&mut self, deferred: &mut Deferred, now: Nanos) {
         self.is_pause_watched = false;
         if self.pause_ends <= now {
-            return self.ask_again(after, now);
+            return self.requeue_paused(deferred, now);
         }
         if let Some(first) = self.paused.first().copied()
-            && let Some(foreseen) = self.leave_pause(first)
+            && let Some(predicted) = self.leave_pause(first)
         {
-            self.give_back(foreseen);
+            self.give_back(predicted);
             // Until it is decided, later requests stand behind it.
             self.paused.insert(first);
-            self.rejoin(after, first, now);
+            self.rejoin(deferred, first, now);
         }
-        self.look_later(after, now);
+        self.schedule_check(deferred, now);
     }
 
     /// Makes the requests behind a pause ask again if another request for their limits was decided
     /// without a pause.
-    pub(super) fn decided_beside(&mut self, after: &mut After, reply: &Reply, now: Nanos) {
+    pub(super) fn note_decision(&mut self, deferred: &mut Deferred, reply: &Reply, now: Nanos) {
         let Some((_, first)) = self.first_behind_pause() else { return };
         let has_ended = match reply.answer {
             Answer::Done | Answer::Refused => reply.paused_for().is_zero(),
             Answer::Resumed => true,
-            Answer::Shadow | Answer::Foreseen => false,
+            Answer::Shadow | Answer::Predicted => false,
         };
         let decided: Costs = reply.permits.iter().map(|n| (*n, *n)).collect();
-        if has_ended && asks_as_well(&decided, &first) {
-            self.ask_again(after, now);
+        if has_ended && covers(&decided, &first) {
+            self.requeue_paused(deferred, now);
         }
     }
 
     /// Makes a request ask for the last time if its maximum wait has passed behind a pause, which
     /// may have been prolonged or may have ended just now.
-    pub(super) fn end_behind_pause(&mut self, after: &mut After, number: u64, now: Nanos) {
+    pub(super) fn end_behind_pause(&mut self, deferred: &mut Deferred, number: u64, now: Nanos) {
         let has_ended = self.entries.get(&number).is_some_and(|entry| entry.last() < now);
-        if has_ended && let Some(foreseen) = self.leave_pause(number) {
-            self.give_back(foreseen);
-            self.rejoin(after, number, now);
+        if has_ended && let Some(predicted) = self.leave_pause(number) {
+            self.give_back(predicted);
+            self.rejoin(deferred, number, now);
         }
     }
 
     /// Makes all requests behind a pause that has ended ask again, in steps. Requests whose tasks
     /// did not check for long are refused. A request that comes between two steps still stands
     /// behind a pause, so the requests before it go first.
-    pub(super) fn ask_again(&mut self, after: &mut After, now: Nanos) {
+    pub(super) fn requeue_paused(&mut self, deferred: &mut Deferred, now: Nanos) {
         self.pause_ends = self.pause_ends.min(now);
-        if after.goes_on {
+        if deferred.has_more {
             // This visit has made its step already.
             return;
         }
-        for _ in 0..MOST_STEPS {
+        for _ in 0..MAX_STEPS {
             let Some(number) = self.paused.first().copied() else { return };
             if self.leave_pause(number).is_none() {
                 continue;
             }
-            let is_leaked = |entry: &Entry| entry.last().saturating_add(LOOK) < now;
+            let is_leaked = |entry: &Entry| entry.last().saturating_add(CHECK_INTERVAL) < now;
             if self.entries.get(&number).is_some_and(is_leaked) {
                 let refusal = Refusal::Paused { retry_after: Nanos::ZERO };
-                self.answer(after, number, Outcome::Refused(refusal.into()));
+                self.answer(deferred, number, Outcome::Refused(refusal.into()));
             } else {
-                self.rejoin(after, number, now);
+                self.rejoin(deferred, number, now);
             }
         }
-        after.goes_on = !self.paused.is_empty();
+        deferred.has_more = !self.paused.is_empty();
     }
 
     /// On the store's thread: makes the next step, unless there is another pause.
-    pub(super) fn go_on_asking(&mut self, after: &mut After, now: Nanos) {
+    pub(super) fn continue_requeue(&mut self, deferred: &mut Deferred, now: Nanos) {
         if self.pause_ends <= now {
-            self.ask_again(after, now);
+            self.requeue_paused(deferred, now);
         }
     }
 
-    /// Takes a request from behind the pause. Returns its foreseen booking, unless the request is
+    /// Takes a request from behind the pause. Returns its predicted booking, unless the request is
     /// asking whether the pause has ended.
     pub(super) fn leave_pause(&mut self, number: u64) -> Option<Booking> {
         self.paused.remove(&number);
         let entry = self.entries.get_mut(&number)?;
         let Stage::Paused(_) = entry.stage else { return None };
-        let Stage::Paused(foreseen) = std::mem::replace(&mut entry.stage, Stage::Sent) else { return None };
+        let Stage::Paused(predicted) = std::mem::replace(&mut entry.stage, Stage::Sent) else { return None };
         entry.was_held = true;
         self.waiting -= 1;
         self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
-        Some(foreseen)
+        Some(predicted)
     }
 
     /// Makes a request queue again: one that waited behind a pause, or a newcomer that must not be
     /// decided before such requests.
-    pub(super) fn rejoin(&mut self, after: &mut After, number: u64, now: Nanos) {
+    pub(super) fn rejoin(&mut self, deferred: &mut Deferred, number: u64, now: Nanos) {
         let rest = self.in_line.held_till().map(|till| till.saturating_since(now).as_duration());
         let Some(entry) = self.entries.get_mut(&number) else { return };
         if !matches!(entry.stage, Stage::Sent) {
@@ -170,12 +176,12 @@ impl State {
         }
         if self.closed {
             // The line is being closed in steps.
-            return self.answer(after, number, Outcome::Refused(Refusal::Closed.into()));
+            return self.answer(deferred, number, Outcome::Refused(Refusal::Closed.into()));
         }
         if let Some(rest) = rest
-            && !entry.asked.outlasts
+            && !entry.asked.waits_for_store
         {
-            return self.answer(after, number, Outcome::Undecided(Away::For(rest)));
+            return self.answer(deferred, number, Outcome::Undecided(Away::For(rest)));
         }
         entry.stage = Stage::InLine;
         entry.was_held |= rest.is_some();
@@ -184,13 +190,13 @@ impl State {
         self.in_line.add(entry.place(number), entry);
         if (rest.is_some() || entry.has_timer) && entry.last() < Nanos::MAX {
             // The task of the request sets the timer.
-            after.wake(entry);
+            deferred.wake(entry);
         }
     }
 }
 
 /// Returns whether `costs` has permits of each limit of which `other` has some.
-pub(super) fn asks_as_well(costs: &Costs, other: &Costs) -> bool {
+pub(super) fn covers(costs: &Costs, other: &Costs) -> bool {
     costs.iter().zip(other).all(|((n, _), (of_other, _))| *of_other == 0 || *n > 0)
 }
 
@@ -201,15 +207,15 @@ mod tests {
     /// Regression: the lock was held while a million requests asked again.
     #[test]
     fn requests_ask_again_by_steps() {
-        let (mut state, mut after) = (State::default(), After::default());
+        let (mut state, mut deferred) = (State::default(), Deferred::default());
         state.paused = (0..1000).collect();
         state.pause_ends = Nanos::new(7);
         let mut steps = 0;
-        state.ask_again(&mut after, Nanos::new(1));
-        while std::mem::take(&mut after.goes_on) {
+        state.requeue_paused(&mut deferred, Nanos::new(1));
+        while std::mem::take(&mut deferred.has_more) {
             steps += 1;
-            assert_eq!(state.paused.len(), 1000 - steps * MOST_STEPS);
-            state.go_on_asking(&mut after, Nanos::new(1));
+            assert_eq!(state.paused.len(), 1000 - steps * MAX_STEPS);
+            state.continue_requeue(&mut deferred, Nanos::new(1));
         }
         assert_eq!((steps, state.paused.len()), (3, 0));
     }

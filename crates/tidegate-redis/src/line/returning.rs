@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tidegate::Nanos;
 
-use crate::line::{After, Line, State};
+use crate::line::{Deferred, Line, State};
 use crate::lock::lock;
 
 /// For how long no call leaves, at most.
@@ -22,7 +22,7 @@ const GATHERS: Duration = Duration::from_millis(10);
 pub(super) struct Gathering {
     requests: usize,
     /// How many times the store had come back when the first of them began to wait.
-    backs: u64,
+    recoveries: u64,
     /// Until when the other requests wait for those that have not returned.
     gathers_till: Option<Nanos>,
 }
@@ -32,11 +32,11 @@ pub(super) struct Gathering {
 pub(crate) struct Returning(Arc<Line>);
 
 impl Returning {
-    /// Counts a request that began to wait when the store had come back `backs` times.
-    pub(crate) fn new(line: &Arc<Line>, backs: u64) -> Returning {
+    /// Counts a request that began to wait when the store had come back `recoveries` times.
+    pub(crate) fn new(line: &Arc<Line>, recoveries: u64) -> Returning {
         let away = &mut lock(&line.state).away;
         if away.requests == 0 {
-            away.backs = backs;
+            away.recoveries = recoveries;
         }
         away.requests += 1;
         Returning(line.clone())
@@ -51,22 +51,22 @@ impl Drop for Returning {
 
 impl State {
     /// Returns whether requests return that are not in the queue yet. The store has come back
-    /// `backs` times.
-    pub(super) fn gathers(&mut self, after: &mut After, backs: u64, now: Nanos) -> bool {
+    /// `recoveries` times.
+    pub(super) fn gathers(&mut self, deferred: &mut Deferred, recoveries: u64, now: Nanos) -> bool {
         let Gathering { requests, gathers_till, .. } = self.away;
-        if requests == 0 || self.away.backs == backs {
+        if requests == 0 || self.away.recoveries == recoveries {
             self.away.gathers_till = None;
             return false;
         }
         let till = gathers_till.unwrap_or_else(|| {
             let till = now.saturating_add(Nanos::from_duration(GATHERS));
-            after.gathers_till = Some(till);
+            deferred.gathers_till = Some(till);
             till
         });
         let gathers = now < till;
         self.away.gathers_till = gathers.then_some(till);
         if !gathers {
-            self.away.backs = backs;
+            self.away.recoveries = recoveries;
         }
         gathers
     }

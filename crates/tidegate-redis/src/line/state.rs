@@ -5,18 +5,18 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 use tokio::sync::oneshot;
 
-use crate::line::class::{Booking, Class, FORESEEN};
-use crate::line::{After, Entry, Granted, MOST_STEPS, Outcome, Stage, State, Step, bounds};
+use crate::line::class::{Booking, Class, MAX_CHECKED};
+use crate::line::{Deferred, Entry, Granted, MAX_STEPS, Outcome, Stage, State, Step, bounds};
 use crate::script::{Answer, Reply};
 use crate::set::Costs;
 use crate::store::Away;
 
 /// While this many calls are in flight, no other leaves to shorten the queue.
-const MOST_CALLS: usize = 16;
+const MAX_CALLS: usize = 16;
 
 /// The most calls that leave together to give bookings back. After a storm of dropped waits each of
 /// them takes a server some milliseconds.
-const MOST_GIVING_BACK: usize = 4;
+const MAX_GIVING_BACK: usize = 4;
 
 /// For how long a grant that its task did not take goes to the next request.
 const CATCH_UP: Nanos = Nanos::new(5_000_000);
@@ -45,8 +45,8 @@ impl State {
         if self.calls == 0 {
             let before_requests = if self.to_refund.is_empty() { most } else { 0 };
             while self.to_give_back.len() > before_requests {
-                if steps.len() == MOST_GIVING_BACK {
-                    self.calls = MOST_GIVING_BACK;
+                if steps.len() == MAX_GIVING_BACK {
+                    self.calls = MAX_GIVING_BACK;
                     return steps;
                 }
                 let last = std::iter::from_fn(|| self.to_give_back.pop_last());
@@ -80,7 +80,7 @@ impl State {
     /// one call, and the calls behind it must not be late.
     pub(super) fn took(&mut self, time: Option<Duration>, timeout: Duration) {
         match time {
-            Some(time) if time <= timeout / 4 => self.ahead = (self.ahead + 1).min(MOST_CALLS - 1),
+            Some(time) if time <= timeout / 4 => self.ahead = (self.ahead + 1).min(MAX_CALLS - 1),
             Some(time) if time <= timeout / 2 => {}
             _ => self.ahead /= 2,
         }
@@ -88,22 +88,22 @@ impl State {
 
     /// Passes a booking that its request does not take to the next request of its size, or gives it
     /// back.
-    pub(super) fn pass_on(&mut self, after: &mut After, booking: Booking, now: Nanos) {
+    pub(super) fn pass_on(&mut self, deferred: &mut Deferred, booking: Booking, now: Nanos) {
         let class = booking.reply.permits.clone();
         let is_fresh = now.saturating_since(booking.due) <= CATCH_UP;
         match self.classes.get_mut(&class) {
             Some(requests) if is_fresh => {
                 requests.add_booking(booking);
-                self.settle(after, &class, now);
+                self.serve_class(deferred, &class, now);
             }
             _ => self.give_back(booking),
         }
     }
 
     /// Takes a booked request out of its class, or from behind a pause.
-    pub(super) fn unbook(&mut self, after: &mut After, number: u64, now: Nanos) {
-        if let Some(foreseen) = self.leave_pause(number) {
-            return self.give_back(foreseen);
+    pub(super) fn unbook(&mut self, deferred: &mut Deferred, number: u64, now: Nanos) {
+        if let Some(predicted) = self.leave_pause(number) {
+            return self.give_back(predicted);
         }
         let Some(entry) = self.entries.get_mut(&number) else { return };
         let Stage::Booked { class, turn } = &entry.stage else { return };
@@ -123,17 +123,17 @@ impl State {
         if let Some(booking) = passed {
             self.give_back(booking);
         }
-        self.settle(after, &class, now);
+        self.serve_class(deferred, &class, now);
     }
 
     /// Serves the requests of a class that are due, and gives back bookings that no request waits
     /// for. Wakes the task of the first request if it must check earlier than it will. Makes the
-    /// store's thread check if that request is not the foreseen one.
-    pub(super) fn settle(&mut self, after: &mut After, class: &[u64], now: Nanos) {
-        for _ in 0..MOST_STEPS {
+    /// store's thread check if that request is not the predicted one.
+    pub(super) fn serve_class(&mut self, deferred: &mut Deferred, class: &[u64], now: Nanos) {
+        for _ in 0..MAX_STEPS {
             let served = self.classes.get_mut(class).and_then(|class| class.serve(now));
             let Some((number, booking)) = served else { break };
-            self.grant(after, number, booking);
+            self.grant(deferred, number, booking);
         }
         let Some(requests) = self.classes.get_mut(class) else { return };
         let surplus: Vec<Booking> = std::iter::from_fn(|| requests.surplus()).collect();
@@ -142,45 +142,45 @@ impl State {
         }
         let Some(requests) = self.classes.get_mut(class) else { return };
         if requests.is_empty() {
-            after.unwatched.extend(requests.unwatch(None));
+            deferred.unwatched.extend(requests.unwatch(None));
             self.classes.remove(class);
             return;
         }
         if let Some(at) = requests.to_watch() {
             let (sender, ends) = oneshot::channel();
-            after.unwatched.extend(requests.watch(at, sender));
-            after.watches.push((class.to_vec(), at, ends));
+            deferred.unwatched.extend(requests.watch(at, sender));
+            deferred.watches.push((class.to_vec(), at, ends));
         }
         if let Some((first, due)) = requests.first()
             && let Some(entry) = self.entries.get_mut(&first)
-            && due < entry.looks_at
+            && due < entry.next_check
         {
-            after.wake(entry);
+            deferred.wake(entry);
         }
     }
 
     /// Serves the requests that are due in all classes, before the waiting requests are counted. No
     /// task checks for a request that is never polled again.
-    pub(super) fn serve_due(&mut self, after: &mut After, now: Nanos) {
+    pub(super) fn serve_due(&mut self, deferred: &mut Deferred, now: Nanos) {
         let is_due = |class: &Class| class.first().is_some_and(|(_, due)| due <= now);
-        let due = self.classes.iter().take(FORESEEN).filter(|(_, class)| is_due(class));
+        let due = self.classes.iter().take(MAX_CHECKED).filter(|(_, class)| is_due(class));
         let due: Vec<Vec<u64>> = due.map(|(costs, _)| costs.clone()).collect();
-        due.iter().for_each(|class| self.settle(after, class, now));
+        due.iter().for_each(|class| self.serve_class(deferred, class, now));
     }
 
     /// Handles a time of [`Class::to_watch`], on the store's thread.
-    pub(super) fn watched(&mut self, after: &mut After, class: &[u64], at: Nanos, now: Nanos) {
+    pub(super) fn watched(&mut self, deferred: &mut Deferred, class: &[u64], at: Nanos, now: Nanos) {
         if let Some(requests) = self.classes.get_mut(class) {
-            after.unwatched.extend(requests.unwatch(Some(at)));
-            self.settle(after, class, now);
+            deferred.unwatched.extend(requests.unwatch(Some(at)));
+            self.serve_class(deferred, class, now);
         }
     }
 
     /// Returns the last time that the store booked for a request of this line, among the first
-    /// [`FORESEEN`] sizes, and how far ahead it booked. The booking of a wait that was dropped does
-    /// not count.
+    /// [`MAX_CHECKED`] sizes, and how far ahead it booked. The booking of a wait that was dropped
+    /// does not count.
     pub(super) fn booked_till(&self) -> (Nanos, Duration) {
-        let last = self.classes.values().take(FORESEEN).filter_map(Class::last);
+        let last = self.classes.values().take(MAX_CHECKED).filter_map(Class::last);
         last.max().unwrap_or_default().max(self.served)
     }
 
@@ -197,20 +197,20 @@ impl State {
     }
 
     /// Drops waiting requests for a newcomer.
-    pub(super) fn displace(&mut self, after: &mut After, victims: Vec<u64>, now: Nanos) {
+    pub(super) fn displace(&mut self, deferred: &mut Deferred, victims: Vec<u64>, now: Nanos) {
         for victim in victims {
-            self.unbook(after, victim, now);
+            self.unbook(deferred, victim, now);
             if let Some(Entry { asked, stage: Stage::Sent, .. }) = self.entries.get(&victim) {
                 self.in_line.drop_left(bounds::sum(&asked.costs));
             }
-            self.answer(after, victim, Outcome::Refused(Refusal::Displaced.into()));
+            self.answer(deferred, victim, Outcome::Refused(Refusal::Displaced.into()));
         }
     }
 
     /// Takes a booking that no request waits for, that has not left, and that is due earlier than
     /// `due`.
     pub(super) fn earlier_booking(&mut self, class: &[u64], due: i64, now: Nanos) -> Option<Booking> {
-        let mut earlier = self.to_give_back.range(..(due, 0)).take(MOST_STEPS);
+        let mut earlier = self.to_give_back.range(..(due, 0)).take(MAX_STEPS);
         let (key, _) = earlier.find(|(_, booking)| {
             booking.reply.permits == class && booking.due > now && booking.reply.answer == Answer::Done
         })?;
@@ -219,14 +219,14 @@ impl State {
     }
 
     /// Ends a request, if it has not ended.
-    pub(super) fn answer(&mut self, after: &mut After, number: u64, outcome: Outcome) {
+    pub(super) fn answer(&mut self, deferred: &mut Deferred, number: u64, outcome: Outcome) {
         self.end_for_waiting(number);
         if self.entries.get(&number).is_some_and(|entry| entry.lease.is_some()) {
             let undecided = match outcome {
                 Outcome::Undecided(undecided) => undecided,
                 _ => Away::Misconfigured,
             };
-            return self.end_lease(after, number, Err(undecided));
+            return self.end_lease(deferred, number, Err(undecided));
         }
         if let Some(entry) = self.entries.get_mut(&number)
             && !matches!(entry.stage, Stage::Answered(_))
@@ -234,26 +234,26 @@ impl State {
             self.in_line.remove(entry.place(number));
             self.paused.remove(&number);
             entry.stage = Stage::Answered(outcome);
-            after.wake(entry);
+            deferred.wake(entry);
         }
     }
 
     /// Reports to a lease how it was decided.
-    pub(super) fn end_lease(&mut self, after: &mut After, number: u64, reply: Result<Reply, Away>) {
+    pub(super) fn end_lease(&mut self, deferred: &mut Deferred, number: u64, reply: Result<Reply, Away>) {
         let booked = self.entries.remove(&number).and_then(|entry| entry.lease);
-        after.leases.extend(booked.map(|booked| (booked, reply)));
+        deferred.leases.extend(booked.map(|booked| (booked, reply)));
     }
 
     /// Grants a booked request.
-    fn grant(&mut self, after: &mut After, number: u64, Booking { due, number: of, reply }: Booking) {
+    fn grant(&mut self, deferred: &mut Deferred, number: u64, Booking { due, number: of, reply }: Booking) {
         let Some(entry) = self.entries.get_mut(&number) else { return };
         self.waiting -= 1;
         self.served = self.served.max((due, reply.wait));
         self.permits = self.permits.saturating_sub(bounds::sum(&entry.asked.costs));
         let waited = match of == number {
-            true => entry.in_line.saturating_add(reply.wait),
+            true => entry.queued_for.saturating_add(reply.wait),
             false => due.saturating_since(entry.joined).as_duration(),
         };
-        self.answer(after, number, Outcome::Granted(Granted { reply, waited, due }));
+        self.answer(deferred, number, Outcome::Granted(Granted { reply, waited, due }));
     }
 }

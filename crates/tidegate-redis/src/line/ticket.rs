@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate::clock::Sleep as _;
 use tidegate::{DefaultClock, Nanos, Refusal, Timer};
 
-use crate::line::{Asked, Booking, Entry, Granted, Line, Outcome, Stage, Turn, bounds};
+use crate::line::{Booking, Entry, Granted, Line, Outcome, QueuedRequest, Stage, Turn, bounds};
 use crate::lock::lock;
 use crate::script::Answer;
 use crate::store::WhileAway;
@@ -26,7 +26,7 @@ pub(crate) struct Ticket {
 }
 
 /// The result of a check.
-enum Seen {
+enum TicketState {
     Ended(Outcome),
     /// The request is booked, and its task checks again at this time.
     Booked(Nanos),
@@ -36,8 +36,9 @@ enum Seen {
 
 impl Ticket {
     /// Joins the queue. A request that was in the queue before keeps the number of its arrival.
-    pub(crate) fn new(line: &Arc<Line>, asked: Asked, number: Option<u64>) -> Ticket {
-        let number = line.visit(|state, after, now| state.join(after, Entry::new(asked, now), number, now));
+    pub(crate) fn new(line: &Arc<Line>, asked: QueuedRequest, number: Option<u64>) -> Ticket {
+        let number =
+            line.visit(|state, deferred, now| state.join(deferred, Entry::new(asked, now), number, now));
         Ticket { line: line.clone(), number, is_over: false, sleep: None }
     }
 
@@ -46,21 +47,22 @@ impl Ticket {
         self.number
     }
 
-    /// Checks the request. If `stays` is set, the permits of a granted request stay in the queue.
-    fn look(&mut self, waker: &Waker, stays: bool) -> Seen {
+    /// Checks the request. If `keep_granted` is set, the permits of a granted request stay in the
+    /// queue.
+    fn check(&mut self, waker: &Waker, keep_granted: bool) -> TicketState {
         let waker = waker.clone();
         let (number, store) = (self.number, &self.line.set.store);
         // The call before this request may have no deadline, or be late.
         let is_slow = store.while_away() == WhileAway::Wait || store.is_crowded();
         let timeout = store.timeout();
-        let (seen, _old) = self.line.visit(|state, after, now| {
+        let (seen, _old) = self.line.visit(|state, deferred, now| {
             let booked = |entry: &Entry| match &entry.stage {
                 Stage::Booked { class, turn } => Some((class.clone(), *turn)),
                 _ => None,
             };
             let class = state.entries.get(&number).and_then(booked);
             if let Some((class, turn)) = class {
-                state.settle(after, &class, now);
+                state.serve_class(deferred, &class, now);
                 // Requests of higher priority may have taken the bookings up to the maximum wait of
                 // this request.
                 if let Some(entry) = state.entries.get(&number)
@@ -70,53 +72,54 @@ impl Ticket {
                     let due = state.classes.get(&class).map_or(now, |class| class.due(turn));
                     let longest = Nanos::from_duration(entry.asked.longest);
                     let retry_after = due.saturating_since(now).saturating_since(longest);
-                    state.unbook(after, number, now);
+                    state.unbook(deferred, number, now);
                     let refusal = Refusal::Limited { retry_after };
-                    state.answer(after, number, Outcome::Refused(refusal.into()));
+                    state.answer(deferred, number, Outcome::Refused(refusal.into()));
                 }
             }
             state.end_wait(number, is_slow, timeout, now);
-            state.end_behind_pause(after, number, now);
+            state.end_behind_pause(deferred, number, now);
             let Some(entry) = state.entries.get_mut(&number) else {
-                return (Seen::Undecided(Nanos::MAX), None);
+                return (TicketState::Undecided(Nanos::MAX), None);
             };
             match &entry.stage {
-                Stage::Answered(Outcome::Granted(_)) if stays => (Seen::Booked(now), None),
+                Stage::Answered(Outcome::Granted(_)) if keep_granted => (TicketState::Booked(now), None),
                 Stage::Answered(_) => {
                     let ended = state.entries.remove(&number);
                     let Some(Entry { stage: Stage::Answered(outcome), waker, .. }) = ended else {
-                        return (Seen::Undecided(Nanos::MAX), None);
+                        return (TicketState::Undecided(Nanos::MAX), None);
                     };
-                    (Seen::Ended(outcome), waker)
+                    (TicketState::Ended(outcome), waker)
                 }
                 Stage::Booked { class, turn } => {
-                    let looks_at = state.classes.get(class).map_or(now, |class| class.looks_at(*turn, now));
-                    entry.looks_at = looks_at.min(entry.latest(*turn).saturating_add(Nanos::new(1)));
-                    (Seen::Booked(entry.looks_at), entry.waker.replace(waker))
+                    let next_check =
+                        state.classes.get(class).map_or(now, |class| class.next_check(*turn, now));
+                    entry.next_check = next_check.min(entry.latest(*turn).saturating_add(Nanos::new(1)));
+                    (TicketState::Booked(entry.next_check), entry.waker.replace(waker))
                 }
                 Stage::Paused(_) => {
                     let ends = entry.last().saturating_add(Nanos::new(1));
-                    (Seen::Booked(ends), entry.waker.replace(waker))
+                    (TicketState::Booked(ends), entry.waker.replace(waker))
                 }
                 Stage::InLine | Stage::Sent => {
                     let ends = entry.ends_undecided(state.in_line.held_till().is_some(), is_slow, timeout);
-                    (Seen::Undecided(ends), entry.waker.replace(waker))
+                    (TicketState::Undecided(ends), entry.waker.replace(waker))
                 }
             }
         });
-        self.is_over = matches!(seen, Seen::Ended(_));
+        self.is_over = matches!(seen, TicketState::Ended(_));
         seen
     }
 
     /// Waits until the request has a booking, which it keeps, or is refused.
     pub(crate) fn poll_decided(&mut self, context: &mut Context<'_>) -> Poll<Outcome<()>> {
         loop {
-            return Poll::Ready(match self.look(context.waker(), true) {
-                Seen::Ended(Outcome::Refused(refusal)) => Outcome::Refused(refusal),
-                Seen::Ended(Outcome::Undecided(undecided)) => Outcome::Undecided(undecided),
-                Seen::Ended(Outcome::Granted(_)) | Seen::Booked(_) => Outcome::Granted(()),
-                Seen::Undecided(looks_at) => {
-                    ready!(self.poll_until(context, looks_at));
+            return Poll::Ready(match self.check(context.waker(), true) {
+                TicketState::Ended(Outcome::Refused(refusal)) => Outcome::Refused(refusal),
+                TicketState::Ended(Outcome::Undecided(undecided)) => Outcome::Undecided(undecided),
+                TicketState::Ended(Outcome::Granted(_)) | TicketState::Booked(_) => Outcome::Granted(()),
+                TicketState::Undecided(next_check) => {
+                    ready!(self.poll_until(context, next_check));
                     continue;
                 }
             });
@@ -145,7 +148,7 @@ impl Ticket {
         let state = lock(&self.line.state);
         let due = match state.entries.get(&self.number).map(|entry| &entry.stage) {
             Some(Stage::Booked { class, turn }) => state.classes.get(class).map(|class| class.due(*turn)),
-            Some(Stage::Paused(foreseen)) => Some(foreseen.due.max(state.pause_ends)),
+            Some(Stage::Paused(predicted)) => Some(predicted.due.max(state.pause_ends)),
             _ => None,
         };
         due.map_or(Duration::ZERO, |due| due.saturating_since(now).as_duration())
@@ -156,20 +159,20 @@ impl Ticket {
     pub(crate) fn take(mut self) -> Option<Granted> {
         let number = self.number;
         self.is_over = true;
-        self.line.visit(|state, after, now| {
-            if let Some(foreseen) = state.leave_pause(number) {
-                state.give_back(foreseen);
+        self.line.visit(|state, deferred, now| {
+            if let Some(predicted) = state.leave_pause(number) {
+                state.give_back(predicted);
             }
             let entry = state.entries.remove(&number)?;
             let place = entry.place(number);
-            after.wakers.extend(entry.waker);
+            deferred.wakers.extend(entry.waker);
             match entry.stage {
                 Stage::Answered(Outcome::Granted(granted)) => Some(granted),
                 Stage::Booked { class, turn } => {
                     let Booking { reply, due, .. } = state.classes.get_mut(&class)?.take(turn)?;
                     state.waiting -= 1;
                     state.permits = state.permits.saturating_sub(bounds::sum(&entry.asked.costs));
-                    state.settle(after, &class, now);
+                    state.serve_class(deferred, &class, now);
                     Some(Granted { reply, waited: Duration::ZERO, due })
                 }
                 Stage::InLine => {
@@ -200,11 +203,11 @@ impl Future for Ticket {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
         loop {
             let this = &mut *self;
-            let looks_at = match this.look(context.waker(), false) {
-                Seen::Ended(outcome) => return Poll::Ready(outcome),
-                Seen::Undecided(looks_at) | Seen::Booked(looks_at) => looks_at,
+            let next_check = match this.check(context.waker(), false) {
+                TicketState::Ended(outcome) => return Poll::Ready(outcome),
+                TicketState::Undecided(next_check) | TicketState::Booked(next_check) => next_check,
             };
-            ready!(this.poll_until(context, looks_at));
+            ready!(this.poll_until(context, next_check));
         }
     }
 }
@@ -215,8 +218,8 @@ impl Drop for Ticket {
             return;
         }
         let number = self.number;
-        let _gone = self.line.visit(|state, after, now| {
-            state.unbook(after, number, now);
+        let _gone = self.line.visit(|state, deferred, now| {
+            state.unbook(deferred, number, now);
             let mut entry = state.entries.remove(&number)?;
             state.in_line.remove(entry.place(number));
             if matches!(entry.stage, Stage::Sent) && entry.was_held {
@@ -227,7 +230,7 @@ impl Drop for Ticket {
                 && granted.reply.answer == Answer::Done
             {
                 let Granted { reply, due, .. } = granted;
-                state.pass_on(after, Booking { due, number, reply }, now);
+                state.pass_on(deferred, Booking { due, number, reply }, now);
             }
             Some(entry)
         });

@@ -138,7 +138,7 @@ if ARGV[4] then
   -- Gives back the bookings of the requests for `l.n` permits of each limit at one instant.
   -- `ARGV[first]` and the arguments after it have the value of each limit from before the booking.
   function give_back(place, first)
-    local is_foreseen = place < 0
+    local is_predicted = place < 0
     place = math.abs(place)
     for i = 1, count do
       local l, before = limits[i], ARGV[first + i - 1]
@@ -146,11 +146,11 @@ if ARGV[4] then
       -- An instant or a number that is not reached belongs to a state that was lost, or to another
       -- clock.
       local is_there = l.value and place <= l.booked and number < l.writes
-      if is_there and is_foreseen and number >= 0 then
+      if is_there and is_predicted and number >= 0 then
         -- The limit may have changed since.
         is_there = l.real ~= '' and number >= parse('>d', l.real)
       end
-      if l.n > 0 and is_there and is_foreseen == (l.real ~= '') then
+      if l.n > 0 and is_there and is_predicted == (l.real ~= '') then
         if now < place then
           pass(l)
           if l.kind.drop then

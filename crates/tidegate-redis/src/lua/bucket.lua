@@ -51,7 +51,7 @@
 --
 -- Pause. Nothing accrues, so at its end the level is the one from before, as of an instant that is
 -- later by the length of the pause. If the pause spends the permits, its end counts as a peak that
--- met the cap, but for what was owed there. `hold` moves `booked` to the instant for the foreseen
+-- met the cap, but for what was owed there. `hold` moves `booked` to the instant for the predicted
 -- end, and an earlier end moves it back by the rest, but never behind a grant.
 --
 -- Exactness. A rate of p permits in q us, reduced, has a refill of p and a price of q: the level is
@@ -59,7 +59,7 @@
 -- of its due instant a bucket may gain p - 1 units more than the request pays, and a small bucket
 -- would overflow. So the client adds p - 1 units to the cap, less than accrues in a us.
 do
-  local MOST_PEAKS = 8
+  local MAX_PEAKS = 8
 
   -- Returns whether the level at an instant must stay the one from before the pause.
   local function stands(l, at)
@@ -110,7 +110,7 @@ do
       last = last - 2
     end
     peaks[last + 1], peaks[last + 2] = at, level
-    if last == 2 * MOST_PEAKS then
+    if last == 2 * MAX_PEAKS then
       local nearest
       for i = 2, last, 2 do
         -- Grants ahead find less when permits are lent, and grants that have passed do not.
@@ -258,7 +258,7 @@ do
     expires = function(l)
       local t, level = l.terms, l.level
       if l.spent == 1 then level = min(level, t[7] == 2 and -t[2] or 0) end
-      if t[1] == 0 or level <= -MOST then return l.booked + MOST_YEARS end
+      if t[1] == 0 or level <= -MOST then return l.booked + MAX_YEARS end
       local refills = level < t[3] and whole_up(t[3] - level, t[1]) + 1 or 1
       local lasts = refills * (t[8] > 0 and t[8] or 1) + t[10]
       if l.slow > t[11] then

@@ -34,7 +34,7 @@
 -- the number of the call, the permits held, how long it keeps its position, and the length of a
 -- pause; packed, the sizes of its requests in order, negative for requests that do not wait.
 
-local MOST_WAITING = 64 * 8
+local MAX_WAITING = 64 * 8
 local NEVER = 2^53
 
 local operation, id = ARGV[1], ARGV[2]
@@ -136,7 +136,7 @@ if operation == 'call' then
   if wants == 0 and place then
     table.remove(waiting, place)
     place = nil
-  elseif wants > 0 and not place and 8 * #waiting < MOST_WAITING then
+  elseif wants > 0 and not place and 8 * #waiting < MAX_WAITING then
     place = #waiting + 1
     waiting[place] = id
   end

@@ -34,7 +34,7 @@
 --   | text    | meaning                                                                    |
 --   |---------|----------------------------------------------------------------------------|
 --   | marks   | of a window, as in room.lua                                                |
---   | real    | in a pause the value without the foreseen bookings, else nothing            |
+--   | real    | in a pause the value without the predicted bookings, else nothing            |
 --   | origin  | the value from before all bookings ahead; nothing if one of them has become |
 --   |         | a grant                                                                     |
 --   | places  | for each place in the list: its instant, its permits, its free permits, the |
@@ -66,10 +66,10 @@
 -- is kept until a little later. Otherwise the next request would get the same wait again.
 --
 -- Pause. A request that waits behind a pause is booked in a state that ends with the pause, and so
--- is the next request behind it. Such bookings are "foreseen": both requests get the instant at
+-- is the next request behind it. Such bookings are "predicted": both requests get the instant at
 -- which they are due if the pause lasts as long as planned. `real` is the value without these
 -- bookings. It counts when the pause has ended, sooner or later, and for any call that changes
--- more. Then the requests ask again. A limit that is not paused keeps nothing of a foreseen
+-- more. Then the requests ask again. A limit that is not paused keeps nothing of a predicted
 -- request. A request behind others of its process that wait for the end of a pause is not decided
 -- if that pause has ended: the others go first.
 --
@@ -116,7 +116,7 @@
 -- (of `pause`), a flag (of `pause`: it keeps the available permits), the instant of a grant (of
 -- `back` and `refund`), and for each key its permits. Then follow the bookings that `reserve` gives
 -- back first: for each, packed, its instant and its permits of each key; and for each key the value
--- from before the booking. The instant of a foreseen booking is negative. `back` has only the
+-- from before the booking. The instant of a predicted booking is negative. `back` has only the
 -- values.
 --
 -- Speed. Most calls are `reserve` of one request that is granted at once, and each function takes
@@ -124,18 +124,18 @@
 -- Functions for bookings and for permits that are given back are created only if a limit has some.
 
 local MOST = 2^52
-local MOST_WRITES = 2^51
+local MAX_WRITES = 2^51
 local FOREIGN = 'the key has a value of another program'
 -- How many places are in the list, and how many there are in all.
-local MOST_PLACES, MOST_IN_ALL = 32, 4096
-local MOST_REFUNDS = 32
-local MOST_PARTS = 32
+local MAX_PLACES, MAX_IN_ALL = 32, 4096
+local MAX_REFUNDS = 32
+local MAX_PARTS = 32
 -- 3,000 bookings that are dropped in a random order have 750 runs, of a bucket with 130 kB.
-local MOST_RUNS = 1024
-local MOST_RUN_BYTES = 163840
+local MAX_RUNS = 1024
+local MAX_RUN_BYTES = 163840
 local YEARS = 315576000 * 1000000
 -- No key is kept for longer, however negative its balance is.
-local MOST_YEARS = 10 * YEARS
+local MAX_YEARS = 10 * YEARS
 -- A limit is kept for this much longer than the wait in the reply.
 local LINGER = 10 * 1000000
 -- A request may ask again this much later than the time in the reply.

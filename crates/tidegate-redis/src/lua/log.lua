@@ -30,7 +30,7 @@
 do
   local TURN = 2^32
   -- More than count at once, permits owed included: a storm of as many bookings.
-  local MOST_RECORDS = 16384
+  local MAX_RECORDS = 16384
 
   local function instant(l, i)
     return l.base + parse('>I7', l.instants, 7 * i - 6)
@@ -109,8 +109,8 @@ do
     local last = #l.sums / 4
     local old = with(l, sum(l, last) - room + 1) - 1
     if old > 0 and over(l, old) > l.now then old = gone(l, l.now) end
-    if last - old > MOST_RECORDS then
-      old = last - MOST_RECORDS
+    if last - old > MAX_RECORDS then
+      old = last - MAX_RECORDS
       l.till = max(l.till, over(l, old))
     end
     if old > 0 then

@@ -60,7 +60,7 @@ if has_back then
     for _, place in ipairs(places) do
       free, count = free + place.free, count + min(1, place.free)
     end
-    while later[1] and (count < MOST_PLACES / 2 or free < permits) and l.refunded < 64 do
+    while later[1] and (count < MAX_PLACES / 2 or free < permits) and l.refunded < 64 do
       local text, read = later[1], 0
       for i = 1, #text / RECORD do
         local place = record(text, i)
@@ -68,7 +68,7 @@ if has_back then
         if not has_ended(l, place) then
           places[#places + 1] = place
           free, count = free + place.free, count + 1
-          if count >= MOST_PLACES / 2 and free >= permits then break end
+          if count >= MAX_PLACES / 2 and free >= permits then break end
         elseif ended and (place.due == ended.due or not l.kind.lasts) then
           ended.free, ended.number = ended.free + place.free, max(ended.number, place.number)
         else
@@ -105,7 +105,7 @@ if has_back then
     local i = #parts
     while i > 0 and parts[i].due > place.due do i = i - 1 end
     table.insert(parts, i + 1, place)
-    if #parts > MOST_PARTS then table.remove(parts, 1) end
+    if #parts > MAX_PARTS then table.remove(parts, 1) end
   end
 
   -- Puts the places behind the first 32 into a text. Of the taken places only the last 16 stay.
@@ -114,12 +114,12 @@ if has_back then
     for i = #places, 1, -1 do
       if places[i].free == 0 then
         taken = taken + 1
-        if taken > MOST_PLACES / 2 then keep_apart(l, table.remove(places, i)) end
+        if taken > MAX_PLACES / 2 then keep_apart(l, table.remove(places, i)) end
       end
     end
-    if #places <= MOST_PLACES then return end
+    if #places <= MAX_PLACES then return end
     local texts = {}
-    for i = MOST_PLACES + 1, #places do
+    for i = MAX_PLACES + 1, #places do
       local place = places[i]
       if place.free < place.size then keep_apart(l, place) end
       local number = place.free < place.size and 0 or place.number + 1
@@ -263,7 +263,7 @@ if ARGV[4] or operation == 'refund' then
   function bound_places(l)
     local count = #l.places
     for _, text in ipairs(l.later) do count = count + #text / RECORD end
-    while count > MOST_IN_ALL do
+    while count > MAX_IN_ALL do
       local last = last_place(l)
       remove_last(l)
       if last.number < 0 then take_parts(l, last.due, last.free) end

@@ -56,7 +56,7 @@ if has_back then
     else
       refunds[#refunds + 1] = refund
     end
-    if #refunds > MOST_REFUNDS then
+    if #refunds > MAX_REFUNDS then
       l.kept_from, l.origin = max(l.kept_from, table.remove(refunds, 1).number), ''
     end
     l.refunds = refunds

@@ -148,7 +148,7 @@ local function spare(l)
   return max(free_at(l, l.now), l.kind.lendable and l.kind.lendable(l) or 0)
 end
 
--- Returns the reply: a decision (0 refused, 1 granted, 2 granted in shadow mode, 3 foreseen, 4 not
+-- Returns the reply: a decision (0 refused, 1 granted, 2 granted in shadow mode, 3 predicted, 4 not
 -- decided, because no pause delays it), the wait, the limit that makes the request wait, and the
 -- instant; for each limit the permits of this request. If the reply has the state, for each limit
 -- there follow: how many permits are available; the time until the limit is full; the time until
@@ -255,18 +255,18 @@ local function reserve(longest, is_shadow, is_behind, tells)
     end
     return reply(is_shadow and 2 or 0, wait or -1, tightest, 0, true)
   end
-  local is_foreseen = false
+  local is_predicted = false
   for i = 1, wait > 0 and count or 0 do
-    is_foreseen = is_foreseen or limits[i].n > 0 and limits[i].held > limits[i].now
+    is_predicted = is_predicted or limits[i].n > 0 and limits[i].held > limits[i].now
   end
-  if is_behind and not is_foreseen then return reply(4, wait, tightest, 0, true) end
+  if is_behind and not is_predicted then return reply(4, wait, tightest, 0, true) end
   local before = {}
   for i = 1, count do
     local l = limits[i]
     before[i] = ''
-    -- A limit that is not paused keeps nothing of a foreseen booking.
-    if l.n > 0 and (not is_foreseen or l.held > l.now) then
-      if is_foreseen and l.real == '' then l.real = value_of(l) end
+    -- A limit that is not paused keeps nothing of a predicted booking.
+    if l.n > 0 and (not is_predicted or l.held > l.now) then
+      if is_predicted and l.real == '' then l.real = value_of(l) end
       local at, rest = max(due, l.now), l.n
       local free = has_back and free_at(l, at) or 0
       if free >= l.n or free > 0 and (at < l.at or l.kind.due(l, at, l.n) > at) then
@@ -298,7 +298,7 @@ local function reserve(longest, is_shadow, is_behind, tells)
       touch(l)
     end
   end
-  local told = reply(is_foreseen and 3 or 1, wait, tightest, due, tells or is_foreseen)
+  local told = reply(is_predicted and 3 or 1, wait, tightest, due, tells or is_predicted)
   if wait > 0 then
     for i = 1, count do told[#told + 1] = before[i] end
   end

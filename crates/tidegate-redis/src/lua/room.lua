@@ -17,7 +17,7 @@
 local marks
 local function need_marks()
   if marks then return end
-  local MOST_MARKS = 4
+  local MAX_MARKS = 4
   marks = {}
 
   -- Returns numbers of a value, and the position at which they end.
@@ -40,7 +40,7 @@ local function need_marks()
     end
     local last = #list + 2
     list[last - 1], list[last] = instant, least
-    if last > 2 * MOST_MARKS then
+    if last > 2 * MAX_MARKS then
       local nearest = 2
       for i = 4, last - 2, 2 do
         if math.abs(list[i + 2] - list[i]) < math.abs(list[nearest + 2] - list[nearest]) then nearest = i end

@@ -1,10 +1,10 @@
 -- Reads the state of every limit, and writes the states that were changed.
 
--- Whether the call continues with the foreseen state behind a pause, if there is one. A booking
--- from before the pause is given back to the state without the foreseen bookings.
-local foresees = operation == 'status' or operation == 'reserve'
+-- Whether the call continues with the predicted state behind a pause, if there is one. A booking
+-- from before the pause is given back to the state without the predicted bookings.
+local predicts = operation == 'status' or operation == 'reserve'
 for first = 4, operation == 'reserve' and #ARGV or 0, 1 + #KEYS do
-  if parse('>d', ARGV[first]) > 0 then foresees = false end
+  if parse('>d', ARGV[first]) > 0 then predicts = false end
 end
 
 local read_place, text_of_place, read_back, pass
@@ -88,11 +88,11 @@ local function read(l, value, moved)
     -- A value of another program. No text begins with a number like this: the first eight bytes of
     -- a text are no whole number, or a larger one.
     local writes = l.writes
-    if not (writes >= 0 and writes < MOST_WRITES and writes % 1 == 0) then error(FOREIGN, 0) end
+    if not (writes >= 0 and writes < MAX_WRITES and writes % 1 == 0) then error(FOREIGN, 0) end
     if bytes > 0 then read_back(l, value, bytes) end
-    if l.real ~= '' and not (foresees and now < l.held) then
-      -- The foreseen bookings end with the pause.
-      l.value, l.foreseen = l.real, l.writes
+    if l.real ~= '' and not (predicts and now < l.held) then
+      -- The predicted bookings end with the pause.
+      l.value, l.predicted = l.real, l.writes
       return read(l, l.real)
     end
     l.ends = l.first
@@ -107,9 +107,9 @@ local function read(l, value, moved)
     -- The length of a window is its second term.
     if moved or ahead > (kind.span and kind.span(l) or l.terms[2]) then
       if l.real ~= '' then
-        -- The foreseen bookings end, because the clock of the value without them was set back as
+        -- The predicted bookings end, because the clock of the value without them was set back as
         -- well.
-        l.value, l.foreseen = l.real, l.writes
+        l.value, l.predicted = l.real, l.writes
         return read(l, l.real, ahead)
       end
       -- The clock was set back. The state must record this, or it would count again.
@@ -157,11 +157,11 @@ local function value_of(l)
     text = l.value:sub(l.run, l.ends - 1)
   elseif #runs > 0 then
     -- The lowest runs are the first whose instants pass.
-    local texts, bytes, lowest = {}, 0, max(1, #runs + 1 - MOST_RUNS)
+    local texts, bytes, lowest = {}, 0, max(1, #runs + 1 - MAX_RUNS)
     for i = #runs, lowest, -1 do
       texts[i] = runs[i].text
       bytes = bytes + #texts[i]
-      if bytes > MOST_RUN_BYTES then
+      if bytes > MAX_RUN_BYTES then
         lowest = i + 1
         break
       end
@@ -209,9 +209,9 @@ end
 local change
 if operation ~= 'reserve' then
   -- A change that is never undone: no booking from before it is undone. No booking gets the number
-  -- of a booking that was foreseen before.
+  -- of a booking that was predicted before.
   function change(l)
-    l.writes = max(l.writes, l.foreseen or 0) + 1
+    l.writes = max(l.writes, l.predicted or 0) + 1
     l.runs, l.refunds, l.origin = NONE, NONE, ''
     if l.kind ~= kinds[BUCKET] then l.marks = nil end
     touch(l)
@@ -224,7 +224,7 @@ local function write_changed()
     if l.changed then
       local value = value_of(l)
       -- The first whole millisecond after the limit's end, but always in the future.
-      local ends = max(now, min(l.kind.expires(l), now + MOST_YEARS), l.booked, l.held, l.kept)
+      local ends = max(now, min(l.kind.expires(l), now + MAX_YEARS), l.booked, l.held, l.kept)
       if is_real then
         call('SET', l.key, value, 'PXAT', ('%d'):format(floor(ends / 1000) + 1))
       else

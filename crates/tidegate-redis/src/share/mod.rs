@@ -92,13 +92,13 @@ pub(crate) use tidy::OFTEN as TIDIES;
 use tidy::Tidied;
 
 /// The most tags of one limit that have a share at one time. Further tags are refused.
-const MOST_TAGS: usize = 65_536;
+const MAX_TAGS: usize = 65_536;
 
 /// The most limits with different names or terms.
-const MOST_LIMITS: usize = 1024;
+const MAX_LIMITS: usize = 1024;
 
 /// The most earlier shares of one limit that count.
-const MOST_EARLIER: usize = 8;
+const MAX_EARLIER: usize = 8;
 
 /// The shares of this process.
 #[derive(Debug, Default)]
@@ -130,17 +130,17 @@ pub(crate) struct Outage {
 /// The last time for which the store booked permits for requests of a line: it lies ahead, or has
 /// passed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Booked {
+pub(crate) struct LastBooking {
     pub(crate) ahead: Duration,
     pub(crate) ago: Duration,
     /// How far ahead the store booked that time.
     pub(crate) wait: Duration,
 }
 
-impl Booked {
+impl LastBooking {
     /// The value for a line that has no booking.
-    pub(crate) const NONE: Booked =
-        Booked { ahead: Duration::ZERO, ago: Duration::MAX, wait: Duration::ZERO };
+    pub(crate) const NONE: LastBooking =
+        LastBooking { ahead: Duration::ZERO, ago: Duration::MAX, wait: Duration::ZERO };
 
     /// Returns how far ahead the store may have booked for all processes, or how long ago its
     /// bookings ended. The store replied last `answered_ago` ago, and this process has decided
@@ -174,7 +174,7 @@ struct Share {
     /// The reduction: how many permits a share lacks at first.
     less: u32,
     /// How long the reduction of a share that begins lasts.
-    lacks: Period,
+    reduction_period: Period,
     /// How long permits that were granted of earlier shares count.
     first: Period,
     numbers: Numbers,
@@ -182,17 +182,17 @@ struct Share {
     made: Instant,
     /// The last beginning of each tag's share, if its first period may still last. The lock is held
     /// while a full share begins.
-    begun: Mutex<HashMap<String, Begun>>,
+    begun: Mutex<HashMap<String, ShareStart>>,
 }
 
 /// When a share began, and after what time the store grants no more of its bookings.
 #[derive(Clone, Copy, Debug)]
-struct Begun {
+struct ShareStart {
     at: Instant,
     after: Instant,
 }
 
-impl Begun {
+impl ShareStart {
     /// Returns the time as of which the share has its reduction.
     fn debited(self) -> Instant {
         self.at.max(self.after)
@@ -202,7 +202,7 @@ impl Begun {
 impl Shares {
     /// Notes the bookings of a line that is dropped. The next line of its tag does not know what
     /// was booked.
-    pub(crate) fn note(&self, Booked { ahead, ago, .. }: Booked) {
+    pub(crate) fn note(&self, LastBooking { ahead, ago, .. }: LastBooking) {
         let now = Instant::now();
         let till = now.checked_add(ahead).and_then(|at| at.checked_sub(ago));
         let mut last = lock(&self.booked_till);
@@ -215,7 +215,7 @@ impl Shares {
         tag: &str,
         limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
         outage: Outage,
-        booked: &dyn Fn() -> Booked,
+        booked: &dyn Fn() -> LastBooking,
     ) -> Result<AllOf, AllRefusal> {
         let (clock, wall) = self.clock();
         let since_booked = lock(&self.booked_till).map_or(Duration::MAX, |till| till.elapsed());
@@ -267,9 +267,9 @@ impl Shares {
             Some(current) if current.share.processes == outage.processes => return Some(current.clone()),
             // The number of processes has changed.
             Some(Current { share, earlier }) => {
-                [share].into_iter().chain(&**earlier).take(MOST_EARLIER).cloned().collect()
+                [share].into_iter().chain(&**earlier).take(MAX_EARLIER).cloned().collect()
             }
-            None if shares.len() >= MOST_LIMITS => return None,
+            None if shares.len() >= MAX_LIMITS => return None,
             None => Arc::default(),
         };
         let share = Arc::new(Share::new(config, outage, (clock, wall)).ok()?);
@@ -288,14 +288,14 @@ impl Share {
         let part = part_of(config.clone(), processes);
         let ours = by_wall(part.clone(), time.unwrap_or(wall), wall);
         let tags =
-            KeyedRateLimiter::with_clock(AnyPolicy::try_from(ours)?, MOST_TAGS, DefaultClock::clone(clock));
+            KeyedRateLimiter::with_clock(AnyPolicy::try_from(ours)?, MAX_TAGS, DefaultClock::clone(clock));
         let (whole, part) = (Terms::new(config)?, Terms::new(&part)?);
         let square = u64::from(processes.get()).pow(2);
         let first = (whole.limit / square).min(part.limit);
         let less = u32::try_from(part.limit - first).unwrap_or(u32::MAX);
-        let (first, lacks) = (Period::of(&part.numbers), Period::lacking(&part.numbers, less));
+        let (first, reduction_period) = (Period::of(&part.numbers), Period::lacking(&part.numbers, less));
         let (made, begun) = (Instant::now(), Mutex::default());
-        Ok(Share { processes, tags, less, lacks, first, numbers: part.numbers, made, begun })
+        Ok(Share { processes, tags, less, reduction_period, first, numbers: part.numbers, made, begun })
     }
 
     /// Debits the reduction of a tag's share in the first period of an outage, and what was granted
@@ -313,21 +313,21 @@ impl Share {
         let of_this_outage = began.filter(|began| began.at >= outage.answered);
         // The store grants permits up to this time.
         let (ahead, ago) = match of_this_outage {
-            Some(Begun { after, .. }) => {
+            Some(ShareStart { after, .. }) => {
                 (after.saturating_duration_since(at), at.saturating_duration_since(after))
             }
             None => booked(),
         };
         let outage = Outage { silence: outage.silence.min(ago), ..outage };
-        let less = if self.lacks.lasts(outage) { self.less } else { 0 };
-        if (less == 0 && ahead.is_zero() && earlier.is_empty()) || !self.first.lasts(outage) {
+        let less = if self.reduction_period.is_running(outage) { self.less } else { 0 };
+        if (less == 0 && ahead.is_zero() && earlier.is_empty()) || !self.first.is_running(outage) {
             return;
         }
         let after = of_this_outage.map(|began| began.after).or_else(|| match ahead {
             Duration::ZERO => at.checked_sub(outage.silence),
             _ => at.checked_add(ahead),
         });
-        let new = Begun { at, after: after.unwrap_or(at) };
+        let new = ShareStart { at, after: after.unwrap_or(at) };
         // If two requests come first at one time, one of them begins the share.
         let begun = lock(&self.begun);
         let status = self.tags.status(tag);
@@ -344,16 +344,25 @@ impl Share {
             return;
         }
         let mut begun = held.unwrap_or_else(|| lock(&self.begun));
-        if begun.len() >= MOST_TAGS {
-            begun.retain(|_, began| self.first.lasts(Outage { silence: began.after.elapsed(), ..outage }));
+        if begun.len() >= MAX_TAGS {
+            begun.retain(|_, began| {
+                self.first.is_running(Outage { silence: began.after.elapsed(), ..outage })
+            });
         }
-        if begun.len() < MOST_TAGS {
+        if begun.len() < MAX_TAGS {
             begun.insert(tag.to_owned(), new);
         }
     }
 
     /// Returns whether a share that began as `began` does not need to begin again as `new`.
-    fn is_begun(&self, began: Begun, new: Begun, is_full: bool, ahead: Duration, outage: Outage) -> bool {
+    fn is_begun(
+        &self,
+        began: ShareStart,
+        new: ShareStart,
+        is_full: bool,
+        ahead: Duration,
+        outage: Outage,
+    ) -> bool {
         let in_this_outage = began.at >= outage.answered;
         let serves = || {
             let silence = new.debited().saturating_duration_since(began.debited());
@@ -397,7 +406,7 @@ impl Share {
     fn serves(&self, outage: Outage, ahead: Duration) -> bool {
         match (self.first, self.numbers) {
             // The first period of any outage ends with the window.
-            (Period::Window(..), _) => self.first.lasts(outage),
+            (Period::Window(..), _) => self.first.is_running(outage),
             // Requests that wait get their due times now.
             (Period::For(length), _) if ahead > Duration::ZERO => outage.silence <= length / 8,
             (Period::For(length), Numbers::Fixed { .. }) => outage.silence < length,
@@ -457,7 +466,7 @@ mod tests {
                 _ = shares.tidy(outage);
                 let is_granted = || {
                     let limits = [("calls", &config)].into_iter();
-                    let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);
+                    let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
                     limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
                 };
                 (0..100).filter(|_| is_granted()).count()
@@ -497,7 +506,7 @@ mod tests {
                 let processes = NonZeroU32::new(4).expect("not zero");
                 let time = Some(Duration::from_secs(1_000_000_000) + start.elapsed());
                 let outage = Outage { processes, answered: start, silence: start.elapsed(), time };
-                let booked = || Booked {
+                let booked = || LastBooking {
                     ahead: Duration::from_secs(50).saturating_sub(start.elapsed()),
                     ago: start.elapsed().saturating_sub(Duration::from_secs(50)),
                     wait: Duration::ZERO,
@@ -540,7 +549,7 @@ mod tests {
                 let (ahead, ago) = (wait.saturating_sub(elapsed), elapsed.saturating_sub(wait));
                 let is_granted = || {
                     let limits = [("calls", &config)].into_iter();
-                    let limiter = shares.limiter("all", limits, outage, &|| Booked { ahead, ago, wait });
+                    let limiter = shares.limiter("all", limits, outage, &|| LastBooking { ahead, ago, wait });
                     limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
                 };
                 let granted = (0..100).filter(|_| is_granted()).count();
@@ -564,7 +573,7 @@ mod tests {
                 let (processes, answered) = (NonZeroU32::new(4).expect("not zero"), Instant::now());
                 let outage = Outage { processes, answered, silence: Duration::ZERO, time: None };
                 let limits = [("calls", &config)].into_iter();
-                let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);
+                let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
                 granted += usize::from(limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok()));
             }
             // Three in a period, and none in an eighth of it.
@@ -590,7 +599,8 @@ mod tests {
                 let outage = Outage { processes, answered, silence: answered.elapsed(), time: None };
                 let ago = if ahead.is_zero() { Duration::MAX } else { Duration::ZERO };
                 let limits = [("calls", &config)].into_iter();
-                let limiter = shares.limiter("all", limits, outage, &|| Booked { ahead, ago, wait: ahead });
+                let limiter =
+                    shares.limiter("all", limits, outage, &|| LastBooking { ahead, ago, wait: ahead });
                 let limiter = limiter.expect("a share");
                 (0..100).filter(|_| limiter.try_acquire().is_ok()).count()
             };
@@ -627,7 +637,7 @@ mod tests {
                 let processes = NonZeroU32::new(4).expect("not zero");
                 let outage = Outage { processes, answered: began, silence: began.elapsed(), time: None };
                 let limits = [("calls", &config)].into_iter();
-                let limiter = shares.limiter("all", limits, outage, &|| Booked::NONE);
+                let limiter = shares.limiter("all", limits, outage, &|| LastBooking::NONE);
                 limiter.is_ok_and(|limiter| limiter.try_acquire().is_ok())
             };
             assert_eq!((0..at_first).filter(|_| is_granted()).count(), at_first);

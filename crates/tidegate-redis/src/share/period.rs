@@ -45,7 +45,7 @@ impl Period {
     }
 
     /// Returns whether the period is not over.
-    pub(super) fn lasts(self, Outage { silence, time, .. }: Outage) -> bool {
+    pub(super) fn is_running(self, Outage { silence, time, .. }: Outage) -> bool {
         match self {
             Period::For(length) => silence < length,
             Period::Window(length, offset) => {

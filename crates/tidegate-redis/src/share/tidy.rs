@@ -16,7 +16,7 @@ pub(super) struct Tidied(AtomicBool);
 
 impl Shares {
     /// Returns whether to start a task that calls [`tidy`](Shares::tidy) until it returns `true`.
-    pub(crate) fn begins_to_fill(&self) -> bool {
+    pub(crate) fn start_tidying(&self) -> bool {
         // Relaxed: the lock of the limits orders the first limit and the end of the task before.
         !self.tidied.0.load(Ordering::Relaxed) && !self.tidied.0.swap(true, Ordering::Relaxed)
     }
@@ -56,7 +56,7 @@ impl Share {
     fn tidy(&self, outage: Outage) {
         self.tags.sweep();
         let mut begun = lock(&self.begun);
-        begun.retain(|_, began| self.first.lasts(Outage { silence: began.after.elapsed(), ..outage }));
+        begun.retain(|_, began| self.first.is_running(Outage { silence: began.after.elapsed(), ..outage }));
         begun.shrink_to_fit();
     }
 

@@ -18,18 +18,18 @@ use tokio::time::Instant;
 use super::counts::Counters;
 use crate::breaker::{Admission, Breaker, Probe};
 use crate::clients::{self, Clients};
-use crate::connection::{Begun, Departed, Failure, Sent, Server, Servers};
+use crate::connection::{CallSlot, Failure, Sent, SentCall, Server, Servers};
 use crate::error::StoreError;
 use crate::jitter::jittered;
 use crate::lock::lock;
 use crate::observe::report;
-use crate::pending::{Pending, Telling};
+use crate::pending::{Pending, PendingMessage};
 use crate::queue::{self, Queue};
 use crate::script::Script;
 
 /// The most calls that may wait for their replies, besides the kept ones. Further calls end as if
 /// the store were away.
-const MOST_CALLS: usize = 16_384;
+const MAX_CALLS: usize = 16_384;
 
 /// The store's task completes this many calls in a few milliseconds.
 const CROWD: usize = 256;
@@ -54,7 +54,7 @@ pub(super) struct Shared {
     /// Notified when a server replies after its last call had failed.
     pub(super) back: watch::Sender<()>,
     /// The number of those notifications.
-    pub(super) backs: AtomicU64,
+    pub(super) recoveries: AtomicU64,
     pub(super) pending: Arc<Pending>,
 }
 
@@ -74,13 +74,13 @@ pub(super) struct Call {
     by_hash: Arc<Cmd>,
     script: Arc<Script>,
     /// Set if the call was already sent.
-    begun: Option<Begun>,
+    begun: Option<SentCall>,
     /// When the call came, by the system clock. Time may be paused on the thread that sent it.
     came: std::time::Instant,
-    answer: Owed,
+    answer: PendingCallback,
 }
 
-pub(super) type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
+pub(super) type Callback = Box<dyn FnOnce(Result<Value, Away>) + Send>;
 
 /// The time within which a call has an outcome.
 ///
@@ -89,12 +89,12 @@ pub(super) type Answer = Box<dyn FnOnce(Result<Value, Away>) + Send>;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
     /// The time limit of a call that does not have to queue behind others for that long.
-    pub(crate) to_answer: Duration,
+    pub(crate) reply_within: Duration,
     /// The time limit of a call that does. It then has the store's timeout for its reply, from when
     /// it is sent.
     pub(crate) at_most: Duration,
     /// The call is made regardless of how many others wait.
-    pub(crate) is_kept: bool,
+    pub(crate) must_send: bool,
     /// While calls wait to be sent, others go before this one.
     pub(crate) gives_way: bool,
 }
@@ -102,23 +102,23 @@ pub(crate) struct Deadline {
 impl Deadline {
     /// The deadline of a message that no caller waits for.
     pub(crate) const NONE: Deadline =
-        Deadline { to_answer: Duration::MAX, at_most: Duration::MAX, is_kept: false, gives_way: true };
+        Deadline { reply_within: Duration::MAX, at_most: Duration::MAX, must_send: false, gives_way: true };
 
     /// The deadline of a call that is made in any case, because its content would otherwise be
     /// lost.
-    pub(crate) const KEPT: Deadline = Deadline { is_kept: true, ..Deadline::NONE };
+    pub(crate) const MUST_SEND: Deadline = Deadline { must_send: true, ..Deadline::NONE };
 
     /// The deadline of a call whose caller waits for at most `time`.
     pub(crate) fn of(time: Duration) -> Deadline {
-        Deadline { to_answer: time, at_most: time, is_kept: false, gives_way: false }
+        Deadline { reply_within: time, at_most: time, must_send: false, gives_way: false }
     }
 
     /// The deadline of one call in place of two.
     pub(crate) fn and(self, other: Deadline) -> Deadline {
         Deadline {
-            to_answer: self.to_answer.min(other.to_answer),
+            reply_within: self.reply_within.min(other.reply_within),
             at_most: self.at_most.min(other.at_most),
-            is_kept: self.is_kept || other.is_kept,
+            must_send: self.must_send || other.must_send,
             gives_way: self.gives_way && other.gives_way,
         }
     }
@@ -126,21 +126,21 @@ impl Deadline {
 
 /// The callback that a call owes its outcome. Dropped without an outcome, it reports that the store
 /// is away.
-struct Owed {
-    answer: Option<Answer>,
+struct PendingCallback {
+    answer: Option<Callback>,
     shared: Arc<Shared>,
     /// Whether the call may have been carried out.
     is_sent: bool,
     /// Ends after the callback.
-    _telling: Telling,
+    _message: PendingMessage,
 }
 
-impl Owed {
+impl PendingCallback {
     fn answer(mut self, outcome: Result<Value, Away>) {
-        self.tell(|_| outcome);
+        self.run_callback(|_| outcome);
     }
 
-    fn tell(&mut self, outcome: impl FnOnce(&Owed) -> Result<Value, Away>) {
+    fn run_callback(&mut self, outcome: impl FnOnce(&PendingCallback) -> Result<Value, Away>) {
         if let Some(answer) = self.answer.take() {
             let outcome = outcome(self);
             // The callback may wake a task. A panic in a user's waker must not end the task that
@@ -150,10 +150,10 @@ impl Owed {
     }
 }
 
-impl Drop for Owed {
+impl Drop for PendingCallback {
     /// The runtime that makes the calls has ended.
     fn drop(&mut self) {
-        self.tell(|owed| Err(owed.shared.ended(owed.is_sent)));
+        self.run_callback(|owed| Err(owed.shared.ended(owed.is_sent)));
     }
 }
 
@@ -161,7 +161,7 @@ impl Drop for Owed {
 /// locks.
 #[must_use = "it answers when it is dropped"]
 pub(crate) struct Unsent {
-    answer: Option<Owed>,
+    answer: Option<PendingCallback>,
     /// Too many calls are in flight.
     is_busy: bool,
 }
@@ -188,7 +188,7 @@ pub(crate) enum Away {
 
 impl Away {
     /// A store's thread cannot wait for a store.
-    pub(crate) const HERE: Away = Away::For(Duration::MAX);
+    pub(crate) const WOULD_BLOCK: Away = Away::For(Duration::MAX);
 
     /// How long calls to the store remain suspended.
     pub(crate) fn rest(self) -> Duration {
@@ -227,7 +227,7 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
     let mut is_closed = false;
     // Calls that were already sent are taken with their replies, and checked at this interval.
     let soon = shared.timeout / 4;
-    let (mut look, mut is_watching) = (pin!(tokio::time::sleep(soon)), false);
+    let (mut next_check, mut is_watching) = (pin!(tokio::time::sleep(soon)), false);
     poll_fn(|context| {
         loop {
             let mut is_spent = false;
@@ -239,8 +239,8 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                 match work {
                     Some(Work::Call(call)) => {
                         if call.begun.is_some() && !is_watching {
-                            is_watching = calls.look();
-                            look.set(tokio::time::sleep(soon));
+                            is_watching = calls.check_quiet();
+                            next_check.set(tokio::time::sleep(soon));
                         }
                         let made = shared.answer_at_once(context, call);
                         running.extend(made.map(|call| shared.clone().make(began, call)));
@@ -264,11 +264,11 @@ pub(super) async fn serve(calls: queue::Work<Work>, shared: Arc<Shared>, key_of_
                 _ if is_spent => return Poll::Pending,
                 _ => {}
             }
-            if !is_watching || look.as_mut().poll(context).is_pending() {
+            if !is_watching || next_check.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
-            is_watching = calls.look();
-            look.set(tokio::time::sleep(soon));
+            is_watching = calls.check_quiet();
+            next_check.set(tokio::time::sleep(soon));
         }
     })
     .await;
@@ -290,7 +290,7 @@ impl Shared {
             events,
             answered: Mutex::new(Instant::now()),
             back: watch::Sender::new(()),
-            backs: AtomicU64::new(0),
+            recoveries: AtomicU64::new(0),
             pending: Arc::default(),
         }
     }
@@ -302,12 +302,12 @@ impl Shared {
         by_hash: Cmd,
         script: Arc<Script>,
         deadline: Deadline,
-        answer: Answer,
+        answer: Callback,
     ) -> Option<Unsent> {
-        let (shared, telling) = (self.clone(), Telling::new(&self.pending));
-        let mut answer = Owed { answer: Some(answer), shared, is_sent: false, _telling: telling };
-        let (place, before) = InFlight::new(self, deadline.is_kept);
-        if !deadline.is_kept && before.saturating_sub(self.kept.load(Ordering::Relaxed)) >= MOST_CALLS {
+        let (shared, message) = (self.clone(), PendingMessage::new(&self.pending));
+        let mut answer = PendingCallback { answer: Some(answer), shared, is_sent: false, _message: message };
+        let (place, before) = InFlight::new(self, deadline.must_send);
+        if !deadline.must_send && before.saturating_sub(self.kept.load(Ordering::Relaxed)) >= MAX_CALLS {
             return Some(Unsent { answer: Some(answer), is_busy: true });
         }
         let by_hash = Arc::new(by_hash);
@@ -315,7 +315,7 @@ impl Shared {
         // another one is in flight goes to the store's thread, which writes all calls of its queue
         // together, behind the one in flight. A call also goes there if less than half of the
         // timeout is left for its reply: this thread might find the reply only after the deadline.
-        let is_alone = before == 0 && deadline.to_answer >= self.timeout / 2;
+        let is_alone = before == 0 && deadline.reply_within >= self.timeout / 2;
         let begun = is_alone.then(|| self.servers.begin(&by_hash, &calls.waker())).flatten();
         let is_sent = begun.is_some();
         let came = begun.as_ref().map_or_else(std::time::Instant::now, |begun| begun.at);
@@ -344,10 +344,10 @@ impl Shared {
                 }
                 beat = (2 * beat).min(clients::BEAT);
             }
-            let telling = clients.begin_to_leave();
+            let message = clients.begin_to_leave();
             // Without a reply the process counts for a while longer.
             _ = call(clients.farewell(&script, key, None)).await;
-            drop(telling);
+            drop(message);
         }
     }
 
@@ -356,7 +356,7 @@ impl Shared {
     fn answer_at_once(&self, context: &mut Context<'_>, mut call: Call) -> Option<Call> {
         let Some(begun) = &mut call.begun else { return Some(call) };
         let Some(value) = begun.reply(context) else { return Some(call) };
-        self.replied(&begun.server, Admission::Ask, Instant::from_std(begun.at));
+        self.replied(&begun.server, Admission::Allow, Instant::from_std(begun.at));
         let Call { place, answer, .. } = call;
         drop(place);
         answer.answer(Ok(value));
@@ -368,7 +368,7 @@ impl Shared {
         let Call { place, mut deadline, by_hash, script, begun, came, mut answer } = call;
         if begun.is_none() && !self.servers.is_model() {
             let passed = came.elapsed();
-            for time in [&mut deadline.to_answer, &mut deadline.at_most] {
+            for time in [&mut deadline.reply_within, &mut deadline.at_most] {
                 *time = if *time == Duration::MAX { *time } else { time.saturating_sub(passed) };
             }
         }
@@ -391,15 +391,15 @@ impl Shared {
     }
 
     /// Waits until a call may be sent. Also returns the deadline of its reply.
-    async fn depart<'a>(
+    async fn acquire_slot<'a>(
         &self,
         server: &'a Server,
         deadline: Deadline,
-    ) -> Result<(Departed<'a>, Duration), Away> {
-        let departing = server.congestion.depart(deadline.gives_way);
-        let Deadline { to_answer, at_most, .. } = deadline;
-        if to_answer == Duration::MAX {
-            return Ok((departing.await, to_answer));
+    ) -> Result<(CallSlot<'a>, Duration), Away> {
+        let acquiring = server.congestion.acquire_slot(deadline.gives_way);
+        let Deadline { reply_within, at_most, .. } = deadline;
+        if reply_within == Duration::MAX {
+            return Ok((acquiring.await, reply_within));
         }
         let takes = match server.congestion.is_full() {
             true => server.congestion.longest(self.timeout),
@@ -407,15 +407,15 @@ impl Shared {
         };
         let began = Instant::now();
         let left = at_most.checked_sub(takes).ok_or(Away::Late)?;
-        let departed = tokio::time::timeout(left, departing).await.map_err(|_| Away::Late)?;
+        let slot = tokio::time::timeout(left, acquiring).await.map_err(|_| Away::Late)?;
         let waited = began.elapsed();
-        if to_answer == at_most || waited.saturating_add(takes.max(self.timeout / 2)) <= to_answer {
-            return Ok((departed, to_answer));
+        if reply_within == at_most || waited.saturating_add(takes.max(self.timeout / 2)) <= reply_within {
+            return Ok((slot, reply_within));
         }
         // The calls before this one may have had no reply.
         match lock(&server.breaker).is_failing() {
             true => Err(Away::For(Duration::ZERO)),
-            false => Ok((departed, waited.saturating_add(self.timeout).min(at_most))),
+            false => Ok((slot, waited.saturating_add(self.timeout).min(at_most))),
         }
     }
 
@@ -426,18 +426,18 @@ impl Shared {
         server: &'a Server,
         began: Instant,
         deadline: Deadline,
-    ) -> Result<(Departed<'a>, Duration, Admission), Away> {
+    ) -> Result<(CallSlot<'a>, Duration, Admission), Away> {
         // A server that rests is not waited for.
         let rest = lock(&server.breaker).rest(began.elapsed());
         if rest > Duration::ZERO {
             return Err(self.skip(rest));
         }
-        let departed = self.depart(server, deadline).await;
-        let (departed, to_answer) = departed.inspect_err(|_| _ = self.skip(Duration::ZERO))?;
+        let slot = self.acquire_slot(server, deadline).await;
+        let (slot, reply_within) = slot.inspect_err(|_| _ = self.skip(Duration::ZERO))?;
         let admission = lock(&server.breaker).admit(began.elapsed(), self.timeout);
         match admission {
             Admission::Rest(rest) => Err(self.skip(rest)),
-            admission => Ok((departed, to_answer, admission)),
+            admission => Ok((slot, reply_within, admission)),
         }
     }
 
@@ -454,16 +454,16 @@ impl Shared {
         deadline: Deadline,
         by_hash: &Cmd,
         script: &Script,
-        begun: Option<Begun>,
+        begun: Option<SentCall>,
     ) -> Result<Value, Away> {
         let came = begun.as_ref().map_or_else(Instant::now, |begun| Instant::from_std(begun.at));
         let server =
             begun.as_ref().map_or_else(|| self.servers.server_of(by_hash), |begun| begun.server.clone());
-        let (departed, to_answer, admission) = match begun {
-            Some(_) => (None, deadline.to_answer, Admission::Ask),
+        let (slot, reply_within, admission) = match begun {
+            Some(_) => (None, deadline.reply_within, Admission::Allow),
             None => {
-                let (departed, to_answer, admission) = self.admit(&server, began, deadline).await?;
-                (Some(departed), to_answer, admission)
+                let (slot, reply_within, admission) = self.admit(&server, began, deadline).await?;
+                (Some(slot), reply_within, admission)
             }
         };
         let _probe = Probe::of(&server.breaker, admission);
@@ -473,7 +473,7 @@ impl Shared {
         // A server of a cluster may redirect the call to another one.
         let mut last = server.clone();
         let (outcome, before) = loop {
-            let left = to_answer.saturating_sub(came.elapsed());
+            let left = reply_within.saturating_sub(came.elapsed());
             let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
             last = sent.server().unwrap_or(last);
             let before = std::mem::replace(&mut answers, last.answers());
@@ -483,9 +483,9 @@ impl Shared {
         };
         // A server that replied to others is not away. The remaining time of a call that queued may
         // have been too short to judge the server.
-        let answered_others = answers != before && admission == Admission::Ask;
+        let answered_others = answers != before && admission == Admission::Allow;
         let was_long =
-            admission != Admission::Ask || to_answer.saturating_sub(asked - came) >= self.timeout / 2;
+            admission != Admission::Allow || reply_within.saturating_sub(asked - came) >= self.timeout / 2;
         let is_well = outcome.is_err() && (answered_others || !was_long);
         if outcome.is_err() {
             if answered_others {
@@ -494,7 +494,7 @@ impl Shared {
                 self.is_far.store(true, Ordering::Relaxed);
             }
         }
-        drop(departed);
+        drop(slot);
         let failure = match outcome {
             Ok(Ok(value)) => {
                 self.replied(&server, admission, asked);
@@ -505,7 +505,7 @@ impl Shared {
             Err(_) => last.not_connected_in_time(),
         };
         self.took(asked.elapsed());
-        let admission = if Arc::ptr_eq(&last, &server) { admission } else { Admission::Ask };
+        let admission = if Arc::ptr_eq(&last, &server) { admission } else { Admission::Allow };
         Err(self.failed(&last, admission, began, failure, is_well))
     }
 
@@ -524,11 +524,11 @@ impl Shared {
             Failure::NotRun(text) => (&counters.failed, StoreEvent::Failed, StoreError::away(text), true),
             Failure::Unknown(text) => (&counters.unknown, StoreEvent::Unknown, StoreError::away(text), true),
             Failure::Misconfigured(text) => {
-                (&counters.misconfigured, StoreEvent::Misconfigured, StoreError::wrong(text), false)
+                (&counters.misconfigured, StoreEvent::Misconfigured, StoreError::misconfigured(text), false)
             }
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        self.tell(event);
+        self.report(event);
         *lock(&self.trouble) = Some(error);
         if !is_away {
             // The store does reply.
@@ -544,7 +544,7 @@ impl Shared {
             (breaker.failed(admission, now), breaker.rest(now))
         };
         if has_opened {
-            self.tell(StoreEvent::BreakerOpened);
+            self.report(StoreEvent::BreakerOpened);
         }
         Away::For(rest)
     }
@@ -563,7 +563,7 @@ impl Shared {
     /// Skips a call: it is not made, and the store may be called again after `rest`.
     fn skip(&self, rest: Duration) -> Away {
         self.counters.skipped.fetch_add(1, Ordering::Relaxed);
-        self.tell(StoreEvent::Skipped);
+        self.report(StoreEvent::Skipped);
         Away::For(rest)
     }
 
@@ -575,7 +575,7 @@ impl Shared {
             false => _ = self.skip(Duration::MAX),
             true => {
                 self.counters.unknown.fetch_add(1, Ordering::Relaxed);
-                self.tell(StoreEvent::Unknown);
+                self.report(StoreEvent::Unknown);
             }
         }
         Away::For(Duration::MAX)
@@ -591,7 +591,7 @@ impl Shared {
         *lock(&self.trouble) = None;
         *lock(&self.answered) = now;
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
-        self.tell(StoreEvent::Answered(took));
+        self.report(StoreEvent::Answered(took));
         self.answers(&server.breaker, admission);
         if let Some(stand_in) = self.servers.found() {
             self.answers(&stand_in.breaker, Admission::Probe);
@@ -608,15 +608,15 @@ impl Shared {
         };
         if is_back {
             // Before the message: a receiver that misses the message sees the number.
-            self.backs.fetch_add(1, Ordering::Release);
+            self.recoveries.fetch_add(1, Ordering::Release);
             self.back.send_replace(());
         }
         if has_closed {
-            self.tell(StoreEvent::BreakerClosed);
+            self.report(StoreEvent::BreakerClosed);
         }
     }
 
-    pub(super) fn tell(&self, event: StoreEvent) {
+    pub(super) fn report(&self, event: StoreEvent) {
         report(self.events.as_ref(), event);
     }
 }
@@ -626,9 +626,9 @@ struct InFlight(Arc<Shared>, bool);
 
 impl InFlight {
     /// Takes a slot, and returns how many calls were in flight before.
-    fn new(shared: &Arc<Shared>, is_kept: bool) -> (InFlight, usize) {
-        shared.kept.fetch_add(is_kept.into(), Ordering::Relaxed);
-        (InFlight(shared.clone(), is_kept), shared.in_flight.fetch_add(1, Ordering::Relaxed))
+    fn new(shared: &Arc<Shared>, must_send: bool) -> (InFlight, usize) {
+        shared.kept.fetch_add(must_send.into(), Ordering::Relaxed);
+        (InFlight(shared.clone(), must_send), shared.in_flight.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -671,7 +671,7 @@ mod tests {
         let limiter = store.limiter("all").limit("calls", "fixed_window 5/d");
         let limiter = tidegate::AnyLimiter::from(limiter.build().expect("a limiter"));
         assert!(calls.0.set(limiter.clone()).is_ok());
-        for _ in 0..MOST_CALLS + 100 {
+        for _ in 0..MAX_CALLS + 100 {
             limiter.debit(1).expect("told");
         }
         // The store skips each of the 100 calls, and the call that the observer makes for it.
@@ -691,15 +691,15 @@ mod tests {
         let now = Instant::now();
         for _ in 0..5 {
             let failure = Failure::NotRun("could not be connected to in time".into());
-            shared.failed(&stand_in, Admission::Ask, now, failure, false);
+            shared.failed(&stand_in, Admission::Allow, now, failure, false);
         }
         assert!(store.is_away());
         shared.servers.find_all();
         let server = shared.servers.server_of(&by_hash);
         assert!(!Arc::ptr_eq(&server, &stand_in));
-        shared.replied(&server, Admission::Ask, now);
+        shared.replied(&server, Admission::Allow, now);
         assert!(!store.is_away());
-        assert_eq!(store.backs(), 1);
+        assert_eq!(store.recoveries(), 1);
     }
 
     /// Calls of a process without a free processor were made late, and had hardly any time for

@@ -67,7 +67,7 @@ impl Store {
             cmd.arg(&script.hash).arg(1).arg(key);
             match self.ask(cmd, script.clone(), Deadline::of(self.timeout())).await {
                 Ok(Value::Int(1)) => continue,
-                Ok(_) => _ = self.note_nonsense(),
+                Ok(_) => _ = self.note_invalid_reply(),
                 Err(_) => {}
             }
             return Err(self.last_error());

@@ -60,7 +60,7 @@ impl Store {
     pub async fn flush(&self) -> Result<(), StoreError> {
         let pending = &self.0.shared.pending;
         if !self.has_ended() {
-            self.0.shared.clients.leave(|| self.begin_telling());
+            self.0.shared.clients.leave(|| self.begin_message());
         }
         let clock = DefaultClock::new();
         let late = pin!(async {

@@ -43,19 +43,19 @@ pub(crate) struct LeaseCounters {
     returned: AtomicU64,
     lost: AtomicU64,
     /// The counts of which the observer was last notified.
-    told: Mutex<LeaseCounts>,
+    reported: Mutex<LeaseCounts>,
 }
 
 impl LeaseCounters {
     /// Notifies the observer of the changes since its last notification. The caller holds no lock.
-    pub(crate) fn tell(&self, events: Option<&Arc<dyn Events>>) {
+    pub(crate) fn report(&self, events: Option<&Arc<dyn Events>>) {
         if events.is_none() {
             return;
         }
         let (before, now) = {
-            let mut told = lock(&self.told);
+            let mut reported = lock(&self.reported);
             let now = self.read();
-            (std::mem::replace(&mut *told, now), now)
+            (std::mem::replace(&mut *reported, now), now)
         };
         let changes = [
             (StoreEvent::LeaseTaken as fn(u64) -> StoreEvent, before.taken, now.taken),

@@ -25,10 +25,10 @@ use tokio::sync::{oneshot, watch};
 use crate::block_on::{Blocks, block_on};
 use crate::error::StoreError;
 use crate::lock::lock;
-use crate::pending::Telling;
+use crate::pending::PendingMessage;
 use crate::queue::Queue;
 use crate::script::Script;
-use crate::share::{Booked, Outage, Shares};
+use crate::share::{LastBooking, Outage, Shares};
 use calls::{Shared, Work};
 
 pub use builder::StoreBuilder;
@@ -162,17 +162,17 @@ impl Store {
         &self,
         tag: &str,
         limits: impl Iterator<Item = (&'a str, &'a PolicyConfig)>,
-        booked: &dyn Fn() -> Booked,
+        booked: &dyn Fn() -> LastBooking,
     ) -> Option<Result<AllOf, AllRefusal>> {
         let share = self.0.shares.limiter(tag, limits, self.0.outage(self.processes()?), booked);
-        if self.0.shares.begins_to_fill() {
+        if self.0.shares.start_tidying() {
             self.spawn(Box::pin(tidy::tidy(Arc::downgrade(&self.0))));
         }
         Some(share)
     }
 
     /// Notes the last booking of a queue that is gone.
-    pub(crate) fn note_booked(&self, booked: Booked) {
+    pub(crate) fn note_booked(&self, booked: LastBooking) {
         if self.processes().is_some() {
             self.0.shares.note(booked);
         }
@@ -233,7 +233,7 @@ impl Store {
     pub(crate) fn note_lost(&self, refunds: usize) {
         let refunds = u64::try_from(refunds).unwrap_or(u64::MAX);
         self.0.shared.counters.lost_refunds.fetch_add(refunds, Ordering::Relaxed);
-        self.0.shared.pending.lose(self.last_error());
+        self.0.shared.pending.record_lost(self.last_error());
     }
 
     /// The error of the last call, which had no reply.
@@ -243,16 +243,16 @@ impl Store {
 
     /// Marks messages that later calls will send as pending: [`flush`](Store::flush) waits for
     /// them.
-    pub(crate) fn begin_telling(&self) -> Telling {
-        Telling::new(&self.0.shared.pending)
+    pub(crate) fn begin_message(&self) -> PendingMessage {
+        PendingMessage::new(&self.0.shared.pending)
     }
 
     /// Notes a reply that makes no sense.
-    pub(crate) fn note_nonsense(&self) -> Away {
+    pub(crate) fn note_invalid_reply(&self) -> Away {
         let shared = &self.0.shared;
         shared.counters.misconfigured.fetch_add(1, Ordering::Relaxed);
-        shared.tell(StoreEvent::Misconfigured);
-        *lock(&shared.trouble) = Some(StoreError::wrong("its answer makes no sense"));
+        shared.report(StoreEvent::Misconfigured);
+        *lock(&shared.trouble) = Some(StoreError::misconfigured("its answer makes no sense"));
         Away::Misconfigured
     }
 
@@ -306,12 +306,12 @@ impl Store {
     }
 
     /// The number of times that a server replied after its last call had failed.
-    pub(crate) fn backs(&self) -> u64 {
-        self.0.shared.backs.load(Ordering::Acquire)
+    pub(crate) fn recoveries(&self) -> u64 {
+        self.0.shared.recoveries.load(Ordering::Acquire)
     }
 
     /// Changes when a server replies after its last call had failed.
-    pub(crate) fn back(&self) -> watch::Receiver<()> {
+    pub(crate) fn watch_recovery(&self) -> watch::Receiver<()> {
         self.0.shared.back.subscribe()
     }
 
@@ -343,7 +343,7 @@ impl Store {
     }
 
     /// Notes that this process requests permits: it is counted from then on.
-    pub(crate) fn ask_for_permits(&self) {
+    pub(crate) fn note_permit_request(&self) {
         self.0.shared.clients.ask();
     }
 

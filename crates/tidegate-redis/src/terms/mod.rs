@@ -16,10 +16,10 @@ pub(crate) use numbers::{BucketMode, BucketNumbers, Numbers};
 const MOST: u128 = 1 << 51;
 
 /// The most grant times that a log keeps in the store.
-pub(crate) const MOST_ROOM: u32 = 4096;
+pub(crate) const MAX_ROOM: u32 = 4096;
 
 /// The most cells of a window in the store.
-pub(crate) const MOST_CELLS: u16 = 128;
+pub(crate) const MAX_CELLS: u16 = 128;
 
 /// A bucket that never refills is kept for a century, in microseconds.
 const YEARS: u128 = 3_155_760_000_000_000;
@@ -136,8 +136,8 @@ impl Terms {
             }
             PolicyConfig::SlidingWindow { rate, cells, at_wall_clock, .. } => {
                 let (limit, length) = window(config, *rate)?;
-                if *cells > MOST_CELLS {
-                    return Err(unfit(config, format!("a window of more than {MOST_CELLS} cells")));
+                if *cells > MAX_CELLS {
+                    return Err(unfit(config, format!("a window of more than {MAX_CELLS} cells")));
                 }
                 let cells = i64::from(*cells);
                 let length = (length + cells - 1) / cells;
@@ -155,8 +155,8 @@ impl Terms {
             PolicyConfig::SlidingLog { rate, with_capacity, .. } => {
                 let (limit, length) = window(config, *rate)?;
                 let room = limit.max(with_capacity.unwrap_or(0).into()).max(1);
-                if room > i64::from(MOST_ROOM) {
-                    return Err(unfit(config, format!("a log of more than {MOST_ROOM} permits")));
+                if room > i64::from(MAX_ROOM) {
+                    return Err(unfit(config, format!("a log of more than {MAX_ROOM} permits")));
                 }
                 Ok(counted(*rate, limit, Numbers::Log { limit, length, room }))
             }

@@ -39,7 +39,7 @@ const LIMITS: [(&str, &str); 2] =
 
 /// Each policy, for some rounds: everything available at once, then a predicted wait that is exact.
 #[test]
-fn told_times_are_exact_for_every_policy() {
+fn predicted_waits_are_exact_for_every_policy() {
     for line in policies() {
         compare_both(line, |world| {
             let limiter = world.limit(line);

@@ -173,7 +173,7 @@ fn several_limits_are_charged_by_name_with_leases() {
 }
 
 #[test]
-fn as_many_as_there_are_and_what_is_left_are_told_with_leases() {
+fn as_many_as_there_are_and_what_is_left_are_reported_with_leases() {
     compare_lent(|world, limiter| {
         for n in [1, 2, 3] {
             assert!(world.try_acquire(limiter, Request::up_to(n)).is_ok());

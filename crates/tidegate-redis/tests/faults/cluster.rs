@@ -136,7 +136,7 @@ async fn every_kind_of_call_works_in_a_cluster() {
 /// A cluster server at an address of a single server reports that it is part of a cluster, and no
 /// address.
 #[tokio::test]
-async fn a_cluster_is_told_to_be_one() {
+async fn a_cluster_at_the_address_of_a_single_server_is_reported() {
     let Some(cluster) = Cluster::start(false) else { return };
     for server in &cluster.servers {
         let error = load::patient(server.tcp_url()).open().unwrap().check().await.unwrap_err();

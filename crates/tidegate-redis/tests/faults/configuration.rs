@@ -118,7 +118,7 @@ async fn a_user_needs_a_few_permissions() {
 }
 
 #[tokio::test]
-async fn wrong_logins_and_databases_are_told() {
+async fn wrong_logins_and_databases_are_reported() {
     let Some(server) = Server::start_at_port(&["--requirepass", "of-default"]) else { return };
     let port = server.port();
     let trouble = refused(&format!("redis://127.0.0.1:{port}")).await;
@@ -165,7 +165,7 @@ async fn a_wrong_login_is_tried_at_intervals() {
 }
 
 #[tokio::test]
-async fn a_foreign_value_under_a_key_is_told() {
+async fn a_foreign_value_under_a_key_is_reported() {
     let Some(server) = Server::start() else { return };
     server.tell("LPUSH tidegate:1:{all}:limit:fixed-864000000000000 x");
     let store = load::patient(server.url()).while_away(WhileAway::Open).open().unwrap();
@@ -184,7 +184,7 @@ async fn a_foreign_value_under_a_key_is_told() {
 
 /// A reply that no script sends is no outage, and is reported.
 #[tokio::test]
-async fn an_answer_that_makes_no_sense_is_told() {
+async fn a_reply_that_makes_no_sense_is_reported() {
     let Some(server) = Server::start_at_port(&[]) else { return };
     for answer in ["+OK\r\n", ":7\r\n", "$-1\r\n", "*0\r\n", "*1\r\n*0\r\n", "*1\r\n:7\r\n"] {
         let relay = Relay::to(server.port()).await;
@@ -193,7 +193,7 @@ async fn an_answer_that_makes_no_sense_is_told() {
         let in_use = AnyLimiter::from(store.counting("all", 1000).build().unwrap());
         assert_eq!(load::ask(&limiter).await.granted, 1);
         assert_eq!((store.trouble(), store.counts().misconfigured), (None, 0));
-        relay.tell_instead(answer);
+        relay.reply_instead(answer);
         for (limiter, misconfigured) in [(&limiter, 1), (&in_use, 2)] {
             assert!(limiter.acquire_now(1).await.is_err(), "{answer:?}");
             let trouble = store.trouble().unwrap();
@@ -208,7 +208,7 @@ async fn an_answer_that_makes_no_sense_is_told() {
 
 /// Nothing that a program may print contains an address or a part of a login.
 #[tokio::test]
-async fn no_secret_is_told() {
+async fn no_secret_is_printed() {
     let Some(server) = Server::start_at_port(&["--requirepass", "5ecret-right"]) else { return };
     let port = server.port().to_string();
     let secrets = ["5ecret", "u5er", "pass-word", "127.0.0.1", "localhost", "n0de.invalid", port.as_str()];
@@ -292,7 +292,7 @@ fn http_after(commands: usize) -> String {
 
 /// It counted as a store that is away, and requests waited for ever.
 #[tokio::test]
-async fn a_server_of_another_protocol_is_told() {
+async fn a_server_of_another_protocol_is_reported() {
     let told = "the store cannot be used: what answers at its address is no Redis server";
     // The first commands of a connection are two that name the library, and the test.
     for commands in [0, 2, 3] {

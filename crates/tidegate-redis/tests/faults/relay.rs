@@ -87,7 +87,7 @@ impl Relay {
     }
 
     /// Sets the text that clients get in place of each reply.
-    pub(crate) fn tell_instead(&self, answer: &'static str) {
+    pub(crate) fn reply_instead(&self, answer: &'static str) {
         self.rules().instead = Some(answer);
     }
 

@@ -217,7 +217,7 @@ async fn scripts_are_flushed_again_and_again() {
 }
 
 #[tokio::test]
-async fn many_calls_at_once_tell_the_text_of_a_script_once() {
+async fn many_calls_at_once_send_the_text_of_a_script_once() {
     let Some(server) = Server::start() else { return };
     let (store, _) = load::open(load::patient(server.url()));
     let limiters = (0..500).map(|_| load::limiter(&store, "all"));

@@ -189,7 +189,7 @@ fn store_without_tls(listener: &TcpListener, timeout: Duration) -> Option<Store>
 
 /// A server without TLS waits for the end of the first line, which a handshake may not contain.
 #[tokio::test]
-async fn a_handshake_without_an_answer_is_told() {
+async fn a_handshake_without_a_reply_is_reported() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let Some(store) = store_without_tls(&listener, Duration::from_millis(50)) else { return };
     let mut trouble = String::new();

@@ -41,7 +41,7 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 }
 
 #[test]
-fn headers_tell_every_limit_from_the_decision() {
+fn headers_report_every_limit_from_the_decision() {
     run(async {
         let model = model();
         let layer = RateLimitLayer::new(AnyLimiter::from(limiter(&model, WhileAway::Closed)));
@@ -104,7 +104,7 @@ fn requests_that_no_limit_counts_are_answered_without_blocking() {
 }
 
 #[test]
-fn a_store_that_is_away_is_asked_for_no_headers_and_a_share_tells_its_own() {
+fn a_store_that_is_away_gets_no_call_for_headers_and_a_share_has_its_own() {
     let two = NonZeroU32::new(2).unwrap();
     for (while_away, expected) in [
         (WhileAway::Open, StatusCode::OK),

@@ -1040,7 +1040,7 @@ fn requests_in_line_are_refused_in_a_pause() {
 /// A request in the queue of a process whose call for a lease gets no reply is decided by the
 /// store, and then by the share of the process.
 #[test]
-fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
+fn a_request_waits_no_longer_than_allowed_over_leases_store_and_share() {
     run(async {
         let second = 1000 * MS;
         let model = Model::new(1, Network::steady(MS));
@@ -1067,7 +1067,7 @@ fn a_request_waits_no_longer_than_told_over_leases_store_and_share() {
 /// To a request that names the limit, a lease reported its own permits, and the store reported
 /// those of others.
 #[test]
-fn a_lease_tells_the_permits_that_the_store_tells() {
+fn a_lease_reports_the_permits_that_the_store_reports() {
     run(async {
         let fleet = Fleet::new(1, Network::steady(MS), 1, "token_bucket 1000/s burst 1000");
         let [limiter] = &fleet.limiters[..] else { panic!("one limiter") };

@@ -980,7 +980,7 @@ fn a_call_for_several_limits_takes_fewer_requests() {
 /// Such a request is refused without a call. An adapter that found no state would request it by a
 /// call that blocks its thread.
 #[test]
-fn a_request_that_is_too_large_is_told_the_state_by_a_call_of_its_own() {
+fn a_request_that_is_too_large_gets_the_state_by_a_call_of_its_own() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let (store, limiter, _, _waiting) = booked(&model, &[1.into()]).await;
@@ -997,7 +997,7 @@ fn a_request_that_is_too_large_is_told_the_state_by_a_call_of_its_own() {
 }
 
 #[test]
-fn a_full_line_tells_the_state_of_its_decision_without_another_call() {
+fn a_full_queue_reports_the_state_of_its_decision_without_another_call() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let (store, limiter, _, _waiting) = booked(&model, &[1.into()]).await;
@@ -1141,7 +1141,7 @@ fn a_place_settled_for_less_gives_the_rest_back() {
 
 /// The reply of the store is awaited even if it takes longer than the request may wait for permits.
 #[test]
-fn a_wait_for_permits_in_use_does_not_begin_before_the_store_tells_of_them() {
+fn a_wait_for_permits_in_use_does_not_begin_before_the_reply_of_the_store() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let store = model.open(Store::builder("redis://model")).unwrap();

@@ -267,7 +267,7 @@ fn events_of_leases_equal_their_counts() {
 /// A reservation reports its permits of all limits together, even one in the shares of a process.
 /// Observers were notified of a number per limit that fits the sum for a single limit.
 #[test]
-fn a_place_in_shares_is_told_with_its_permits() {
+fn a_reservation_in_shares_is_reported_with_its_permits() {
     run(async {
         let (model, one) = (model(), NonZeroU32::MIN);
         let builder = Store::builder("redis://model").while_away(WhileAway::ShareOf(one));
@@ -292,7 +292,7 @@ fn a_place_in_shares_is_told_with_its_permits() {
 /// Observers are notified of a reservation when it is claimed or dropped, and of a shadowed request
 /// as shadowed.
 #[test]
-fn reservations_and_shadowed_requests_are_told() {
+fn reservations_and_shadowed_requests_are_reported() {
     run(async {
         let (model, log) = (model(), Arc::new(Log::default()));
         let store = model.open(Store::builder("redis://model").observed_by(log.clone())).unwrap();
@@ -310,7 +310,7 @@ fn reservations_and_shadowed_requests_are_told() {
 }
 
 #[test]
-fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
+fn a_limit_that_is_nearly_used_up_is_reported_by_its_name() {
     run(async {
         let (model, log) = (model(), Arc::new(Log::default()));
         let store = model.open(Store::builder("redis://model").observed_by(log.clone())).unwrap();
@@ -335,7 +335,7 @@ fn a_limit_that_is_nearly_used_up_is_told_by_its_name() {
 
 /// After a wait, a grant reports the state of its limit at the time of the grant.
 #[test]
-fn a_grant_that_waited_tells_what_is_left_at_its_instant() {
+fn a_grant_after_a_wait_reports_what_is_left_at_its_time() {
     for policy in [
         "token_bucket 100/s burst 50",
         "fixed_window 50/1s",
@@ -365,7 +365,7 @@ fn a_grant_that_waited_tells_what_is_left_at_its_instant() {
 
 /// The reply of a set reports each member, from one call.
 #[test]
-fn an_answer_tells_every_limit() {
+fn a_reply_reports_every_limit() {
     run(async {
         let model = model();
         let store = model.open(Store::builder("redis://model")).unwrap();

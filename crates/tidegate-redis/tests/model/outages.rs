@@ -514,7 +514,7 @@ fn requests_that_waited_for_a_share_return_in_their_order() {
 
 /// The share of a leaky bucket predicted the same wait for a large request again and again.
 #[test]
-fn a_share_tells_times_that_hold() {
+fn a_share_predicts_times_that_hold() {
     for line in ["leaky_bucket 50/s", "leaky_bucket 50/s nodelay 5", "leaky_bucket 50/s capacity 20"] {
         run(async move {
             let model = Model::new(3, Network::steady(MS));
@@ -761,7 +761,7 @@ fn requests_in_shadow_mode_pass_while_the_store_is_away() {
 
 /// The state was reported as of the time at which the request would have been due.
 #[test]
-fn a_request_that_passes_in_shadow_mode_is_told_what_is_left_now() {
+fn a_request_that_passes_in_shadow_mode_reports_what_is_left_now() {
     for line in ["token_bucket 4/min burst 4", "fixed_window 4/min", "sliding_log 4/min"] {
         run(async move {
             let model = Model::new(1, Network::steady(MS));

@@ -50,7 +50,7 @@ fn wait(limiter: &StoreLimiter, request: impl Into<Request>) -> JoinHandle<Resul
 /// A process to which the store had reported a pause granted its share in the pause when the store
 /// went away.
 #[test]
-fn a_pause_that_the_store_told_holds_while_the_store_is_away() {
+fn a_pause_that_the_store_reported_holds_while_the_store_is_away() {
     for (is_counting, is_resumed) in [(false, false), (false, true), (true, false), (true, true)] {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
@@ -130,7 +130,7 @@ fn a_late_reply_does_not_renew_a_pause_that_its_process_has_ended() {
     }
 }
 
-/// Requests that waited behind a pause kept their booked times behind its foreseen end, and all
+/// Requests that waited behind a pause kept their booked times behind its predicted end, and all
 /// later requests of all processes waited behind them.
 #[test]
 fn requests_behind_a_pause_go_on_when_it_is_ended() {
@@ -192,7 +192,7 @@ fn requests_behind_a_pause_are_granted_in_order_when_it_has_ended() {
 /// A request that may not wait that long is refused at once, even behind requests of other
 /// processes.
 #[test]
-fn a_request_with_a_longest_wait_is_told_at_once() {
+fn a_request_that_a_pause_makes_too_late_is_refused_at_once() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
         let limiters = fleet(&model, "token_bucket 10/s burst 10", 2, false);
@@ -302,7 +302,7 @@ fn a_reservation_behind_a_pause_that_its_process_prolongs_is_due_at_its_end() {
 }
 
 /// A reservation that was settled before its decision was charged nothing for a limit that was not
-/// named, and the store kept what it had foreseen for the reservation.
+/// named, and the store kept what it had predicted for the reservation.
 #[test]
 fn a_reservation_settled_behind_a_pause_is_charged_what_was_not_named() {
     for line in ["token_bucket 10/h burst 10", "fixed_window 10/h", "sliding_log 10/h"] {
@@ -502,7 +502,7 @@ fn a_request_that_does_not_wait_overtakes_none_behind_a_pause_that_has_ended() {
     }
 }
 
-/// A debit in a pause of a window counted as of the foreseen end of the pause, and so did all
+/// A debit in a pause of a window counted as of the predicted end of the pause, and so did all
 /// requests behind it: a limit that was paused without an end, and resumed, granted nothing for
 /// twenty years.
 #[test]

@@ -237,7 +237,7 @@ fn a_place_that_is_not_used_is_as_if_it_was_dropped() {
 /// A status did not report the permits that a bucket lends, or that a window has free. Requests got
 /// them.
 #[test]
-fn a_status_tells_what_came_back_while_others_wait() {
+fn a_status_reports_what_came_back_while_others_wait() {
     for (policy, all) in [
         ("token_bucket 100/s burst 200", 200),
         ("fixed_window 100/10s", 100),

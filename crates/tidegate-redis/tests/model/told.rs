@@ -83,7 +83,7 @@ async fn random_course(seed: u64) -> u32 {
 /// too late for a booked time that a dropped wait gave back. In course 304 more is left to later
 /// requests when the request comes again.
 #[test]
-fn told_times_hold_beside_waits_that_were_dropped() {
+fn predicted_times_hold_beside_waits_that_were_dropped() {
     let told: u32 = (0..50).chain([304]).map(|seed| run(random_course(seed))).sum();
     assert!(told > 200, "{told}");
 }

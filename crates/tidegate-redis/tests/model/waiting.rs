@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
-const MOST_SKIPS: usize = 100_000;
+const MAX_SKIPS: usize = 100_000;
 
 fn open(model: &Model) -> Store {
     model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap()
@@ -713,7 +713,7 @@ fn calls_that_are_not_made_leave_turns_to_other_tasks() {
         let (limiter, is_over) = (Arc::new(OnceLock::<AnyLimiter>::new()), Arc::new(AtomicBool::new(false)));
         let (of, ends) = (limiter.clone(), is_over.clone());
         let on_skips = move |skips| {
-            if skips < MOST_SKIPS && !ends.load(Ordering::Relaxed) {
+            if skips < MAX_SKIPS && !ends.load(Ordering::Relaxed) {
                 of.get().unwrap().debit(1).unwrap();
             }
         };
@@ -730,7 +730,7 @@ fn calls_that_are_not_made_leave_turns_to_other_tasks() {
         }
         is_over.store(true, Ordering::Relaxed);
         let skips = observer.0.load(Ordering::Relaxed);
-        assert!(skips < MOST_SKIPS, "{skips}");
+        assert!(skips < MAX_SKIPS, "{skips}");
     });
 }
 
@@ -857,7 +857,7 @@ fn a_store_that_answers_too_late_is_not_booked_without_end() {
 /// The refusal reported the time that the store had booked for the newcomer: a booking that a
 /// displaced request had given back, and that was gone when the newcomer came again.
 #[test]
-fn a_full_queue_tells_a_newcomer_when_there_is_room() {
+fn a_full_queue_predicts_when_a_newcomer_has_room() {
     for (line, sizes) in [
         ("token_bucket 10/s burst 10", [10, 10, 6, 10]),
         ("leaky_bucket 10/s nodelay 10 capacity 1000", [7, 7, 9, 7]),
@@ -1072,7 +1072,7 @@ fn requests_do_not_wait_for_a_store_that_has_ended() {
 }
 
 #[test]
-fn observers_are_told_of_a_grant_after_an_outage() {
+fn observers_are_notified_of_a_grant_after_an_outage() {
     #[derive(Default)]
     struct Told(Mutex<Vec<(u64, Duration)>>);
 

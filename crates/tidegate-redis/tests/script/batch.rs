@@ -6,7 +6,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::{Connection, Value};
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, Script, Wanted, command, reserve};
+use crate::script::{
+    Answer, GivenBack, Mode, Operation, Part, Reply, ReserveRequest, Script, command, reserve,
+};
 use crate::script_tests::conformance::EXACT;
 use crate::script_tests::{Limit, START, Store, intervals};
 
@@ -58,7 +60,7 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
             now -= [interval, 4000 * interval][random.random_range(0..2)];
         }
         let context = format!("{lines:?}, seed {seed}, round {round} at {now}");
-        let requests: Vec<Wanted> = (0..random.random_range(1..8))
+        let requests: Vec<ReserveRequest> = (0..random.random_range(1..8))
             .map(|_| {
                 let costs = (0..lines.len())
                     .map(|_| {
@@ -72,8 +74,8 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
                     1 => Duration::MAX,
                     _ => Duration::from_micros(random.random_range(0..20) * interval),
                 };
-                let mode = [Mode::Shadow, Mode::Behind, Mode::Alone][random.random_range(0..20).min(2)];
-                Wanted { longest, mode, tells: random.random_bool(0.5), costs }
+                let mode = [Mode::Shadow, Mode::Behind, Mode::Normal][random.random_range(0..20).min(2)];
+                ReserveRequest { longest, mode, wants_state: random.random_bool(0.5), costs }
             })
             .collect();
         // Some bookings are given back first.
@@ -92,14 +94,14 @@ fn a_batch_decides_as_single_calls(store: &mut Store, lines: &[&str], seed: u64)
         let value: Value = cmd.query(&mut store.connection).expect("a reply");
         let together = Reply::read_all(value, requests.len(), lines.len()).expect("replies");
         for (i, (request, together)) in requests.iter().zip(together).enumerate() {
-            let telling = Wanted { tells: true, ..request.clone() };
+            let telling = ReserveRequest { wants_state: true, ..request.clone() };
             let cmd = reserve(&script, Some(now), &parts(&single, &none, &[]), &[], &[telling]);
             let value: Value = cmd.query(&mut store.connection).expect("a reply");
             let alone = Reply::read(value, lines.len()).expect("a reply");
             // A long value is only reported for the last request; for any other request, its
             // number.
             let long = |before: &Vec<u8>| i + 1 < requests.len() && before.len() > 1024;
-            let is_short = alone.answer == Answer::Done && !request.tells;
+            let is_short = alone.answer == Answer::Done && !request.wants_state;
             let told = Reply {
                 limits: if is_short { Vec::new() } else { alone.limits.clone() },
                 before: alone

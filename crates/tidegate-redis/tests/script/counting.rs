@@ -132,7 +132,7 @@ fn a_call_that_comes_late_changes_nothing() {
 }
 
 #[test]
-fn a_store_that_forgot_is_told() {
+fn a_store_that_forgot_gets_the_permits_in_use_again() {
     let Some(mut store) = Store::new() else { return };
     store.call(1, 3, 0, &[-3]);
     redis::cmd("FLUSHALL").exec(&mut store.connection).expect("a flush");

@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Reply, Wanted};
+use crate::script::{Answer, GivenBack, Mode, Operation, Reply, ReserveRequest};
 use crate::script_tests::conformance::EXACT;
 use crate::script_tests::refunds::{BOUNDED, Net, is_within};
 use crate::script_tests::{Limit, START, Store, TRY, intervals};
@@ -290,7 +290,12 @@ fn a_log_of_too_many_bookings_forgets_none_too_early() {
     let limit = Limit { terms: Terms { longest: None, ..limit.terms }, ..limit };
     let part = || [limit.part(0, &[])];
     // A call writes the state of the log once.
-    let wanted = Wanted { longest: Duration::MAX, mode: Mode::Alone, tells: false, costs: vec![(1, 1)] };
+    let wanted = ReserveRequest {
+        longest: Duration::MAX,
+        mode: Mode::Normal,
+        wants_state: false,
+        costs: vec![(1, 1)],
+    };
     let wanted = vec![wanted; 500];
     let replies: Vec<Reply> = (0..33).flat_map(|_| store.reserve(START, &part(), &[], &wanted)).collect();
     // The first one is granted, and the last 16,384 are known.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, Wanted};
+use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, ReserveRequest};
 use crate::script_tests::{Limit, START, Store};
 
 /// One limit of each algorithm.
@@ -55,7 +55,7 @@ fn book(store: &mut Store, given_back: &[Reply], requests: usize) -> Vec<Reply> 
         let given_back: Vec<Reply> = given_back.iter().map(|reply| repeated(reply, times)).collect();
         let given_back: Vec<GivenBack<'_>> = given_back.iter().map(Reply::given_back).collect();
         let costs = vec![(1, 1); limits.len()];
-        let wanted = Wanted { longest: Duration::MAX, mode: Mode::Alone, tells: true, costs };
+        let wanted = ReserveRequest { longest: Duration::MAX, mode: Mode::Normal, wants_state: true, costs };
         store.reserve(START, &parts(&limits, 0, &[]), &given_back, &vec![wanted; requests])
     };
     let (few, many) = (replies(1), replies(TIMES));

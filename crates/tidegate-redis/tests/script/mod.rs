@@ -21,7 +21,7 @@ use std::time::Duration;
 use redis::{Cmd, Connection, Value};
 use tidegate::PolicyConfig;
 
-use crate::script::{GivenBack, Operation, Part, Reply, Script, Wanted, command, reserve};
+use crate::script::{GivenBack, Operation, Part, Reply, ReserveRequest, Script, command, reserve};
 use crate::terms::Terms;
 use support::Server;
 
@@ -72,7 +72,7 @@ impl Store {
         now: u64,
         parts: &[Part<'_>],
         given_back: &[GivenBack<'_>],
-        requests: &[Wanted],
+        requests: &[ReserveRequest],
     ) -> Vec<Reply> {
         let script = Script::shared(parts.iter().map(|part| part.terms.kind()));
         let value = self.query(&script, &reserve(&script, Some(now), parts, given_back, requests));

@@ -51,8 +51,8 @@ fn a_resumed_limit_grants_nothing_before_its_bookings() {
             assert_eq!(call(ANY_WAIT, each / 2), behind, "{line}");
             // Nothing is booked in a pause.
             call(pause(10, keep_permits), each / 2);
-            let foreseen = call(ANY_WAIT, each / 2);
-            assert!(foreseen >= 10 * SECOND, "{line}: {foreseen}");
+            let predicted = call(ANY_WAIT, each / 2);
+            assert!(predicted >= 10 * SECOND, "{line}: {predicted}");
             call(pause(20, keep_permits), each / 2);
             call(Operation::Resume, each / 2);
             assert_eq!(call(ANY_WAIT, each / 2), behind + each, "{line}");
@@ -104,7 +104,7 @@ fn a_wait_that_is_dropped_after_a_refund_comes_back() {
 
 /// The same predicted wait was returned again and again, because the limit began anew each time.
 #[test]
-fn a_told_wait_is_over_when_it_was_told() {
+fn a_predicted_wait_is_over_at_the_predicted_time() {
     let Some(mut store) = Store::new() else { return };
     for (line, n) in [
         ("leaky_bucket 100/s", 7),
@@ -127,7 +127,7 @@ fn a_told_wait_is_over_when_it_was_told() {
 /// A booking ends at its time. A request that may not wait was given that time, and found the
 /// booking gone. It was given the next one, once for each booking.
 #[test]
-fn a_request_that_may_not_wait_is_told_no_instant_of_a_place() {
+fn a_request_that_may_not_wait_gets_no_time_of_a_booking() {
     let Some(mut store) = Store::new() else { return };
     for line in [
         "token_bucket 1/s burst 1",

@@ -6,7 +6,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use redis::Connection;
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, Script, Wanted, command};
+use crate::script::{Answer, GivenBack, Mode, Operation, Part, Reply, ReserveRequest, Script, command};
 use crate::script_tests::conformance::{EXACT, calls};
 use crate::script_tests::support::wait_until;
 use crate::script_tests::{Limit, START, Store, TRY, intervals};
@@ -84,7 +84,7 @@ fn a_request_behind_what_came_back_to_a_limit_of_rate_zero_is_due() {
 
 /// The entry of a log's last booking has ended at its time, and a debit counts then.
 #[test]
-fn a_told_time_counts_a_debit_beside_the_place_of_the_last_booking() {
+fn a_predicted_time_counts_a_debit_beside_the_last_booking() {
     let Some(mut store) = Store::new() else { return };
     let (log, window) = (Limit::new("sliding_log 1/s"), Limit::new("fixed_window 1/300ms from_first_grant"));
     let parts = |of_log, of_window| [log.part(of_log, &[]), window.part(of_window, &[])];
@@ -93,10 +93,10 @@ fn a_told_time_counts_a_debit_beside_the_place_of_the_last_booking() {
     assert_eq!((booked.answer, booked.wait), (Answer::Done, Duration::from_millis(300)));
     let mut now = START + 3;
     store.call(Operation::Debit, now, &parts(1, 1));
-    let wanted = |costs: [u64; 2]| Wanted {
+    let wanted = |costs: [u64; 2]| ReserveRequest {
         longest: Duration::ZERO,
-        mode: Mode::Alone,
-        tells: false,
+        mode: Mode::Normal,
+        wants_state: false,
         costs: costs.map(|n| (n, n)).to_vec(),
     };
     let back = booked.given_back();
@@ -121,7 +121,7 @@ fn costs_of_zero_touch_no_limit() {
 }
 
 #[test]
-fn a_shadow_limit_tells_and_changes_nothing() {
+fn a_shadow_limit_reports_the_wait_and_changes_nothing() {
     let Some(mut store) = Store::new() else { return };
     let limit = Limit::new("fixed_window 1/s");
     let shadow = Operation::Reserve { longest: Duration::ZERO, shadow: true };
@@ -162,9 +162,9 @@ fn nothing_is_granted_in_a_pause() {
 /// Requests that wait behind a pause, and are dropped at random or late, change nothing: a limit
 /// has the state of a limit without them, whether the pause has ended or is ended.
 #[test]
-fn what_is_foreseen_behind_a_pause_changes_nothing() {
+fn what_is_predicted_behind_a_pause_changes_nothing() {
     let Some(mut store) = Store::new() else { return };
-    let mut foreseen = 0;
+    let mut predicted = 0;
     for (line, seed) in EXACT.into_iter().flat_map(|line| (0..8).map(move |seed| (line, seed))) {
         let key = |name: &str| Limit { key: format!("{line}-{seed}-{name}"), ..Limit::new(line) };
         let limits = [key("asked"), key("control")];
@@ -197,9 +197,9 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
                     if status.limits[0].paused_for > Duration::ZERO {
                         let reply = store.call(ANY_WAIT, now, &[asked.part(n, &[])]);
                         if reply.wait < Duration::MAX {
-                            assert_eq!(reply.answer, Answer::Foreseen, "{line}");
+                            assert_eq!(reply.answer, Answer::Predicted, "{line}");
                             assert!(reply.wait >= status.limits[0].paused_for, "{line}");
-                            foreseen += 1;
+                            predicted += 1;
                             waits.push((reply, n));
                         }
                     }
@@ -210,7 +210,7 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
             let [one, other] =
                 [asked, control].map(|limit| store.call(operation, now, &[limit.part(n, &[])]));
             if operation == TRY && other.limits.first().is_some_and(|told| told.paused_for > Duration::ZERO) {
-                // Foreseen requests count in the wait that a refusal predicts.
+                // Predicted requests count in the wait that a refusal predicts.
                 assert!(
                     one.answer == other.answer && one.wait >= other.wait,
                     "{line}, {seed} {one:?} {other:?}"
@@ -221,13 +221,13 @@ fn what_is_foreseen_behind_a_pause_changes_nothing() {
         }
         assert!(is_resumed, "{line}, {seed}");
     }
-    assert!(foreseen > 500, "{foreseen}");
+    assert!(predicted > 500, "{predicted}");
 }
 
 /// Requests behind a pause are given times in sequence, and a dropped request makes room for the
 /// next.
 #[test]
-fn requests_behind_a_pause_are_foreseen_one_behind_the_other() {
+fn requests_behind_a_pause_are_predicted_one_behind_the_other() {
     let Some(mut store) = Store::new() else { return };
     for line in EXACT {
         let limit = Limit::new(line);
@@ -240,9 +240,14 @@ fn requests_behind_a_pause_are_foreseen_one_behind_the_other() {
         let dues: Vec<i64> = waits.iter().map(|reply| reply.due).collect();
         assert!(dues.is_sorted(), "{line}: {dues:?}");
         let back = waits[10].given_back();
-        let one = Wanted { longest: Duration::MAX, mode: Mode::Alone, tells: false, costs: vec![(1, 1)] };
+        let one = ReserveRequest {
+            longest: Duration::MAX,
+            mode: Mode::Normal,
+            wants_state: false,
+            costs: vec![(1, 1)],
+        };
         let again = store.reserve(START, &part(), &[back], &[one]).remove(0);
-        assert_eq!((again.answer, again.due), (Answer::Foreseen, dues[10]), "{line}");
+        assert_eq!((again.answer, again.due), (Answer::Predicted, dues[10]), "{line}");
     }
 }
 
@@ -287,8 +292,8 @@ fn a_clock_set_back_fills_nothing_and_bounds_the_wait() {
     }
 }
 
-/// A limit keeps a second value while a request is foreseen. The end of the pause in that value did
-/// not move with the clock, so the pause was extended by the amount by which the clock was set
+/// A limit keeps a second value while a request is predicted. The end of the pause in that value
+/// did not move with the clock, so the pause was extended by the amount by which the clock was set
 /// back.
 #[test]
 fn a_clock_set_back_in_a_pause_does_not_prolong_it() {
@@ -300,7 +305,7 @@ fn a_clock_set_back_in_a_pause_does_not_prolong_it() {
         let (span, mut now) = (Duration::from_secs(3600), START + 40_000_000 * SECOND);
         store.call(Operation::Pause { span, keep_permits: true }, now, &part());
         now += 10 * SECOND;
-        assert_eq!(store.call(ANY_WAIT, now, &part()).answer, Answer::Foreseen, "{line}");
+        assert_eq!(store.call(ANY_WAIT, now, &part()).answer, Answer::Predicted, "{line}");
         now -= 600 * SECOND;
         assert_eq!(store.call(TRY, now, &part()).answer, Answer::Refused, "{line}");
         let rest = store.call(Operation::Status, now, &part()).limits[0].paused_for;

@@ -10,7 +10,7 @@ use rand::{Rng, SeedableRng};
 use tidegate::policy::Policy as _;
 use tidegate::{AnyPolicy, Nanos};
 
-use crate::script::{Answer, GivenBack, Mode, Operation, Reply, Wanted};
+use crate::script::{Answer, GivenBack, Mode, Operation, Reply, ReserveRequest};
 use crate::script_tests::conformance::nanos;
 use crate::script_tests::refunds::{Net, is_within};
 use crate::script_tests::{Limit, START, Store, TRY};
@@ -113,9 +113,9 @@ fn in_one_process(line: &str, longest: Duration, asked: &[Asked]) -> Vec<Net> {
         let now = nanos(request.at);
         let mut forecast = policy.forecast(&state, now);
         for waiting in &queue {
-            policy.foresee(&state, &mut forecast, permits(asked[*waiting].n));
+            policy.predict(&state, &mut forecast, permits(asked[*waiting].n));
         }
-        let due = policy.foresee(&state, &mut forecast, permits(request.n));
+        let due = policy.predict(&state, &mut forecast, permits(request.n));
         let wait = due.saturating_since(now).as_duration();
         if wait > longest {
             continue;
@@ -185,13 +185,13 @@ fn the_instants_of_a_storm_go_to_later_requests() {
         let mut permits = 0;
         while permits < 600 {
             let sizes: Vec<u64> = (0..50).map(|_| random.random_range(1..=most)).collect();
-            let wanted = |n: &u64| Wanted {
+            let wanted = |n: &u64| ReserveRequest {
                 longest: Duration::MAX,
-                mode: Mode::Alone,
-                tells: false,
+                mode: Mode::Normal,
+                wants_state: false,
                 costs: vec![(*n, *n)],
             };
-            let wanted: Vec<Wanted> = sizes.iter().map(wanted).collect();
+            let wanted: Vec<ReserveRequest> = sizes.iter().map(wanted).collect();
             booked.extend(store.reserve(START, &[limit.part(0, &[])], &[], &wanted));
             permits += sizes.iter().sum::<u64>();
         }

@@ -98,7 +98,7 @@ async fn a_share_blocks_the_only_thread_of_a_runtime() {
 }
 
 #[tokio::test]
-async fn a_counting_limit_blocks_the_only_thread_of_a_runtime_no_longer_than_told() {
+async fn a_counting_limit_blocks_the_only_thread_no_longer_than_allowed() {
     let Some(server) = Server::start() else { return };
     let store = builder(&server).open().unwrap();
     let limit = AnyLimiter::from(store.counting("jobs", 1).build().unwrap());

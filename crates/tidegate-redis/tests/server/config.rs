@@ -147,7 +147,7 @@ fn a_program_completes_the_store_of_a_configuration() {
 }
 
 #[test]
-fn an_observer_is_told_of_limits_in_one_process_and_over_a_store() {
+fn an_observer_is_notified_of_limits_in_one_process_and_over_a_store() {
     let Some(server) = Server::start() else { return };
     let store = format!("store {} timeout 60s tag", server.url());
     for line in ["fixed_window 5/d", "fixed_window 5/d and fixed_window 9/d"] {
@@ -420,7 +420,7 @@ mod with_serde {
     }
 
     #[test]
-    fn unknown_fields_are_errors_and_secrets_are_not_told() {
+    fn unknown_fields_are_errors_and_secrets_are_not_written() {
         let policy = "policy = \"fixed_window\"\nrate = \"5/s\"\n";
         for (field, message) in [
             ("stoer = \"redis://:hunter2@h\"", "stoer: there is no such field"),
@@ -524,7 +524,7 @@ fn a_choice_for_outages_is_a_text() {
 }
 
 #[test]
-fn an_observer_is_told_of_permits_in_use_of_one_process() {
+fn an_observer_is_notified_of_permits_in_use_of_one_process() {
     let statistics = Arc::new(Statistics::new());
     let config = config("in_use 2").observed_by(statistics.clone());
     let limiter = config.build().unwrap();

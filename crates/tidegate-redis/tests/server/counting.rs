@@ -292,7 +292,7 @@ async fn without_a_store_a_process_has_its_share() {
 }
 
 #[tokio::test]
-async fn observers_are_told_what_callers_got() {
+async fn observers_are_notified_of_what_callers_got() {
     let Some(mut server) = Server::start() else { return };
     let all = Arc::new(Statistics::new());
     let share = WhileAway::ShareOf(NonZeroU32::new(2).unwrap());

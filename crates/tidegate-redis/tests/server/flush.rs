@@ -122,7 +122,7 @@ fn dropped_waits_are_given_back_that_the_store_has_not_answered_yet() {
 }
 
 #[test]
-fn a_flush_tells_of_a_message_that_was_lost_and_ends_in_time() {
+fn a_flush_reports_a_message_that_was_lost_and_ends_in_time() {
     run(async {
         let model = model();
         let store = model.open(builder()).unwrap();
@@ -253,7 +253,7 @@ fn a_process_is_counted_from_its_first_request_until_it_flushes() {
 }
 
 #[test]
-fn calls_of_an_operator_tell_whether_the_store_carried_them_out() {
+fn calls_of_an_operator_report_whether_the_store_carried_them_out() {
     run(async {
         let (model, line) = (model(), "token_bucket 1/h burst 20");
         let limiter = other(&model, line).await;

@@ -160,7 +160,7 @@ fn threads_without_a_runtime_are_served() {
 }
 
 #[tokio::test]
-async fn a_server_that_forgets_scripts_is_told_the_text() {
+async fn a_server_that_forgets_scripts_gets_the_text_again() {
     let Some(server) = Server::start() else { return };
     let store = open(&server);
     let limiter = any(&store, "fixed_window 1000/10000d");
@@ -219,7 +219,7 @@ async fn permissions_are_checked_and_never_replaced_by_a_fallback() {
 }
 
 #[tokio::test]
-async fn a_request_that_waits_too_long_for_a_script_is_told_when_to_come() {
+async fn a_request_that_waits_too_long_for_a_script_gets_a_retry_time() {
     let Some(server) = Server::start() else { return };
     let store = open(&server);
     let limiter = any(&store, "leaky_bucket 3/s");

@@ -25,7 +25,7 @@ use self::server::{BURST, Nginx, RATE, Refusal};
 /// The number of requests in each run. A run sends more until NGINX has made the wanted number of
 /// refusals.
 const REQUESTS: u32 = 150;
-const MOST_REQUESTS: u32 = 3000;
+const MAX_REQUESTS: u32 = 3000;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -68,7 +68,7 @@ async fn run(
         let share = (REQUESTS + task) / tasks;
         set.spawn(async move {
             let (mut sent, mut refused) = (0, 0);
-            while sent < share || refused < refusals && sent < MOST_REQUESTS {
+            while sent < share || refused < refusals && sent < MAX_REQUESTS {
                 let answer = limit.send(client.get(&url)).await?;
                 sent += 1;
                 refused += u32::from(answer.status() != StatusCode::OK);

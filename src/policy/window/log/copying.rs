@@ -85,7 +85,7 @@ impl LogState {
     /// Copies for `n` undone permits, if a copy is due, and as far as necessary if there is no
     /// spare place left. Returns whether the head continues in the other ring, with all that the
     /// book has.
-    pub(super) fn go_on_copying(
+    pub(super) fn continue_copy(
         &self,
         back: &GiveBack,
         books: &mut Books,
@@ -118,11 +118,11 @@ impl LogState {
         // A few places less than there are, so that not every taker comes in between.
         let most = match full {
             false => self.len() - 1 - self.spare() / 8,
-            true if books.hurried => 0,
+            true if books.copy_failed => 0,
             true => self.len() - 1,
         };
         let copied = self.copy(books, places, most, window);
-        books.hurried = full && !copied;
+        books.copy_failed = full && !copied;
         if !copied {
             books.copying = None;
             return false;
@@ -159,9 +159,9 @@ impl LogState {
             return false;
         }
         let (unread, book) = (copying.pending, &books.book);
-        let over = book.over.partition_point(|(time, _)| *time <= copying.time);
+        let over = book.expired.partition_point(|(time, _)| *time <= copying.time);
         let mut undone = book
-            .over
+            .expired
             .range(over..)
             .map(|(time, credit)| (*time, credit.n))
             .chain(book.credits.range(copying.time + 1..).map(|(time, credit)| (*time, credit.n)))

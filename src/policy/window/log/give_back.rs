@@ -125,8 +125,8 @@ pub(super) struct Book {
     pub(super) credits: BTreeMap<Stamp, Credit>,
     pub(super) sum: u32,
     /// The credits that are over, oldest first. In a longer window they may count again.
-    pub(super) over: VecDeque<(Stamp, Credit)>,
-    pub(super) over_sum: u32,
+    pub(super) expired: VecDeque<(Stamp, Credit)>,
+    pub(super) expired_sum: u32,
 }
 
 /// The data that a giver-back needs the lock for.
@@ -137,7 +137,7 @@ pub(super) struct Books {
     /// The copy that is being made.
     pub(super) copying: Option<Copying>,
     /// Whether the last copy in one pass failed, because other calls took permits meanwhile.
-    pub(super) hurried: bool,
+    pub(super) copy_failed: bool,
     /// The credits of the ring before. They are freed a few at a time, because freeing all at once
     /// would take long.
     pub(super) old: BTreeMap<Stamp, Credit>,
@@ -258,15 +258,15 @@ impl Book {
         {
             let (time, credit) = first.remove_entry();
             self.sum -= credit.n;
-            self.over_sum += credit.n;
-            self.over.push_back((time, credit));
+            self.expired_sum += credit.n;
+            self.expired.push_back((time, credit));
         }
         self.forget_taken(state, was_taken);
-        while let Some((time, credit)) = self.over.back().copied()
+        while let Some((time, credit)) = self.expired.back().copied()
             && end(time, window) > now
         {
-            self.over.pop_back();
-            self.over_sum -= credit.n;
+            self.expired.pop_back();
+            self.expired_sum -= credit.n;
             self.add(back.links(ring), time, credit);
         }
         while let Some(first) = self.credits.first_entry()
@@ -274,22 +274,22 @@ impl Book {
         {
             let (time, credit) = first.remove_entry();
             self.sum -= credit.n;
-            self.over_sum += credit.n;
-            self.over.push_back((time, credit));
+            self.expired_sum += credit.n;
+            self.expired.push_back((time, credit));
         }
         self.forget_taken(state, was_taken);
     }
 
     /// Forgets credits that are over and whose places were taken again.
     fn forget_taken(&mut self, state: &LogState, was_taken: impl Fn(u32, Stamp) -> bool) {
-        while let Some((time, credit)) = self.over.front_mut()
+        while let Some((time, credit)) = self.expired.front_mut()
             && was_taken(credit.place, *time)
         {
             credit.place = state.after(credit.place, 1);
             credit.n -= 1;
-            self.over_sum -= 1;
+            self.expired_sum -= 1;
             if credit.n == 0 {
-                self.over.pop_front();
+                self.expired.pop_front();
             }
         }
     }
@@ -301,7 +301,7 @@ impl Book {
     /// Returns the undone permits whose places were not taken again: the ring has this many fewer
     /// places that show permits that count, or would count in a longer window.
     pub(super) fn undone(&self) -> u32 {
-        self.sum + self.over_sum
+        self.sum + self.expired_sum
     }
 }
 
@@ -359,7 +359,7 @@ impl LogState {
         loop {
             let (View { head, valid, .. }, _) = self.settled(now, window);
             books.book.follow(self, back, window, head);
-            if self.go_on_copying(back, books, n, head, valid, window) {
+            if self.continue_copy(back, books, n, head, valid, window) {
                 return;
             }
             let (first, sum) = (books.book.first(), books.book.sum);
@@ -496,8 +496,8 @@ impl LogState {
                     book.credits.pop_first();
                 }
                 book.sum = sum;
-                book.over.clear();
-                book.over_sum = 0;
+                book.expired.clear();
+                book.expired_sum = 0;
                 return;
             }
         }
@@ -580,7 +580,7 @@ impl LogState {
     pub(super) fn rewindow(&self, now: Stamp, window: &Window) {
         if let Some(back) = self.back() {
             let mut books = lock(&back.books);
-            if !books.book.over.is_empty() || !books.book.credits.is_empty() {
+            if !books.book.expired.is_empty() || !books.book.credits.is_empty() {
                 self.credit(back, &mut books, 1, now, window);
             }
         }

@@ -172,7 +172,7 @@ impl SlidingLog {
         if window.limit == 0 {
             return PolicyStatus::NOTHING;
         }
-        state.look(moment(at), &window, |view, time| {
+        state.inspect(moment(at), &window, |view, time| {
             let taken = state.taken(view, time, &window);
             let later = later(view).min(taken);
             let at_or = |free_at| if free_at > time { due(free_at) } else { at };
@@ -249,7 +249,7 @@ impl Policy for SlidingLog {
         let (need, limit) = (ahead.saturating_add(u64::from(n)), u64::from(window.limit));
         let windows = (need - 1) / limit;
         let of_first = u32::try_from(need - windows * limit).unwrap_or(window.limit);
-        let first = state.look(moment(at), &window, |view, time| {
+        let first = state.inspect(moment(at), &window, |view, time| {
             let free_at = state.free_at(view, &window, of_first);
             // A grant of the next lap comes after the last one.
             (windows > 0 || free_at > time).then(|| free_at.max(time))
@@ -262,7 +262,7 @@ impl Policy for SlidingLog {
         if largest > 1 { usize::MAX } else { 0 }
     }
 
-    /// Records how many entries were taken by foreseen grants, and how many of these are free
+    /// Records how many entries were taken by predicted grants, and how many of these are free
     /// again. The ring itself is read later, entry by entry.
     fn forecast(&self, state: &LogState, at: Nanos) -> Forecast {
         let head = state.head();
@@ -272,7 +272,7 @@ impl Policy for SlidingLog {
         Forecast::with(at, [0, 0, found])
     }
 
-    fn foresee(&self, state: &LogState, forecast: &mut Forecast, n: u32) -> Nanos {
+    fn predict(&self, state: &LogState, forecast: &mut Forecast, n: u32) -> Nanos {
         let window = self.window();
         if window.unlimited {
             return forecast.at;
@@ -283,10 +283,10 @@ impl Policy for SlidingLog {
         let [taken, mut free, _] = forecast.numbers;
         let (taken, limit) = (taken + u64::from(n), u64::from(window.limit));
         let of_ring = u32::try_from(taken.min(limit)).unwrap_or(window.limit);
-        let (mut free_at, latest) = state.look(moment(forecast.at), &window, |view, _| {
+        let (mut free_at, latest) = state.inspect(moment(forecast.at), &window, |view, _| {
             (state.free_at(view, &window, of_ring), view.head.time)
         });
-        // Behind the last entry of the ring come the entries of the foreseen grants.
+        // Behind the last entry of the ring come the entries of the predicted grants.
         while let Some((end, places)) = forecast.next_expiry()
             && free < taken.saturating_sub(limit)
         {
@@ -305,7 +305,7 @@ impl Policy for SlidingLog {
         at
     }
 
-    fn foresee_many(&self, state: &LogState, forecast: &mut Forecast, crowd: &Crowd) {
+    fn predict_many(&self, state: &LogState, forecast: &mut Forecast, crowd: &Crowd) {
         let window = self.window();
         if window.unlimited || crowd.requests == 0 {
             return;

@@ -233,12 +233,12 @@ impl LogState {
         }
     }
 
-    /// Calls `look` until nothing changes meanwhile.
-    pub(super) fn look<T>(&self, now: Stamp, window: &Window, look: impl Fn(&View, Stamp) -> T) -> T {
+    /// Calls `inspect` until nothing changes meanwhile.
+    pub(super) fn inspect<T>(&self, now: Stamp, window: &Window, inspect: impl Fn(&View, Stamp) -> T) -> T {
         let mut head = self.head();
         loop {
             let time = now.max(head.time);
-            let seen = look(&self.view(head, time, window), time);
+            let seen = inspect(&self.view(head, time, window), time);
             match self.head() {
                 same if same == head => return seen,
                 newer => head = newer,
@@ -256,9 +256,11 @@ impl LogState {
             let head = Head::decode(word);
             let time = now.max(head.time);
             let seen = match self.back.get() {
-                Some(back) if head.floored || head.credited => self.judge_slot(back, word, time, window, n),
+                Some(back) if head.floored || head.credited => {
+                    self.decide_by_slot(back, word, time, window, n)
+                }
                 // The usual head has no flag. The compiler removes everything about credits.
-                _ => self.judge(word, &self.plain_view(head), time, window, n),
+                _ => self.decide(word, &self.plain_view(head), time, window, n),
             };
             match seen {
                 Ok(decision) => return decision,
@@ -267,10 +269,10 @@ impl LogState {
         }
     }
 
-    /// Like [`judge`](LogState::judge), by the slot of the version.
+    /// Like [`decide`](LogState::decide), by the slot of the version.
     #[cold]
     #[inline(never)]
-    fn judge_slot(
+    fn decide_by_slot(
         &self,
         back: &GiveBack,
         word: u128,
@@ -279,13 +281,13 @@ impl LogState {
         n: u32,
     ) -> Result<Result<LogCharge, Stamp>, u128> {
         let view = self.view_slot(back, Head::decode(word), time, window);
-        self.judge(word, &view, time, window, n)
+        self.decide(word, &view, time, window, n)
     }
 
     /// Takes `n` places or refuses them, by a view. The error is the newer head if the head is not
     /// the one of the view; it may also fail spuriously.
     #[inline(always)]
-    fn judge(
+    fn decide(
         &self,
         word: u128,
         view: &View,
@@ -295,7 +297,7 @@ impl LogState {
     ) -> Result<Result<LogCharge, Stamp>, u128> {
         let oldest = self.behind(view, window.limit - n + 1 + view.credits.sum);
         if end(oldest, window) <= time {
-            return self.take_seen(word, view, time, n).map(Ok);
+            return self.take_by_view(word, view, time, n).map(Ok);
         }
         let no_credits = view.credits.sum == 0;
         let free_at = if no_credits { end(oldest, window) } else { self.free_at(view, window, n) };
@@ -315,7 +317,7 @@ impl LogState {
     /// Otherwise the error is the newer head; it may also fail spuriously. Always inlined, so that
     /// a charge is not copied.
     #[inline(always)]
-    fn take_seen(&self, word: u128, view: &View, time: Stamp, n: u32) -> Result<LogCharge, u128> {
+    fn take_by_view(&self, word: u128, view: &View, time: Stamp, n: u32) -> Result<LogCharge, u128> {
         let head = view.head;
         if !self.publish(&view.credits) {
             // The slot has other credits now, so the head has changed, too. Acquire: as (1).
@@ -358,7 +360,7 @@ impl LogState {
                     same if same == word => return 0,
                     newer => newer,
                 },
-                n => match self.take_seen(word, &view, time, n) {
+                n => match self.take_by_view(word, &view, time, n) {
                     Ok(_) => return n,
                     Err(newer) => newer,
                 },

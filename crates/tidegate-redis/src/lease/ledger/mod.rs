@@ -29,7 +29,7 @@ use std::time::Duration;
 use tidegate::{Nanos, Refusal};
 use tokio::sync::Notify;
 
-use crate::lease::account::{Account, FOR_EACH, HORIZON, TRUST, Use};
+use crate::lease::account::{Account, FOR_EACH, HORIZON, TRUST, Usage};
 pub(crate) use crate::lease::ledger::plan::{Order, Outcome, Plan, Return};
 use crate::lease::patience::{Patience, Usual};
 use crate::lease::stock::Piece;
@@ -64,10 +64,10 @@ pub(crate) struct Ledger {
 
 #[derive(Debug, Default)]
 struct State {
-    limits: Vec<Use>,
+    limits: Vec<Usage>,
     usual: Usual,
     /// Until this time there are more requests than permits.
-    pressed: Nanos,
+    overloaded_till: Nanos,
     /// When the next lease is asked for, while there are more requests than permits.
     next: Nanos,
     /// What the last waiting request asked for, until when requests of several costs wait, and
@@ -78,12 +78,12 @@ struct State {
     /// How many permits such requests ask for besides the first, on average.
     more: f64,
     /// Nothing is booked before this time.
-    away: Nanos,
+    not_before: Nanos,
     /// Whether the last booking for queued requests failed for another reason than an outage.
     is_hopeless: bool,
     /// How many times the leases were ended. A booking that was asked for before an ending ends
     /// like the leases did.
-    endings: u64,
+    generation: u64,
 }
 
 impl Ledger {
@@ -93,7 +93,7 @@ impl Ledger {
         let accounts: Vec<Arc<Account>> =
             terms.map(|terms| Arc::new(Account::new(terms, patience.clone(), kick.clone()))).collect();
         let limits =
-            accounts.iter().map(|account| Use { left: account.terms.limit, ..Use::default() }).collect();
+            accounts.iter().map(|account| Usage { left: account.terms.limit, ..Usage::default() }).collect();
         let state = Mutex::new(State { limits, ..State::default() });
         let (joined, endless, processes) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(1));
         Ledger { accounts, kick, joined, endless, patience, processes, counters, state }
@@ -112,21 +112,21 @@ impl Ledger {
 
     /// Notes that a missed request is decided by the store, or is known to be refused there. So no
     /// lease asks for its permits as well.
-    pub(crate) fn alone(&self, costs: &Costs) {
+    pub(crate) fn note_by_store(&self, costs: &Costs) {
         for (account, (n, _)) in self.accounts.iter().zip(costs) {
-            account.alone.fetch_add(*n, Ordering::Relaxed);
+            account.by_store.fetch_add(*n, Ordering::Relaxed);
         }
     }
 
     /// Returns when the next lease is asked for, if a missed request that may wait for `longest`
     /// leaves its chance to that lease. `None` means that the request is decided by itself.
-    pub(crate) fn pressed(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<Nanos> {
+    pub(crate) fn next_lease_at(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<Nanos> {
         let mut state = self.lock();
         self.note(&mut state, longest);
         let is_alike = state.usual.is_alike(longest);
         // The store reports what a pause refuses.
-        let is_pressed = now < state.pressed && !state.is_paused(now);
-        (is_pressed && is_alike && self.pays_by(&mut state, now, costs)).then_some(state.next)
+        let is_overloaded = now < state.overloaded_till && !state.is_paused(now);
+        (is_overloaded && is_alike && self.is_worthwhile_by(&mut state, now, costs)).then_some(state.next)
     }
 
     /// Notes that a request waits in the queue, for at most `longest`. A request without a maximum
@@ -134,7 +134,7 @@ impl Ledger {
     /// longer one.
     pub(crate) fn waits(&self, now: Nanos, costs: &Costs, longest: Option<Duration>) {
         self.note(&mut self.lock(), longest.unwrap_or(FOR_EACH * HORIZON));
-        let stays = |longest| longest >= self.patience.stays() && !self.patience.is_crowded(now);
+        let stays = |longest| longest >= self.patience.min_wait() && !self.patience.is_crowded(now);
         if longest.is_none_or(stays) {
             for (account, (n, _)) in self.accounts.iter().zip(costs) {
                 let ahead = account.waiting.load(Ordering::Relaxed);
@@ -188,10 +188,10 @@ impl Ledger {
     pub(crate) fn has_plenty(&self, now: Nanos, costs: &Costs) -> bool {
         let state = self.lock();
         let mut limits = self.accounts.iter().zip(&state.limits).zip(costs);
-        now >= state.pressed
-            && limits.all(|((account, told), (n, _))| {
+        now >= state.overloaded_till
+            && limits.all(|((account, usage), (n, _))| {
                 let waiting = account.waiting.load(Ordering::Relaxed);
-                *n == 0 || waiting.saturating_add(*n) <= told.left(now, account.terms.limit)
+                *n == 0 || waiting.saturating_add(*n) <= usage.left(now, account.terms.limit)
             })
     }
 
@@ -212,15 +212,15 @@ impl Ledger {
     }
 
     /// Returns whether no lease is asked for now, because a call failed.
-    pub(crate) fn rests(&self, now: Nanos) -> bool {
-        now < self.lock().away
+    pub(crate) fn is_backing_off(&self, now: Nanos) -> bool {
+        now < self.lock().not_before
     }
 
     /// Notes that the store is back: permits for the queued requests are booked at once.
     pub(crate) fn is_back(&self) {
         let mut state = self.lock();
         if !state.is_hopeless {
-            state.away = Nanos::ZERO;
+            state.not_before = Nanos::ZERO;
         }
     }
 
@@ -262,8 +262,8 @@ impl Ledger {
 
     /// Returns whether leases serve requests of this kind better than calls: at least two for each
     /// round trip.
-    pub(crate) fn pays(&self, now: Nanos, costs: &Costs) -> bool {
-        self.pays_by(&mut self.lock(), now, costs)
+    pub(crate) fn is_worthwhile(&self, now: Nanos, costs: &Costs) -> bool {
+        self.is_worthwhile_by(&mut self.lock(), now, costs)
     }
 
     /// Notes what a waiting request asks for. Returns whether the store decides it, because
@@ -278,8 +278,8 @@ impl Ledger {
         if let ([account], [(n, _)]) = (&self.accounts[..], &costs[..]) {
             // How many permits besides the first requests ask for.
             state.more += ((*n as f64 - 1.0) - state.more) / 16.0;
-            let is_pressed = now < state.pressed;
-            let size = self.size(0, now, &mut state.limits[0], is_pressed) as f64;
+            let is_overloaded = now < state.overloaded_till;
+            let size = self.size(0, now, &mut state.limits[0], is_overloaded) as f64;
             if now < state.mixed_till && size < account.serves(state.more) {
                 state.by_store_till = now.saturating_add(BY_STORE);
             }
@@ -293,15 +293,15 @@ impl Ledger {
         if self.accounts.len() == 1 {
             return now < state.by_store_till;
         }
-        let is_short = state.limits.iter().zip(costs).any(|(told, (n, _))| told.left < *n);
+        let is_short = state.limits.iter().zip(costs).any(|(usage, (n, _))| usage.left < *n);
         now < state.mixed_till && is_short && self.has_waiting()
     }
 
-    fn pays_by(&self, state: &mut State, now: Nanos, costs: &Costs) -> bool {
-        let is_pressed = now < state.pressed;
+    fn is_worthwhile_by(&self, state: &mut State, now: Nanos, costs: &Costs) -> bool {
+        let is_overloaded = now < state.overloaded_till;
         let asks = |(_, (n, _)): &(usize, &(u64, u64))| *n > 0;
         let mut asked = costs.iter().enumerate().filter(asks);
-        asked.all(|(i, (n, _))| self.size(i, now, &mut state.limits[i], is_pressed) >= n.saturating_mul(2))
+        asked.all(|(i, (n, _))| self.size(i, now, &mut state.limits[i], is_overloaded) >= n.saturating_mul(2))
     }
 
     /// Returns the refusal of a request that may wait for `longest`, if a limit is known to have no
@@ -311,15 +311,15 @@ impl Ledger {
     }
 
     /// Notes what a reply reports about the limits.
-    pub(crate) fn told(&self, now: Nanos, reply: &Reply) {
+    pub(crate) fn note_report(&self, now: Nanos, reply: &Reply) {
         let mut state = self.lock();
-        self.note_told(&mut state, now, reply);
+        self.apply_report(&mut state, now, reply);
     }
 
-    fn note_told(&self, state: &mut State, now: Nanos, reply: &Reply) {
-        state.told(now, reply);
+    fn apply_report(&self, state: &mut State, now: Nanos, reply: &Reply) {
+        state.note_report(now, reply);
         let next = state.limits.iter().map(|limit| limit.none_before.saturating_since(now)).max();
-        self.patience.told(now, next.unwrap_or_default(), state.usual.longest);
+        self.patience.note_report(now, next.unwrap_or_default(), state.usual.longest);
     }
 
     /// Notes that a lease was refused. A pause does not show that there are more requests than
@@ -327,7 +327,7 @@ impl Ledger {
     fn refused(&self, state: &mut State, now: Nanos) {
         self.patience.crowd(now.saturating_add(TRUST));
         if !state.is_paused(now) {
-            state.pressed = now.saturating_add(TRUST);
+            state.overloaded_till = now.saturating_add(TRUST);
         }
     }
 
@@ -342,12 +342,12 @@ impl Ledger {
     /// for the queued requests and for later requests, and not for requests that ended before.
     pub(crate) fn end(&self, now: Nanos) -> Vec<Return> {
         let mut state = self.lock();
-        state.endings += 1;
+        state.generation += 1;
         let mut returns = Vec::new();
         for (i, (account, limit)) in self.accounts.iter().zip(&mut state.limits).enumerate() {
-            returns.extend(self.come_back(i, now, account.stock.clear()));
+            returns.extend(self.returns_of(i, now, account.stock.clear()));
             limit.booked = account.asked();
-            limit.ordered = limit.booked.saturating_sub(account.alone.load(Ordering::Relaxed));
+            limit.ordered = limit.booked.saturating_sub(account.by_store.load(Ordering::Relaxed));
         }
         self.count(&mut state);
         returns
@@ -355,13 +355,13 @@ impl Ledger {
 
     /// Ends all leases of a limit, or of all limits, and drops the permits, including those of a
     /// booking that comes later. Returns how many there were.
-    pub(crate) fn lose(&self, only: Option<usize>) -> u64 {
+    pub(crate) fn discard(&self, only: Option<usize>) -> u64 {
         let mut state = self.lock();
-        state.endings += 1;
-        let (mut lost, endings) = (0, state.endings);
+        state.generation += 1;
+        let (mut lost, generation) = (0, state.generation);
         for (i, (account, limit)) in self.accounts.iter().zip(&mut state.limits).enumerate() {
             if only.is_none_or(|only| only == i) {
-                limit.lost = endings;
+                limit.lost = generation;
                 lost += account.stock.clear().iter().map(|piece| piece.permits).sum::<u64>();
             }
         }
@@ -377,13 +377,13 @@ impl Ledger {
 
     /// Returns what unused pieces give back, the latest booking first: a server takes back the last
     /// booking that was made, and then the one before it, but few others.
-    fn come_back(&self, limit: usize, now: Nanos, mut pieces: Vec<Piece>) -> Vec<Return> {
+    fn returns_of(&self, limit: usize, now: Nanos, mut pieces: Vec<Piece>) -> Vec<Return> {
         pieces.sort_by_key(|piece| Reverse(piece.origin.due));
-        pieces.into_iter().map(|piece| self.comes_back(limit, now, piece)).collect()
+        pieces.into_iter().map(|piece| self.return_of(limit, now, piece)).collect()
     }
 
     /// Returns what an unused piece gives back.
-    fn comes_back(&self, limit: usize, now: Nanos, piece: Piece) -> Return {
+    fn return_of(&self, limit: usize, now: Nanos, piece: Piece) -> Return {
         let Piece { permits, usable, origin, .. } = piece;
         let (operation, before) = match origin.before {
             Some(before) if usable > now => (Operation::Back { due: origin.due }, before.to_vec()),
@@ -394,8 +394,8 @@ impl Ledger {
     }
 
     /// Returns how many permits a lease of this limit has that is booked now.
-    fn size(&self, limit: usize, now: Nanos, told: &mut Use, is_pressed: bool) -> u64 {
-        self.accounts[limit].size(now, told, is_pressed, self.processes.load(Ordering::Relaxed))
+    fn size(&self, limit: usize, now: Nanos, usage: &mut Usage, is_overloaded: bool) -> u64 {
+        self.accounts[limit].size(now, usage, is_overloaded, self.processes.load(Ordering::Relaxed))
     }
 
     /// Counts the permits that were used since the last count.
@@ -413,28 +413,28 @@ impl Ledger {
 }
 
 impl State {
-    fn told(&mut self, now: Nanos, reply: &Reply) {
-        for (limit, told) in self.limits.iter_mut().zip(&reply.limits) {
-            (limit.left, limit.told) = (told.available, now);
-            limit.none_before = now.saturating_add(Nanos::from_duration(told.next_in));
+    fn note_report(&mut self, now: Nanos, reply: &Reply) {
+        for (limit, report) in self.limits.iter_mut().zip(&reply.limits) {
+            (limit.left, limit.reported_at) = (report.available, now);
+            limit.none_before = now.saturating_add(Nanos::from_duration(report.next_in));
             limit.believed = limit.none_before.min(now.saturating_add(TRUST));
-            limit.paused_till = now.saturating_add(Nanos::from_duration(told.paused_for));
+            limit.paused_till = now.saturating_add(Nanos::from_duration(report.paused_for));
         }
     }
 
     /// Returns whether a limit was reported to be paused now.
     fn is_paused(&self, now: Nanos) -> bool {
-        self.limits.iter().any(|told| now < told.paused_till)
+        self.limits.iter().any(|usage| now < usage.paused_till)
     }
 
     /// Returns the refusal of a request that may wait for `longest`, if a limit is known to have no
     /// permit.
     fn refusal(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<(usize, Refusal)> {
         let asked = self.limits.iter().zip(costs).enumerate().filter(|(_, (_, (n, _)))| *n > 0);
-        let (limit, (told, _)) = asked.max_by_key(|(_, (told, _))| told.none_before)?;
+        let (limit, (usage, _)) = asked.max_by_key(|(_, (usage, _))| usage.none_before)?;
         let latest = now.saturating_add(Nanos::from_duration(longest));
-        let is_known = now < told.believed && latest < told.none_before;
-        let retry_after = told.none_before.saturating_since(latest);
+        let is_known = now < usage.believed && latest < usage.none_before;
+        let retry_after = usage.none_before.saturating_since(latest);
         let refusal = match self.is_paused(now) {
             true => Refusal::Paused { retry_after },
             false => Refusal::Limited { retry_after },
@@ -457,7 +457,7 @@ mod tests {
 
     /// Returns the reply to a lease of these permits, which is due in 30 ms.
     fn booked(full_in: Duration, permits: Vec<u64>) -> Reply {
-        let told = StateReport {
+        let report = StateReport {
             available: 0,
             full_in,
             next_in: Duration::ZERO,
@@ -469,7 +469,7 @@ mod tests {
             wait: 30 * MS,
             tightest: None,
             due: 1_000_000,
-            limits: vec![told; permits.len()],
+            limits: vec![report; permits.len()],
             permits,
             before: Vec::new(),
         }
@@ -483,7 +483,7 @@ mod tests {
         ledger.joins(&vec![(5, 5), (7, 7)], true);
         let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
         end(&ledger);
-        let outcome = ledger.done(at(17), &order, Ok(&booked(MS, vec![5, 7])));
+        let outcome = ledger.handle_reply(at(17), &order, Ok(&booked(MS, vec![5, 7])));
         let Outcome::TooLate(returns) = outcome else { panic!("{outcome:?}") };
         assert_eq!(ledger.end(at(17)), []);
         (returns.iter().map(|back| (back.limit, back.permits)).collect(), ledger.counters.read())
@@ -493,7 +493,7 @@ mod tests {
     fn a_booking_in_flight_ends_as_the_leases_did() {
         let counts = |returned, lost| LeaseCounts { taken: 12, used: 0, returned, lost };
         assert_eq!(late(|ledger| _ = ledger.end(at(15))), (vec![(0, 5), (1, 7)], counts(12, 0)));
-        assert_eq!(late(|ledger| _ = ledger.lose(Some(0))), (vec![(1, 7)], counts(7, 5)));
+        assert_eq!(late(|ledger| _ = ledger.discard(Some(0))), (vec![(1, 7)], counts(7, 5)));
     }
 
     /// Otherwise a lease would be granted where a request is refused.
@@ -503,7 +503,7 @@ mod tests {
         let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
         let one = vec![(1, 1)];
         for _ in 0..60 {
-            assert_eq!(ledger.pressed(at(100), &one, 80 * MS), None);
+            assert_eq!(ledger.next_lease_at(at(100), &one, 80 * MS), None);
             ledger.missed(&one);
         }
         let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };

@@ -24,7 +24,7 @@ use std::time::Duration;
 use tidegate::Nanos;
 
 use crate::jitter::jittered;
-use crate::lease::account::{Account, TRUST, Use, whole};
+use crate::lease::account::{Account, TRUST, Usage, whole};
 use crate::lease::ledger::Ledger;
 use crate::script::{Answer, Operation, Reply, StateReport};
 use crate::set::Costs;
@@ -35,10 +35,10 @@ use crate::terms::Kind;
 const REST: Nanos = Nanos::new(5_000_000);
 
 /// The most pieces that may be booked at one time.
-const MOST_PIECES: usize = 64;
+const MAX_PIECES: usize = 64;
 
 /// The most pieces that are asked for together, if a bucket holds too few permits for a round trip.
-const MOST_TOGETHER: u64 = 16;
+const MAX_TOGETHER: u64 = 16;
 
 /// What the task that books permits does next.
 #[derive(Debug, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub(crate) struct Order {
     /// How long the requests that it is for may wait.
     patience: Duration,
     pub(crate) sent: Nanos,
-    endings: u64,
+    generation: u64,
 }
 
 /// The result of a booking.
@@ -103,14 +103,14 @@ impl Ledger {
     /// before it makes the next one.
     pub(crate) fn plan(&self, now: Nanos, in_line: usize, are_left: bool) -> Plan {
         let mut state = self.lock();
-        let is_pressed = now < state.pressed;
+        let is_overloaded = now < state.overloaded_till;
         let are_left = are_left && now < state.by_store_till;
         let mut returns = Vec::new();
         let (mut costs, mut lines, mut span) = (Vec::new(), Vec::new(), Duration::ZERO);
         let (mut is_idle, mut is_short, mut is_urgent) = (true, false, false);
         let (mut pieces, mut pace) = (0, state.usual.longest / 32);
         for (i, account) in self.accounts.iter().enumerate() {
-            let size = self.size(i, now, &mut state.limits[i], is_pressed);
+            let size = self.size(i, now, &mut state.limits[i], is_overloaded);
             let limit = &state.limits[i];
             let waiting = self.waiting(account, in_line);
             let spare = if are_left { 0 } else { 2 * size.max(limit.lease) };
@@ -118,10 +118,10 @@ impl Ledger {
                 true => account.stock.clear(),
                 false => account.stock.remove(now, waiting.saturating_add(spare)),
             };
-            returns.extend(self.come_back(i, now, removed));
+            returns.extend(self.returns_of(i, now, removed));
             let (usable, later) = account.stock.held(now);
             let held = usable.saturating_add(later);
-            let demand = self.demand(account, limit, (waiting, held), size, is_pressed, are_left);
+            let demand = self.demand(account, limit, (waiting, held), size, is_overloaded, are_left);
             is_short |= demand.is_short;
             is_urgent |= demand.is_urgent;
             let n = demand.n;
@@ -142,13 +142,13 @@ impl Ledger {
         }
         let ends = self.accounts.iter().filter_map(|account| account.stock.first_end()).min();
         let ends = ends.unwrap_or(Nanos::MAX);
-        let paced = if is_pressed && now < state.next { state.next } else { Nanos::ZERO };
-        let rests = if is_urgent { state.away } else { state.away.max(paced) };
+        let paced = if is_overloaded && now < state.next { state.next } else { Nanos::ZERO };
+        let rests = if is_urgent { state.not_before } else { state.not_before.max(paced) };
         if is_short && now < rests {
             let until = ends.min(rests);
             return if is_urgent { Plan::Fail(until) } else { Plan::Rest(until) };
         }
-        if is_short && pieces < MOST_PIECES {
+        if is_short && pieces < MAX_PIECES {
             state.next = now.saturating_add(Nanos::from_duration(jittered(pace)));
             for ((account, limit), (n, _)) in self.accounts.iter().zip(&mut state.limits).zip(&costs) {
                 limit.ordered = asked_by_leases(account, limit);
@@ -163,11 +163,18 @@ impl Ledger {
             }
             let longest = match is_urgent {
                 true if self.endless.load(Ordering::Relaxed) > 0 => Duration::MAX,
-                true => patience.max(self.patience.stays()).saturating_add(span),
+                true => patience.max(self.patience.min_wait()).saturating_add(span),
                 false => patience.saturating_add(span),
             };
             let times = if is_urgent { self.times(&costs, &lines, pieces) } else { 1 };
-            return Plan::Book(Order { costs, longest, times, patience, sent: now, endings: state.endings });
+            return Plan::Book(Order {
+                costs,
+                longest,
+                times,
+                patience,
+                sent: now,
+                generation: state.generation,
+            });
         }
         if paced > now {
             return Plan::Rest(ends.min(paced));
@@ -180,10 +187,10 @@ impl Ledger {
     fn demand(
         &self,
         account: &Account,
-        limit: &Use,
+        limit: &Usage,
         (waiting, held): (u64, u64),
         size: u64,
-        is_pressed: bool,
+        is_overloaded: bool,
         are_left: bool,
     ) -> Demand {
         if waiting > held {
@@ -194,7 +201,7 @@ impl Ledger {
             let n = if are_left { n.min(least) } else { n };
             return Demand { n, is_short: true, is_urgent: true };
         }
-        if is_pressed {
+        if is_overloaded {
             let owed = asked_by_leases(account, limit).saturating_sub(limit.ordered);
             return Demand { n: owed.min(account.most(size)), is_short: owed > 0, is_urgent: false };
         }
@@ -218,12 +225,12 @@ impl Ledger {
         if account.terms.kind() != Kind::Bucket || *n < account.terms.limit {
             return 1;
         }
-        let more = MOST_PIECES.saturating_sub(pieces) as u64;
-        (waiting.saturating_sub(*held) / n).clamp(1, MOST_TOGETHER.min(more).max(1))
+        let more = MAX_PIECES.saturating_sub(pieces) as u64;
+        (waiting.saturating_sub(*held) / n).clamp(1, MAX_TOGETHER.min(more).max(1))
     }
 
     /// Handles the result of an order.
-    pub(crate) fn done(&self, now: Nanos, order: &Order, reply: Result<&Reply, Away>) -> Outcome {
+    pub(crate) fn handle_reply(&self, now: Nanos, order: &Order, reply: Result<&Reply, Away>) -> Outcome {
         let reply = match reply {
             Ok(reply) => reply,
             Err(undecided) => {
@@ -232,25 +239,25 @@ impl Ledger {
                     away => Nanos::from_duration(away.rest()).clamp(REST, TRUST),
                 };
                 let mut state = self.lock();
-                state.away = now.saturating_add(rest);
+                state.not_before = now.saturating_add(rest);
                 state.is_hopeless = undecided == Away::Misconfigured;
                 return Outcome::Failed;
             }
         };
         let mut state = self.lock();
-        let is_late = order.endings != state.endings;
+        let is_late = order.generation != state.generation;
         // The state that the reply reports may have ended with the leases, as a pause does.
         if !is_late {
-            self.note_told(&mut state, now, reply);
+            self.apply_report(&mut state, now, reply);
         }
-        if matches!(reply.answer, Answer::Foreseen | Answer::Resumed) {
+        if matches!(reply.answer, Answer::Predicted | Answer::Resumed) {
             // No lease is booked in a pause, nor while requests in the queue of the store wait for
             // its end. The queued requests move to that queue.
             let paused_for = reply.paused_for();
-            state.away = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
+            state.not_before = now.saturating_add(Nanos::from_duration(paused_for).min(TRUST));
             state.is_hopeless = false;
             // Bookings in flight end, too: they would serve later requests.
-            state.endings += 1;
+            state.generation += 1;
             return Outcome::Failed;
         }
         if reply.answer != Answer::Done {
@@ -262,37 +269,37 @@ impl Ledger {
                 return Outcome::Refused;
             }
             // The booking has no maximum wait and was refused, so its permits can never be had.
-            state.away = now.saturating_add(TRUST);
+            state.not_before = now.saturating_add(TRUST);
             state.is_hopeless = true;
             return Outcome::Failed;
         }
         state.is_hopeless = false;
         // There are more permits than requests.
-        let is_plenty = |(account, told): (&Arc<Account>, &StateReport)| {
-            told.available >= (account.terms.limit / 10).max(1)
+        let is_plenty = |(account, report): (&Arc<Account>, &StateReport)| {
+            report.available >= (account.terms.limit / 10).max(1)
         };
         if reply.wait.is_zero() && self.accounts.iter().zip(&reply.limits).all(is_plenty) {
-            state.pressed = now;
+            state.overloaded_till = now;
             self.patience.open();
         }
-        let is_pressed = now < state.pressed;
+        let is_overloaded = now < state.overloaded_till;
         let (mut booked, mut late) = (Vec::new(), Vec::new());
         for (i, (account, permits)) in self.accounts.iter().zip(&reply.permits).enumerate() {
             if *permits == 0 {
                 continue;
             }
             self.counters.leased(*permits);
-            if order.endings < state.limits[i].lost {
+            if order.generation < state.limits[i].lost {
                 // The store decided before it reset the limit, or counted what the limit keeps.
                 self.counters.lost(*permits);
                 continue;
             }
             let piece = account.piece(order.sent, now, reply, i);
             if is_late {
-                late.push(self.comes_back(i, now, piece));
+                late.push(self.return_of(i, now, piece));
                 continue;
             }
-            let size = self.size(i, now, &mut state.limits[i], is_pressed);
+            let size = self.size(i, now, &mut state.limits[i], is_overloaded);
             let limit = &mut state.limits[i];
             limit.booked = limit.asked;
             if order.longest < Duration::MAX {
@@ -313,8 +320,8 @@ impl Ledger {
 
 /// Returns all permits of a limit that were asked for, except by requests that the store decided
 /// alone.
-fn asked_by_leases(account: &Account, limit: &Use) -> u64 {
-    limit.asked.saturating_sub(account.alone.load(Ordering::Relaxed))
+fn asked_by_leases(account: &Account, limit: &Usage) -> u64 {
+    limit.asked.saturating_sub(account.by_store.load(Ordering::Relaxed))
 }
 
 /// Makes a booking serve equally many queued requests by each limit. Of each limit, the queue waits

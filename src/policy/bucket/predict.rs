@@ -53,7 +53,7 @@ impl Bucket {
         Forecast::with(to, [numbers.paused(AtomicWord::load(&state.zero), from, to, keeps_permits), 0, 0])
     }
 
-    pub(crate) fn foresee(&self, forecast: &mut Forecast, n: u32) -> Nanos {
+    pub(crate) fn predict(&self, forecast: &mut Forecast, n: u32) -> Nanos {
         let (numbers, price) = self.price(n);
         if numbers.is_unlimited() {
             return forecast.at;
@@ -73,7 +73,7 @@ impl Bucket {
     }
 
     /// Assumes that none of the requests finds more tokens than the bucket holds.
-    pub(crate) fn foresee_many(&self, forecast: &mut Forecast, crowd: &Crowd) {
+    pub(crate) fn predict_many(&self, forecast: &mut Forecast, crowd: &Crowd) {
         let (numbers, largest) = self.price(crowd.largest);
         // A request that waits lacks some tokens. Each request therefore loses no more tokens of a
         // step than this.

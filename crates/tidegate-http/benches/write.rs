@@ -2,7 +2,7 @@
 //! load of the machine.
 //!
 //! ```sh
-//! cargo bench -p tidegate-http --all-features --bench tell
+//! cargo bench -p tidegate-http --all-features --bench write
 //! ```
 
 use std::error::Error;
