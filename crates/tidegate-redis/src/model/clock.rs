@@ -5,6 +5,7 @@
 //! event if that comes before the next timer can fire.
 
 use std::cell::RefCell;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,11 @@ thread_local! {
 ///
 /// If there is no memory for a runtime, and inside another runtime.
 pub fn run<T>(future: impl Future<Output = T>) -> T {
+    // One type for all futures: the runtime is compiled once, and not for each test.
+    run_boxed(Box::pin(future))
+}
+
+fn run_boxed<T>(future: Pin<Box<dyn Future<Output = T> + '_>>) -> T {
     let idle = Arc::new(Notify::new());
     let told = idle.clone();
     let runtime = tokio::runtime::Builder::new_current_thread()
