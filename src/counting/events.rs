@@ -33,8 +33,8 @@ impl CountingLimit {
     /// limit.observe(statistics.clone());
     /// let both = limit.try_acquire_many(2)?;
     /// assert!(limit.try_acquire().is_err());
-    /// let told = statistics.snapshot();
-    /// assert_eq!((told.granted, told.permits, told.in_use), (1, 2, 1));
+    /// let counts = statistics.snapshot();
+    /// assert_eq!((counts.granted, counts.permits, counts.in_use), (1, 2, 1));
     /// # drop(both);
     /// # Ok::<(), tidegate::Refusal>(())
     /// ```

@@ -37,9 +37,9 @@ impl<K: Hash + Eq, C: Timer + Clone> KeyedRateLimiter<K, AnyPolicy, C> {
     ///
     /// let error =
     ///     users.apply_all(&"fixed_window 50/s".parse()?, Keep::Count).unwrap_err();
-    /// let told = "cannot change token_bucket 50/s burst 100 to fixed_window 50/s in place; \
+    /// let message = "cannot change token_bucket 50/s burst 100 to fixed_window 50/s in place; \
     ///             create a new limiter";
-    /// assert_eq!(error.to_string(), told);
+    /// assert_eq!(error.to_string(), message);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn apply_all(&self, config: &PolicyConfig, keep: Keep) -> Result<(), ConfigError> {

@@ -27,12 +27,12 @@ mod loops;
 mod panics;
 mod pause;
 mod policies;
+mod predicted_times;
 mod properties;
 mod random;
 mod share;
 #[cfg(feature = "tokio")]
 mod tokio_clock;
-mod told_times;
 mod undo;
 mod up_to;
 mod waiting;

@@ -74,8 +74,8 @@ mod tests {
         let retry_after = Nanos::new(1_000_000_000);
         let away = problem(Refusal::Unavailable { retry_after });
         assert_eq!((away.status, away.violated_policies.len()), (StatusCode::SERVICE_UNAVAILABLE, 0));
-        let told = "the service cannot decide about the request now, retry after 1s";
-        assert_eq!(away.detail.as_deref(), Some(told));
+        let expected = "the service cannot decide about the request now, retry after 1s";
+        assert_eq!(away.detail.as_deref(), Some(expected));
         let never = problem(Refusal::Unavailable { retry_after: Nanos::MAX });
         assert_eq!(never.detail.as_deref(), Some("the service cannot decide about the request now"));
         assert_eq!(problem(Refusal::Paused { retry_after }).violated_policies, ["limit"]);

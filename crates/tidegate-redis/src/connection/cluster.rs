@@ -113,7 +113,7 @@ impl Cluster {
                 answer.map(|value| ranges(value, &host)).map_err(|(_, failure)| failure)
             });
         }
-        let mut last = Failure::NotRun("no server of the cluster told the slots".into());
+        let mut last = Failure::NotRun("no server of the cluster reported its slots".into());
         let first = async {
             while let Some(answer) = asked.join_next().await {
                 match answer {
@@ -172,8 +172,8 @@ impl Cluster {
         let mut map = lock(&self.map);
         let host = match host {
             "" => {
-                let told = map.servers.iter().find(|(_, server)| std::ptr::eq(&***server, from));
-                told.map(|((host, _), _)| host.clone())?
+                let known = map.servers.iter().find(|(_, server)| std::ptr::eq(&***server, from));
+                known.map(|((host, _), _)| host.clone())?
             }
             host => host.to_owned(),
         };

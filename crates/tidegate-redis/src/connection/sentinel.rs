@@ -52,7 +52,7 @@ impl Sentinels {
             asked.extend((1..count).map(ask));
         }
         let mut answers = pin!(stream::iter(alone).chain(asked));
-        let mut last = (0, Failure::NotRun("no sentinel told a primary".into()));
+        let mut last = (0, Failure::NotRun("no sentinel reported a primary".into()));
         while let Some((place, i, answer)) = answers.next().await {
             match answer {
                 Ok(link) => {
@@ -81,7 +81,7 @@ impl Sentinels {
         let role: Option<Vec<Value>> = ask(&mut link, &redis::cmd("ROLE")).await?;
         match role.as_deref() {
             Some([Value::BulkString(role), ..]) if role == b"master" => Ok(link),
-            _ => Err(Failure::NotRun("the server that a sentinel told is no primary".into())),
+            _ => Err(Failure::NotRun("the server that a sentinel reported is not a primary".into())),
         }
     }
 }

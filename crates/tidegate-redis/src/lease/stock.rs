@@ -474,9 +474,9 @@ mod tests {
     fn a_low_stock_is_reported_to_one_taker() {
         let stock = Stock::new();
         stock.add(piece(10, 0, 100), 5);
-        let told: Vec<bool> = (0..10).map(|_| stock.take(Nanos::ZERO, 1).expect("a permit").1).collect();
-        assert_eq!(told.iter().position(|told| *told), Some(5));
-        assert_eq!(told.iter().filter(|told| **told).count(), 1);
+        let is_low: Vec<bool> = (0..10).map(|_| stock.take(Nanos::ZERO, 1).expect("a permit").1).collect();
+        assert_eq!(is_low.iter().position(|is_low| *is_low), Some(5));
+        assert_eq!(is_low.iter().filter(|is_low| **is_low).count(), 1);
     }
 
     /// The model is a list of permits, each with its times.

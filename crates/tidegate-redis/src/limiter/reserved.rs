@@ -272,11 +272,11 @@ impl Place for Reserved {
             Stage::Decided(decision, _) => decision.ok().and_then(|(_, used)| used),
         };
         let Some(Used(reserved, due)) = reserved else { return Ok(()) };
-        let told = set.used(reserved.clone(), used)?;
+        let used_of_each = set.used(reserved.clone(), used)?;
         let difference = |more: fn(u64, u64) -> u64| -> Costs {
             reserved
                 .iter()
-                .zip(&told)
+                .zip(&used_of_each)
                 .map(|(reserved, used)| more(*reserved, *used))
                 .map(|n| (n, n))
                 .collect()

@@ -233,7 +233,7 @@ mod tests {
                     assert_eq!(class.latest(priority), latest);
                     let behind = if random.random_bool(0.5) { latest } else { None };
                     let turn = Turn::new(priority, behind.unwrap_or(due).max(due), number);
-                    let mut told = class.add(turn, due, reply());
+                    let mut returned = class.add(turn, due, reply());
                     // These requests have an earlier booking, and a later turn.
                     let mut moved_up = Vec::new();
                     for (other, (due, _)) in turns.iter_mut().zip(&bookings) {
@@ -242,9 +242,9 @@ mod tests {
                             moved_up.push(*other);
                         }
                     }
-                    told.sort_unstable();
+                    returned.sort_unstable();
                     moved_up.sort_unstable();
-                    assert_eq!(told, moved_up);
+                    assert_eq!(returned, moved_up);
                     moves += moved_up.len();
                     turns.push(turn);
                     bookings.push((due, number));

@@ -36,12 +36,12 @@ pub fn run<T>(future: impl Future<Output = T>) -> T {
 
 fn run_boxed<T>(future: Pin<Box<dyn Future<Output = T> + '_>>) -> T {
     let idle = Arc::new(Notify::new());
-    let told = idle.clone();
+    let on_park = idle.clone();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         // A task that is woken here runs before time moves.
-        .on_thread_park(move || told.notify_waiters())
+        .on_thread_park(move || on_park.notify_waiters())
         .build()
         .expect("a runtime");
     let answer = runtime.block_on(async {

@@ -655,7 +655,7 @@ mod tests {
     impl Events for Calls {
         fn store(&self, event: &StoreEvent) {
             assert_eq!(*event, StoreEvent::Skipped);
-            self.0.get().expect("a limiter").debit(1).expect("told");
+            self.0.get().expect("a limiter").debit(1).expect("a debit");
         }
     }
 
@@ -672,7 +672,7 @@ mod tests {
         let limiter = tidegate::AnyLimiter::from(limiter.build().expect("a limiter"));
         assert!(calls.0.set(limiter.clone()).is_ok());
         for _ in 0..MAX_CALLS + 100 {
-            limiter.debit(1).expect("told");
+            limiter.debit(1).expect("a debit");
         }
         // The store skips each of the 100 calls, and the call that the observer makes for it.
         assert_eq!(store.counts().skipped, 2 * 100);

@@ -71,12 +71,12 @@ impl Store {
                 clock.sleep_until(clock.now().saturating_add(silence)).await;
             }
         });
-        let told = pin!(async {
+        let all_sent = pin!(async {
             pending.ended_so_far().await;
             // The messages that waited for these replies have been sent by now.
             pending.ended_so_far().await;
         });
-        if matches!(select(told, late).await, Either::Left(_)) {
+        if matches!(select(all_sent, late).await, Either::Left(_)) {
             pending.take_lost().map_or(Ok(()), Err)
         } else {
             Err(self.last_error())
