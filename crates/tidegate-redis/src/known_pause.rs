@@ -9,73 +9,71 @@ use tokio::time::Instant;
 use crate::lock::lock;
 use crate::script::pause_left;
 
-/// The end of the pause, if there is one.
 #[derive(Debug, Default)]
-pub(crate) struct KnownPause(Mutex<Ends>);
+pub(crate) struct KnownPause(Mutex<State>);
 
 #[derive(Debug, Default)]
-struct Ends {
-    /// The end of the pause that this process asked for.
-    own: Option<Instant>,
-    /// The end of the pause that the store last reported.
-    reported: Option<Instant>,
-    /// The number of messages that end the pause and have no outcome yet.
-    ending: u64,
+struct State {
+    /// The end of the pause, if there is one: as this process asked for it, or as the store last
+    /// reported it.
+    end: Option<Instant>,
+    /// The number of messages of this process that begin or end a pause and have no outcome yet.
+    pending: u64,
     /// The number of such messages that had their outcome.
-    ended: u64,
+    done: u64,
 }
 
-/// A message that ends the pause, until its outcome. The replies to calls that left before that
-/// outcome may still report the pause.
-pub(crate) struct Ending(Arc<KnownPause>);
+/// A message that begins or ends a pause, until its outcome. The replies to calls that left before
+/// that outcome may not report what the message changes.
+pub(crate) struct PauseMessage(Arc<KnownPause>);
 
 impl KnownPause {
-    /// Begins a pause of this process, or extends it.
-    pub(crate) fn begin(&self, span: Duration) {
-        let ends = &mut lock(&self.0).own;
-        *ends = end_of(span).max(*ends);
-    }
-
-    /// Returns how many times this process has ended a pause.
-    pub(crate) fn ended(&self) -> u64 {
-        lock(&self.0).ended
-    }
-
-    /// Records the remaining time of a pause that the store reported: zero if there is none. The
-    /// message of a pause that this process asked for may still be on its way. `ended` is the value
-    /// of [`ended`](KnownPause::ended) when the call left that the store replied to.
-    pub(crate) fn reported(&self, ended: u64, rest: Duration) {
-        let ends = &mut *lock(&self.0);
-        if ends.ending == 0 && ends.ended == ended {
-            ends.reported = if rest.is_zero() { None } else { end_of(rest) };
-        }
+    /// Begins a pause of this process, or extends it, before the message leaves that pauses all.
+    pub(crate) fn begin(self: &Arc<KnownPause>, span: Duration) -> PauseMessage {
+        self.change(|end| end_of(span).max(end))
     }
 
     /// Ends the pause for this process, before the message leaves that ends it for all.
-    pub(crate) fn end(self: &Arc<KnownPause>) -> Ending {
-        let ends = &mut *lock(&self.0);
-        (ends.own, ends.reported) = (None, None);
-        ends.ending += 1;
-        Ending(self.clone())
+    pub(crate) fn end(self: &Arc<KnownPause>) -> PauseMessage {
+        self.change(|_| None)
+    }
+
+    fn change(self: &Arc<KnownPause>, end: impl FnOnce(Option<Instant>) -> Option<Instant>) -> PauseMessage {
+        let state = &mut *lock(&self.0);
+        state.end = end(state.end);
+        state.pending += 1;
+        PauseMessage(self.clone())
+    }
+
+    /// Returns how many messages that begin or end a pause had their outcome.
+    pub(crate) fn messages(&self) -> u64 {
+        lock(&self.0).done
+    }
+
+    /// Records the remaining time of a pause that the store reported: zero if there is none.
+    /// `messages` is the value of [`messages`](KnownPause::messages) when the call left that the
+    /// store replied to.
+    pub(crate) fn reported(&self, messages: u64, rest: Duration) {
+        let state = &mut *lock(&self.0);
+        if state.pending == 0 && state.done == messages {
+            state.end = if rest.is_zero() { None } else { end_of(rest) };
+        }
     }
 
     /// The refusal of a request in the pause.
     pub(crate) fn refusal(&self) -> Option<AllRefusal> {
-        let ends = {
-            let Ends { own, reported, .. } = *lock(&self.0);
-            own.max(reported)
-        };
-        let rest = ends?.saturating_duration_since(Instant::now());
+        let end = lock(&self.0).end?;
+        let rest = end.saturating_duration_since(Instant::now());
         let retry_after = Nanos::from_duration(pause_left(rest));
         (!rest.is_zero()).then(|| AllRefusal::from(Refusal::Paused { retry_after }).as_degraded())
     }
 }
 
-impl Drop for Ending {
+impl Drop for PauseMessage {
     fn drop(&mut self) {
-        let ends = &mut *lock(&self.0.0);
-        ends.ending -= 1;
-        ends.ended += 1;
+        let state = &mut *lock(&self.0.0);
+        state.pending -= 1;
+        state.done += 1;
     }
 }
 

@@ -158,13 +158,17 @@ impl Set {
     ) -> Option<Unsent> {
         let cmd = command(&self.script, operation, self.store.time(), &self.parts(costs, before));
         let limits = self.members.len();
-        let ending = matches!(operation, Operation::Resume).then(|| self.known_pause.end());
+        let pause = match operation {
+            Operation::Pause { span, .. } => Some(self.known_pause.begin(span)),
+            Operation::Resume => Some(self.known_pause.end()),
+            _ => None,
+        };
         self.carry_out(
             cmd,
             deadline,
             move |value| Reply::read(value, limits),
             move |reply| {
-                drop(ending);
+                drop(pause);
                 answer(reply);
             },
         )

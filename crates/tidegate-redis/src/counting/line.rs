@@ -126,8 +126,8 @@ struct PendingCall {
     cmd: Cmd,
     requests: Vec<(Place, i64)>,
     held: u64,
-    /// How many times this process had ended a pause when the call left.
-    ended: u64,
+    /// How many messages that begin or end a pause had their outcome when the call left.
+    pauses: u64,
     /// Ends when the call has its outcome.
     message: PendingMessage,
 }
@@ -291,9 +291,13 @@ impl Shared {
         answer: impl FnOnce(Result<Value, Away>) + Send + 'static,
     ) {
         let cmd = self.call(operation, &Line::default(), &[]).command(&self.script);
-        let ending = matches!(operation, Operation::Resume).then(|| self.known_pause.end());
+        let pause = match operation {
+            Operation::Pause(span) => Some(self.known_pause.begin(span)),
+            Operation::Resume => Some(self.known_pause.end()),
+            Operation::Call | Operation::Status => None,
+        };
         drop(self.store.send(cmd, self.script.clone(), deadline, move |outcome| {
-            drop(ending);
+            drop(pause);
             answer(outcome);
         }));
     }
@@ -332,7 +336,8 @@ impl Shared {
         let sizes: Vec<i64> = requests.iter().map(|(_, size)| *size).collect();
         let cmd = self.call(Operation::Call, &line, &sizes).command(&self.script);
         let message = line.message.take().unwrap_or_else(|| self.store.begin_message());
-        Some(PendingCall { cmd, requests, held: line.held, ended: self.known_pause.ended(), message })
+        let pauses = self.known_pause.messages();
+        Some(PendingCall { cmd, requests, held: line.held, pauses, message })
     }
 
     /// Decides requests by the store's reply. Returns how long to rest if nothing changes. `since`
@@ -375,7 +380,7 @@ impl Shared {
         since: &mut Option<Instant>,
         answers: &mut Answers,
     ) -> Duration {
-        self.known_pause.reported(asked.ended, report.paused_for);
+        self.known_pause.reported(asked.pauses, report.paused_for);
         let limit = self.limit();
         let left = left(limit, report.in_use);
         line.announced = 0;

@@ -258,7 +258,6 @@ impl StoreCountingLimit {
     fn begin_pause(&self, pause: Pause) -> Operation {
         let now = DefaultClock::new().now();
         let span = pause.end(now).saturating_since(now).as_duration();
-        self.0.known_pause.begin(span);
         self.0.observers.report(|events| events.paused(span));
         Operation::Pause(span)
     }

@@ -323,7 +323,6 @@ impl StoreLimiter {
         if let Some(leases) = &self.0.leases {
             leases.end();
         }
-        self.0.set.known_pause.begin(span);
         self.0.prolong_pause(span);
         self.0.set.observers.report(|events| events.paused(span));
         Operation::Pause { span, keep_permits: pause.keeps_permits() }

@@ -265,8 +265,8 @@ struct InFlight {
     numbers: Vec<u64>,
     given_back: Vec<Booking>,
     left: Nanos,
-    /// How many times this process had ended a pause when the call left.
-    ended: u64,
+    /// How many messages that begin or end a pause had their outcome when the call left.
+    pauses: u64,
     /// How many of its requests stand behind others that wait for the end of a pause.
     behind: usize,
     /// Whether it is one of `State::untimed`.
@@ -467,15 +467,15 @@ impl Line {
         state.behind += behind;
         let line = self.clone();
         let cmd = self.set.reserve(&given_back, &requests);
-        let ended = self.set.known_pause.ended();
-        let call = InFlight { numbers, given_back: bookings, left: now, ended, behind, is_untimed };
+        let pauses = self.set.known_pause.messages();
+        let call = InFlight { numbers, given_back: bookings, left: now, pauses, behind, is_untimed };
         let replied = move |replies| line.replied(call, replies);
         deferred.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
     }
 
     /// Handles the reply of a call, on the store's thread.
     fn replied(self: &Arc<Line>, call: InFlight, replies: Result<Vec<Reply>, Away>) {
-        let InFlight { numbers, given_back, left, ended, behind, is_untimed } = call;
+        let InFlight { numbers, given_back, left, pauses, behind, is_untimed } = call;
         let is_late = matches!(replies, Err(Away::Late));
         if replies.is_err() && !is_late && !given_back.is_empty() {
             self.set.store.note_lost(given_back.len());
@@ -487,7 +487,7 @@ impl Line {
         if let Ok(replies) = &replies
             && let Some(rest) = replies.iter().map(Reply::paused_for).max()
         {
-            self.set.known_pause.reported(ended, rest);
+            self.set.known_pause.reported(pauses, rest);
         }
         let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
         let timeout = self.set.store.timeout();

@@ -93,6 +93,37 @@ fn a_pause_that_the_store_reported_holds_while_the_store_is_away() {
     }
 }
 
+/// A process that had paused a limit was paused while the store was away, although the store had
+/// reported that another process had ended the pause.
+#[test]
+fn a_pause_that_another_process_has_ended_is_over_while_the_store_is_away() {
+    for is_counting in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+            let limiter = || -> AnyLimiter {
+                let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+                match is_counting {
+                    true => store.counting("all", 8).build().unwrap().into(),
+                    false => store.limiter("all").limit("limit", "fixed_window 8/s").build().unwrap().into(),
+                }
+            };
+            let (first, second) = (limiter(), limiter());
+            first.pause(Pause::lasting(MINUTE)).unwrap();
+            // The message is on its way, and this process obeys it in any case.
+            let refusal = first.acquire_now(1).await.unwrap_err().refusal();
+            assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
+            second.non_blocking().resume();
+            sleep(MS * 5).await;
+            drop(first.acquire_now(1).await.unwrap());
+            model.stop(true);
+            sleep(SECOND * 2).await;
+            let granted = first.acquire_now(1).await;
+            assert!(granted.as_ref().is_ok_and(AllPermits::is_degraded), "{granted:?}");
+        });
+    }
+}
+
 /// A reply to a call from before the end of a pause reported the pause. A process that had ended
 /// the pause itself was then paused while the store was away.
 #[test]
