@@ -318,7 +318,7 @@ fn a_line_that_is_made_meanwhile_is_in_shadow() {
     entering_shadow_against_a_line(|keys| keys.set_shadow(true));
 }
 
-/// The broken twin: tells the key limiters, and then sets the flag.
+/// The broken twin: notifies the key limiters, and then sets the flag.
 #[test]
 #[should_panic = "in shadow"]
 fn broken_a_line_that_is_made_meanwhile_is_in_shadow() {

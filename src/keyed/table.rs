@@ -236,7 +236,7 @@ where
         let policy = Arc::new(policy.with_epoch(clock.unix_time_at_zero()));
         let state = policy.start(clock.now());
         let all_waiters = Arc::new(AllWaiters::new());
-        // The overflow limiter has no key to tell.
+        // The overflow limiter has no key to report.
         let all = match &events {
             Some(KeyedObserver::All(events)) => Some(events.clone()),
             Some(KeyedObserver::Key(_)) | None => None,

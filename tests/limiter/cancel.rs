@@ -60,8 +60,8 @@ fn a_cancelled_token_refuses_before_anything_is_taken() {
 
 #[test]
 fn an_observer_is_notified_of_a_call_under_a_cancelled_token() {
-    // The observer was told of a call that a token ended while it waited, and not of one that began
-    // under a token that was cancelled already.
+    // The observer was notified of a call that a token ended while it waited, and not of one that
+    // began under a token that was cancelled already.
     let limiter = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(1), 3), ManualClock::new());
     let both = AllOf::new("one", &limiter);
     let (of_one, of_both) = (Arc::new(Statistics::new()), Arc::new(Statistics::new()));
@@ -75,7 +75,7 @@ fn an_observer_is_notified_of_a_call_under_a_cancelled_token() {
         (told.cancelled, told.granted, told.refused())
     };
     assert_eq!((told(&of_one), told(&of_both)), ((1, 0, 0), (1, 0, 0)));
-    // A reservation keeps its place, and is told of when it is claimed.
+    // A reservation keeps its position, and is reported when it is claimed.
     let mut place = limiter.reserve(1).expect("a place");
     assert_eq!(token.run(|| place.blocking_claim()), Err(Refusal::Cancelled));
     assert_eq!(told(&of_one), (1, 0, 0));

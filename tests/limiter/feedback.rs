@@ -170,7 +170,7 @@ fn a_reset_ends_a_pause_and_serves_waiters() {
 
 // Observers
 
-/// Writes down what it is told.
+/// Records its notifications.
 #[derive(Default)]
 struct Log(Mutex<Vec<String>>);
 

@@ -218,7 +218,7 @@ async fn until_waiting(limiter: &RateLimiter<SmoothBursty, TokioClock>, count: u
     }
 }
 
-/// Takes `count` permits in a plain thread, and tells how long each took.
+/// Takes `count` permits in a plain thread, and reports how long each took.
 fn thread_takes(
     limiter: &Arc<RateLimiter<SmoothBursty, TokioClock>>,
     count: usize,
@@ -396,9 +396,9 @@ impl Wake for Owns {
 #[cfg(feature = "test-util")]
 #[test]
 fn a_waker_that_is_replaced_may_end_a_wait_of_the_same_runtime() {
-    // A longest wait polled its sleep with the waker of the task, under the lock that tells whether
-    // the runtime runs. tokio drops the old waker there. The wait that ended with it set the alarm
-    // of its limiter, which took the lock again: the thread waited for itself.
+    // A maximum wait polled its sleep with the waker of the task, under the lock that guards
+    // whether the runtime runs. tokio drops the old waker there. The wait that ended with it set
+    // the alarm of its limiter, which took the lock again: the thread waited for itself.
     let (done, is_done) = std::sync::mpsc::channel();
     thread::spawn(move || {
         runtime().block_on(async {
@@ -424,6 +424,7 @@ fn a_waker_that_is_replaced_may_end_a_wait_of_the_same_runtime() {
         });
         done.send(()).expect("the test listens");
     });
-    // Real time, since a thread that waits for itself tells nothing. It passes in a failure alone.
+    // Real time, because a thread that waits for itself reports nothing. It passes only in a
+    // failure.
     assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(()));
 }

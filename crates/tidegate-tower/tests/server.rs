@@ -794,7 +794,7 @@ async fn a_call_of_grpc_that_can_never_pass_is_not_retried() {
     assert_eq!(text(refused.headers(), "grpc-retry-pushback-ms"), "-1");
 }
 
-/// A client was told never to retry a call, although only the look-up of its key had failed.
+/// The response said never to retry a call, although only the look-up of its key had failed.
 #[tokio::test]
 async fn a_call_of_grpc_without_a_key_gets_the_status_alone() {
     for (status, code) in [

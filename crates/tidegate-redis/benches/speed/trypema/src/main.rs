@@ -1,5 +1,5 @@
-//! Decisions a second of trypema over a server at the socket `SOCKET`, told as `peers.js` tells
-//! them.
+//! Decisions a second of trypema over a server at the socket `SOCKET`, printed like those of
+//! `peers.js`.
 
 use std::error::Error;
 use std::time::{Duration, Instant};
