@@ -163,12 +163,17 @@ impl Set {
             Operation::Resume => Some(self.known_pause.end()),
             _ => None,
         };
+        let known = matches!(operation, Operation::Status).then(|| self.known_pause.clone());
+        let pauses = self.known_pause.messages();
         self.carry_out(
             cmd,
             deadline,
             move |value| Reply::read(value, limits),
             move |reply| {
                 drop(pause);
+                if let (Some(known), Ok(reply)) = (known, &reply) {
+                    known.reported(pauses, reply.paused_for());
+                }
                 answer(reply);
             },
         )

@@ -216,7 +216,9 @@ impl StoreCountingLimit {
     ///
     /// [`Refusal::Unavailable`] if the store does not reply.
     pub async fn status(&self) -> Result<AllStatus, AllRefusal> {
+        let pauses = self.0.known_pause.messages();
         let report = self.ask(Operation::Status).await?;
+        self.0.known_pause.reported(pauses, report.paused_for);
         let left = left(self.limit(), if report.before > 0 { u64::MAX } else { report.in_use });
         Ok(self.status_of(left, report.paused_for))
     }

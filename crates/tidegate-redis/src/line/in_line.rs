@@ -15,7 +15,7 @@ pub(super) type Place = (Reverse<i8>, u64);
 /// The requests that will be sent.
 ///
 /// A call that fails while requests wait for the store holds the queue, until the store replies to
-/// a call and the queue is empty. A held queue has only requests that wait for the store. One call
+/// calls again and all requests from before its first reply have left. A held queue has only requests that wait for the store. One call
 /// at a time leaves it, because the store might reply to a later call and not to an earlier one. No
 /// call leaves before the time until which the queue is held, unless any call to the store closes
 /// the breaker before.
@@ -35,6 +35,10 @@ pub(super) struct InLine {
     /// held queue keep their positions.
     left: (usize, u64),
     held_till: Option<Nanos>,
+    /// Since the store has replied to a call of a held queue: the number of the first request that
+    /// came after this reply, and how many earlier requests are in the queue. They are the last
+    /// that it is held for, because new requests may come as long as the queue is held.
+    last_held: Option<(u64, usize)>,
     /// Whether a call failed, and the store has replied to none since: the next call of a held
     /// queue asks whether the store is back.
     asks: bool,
@@ -46,6 +50,7 @@ impl InLine {
     pub(super) fn add(&mut self, place: Place, entry: &Entry) {
         let permits = if entry.is_for_waiting { 0 } else { bounds::sum(&entry.asked.costs) };
         self.order.insert(place, permits);
+        self.count_held(place, |held| held + 1);
         if entry.has_timeout() && !entry.has_timer {
             self.without_timer.insert(place);
         }
@@ -56,6 +61,16 @@ impl InLine {
         if let Some(permits) = self.order.remove(&place) {
             self.permits = self.permits.saturating_sub(permits);
             self.without_timer.remove(&place);
+            self.count_held(place, |held| held.saturating_sub(1));
+        }
+    }
+
+    /// Counts a request that joins or leaves, if the queue is held for it.
+    fn count_held(&mut self, (_, number): Place, count: impl FnOnce(usize) -> usize) {
+        if let Some((first, held)) = &mut self.last_held
+            && number < *first
+        {
+            *held = count(*held);
         }
     }
 
@@ -66,6 +81,7 @@ impl InLine {
             let (place, permits) = self.order.pop_first()?;
             self.permits = self.permits.saturating_sub(permits);
             self.without_timer.remove(&place);
+            self.count_held(place, |held| held.saturating_sub(1));
             Some(place.1)
         });
         let numbers: Vec<u64> = first.take(most).collect();
@@ -80,11 +96,16 @@ impl InLine {
         self.left = (requests.saturating_sub(1), all.saturating_sub(permits));
     }
 
-    /// The store has replied to a call.
-    pub(super) fn answered(&mut self) {
+    /// The store has replied to a call. `next` is the number of the next new request.
+    pub(super) fn answered(&mut self, next: u64) {
         self.left = (0, 0);
         self.asks = false;
-        self.held_till = self.held_till.filter(|_| !self.is_empty());
+        if self.held_till.is_some() {
+            let len = self.order.len();
+            let (_, held) = *self.last_held.get_or_insert((next, len));
+            self.held_till = self.held_till.filter(|_| held > 0);
+        }
+        self.last_held = self.last_held.filter(|_| self.held_till.is_some());
     }
 
     pub(super) fn len(&self) -> usize {
@@ -109,6 +130,7 @@ impl InLine {
     /// continue.
     pub(super) fn hold(&mut self, till: Nanos, now: Nanos) -> bool {
         self.left = (0, 0);
+        self.last_held = None;
         self.asks = true;
         if self.is_empty() {
             self.held_till = None;
@@ -332,7 +354,7 @@ impl State {
             }
         }
         if is_late && !is_held {
-            self.in_line.answered();
+            self.in_line.answered(self.next);
             return false;
         }
         let needs_timer = self.in_line.hold(now.saturating_add(Nanos::from_duration(rest)), now);

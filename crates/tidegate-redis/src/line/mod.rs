@@ -499,7 +499,7 @@ impl Line {
             state.untimed -= usize::from(is_untimed);
             match replies {
                 Ok(replies) => {
-                    state.in_line.answered();
+                    state.in_line.answered(state.next);
                     for (number, reply) in numbers.iter().zip(replies) {
                         self.decided(state, deferred, *number, reply, now);
                     }

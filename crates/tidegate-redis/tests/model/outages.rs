@@ -543,6 +543,44 @@ fn a_share_predicts_times_that_hold() {
     }
 }
 
+/// Requests that came in each round trip kept the queue held after an outage without an end: one
+/// call at a time left, and a request that does not wait was refused.
+#[test]
+fn a_queue_under_load_is_not_held_after_the_store_is_back() {
+    run(async {
+        let model = Model::new(1, Network::steady(5 * MS));
+        let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+        let limiter =
+            store.limiter("all").limit("limit", "token_bucket 100000/s burst 1000").build().unwrap();
+        let limiter = AnyLimiter::from(limiter);
+        let load = tokio::spawn({
+            let limiter = limiter.clone();
+            async move {
+                let mut waits = tokio::task::JoinSet::new();
+                // More in each round trip than one call decides.
+                for _ in 0..2_000 {
+                    for _ in 0..10 {
+                        waits.spawn(limiter.acquire());
+                    }
+                    tokio::time::sleep(MS).await;
+                }
+                let began = Instant::now();
+                waits.join_all().await.into_iter().for_each(|answer| drop(answer.unwrap()));
+                began.elapsed()
+            }
+        });
+        tokio::time::sleep(100 * MS).await;
+        model.stop(true);
+        tokio::time::sleep(300 * MS).await;
+        model.stop(false);
+        tokio::time::sleep(1_500 * MS).await;
+        let answer = limiter.acquire_now(1).await;
+        assert!(answer.is_ok(), "{answer:?}");
+        let late = load.await.unwrap();
+        assert!(late <= 30 * MS, "{late:?}");
+    });
+}
+
 /// A lease has no bounds of the queue, so bounded requests go to the store's queue.
 #[test]
 fn bounds_hold_for_leased_requests_that_wait_for_the_store() {

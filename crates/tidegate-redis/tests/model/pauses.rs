@@ -124,6 +124,49 @@ fn a_pause_that_another_process_has_ended_is_over_while_the_store_is_away() {
     }
 }
 
+/// What a process knows of a pause it also knows from a status. A process that had only asked for
+/// the status granted its share in a pause, or refused after its end.
+#[test]
+fn a_status_reports_a_pause_and_its_end_for_the_time_that_the_store_is_away() {
+    for (is_counting, is_resumed) in [(false, false), (false, true), (true, false), (true, true)] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+            let open = || model.open(Store::builder("redis://model").while_away(two)).unwrap();
+            let granted = if is_counting {
+                let [first, second] = [(); 2].map(|()| open().counting("all", 8).build().unwrap());
+                if is_resumed {
+                    first.pause(Pause::lasting(MINUTE)).await.unwrap();
+                    assert!(second.resume().await.unwrap());
+                } else {
+                    second.pause(Pause::lasting(MINUTE)).await.unwrap();
+                }
+                first.status().await.unwrap();
+                model.stop(true);
+                sleep(SECOND * 2).await;
+                AnyLimiter::from(first).acquire_now(1).await
+            } else {
+                let line = "fixed_window 8/s";
+                let [first, second] =
+                    [(); 2].map(|()| open().limiter("all").limit("limit", line).build().unwrap());
+                if is_resumed {
+                    first.pause(Pause::lasting(MINUTE)).await.unwrap();
+                    assert!(second.resume().await.unwrap());
+                } else {
+                    second.pause(Pause::lasting(MINUTE)).await.unwrap();
+                }
+                first.status().await.unwrap();
+                model.stop(true);
+                sleep(SECOND * 2).await;
+                AnyLimiter::from(first).acquire_now(1).await
+            };
+            let refusal = granted.as_ref().map_or_else(AllRefusal::refusal, |_| None);
+            let is_paused = matches!(refusal, Some(Refusal::Paused { .. }));
+            assert!(is_paused != is_resumed && granted.is_ok() == is_resumed, "{granted:?}");
+        });
+    }
+}
+
 /// A reply to a call from before the end of a pause reported the pause. A process that had ended
 /// the pause itself was then paused while the store was away.
 #[test]
