@@ -237,9 +237,10 @@ async fn a_request_that_finds_no_place_in_flight_takes_nothing_of_the_rate() {
 
 #[tokio::test]
 async fn a_request_that_fails_is_over() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    drop(listener);
+    // A port on which nothing listens, and which no other test gets.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("http://{}/", socket.local_addr().unwrap());
     let calls = CountingLimit::new(1);
     let rate = limiter(2);
     let limit = RateLimit::new(AllOf::new("rate", &rate).with_counting("calls", &calls));

@@ -84,7 +84,9 @@ pub(crate) fn grants<'a>(files: impl IntoIterator<Item = &'a PathBuf>) -> Vec<u6
     let mut all = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(file).unwrap_or_default();
-        for line in text.lines() {
+        // A process may be writing the last line, or was killed meanwhile.
+        let finished = text.rfind('\n').map_or(0, |end| end + 1);
+        for line in text[..finished].lines() {
             let (due, permits) = line.split_once(' ').unwrap();
             let (due, permits): (u64, usize) = (due.parse().unwrap(), permits.parse().unwrap());
             all.extend(std::iter::repeat_n(due, permits));

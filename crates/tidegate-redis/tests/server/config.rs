@@ -19,7 +19,7 @@ fn error(line: &str) -> String {
 #[test]
 fn one_changed_line_shares_a_limit() {
     let Some(server) = Server::start() else { return };
-    let line = "fixed_window 5/d";
+    let line = "fixed_window 5/10000d";
     let take_all = |limiter: &AnyLimiter| (0..10).filter(|_| limiter.try_acquire().is_ok()).count();
     let alone: Vec<AnyLimiter> = (0..2).map(|_| config(line).build().unwrap()).collect();
     assert_eq!([take_all(&alone[0]), take_all(&alone[1])], [5, 5]);
@@ -38,7 +38,7 @@ fn one_changed_line_shares_a_limit() {
 #[test]
 fn two_policies_are_two_limits_that_are_decided_together() {
     let Some(server) = Server::start() else { return };
-    let line = "fixed_window 5/d and token_bucket 1/h burst 3";
+    let line = "fixed_window 5/10000d and token_bucket 1/h burst 3";
     for limiter in [
         config(line).build().unwrap(),
         config(&format!("{line} store {} tag both timeout 1min", server.url())).build().unwrap(),
@@ -65,8 +65,11 @@ fn permits_in_use_are_limited_by_one_line() {
         drop(both);
         assert_eq!(take(&other).unwrap().permits(), 2);
     }
-    let left: u64 = redis::cmd("TTL").arg("tidegate:1:{jobs}:in-use").query(&mut server.connect()).unwrap();
-    assert!(left > 60, "the time to live is {left} s");
+    // A key without permits in use would be gone.
+    let third = shared.build().unwrap();
+    let _held = take(&third).unwrap();
+    let left: i64 = redis::cmd("TTL").arg("tidegate:1:{jobs}:in-use").query(&mut server.connect()).unwrap();
+    assert!((61..=3600).contains(&left), "the time to live is {left} s");
     let keys: AnyKeyed<String> = config("in_use 2").build_keyed(10).unwrap();
     let _both = take(&keys.limiter("alice").unwrap()).unwrap();
     assert!(keys.limiter("alice").unwrap().try_acquire().is_err());
@@ -84,14 +87,16 @@ fn no_two_limits_of_a_store_share_a_tag_by_default() {
     let Some(server) = Server::start() else { return };
     let store = Store::builder(server.url()).timeout(Duration::from_secs(60)).open().unwrap();
     let over = |line: &str| config(line).build_over(&store).map_err(|error| error.to_string());
-    assert!(over("fixed_window 5/d").unwrap_err().starts_with("tag must be set for a limit over a store"));
+    assert!(
+        over("fixed_window 5/10000d").unwrap_err().starts_with("tag must be set for a limit over a store")
+    );
     for tag in ["downloads", "uploads"] {
-        let limiter = over(&format!("fixed_window 5/d tag {tag}")).unwrap();
+        let limiter = over(&format!("fixed_window 5/10000d tag {tag}")).unwrap();
         assert!(limiter.try_acquire_many(5).is_ok());
         assert!(limiter.try_acquire().is_err());
     }
     // A process-local limit has no key.
-    assert!(config("fixed_window 5/d tag uploads").build().unwrap().try_acquire().is_ok());
+    assert!(config("fixed_window 5/10000d tag uploads").build().unwrap().try_acquire().is_ok());
 }
 
 /// Equal keys of two configurations are two keys of the store.
@@ -104,35 +109,35 @@ fn one_changed_line_shares_the_limits_of_each_key() {
         (0..10).filter(|_| limiter.try_acquire().is_ok()).count()
     };
     for (line, both) in [
-        ("fixed_window 5/d".to_owned(), [5, 5]),
-        (format!("fixed_window 5/d {store} users"), [5, 0]),
-        (format!("fixed_window 5/d and sliding_log 3/d {store} tenants"), [3, 0]),
-        ("fixed_window 5/d and sliding_log 3/d tag users".to_owned(), [3, 3]),
+        ("fixed_window 5/10000d".to_owned(), [5, 5]),
+        (format!("fixed_window 5/10000d {store} users"), [5, 0]),
+        (format!("fixed_window 5/10000d and sliding_log 3/d {store} tenants"), [3, 0]),
+        ("fixed_window 5/10000d and sliding_log 3/d tag users".to_owned(), [3, 3]),
     ] {
         let users: Vec<_> = (0..2).map(|_| config(&line).build_keyed(2).unwrap()).collect();
         for key in ["alice", "bob"] {
             assert_eq!([take_all(&users[0], key), take_all(&users[1], key)], both, "{line}");
         }
     }
-    let alone = config("fixed_window 5/d").build_keyed(2).unwrap();
+    let alone = config("fixed_window 5/10000d").build_keyed(2).unwrap();
     assert_eq!(["a", "b", "c"].map(|key| take_all(&alone, key)), [5, 5, 0]);
     // Without room for a key each request would be refused.
-    for line in ["fixed_window 5/d", "fixed_window 5/d and sliding_log 3/d", "in_use 5"] {
+    for line in ["fixed_window 5/10000d", "fixed_window 5/10000d and sliding_log 3/d", "in_use 5"] {
         let error = config(line).build_keyed(0).unwrap_err().to_string();
         assert_eq!(error, "max_keys must be above zero, and more than the keys that are in use at a time");
     }
     let store = Store::builder(server.url()).timeout(Duration::from_secs(60)).open().unwrap();
     // The limits of a key are those of the limiter with this tag.
-    let alice = config("fixed_window 5/d tag users:alice").build_over(&store).unwrap();
+    let alice = config("fixed_window 5/10000d tag users:alice").build_over(&store).unwrap();
     assert!(alice.try_acquire().is_err());
-    assert!(config("fixed_window 5/d").build_keyed_over(&store).is_err());
+    assert!(config("fixed_window 5/10000d").build_keyed_over(&store).is_err());
 }
 
 #[test]
 fn a_program_completes_the_store_of_a_configuration() {
     let Some(server) = Server::start() else { return };
     let line =
-        format!("fixed_window 5/d store {} tag a prefix app timeout 60s while_away open", server.url());
+        format!("fixed_window 5/10000d store {} tag a prefix app timeout 60s while_away open", server.url());
     let statistics = Arc::new(Statistics::new());
     let builder = config(&line).store_builder().unwrap();
     let shown = format!("{builder:?}");
@@ -143,7 +148,7 @@ fn a_program_completes_the_store_of_a_configuration() {
     assert!(built.try_acquire_many(5).is_ok());
     assert!(AnyLimiter::from(limiter).try_acquire().is_err());
     assert_eq!(statistics.snapshot().limited, 1);
-    assert!(config("fixed_window 5/d").store_builder().is_none());
+    assert!(config("fixed_window 5/10000d").store_builder().is_none());
 }
 
 #[test]
