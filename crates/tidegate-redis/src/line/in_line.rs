@@ -15,10 +15,10 @@ pub(super) type Place = (Reverse<i8>, u64);
 /// The requests that will be sent.
 ///
 /// A call that fails while requests wait for the store holds the queue, until the store replies to
-/// calls again and all requests from before its first reply have left. A held queue has only requests that wait for the store. One call
-/// at a time leaves it, because the store might reply to a later call and not to an earlier one. No
-/// call leaves before the time until which the queue is held, unless any call to the store closes
-/// the breaker before.
+/// calls again and all requests from before its first reply have left. A held queue has only
+/// requests that wait for the store. One call at a time leaves it, because the store might reply to
+/// a later call and not to an earlier one. No call leaves before the time until which the queue is
+/// held, unless any call to the store closes the breaker before.
 ///
 /// The first call after a failed call decides no request: it asks whether the store is back. A
 /// store that replies too late carries out each call. So the requests of a call would be booked,
