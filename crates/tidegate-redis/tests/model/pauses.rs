@@ -133,32 +133,25 @@ fn a_status_reports_a_pause_and_its_end_for_the_time_that_the_store_is_away() {
             let model = Model::new(1, Network::steady(MS));
             let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
             let open = || model.open(Store::builder("redis://model").while_away(two)).unwrap();
-            let granted = if is_counting {
-                let [first, second] = [(); 2].map(|()| open().counting("all", 8).build().unwrap());
-                if is_resumed {
-                    first.pause(Pause::lasting(MINUTE)).await.unwrap();
-                    assert!(second.resume().await.unwrap());
-                } else {
-                    second.pause(Pause::lasting(MINUTE)).await.unwrap();
-                }
-                first.status().await.unwrap();
-                model.stop(true);
-                sleep(SECOND * 2).await;
-                AnyLimiter::from(first).acquire_now(1).await
-            } else {
-                let line = "fixed_window 8/s";
-                let [first, second] =
-                    [(); 2].map(|()| open().limiter("all").limit("limit", line).build().unwrap());
-                if is_resumed {
-                    first.pause(Pause::lasting(MINUTE)).await.unwrap();
-                    assert!(second.resume().await.unwrap());
-                } else {
-                    second.pause(Pause::lasting(MINUTE)).await.unwrap();
-                }
-                first.status().await.unwrap();
-                model.stop(true);
-                sleep(SECOND * 2).await;
-                AnyLimiter::from(first).acquire_now(1).await
+            // The two types of limiter have the same calls.
+            macro_rules! granted_after_a_status {
+                ($limiter:expr) => {{
+                    let [first, second] = [(); 2].map(|()| $limiter.build().unwrap());
+                    if is_resumed {
+                        first.pause(Pause::lasting(MINUTE)).await.unwrap();
+                        assert!(second.resume().await.unwrap());
+                    } else {
+                        second.pause(Pause::lasting(MINUTE)).await.unwrap();
+                    }
+                    first.status().await.unwrap();
+                    model.stop(true);
+                    sleep(SECOND * 2).await;
+                    AnyLimiter::from(first).acquire_now(1).await
+                }};
+            }
+            let granted = match is_counting {
+                true => granted_after_a_status!(open().counting("all", 8)),
+                false => granted_after_a_status!(open().limiter("all").limit("limit", "fixed_window 8/s")),
             };
             let refusal = granted.as_ref().map_or_else(AllRefusal::refusal, |_| None);
             let is_paused = matches!(refusal, Some(Refusal::Paused { .. }));
