@@ -119,6 +119,11 @@ impl Server {
         lock(&self.current).clone().filter(|(_, connection)| !connection.is_closed())
     }
 
+    /// Returns whether calls are sent over the connection of this number.
+    fn uses(&self, number: u64) -> bool {
+        lock(&self.current).as_ref().is_some_and(|(current, _)| *current == number)
+    }
+
     async fn connection(self: &Arc<Server>) -> Result<(u64, Connection), Failure> {
         if let Some(connection) = self.current() {
             return Ok(connection);
@@ -278,6 +283,13 @@ impl Sent {
     /// The server of the last attempt.
     pub(crate) fn server(&self) -> Option<Arc<Server>> {
         lock(&self.0).as_ref().map(|leaving| leaving.server.clone())
+    }
+
+    /// Returns whether the call waits for a reply over a connection that is not used any more.
+    pub(crate) fn is_on_old_connection(&self) -> bool {
+        let leaving = lock(&self.0);
+        let sent = leaving.as_ref().filter(|leaving| leaving.has_left);
+        sent.is_some_and(|leaving| !leaving.server.uses(leaving.number))
     }
 
     /// Ends the attempt: the call did not run, or its outcome is known.

@@ -70,8 +70,8 @@ struct State {
     /// The number of times that another server replaced the current one. Each connection is to the
     /// server of one number.
     number: u64,
-    /// Whether servers that were replaced go on as replicas.
-    demoted: bool,
+    /// What becomes of a call on a connection to a server of an earlier number.
+    earlier: Earlier,
     /// The time at which the server has finished all received calls.
     free_at: u64,
     links: Vec<Line>,
@@ -88,6 +88,16 @@ enum Life {
     /// The server receives calls, and replies to none until it resumes.
     Stopped(Vec<Call>),
     Down,
+}
+
+/// What becomes of a call on a connection from before a fault.
+#[derive(Clone, Copy)]
+enum Earlier {
+    Reset,
+    /// The server goes on as a replica.
+    Replica,
+    /// The call is lost.
+    Silent,
 }
 
 /// The route of one client to the server.
@@ -154,7 +164,7 @@ impl Model {
             server,
             life: Life::Up,
             number: 0,
-            demoted: false,
+            earlier: Earlier::Reset,
             free_at: 0,
             links: Vec::new(),
             events: BinaryHeap::new(),
@@ -228,7 +238,7 @@ impl Model {
         let mut state = self.state();
         let now = state.now();
         state.number += 1;
-        state.demoted = false;
+        state.earlier = Earlier::Reset;
         if let Life::Stopped(calls) = std::mem::replace(&mut state.life, Life::Down) {
             for call in calls {
                 state.answer(now, call, Err(ErrorKind::ConnectionReset));
@@ -236,6 +246,13 @@ impl Model {
         }
         drop(state);
         self.0.sooner.notify_one();
+    }
+
+    /// Makes all connections silent, as if a firewall had forgotten them. New connections work.
+    pub fn silence(&self) {
+        let mut state = self.state();
+        state.number += 1;
+        state.earlier = Earlier::Silent;
     }
 
     /// Starts a server that was killed, without its data.
@@ -256,7 +273,7 @@ impl Model {
         let now = START + state.now();
         if is_demoted {
             state.number += 1;
-            state.demoted = true;
+            state.earlier = Earlier::Replica;
         }
         state.server.become_replica(now);
         state.server.forget_scripts();
@@ -421,11 +438,14 @@ impl State {
     fn arrive(&mut self, at: u64, call: Call) {
         let is_old = call.server.is_some_and(|server| server != self.number);
         match &mut self.life {
-            _ if is_old && self.demoted => {
-                let text = "READONLY You can't write against a read only replica.";
-                self.answer(at, call, Ok(data::error(text)));
-            }
-            _ if is_old => self.answer(at, call, Err(ErrorKind::ConnectionReset)),
+            _ if is_old => match self.earlier {
+                Earlier::Reset => self.answer(at, call, Err(ErrorKind::ConnectionReset)),
+                Earlier::Replica => {
+                    let text = "READONLY You can't write against a read only replica.";
+                    self.answer(at, call, Ok(data::error(text)));
+                }
+                Earlier::Silent => {}
+            },
             Life::Down => self.answer(at, call, Err(ErrorKind::ConnectionRefused)),
             Life::Stopped(calls) => calls.push(call),
             Life::Up => self.carry_out(at, call),

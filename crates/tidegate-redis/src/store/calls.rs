@@ -477,7 +477,8 @@ impl Shared {
             let outcome = tokio::time::timeout(left.min(self.timeout), call.as_mut()).await;
             last = sent.server().unwrap_or(last);
             let before = std::mem::replace(&mut answers, last.answers());
-            if outcome.is_ok() || answers == before || left <= self.timeout {
+            // The replies to others may have come over a newer connection.
+            if outcome.is_ok() || answers == before || left <= self.timeout || sent.is_on_old_connection() {
                 break (outcome, before);
             }
         };
@@ -488,9 +489,9 @@ impl Shared {
             admission != Admission::Allow || reply_within.saturating_sub(asked - came) >= self.timeout / 2;
         let is_well = outcome.is_err() && (answered_others || !was_long);
         if outcome.is_err() {
-            if answered_others {
+            if answered_others && !sent.is_on_old_connection() {
                 server.congestion.late(asked, self.timeout);
-            } else if was_long {
+            } else if was_long && !answered_others {
                 self.is_far.store(true, Ordering::Relaxed);
             }
         }

@@ -818,3 +818,34 @@ fn a_request_that_passes_in_shadow_mode_reports_what_is_left_now() {
         });
     }
 }
+
+/// Calls without a deadline that were on their way when a firewall forgot their connection had no
+/// end while a new connection had replies. A limit of permits in use made no calls any more, and
+/// permits that came back never did.
+#[test]
+fn calls_on_a_silent_connection_end_beside_a_new_connection() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = model.open(Store::builder("redis://model").while_away(WhileAway::Wait)).unwrap();
+        let busy = store.limiter("busy").limit("calls", "token_bucket 1000/s burst 100").build().unwrap();
+        let rate = store.limiter("all").limit("calls", "token_bucket 1000/s burst 100").build().unwrap();
+        let in_use = store.counting("all", 1).build().unwrap();
+        let held = in_use.acquire().await.unwrap();
+        drop(rate.acquire().await.unwrap());
+        let load = tokio::spawn(async move {
+            loop {
+                drop(busy.acquire_now([]).await);
+                tokio::time::sleep(MS).await;
+            }
+        });
+        tokio::time::sleep(10 * MS).await;
+        model.silence();
+        tokio::time::sleep(20 * MS).await;
+        drop(held);
+        let in_time = |wait| tokio::time::timeout(200 * MS, wait);
+        let (of_rate, of_use) = tokio::join!(in_time(rate.acquire()), in_time(in_use.acquire()));
+        assert!(of_rate.is_ok(), "a rate");
+        assert!(of_use.is_ok(), "permits in use");
+        load.abort();
+    });
+}
