@@ -26,7 +26,7 @@ const TIDEGATE_REDIS: Layers = &[
     &["error", "jitter", "lock", "counted", "block_on", "calls"],
     &["terms", "breaker", "queue", "observe", "pending"],
     &["key", "script"],
-    &["clients", "known_pause", "share", "model"],
+    &["clients", "known_pause", "late", "share", "model"],
     &["connection"],
     &["store"],
     &["set", "counting"],

@@ -13,6 +13,7 @@ mod error;
 mod jitter;
 mod key;
 mod known_pause;
+mod late;
 mod lease;
 mod limiter;
 mod line;

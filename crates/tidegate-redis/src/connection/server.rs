@@ -16,6 +16,7 @@ use super::wire::{Connection, Wire};
 use crate::breaker::{Breaker, next_rest};
 use crate::counted::Counted;
 use crate::jitter::jittered;
+use crate::late::LateCalls;
 use crate::lock::lock;
 use crate::script::Script;
 
@@ -29,6 +30,7 @@ pub(crate) struct Server {
     wire: Wire,
     pub(crate) breaker: Mutex<Breaker>,
     pub(crate) congestion: Congestion,
+    pub(crate) late: Mutex<LateCalls>,
     /// With the number of the connection, so that a call drops the connection that failed it.
     current: Mutex<Option<(u64, Connection)>>,
     connecting: Arc<Attempts>,

@@ -51,7 +51,7 @@ pub(super) struct Shared {
     pub(super) events: Option<Arc<dyn Events>>,
     /// When the store last replied, or was opened.
     pub(super) answered: Mutex<Instant>,
-    /// Notified when a server replies after its last call had failed.
+    /// Notified when a server replies after its last call had failed, or after a late call.
     pub(super) back: watch::Sender<()>,
     /// The number of those notifications.
     pub(super) recoveries: AtomicU64,
@@ -537,6 +537,7 @@ impl Shared {
             return Away::Misconfigured;
         }
         if is_well {
+            lock(&server.late).add();
             return Away::For(Duration::ZERO);
         }
         let now = began.elapsed();
@@ -594,6 +595,9 @@ impl Shared {
         self.counters.answered.fetch_add(1, Ordering::Relaxed);
         self.report(StoreEvent::Answered(took));
         self.answers(&server.breaker, admission);
+        if lock(&server.late).replied(asked) {
+            self.recovered();
+        }
         if let Some(stand_in) = self.servers.found() {
             self.answers(&stand_in.breaker, Admission::Probe);
         }
@@ -608,13 +612,18 @@ impl Shared {
             (was_failing && !breaker.is_failing(), was_open && !breaker.is_open())
         };
         if is_back {
-            // Before the message: a receiver that misses the message sees the number.
-            self.recoveries.fetch_add(1, Ordering::Release);
-            self.back.send_replace(());
+            self.recovered();
         }
         if has_closed {
             self.report(StoreEvent::BreakerClosed);
         }
+    }
+
+    /// Lets the requests ask again whose calls had no reply.
+    fn recovered(&self) {
+        // Before the message: a receiver that misses the message sees the number.
+        self.recoveries.fetch_add(1, Ordering::Release);
+        self.back.send_replace(());
     }
 
     pub(super) fn report(&self, event: StoreEvent) {

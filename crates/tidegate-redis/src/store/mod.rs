@@ -305,12 +305,12 @@ impl Store {
         self.0.shared.may_hold_up()
     }
 
-    /// The number of times that a server replied after its last call had failed.
+    /// The number of times that a server replied after its last call had failed, or after a late call.
     pub(crate) fn recoveries(&self) -> u64 {
         self.0.shared.recoveries.load(Ordering::Acquire)
     }
 
-    /// Changes when a server replies after its last call had failed.
+    /// Changes with that number.
     pub(crate) fn watch_recovery(&self) -> watch::Receiver<()> {
         self.0.shared.back.subscribe()
     }

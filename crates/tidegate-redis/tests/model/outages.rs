@@ -849,3 +849,38 @@ fn calls_on_a_silent_connection_end_beside_a_new_connection() {
         load.abort();
     });
 }
+
+/// A request whose call had no reply in time, while the server replied to others, waited for its
+/// share until the end, although the store was well: no failure had begun an outage that could end.
+#[test]
+fn a_wait_whose_call_alone_was_late_returns_to_the_store() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+        let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+        let limiter = |tag, policy| store.limiter(tag).limit("calls", policy).build().unwrap();
+        // A share of so small a limit has no permits at first.
+        let (busy, limiter) = (limiter("busy", "fixed_window 100/d"), limiter("all", "fixed_window 3/d"));
+        tokio::time::sleep(3_000 * MS).await;
+        for limiter in [&busy, &limiter] {
+            _ = limiter.acquire().await.unwrap();
+        }
+        // The reply to a request of another limiter arrives, and that to this one does not.
+        let of_other = tokio::spawn(busy.acquire_now([]));
+        tokio::time::sleep(MS).await;
+        let waiting = tokio::spawn(limiter.acquire());
+        tokio::time::sleep(MS / 2).await;
+        model.stop(true);
+        tokio::time::sleep(52 * MS).await;
+        model.stop(false);
+        _ = of_other.await.unwrap().unwrap();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                tokio::time::sleep(20 * MS).await;
+                _ = busy.acquire_now([]).await;
+            }
+        });
+        let granted = tokio::time::timeout(200 * MS, waiting).await;
+        assert!(!granted.unwrap().unwrap().unwrap().is_degraded());
+    });
+}
