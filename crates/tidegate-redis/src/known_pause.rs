@@ -1,16 +1,62 @@
-//! A pause that this process knows of, for its decisions while the store is away.
+//! The pauses that this process knows of, for its decisions while the store is away.
 
+use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate::{AllRefusal, Nanos, Refusal};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::lock::lock;
 use crate::script::pause_left;
 
+/// The most limiters of different keys whose pauses are known at one time.
+const MAX_KNOWN: usize = 65_536;
+
+/// After how many new keys the table is tidied, at least.
+const TIDIES_AFTER: usize = 64;
+
+/// What is known of the pauses of each limiter, by its keys. All limiters of the same keys have one
+/// pause, also one that is built in the pause.
 #[derive(Debug, Default)]
-pub(crate) struct KnownPause(Mutex<State>);
+pub(crate) struct KnownPauses(Mutex<Table>);
+
+#[derive(Debug, Default)]
+struct Table {
+    pauses: HashMap<Arc<[String]>, Arc<KnownPause>>,
+    /// How many more keys may come before the table is tidied.
+    tidies_after: usize,
+}
+
+impl KnownPauses {
+    /// What is known of the pause of these keys. In a full table nothing is known of new keys.
+    pub(crate) fn of(&self, keys: &Arc<[String]>) -> Arc<KnownPause> {
+        let Table { pauses, tidies_after } = &mut *lock(&self.0);
+        if let Some(known) = pauses.get(keys) {
+            return known.clone();
+        }
+        if *tidies_after == 0 {
+            // Limiters, and calls on their way, have a reference.
+            pauses.retain(|_, known| Arc::strong_count(known) > 1 || !known.rest().is_zero());
+            *tidies_after = pauses.len().max(TIDIES_AFTER);
+        }
+        *tidies_after -= 1;
+        let known = Arc::<KnownPause>::default();
+        if pauses.len() < MAX_KNOWN {
+            pauses.insert(keys.clone(), known.clone());
+        }
+        known
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct KnownPause {
+    state: Mutex<State>,
+    /// Notified when a pause begins or ends by a message or a report.
+    changed: Notify,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -39,39 +85,60 @@ impl KnownPause {
     }
 
     fn change(self: &Arc<KnownPause>, end: impl FnOnce(Option<Instant>) -> Option<Instant>) -> PauseMessage {
-        let state = &mut *lock(&self.0);
+        let mut state = lock(&self.state);
         state.end = end(state.end);
         state.pending += 1;
+        drop(state);
+        self.changed.notify_waiters();
         PauseMessage(self.clone())
     }
 
     /// Returns how many messages that begin or end a pause had their outcome.
     pub(crate) fn messages(&self) -> u64 {
-        lock(&self.0).done
+        lock(&self.state).done
     }
 
     /// Records the remaining time of a pause that the store reported: zero if there is none.
     /// `messages` is the value of [`messages`](KnownPause::messages) when the call left that the
     /// store replied to.
     pub(crate) fn reported(&self, messages: u64, rest: Duration) {
-        let state = &mut *lock(&self.0);
-        if state.pending == 0 && state.done == messages {
+        let mut state = lock(&self.state);
+        if state.pending == 0 && state.done == messages && (state.end.is_some() || !rest.is_zero()) {
             state.end = if rest.is_zero() { None } else { end_of(rest) };
+            drop(state);
+            self.changed.notify_waiters();
         }
+    }
+
+    /// The remaining time of the pause.
+    pub(crate) fn rest(&self) -> Duration {
+        let end = lock(&self.state).end;
+        end.map_or(Duration::ZERO, |end| pause_left(end.saturating_duration_since(Instant::now())))
     }
 
     /// The refusal of a request in the pause.
     pub(crate) fn refusal(&self) -> Option<AllRefusal> {
-        let end = lock(&self.0).end?;
-        let rest = end.saturating_duration_since(Instant::now());
-        let retry_after = Nanos::from_duration(pause_left(rest));
+        let rest = self.rest();
+        let retry_after = Nanos::from_duration(rest);
         (!rest.is_zero()).then(|| AllRefusal::from(Refusal::Paused { retry_after }).as_degraded())
+    }
+
+    /// Waits until a message or a report begins a pause, or, if there `is_paused`, ends it.
+    pub(crate) async fn until_changed(&self, is_paused: bool) {
+        loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.rest().is_zero() == is_paused {
+                return;
+            }
+            changed.await;
+        }
     }
 }
 
 impl Drop for PauseMessage {
     fn drop(&mut self) {
-        let state = &mut *lock(&self.0.0);
+        let state = &mut *lock(&self.0.state);
         state.pending -= 1;
         state.done += 1;
     }
@@ -81,4 +148,36 @@ impl Drop for PauseMessage {
 fn end_of(span: Duration) -> Option<Instant> {
     let now = Instant::now();
     now.checked_add(span).or_else(|| now.checked_add(Duration::from_secs(u32::MAX.into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(i: usize) -> Arc<[String]> {
+        [format!("key {i}")].into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_pauses_and_keys_in_use_are_kept() {
+        let pauses = KnownPauses::default();
+        let in_use = pauses.of(&keys(0));
+        drop(pauses.of(&keys(1)).begin(Duration::from_secs(1)));
+        let len = || lock(&pauses.0).pauses.len();
+        for i in 2..10_000 {
+            drop(pauses.of(&keys(i)));
+            assert!(len() <= 2 * TIDIES_AFTER);
+        }
+        assert!(Arc::ptr_eq(&in_use, &pauses.of(&keys(0))));
+        assert!(pauses.of(&keys(1)).refusal().is_some());
+        tokio::time::advance(Duration::from_secs(2)).await;
+        for i in 2..MAX_KNOWN + 100 {
+            drop(pauses.of(&keys(i)).begin(Duration::from_secs(1)));
+        }
+        assert_eq!(len(), MAX_KNOWN);
+        // The pauses have ended.
+        tokio::time::advance(Duration::from_secs(2)).await;
+        (0..MAX_KNOWN + 100).for_each(|i| drop(pauses.of(&keys(MAX_KNOWN * 2 + i))));
+        assert!(len() <= MAX_KNOWN / 2, "{}", len());
+    }
 }

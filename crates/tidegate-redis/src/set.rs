@@ -47,15 +47,16 @@ impl Prepared {
     pub(crate) fn set(&self, tag: String) -> Set {
         let Prepared { store, script, members, observers, .. } = self;
         let key = |member: &Member| key::of(store.prefix(), &tag, &member.name, &member.terms.ending);
+        let keys = members.iter().map(key).collect();
         Set {
-            keys: members.iter().map(key).collect(),
+            known_pause: store.known_pause(&keys),
+            keys,
             store: store.clone(),
             script: script.clone(),
             tag,
             observers: observers.clone(),
             members: members.clone(),
             giving_way: Arc::default(),
-            known_pause: Arc::default(),
             shadow: AtomicBool::new(false),
             closed: watch::Sender::new(false),
             clock: DefaultClock::new(),
@@ -72,7 +73,7 @@ pub(crate) struct Set {
     pub(crate) observers: Arc<Observers>,
     pub(crate) members: Arc<[Member]>,
     /// The key of each member.
-    keys: Vec<String>,
+    keys: Arc<[String]>,
     /// The number of calls without a reply that give way to the calls of others.
     giving_way: Arc<AtomicUsize>,
     /// The pause that this process knows of, for the time that the store is away.
@@ -160,10 +161,10 @@ impl Set {
         let limits = self.members.len();
         let pause = match operation {
             Operation::Pause { span, .. } => Some(self.known_pause.begin(span)),
-            Operation::Resume => Some(self.known_pause.end()),
+            Operation::Resume | Operation::Reset => Some(self.known_pause.end()),
             _ => None,
         };
-        let known = matches!(operation, Operation::Status).then(|| self.known_pause.clone());
+        let known = pause.is_none().then(|| self.known_pause.clone());
         let pauses = self.known_pause.messages();
         self.carry_out(
             cmd,
@@ -293,10 +294,14 @@ impl Set {
         if self.shadow.load(Ordering::Relaxed) {
             return Fallback::Grant;
         }
+        let while_away = self.store.while_away();
         if let Some(refusal) = self.known_pause.refusal() {
-            return Fallback::Refuse(refusal);
+            return match while_away {
+                WhileAway::Closed | WhileAway::Wait => Fallback::Refuse(refusal),
+                WhileAway::Open | WhileAway::Share | WhileAway::ShareOf(_) => Fallback::Paused(refusal),
+            };
         }
-        if self.store.while_away() == WhileAway::Open {
+        if while_away == WhileAway::Open {
             return Fallback::Grant;
         }
         let limits = self.members.iter().map(|member| (member.name.as_str(), &member.config));
@@ -383,6 +388,9 @@ pub(crate) enum Fallback {
     Grant,
     /// Every request is refused.
     Refuse(AllRefusal),
+    /// A pause that this process knows of: requests that may wait for its end ask again then, and
+    /// the others are refused.
+    Paused(AllRefusal),
 }
 
 impl fmt::Debug for Set {

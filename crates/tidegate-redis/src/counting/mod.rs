@@ -90,7 +90,7 @@ pub(crate) const SHORTEST_TIME_TO_LIVE: Duration = Duration::from_secs(1);
 ///
 /// Permits that are out stay out. A process decides by its [`WhileAway`](crate::WhileAway); for its
 /// share it counts all permits that it holds. A request that is larger than the share is refused as
-/// [`Refusal::Unavailable`]. In a pause that this process asked for, it grants nothing. When the
+/// [`Refusal::Unavailable`]. In a pause that this process knows of, it grants nothing. When the
 /// store is back, even without its state, each process reports the permits that it holds. No permit
 /// is granted until fewer permits than the limit are in use.
 ///
@@ -171,8 +171,10 @@ impl CountingBuilder {
         store.begin_counting();
         // A year is longer than any process needs, and keeps times below 2^53.
         let span = time_to_live.min(Duration::from_secs(365 * 86_400));
+        let key = key::counting(store.prefix(), &tag);
         let shared = Shared {
-            key: key::counting(store.prefix(), &tag),
+            known_pause: store.known_pause(&[key.clone()].into()),
+            key,
             observers: Arc::new(Observers::new(store.events().cloned())),
             store,
             script: call::script(),
@@ -180,7 +182,6 @@ impl CountingBuilder {
             span,
             limit: AtomicU32::new(limit),
             line: Mutex::new(Line::default()),
-            known_pause: Arc::default(),
             changed: Notify::new(),
         };
         Ok(StoreCountingLimit(Arc::new(shared), Blocks::Yes))

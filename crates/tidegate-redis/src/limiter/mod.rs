@@ -15,7 +15,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Events, Limiter, Nanos, Pause, QueueBounds, Refusal, Status,
+    DefaultClock, Events, Limiter, Nanos, Pause, QueueBounds, Refusal, Status, Timer,
 };
 
 pub use builder::LimiterBuilder;
@@ -187,6 +187,9 @@ impl StoreLimiter {
     /// Resets every limit to its initial state, for all processes: permits taken before no longer
     /// count.
     ///
+    /// Requests that wait keep their times, and their bookings no longer count either. So until the
+    /// last of them is due, up to twice the limit may be granted.
+    ///
     /// # Cancel safety
     ///
     /// If the future is dropped, the store may still reset the limits.
@@ -202,7 +205,6 @@ impl StoreLimiter {
         self.ask_all(Operation::Reset).await?;
         self.0.resumed();
         self.resume_leases();
-        drop(self.0.set.known_pause.end());
         Ok(())
     }
 
@@ -472,18 +474,30 @@ impl StoreLimiter {
             let answer = match self.0.fallback(undecided) {
                 Fallback::Grant => Ok(Admitted::Unlimited),
                 Fallback::Refuse(refusal) => Err(refusal),
+                Fallback::Paused(refusal)
+                    if longest < Duration::MAX && self.rest(longest, came) <= set.known_pause.rest() =>
+                {
+                    Err(refusal)
+                }
+                Fallback::Paused(_) => {
+                    returning = Some(Returning::new(&self.0, recoveries));
+                    match self.until_recovery(recoveries, self.until_closed(self.pause_ended())).await {
+                        Some(Err(closed)) => Err(closed),
+                        Some(Ok(())) | None => continue,
+                    }
+                }
                 Fallback::Share(share) => {
                     let rest = self.rest(longest, came);
                     let request = ask.request(rest);
-                    let wait = |request| self.until_closed(share.acquire_many(request));
+                    let wait = |request| self.until_paused(self.until_closed(share.acquire_many(request)));
                     let answer = match rest {
                         Duration::ZERO => Some(share.try_acquire_many(request)),
                         Duration::MAX => {
                             returning = Some(Returning::new(&self.0, recoveries));
-                            self.until_recovery(recoveries, wait(request)).await
+                            self.until_recovery(recoveries, wait(request)).await.flatten()
                         }
                         // The store might not serve in time a request that the share has accepted.
-                        _ => Some(wait(request).await),
+                        _ => wait(request).await,
                     };
                     let Some(answer) = answer else { continue };
                     answer.map(Admitted::Shared).map_err(|refusal| set.by_share(refusal, undecided.rest()))
@@ -507,6 +521,22 @@ impl StoreLimiter {
             Either::Left((answer, _)) => Some(answer),
             Either::Right(_) => None,
         }
+    }
+
+    /// Waits for permits of a share, until this process learns of a pause.
+    async fn until_paused<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
+        match select(pin!(wait), pin!(self.0.set.known_pause.until_changed(false))).await {
+            Either::Left((answer, _)) => Some(answer),
+            Either::Right(_) => None,
+        }
+    }
+
+    /// Waits for the end of the pause that this process knows of.
+    async fn pause_ended(&self) -> Result<(), AllRefusal> {
+        let (set, clock) = (&self.0.set, DefaultClock::clone(&self.0.set.clock));
+        let end = set.now().saturating_add(Nanos::from_duration(set.known_pause.rest()));
+        _ = select(pin!(clock.sleep_until(end)), pin!(set.known_pause.until_changed(true))).await;
+        Ok(())
     }
 
     /// Returns the rest of the maximum wait of a request that came at `came`.

@@ -162,7 +162,7 @@ impl Reserved {
                 self.report(Ok(&AllPermits::from(grant).as_degraded()));
                 self.stage = Stage::Decided(Ok((grant, None)), None);
             }
-            Fallback::Refuse(refusal) => self.refuse(refusal),
+            Fallback::Refuse(refusal) | Fallback::Paused(refusal) => self.refuse(refusal),
             Fallback::Share(share) => match share.reserve(self.ask.request(self.longest())) {
                 Ok(place) => {
                     self.is_degraded = true;
@@ -211,6 +211,10 @@ impl Future for Reserved {
                         continue;
                     }
                     let answer = ready!(Pin::new(place).poll(context)).map_err(AllRefusal::as_degraded);
+                    if let Some(refusal) = this.of.0.set.known_pause.refusal() {
+                        this.refuse(refusal);
+                        continue;
+                    }
                     match &answer {
                         Ok(grant) => this.report(Ok(&AllPermits::from(*grant).as_degraded())),
                         Err(refusal) => this.report(Err(refusal)),

@@ -16,6 +16,7 @@ use crate::connection::Tls;
 use crate::connection::{Address, Connector, Servers, wants_tls};
 use crate::error::OpenError;
 use crate::key;
+use crate::known_pause::KnownPauses;
 use crate::lock::lock;
 use crate::queue::queue;
 use crate::share::Shares;
@@ -252,6 +253,7 @@ impl StoreBuilder {
             shared.clients.need();
         }
         let (grant_log, leases, shares) = (OnceLock::new(), Arc::default(), Shares::default());
+        let known_pauses = KnownPauses::default();
         let inner = Inner {
             #[cfg(test)]
             test: super::TestClock::default(),
@@ -263,6 +265,7 @@ impl StoreBuilder {
             leases,
             has_counting: AtomicBool::new(false),
             shares,
+            known_pauses,
             runtime: OnceLock::new(),
             is_on_runtime,
         };

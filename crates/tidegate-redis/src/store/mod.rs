@@ -24,6 +24,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::block_on::{Blocks, block_on};
 use crate::error::StoreError;
+use crate::known_pause::{KnownPause, KnownPauses};
 use crate::lock::lock;
 use crate::pending::PendingMessage;
 use crate::queue::Queue;
@@ -91,6 +92,7 @@ struct Inner {
     /// Whether a limit of permits in use was built.
     has_counting: AtomicBool,
     shares: Shares,
+    known_pauses: KnownPauses,
     /// The runtime that makes the calls; unset if a model makes them.
     runtime: OnceLock<Handle>,
     /// Whether that runtime is the user's, and not that of the store's thread.
@@ -169,6 +171,11 @@ impl Store {
             self.spawn(Box::pin(tidy::tidy(Arc::downgrade(&self.0))));
         }
         Some(share)
+    }
+
+    /// What this process knows of the pause of these keys.
+    pub(crate) fn known_pause(&self, keys: &Arc<[String]>) -> Arc<KnownPause> {
+        self.0.known_pauses.of(keys)
     }
 
     /// Notes the last booking of a queue that is gone.

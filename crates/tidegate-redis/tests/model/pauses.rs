@@ -124,6 +124,111 @@ fn a_pause_that_another_process_has_ended_is_over_while_the_store_is_away() {
     }
 }
 
+/// A store whose process may grant half of each limit while the server is away.
+fn one_of_two(model: &Model) -> Store {
+    let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+    model.open(Store::builder("redis://model").while_away(two)).unwrap()
+}
+
+/// The pause that a process knew of was gone with the limiter that had learned of it: a limiter of
+/// a key that is made for each request, or a second one of the same tag.
+#[test]
+fn all_limiters_of_a_tag_know_of_its_pause_while_the_store_is_away() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = one_of_two(&model);
+        let keys = store.keyed("users").limit("calls", "fixed_window 8/s").build().unwrap();
+        let limiter = || store.limiter("all").limit("calls", "fixed_window 8/s").build().unwrap();
+        let in_use = || store.counting("all", 8).build().unwrap();
+        keys.limiter("alice").pause(Pause::lasting(MINUTE)).await.unwrap();
+        limiter().pause(Pause::lasting(MINUTE)).await.unwrap();
+        in_use().pause(Pause::lasting(MINUTE)).await.unwrap();
+        model.stop(true);
+        sleep(SECOND * 2).await;
+        let answers = |key: &'static str| {
+            let (keys, limiter, in_use) = (keys.clone(), limiter(), in_use());
+            async move {
+                [keys.acquire_now(key, 1).await, limiter.acquire_now(1).await, in_use.acquire_now(1).await]
+            }
+        };
+        for answer in answers("alice").await {
+            let refusal = answer.unwrap_err();
+            assert!(refusal.is_degraded() && matches!(refusal.refusal(), Some(Refusal::Paused { .. })));
+        }
+        drop(keys.acquire_now("bob", 1).await.unwrap());
+        sleep(MINUTE).await;
+        for answer in answers("alice").await {
+            assert!(answer.unwrap().is_degraded());
+        }
+    });
+}
+
+/// Requests that waited for a share were granted in a pause of their process, and those that came
+/// in the pause were refused, although they may wait.
+#[test]
+fn requests_that_may_wait_are_granted_by_a_share_after_the_pause_of_their_process() {
+    for is_resumed in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter =
+                one_of_two(&model).limiter("all").limit("limit", "fixed_window 4/s").build().unwrap();
+            let handle = AnyLimiter::from(limiter.clone());
+            drop(handle.acquire().await.unwrap());
+            model.stop(true);
+            sleep(SECOND * 2).await;
+            let before: Vec<_> = (0..5).map(|_| wait(&limiter, 1)).collect();
+            sleep(100 * MS).await;
+            let reserved = handle.non_blocking().reserve(1).unwrap();
+            let reserved = tokio::spawn(reserved);
+            sleep(100 * MS).await;
+            let began = Instant::now();
+            handle.pause(Pause::lasting(MINUTE)).unwrap();
+            let after: Vec<_> = (0..3).map(|_| wait(&limiter, 1)).collect();
+            let short = wait(&limiter, Request::permits(1).within(50 * SECOND)).await.unwrap();
+            assert!(matches!(short, Err(Refusal::Paused { .. })), "{short:?}");
+            let end = if is_resumed { 30 * SECOND } else { MINUTE };
+            sleep(30 * SECOND).await;
+            if is_resumed {
+                handle.non_blocking().resume();
+            }
+            let mut times = Vec::new();
+            for task in before.into_iter().chain(after) {
+                times.push(task.await.unwrap().unwrap());
+            }
+            // Two of the first five had a share before the pause.
+            let in_pause = times.iter().filter(|time| **time > began && **time < began + end).count();
+            assert_eq!(in_pause, 0, "{times:?}");
+            assert!(times.iter().all(|time| *time <= began + end + 5 * SECOND), "{times:?}");
+            let refusal = reserved.await.unwrap().unwrap_err().refusal();
+            assert!(matches!(refusal, Some(Refusal::Paused { .. })), "{refusal:?}");
+        });
+    }
+}
+
+/// A process that only debited permits did not learn of a pause, nor of its end.
+#[test]
+fn a_debit_reports_a_pause_and_its_end_for_the_time_that_the_store_is_away() {
+    for is_resumed in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter =
+                || one_of_two(&model).limiter("all").limit("limit", "fixed_window 8/s").build().unwrap();
+            let (first, second) = (limiter(), limiter());
+            if is_resumed {
+                first.pause(Pause::lasting(MINUTE)).await.unwrap();
+                assert!(second.resume().await.unwrap());
+            } else {
+                second.pause(Pause::lasting(MINUTE)).await.unwrap();
+            }
+            first.debit(1).await.unwrap();
+            model.stop(true);
+            sleep(SECOND * 2).await;
+            let answer = first.acquire_now(1).await;
+            assert_eq!(answer.is_ok(), is_resumed, "{answer:?}");
+        });
+    }
+}
+
 /// What a process knows of a pause it also knows from a status. A process that had only asked for
 /// the status granted its share in a pause, or refused after its end.
 #[test]
