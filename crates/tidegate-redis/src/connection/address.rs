@@ -227,7 +227,7 @@ mod tests {
         Address::read(url, None)
     }
 
-    fn places(nodes: &[Node]) -> Vec<(&str, u16)> {
+    fn hosts(nodes: &[Node]) -> Vec<(&str, u16)> {
         nodes.iter().filter_map(Node::host_and_port).collect()
     }
 
@@ -249,14 +249,14 @@ mod tests {
         let Ok(Address::Cluster(seeds)) = read("redis+cluster://:p@a:1,b,[::1]:3") else {
             panic!("no cluster")
         };
-        assert_eq!(places(&seeds), [("a", 1), ("b", 6379), ("::1", 3)]);
+        assert_eq!(hosts(&seeds), [("a", 1), ("b", 6379), ("::1", 3)]);
         assert!(seeds.iter().all(|node| login(node) == (None, Some("p"), 0)));
 
         let url = "redis+sentinel://u:p@a,b:1,[::1]/main/4?sentinel_user=s&sentinel_password=%2F";
         let Ok(Address::Sentinels { sentinels, name, login: of_primary }) = read(url) else {
             panic!("no sentinels")
         };
-        assert_eq!(places(&sentinels), [("a", 26379), ("b", 1), ("::1", 26379)]);
+        assert_eq!(hosts(&sentinels), [("a", 26379), ("b", 1), ("::1", 26379)]);
         assert!(sentinels.iter().all(|node| login(node) == (Some("s"), Some("/"), 0)));
         assert_eq!((name.as_str(), login(&of_primary)), ("main", (Some("u"), Some("p"), 4)));
     }

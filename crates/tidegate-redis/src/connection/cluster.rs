@@ -42,9 +42,9 @@ struct Map {
 
 impl Map {
     fn server(&mut self, seed: &Node, host: &str, port: u16) -> Arc<Server> {
-        let place = (host.to_owned(), port);
+        let address = (host.to_owned(), port);
         let new = || Server::new(Wire::Server { node: seed.at(host, port), key: None });
-        self.servers.entry(place).or_insert_with(new).clone()
+        self.servers.entry(address).or_insert_with(new).clone()
     }
 
     fn owner(&self, slot: usize) -> Option<Arc<Server>> {
@@ -96,16 +96,19 @@ impl Cluster {
     /// Asks all servers for the slots. The first reply counts.
     async fn ask_for_slots(&self) -> Result<(), Failure> {
         let mut asked = JoinSet::new();
-        let places: Vec<_> = {
+        let addresses: Vec<_> = {
             let mut map = lock(&self.map);
-            let mut places: Vec<_> = map.servers.keys().cloned().collect();
+            let mut addresses: Vec<_> = map.servers.keys().cloned().collect();
             let seeds = self.seeds.iter().filter_map(Node::host_and_port);
-            places.extend(seeds.map(|(host, port)| (host.to_owned(), port)));
-            places.sort();
-            places.dedup();
-            places.into_iter().map(|(host, port)| (map.server(&self.seeds[0], &host, port), host)).collect()
+            addresses.extend(seeds.map(|(host, port)| (host.to_owned(), port)));
+            addresses.sort();
+            addresses.dedup();
+            addresses
+                .into_iter()
+                .map(|(host, port)| (map.server(&self.seeds[0], &host, port), host))
+                .collect()
         };
-        for (server, host) in places {
+        for (server, host) in addresses {
             asked.spawn(async move {
                 let mut cmd = redis::cmd("CLUSTER");
                 cmd.arg("SLOTS");

@@ -40,11 +40,11 @@ impl Sentinels {
     pub(crate) async fn connect(&self) -> Result<Link, Failure> {
         // Relaxed: any order of the sentinels is right.
         let (first, count) = (self.first.load(Ordering::Relaxed), self.sentinels.len());
-        let ask = |place: usize| async move {
-            let i = (first + place) % count;
+        let ask = |rank: usize| async move {
+            let i = (first + rank) % count;
             let silent = |_| Err(Failure::NotRun("a sentinel or its primary did not answer".into()));
             let answer = tokio::time::timeout(ANSWER, self.by(&self.sentinels[i])).await;
-            (place, i, answer.unwrap_or_else(silent))
+            (rank, i, answer.unwrap_or_else(silent))
         };
         let mut asked = FuturesUnordered::from_iter([ask(0)]);
         let alone = tokio::time::timeout(ALONE, asked.next()).await.ok().flatten();
@@ -53,7 +53,7 @@ impl Sentinels {
         }
         let mut answers = pin!(stream::iter(alone).chain(asked));
         let mut last = (0, Failure::NotRun("no sentinel reported a primary".into()));
-        while let Some((place, i, answer)) = answers.next().await {
+        while let Some((rank, i, answer)) = answers.next().await {
             match answer {
                 Ok(link) => {
                     self.first.store(i, Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl Sentinels {
                 }
                 // If all fail, the failure of the last sentinel in the order of the address is
                 // returned, whichever replies last.
-                Err(failure) if place >= last.0 => last = (place, failure),
+                Err(failure) if rank >= last.0 => last = (rank, failure),
                 Err(_) => {}
             }
         }

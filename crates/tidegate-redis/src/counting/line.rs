@@ -50,7 +50,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) type Answer = Result<(Held, Left), AllRefusal>;
 
 /// The position of a request: by priority, then by arrival.
-pub(super) type Place = (Reverse<i8>, u64);
+pub(super) type Position = (Reverse<i8>, u64);
 
 /// What the handles of one limit share in this process.
 #[derive(Debug)]
@@ -72,7 +72,7 @@ pub(super) struct Shared {
 pub(super) struct Line {
     /// The permits in use.
     held: u64,
-    waiters: BTreeMap<Place, Waiter>,
+    waiters: BTreeMap<Position, Waiter>,
     arrivals: u64,
     /// Requests that arrived before this number have waited for permits in use: the store has
     /// reported that their permits, or those of a request before them, are not free.
@@ -82,7 +82,7 @@ pub(super) struct Line {
     announced: usize,
     /// The deadlines of the requests in the queue that do not stay in it, by arrival. Such requests
     /// are added only while `announced` is 0. Decided requests may still have an entry.
-    deadlines: VecDeque<(Instant, Place)>,
+    deadlines: VecDeque<(Instant, Position)>,
     is_served: bool,
     is_closed: bool,
     calls: u64,
@@ -124,7 +124,7 @@ pub(crate) struct Held {
 /// stay.
 struct PendingCall {
     cmd: Cmd,
-    requests: Vec<(Place, i64)>,
+    requests: Vec<(Position, i64)>,
     held: u64,
     /// How many messages that begin or end a pause had their outcome when the call left.
     pauses: u64,
@@ -163,7 +163,7 @@ impl Shared {
         permits: u32,
         waits_for_permits: bool,
         priority: i8,
-    ) -> Result<(Place, oneshot::Receiver<Answer>), Refusal> {
+    ) -> Result<(Position, oneshot::Receiver<Answer>), Refusal> {
         let mut line = self.line();
         if line.is_closed {
             return Err(Refusal::Closed);
@@ -172,15 +172,15 @@ impl Shared {
         if line.announced > 0 && !waits_for_permits {
             return Err(Refusal::InUse { limit: self.limit() });
         }
-        let place = (Reverse(priority), line.arrivals);
+        let position = (Reverse(priority), line.arrivals);
         line.arrivals += 1;
         let (answer, receiver) = oneshot::channel();
-        line.waiters.insert(place, Waiter { permits, waits_for_permits, answer });
+        line.waiters.insert(position, Waiter { permits, waits_for_permits, answer });
         if line.announced > 0 {
             line.reported_before = line.arrivals;
         }
         if !waits_for_permits {
-            line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
+            line.deadlines.push_back((Instant::now() + self.store.timeout(), position));
         }
         let is_served = std::mem::replace(&mut line.is_served, true);
         let is_news = line.announced == 0;
@@ -190,29 +190,29 @@ impl Shared {
         } else if is_news {
             self.changed.notify_one();
         }
-        Ok((place, receiver))
+        Ok((position, receiver))
     }
 
     /// Lets a request wait only for the decision. Returns whether the decision is still to come: it
     /// is not if the permits are known to be in use, from the store or because requests wait for
     /// them.
-    pub(super) fn stop_waiting(&self, place: Place) -> bool {
+    pub(super) fn stop_waiting(&self, position: Position) -> bool {
         let mut line = self.line();
-        if line.announced > 0 || place.1 < line.reported_before {
+        if line.announced > 0 || position.1 < line.reported_before {
             return false;
         }
-        let Some(waiter) = line.waiters.get_mut(&place) else { return false };
+        let Some(waiter) = line.waiters.get_mut(&position) else { return false };
         if !std::mem::replace(&mut waiter.waits_for_permits, false) {
             return true;
         }
-        line.deadlines.push_back((Instant::now() + self.store.timeout(), place));
+        line.deadlines.push_back((Instant::now() + self.store.timeout(), position));
         true
     }
 
     /// Removes a request that is not decided yet.
-    pub(super) fn leave(&self, place: Place) {
+    pub(super) fn leave(&self, position: Position) {
         let mut line = self.line();
-        let left = line.waiters.remove(&place);
+        let left = line.waiters.remove(&position);
         // Its position in the store goes to the next request of this process, if there is one.
         let is_news = line.waiters.len() < line.announced;
         line.announced = line.announced.min(line.waiters.len());
@@ -227,13 +227,13 @@ impl Shared {
         self.limit.store(limit, Ordering::Relaxed);
         let mut line = self.line();
         let (mut answers, mut too_large) = (Vec::new(), Vec::new());
-        for (place, waiter) in &line.waiters {
+        for (position, waiter) in &line.waiters {
             if waiter.permits > limit.max(1) {
-                too_large.push((*place, Refusal::ExceedsLimit { requested: waiter.permits, limit }));
+                too_large.push((*position, Refusal::ExceedsLimit { requested: waiter.permits, limit }));
             }
         }
-        for (place, refusal) in too_large {
-            line.refuse(place, refusal, &mut answers);
+        for (position, refusal) in too_large {
+            line.refuse(position, refusal, &mut answers);
         }
         drop(line);
         send(answers);
@@ -322,14 +322,15 @@ impl Shared {
         line.known_until = Some(now + self.span);
         let most = if line.announced == 0 { MAX_REQUESTS } else { line.announced };
         let mut waits = 0;
-        let may_come = |(_, waiter): &(&Place, &Waiter)| {
+        let may_come = |(_, waiter): &(&Position, &Waiter)| {
             waits += usize::from(waiter.waits_for_permits);
             waits <= MAX_ANNOUNCED
         };
         let size =
             |waiter: &Waiter| i64::from(waiter.permits) * if waiter.waits_for_permits { 1 } else { -1 };
         let asked = line.waiters.iter().take_while(may_come).take(most);
-        let requests: Vec<(Place, i64)> = asked.map(|(place, waiter)| (*place, size(waiter))).collect();
+        let requests: Vec<(Position, i64)> =
+            asked.map(|(position, waiter)| (*position, size(waiter))).collect();
         if !requests.is_empty() {
             self.store.note_permit_request();
         }
@@ -389,39 +390,39 @@ impl Shared {
         // The store knows that this process holds `known` permits, and that `wants` requests wait.
         let (mut known, mut wants) = (asked.held, 0);
         let granted = report.granted.iter().copied().chain(std::iter::repeat(false));
-        for ((place, size), granted) in asked.requests.iter().zip(granted) {
+        for ((position, size), granted) in asked.requests.iter().zip(granted) {
             match granted {
                 true => known += size.unsigned_abs(),
                 false => wants += usize::from(*size > 0),
             }
-            match line.waiters.get_mut(place) {
-                Some(_) if granted => self.grant(line, *place, left, false, answers),
+            match line.waiters.get_mut(position) {
+                Some(_) if granted => self.grant(line, *position, left, false, answers),
                 Some(waiter) if waiter.waits_for_permits => line.announced += 1,
                 Some(_) => {
                     let refusal = match report.paused_for {
                         Duration::ZERO => Refusal::InUse { limit },
                         rest => Refusal::Paused { retry_after: Nanos::from_duration(rest) },
                     };
-                    line.refuse(*place, refusal, answers);
+                    line.refuse(*position, refusal, answers);
                 }
                 None if granted => spare += size.unsigned_abs(),
                 None => {}
             }
         }
         // The spare permits go to the next requests.
-        while let Some((place, waiter)) = line.waiters.first_key_value()
+        while let Some((position, waiter)) = line.waiters.first_key_value()
             && u64::from(waiter.permits) <= spare
         {
-            let place = *place;
+            let position = *position;
             spare -= u64::from(waiter.permits);
             line.announced = line.announced.saturating_sub(1);
-            self.grant(line, place, left, false, answers);
+            self.grant(line, position, left, false, answers);
         }
         if line.announced > 0 {
             line.reported_before = line.arrivals;
             // Requests that do not wait came during the call, and do not overtake.
-            for place in line.take_not_waiting() {
-                line.refuse(place, Refusal::InUse { limit }, answers);
+            for position in line.take_not_waiting() {
+                line.refuse(position, Refusal::InUse { limit }, answers);
             }
         }
         if line.announced == 0 {
@@ -455,8 +456,8 @@ impl Shared {
             return jittered(self.span / 3);
         }
         let waited = since.get_or_insert_with(Instant::now).elapsed();
-        let place = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
-        let interval = (waited / 8).max(SOONEST.saturating_mul(place)).min(LATEST);
+        let position = u32::try_from(before).unwrap_or(u32::MAX).saturating_add(1);
+        let interval = (waited / 8).max(SOONEST.saturating_mul(position)).min(LATEST);
         jittered(interval.min(self.span / 3))
     }
 
@@ -465,18 +466,18 @@ impl Shared {
         let now = Instant::now();
         let mut line = self.line();
         let passed = line.deadlines.partition_point(|(deadline, _)| *deadline <= now);
-        let late = line.deadlines.drain(..passed).map(|(_, place)| place).collect();
+        let late = line.deadlines.drain(..passed).map(|(_, position)| position).collect();
         self.decide_late(line, late);
     }
 
     /// Decides a request that waits only for the decision.
-    pub(super) fn expire_one(self: &Arc<Shared>, place: Place) {
-        self.decide_late(self.line(), vec![place]);
+    pub(super) fn expire_one(self: &Arc<Shared>, position: Position) {
+        self.decide_late(self.line(), vec![position]);
     }
 
-    fn decide_late(self: &Arc<Shared>, mut line: MutexGuard<'_, Line>, places: Vec<Place>) {
+    fn decide_late(self: &Arc<Shared>, mut line: MutexGuard<'_, Line>, positions: Vec<Position>) {
         let mut answers = Answers::new();
-        self.decide(&mut line, places, Away::For(Duration::ZERO), &mut answers);
+        self.decide(&mut line, positions, Away::For(Duration::ZERO), &mut answers);
         drop(line);
         send(answers);
     }
@@ -484,12 +485,12 @@ impl Shared {
     /// Decides all requests without the store.
     fn decide_alone(self: &Arc<Shared>, line: &mut Line, away: Away, answers: &mut Answers) -> Duration {
         line.announced = 0;
-        let places = match self.may_come_back(away) {
+        let positions = match self.may_come_back(away) {
             // The others stay in the queue.
             true => line.take_not_waiting(),
             false => line.waiters.keys().copied().collect(),
         };
-        self.decide(line, places, away, answers);
+        self.decide(line, positions, away, answers);
         jittered(match away {
             Away::For(Duration::MAX) | Away::Misconfigured => LATEST,
             Away::For(rest) => rest.clamp(SOONEST, LATEST),
@@ -505,7 +506,13 @@ impl Shared {
 
     /// Decides without the store, by the permits that this process holds, including those that the
     /// store granted before.
-    fn decide(self: &Arc<Shared>, line: &mut Line, places: Vec<Place>, away: Away, answers: &mut Answers) {
+    fn decide(
+        self: &Arc<Shared>,
+        line: &mut Line,
+        positions: Vec<Position>,
+        away: Away,
+        answers: &mut Answers,
+    ) {
         let limit = self.limit();
         let retry_after = away.retry_after();
         let most = match (away, self.store.while_away()) {
@@ -518,27 +525,29 @@ impl Shared {
         };
         let may_wait = self.may_come_back(away);
         let (paused, mut is_held_up) = (self.known_pause.refusal(), false);
-        for place in places {
-            let Some(Waiter { permits, waits_for_permits, .. }) = line.waiters.get(&place) else { continue };
+        for position in positions {
+            let Some(Waiter { permits, waits_for_permits, .. }) = line.waiters.get(&position) else {
+                continue;
+            };
             let (permits, waits_for_permits) = (u64::from(*permits), *waits_for_permits);
             match (most, &paused) {
                 (None, _) if waits_for_permits && may_wait => {}
-                (None, _) => line.refuse(place, Refusal::Unavailable { retry_after }, answers),
+                (None, _) => line.refuse(position, Refusal::Unavailable { retry_after }, answers),
                 // It may fit the limit, though not the share.
                 (Some(most), _) if permits > u64::from(most.max(1)) => {
-                    line.refuse(place, Refusal::Unavailable { retry_after }, answers);
+                    line.refuse(position, Refusal::Unavailable { retry_after }, answers);
                 }
                 (Some(_), Some(_)) if waits_for_permits => {}
-                (Some(_), Some(refusal)) => line.refuse(place, refusal.clone(), answers),
+                (Some(_), Some(refusal)) => line.refuse(position, refusal.clone(), answers),
                 (Some(most), None)
                     if most == u32::MAX || (!is_held_up && line.held + permits <= most.into()) =>
                 {
-                    self.grant(line, place, left(most, line.held + permits), true, answers);
+                    self.grant(line, position, left(most, line.held + permits), true, answers);
                 }
                 (Some(_), None) if waits_for_permits => is_held_up = true,
                 (Some(most), None) => {
                     let refusal = AllRefusal::from(Refusal::InUse { limit: most });
-                    line.refuse(place, refusal.as_degraded(), answers);
+                    line.refuse(position, refusal.as_degraded(), answers);
                 }
             }
         }
@@ -550,12 +559,12 @@ impl Shared {
     fn grant(
         self: &Arc<Shared>,
         line: &mut Line,
-        place: Place,
+        position: Position,
         left: Left,
         is_degraded: bool,
         answers: &mut Answers,
     ) {
-        if let Some(Waiter { permits, answer, .. }) = line.waiters.remove(&place) {
+        if let Some(Waiter { permits, answer, .. }) = line.waiters.remove(&position) {
             line.held += u64::from(permits);
             let held = Held { shared: self.clone(), permits, is_degraded };
             answers.push((answer, Ok((held, left))));
@@ -615,8 +624,8 @@ impl Drop for Serving {
 impl Line {
     /// The time by which the next request must be decided.
     fn first_deadline(&mut self) -> Option<Instant> {
-        while let Some((deadline, place)) = self.deadlines.front() {
-            if self.waiters.contains_key(place) {
+        while let Some((deadline, position)) = self.deadlines.front() {
+            if self.waiters.contains_key(position) {
                 return Some(*deadline);
             }
             self.deadlines.pop_front();
@@ -625,12 +634,12 @@ impl Line {
     }
 
     /// Takes the requests that do not stay in the queue. The caller then decides them.
-    fn take_not_waiting(&mut self) -> Vec<Place> {
-        self.deadlines.drain(..).map(|(_, place)| place).collect()
+    fn take_not_waiting(&mut self) -> Vec<Position> {
+        self.deadlines.drain(..).map(|(_, position)| position).collect()
     }
 
-    fn refuse(&mut self, place: Place, refusal: impl Into<AllRefusal>, answers: &mut Answers) {
-        if let Some(Waiter { answer, .. }) = self.waiters.remove(&place) {
+    fn refuse(&mut self, position: Position, refusal: impl Into<AllRefusal>, answers: &mut Answers) {
+        if let Some(Waiter { answer, .. }) = self.waiters.remove(&position) {
             answers.push((answer, Err(refusal.into())));
         }
     }

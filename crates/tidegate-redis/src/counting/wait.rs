@@ -9,13 +9,13 @@ use tidegate::clock::Sleep as _;
 use tidegate::{Clock, DefaultClock, Nanos, Refusal, Request, Timer};
 use tokio::sync::oneshot;
 
-use crate::counting::line::{Answer, Place, Shared};
+use crate::counting::line::{Answer, Position, Shared};
 
 /// A request in the queue of this process. Dropping it withdraws the request.
 pub(super) struct Wait {
     shared: Arc<Shared>,
     /// Until the request is decided.
-    place: Option<Place>,
+    position: Option<Position>,
     answer: oneshot::Receiver<Answer>,
     clock: DefaultClock,
     began: Nanos,
@@ -42,7 +42,7 @@ impl Wait {
         let shared = shared.clone();
         shared.check(request.permits)?;
         let waits_for_permits = waits_for_permits && request.within != Some(Duration::ZERO);
-        let (place, answer) = shared.join(request.permits, waits_for_permits, request.priority)?;
+        let (position, answer) = shared.join(request.permits, waits_for_permits, request.priority)?;
         let clock = DefaultClock::new();
         let began = clock.now();
         let longest = request.within.filter(|_| waits_for_permits).map(|within| {
@@ -50,7 +50,7 @@ impl Wait {
             let (ends, last) = (end(within), end(within.max(shared.store.timeout())));
             Longest { ends, last, sleep: Box::pin(clock.sleep_until(ends)) }
         });
-        Ok(Wait { shared, place: Some(place), answer, clock, began, waited: Nanos::ZERO, longest })
+        Ok(Wait { shared, position: Some(position), answer, clock, began, waited: Nanos::ZERO, longest })
     }
 
     /// Waits for the end of the maximum wait. Then the request waits only for the decision, or it
@@ -62,12 +62,12 @@ impl Wait {
             *sleep = Box::pin(self.clock.sleep_until(*ends));
         }
         ready!(sleep.as_mut().poll(context));
-        let Some(place) = self.place.filter(|place| self.shared.stop_waiting(*place)) else {
+        let Some(position) = self.position.filter(|position| self.shared.stop_waiting(*position)) else {
             return Poll::Ready(Err(Refusal::InUse { limit: self.shared.limit() }));
         };
         if ends == last {
             self.longest = None;
-            self.shared.expire_one(place);
+            self.shared.expire_one(position);
         } else {
             *ends = *last;
             *sleep = Box::pin(self.clock.sleep_until(*last));
@@ -76,10 +76,10 @@ impl Wait {
     }
 
     fn leave(&mut self) {
-        if let Some(place) = self.place.take() {
+        if let Some(position) = self.position.take() {
             // The task of this request need not be woken.
             self.answer.close();
-            self.shared.leave(place);
+            self.shared.leave(position);
         }
     }
 }
@@ -91,7 +91,7 @@ impl Future for Wait {
         let this = &mut *self;
         let answer = loop {
             if let Poll::Ready(answer) = Pin::new(&mut this.answer).poll(context) {
-                this.place = None;
+                this.position = None;
                 // The store has ended.
                 break answer.unwrap_or(Err(Refusal::Unavailable { retry_after: Nanos::MAX }.into()));
             }

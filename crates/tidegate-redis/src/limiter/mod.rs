@@ -613,17 +613,17 @@ impl Limiter for StoreLimiter {
     /// of this process, or is refused. A reservation that is settled before the store decided takes
     /// nothing, and the permits named by that call are charged.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let mut place = Reserved::new(self, OwnedRequest::new(&self.0.set, request)?);
-        if let Some(refusal) = place.refused_at_once(self.1) {
+        let mut reserved = Reserved::new(self, OwnedRequest::new(&self.0.set, request)?);
+        if let Some(refusal) = reserved.refused_at_once(self.1) {
             return Err(refusal);
         }
-        if self.1 == Blocks::Yes && !place.is_decided() {
-            match self.block_on(poll_fn(|context| place.poll_decided(context))) {
+        if self.1 == Blocks::Yes && !reserved.is_decided() {
+            match self.block_on(poll_fn(|context| reserved.poll_decided(context))) {
                 Some(decided) => decided?,
-                None => return Err(place.give_up(self.0.set.unavailable(Away::WOULD_BLOCK))),
+                None => return Err(reserved.give_up(self.0.set.unavailable(Away::WOULD_BLOCK))),
             }
         }
-        Ok(AnyReservation::new(place))
+        Ok(AnyReservation::new(reserved))
     }
 
     /// If the store does not reply, nothing is available.

@@ -59,18 +59,18 @@ impl Reserved {
         let watch = Watch::new(&of.0.set.observers, &ask.costs);
         let began = of.0.set.now();
         let (left, is_degraded) = (None, false);
-        let mut place = Reserved { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
-        if place.ask.exempt {
-            place.watch.take().into_iter().for_each(Watch::exempted);
-        } else if let Err(refusal) = of.0.set.check(&place.ask.costs) {
-            place.refuse(refusal);
+        let mut reserved = Reserved { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
+        if reserved.ask.exempt {
+            reserved.watch.take().into_iter().for_each(Watch::exempted);
+        } else if let Err(refusal) = of.0.set.check(&reserved.ask.costs) {
+            reserved.refuse(refusal);
         } else {
-            let mut asked = place.ask.asked(&of.0.set, place.longest(), began, false);
+            let mut asked = reserved.ask.asked(&of.0.set, reserved.longest(), began, false);
             // A blocked thread does not wait for a store that is away.
             asked.waits_for_store &= of.1 == Blocks::No;
-            place.stage = Stage::Waits(Ticket::new(&of.0, asked, None));
+            reserved.stage = Stage::Waits(Ticket::new(&of.0, asked, None));
         }
-        place
+        reserved
     }
 
     /// Returns whether the request is decided, and no call for the state of the limits is pending.
@@ -164,11 +164,11 @@ impl Reserved {
             }
             Fallback::Refuse(refusal) | Fallback::Paused(refusal) => self.refuse(refusal),
             Fallback::Share(share) => match share.reserve(self.ask.request(self.longest())) {
-                Ok(place) => {
+                Ok(reservation) => {
                     self.is_degraded = true;
                     let mut closed = set.closed.subscribe();
                     let closed = async move { _ = closed.wait_for(|closed| *closed).await };
-                    self.stage = Stage::Shared(place, Box::pin(closed));
+                    self.stage = Stage::Shared(reservation, Box::pin(closed));
                 }
                 Err(refusal) => self.refuse(set.by_share(refusal, undecided.rest())),
             },
@@ -203,14 +203,14 @@ impl Future for Reserved {
                     Outcome::Refused(refusal) => this.refuse(refusal),
                     Outcome::Undecided(undecided) => this.decide_alone(undecided),
                 },
-                Stage::Shared(place, closed) => {
+                Stage::Shared(reservation, closed) => {
                     // If this reservation is polled late, it may be due only because the limiter
                     // was closed.
                     if closed.as_mut().poll(context).is_ready() {
                         this.refuse(Refusal::Closed.into());
                         continue;
                     }
-                    let answer = ready!(Pin::new(place).poll(context)).map_err(AllRefusal::as_degraded);
+                    let answer = ready!(Pin::new(reservation).poll(context)).map_err(AllRefusal::as_degraded);
                     if let Some(refusal) = this.of.0.set.known_pause.refusal() {
                         this.refuse(refusal);
                         continue;
@@ -231,7 +231,7 @@ impl Place for Reserved {
     fn due_in(&self) -> Duration {
         match &self.stage {
             Stage::Waits(ticket) => ticket.due_in(),
-            Stage::Shared(place, _) => place.due_in(),
+            Stage::Shared(reservation, _) => reservation.due_in(),
             Stage::Decided(..) => Duration::ZERO,
         }
     }
@@ -244,7 +244,7 @@ impl Place for Reserved {
 
     fn left(&self) -> Option<AllStatus> {
         match &self.stage {
-            Stage::Shared(place, _) => place.left(),
+            Stage::Shared(reservation, _) => reservation.left(),
             _ => self.left.clone(),
         }
     }
@@ -263,7 +263,7 @@ impl Place for Reserved {
         }
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
         let reserved = match std::mem::replace(&mut self.stage, nothing) {
-            Stage::Shared(place, _) => return place.settle(used.clone()),
+            Stage::Shared(reservation, _) => return reservation.settle(used.clone()),
             Stage::Waits(ticket) => match ticket.take() {
                 Some(granted) => self.claim(&granted).1,
                 // The reservation takes nothing, and the permits that were used are charged.

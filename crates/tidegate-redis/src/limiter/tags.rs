@@ -108,8 +108,8 @@ impl Tags {
         if table.lines.get(tag).is_some_and(|line| line.strong_count() == 0) {
             table.lines.remove(tag);
         }
-        let (len, places) = (table.lines.len(), table.lines.capacity());
-        if places > SMALL && len < places / 8 {
+        let (len, capacity) = (table.lines.len(), table.lines.capacity());
+        if capacity > SMALL && len < capacity / 8 {
             table.lines.shrink_to(2 * len);
         }
     }

@@ -10,7 +10,7 @@ use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, QueuedRequest, Stage, Sta
 use crate::store::{Away, Deadline};
 
 /// The position of a request: by priority, then by arrival.
-pub(super) type Place = (Reverse<i8>, u64);
+pub(super) type Position = (Reverse<i8>, u64);
 
 /// The requests that will be sent.
 ///
@@ -27,9 +27,9 @@ pub(super) type Place = (Reverse<i8>, u64);
 #[derive(Debug, Default)]
 pub(super) struct InLine {
     /// The positions of the requests, with the permits that each request asks for.
-    order: BTreeMap<Place, u64>,
+    order: BTreeMap<Position, u64>,
     /// The positions of requests that have a timeout, and no timer for it.
-    without_timer: BTreeSet<Place>,
+    without_timer: BTreeSet<Position>,
     permits: u64,
     /// The requests of the last call that left, and their permits, until a call ends. Requests of a
     /// held queue keep their positions.
@@ -47,26 +47,26 @@ pub(super) struct InLine {
 }
 
 impl InLine {
-    pub(super) fn add(&mut self, place: Place, entry: &Entry) {
+    pub(super) fn add(&mut self, position: Position, entry: &Entry) {
         let permits = if entry.is_for_waiting { 0 } else { bounds::sum(&entry.asked.costs) };
-        self.order.insert(place, permits);
-        self.count_held(place, |held| held + 1);
+        self.order.insert(position, permits);
+        self.count_held(position, |held| held + 1);
         if entry.has_timeout() && !entry.has_timer {
-            self.without_timer.insert(place);
+            self.without_timer.insert(position);
         }
         self.permits = self.permits.saturating_add(permits);
     }
 
-    pub(super) fn remove(&mut self, place: Place) {
-        if let Some(permits) = self.order.remove(&place) {
+    pub(super) fn remove(&mut self, position: Position) {
+        if let Some(permits) = self.order.remove(&position) {
             self.permits = self.permits.saturating_sub(permits);
-            self.without_timer.remove(&place);
-            self.count_held(place, |held| held.saturating_sub(1));
+            self.without_timer.remove(&position);
+            self.count_held(position, |held| held.saturating_sub(1));
         }
     }
 
     /// Counts a request that joins or leaves, if the queue is held for it.
-    fn count_held(&mut self, (_, number): Place, count: impl FnOnce(usize) -> usize) {
+    fn count_held(&mut self, (_, number): Position, count: impl FnOnce(usize) -> usize) {
         if let Some((first, held)) = &mut self.last_held
             && number < *first
         {
@@ -78,11 +78,11 @@ impl InLine {
     pub(super) fn leave(&mut self, most: usize) -> Vec<u64> {
         let before = self.permits;
         let first = std::iter::from_fn(|| {
-            let (place, permits) = self.order.pop_first()?;
+            let (position, permits) = self.order.pop_first()?;
             self.permits = self.permits.saturating_sub(permits);
-            self.without_timer.remove(&place);
-            self.count_held(place, |held| held.saturating_sub(1));
-            Some(place.1)
+            self.without_timer.remove(&position);
+            self.count_held(position, |held| held.saturating_sub(1));
+            Some(position.1)
         });
         let numbers: Vec<u64> = first.take(most).collect();
         self.left = (numbers.len(), before - self.permits);
@@ -244,7 +244,7 @@ impl Entry {
         self.lease.is_none() && self.asked.longest > Duration::ZERO
     }
 
-    pub(super) fn place(&self, number: u64) -> Place {
+    pub(super) fn position(&self, number: u64) -> Position {
         (Reverse(self.asked.priority), number)
     }
 
@@ -277,7 +277,7 @@ impl State {
         entry.has_timer = has_timer;
         let stage = self.stage_of(deferred, &entry.asked, now);
         if matches!(stage, Stage::InLine) {
-            self.in_line.add(entry.place(number), &entry);
+            self.in_line.add(entry.position(number), &entry);
         }
         self.entries.insert(number, entry);
         if let Stage::Answered(outcome) = stage {
@@ -344,7 +344,7 @@ impl State {
                     has_come |= !entry.was_held;
                     entry.was_held = true;
                 }
-                self.in_line.add(entry.place(number), entry);
+                self.in_line.add(entry.position(number), entry);
                 if entry.last() < Nanos::MAX {
                     // The task of the request sets the timer.
                     deferred.wake(entry);
@@ -387,7 +387,7 @@ impl State {
         {
             let rest = till.unwrap_or_default().saturating_since(now).as_duration();
             entry.stage = Stage::Answered(Outcome::Undecided(Away::For(rest)));
-            self.in_line.remove(entry.place(number));
+            self.in_line.remove(entry.position(number));
             self.paused.remove(&number);
         }
     }

@@ -60,7 +60,7 @@ impl State {
                 self.next += 1;
                 self.for_waiting += 1;
                 let entry = Entry { is_for_waiting: true, ..Entry::new(asked.clone(), now) };
-                self.in_line.add(entry.place(number), &entry);
+                self.in_line.add(entry.position(number), &entry);
                 self.entries.insert(number, entry);
             }
         }

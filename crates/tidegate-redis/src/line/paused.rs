@@ -187,7 +187,7 @@ impl State {
         entry.was_held |= rest.is_some();
         // The calls before a newcomer may have no deadline.
         entry.has_timer |= !entry.was_held;
-        self.in_line.add(entry.place(number), entry);
+        self.in_line.add(entry.position(number), entry);
         if (rest.is_some() || entry.has_timer) && entry.last() < Nanos::MAX {
             // The task of the request sets the timer.
             deferred.wake(entry);

@@ -231,7 +231,7 @@ impl State {
         if let Some(entry) = self.entries.get_mut(&number)
             && !matches!(entry.stage, Stage::Answered(_))
         {
-            self.in_line.remove(entry.place(number));
+            self.in_line.remove(entry.position(number));
             self.paused.remove(&number);
             entry.stage = Stage::Answered(outcome);
             deferred.wake(entry);

@@ -164,7 +164,7 @@ impl Ticket {
                 state.give_back(predicted);
             }
             let entry = state.entries.remove(&number)?;
-            let place = entry.place(number);
+            let position = entry.position(number);
             deferred.wakers.extend(entry.waker);
             match entry.stage {
                 Stage::Answered(Outcome::Granted(granted)) => Some(granted),
@@ -176,7 +176,7 @@ impl Ticket {
                     Some(Granted { reply, waited: Duration::ZERO, due })
                 }
                 Stage::InLine => {
-                    state.in_line.remove(place);
+                    state.in_line.remove(position);
                     None
                 }
                 Stage::Sent if entry.was_held => {
@@ -221,7 +221,7 @@ impl Drop for Ticket {
         let _gone = self.line.visit(|state, deferred, now| {
             state.unbook(deferred, number, now);
             let mut entry = state.entries.remove(&number)?;
-            state.in_line.remove(entry.place(number));
+            state.in_line.remove(entry.position(number));
             if matches!(entry.stage, Stage::Sent) && entry.was_held {
                 state.in_line.drop_left(bounds::sum(&entry.asked.costs));
             }

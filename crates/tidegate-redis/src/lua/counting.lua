@@ -88,20 +88,20 @@ end
 
 -- The waiting processes, without those that are lost or did not ask again in time, and how many
 -- permits the processes ahead of this one want.
-local waiting, place, before = {}, nil, 0
+local waiting, position, before = {}, nil, 0
 if line and line ~= '' then
   local ids = {}
   for i = 1, #line, 8 do ids[#ids + 1] = line:sub(i, i + 7) end
   for i, value in ipairs(redis.call('HMGET', hash, unpack(ids))) do
     local process = ids[i]
     if process == id then
-      place = #waiting + 1
-      waiting[place] = process
+      position = #waiting + 1
+      waiting[position] = process
     elseif value and not is_lost[process] then
       local _, _, wants, by = struct.unpack('>dddd', value)
       if by >= now then
         waiting[#waiting + 1] = process
-        if not place then before = before + wants end
+        if not position then before = before + wants end
       end
     end
   end
@@ -133,31 +133,31 @@ if operation == 'call' then
     end
   end
   total = total + granted
-  if wants == 0 and place then
-    table.remove(waiting, place)
-    place = nil
-  elseif wants > 0 and not place and 8 * #waiting < MAX_WAITING then
-    place = #waiting + 1
-    waiting[place] = id
+  if wants == 0 and position then
+    table.remove(waiting, position)
+    position = nil
+  elseif wants > 0 and not position and 8 * #waiting < MAX_WAITING then
+    position = #waiting + 1
+    waiting[position] = id
   end
 end
 
 local is_here = held + granted > 0 or wants > 0
-local told = {table.concat(answers), total, (place or #waiting + 1) - 1, math.max(0, paused - now)}
+local reply = {table.concat(answers), total, (position or #waiting + 1) - 1, math.max(0, paused - now)}
 if operation == 'call' and not mine and not is_here and not looks then
   -- A refused request changes nothing.
-  return told
+  return reply
 elseif operation == 'pause' then
   paused = math.max(paused, now + pause)
 elseif operation == 'resume' then
-  told[1] = paused > now and '1' or '0'
+  reply[1] = paused > now and '1' or '0'
   paused = 0
 end
 
 local joined = table.concat(waiting)
 if total == 0 and joined == '' and paused <= now and not is_here then
   redis.call('DEL', hash)
-  return told
+  return reply
 end
 if operation == 'call' and granted == 0 and mine then
   -- A store without free memory refuses the first write of a script if that write may need more,
@@ -179,4 +179,4 @@ in_parts('HDEL', lost)
 in_parts('HSET', moved)
 local millis = math.max(1, math.ceil((math.max(kept, paused) - now) / 1000))
 redis.call('PEXPIRE', hash, string.format('%.0f', millis + (is_real and 0 or 86400000)))
-return told
+return reply

@@ -157,10 +157,10 @@ end
 -- how many permits were taken; for `resume`, whether there was a pause. A time of -1 is never. A
 -- grant that waits ends with the value of each limit from before its booking, which is empty if it
 -- has none.
-local function reply(answer, wait, tightest, due, tells, other)
-  local told = {answer, wait, tightest, due, limits[1].n}
-  for i = 2, count do told[4 + i] = limits[i].n end
-  if not tells then return told end
+local function reply(answer, wait, tightest, due, wants_state, other)
+  local fields = {answer, wait, tightest, due, limits[1].n}
+  for i = 2, count do fields[4 + i] = limits[i].n end
+  if not wants_state then return fields end
   for i = 1, count do
     local l, k = limits[i], count + 5 * i
     local at = l.at
@@ -172,13 +172,13 @@ local function reply(answer, wait, tightest, due, tells, other)
     elseif available == 0 then
       next_at = l.kind.due(l, at, 1)
     end
-    told[k] = available
-    told[k + 1] = full and max(0, full - now) or -1
-    told[k + 2] = next_at and (next_at > l.now and next_at - now or 0) or -1
-    told[k + 3] = max(0, l.held - now)
-    told[k + 4] = other and other[i] or there
+    fields[k] = available
+    fields[k + 1] = full and max(0, full - now) or -1
+    fields[k + 2] = next_at and (next_at > l.now and next_at - now or 0) or -1
+    fields[k + 3] = max(0, l.held - now)
+    fields[k + 4] = other and other[i] or there
   end
-  return told
+  return fields
 end
 
 -- Returns whether a request is granted before the bookings ahead: one limit has enough permits for
@@ -200,7 +200,7 @@ if has_back and count > 1 then
 end
 
 -- Decides about one request, as if it were the only one of its call.
-local function reserve(longest, is_shadow, is_behind, tells)
+local function reserve(longest, is_shadow, is_behind, wants_state)
   -- A request for up to a number takes as many permits as all limits have whose number it leaves
   -- open.
   local there
@@ -298,9 +298,9 @@ local function reserve(longest, is_shadow, is_behind, tells)
       touch(l)
     end
   end
-  local told = reply(is_predicted and 3 or 1, wait, tightest, due, tells or is_predicted)
+  local fields = reply(is_predicted and 3 or 1, wait, tightest, due, wants_state or is_predicted)
   if wait > 0 then
-    for i = 1, count do told[#told + 1] = before[i] end
+    for i = 1, count do fields[#fields + 1] = before[i] end
   end
-  return told
+  return fields
 end

@@ -8,17 +8,17 @@ if operation == 'reserve' then
     for i = 1, count do limits[i].n = parse('>d', given_back, 1 + 8 * i) end
     give_back(parse('>d', given_back), first + 1)
   end
-  local told, size = {}, 24 + 16 * count
+  local replies, size = {}, 24 + 16 * count
   for first = 9, #numbers, size do
-    local longest, mode, tells = parse('>ddd', numbers, first)
+    local longest, mode, wants_state = parse('>ddd', numbers, first)
     for i = 1, count do
       local l = limits[i]
       l.n, l.most = parse('>dd', numbers, first + 8 + 16 * i)
     end
-    told[#told + 1] = reserve(longest, mode == 1, mode == 2, tells == 1)
+    replies[#replies + 1] = reserve(longest, mode == 1, mode == 2, wants_state == 1)
   end
   write_changed()
-  return told
+  return replies
 end
 
 local other

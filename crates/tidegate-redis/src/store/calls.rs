@@ -69,7 +69,7 @@ pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A call for the store's thread.
 pub(super) struct Call {
-    place: InFlight,
+    in_flight: InFlight,
     deadline: Deadline,
     by_hash: Arc<Cmd>,
     script: Arc<Script>,
@@ -306,7 +306,7 @@ impl Shared {
     ) -> Option<Unsent> {
         let (shared, message) = (self.clone(), PendingMessage::new(&self.pending));
         let mut answer = PendingCallback { answer: Some(answer), shared, is_sent: false, _message: message };
-        let (place, before) = InFlight::new(self, deadline.must_send);
+        let (in_flight, before) = InFlight::new(self, deadline.must_send);
         if !deadline.must_send && before.saturating_sub(self.kept.load(Ordering::Relaxed)) >= MAX_CALLS {
             return Some(Unsent { answer: Some(answer), is_busy: true });
         }
@@ -320,7 +320,7 @@ impl Shared {
         let is_sent = begun.is_some();
         let came = begun.as_ref().map_or_else(std::time::Instant::now, |begun| begun.at);
         answer.is_sent = is_sent;
-        let call = Work::Call(Call { place, deadline, by_hash, script, begun, came, answer });
+        let call = Work::Call(Call { in_flight, deadline, by_hash, script, begun, came, answer });
         match if is_sent { calls.add_quietly(call) } else { calls.add(call) } {
             Err(Work::Call(call)) => Some(Unsent { answer: Some(call.answer), is_busy: false }),
             _ => None,
@@ -357,15 +357,15 @@ impl Shared {
         let Some(begun) = &mut call.begun else { return Some(call) };
         let Some(value) = begun.reply(context) else { return Some(call) };
         self.replied(&begun.server, Admission::Allow, Instant::from_std(begun.at));
-        let Call { place, answer, .. } = call;
-        drop(place);
+        let Call { in_flight, answer, .. } = call;
+        drop(in_flight);
         answer.answer(Ok(value));
         None
     }
 
     /// Makes a call, and runs its callback.
     async fn make(self: Arc<Shared>, began: Instant, call: Call) {
-        let Call { place, mut deadline, by_hash, script, begun, came, mut answer } = call;
+        let Call { in_flight, mut deadline, by_hash, script, begun, came, mut answer } = call;
         if begun.is_none() && !self.servers.is_model() {
             let passed = came.elapsed();
             for time in [&mut deadline.reply_within, &mut deadline.at_most] {
@@ -374,7 +374,7 @@ impl Shared {
         }
         answer.is_sent = true;
         let outcome = self.carry_out(began, deadline, &by_hash, &script, begun).await;
-        drop(place);
+        drop(in_flight);
         answer.answer(outcome);
     }
 
