@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::{Cmd, Value};
-use tidegate::{Events, Nanos, StoreEvent};
+use tidegate::{Events, StoreEvent};
 use tokio::sync::watch;
 use tokio::task::coop;
 use tokio::time::Instant;
 
 use super::counts::Counters;
+use super::{Away, Deadline};
 use crate::breaker::{Admission, Breaker, Probe};
 use crate::clients::{self, Clients};
 use crate::connection::{CallSlot, Failure, Sent, SentCall, Server, Servers};
@@ -82,48 +83,6 @@ pub(super) struct Call {
 
 pub(super) type Callback = Box<dyn FnOnce(Result<Value, Away>) + Send>;
 
-/// The time within which a call has an outcome.
-///
-/// A server that replies to no call for the timeout of the store is away, and the call ends. While
-/// the server replies to others, a call waits for its reply until its deadline.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Deadline {
-    /// The time limit of a call that does not have to queue behind others for that long.
-    pub(crate) reply_within: Duration,
-    /// The time limit of a call that does. It then has the store's timeout for its reply, from when
-    /// it is sent.
-    pub(crate) at_most: Duration,
-    /// The call is made regardless of how many others wait.
-    pub(crate) must_send: bool,
-    /// While calls wait to be sent, others go before this one.
-    pub(crate) gives_way: bool,
-}
-
-impl Deadline {
-    /// The deadline of a message that no caller waits for.
-    pub(crate) const NONE: Deadline =
-        Deadline { reply_within: Duration::MAX, at_most: Duration::MAX, must_send: false, gives_way: true };
-
-    /// The deadline of a call that is made in any case, because its content would otherwise be
-    /// lost.
-    pub(crate) const MUST_SEND: Deadline = Deadline { must_send: true, ..Deadline::NONE };
-
-    /// The deadline of a call whose caller waits for at most `time`.
-    pub(crate) fn of(time: Duration) -> Deadline {
-        Deadline { reply_within: time, at_most: time, must_send: false, gives_way: false }
-    }
-
-    /// The deadline of one call in place of two.
-    pub(crate) fn and(self, other: Deadline) -> Deadline {
-        Deadline {
-            reply_within: self.reply_within.min(other.reply_within),
-            at_most: self.at_most.min(other.at_most),
-            must_send: self.must_send || other.must_send,
-            gives_way: self.gives_way && other.gives_way,
-        }
-    }
-}
-
 /// The callback that a call owes its outcome. Dropped without an outcome, it reports that the store
 /// is away.
 struct PendingCallback {
@@ -171,40 +130,6 @@ impl Drop for Unsent {
         if let Some(owed) = self.answer.take_if(|_| self.is_busy) {
             let skipped = owed.shared.skip(Duration::ZERO);
             owed.answer(Err(skipped));
-        }
-    }
-}
-
-/// Why a call has no reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Away {
-    /// The store may be called again after this time.
-    For(Duration),
-    /// The requests waited too long for the call, which was not made. The store may be well.
-    Late,
-    /// The store is misconfigured, which is no outage.
-    Misconfigured,
-}
-
-impl Away {
-    /// A store's thread cannot wait for a store.
-    pub(crate) const WOULD_BLOCK: Away = Away::For(Duration::MAX);
-
-    /// How long calls to the store remain suspended.
-    pub(crate) fn rest(self) -> Duration {
-        match self {
-            Away::For(rest) => rest,
-            Away::Late => Duration::ZERO,
-            Away::Misconfigured => Duration::MAX,
-        }
-    }
-
-    /// The `retry_after` of a refused client. It is never zero: a client with a `retry_after` of
-    /// zero retries at once.
-    pub(crate) fn retry_after(self) -> Nanos {
-        match self.rest() {
-            Duration::MAX => Nanos::MAX,
-            rest => Nanos::from_duration(rest.max(Duration::from_millis(1))),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! [`Store`]: a connection to Redis or Valkey that limiters share.
 
+mod away;
 mod builder;
 mod calls;
 mod check;
 mod counts;
+mod deadline;
 mod flush;
 mod lease_counts;
 mod tidy;
@@ -32,9 +34,11 @@ use crate::script::Script;
 use crate::share::{LastBooking, Outage, Shares};
 use calls::{Shared, Work};
 
+pub(crate) use away::Away;
 pub use builder::StoreBuilder;
-pub(crate) use calls::{Away, Deadline, Task, Unsent};
+pub(crate) use calls::{Task, Unsent};
 pub use counts::Counts;
+pub(crate) use deadline::Deadline;
 pub(crate) use lease_counts::LeaseCounters;
 pub use lease_counts::LeaseCounts;
 pub use while_away::WhileAway;

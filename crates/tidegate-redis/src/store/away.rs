@@ -1,0 +1,39 @@
+//! [`Away`]: why a call has no reply.
+
+use std::time::Duration;
+
+use tidegate::Nanos;
+
+/// Why a call has no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Away {
+    /// The store may be called again after this time.
+    For(Duration),
+    /// The requests waited too long for the call, which was not made. The store may be well.
+    Late,
+    /// The store is misconfigured, which is no outage.
+    Misconfigured,
+}
+
+impl Away {
+    /// A store's thread cannot wait for a store.
+    pub(crate) const WOULD_BLOCK: Away = Away::For(Duration::MAX);
+
+    /// How long calls to the store remain suspended.
+    pub(crate) fn rest(self) -> Duration {
+        match self {
+            Away::For(rest) => rest,
+            Away::Late => Duration::ZERO,
+            Away::Misconfigured => Duration::MAX,
+        }
+    }
+
+    /// The `retry_after` of a refused client. It is never zero: a client with a `retry_after` of
+    /// zero retries at once.
+    pub(crate) fn retry_after(self) -> Nanos {
+        match self.rest() {
+            Duration::MAX => Nanos::MAX,
+            rest => Nanos::from_duration(rest.max(Duration::from_millis(1))),
+        }
+    }
+}
