@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::counted::Counted;
 use crate::key;
-use crate::known_pause::KnownPause;
+use crate::known_pause::PauseOfKeys;
 use crate::observe::Observers;
 use crate::script::{
     Answer, GivenBack, LONGEST_WAIT, Operation, Part, Reply, ReserveRequest, Script, StateReport, command,
@@ -77,7 +77,7 @@ pub(crate) struct Set {
     /// The number of calls without a reply that give way to the calls of others.
     giving_way: Arc<AtomicUsize>,
     /// The pause that this process knows of, for the time that the store is away.
-    pub(crate) known_pause: Arc<KnownPause>,
+    pub(crate) known_pause: PauseOfKeys,
     pub(crate) shadow: AtomicBool,
     pub(crate) closed: watch::Sender<bool>,
     pub(crate) clock: DefaultClock,
@@ -316,9 +316,9 @@ impl Set {
     /// the share may fit the limit, and the store can be asked again after its rest.
     pub(crate) fn by_share(&self, refusal: AllRefusal, rest: Duration) -> AllRefusal {
         match refusal.refusal() {
-            Some(Refusal::ExceedsLimit { .. } | Refusal::TooManyKeys { .. }) => {
-                self.unavailable(Away::For(rest))
-            }
+            Some(
+                Refusal::ExceedsLimit { .. } | Refusal::TooManyKeys { .. } | Refusal::Unavailable { .. },
+            ) => self.unavailable(Away::For(rest)),
             _ => refusal.as_degraded(),
         }
     }

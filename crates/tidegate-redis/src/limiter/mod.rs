@@ -525,9 +525,9 @@ impl StoreLimiter {
 
     /// Waits for permits of a share, until this process learns of a pause.
     async fn until_paused<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
-        match select(pin!(wait), pin!(self.0.set.known_pause.until_changed(false))).await {
-            Either::Left((answer, _)) => Some(answer),
-            Either::Right(_) => None,
+        match select(pin!(self.0.set.known_pause.until_changed(false)), pin!(wait)).await {
+            Either::Left(_) => None,
+            Either::Right((answer, _)) => Some(answer),
         }
     }
 

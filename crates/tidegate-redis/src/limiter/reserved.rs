@@ -37,8 +37,8 @@ pub(super) struct Reserved {
 
 enum Stage {
     Waits(Ticket),
-    /// In the share of this process, until the limiter is closed.
-    Shared(AnyReservation, Closed),
+    /// In the share of this process. Until it is claimed, the limiter may be closed.
+    Shared(AnyReservation, Option<Closed>),
     Decided(Result<(Grant, Option<Used>), AllRefusal>, Option<State>),
 }
 
@@ -168,7 +168,7 @@ impl Reserved {
                     self.is_degraded = true;
                     let mut closed = set.closed.subscribe();
                     let closed = async move { _ = closed.wait_for(|closed| *closed).await };
-                    self.stage = Stage::Shared(reservation, Box::pin(closed));
+                    self.stage = Stage::Shared(reservation, Some(Box::pin(closed)));
                 }
                 Err(refusal) => self.refuse(set.by_share(refusal, undecided.rest())),
             },
@@ -204,17 +204,23 @@ impl Future for Reserved {
                     Outcome::Undecided(undecided) => this.decide_alone(undecided),
                 },
                 Stage::Shared(reservation, closed) => {
-                    // If this reservation is polled late, it may be due only because the limiter
-                    // was closed.
-                    if closed.as_mut().poll(context).is_ready() {
-                        this.refuse(Refusal::Closed.into());
-                        continue;
+                    if let Some(ends) = closed {
+                        // If this reservation is polled late, it may be due only because the
+                        // limiter was closed.
+                        if ends.as_mut().poll(context).is_ready() {
+                            this.refuse(Refusal::Closed.into());
+                            continue;
+                        }
+                        // An unclaimed reservation gives its permits back.
+                        if reservation.due_in().is_zero()
+                            && let Some(refusal) = this.of.0.set.known_pause.refusal()
+                        {
+                            this.refuse(refusal);
+                            continue;
+                        }
                     }
                     let answer = ready!(Pin::new(reservation).poll(context)).map_err(AllRefusal::as_degraded);
-                    if let Some(refusal) = this.of.0.set.known_pause.refusal() {
-                        this.refuse(refusal);
-                        continue;
-                    }
+                    *closed = None;
                     match &answer {
                         Ok(grant) => this.report(Ok(&AllPermits::from(*grant).as_degraded())),
                         Err(refusal) => this.report(Err(refusal)),

@@ -484,11 +484,8 @@ impl Line {
             let now = self.set.now();
             replies.iter().for_each(|reply| leases.note_report(now, reply));
         }
-        if let Ok(replies) = &replies
-            && let Some(rest) = replies.iter().map(Reply::paused_for).max()
-        {
-            self.set.known_pause.reported(pauses, rest);
-        }
+        let paused_for =
+            replies.as_ref().ok().and_then(|replies| replies.iter().filter_map(known_pause).max());
         let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
         let timeout = self.set.store.timeout();
         let needs_timer = self.visit(|state, deferred, now| {
@@ -511,6 +508,9 @@ impl Line {
                 }
             }
         });
+        if let Some(rest) = paused_for {
+            self.set.known_pause.reported(pauses, rest);
+        }
         if needs_timer {
             let mut held = ReleaseOnDrop { line: Arc::downgrade(self), is_back: false };
             let mut back = self.set.store.watch_recovery();
@@ -640,6 +640,13 @@ impl Line {
         }
         was_open
     }
+}
+
+/// The pause that a reply reports. A grant without the state of the limits says nothing about those
+/// of which it took no permits.
+fn known_pause(reply: &Reply) -> Option<Duration> {
+    let is_known = !reply.limits.is_empty() || reply.permits.iter().all(|permits| *permits > 0);
+    is_known.then(|| reply.paused_for())
 }
 
 impl BookingQueue for Line {

@@ -5,17 +5,26 @@
 //! number of its arrival. So no call leaves until all of them are in the queue. Otherwise requests
 //! that were woken first would be booked before earlier ones, and newcomers before all of them. A
 //! task that does not run holds up the queue once, for [`GATHERS`].
+//!
+//! A reply to any call may show that the store is back. If no other call is made, or if the calls
+//! go to another server of a cluster, only a call of this queue can show it. So the queue asks now
+//! and then by a call that decides no request.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tidegate::Nanos;
 
+use crate::jitter::jittered;
 use crate::line::{Deferred, Line, State};
 use crate::lock::lock;
+use crate::store::Deadline;
 
 /// For how long no call leaves, at most.
 const GATHERS: Duration = Duration::from_millis(10);
+
+/// How often the queue asks whether the store is back.
+const ASKS: Duration = Duration::from_secs(5);
 
 /// How many requests will return.
 #[derive(Debug, Default)]
@@ -25,6 +34,8 @@ pub(super) struct Gathering {
     recoveries: u64,
     /// Until when the other requests wait for those that have not returned.
     gathers_till: Option<Nanos>,
+    /// Whether a task asks whether the store is back.
+    asks: bool,
 }
 
 /// A request that will return. It is dropped when the request is in the queue again, or does not
@@ -39,7 +50,33 @@ impl Returning {
             away.recoveries = recoveries;
         }
         away.requests += 1;
+        if !std::mem::replace(&mut away.asks, true) {
+            line.set.store.spawn(Box::pin(ask_now_and_then(Arc::downgrade(line))));
+        }
         Returning(line.clone())
+    }
+}
+
+/// Asks whether the store is back, while requests wait that will return.
+async fn ask_now_and_then(of: Weak<Line>) {
+    loop {
+        tokio::time::sleep(jittered(ASKS)).await;
+        let Some(line) = of.upgrade() else { return };
+        {
+            let away = &mut lock(&line.state).away;
+            if away.requests == 0 {
+                away.asks = false;
+                return;
+            }
+        }
+        let set = line.set.clone();
+        drop(line);
+        let recoveries = set.store.recoveries();
+        let question = set.reserve(&[], &[]);
+        let reply = set.store.ask(question, set.script.clone(), Deadline::of(set.store.timeout())).await;
+        if reply.is_ok() && set.store.recoveries() == recoveries {
+            set.store.recovered();
+        }
     }
 }
 

@@ -16,7 +16,6 @@ use crate::connection::Tls;
 use crate::connection::{Address, Connector, Servers, wants_tls};
 use crate::error::OpenError;
 use crate::key;
-use crate::known_pause::KnownPauses;
 use crate::lock::lock;
 use crate::queue::queue;
 use crate::share::Shares;
@@ -253,7 +252,7 @@ impl StoreBuilder {
             shared.clients.need();
         }
         let (grant_log, leases, shares) = (OnceLock::new(), Arc::default(), Shares::default());
-        let known_pauses = KnownPauses::default();
+        let known_pauses = Arc::default();
         let inner = Inner {
             #[cfg(test)]
             test: super::TestClock::default(),

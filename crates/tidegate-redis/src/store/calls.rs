@@ -545,10 +545,11 @@ impl Shared {
     }
 
     /// Lets the requests ask again whose calls had no reply.
-    fn recovered(&self) {
+    pub(super) fn recovered(&self) {
         // Before the message: a receiver that misses the message sees the number.
         self.recoveries.fetch_add(1, Ordering::Release);
-        self.back.send_replace(());
+        // A panic in a user's waker must not end the task that makes all calls.
+        _ = catch_unwind(AssertUnwindSafe(|| self.back.send_replace(())));
     }
 
     pub(super) fn report(&self, event: StoreEvent) {

@@ -26,7 +26,7 @@ use tokio::sync::{oneshot, watch};
 
 use crate::block_on::{Blocks, block_on};
 use crate::error::StoreError;
-use crate::known_pause::{KnownPause, KnownPauses};
+use crate::known_pause::{KnownPauses, PauseOfKeys};
 use crate::lock::lock;
 use crate::pending::PendingMessage;
 use crate::queue::Queue;
@@ -96,7 +96,7 @@ struct Inner {
     /// Whether a limit of permits in use was built.
     has_counting: AtomicBool,
     shares: Shares,
-    known_pauses: KnownPauses,
+    known_pauses: Arc<KnownPauses>,
     /// The runtime that makes the calls; unset if a model makes them.
     runtime: OnceLock<Handle>,
     /// Whether that runtime is the user's, and not that of the store's thread.
@@ -178,7 +178,7 @@ impl Store {
     }
 
     /// What this process knows of the pause of these keys.
-    pub(crate) fn known_pause(&self, keys: &Arc<[String]>) -> Arc<KnownPause> {
+    pub(crate) fn known_pause(&self, keys: &Arc<[String]>) -> PauseOfKeys {
         self.0.known_pauses.of(keys)
     }
 
@@ -319,6 +319,11 @@ impl Store {
     /// The number of times that a server replied after its last call had failed, or after a late call.
     pub(crate) fn recoveries(&self) -> u64 {
         self.0.shared.recoveries.load(Ordering::Acquire)
+    }
+
+    /// Lets the requests ask the store again that wait without it.
+    pub(crate) fn recovered(&self) {
+        self.0.shared.recovered();
     }
 
     /// Changes with that number.

@@ -9,10 +9,10 @@ use std::time::Duration;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tidegate::{
-    AllPermits, AllRefusal, AllRequest, AnyLimiter, Nanos, QueueBounds, Refusal, Request, WhenFull,
+    AllPermits, AllRefusal, AllRequest, AnyLimiter, Nanos, Pause, QueueBounds, Refusal, Request, WhenFull,
 };
 use tidegate_redis::simulation::{Model, Network, run};
-use tidegate_redis::{Store, StoreLimiter};
+use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -899,6 +899,47 @@ fn a_waker_that_panics_ends_no_store() {
         flush.await.unwrap();
         assert_eq!(limiter.status().await.unwrap().members[0].1.available, 4);
     });
+}
+
+/// A waker of a request that waited for a share panicked when the store was back, or when a pause
+/// began, and no call was made any more.
+#[test]
+fn a_waker_that_panics_ends_no_store_that_is_back() {
+    for is_paused in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let open = || {
+                let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+                let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+                store.limiter("all").limit("limit", "fixed_window 100/h").build().unwrap()
+            };
+            let (limiter, other) = (open(), open());
+            other.status().await.unwrap();
+            drop(limiter.acquire_now(60).await.unwrap());
+            model.stop(true);
+            sleep(60 * 60 * 2000 * MS).await;
+            while limiter.acquire_now(1).await.is_ok() {}
+            // The maximum wait lets the request stay in the share when the store is back.
+            let longest = if is_paused { 2 * 60 * 60 * 1000 * MS } else { Duration::MAX };
+            let mut wait = Box::pin(limiter.acquire_within(longest));
+            _ = tokio::time::timeout(200 * MS, &mut wait).await;
+            poll_with_panics(wait.as_mut());
+            model.stop(false);
+            sleep(10_000 * MS).await;
+            if is_paused {
+                other.pause(Pause::lasting(60_000 * MS)).await.unwrap();
+                assert!(limiter.acquire_now(1).await.is_err());
+            }
+            let answer = tokio::time::timeout(1000 * MS, limiter.acquire_now(1)).await.unwrap();
+            let is_unavailable = answer.is_err_and(|refusal| is_degraded_or_unavailable(&refusal));
+            assert!(!is_unavailable);
+            limiter.status().await.unwrap();
+        });
+    }
+}
+
+fn is_degraded_or_unavailable(refusal: &AllRefusal) -> bool {
+    refusal.is_degraded() || matches!(refusal.refusal(), Some(Refusal::Unavailable { .. }))
 }
 
 #[test]

@@ -884,3 +884,23 @@ fn a_wait_whose_call_alone_was_late_returns_to_the_store() {
         assert!(!granted.unwrap().unwrap().unwrap().is_degraded());
     });
 }
+
+/// A request of a limit that had no room for its share was told that no retry helps.
+#[test]
+fn a_limit_beyond_those_that_have_a_share_is_refused_until_the_next_probe() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+        let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+        model.stop(true);
+        let mut last = None;
+        for i in 0..=1024 {
+            let limiter =
+                store.limiter("all").limit(format!("limit{i}"), "fixed_window 8/s").build().unwrap();
+            last = limiter.acquire_now([]).await.err();
+        }
+        let last = last.unwrap();
+        assert!(matches!(last.refusal(), Some(Refusal::Unavailable { .. })), "{last:?}");
+        assert!(last.retry_after().is_some_and(|rest| rest <= 6250 * MS), "{last:?}");
+    });
+}

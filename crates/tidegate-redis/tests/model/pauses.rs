@@ -205,6 +205,97 @@ fn requests_that_may_wait_are_granted_by_a_share_after_the_pause_of_their_proces
     }
 }
 
+/// A request behind a pause that its process knew of waited for ever: no other call showed that the
+/// store was back, and that another process had ended the pause.
+#[test]
+fn a_request_behind_a_pause_learns_without_other_calls_that_the_store_is_back() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let limiter = |while_away| {
+            let store = model.open(Store::builder("redis://model").while_away(while_away)).unwrap();
+            store.limiter("all").limit("limit", "fixed_window 8/s").build().unwrap()
+        };
+        let (first, second) = (limiter(WhileAway::Open), limiter(WhileAway::Closed));
+        second.pause(Pause::lasting(Duration::MAX)).await.unwrap();
+        first.status().await.unwrap();
+        model.stop(true);
+        let waiting = wait(&first, 1);
+        sleep(100 * MS).await;
+        model.stop(false);
+        assert!(second.resume().await.unwrap());
+        _ = timeout(7 * SECOND, waiting).await.unwrap().unwrap().unwrap();
+    });
+}
+
+/// A reservation that was due in a pause took the permits of the share, and was then refused. One
+/// that had its permits was refused when it was polled again.
+#[test]
+fn a_reservation_in_a_share_takes_its_permits_or_is_refused() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let limiter = one_of_two(&model).limiter("all").limit("limit", "fixed_window 4/h").build().unwrap();
+        let limiter = AnyLimiter::from(limiter);
+        drop(limiter.acquire_now(1).await.unwrap());
+        model.stop(true);
+        sleep(2 * 60 * MINUTE).await;
+        drop(limiter.acquire_now(1).await);
+        let handle = limiter.non_blocking();
+        let mut claimed = handle.reserve(1).unwrap();
+        assert_eq!((&mut claimed).await.unwrap().permits(), 1);
+        let reserved = handle.reserve(1).unwrap();
+        sleep(100 * MS).await;
+        limiter.pause(Pause::lasting(30 * SECOND)).unwrap();
+        assert!(matches!(reserved.await.unwrap_err().refusal(), Some(Refusal::Paused { .. })));
+        assert_eq!((&mut claimed).await.unwrap().permits(), 1);
+        sleep(31 * SECOND).await;
+        claimed.settle(0).unwrap();
+        assert!(limiter.acquire_now(1).await.unwrap().is_degraded());
+    });
+}
+
+/// A task that ran late had its permit by the share in a pause that had begun meanwhile.
+#[test]
+fn a_wait_that_is_due_when_a_pause_begins_gets_nothing_from_the_share() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let limiter = one_of_two(&model).limiter("all").limit("limit", "fixed_window 4/s").build().unwrap();
+        drop(limiter.acquire_now(1).await.unwrap());
+        model.stop(true);
+        sleep(2 * SECOND).await;
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            let mut wait = Box::pin(limiter.acquire_within(MINUTE));
+            _ = timeout(200 * MS, &mut wait).await;
+            waiting.push(wait);
+        }
+        sleep(2 * SECOND).await;
+        AnyLimiter::from(limiter.clone()).pause(Pause::lasting(10 * SECOND)).unwrap();
+        let began = Instant::now();
+        let last = waiting.pop().unwrap();
+        assert!(last.await.unwrap().is_degraded());
+        assert!(began.elapsed() >= 10 * SECOND, "{:?}", began.elapsed());
+    });
+}
+
+/// A grant that took no permits of a paused limit ended the pause that the process knew of.
+#[test]
+fn a_grant_of_other_limits_does_not_end_a_known_pause() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let store = one_of_two(&model);
+        let both = store.limiter("all").limit("a", "fixed_window 8/s").limit("b", "fixed_window 8/s");
+        let both = AnyLimiter::from(both.build().unwrap());
+        let of_a = one_of_two(&model).limiter("all").limit("a", "fixed_window 8/s").build().unwrap();
+        of_a.pause(Pause::lasting(MINUTE)).await.unwrap();
+        assert!(both.acquire_now(1).await.is_err());
+        drop(both.acquire_now(AllRequest::from([("a", 0), ("b", 1)])).await.unwrap());
+        model.stop(true);
+        sleep(2 * SECOND).await;
+        let answer = both.acquire_now(1).await;
+        assert!(matches!(answer.unwrap_err().refusal(), Some(Refusal::Paused { .. })));
+    });
+}
+
 /// A process that only debited permits did not learn of a pause, nor of its end.
 #[test]
 fn a_debit_reports_a_pause_and_its_end_for_the_time_that_the_store_is_away() {

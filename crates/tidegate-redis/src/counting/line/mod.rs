@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::counting::call::{Call, CallReport, Operation};
 use crate::counting::line::serve::Serving;
-use crate::known_pause::KnownPause;
+use crate::known_pause::PauseOfKeys;
 use crate::lock::lock;
 use crate::observe::Observers;
 use crate::pending::PendingMessage;
@@ -49,7 +49,7 @@ pub(super) struct Shared {
     pub(super) span: Duration,
     pub(super) limit: AtomicU32,
     pub(super) line: Mutex<Line>,
-    pub(super) known_pause: Arc<KnownPause>,
+    pub(super) known_pause: PauseOfKeys,
     /// Notified when there is a reason for a call.
     pub(super) changed: Notify,
 }
