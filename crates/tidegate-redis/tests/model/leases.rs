@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -1080,4 +1081,46 @@ fn a_lease_reports_the_permits_that_the_store_reports() {
         }
         assert!(fleet.calls() < 450, "{} calls", fleet.calls());
     });
+}
+
+/// Leases of a window that is about as short as a round trip had ended when they came, or were
+/// booked too slowly: loops that wait had few permits, or none.
+#[test]
+fn windows_of_a_few_round_trips_are_not_leased() {
+    for (line, way, tasks) in [
+        ("fixed_window 50/20ms", 12, 1),
+        ("fixed_window 50/20ms", 12, 50),
+        ("fixed_window 50/20ms", 9, 50),
+        ("fixed_window 5/1ms", 1, 50),
+        ("fixed_window 100/50ms", 20, 50),
+        ("sliding_window 50/10ms cells 5", 5, 30),
+        ("sliding_estimate 100/50ms", 12, 25),
+        ("sliding_log 100/50ms", 12, 25),
+    ] {
+        let granted = |is_leased| {
+            run(async move {
+                let model = Model::new(1, Network::steady(Duration::from_millis(way)));
+                let store = Store::builder("redis://model").timeout(Duration::from_millis(150));
+                let limiter = model.open(store).unwrap().limiter("all").limit("limit", line);
+                let limiter = if is_leased { limiter.leased() } else { limiter };
+                let limiter = AnyLimiter::from(limiter.build().unwrap());
+                let granted = Arc::<AtomicU64>::default();
+                for _ in 0..tasks {
+                    let (limiter, granted) = (limiter.clone(), granted.clone());
+                    tokio::spawn(async move {
+                        loop {
+                            drop(limiter.acquire().await.unwrap());
+                            granted.fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let before = granted.load(Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_secs(10)).await;
+                granted.load(Ordering::Relaxed) - before
+            })
+        };
+        let (leased, by_store) = (granted(true), granted(false));
+        assert!(leased * 10 >= by_store * 9, "{line}, {way} ms, {tasks} tasks: {leased} of {by_store}");
+    }
 }

@@ -77,6 +77,8 @@ struct State {
     by_store_till: Nanos,
     /// How many permits such requests ask for besides the first, on average.
     more: f64,
+    /// How long a booking takes: the shortest of the last ones, before the first one unknown.
+    round_trip: Option<Duration>,
     /// Nothing is booked before this time.
     not_before: Nanos,
     /// Whether the last booking for queued requests failed for another reason than an outage.

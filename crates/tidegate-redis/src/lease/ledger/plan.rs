@@ -82,7 +82,7 @@ pub(crate) enum Outcome {
     /// These limits have more permits, now or later.
     Booked(Vec<usize>),
     Refused,
-    /// It came after the leases had been ended.
+    /// It came after the leases had been ended, or after its window.
     TooLate(Vec<Return>),
     /// No request can be served by a lease now.
     Failed,
@@ -274,6 +274,15 @@ impl Ledger {
             return Outcome::Failed;
         }
         state.is_hopeless = false;
+        let took = now.saturating_since(order.sent).as_duration();
+        let round_trip = state.round_trip.map_or(took, |last| took.min(last + last / 8));
+        state.round_trip = Some(round_trip);
+        let mut asked = self.accounts.iter().zip(&reply.permits).filter(|(_, permits)| **permits > 0);
+        if asked.any(|(account, _)| account.is_too_short(round_trip)) {
+            // The store decides the requests that this lease does not serve.
+            state.not_before = now.saturating_add(TRUST);
+            state.is_hopeless = true;
+        }
         // There are more permits than requests.
         let is_plenty = |(account, report): (&Arc<Account>, &StateReport)| {
             report.available >= (account.terms.limit / 10).max(1)
@@ -295,7 +304,7 @@ impl Ledger {
                 continue;
             }
             let piece = account.piece(order.sent, now, reply, i);
-            if is_late {
+            if is_late || piece.ends <= piece.usable {
                 late.push(self.return_of(i, now, piece));
                 continue;
             }
