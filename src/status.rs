@@ -29,8 +29,8 @@ pub struct Status {
     /// The rate at which permits accrue; [`Rate::UNLIMITED`] if no rate limits them. Of two
     /// policies in one limiter, the rate of the first policy.
     pub rate: Rate,
-    /// The number of requests that wait. A request that waits in an [`AllOf`](crate::AllOf) counts
-    /// in each of its members.
+    /// The number of requests that wait. Of the requests that wait in one [`AllOf`](crate::AllOf),
+    /// one of each priority counts in each of its members.
     pub waiting: usize,
     /// The time until a [pause](crate::RateLimiter::pause_for) ends; zero without a pause.
     pub paused_for: Duration,

@@ -357,9 +357,14 @@ impl<C: Timer> Rule for All<C> {
         self.members.iter().zip(ask.iter()).try_for_each(|(entry, n)| entry.check(*n, ask.priority))
     }
 
-    /// The refusal names a pause if the member that is ready last is paused.
+    /// The refusal names a pause if the member that is ready last is paused. If all rates are due,
+    /// the requests that go first wait for permits in use, and it is unknown for how long.
     fn refusal_for_caller(&self, ask: &Weights, refusal: Refusal) -> Refusal {
         match refusal {
+            Refusal::Limited { retry_after: Nanos::ZERO } => match self.counting(ask).next() {
+                Some((_, limit, _)) => Refusal::InUse { limit: limit.limit() },
+                None => refusal,
+            },
             Refusal::Limited { retry_after } => match self.last(ask) {
                 Some((Wait { paused: true, .. }, _)) => Refusal::Paused { retry_after },
                 Some(_) | None => refusal,

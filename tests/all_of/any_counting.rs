@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidegate::{AllRefusal, AllRequest, AnyLimiter, CancelToken, CountingLimit, Events, Refusal, Request};
+use tidegate::{
+    AllOf, AllRefusal, AllRequest, AnyLimiter, CancelToken, CountingLimit, Events, Rate, RateLimiter,
+    Refusal, Request, TokenBucket,
+};
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
 
@@ -198,5 +201,34 @@ fn the_observer_of_the_limit_is_notified_of_each_call_once() -> Result<(), AllRe
             "refused 1: closed, no request is granted any more",
         ]
     );
+    Ok(())
+}
+
+/// A request behind one that waits for permits in use was told to retry after 0 s.
+#[test]
+fn a_request_behind_a_waiter_for_permits_in_use_has_no_retry_after() -> Result<(), AllRefusal> {
+    let rate = RateLimiter::new(TokenBucket::new(Rate::per_second(1000), 1000));
+    for held in [4, 5] {
+        for is_alone in [true, false] {
+            let calls = CountingLimit::new(5);
+            let any = match is_alone {
+                true => AnyLimiter::from(calls.clone()),
+                false => AllOf::new("rate", &rate).with_counting("in flight", &calls).into(),
+            };
+            let of = |n: u32| match is_alone {
+                true => AllRequest::from(n),
+                false => AllRequest::new().cost("in flight", n),
+            };
+            let _held = any.try_acquire_many(of(held))?;
+            let mut wait = spawn(any.acquire_many(of(4)));
+            assert_pending!(wait.poll());
+            for asked in [1, 2] {
+                let refusal = any.try_acquire_many(of(asked)).expect_err("a request waits");
+                assert_eq!(refusal.refusal(), Some(Refusal::InUse { limit: 5 }), "{held}, {asked}");
+                assert_eq!(refusal.retry_after_secs(), None);
+                assert_eq!(refusal.member(), (!is_alone).then_some("in flight"));
+            }
+        }
+    }
     Ok(())
 }

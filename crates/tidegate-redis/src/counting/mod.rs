@@ -333,6 +333,10 @@ impl StoreCountingLimit {
                 let nothing = Left::new(limit.into(), 0);
                 refusal.with_left(self.status_of(nothing, Duration::ZERO))
             }
+            (true, Some(Refusal::Paused { retry_after })) => {
+                let nothing = Left::new(self.limit().into(), 0);
+                refusal.with_left(self.status_of(nothing, retry_after.as_duration()))
+            }
             _ => refusal,
         }
     }

@@ -60,9 +60,8 @@ use reserved::Reserved;
 /// next call of this limiter. That call leaves at once if none is in flight. When all bookings
 /// behind it are given back as well, in any order, the store undoes all of them. Until then another
 /// request may take permits of the booking, and a booking whose time passes is refunded, as far as
-/// there was room. A [`sliding_log`](tidegate::SlidingLog) of more than a hundred permits undoes
-/// only its last booking, and so does a limit of which more than 128 separate runs of bookings were
-/// dropped.
+/// there was room. If more than 1,024 separate runs of bookings of a limit were dropped, the
+/// earliest are not undone.
 ///
 /// A future that is never polled again is granted when its booking is due. It delays no other
 /// request beyond the time that the store booked for that request.

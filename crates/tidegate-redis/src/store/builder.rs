@@ -157,7 +157,8 @@ impl StoreBuilder {
     ///   `spawn_blocking`. Other threads can make such calls.
     /// - **When the runtime ends**, the store ends. Calls in flight are counted as
     ///   [unknown](crate::Counts::unknown). Their requests and all later ones are decided by
-    ///   [`WhileAway`]. No request waits for a reply that cannot come.
+    ///   [`WhileAway`], except that no request waits for permits in use. No request waits for a
+    ///   reply that cannot come.
     /// - **Another runtime** may use the store. Its requests hop to this runtime.
     /// - **Events** of the store are reported on threads of the runtime.
     ///

@@ -277,6 +277,29 @@ fn a_wait_that_is_due_when_a_pause_begins_gets_nothing_from_the_share() {
     });
 }
 
+/// The state that a refused request asks for came with a second call, after the timeout.
+#[test]
+fn a_paused_limit_of_permits_in_use_reports_its_state_with_the_refusal() {
+    run(async {
+        let model = Model::new(1, Network::steady(20 * MS));
+        let limit = |timeout| {
+            let store = model.open(Store::builder("redis://model").timeout(timeout)).unwrap();
+            store.counting("all", 8).build().unwrap()
+        };
+        limit(SECOND).pause(Pause::lasting(MINUTE)).await.unwrap();
+        let limit = limit(50 * MS);
+        // It connects.
+        _ = limit.acquire_now(1).await;
+        sleep(SECOND).await;
+        let began = Instant::now();
+        let refusal = limit.acquire_now(AllRequest::from(1).with_left()).await.unwrap_err();
+        assert!(began.elapsed() < 50 * MS, "{:?}: {refusal:?}", began.elapsed());
+        let left = refusal.left().unwrap();
+        assert_eq!(left.members[0].1.available, 0);
+        assert!(left.paused_for > 58 * SECOND, "{:?}", left.paused_for);
+    });
+}
+
 /// A grant that took no permits of a paused limit ended the pause that the process knew of.
 #[test]
 fn a_grant_of_other_limits_does_not_end_a_known_pause() {
