@@ -1124,3 +1124,29 @@ fn windows_of_a_few_round_trips_are_not_leased() {
         assert!(leased * 10 >= by_store * 9, "{line}, {way} ms, {tasks} tasks: {leased} of {by_store}");
     }
 }
+
+/// Requests that may wait for a minute were refused because a lease for requests that do not wait
+/// had been refused, once they were most of the requests.
+#[test]
+fn requests_that_may_wait_for_long_are_not_refused_when_permits_are_short() {
+    for requests in [60_u64, 200] {
+        run(async move {
+            let model = Model::new(1, Network::steady(Duration::from_millis(1)));
+            let store = model.open(Store::builder("redis://model")).unwrap();
+            let limiter = store.limiter("all").limit("limit", "token_bucket 50/s burst 50").leased();
+            let limiter = AnyLimiter::from(limiter.build().unwrap());
+            for _ in 0..50 {
+                _ = limiter.acquire_now(1).await;
+            }
+            let began = Instant::now();
+            let waits: Vec<_> = (0..requests)
+                .map(|_| tokio::spawn(limiter.acquire_within(Duration::from_secs(60))))
+                .collect();
+            for wait in waits {
+                _ = wait.await.unwrap().unwrap();
+            }
+            let longest = Duration::from_millis(requests * 20 + 200);
+            assert!(began.elapsed() <= longest, "{requests}: {:?}", began.elapsed());
+        });
+    }
+}

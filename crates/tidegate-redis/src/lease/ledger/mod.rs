@@ -125,7 +125,8 @@ impl Ledger {
     pub(crate) fn next_lease_at(&self, now: Nanos, costs: &Costs, longest: Duration) -> Option<Nanos> {
         let mut state = self.lock();
         self.note(&mut state, longest);
-        let is_alike = state.usual.is_alike(longest);
+        // A request that may wait for longer than permits are short is not refused for that reason.
+        let is_alike = state.usual.is_alike(longest) && longest <= 2 * TRUST.as_duration();
         // The store reports what a pause refuses.
         let is_overloaded = now < state.overloaded_till && !state.is_paused(now);
         (is_overloaded && is_alike && self.is_worthwhile_by(&mut state, now, costs)).then_some(state.next)

@@ -275,7 +275,7 @@ impl Ledger {
         }
         state.is_hopeless = false;
         let took = now.saturating_since(order.sent).as_duration();
-        let round_trip = state.round_trip.map_or(took, |last| took.min(last + last / 8));
+        let round_trip = state.round_trip.map_or(took, |last| took.min(last + last / 64));
         state.round_trip = Some(round_trip);
         let mut asked = self.accounts.iter().zip(&reply.permits).filter(|(_, permits)| **permits > 0);
         if asked.any(|(account, _)| account.is_too_short(round_trip)) {
