@@ -324,6 +324,14 @@ impl<C: Timer> All<C> {
         }
     }
 
+    /// Returns the limit for whose permits in use the first waiter waits.
+    pub(super) fn awaited(&self) -> Option<&Entry> {
+        let first = lock(&self.seats).counting.lacks_permits()?;
+        let missing = self.counting(&first).find(|(_, limit, n)| limit.available() < *n);
+        let (index, ..) = missing.or_else(|| self.counting(&first).next())?;
+        self.members.get(index)
+    }
+
     /// Gives up seats in the queues of the members.
     fn give_up(&self, places: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred) {
         for places in places {
@@ -361,9 +369,9 @@ impl<C: Timer> Rule for All<C> {
     /// the requests that go first wait for permits in use, and it is unknown for how long.
     fn refusal_for_caller(&self, ask: &Weights, refusal: Refusal) -> Refusal {
         match refusal {
-            Refusal::Limited { retry_after: Nanos::ZERO } => match self.counting(ask).next() {
-                Some((_, limit, _)) => Refusal::InUse { limit: limit.limit() },
-                None => refusal,
+            Refusal::Limited { retry_after: Nanos::ZERO } => match self.awaited() {
+                Some(Entry { kind: Kind::Counting(limit), .. }) => Refusal::InUse { limit: limit.limit() },
+                Some(_) | None => refusal,
             },
             Refusal::Limited { retry_after } => match self.last(ask) {
                 Some((Wait { paused: true, .. }, _)) => Refusal::Paused { retry_after },

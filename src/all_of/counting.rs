@@ -74,6 +74,11 @@ impl Counting {
         self.was_short == Some(priority)
     }
 
+    /// Returns the request of the first waiter, if it waits for permits in use.
+    pub(crate) fn lacks_permits(&self) -> Option<Weights> {
+        self.ask.clone().filter(|_| self.since.is_some())
+    }
+
     /// Returns whether free permits may be kept from others for `span` from now.
     fn may_keep(&self, now: Nanos, span: Nanos) -> bool {
         self.since.is_some_and(|since| span <= now.saturating_since(since))

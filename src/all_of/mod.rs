@@ -754,8 +754,11 @@ impl<C: Timer> All<C> {
                 .map(|(_, entry)| entry),
             Refusal::InUse { .. } => asked()
                 .find(|(entry, n)| matches!(&entry.kind, Kind::Counting(limit) if limit.available() < **n))
-                .or_else(|| asked().find(|(entry, _)| matches!(entry.kind, Kind::Counting(_))))
-                .map(|(entry, _)| entry),
+                .map(|(entry, _)| entry)
+                .or_else(|| self.awaited())
+                .or_else(|| {
+                    asked().map(|(entry, _)| entry).find(|entry| matches!(entry.kind, Kind::Counting(_)))
+                }),
             Refusal::Closed => asked()
                 .find(|(entry, n)| entry.check(**n, ask.priority) == Err(Refusal::Closed))
                 .map(|(entry, _)| entry),

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidegate::{
-    AllOf, AllRefusal, AllRequest, AnyLimiter, CancelToken, CountingLimit, Events, Rate, RateLimiter,
-    Refusal, Request, TokenBucket,
+    AllOf, AllRefusal, AllRequest, AnyLimiter, CancelToken, CountingLimit, Events, ManualClock, Rate,
+    RateLimiter, Refusal, Request, TokenBucket,
 };
 use tokio_test::task::spawn;
 use tokio_test::{assert_pending, assert_ready_err, assert_ready_ok};
@@ -230,5 +230,41 @@ fn a_request_behind_a_waiter_for_permits_in_use_has_no_retry_after() -> Result<(
             }
         }
     }
+    Ok(())
+}
+
+/// A request that asks nothing of the limit whose permits another request waits for.
+#[test]
+fn a_request_behind_a_waiter_for_another_limit_names_that_limit() -> Result<(), AllRefusal> {
+    let (jobs, calls) = (CountingLimit::new(2), CountingLimit::new(100));
+    let both = AllOf::new("calls", &RateLimiter::new(TokenBucket::new(Rate::per_second(1000), 1000)))
+        .with_counting("jobs", &jobs)
+        .with_counting("in flight", &calls);
+    let _held = jobs.try_acquire_many(2).expect("free permits");
+    let mut wait = spawn(both.acquire());
+    assert_pending!(wait.poll());
+    let refusal = both.try_acquire_many([("jobs", 0), ("in flight", 1)]).expect_err("a request waits");
+    assert_eq!((refusal.refusal(), refusal.member()), (Some(Refusal::InUse { limit: 2 }), Some("jobs")));
+    Ok(())
+}
+
+/// A waiter that another one moves behind its maximum wait is refused by its rate, although no
+/// permit is in use, and although an equal call could wait for long enough.
+#[test]
+fn a_waiter_that_is_moved_back_is_not_refused_by_permits_in_use() -> Result<(), AllRefusal> {
+    let clock = ManualClock::new();
+    let rate = RateLimiter::with_clock(TokenBucket::new(Rate::per_second(10), 1), clock.clone());
+    let both = AllOf::new("rate", &rate).with_counting("in flight", &CountingLimit::new(100));
+    drop(both.try_acquire()?);
+    let low = Request::permits(1).priority(-1).within(Duration::from_millis(150));
+    let mut low = spawn(both.acquire_many(low));
+    assert_pending!(low.poll());
+    clock.advance(Duration::from_millis(50));
+    let mut high = spawn(both.acquire_many(Request::permits(1).priority(1)));
+    assert_pending!(high.poll());
+    clock.advance(Duration::from_millis(10));
+    let refusal = assert_ready_err!(low.poll());
+    assert!(matches!(refusal.refusal(), Some(Refusal::Limited { .. })), "{refusal:?}");
+    assert_eq!(refusal.member(), Some("rate"));
     Ok(())
 }

@@ -116,6 +116,11 @@ impl KnownPause {
         self.change(|_| None)
     }
 
+    /// Keeps the pause until the outcome of a message that may end it.
+    pub(crate) fn keep(self: &Arc<KnownPause>) -> PauseMessage {
+        self.change(|end| end)
+    }
+
     fn change(self: &Arc<KnownPause>, end: impl FnOnce(Option<Instant>) -> Option<Instant>) -> PauseMessage {
         let mut state = lock(&self.state);
         state.end = end(state.end);

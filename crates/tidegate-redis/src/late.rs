@@ -35,6 +35,11 @@ impl LateCalls {
         }
     }
 
+    /// Returns whether requests wait for the reply to a later call.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.from.is_some()
+    }
+
     /// Records a reply to a call sent at `sent`. Returns whether the requests of late calls ask
     /// again.
     pub(crate) fn replied(&mut self, sent: Instant) -> bool {

@@ -161,11 +161,13 @@ impl Set {
         let limits = self.members.len();
         let pause = match operation {
             Operation::Pause { span, .. } => Some(self.known_pause.begin(span)),
-            Operation::Resume | Operation::Reset => Some(self.known_pause.end()),
+            Operation::Resume => Some(self.known_pause.end()),
+            Operation::Reset => Some(self.known_pause.keep()),
             _ => None,
         };
-        let known = pause.is_none().then(|| self.known_pause.clone());
-        let pauses = self.known_pause.messages();
+        let reports = pause.is_none() || matches!(operation, Operation::Reset);
+        let known = reports.then(|| self.known_pause.clone());
+        let pauses = pause.is_none().then(|| self.known_pause.messages());
         self.carry_out(
             cmd,
             deadline,
@@ -173,7 +175,7 @@ impl Set {
             move |reply| {
                 drop(pause);
                 if let (Some(known), Ok(reply)) = (known, &reply) {
-                    known.reported(pauses, reply.paused_for());
+                    known.reported(pauses.unwrap_or_else(|| known.messages()), reply.paused_for());
                 }
                 answer(reply);
             },

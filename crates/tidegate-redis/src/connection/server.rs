@@ -31,6 +31,8 @@ pub(crate) struct Server {
     pub(crate) breaker: Mutex<Breaker>,
     pub(crate) congestion: Congestion,
     pub(crate) late: Mutex<LateCalls>,
+    /// When a queue last asked whether the server is back.
+    pub(crate) asked: Mutex<Option<tokio::time::Instant>>,
     /// With the number of the connection, so that a call drops the connection that failed it.
     current: Mutex<Option<(u64, Connection)>>,
     connecting: Arc<Attempts>,

@@ -138,17 +138,19 @@ impl Account {
         }
     }
 
-    /// Returns whether the window of this limit is so short that leases are booked too slowly. The
-    /// leases of a fixed window end with it, and each takes half of what is left. A lease of a
-    /// sliding window has a sixteenth of the permits, and is booked when the last one is half used.
-    pub(super) fn is_too_short(&self, round_trip: Duration) -> bool {
+    /// Returns whether leases of this limit are booked too slowly. A lease must last for two round
+    /// trips. The leases of a fixed window end with it, and each takes half of what is left. A lease
+    /// of a sliding window has a sixteenth of the permits, and is booked when the last one is half
+    /// used.
+    pub(super) fn is_too_slow(&self, round_trip: Duration) -> bool {
         let (length, trips) = match self.terms.numbers {
-            Numbers::Bucket(_) => return false,
+            Numbers::Bucket(_) => (i64::MAX, 1),
             Numbers::Fixed { length, .. } => (length, 4),
             Numbers::Cells { length, cells, .. } => (length.saturating_mul(cells), 16),
             Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => (length, 16),
         };
-        Duration::from_micros(length.unsigned_abs()) < trips * round_trip
+        let length = Duration::from_micros(length.unsigned_abs());
+        length < round_trip.saturating_mul(trips) || self.life() < 2 * round_trip
     }
 
     fn life(&self) -> Duration {

@@ -443,14 +443,6 @@ impl Leases {
         }
     }
 
-    /// If no further lease is booked now, the queued requests that no booking serves move to the
-    /// store.
-    fn handle_end_of_leases(&self) {
-        if self.ledger.is_backing_off(self.set.clock.now()) {
-            self.handle_failure();
-        }
-    }
-
     /// Notifies the queued requests that leases do not serve them. A panic of a user's waker must
     /// not end the task that books permits.
     fn notify_failed(&self) {
@@ -482,13 +474,15 @@ impl Leases {
         match outcome {
             // A debit of no permits makes the limiter serve its queue, and refuse the queued
             // requests that no booking serves in time.
-            Outcome::Booked(limits) => {
+            Outcome::Booked(limits, returns) => {
+                if !returns.is_empty() {
+                    self.give_back(&returns);
+                }
                 limits.into_iter().for_each(|i| self.limiters[i].debit(0));
-                self.handle_end_of_leases();
-            }
-            Outcome::TooLate(returns) => {
-                self.give_back(&returns);
-                self.handle_end_of_leases();
+                if self.ledger.is_backing_off(set.clock.now()) {
+                    // The queued requests that no booking serves move to the store.
+                    self.handle_failure();
+                }
             }
             Outcome::Refused => self.limiters.iter().for_each(|limiter| limiter.debit(0)),
             Outcome::Failed => self.handle_failure(),

@@ -18,7 +18,6 @@ use tidegate::Nanos;
 use crate::jitter::jittered;
 use crate::line::{Deferred, Line, State};
 use crate::lock::lock;
-use crate::store::Deadline;
 
 /// For how long no call leaves, at most.
 const GATHERS: Duration = Duration::from_millis(10);
@@ -71,12 +70,7 @@ async fn ask_now_and_then(of: Weak<Line>) {
         }
         let set = line.set.clone();
         drop(line);
-        let recoveries = set.store.recoveries();
-        let question = set.reserve(&[], &[]);
-        let reply = set.store.ask(question, set.script.clone(), Deadline::of(set.store.timeout())).await;
-        if reply.is_ok() && set.store.recoveries() == recoveries {
-            set.store.recovered();
-        }
+        set.store.ask_whether_back(set.reserve(&[], &[]), &set.script, ASKS / 2).await;
     }
 }
 

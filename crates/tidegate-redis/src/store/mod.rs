@@ -23,6 +23,7 @@ use redis::{Cmd, Value};
 use tidegate::{AllOf, AllRefusal, Cancellable, Events, PolicyConfig, Refusal, StoreEvent};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
+use tokio::time::Instant;
 
 use crate::block_on::{Blocks, block_on};
 use crate::error::StoreError;
@@ -321,9 +322,21 @@ impl Store {
         self.0.shared.recoveries.load(Ordering::Acquire)
     }
 
-    /// Lets the requests ask the store again that wait without it.
-    pub(crate) fn recovered(&self) {
-        self.0.shared.recovered();
+    /// Asks the server of this call whether it is back, unless it was asked less than `often` ago.
+    /// If it is, the requests that wait without the store ask again.
+    pub(crate) async fn ask_whether_back(&self, question: Cmd, script: &Arc<Script>, often: Duration) {
+        let (shared, now) = (&self.0.shared, Instant::now());
+        let server = shared.servers.server_of(&question);
+        if lock(&server.asked).is_some_and(|asked| now - asked < often) {
+            return;
+        }
+        *lock(&server.asked) = Some(now);
+        let recoveries = self.recoveries();
+        let reply = self.ask(question, script.clone(), Deadline::of(self.timeout())).await;
+        // After a late call, the requests ask again only after a while.
+        if reply.is_ok() && self.recoveries() == recoveries && !lock(&server.late).is_awaited() {
+            shared.recovered();
+        }
     }
 
     /// Changes with that number.

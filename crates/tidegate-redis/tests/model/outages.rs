@@ -904,3 +904,32 @@ fn a_limit_beyond_those_that_have_a_share_is_refused_until_the_next_probe() {
         assert!(last.retry_after().is_some_and(|rest| rest <= 6250 * MS), "{last:?}");
     });
 }
+
+/// Each of many keys with a request that waits for its share asked whether the store is back.
+#[test]
+fn many_queues_ask_together_whether_the_store_is_back() {
+    run(async {
+        let model = Model::new(1, Network::steady(MS));
+        let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
+        let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+        let keys = store.keyed("users").limit("calls", "fixed_window 3/d").build().unwrap();
+        model.stop(true);
+        let waits: Vec<_> = (0..1000)
+            .map(|i| {
+                let keys = keys.clone();
+                tokio::spawn(async move { keys.acquire(&format!("user{i}")).await })
+            })
+            .collect();
+        tokio::time::sleep(10_000 * MS).await;
+        let before = store.counts();
+        tokio::time::sleep(60_000 * MS).await;
+        let after = store.counts();
+        let asked = (after.skipped + after.unknown) - (before.skipped + before.unknown);
+        assert!((10..=60).contains(&asked), "{asked}");
+        model.stop(false);
+        tokio::time::sleep(15_000 * MS).await;
+        for wait in waits {
+            assert!(!wait.await.unwrap().unwrap().is_degraded());
+        }
+    });
+}

@@ -277,6 +277,24 @@ fn a_wait_that_is_due_when_a_pause_begins_gets_nothing_from_the_share() {
     });
 }
 
+/// A reset that the store did not reply to ended the pause that the process knew of.
+#[test]
+fn only_a_reset_that_the_store_replied_to_ends_a_known_pause() {
+    for is_away in [false, true] {
+        run(async move {
+            let model = Model::new(1, Network::steady(MS));
+            let limiter =
+                one_of_two(&model).limiter("all").limit("limit", "fixed_window 8/s").build().unwrap();
+            limiter.pause(Pause::lasting(MINUTE)).await.unwrap();
+            model.stop(is_away);
+            assert_eq!(limiter.reset().await.is_err(), is_away);
+            model.stop(true);
+            sleep(2 * SECOND).await;
+            assert_eq!(limiter.acquire_now(1).await.is_err(), is_away);
+        });
+    }
+}
+
 /// The state that a refused request asks for came with a second call, after the timeout.
 #[test]
 fn a_paused_limit_of_permits_in_use_reports_its_state_with_the_refusal() {

@@ -127,8 +127,8 @@ impl Ledger {
         self.note(&mut state, longest);
         // A request that may wait for longer than permits are short is not refused for that reason.
         let is_alike = state.usual.is_alike(longest) && longest <= 2 * TRUST.as_duration();
-        // The store reports what a pause refuses.
-        let is_overloaded = now < state.overloaded_till && !state.is_paused(now);
+        // The store reports what a pause refuses, and decides while no lease is booked.
+        let is_overloaded = now < state.overloaded_till && now >= state.not_before && !state.is_paused(now);
         (is_overloaded && is_alike && self.is_worthwhile_by(&mut state, now, costs)).then_some(state.next)
     }
 
@@ -487,7 +487,7 @@ mod tests {
         let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
         end(&ledger);
         let outcome = ledger.handle_reply(at(17), &order, Ok(&booked(MS, vec![5, 7])));
-        let Outcome::TooLate(returns) = outcome else { panic!("{outcome:?}") };
+        let Outcome::Booked(_, returns) = outcome else { panic!("{outcome:?}") };
         assert_eq!(ledger.end(at(17)), []);
         (returns.iter().map(|back| (back.limit, back.permits)).collect(), ledger.counters.read())
     }

@@ -79,11 +79,10 @@ pub(crate) struct Order {
 /// The result of a booking.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// These limits have more permits, now or later.
-    Booked(Vec<usize>),
+    /// These limits have more permits, now or later. What came after the leases had been ended, or
+    /// after the end of its own lease, goes back.
+    Booked(Vec<usize>, Vec<Return>),
     Refused,
-    /// It came after the leases had been ended, or after its window.
-    TooLate(Vec<Return>),
     /// No request can be served by a lease now.
     Failed,
 }
@@ -278,7 +277,7 @@ impl Ledger {
         let round_trip = state.round_trip.map_or(took, |last| took.min(last + last / 64));
         state.round_trip = Some(round_trip);
         let mut asked = self.accounts.iter().zip(&reply.permits).filter(|(_, permits)| **permits > 0);
-        if asked.any(|(account, _)| account.is_too_short(round_trip)) {
+        if asked.any(|(account, _)| account.is_too_slow(round_trip)) {
             // The store decides the requests that this lease does not serve.
             state.not_before = now.saturating_add(TRUST);
             state.is_hopeless = true;
@@ -304,8 +303,14 @@ impl Ledger {
                 continue;
             }
             let piece = account.piece(order.sent, now, reply, i);
-            if is_late || piece.ends <= piece.usable {
+            if is_late {
                 late.push(self.return_of(i, now, piece));
+                continue;
+            }
+            if piece.ends <= piece.usable {
+                late.push(self.return_of(i, now, piece));
+                // The store decides the requests: the next lease may come as late.
+                (state.not_before, state.is_hopeless) = (now.saturating_add(TRUST), true);
                 continue;
             }
             let size = self.size(i, now, &mut state.limits[i], is_overloaded);
@@ -323,7 +328,7 @@ impl Ledger {
             account.stock.add(piece, waiting.saturating_add(size / 2));
             booked.push(i);
         }
-        if late.is_empty() { Outcome::Booked(booked) } else { Outcome::TooLate(late) }
+        Outcome::Booked(booked, late)
     }
 }
 
