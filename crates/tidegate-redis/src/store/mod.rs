@@ -317,7 +317,8 @@ impl Store {
         self.0.shared.may_hold_up()
     }
 
-    /// The number of times that a server replied after its last call had failed, or after a late call.
+    /// The number of times that a server replied after its last call had failed, or after a late
+    /// call.
     pub(crate) fn recoveries(&self) -> u64 {
         self.0.shared.recoveries.load(Ordering::Acquire)
     }
