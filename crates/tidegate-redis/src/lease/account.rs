@@ -143,17 +143,19 @@ impl Account {
     /// of a sliding window has a sixteenth of the permits, and is booked when the last one is half
     /// used.
     pub(super) fn is_too_slow(&self, round_trip: Duration) -> bool {
-        let (length, trips) = match self.terms.numbers {
-            Numbers::Bucket(_) => (i64::MAX, 1),
-            Numbers::Fixed { length, .. } => (length, 4),
-            Numbers::Cells { length, cells, .. } => (length.saturating_mul(cells), 16),
-            Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => (length, 16),
+        let is_short = |length: i64, trips: u32| {
+            Duration::from_micros(length.unsigned_abs()) < round_trip.saturating_mul(trips)
         };
-        let length = Duration::from_micros(length.unsigned_abs());
-        length < round_trip.saturating_mul(trips) || self.life() < 2 * round_trip
+        let is_short = match self.terms.numbers {
+            Numbers::Bucket(_) => false,
+            Numbers::Fixed { length, .. } => is_short(length, 4),
+            Numbers::Cells { length, cells, .. } => is_short(length.saturating_mul(cells), 16),
+            Numbers::Estimate { length, .. } | Numbers::Log { length, .. } => is_short(length, 16),
+        };
+        is_short || self.life() < 2 * round_trip
     }
 
-    fn life(&self) -> Duration {
+    pub(super) fn life(&self) -> Duration {
         2 * self.horizon()
     }
 

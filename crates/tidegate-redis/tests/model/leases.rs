@@ -1152,31 +1152,3 @@ fn requests_that_may_wait_for_long_are_not_refused_when_permits_are_short() {
         });
     }
 }
-
-/// While leases are booked too slowly, requests that do not wait were refused without a call, after
-/// a lease had been refused.
-#[test]
-fn requests_that_do_not_wait_are_decided_by_the_store_where_leases_are_too_slow() {
-    for (line, way) in [("sliding_window 50/10ms cells 5", 5), ("sliding_log 100/s", 35)] {
-        let granted = |is_leased| {
-            run(async move {
-                let model = Model::new(1, Network::steady(Duration::from_millis(way)));
-                let store = Store::builder("redis://model").timeout(Duration::from_millis(500));
-                let limiter = model.open(store).unwrap().limiter("all").limit("limit", line);
-                let limiter = if is_leased { limiter.leased() } else { limiter };
-                let limiter = AnyLimiter::from(limiter.build().unwrap());
-                let granted = Arc::<AtomicU64>::default();
-                for _ in 0..20_000 {
-                    let (answer, granted) = (limiter.acquire_now(1), granted.clone());
-                    tokio::spawn(async move {
-                        granted.fetch_add(answer.await.is_ok().into(), Ordering::Relaxed);
-                    });
-                    tokio::time::sleep(Duration::from_micros(500)).await;
-                }
-                granted.load(Ordering::Relaxed)
-            })
-        };
-        let (leased, by_store) = (granted(true), granted(false));
-        assert!(leased * 10 >= by_store * 9, "{line}: {leased} of {by_store}");
-    }
-}

@@ -450,7 +450,7 @@ impl State {
 mod tests {
     use super::*;
     use crate::script::{Answer, StateReport};
-    use crate::store::LeaseCounts;
+    use crate::store::{Away, LeaseCounts};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -532,5 +532,44 @@ mod tests {
             let piece = ledger.accounts[0].piece(at(10), at(17), &reply, 0);
             assert_eq!((piece.usable, piece.ends, piece.permits), (at(usable), at(ends), 5), "{line}");
         }
+    }
+
+    /// A lease that comes after the end of its fixed window says nothing of the next window.
+    #[test]
+    fn leases_are_left_to_the_store_if_they_come_too_late_and_not_at_the_end_of_a_window() {
+        for (line, full_in, took, is_left) in [
+            ("fixed_window 100/s", 5 * MS, 7, false),
+            ("fixed_window 100/s", 900 * MS, 7, false),
+            ("token_bucket 100/s burst 100", 50 * MS, 199, true),
+            ("token_bucket 100/s burst 100", 50 * MS, 200, true),
+            ("token_bucket 100/s burst 100", 50 * MS, 7, false),
+        ] {
+            let terms = Terms::new(&line.parse().expect("a configuration")).expect("terms");
+            let ledger = Ledger::new([terms].into_iter(), Arc::default());
+            ledger.joins(&vec![(5, 5)], true);
+            let Plan::Book(order) = ledger.plan(at(10), 1, false) else { panic!("it books") };
+            let outcome = ledger.handle_reply(at(10 + took), &order, Ok(&booked(full_in, vec![5])));
+            assert!(matches!(outcome, Outcome::Booked(..)), "{line}: {outcome:?}");
+            assert_eq!(ledger.is_backing_off(at(10 + took)), is_left, "{line} after {took} ms");
+        }
+    }
+
+    /// While a failed call keeps leases from being booked, the store decides: no lease will ask for
+    /// the permits of a request.
+    #[test]
+    fn no_request_is_refused_until_a_lease_that_is_not_booked() {
+        let terms = Terms::new(&"token_bucket 1000/s burst 100".parse().expect("a configuration"));
+        let ledger = Ledger::new([terms.expect("terms")].into_iter(), Arc::default());
+        let one = vec![(1, 1)];
+        for _ in 0..60 {
+            assert_eq!(ledger.next_lease_at(at(100), &one, Duration::ZERO), None);
+            ledger.missed(&one);
+        }
+        let Plan::Book(order) = ledger.plan(at(100), 0, false) else { panic!("it books") };
+        let refused = Reply { answer: Answer::Refused, ..booked(MS, vec![0]) };
+        assert_eq!(ledger.handle_reply(at(101), &order, Ok(&refused)), Outcome::Refused);
+        assert!(ledger.next_lease_at(at(101), &one, Duration::ZERO).is_some());
+        assert_eq!(ledger.handle_reply(at(102), &order, Err(Away::Misconfigured)), Outcome::Failed);
+        assert_eq!(ledger.next_lease_at(at(103), &one, Duration::ZERO), None);
     }
 }

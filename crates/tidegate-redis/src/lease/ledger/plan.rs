@@ -309,8 +309,11 @@ impl Ledger {
             }
             if piece.ends <= piece.usable {
                 late.push(self.return_of(i, now, piece));
-                // The store decides the requests: the next lease may come as late.
-                (state.not_before, state.is_hopeless) = (now.saturating_add(TRUST), true);
+                // If the lease came too late, the next one may too, so the store decides the
+                // requests. A lease that its window ended says nothing of the next window.
+                if took >= account.life() {
+                    (state.not_before, state.is_hopeless) = (now.saturating_add(TRUST), true);
+                }
                 continue;
             }
             let size = self.size(i, now, &mut state.limits[i], is_overloaded);
