@@ -1,15 +1,16 @@
 //! Limits of each key, over a model of a server on paused time: one queue for each key, and no
 //! state for a key that is not in use.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate::{AllRefusal, AnyKeyed, AnyLimiter, QueueBounds, Refusal, Request, Statistics};
 use tidegate_redis::simulation::{Model, Network, run};
-use tidegate_redis::{BuildError, KeyedBuilder, Store, StoreKeyedLimiter, WhileAway};
+use tidegate_redis::{BuildError, KeyedBuilder, Store, StoreKeyedLimiter};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
+
+use crate::one_of_two;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -279,8 +280,7 @@ fn a_leased_key_believes_a_refusal_for_a_second() {
 fn a_share_is_that_of_a_key() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
-        let share = WhileAway::ShareOf(NonZeroU32::new(2).unwrap());
-        let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
+        let store = one_of_two(&model);
         let users = keyed(&store, "fixed_window 8/d");
         let _ = users.acquire_now("alice", 1).await.unwrap();
         model.kill();

@@ -12,9 +12,11 @@ use tidegate::{
     AllPermits, AllRefusal, AllRequest, AnyLimiter, Nanos, Pause, QueueBounds, Refusal, Request, WhenFull,
 };
 use tidegate_redis::simulation::{Model, Network, run};
-use tidegate_redis::{Store, StoreLimiter, WhileAway};
+use tidegate_redis::{Store, StoreLimiter};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
+
+use crate::one_of_two;
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -909,8 +911,7 @@ fn a_waker_that_panics_ends_no_store_that_is_back() {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
             let open = || {
-                let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-                let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+                let store = one_of_two(&model);
                 store.limiter("all").limit("limit", "fixed_window 100/h").build().unwrap()
             };
             let (limiter, other) = (open(), open());

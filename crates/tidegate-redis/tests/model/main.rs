@@ -27,3 +27,14 @@ mod settled;
 mod shares;
 mod simulation;
 mod waiting;
+
+use std::num::NonZeroU32;
+
+use tidegate_redis::simulation::Model;
+use tidegate_redis::{Store, WhileAway};
+
+/// A store whose process may grant half of each limit while the server is away.
+fn one_of_two(model: &Model) -> Store {
+    let two = WhileAway::ShareOf(NonZeroU32::new(2).unwrap());
+    model.open(Store::builder("redis://model").while_away(two)).unwrap()
+}

@@ -11,6 +11,8 @@ use tidegate_redis::simulation::{Model, Network, run};
 use tidegate_redis::{Store, StoreKeyedLimiter, WhileAway};
 use tokio::time::Instant;
 
+use crate::one_of_two;
+
 const MS: Duration = Duration::from_millis(1);
 const CLIENTS: usize = 8;
 
@@ -330,8 +332,7 @@ fn requests_that_wait_get_the_limit_once_in_an_outage_and_after_it() {
 fn dropped_waits_shut_no_share() {
     run(async {
         let model = Model::new(3, Network::steady(MS));
-        let share = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-        let store = model.open(Store::builder("redis://model").while_away(share)).unwrap();
+        let store = one_of_two(&model);
         let limit = store.limiter("all").limit("calls", "token_bucket 10/s burst 10");
         let limiter = AnyLimiter::from(limit.build().unwrap());
         let mut waits: Vec<_> = (0..20).map(|_| tokio::spawn(limiter.acquire_many(10))).collect();
@@ -856,8 +857,7 @@ fn calls_on_a_silent_connection_end_beside_a_new_connection() {
 fn a_wait_whose_call_alone_was_late_returns_to_the_store() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
-        let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-        let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+        let store = one_of_two(&model);
         let limiter = |tag, policy| store.limiter(tag).limit("calls", policy).build().unwrap();
         // A share of so small a limit has no permits at first.
         let (busy, limiter) = (limiter("busy", "fixed_window 100/d"), limiter("all", "fixed_window 3/d"));
@@ -890,8 +890,7 @@ fn a_wait_whose_call_alone_was_late_returns_to_the_store() {
 fn a_limit_beyond_those_that_have_a_share_is_refused_until_the_next_probe() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
-        let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-        let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+        let store = one_of_two(&model);
         model.stop(true);
         let mut last = None;
         for i in 0..=1024 {
@@ -910,8 +909,7 @@ fn a_limit_beyond_those_that_have_a_share_is_refused_until_the_next_probe() {
 fn many_queues_ask_together_whether_the_store_is_back() {
     run(async {
         let model = Model::new(1, Network::steady(MS));
-        let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-        let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+        let store = one_of_two(&model);
         let keys = store.keyed("users").limit("calls", "fixed_window 3/d").build().unwrap();
         model.stop(true);
         let waits: Vec<_> = (0..1000)

@@ -10,6 +10,8 @@ use tidegate_redis::{Store, StoreLimiter, WhileAway};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::one_of_two;
+
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -54,10 +56,7 @@ fn a_pause_that_the_store_reported_holds_while_the_store_is_away() {
     for (is_counting, is_resumed) in [(false, false), (false, true), (true, false), (true, true)] {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
-            let open = || {
-                let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-                model.open(Store::builder("redis://model").while_away(two)).unwrap()
-            };
+            let open = || one_of_two(&model);
             let limiter = |store: &Store| -> AnyLimiter {
                 match is_counting {
                     true => store.counting("all", 8).build().unwrap().into(),
@@ -100,9 +99,8 @@ fn a_pause_that_another_process_has_ended_is_over_while_the_store_is_away() {
     for is_counting in [false, true] {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
-            let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
             let limiter = || -> AnyLimiter {
-                let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+                let store = one_of_two(&model);
                 match is_counting {
                     true => store.counting("all", 8).build().unwrap().into(),
                     false => store.limiter("all").limit("limit", "fixed_window 8/s").build().unwrap().into(),
@@ -122,12 +120,6 @@ fn a_pause_that_another_process_has_ended_is_over_while_the_store_is_away() {
             assert!(granted.as_ref().is_ok_and(AllPermits::is_degraded), "{granted:?}");
         });
     }
-}
-
-/// A store whose process may grant half of each limit while the server is away.
-fn one_of_two(model: &Model) -> Store {
-    let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-    model.open(Store::builder("redis://model").while_away(two)).unwrap()
 }
 
 /// The pause that a process knew of was gone with the limiter that had learned of it: a limiter of
@@ -368,8 +360,7 @@ fn a_status_reports_a_pause_and_its_end_for_the_time_that_the_store_is_away() {
     for (is_counting, is_resumed) in [(false, false), (false, true), (true, false), (true, true)] {
         run(async move {
             let model = Model::new(1, Network::steady(MS));
-            let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-            let open = || model.open(Store::builder("redis://model").while_away(two)).unwrap();
+            let open = || one_of_two(&model);
             // The two types of limiter have the same calls.
             macro_rules! granted_after_a_status {
                 ($limiter:expr) => {{
@@ -404,8 +395,7 @@ fn a_late_reply_does_not_renew_a_pause_that_its_process_has_ended() {
     for (is_counting, is_awaited) in [(false, false), (false, true), (true, false), (true, true)] {
         run(async move {
             let model = Model::new(1, Network::steady(MS * 10));
-            let two = WhileAway::ShareOf(std::num::NonZeroU32::new(2).unwrap());
-            let store = model.open(Store::builder("redis://model").while_away(two)).unwrap();
+            let store = one_of_two(&model);
             let (limiter, resume): (AnyLimiter, Resume) = if is_counting {
                 let counting = store.counting("all", 8).build().unwrap();
                 (counting.clone().into(), Box::pin(async move { counting.resume().await }))
