@@ -1,16 +1,13 @@
 //! The requests that queue to be sent, and those that wait for a store that is away.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tidegate::{Nanos, Refusal};
 
+use crate::line::entry::Position;
 use crate::line::{Deferred, Entry, MAX_STEPS, Outcome, QueuedRequest, Stage, State, bounds};
-use crate::store::{Away, Deadline};
-
-/// The position of a request: by priority, then by arrival.
-pub(super) type Position = (Reverse<i8>, u64);
+use crate::store::Away;
 
 /// The requests that will be sent.
 ///
@@ -164,93 +161,6 @@ impl InLine {
     /// Returns the numbers of the requests, in order.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
         self.order.keys().map(|(_, number)| *number)
-    }
-}
-
-impl Entry {
-    /// Creates the entry of a request that comes now.
-    pub(super) fn new(asked: QueuedRequest, now: Nanos) -> Entry {
-        Entry {
-            asked,
-            joined: now,
-            queued_for: Duration::ZERO,
-            full: false,
-            was_held: false,
-            has_timer: false,
-            predicted: Nanos::ZERO,
-            stage: Stage::InLine,
-            waker: None,
-            next_check: Nanos::MAX,
-            lease: None,
-            is_for_waiting: false,
-        }
-    }
-
-    pub(super) fn is_lease_in_call(&self) -> bool {
-        self.lease.is_some() && matches!(self.stage, Stage::Sent)
-    }
-
-    /// Returns when the wait for the store ends, at the end of the maximum wait, if no call ends it
-    /// before.
-    ///
-    /// In a held queue no call is made. Otherwise a call is in flight, and its end is the end of
-    /// the wait, except for a request that has a timer. Under load the task that makes calls may be
-    /// late, and a call of requests that wait for the store has no deadline (`is_slow`).
-    pub(super) fn ends_undecided(&self, is_held: bool, is_slow: bool, timeout: Duration) -> Nanos {
-        let QueuedRequest { came, waits_for_store, .. } = self.asked;
-        match self.stage {
-            Stage::InLine if is_held => self.last(),
-            Stage::Sent if is_held && waits_for_store && self.was_held => self.last(),
-            Stage::InLine | Stage::Sent if self.has_timeout() && (is_slow || self.has_timer) => {
-                // A request that waited behind a pause, or for the store, asks once more at the end
-                // of its maximum wait.
-                let from = if self.was_held { self.last() } else { came };
-                self.last().max(from.saturating_add(Nanos::from_duration(timeout)))
-            }
-            _ => Nanos::MAX,
-        }
-    }
-
-    /// Returns whether the request ends at its timeout, or after it with its maximum wait.
-    fn has_timeout(&self) -> bool {
-        self.lease.is_none() && !self.is_for_waiting && self.asked.longest < Duration::MAX
-    }
-
-    /// Returns how long a call of the request may take if it leaves now.
-    ///
-    /// A request that may wait needs no reply within the timeout while the server has much to do. A
-    /// request that waits for the store, or behind a pause, needs none while the store is away.
-    pub(super) fn deadline(&self, now: Nanos, timeout: Duration) -> Deadline {
-        let QueuedRequest { longest, came, waits_for_store, .. } = self.asked;
-        let left = self.last().saturating_since(now).as_duration();
-        let of_first_call = timeout.saturating_sub(now.saturating_since(came).as_duration());
-        let at_most = match longest {
-            Duration::MAX => Duration::MAX,
-            // At the end of the maximum wait, the booking behind a pause may be due, and the store
-            // may be back.
-            _ if self.was_held => left.saturating_add(timeout),
-            _ => left.max(of_first_call),
-        };
-        let of_call = timeout.saturating_sub(self.queued_for).min(at_most);
-        match (waits_for_store || self.was_held, self.may_wait()) {
-            (true, _) => Deadline { reply_within: at_most, at_most, ..Deadline::MUST_SEND },
-            (_, true) => Deadline { reply_within: of_call, at_most, ..Deadline::MUST_SEND },
-            _ => Deadline::of(of_call),
-        }
-    }
-
-    /// Returns whether a task waits for the request for longer than its call.
-    fn may_wait(&self) -> bool {
-        self.lease.is_none() && self.asked.longest > Duration::ZERO
-    }
-
-    pub(super) fn position(&self, number: u64) -> Position {
-        (Reverse(self.asked.priority), number)
-    }
-
-    /// Returns the end of the maximum wait of the request.
-    pub(super) fn last(&self) -> Nanos {
-        self.joined.saturating_add(Nanos::from_duration(self.asked.longest)).max(self.predicted)
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidegate::clock::Sleep as _;
 use tidegate::{DefaultClock, Nanos, Refusal, Timer};
 
-use crate::line::{Booking, Entry, Granted, Line, Outcome, QueuedRequest, Stage, Turn, bounds};
+use crate::line::{Booking, Entry, Granted, Line, Outcome, QueuedRequest, Stage, bounds};
 use crate::lock::lock;
 use crate::script::Answer;
 use crate::store::WhileAway;
@@ -186,14 +186,6 @@ impl Ticket {
                 _ => None,
             }
         })
-    }
-}
-
-impl Entry {
-    /// Returns the latest time at which a booked request may be granted. The store counts the
-    /// maximum wait from the time at which it decides.
-    fn latest(&self, turn: Turn) -> Nanos {
-        self.last().max(turn.due)
     }
 }
 

@@ -1,0 +1,172 @@
+//! Calls of a line: what leaves for the store, and what a reply does to the requests of its call.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tidegate::Nanos;
+
+use crate::line::class::Booking;
+use crate::line::entry::{QueuedRequest, Stage};
+use crate::line::paused::covers;
+use crate::line::{Deferred, Line, REST, State, bounds};
+use crate::script::{GivenBack, Mode, Reply, ReserveRequest};
+use crate::set::Costs;
+use crate::store::{Away, Deadline, WhileAway};
+
+/// A call that has left.
+struct InFlight {
+    numbers: Vec<u64>,
+    given_back: Vec<Booking>,
+    left: Nanos,
+    /// How many messages that begin or end a pause had their outcome when the call left.
+    pauses: u64,
+    /// How many of its requests stand behind others that wait for the end of a pause.
+    behind: usize,
+    /// Whether it is one of `State::untimed`.
+    is_untimed: bool,
+}
+
+impl Line {
+    /// Sends a call that gives these bookings back, and then decides these requests. With neither,
+    /// the call asks whether the store is back.
+    pub(super) fn call(
+        self: &Arc<Line>,
+        state: &mut State,
+        deferred: &mut Deferred,
+        bookings: Vec<Booking>,
+        numbers: Vec<u64>,
+        now: Nanos,
+    ) {
+        let given_back: Vec<GivenBack<'_>> =
+            bookings.iter().map(|booking| booking.reply.given_back()).collect();
+        if !given_back.is_empty() {
+            self.forget();
+        }
+        let timeout = self.set.store.timeout();
+        let mut deadline = match given_back.is_empty() && numbers.is_empty() {
+            true => Deadline::of(timeout),
+            // Bookings that no request waits for may be given back at any time.
+            false => Deadline { must_send: !given_back.is_empty(), ..Deadline::NONE },
+        };
+        let first = state.first_behind_pause();
+        let bounds = (state.waiting, state.permits, state.bounds);
+        // Leases and observers receive what each grant left.
+        let wants_state = self.leases.is_some() || !self.set.observers.is_empty();
+        let wanted = |number: &u64| {
+            let entry = state.entries.get_mut(number)?;
+            entry.stage = Stage::Sent;
+            entry.queued_for = now.saturating_since(entry.joined).as_duration();
+            let left = entry.last().saturating_since(now).as_duration();
+            deadline = entry.deadline(now, timeout).and(deadline);
+            let QueuedRequest { costs, longest, shadow, with_left, .. } = &entry.asked;
+            let waits = entry.lease.is_none() && !entry.is_for_waiting;
+            let is_bounded = *longest > Duration::ZERO && waits;
+            entry.full = is_bounded && bounds::refuse(bounds, costs);
+            let longest = match *longest {
+                _ if entry.full || *shadow => Duration::ZERO,
+                Duration::MAX => Duration::MAX,
+                _ => left,
+            };
+            let is_behind = |(first, of): &(u64, Costs)| first < number && covers(costs, of);
+            let mode = match () {
+                () if *shadow => Mode::Shadow,
+                () if first.as_ref().is_some_and(is_behind) => Mode::Behind,
+                () => Mode::Normal,
+            };
+            Some(ReserveRequest {
+                longest,
+                mode,
+                wants_state: wants_state || *with_left,
+                costs: costs.clone(),
+            })
+        };
+        let requests: Vec<ReserveRequest> = numbers.iter().filter_map(wanted).collect();
+        // Each request that waits for a store that is away has a timer.
+        let store = &self.set.store;
+        let is_late = deadline.reply_within > timeout || deadline.at_most > timeout && store.may_hold_up();
+        let is_untimed = is_late && store.while_away() != WhileAway::Wait;
+        if is_untimed {
+            state.untimed += 1;
+            state.set_timers(deferred, now);
+        }
+        let behind = requests.iter().filter(|wanted| wanted.mode == Mode::Behind).count();
+        state.behind += behind;
+        let line = self.clone();
+        let cmd = self.set.reserve(&given_back, &requests);
+        let pauses = self.set.known_pause.messages();
+        let call = InFlight { numbers, given_back: bookings, left: now, pauses, behind, is_untimed };
+        let replied = move |replies| line.replied(call, replies);
+        deferred.unsent.extend(self.set.decide(cmd, requests.len(), deadline, replied));
+    }
+
+    /// Handles the reply of a call, on the store's thread.
+    fn replied(self: &Arc<Line>, call: InFlight, replies: Result<Vec<Reply>, Away>) {
+        let InFlight { numbers, given_back, left, pauses, behind, is_untimed } = call;
+        let is_late = matches!(replies, Err(Away::Late));
+        if replies.is_err() && !is_late && !given_back.is_empty() {
+            self.set.store.note_lost(given_back.len());
+        }
+        if let (Some(leases), Ok(replies)) = (&self.leases, &replies) {
+            let now = self.set.now();
+            replies.iter().for_each(|reply| leases.note_report(now, reply));
+        }
+        let paused_for =
+            replies.as_ref().ok().and_then(|replies| replies.iter().filter_map(known_pause).max());
+        let rest = replies.as_ref().map_or_else(|undecided| undecided.rest().max(REST), |_| REST);
+        let timeout = self.set.store.timeout();
+        let needs_timer = self.visit(|state, deferred, now| {
+            state.calls -= 1;
+            let took = replies.as_ref().ok().map(|_| now.saturating_since(left).as_duration());
+            state.took(took, timeout);
+            state.behind -= behind;
+            state.untimed -= usize::from(is_untimed);
+            match replies {
+                Ok(replies) => {
+                    state.in_line.answered(state.next);
+                    for (number, reply) in numbers.iter().zip(replies) {
+                        self.decided(state, deferred, *number, reply, now);
+                    }
+                    false
+                }
+                Err(undecided) => {
+                    given_back.into_iter().filter(|_| is_late).for_each(|booking| state.give_back(booking));
+                    state.failed(deferred, &numbers, undecided, (rest, timeout), now)
+                }
+            }
+        });
+        if let Some(rest) = paused_for {
+            self.set.known_pause.reported(pauses, rest);
+        }
+        if needs_timer {
+            let mut held = ReleaseOnDrop { line: Arc::downgrade(self), is_back: false };
+            let mut back = self.set.store.watch_recovery();
+            self.set.store.spawn(Box::pin(async move {
+                held.is_back = tokio::time::timeout(rest, back.changed()).await.is_ok();
+                drop(held);
+            }));
+        }
+    }
+}
+
+/// The pause that a reply reports. A grant without the state of the limits says nothing about those
+/// of which it took no permits.
+fn known_pause(reply: &Reply) -> Option<Duration> {
+    let is_known = !reply.limits.is_empty() || reply.permits.iter().all(|permits| *permits > 0);
+    is_known.then(|| reply.paused_for())
+}
+
+/// Makes a held line continue when it is dropped: at its time, when the store is back, or when the
+/// store ends. In the last case the next call fails, and ends the requests in the queue.
+struct ReleaseOnDrop {
+    line: Weak<Line>,
+    /// Whether the store replied to another call meanwhile.
+    is_back: bool,
+}
+
+impl Drop for ReleaseOnDrop {
+    fn drop(&mut self) {
+        if let Some(line) = self.line.upgrade() {
+            line.visit(|state, _, _| state.in_line.release(self.is_back));
+        }
+    }
+}
