@@ -160,8 +160,10 @@ impl Server {
         Ok(connection)
     }
 
-    /// The failure of a call that had no connection at its deadline.
+    /// The failure of a call that had no connection at its deadline. The server may be gone for
+    /// good: the next call asks the cluster for its successor.
     pub(crate) fn not_connected_in_time(&self) -> Failure {
+        self.is_suspect.store(true, Ordering::Relaxed);
         let is_in_handshake = matches!(&self.wire, Wire::Server { node, .. } if node.is_in_handshake());
         Failure::NotRun(match is_in_handshake {
             true => "TLS: the handshake was not answered in time, as by a port without TLS".into(),

@@ -284,3 +284,29 @@ async fn a_primary_is_killed_and_its_replica_takes_over() {
     }
     assert!(charged <= tally.granted + store.counts().unknown, "{charged} charged, {tally:?}");
 }
+
+/// A silent primary, unlike one that is killed, refuses no connection: an attempt to connect lasts
+/// for longer than a call. Calls asked it for ever, and never asked the cluster for its successor.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_falls_silent_and_its_replica_takes_over() {
+    let Some(cluster) = Cluster::start(true) else { return };
+    let (store, limiter) = load::open(Store::builder(cluster.url()).timeout(Duration::from_millis(500)));
+    let key = "tidegate:1:{all}:limit:fixed-864000000000000";
+    let slot: u16 =
+        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut cluster.servers[0].connect()).unwrap();
+    assert!(slot <= 5460, "{slot} is not a slot of the first server");
+    assert_eq!(load::ask(&limiter).await.granted, 1);
+    cluster.servers[0].signal("STOP");
+    let load = Load::start([limiter]);
+    wait_until("the replica is a primary", || {
+        let role = cluster.servers[3].info("replication", "role");
+        role.as_deref() == Some("master") && Cluster::info(&cluster.servers[1], "cluster_state") == "ok"
+    });
+    let made = || store.counts().failed + store.counts().unknown;
+    let before = made();
+    load.granted(10).await;
+    let tally = load.end().await;
+    load::row("a primary of a cluster is silent", tally, &store);
+    // The server that is asked first may learn late of the successor.
+    assert!(made() - before <= 4, "{} calls failed", made() - before);
+}
