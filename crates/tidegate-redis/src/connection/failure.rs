@@ -41,9 +41,11 @@ pub(super) enum Meaning {
 
 pub(super) fn meaning(error: &RedisError) -> Meaning {
     let text = error.detail().unwrap_or_default();
-    // A server at its limit of connections sends this error to the first command of a connection,
-    // even to AUTH.
-    if text.contains("max number of clients") || text.contains("Script killed by user") {
+    // These errors have no code of their own, or lose it: a server at its limit of connections sends
+    // the first one to any command, a script that was killed replies with the second one, and the
+    // client library drops the code of a reply to SELECT.
+    let refusals = ["max number of clients", "Script killed by user", "is busy running"];
+    if refusals.iter().any(|refusal| text.contains(refusal)) {
         return Meaning::Refused;
     }
     // A redirection is a slot and an address.
@@ -153,6 +155,7 @@ mod tests {
             ("UNKILLABLE Sorry the script", Meaning::Refused, "UNKILLABLE Sorry the script"),
             ("ERR max number of clients reached", Meaning::Refused, "ERR max number of clients reached"),
             ("ERR Error running script: Script killed by user", Meaning::Refused, "ERR Error running"),
+            ("ERR Valkey is busy running a script.", Meaning::Refused, "ERR Valkey is busy"),
             ("NOPERM no", Meaning::Misconfigured, "NOPERM "),
             ("ERR unknown command 'EVALSHA'", Meaning::Misconfigured, "ERR unknown command 'EVALSHA'"),
             // Servers since version 7 name the user, and name an unknown command with its

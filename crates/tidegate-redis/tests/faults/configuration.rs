@@ -269,7 +269,6 @@ async fn no_secret_is_printed() {
 
 /// The address of a server that is a Redis server for this many commands of a connection, and then
 /// replies in HTTP.
-/// by HTTP then.
 fn http_after(commands: usize) -> String {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let url = format!("redis://{}", listener.local_addr().unwrap());

@@ -162,17 +162,36 @@ async fn a_server_has_no_memory() {
     refuses("no memory", "OOM", |server| set(server, "1"), |server| set(server, "0")).await;
 }
 
+/// Makes a server busy with an endless script.
+fn keep_busy(server: &Server) {
+    server.tell("CONFIG SET busy-reply-threshold 10");
+    let mut connection = server.connect();
+    std::thread::spawn(move || {
+        let _ = redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut connection);
+    });
+    wait_until("the script runs", || server.ping().is_err());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_busy_with_a_script() {
-    let on = |server: &Server| {
-        server.tell("CONFIG SET busy-reply-threshold 10");
-        let mut connection = server.connect();
-        std::thread::spawn(move || {
-            let _ = redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut connection);
-        });
-        wait_until("the script runs", || server.ping().is_err());
-    };
-    refuses("busy with an endless script", "BUSY", on, |server| _ = server.tell("SCRIPT KILL")).await;
+    let off = |server: &Server| _ = server.tell("SCRIPT KILL");
+    refuses("busy with an endless script", "BUSY", keep_busy, off).await;
+}
+
+/// The client library reports a refused change of the database without the code of the error, which
+/// read like a wrong number of a database.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_server_refuses_to_change_the_database() {
+    let Some(server) = Server::start_at_port(&[]) else { return };
+    keep_busy(&server);
+    let (store, limiter) = load::open(load::patient(format!("redis://127.0.0.1:{}/1", server.port())));
+    assert_eq!(load::ask(&limiter).await.open, 1, "{:?}", store.trouble());
+    let trouble = store.trouble().unwrap();
+    assert!(trouble.is_away() && trouble.to_string().contains("busy"), "{trouble}");
+    server.tell("SCRIPT KILL");
+    let load = Load::start([limiter]);
+    load.granted(10).await;
+    assert_eq!((load.end().await.refused, store.counts().misconfigured), (0, 0), "{:?}", store.trouble());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
