@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use redis::{Cmd, FromRedisValue, Value};
+use tokio::time::Instant;
 
 use super::address::Node;
 use super::failure::{Failure, of_connecting};
@@ -42,9 +43,11 @@ impl Sentinels {
         let (first, count) = (self.first.load(Ordering::Relaxed), self.sentinels.len());
         let ask = |rank: usize| async move {
             let i = (first + rank) % count;
-            let silent = |_| Err(Failure::NotRun("a sentinel or its primary did not answer".into()));
-            let answer = tokio::time::timeout(ANSWER, self.by(&self.sentinels[i])).await;
-            (rank, i, answer.unwrap_or_else(silent))
+            let deadline = Instant::now() + ANSWER;
+            match in_time(deadline, self.address_by(&self.sentinels[i])).await {
+                Ok((host, port)) => ((true, rank), i, in_time(deadline, self.primary_at(&host, port)).await),
+                Err(failure) => ((false, rank), i, Err(failure)),
+            }
         };
         let mut asked = FuturesUnordered::from_iter([ask(0)]);
         let alone = tokio::time::timeout(ALONE, asked.next()).await.ok().flatten();
@@ -52,32 +55,35 @@ impl Sentinels {
             asked.extend((1..count).map(ask));
         }
         let mut answers = pin!(stream::iter(alone).chain(asked));
-        let mut last = (0, Failure::NotRun("no sentinel reported a primary".into()));
-        while let Some((rank, i, answer)) = answers.next().await {
+        let mut last = ((false, 0), Failure::NotRun("no sentinel reported a primary".into()));
+        while let Some((order, i, answer)) = answers.next().await {
             match answer {
                 Ok(link) => {
                     self.first.store(i, Ordering::Relaxed);
                     return Ok(link);
                 }
-                // If all fail, the failure of the last sentinel in the order of the address is
-                // returned, whichever replies last.
-                Err(failure) if rank >= last.0 => last = (rank, failure),
+                // If all fail, a primary that a sentinel reported counts more than a sentinel that
+                // knows none: it may have lost its state. Of equal failures that of the last
+                // sentinel in the order of the address is returned, whichever replies last.
+                Err(failure) if order >= last.0 => last = (order, failure),
                 Err(_) => {}
             }
         }
         Err(last.1)
     }
 
-    /// Connects to the primary that one sentinel reports.
-    async fn by(&self, sentinel: &Node) -> Result<Link, Failure> {
+    /// Returns the address of the primary that one sentinel reports.
+    async fn address_by(&self, sentinel: &Node) -> Result<(String, u16), Failure> {
         let mut link = Link::connect(sentinel).await?;
         let mut cmd = redis::cmd("SENTINEL");
         cmd.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
-        let (host, port): (String, u16) = match ask(&mut link, &cmd).await? {
-            Some(address) => address,
-            None => return Err(Failure::Misconfigured("a sentinel knows no primary of this name".into())),
-        };
-        let mut link = Link::connect(&self.login.at(&host, port)).await?;
+        let unknown = || Failure::Misconfigured("a sentinel knows no primary of this name".into());
+        ask(&mut link, &cmd).await?.ok_or_else(unknown)
+    }
+
+    /// Connects to a primary.
+    async fn primary_at(&self, host: &str, port: u16) -> Result<Link, Failure> {
+        let mut link = Link::connect(&self.login.at(host, port)).await?;
         let role: Option<Vec<Value>> = ask(&mut link, &redis::cmd("ROLE")).await?;
         match role.as_deref() {
             Some([Value::BulkString(role), ..]) if role == b"master" => Ok(link),
@@ -86,8 +92,67 @@ impl Sentinels {
     }
 }
 
+async fn in_time<T>(
+    deadline: Instant,
+    answer: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let silent = |_| Err(Failure::NotRun("a sentinel or its primary did not answer".into()));
+    tokio::time::timeout_at(deadline, answer).await.unwrap_or_else(silent)
+}
+
 async fn ask<T: FromRedisValue>(link: &mut Link, cmd: &Cmd) -> Result<Option<T>, Failure> {
     let answer = link.call(cmd).await.map_err(|error| of_connecting(&error))?;
     let unread = |_| Failure::NotRun("an answer that makes no sense".into());
     Option::<T>::from_redis_value(answer).map_err(unread)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::connection::Address;
+
+    /// Starts a sentinel that reports this, and replies OK to every other command.
+    async fn sentinel(reports: String) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address").to_string();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut buffer = vec![0; 4096];
+                while let Ok(read @ 1..) = client.read(&mut buffer).await {
+                    let text = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                    for command in text.split('*').skip(1) {
+                        let is_question = command.contains("GET-MASTER-ADDR-BY-NAME");
+                        let reply = if is_question { reports.as_str() } else { "+OK\r\n" };
+                        client.write_all(reply.as_bytes()).await.expect("a client that reads");
+                    }
+                }
+            }
+        });
+        address
+    }
+
+    /// Regression: a sentinel without its state made an outage of the primary look like a wrong
+    /// name.
+    #[tokio::test]
+    async fn a_sentinel_that_knows_no_primary_hides_no_outage() {
+        let unused = TcpListener::bind("127.0.0.1:0").await.expect("a port").local_addr();
+        let port = unused.expect("an address").port().to_string();
+        let reports = format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len());
+        let (informed, ignorant) = (sentinel(reports).await, sentinel("*-1\r\n".into()).await);
+        for (sentinels, is_outage) in
+            [([&informed, &ignorant], true), ([&ignorant, &informed], true), ([&ignorant, &ignorant], false)]
+        {
+            let url = format!("redis+sentinel://{},{}/name", sentinels[0], sentinels[1]);
+            let Ok(Address::Sentinels { sentinels, name, login }) = Address::read(&url, None) else {
+                panic!("no sentinels in {url}")
+            };
+            let Err(failure) = Sentinels::new(sentinels, name, login).connect().await else {
+                panic!("a link")
+            };
+            assert_eq!(matches!(failure, Failure::NotRun(_)), is_outage, "{url}: {failure:?}");
+        }
+    }
 }
