@@ -19,11 +19,15 @@ pub(crate) struct Work<T>(Arc<Shared<T>>);
 struct Shared<T>(Mutex<State<T>>);
 
 struct State<T> {
-    work: VecDeque<T>,
+    /// With each piece, whether it is quiet.
+    work: VecDeque<(T, bool)>,
     /// The waker of the task that takes work, while there is no work to take.
     idle: Option<Waker>,
-    /// Whether work is due to be taken, including quiet work that will be added next.
+    /// Whether work is due to be taken.
     is_due: bool,
+    /// Whether the waker was woken after quiet work was last taken: it may have been for quiet work
+    /// that will be added next.
+    is_announced: bool,
     /// Whether quiet work was added since the task last checked for it.
     was_quiet: bool,
     /// Whether the task will check for quiet work soon.
@@ -39,6 +43,7 @@ pub(crate) fn queue<T>() -> (Queue<T>, Work<T>) {
         work: VecDeque::new(),
         idle: None,
         is_due: false,
+        is_announced: false,
         was_quiet: false,
         is_watched: false,
         is_closed: false,
@@ -56,7 +61,9 @@ impl<T> Shared<T> {
 
 impl<T: Send + 'static> Wake for Shared<T> {
     fn wake(self: Arc<Shared<T>>) {
-        State::wake(self.lock());
+        let mut state = self.lock();
+        state.is_announced = true;
+        State::wake(state);
     }
 }
 
@@ -77,7 +84,7 @@ impl<T> Queue<T> {
         if state.is_over {
             return Err(work);
         }
-        state.work.push_back(work);
+        state.work.push_back((work, false));
         State::wake(state);
         Ok(())
     }
@@ -89,9 +96,9 @@ impl<T> Queue<T> {
         if state.is_over {
             return Err(work);
         }
-        state.work.push_back(work);
+        state.work.push_back((work, true));
         state.was_quiet = true;
-        if state.is_due || !state.is_watched {
+        if state.is_announced || !state.is_watched {
             State::wake(state);
         }
         Ok(())
@@ -123,9 +130,10 @@ impl<T> Work<T> {
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
         let mut state = self.0.lock();
         if state.is_due
-            && let Some(work) = state.work.pop_front()
+            && let Some((work, is_quiet)) = state.work.pop_front()
         {
             state.is_due = !state.work.is_empty();
+            state.is_announced &= !is_quiet;
             return Poll::Ready(Some(work));
         }
         if state.is_closed {
@@ -223,6 +231,14 @@ mod tests {
         assert_eq!((work.poll_next(&mut context), count()), (Poll::Pending, 3));
         assert!(queue.add_quietly(3).is_ok() && count() == 4);
         assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(3)));
+        // Other work may come in between.
+        assert_eq!(work.poll_next(&mut context), Poll::Pending);
+        waker.wake_by_ref();
+        assert!(queue.add(8).is_ok());
+        assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(8)));
+        assert_eq!((work.poll_next(&mut context), count()), (Poll::Pending, 5));
+        assert!(queue.add_quietly(9).is_ok() && count() == 6);
+        assert_eq!(work.poll_next(&mut context), Poll::Ready(Some(9)));
         // Other work takes quiet work along.
         assert!(queue.add_quietly(4).is_ok() && queue.add(5).is_ok());
         let mut next = || work.poll_next(&mut context);
