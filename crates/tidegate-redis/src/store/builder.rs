@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use tidegate::Events;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, Runtime};
 
 use super::calls::{Shared, serve};
 use super::{Inner, Store, WhileAway};
@@ -205,12 +205,15 @@ impl StoreBuilder {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| OpenError::Thread { kind: error.kind() })?;
         _ = store.0.runtime.set(runtime.handle().clone());
+        let runtime = OwnRuntime(Some(runtime));
         std::thread::Builder::new()
             .name("tidegate-redis".into())
             .spawn(move || {
                 this_thread_makes_calls();
                 // Waking a task costs less than waking the future of `block_on`.
-                _ = runtime.block_on(runtime.spawn(work));
+                if let Some(runtime) = &runtime.0 {
+                    _ = runtime.block_on(runtime.spawn(work));
+                }
             })
             .map_err(|error| OpenError::Thread { kind: error.kind() })?;
         Ok(store)
@@ -273,6 +276,16 @@ impl StoreBuilder {
     }
 }
 
+/// The runtime of the store's thread. It is `None` only while it is dropped. If no thread can be
+/// started, the task of the caller drops it, and tokio lets no task wait for the end of a runtime.
+struct OwnRuntime(Option<Runtime>);
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
 impl fmt::Debug for StoreBuilder {
     /// Omits the address, which may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -281,5 +294,17 @@ impl fmt::Debug for StoreBuilder {
             .field("timeout", &self.timeout)
             .field("while_away", &self.while_away)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression: the error of a thread that could not be started was a panic in a task.
+    #[tokio::test]
+    async fn a_runtime_without_a_thread_may_end_in_a_task() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        drop(OwnRuntime(Some(runtime.expect("a runtime"))));
     }
 }
