@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use tidegate::{AllRefusal, Nanos, Refusal};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::guarded::guarded;
 use crate::lock::lock;
 use crate::script::pause_left;
 
@@ -126,7 +126,7 @@ impl KnownPause {
         state.end = end(state.end);
         state.pending += 1;
         drop(state);
-        self.notify();
+        self.changed.notify_waiters();
         PauseMessage(self.clone())
     }
 
@@ -143,13 +143,8 @@ impl KnownPause {
         if state.pending == 0 && state.done == messages && (state.end.is_some() || !rest.is_zero()) {
             state.end = if rest.is_zero() { None } else { end_of(rest) };
             drop(state);
-            self.notify();
+            self.changed.notify_waiters();
         }
-    }
-
-    fn notify(&self) {
-        // A panic of a user's waker must not end the call that reported the pause.
-        _ = catch_unwind(AssertUnwindSafe(|| self.changed.notify_waiters()));
     }
 
     /// The remaining time of the pause.
@@ -173,7 +168,7 @@ impl KnownPause {
             if self.rest().is_zero() == is_paused {
                 return;
             }
-            changed.await;
+            guarded(changed).await;
         }
     }
 }

@@ -10,6 +10,7 @@ mod connection;
 mod counted;
 mod counting;
 mod error;
+mod guarded;
 mod jitter;
 mod key;
 mod known_pause;

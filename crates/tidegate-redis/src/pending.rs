@@ -1,12 +1,12 @@
 //! The messages to the store without a reply yet, for [`Store::flush`](crate::Store::flush).
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
 use crate::error::StoreError;
+use crate::guarded::guarded;
 use crate::lock::lock;
 
 /// The messages that have begun and not ended, by their numbers. A message exists from the
@@ -48,8 +48,7 @@ impl PendingMessage {
 impl Drop for PendingMessage {
     fn drop(&mut self) {
         lock(&self.pending.state).open.remove(&self.number);
-        // A panic in a user's waker must not end the task that sends messages to the store.
-        _ = catch_unwind(AssertUnwindSafe(|| self.pending.ended.notify_waiters()));
+        self.pending.ended.notify_waiters();
     }
 }
 
@@ -62,7 +61,7 @@ impl Pending {
             if lock(&self.state).open.first().is_none_or(|first| *first >= next) {
                 return;
             }
-            ended.await;
+            guarded(ended).await;
         }
     }
 

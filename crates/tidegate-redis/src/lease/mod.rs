@@ -18,7 +18,6 @@ mod sync;
 
 use std::fmt;
 use std::future::poll_fn;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -33,6 +32,7 @@ use tidegate::{
 };
 use tokio::sync::{Notify, oneshot};
 
+use crate::guarded::guarded;
 use crate::lease::ledger::{Ledger, Order, Outcome, Plan, Return};
 use crate::lease::policy::Lease;
 use crate::script::{Answer, Reply};
@@ -165,7 +165,7 @@ impl Leases {
             return None;
         }
         let joined = joined.insert(Joined::new(&self.ledger, costs, within.is_none()));
-        let mut failed = pin!(self.failed.notified());
+        let mut failed = pin!(guarded(self.failed.notified()));
         if !self.drive() {
             return None;
         }
@@ -176,7 +176,7 @@ impl Leases {
             };
             if answer.is_none() {
                 // This request misses no failure that is notified from now on.
-                failed.set(self.failed.notified());
+                failed.set(guarded(self.failed.notified()));
             }
             match answer {
                 Some(Err(refusal)) if matches!(refusal.refusal(), Some(Refusal::Limited { .. })) => {
@@ -443,10 +443,9 @@ impl Leases {
         }
     }
 
-    /// Notifies the queued requests that leases do not serve them. A panic of a user's waker must
-    /// not end the task that books permits.
+    /// Notifies the queued requests that leases do not serve them.
     fn notify_failed(&self) {
-        _ = catch_unwind(AssertUnwindSafe(|| self.failed.notify_waiters()));
+        self.failed.notify_waiters();
     }
 
     /// Makes a booking. The queue to the store keeps the order of several bookings.

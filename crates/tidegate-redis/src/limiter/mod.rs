@@ -25,6 +25,7 @@ use crate::block_on::Blocks;
 use crate::calls::calls;
 use crate::counted::Counted;
 use crate::error::with_left;
+use crate::guarded::guarded;
 use crate::line::{Line, Outcome, Returning, Ticket};
 use crate::observe::Watch;
 use crate::script::{Operation, Reply};
@@ -516,7 +517,7 @@ impl StoreLimiter {
         if store.recoveries() != recoveries {
             back.mark_changed();
         }
-        match select(pin!(wait), pin!(back.changed())).await {
+        match select(pin!(wait), pin!(guarded(back.changed()))).await {
             Either::Left((answer, _)) => Some(answer),
             Either::Right(_) => None,
         }
@@ -553,7 +554,7 @@ impl StoreLimiter {
     ) -> Result<T, AllRefusal> {
         let _waiting = Counted::new(&self.0.waiting);
         let mut closed = self.0.set.closed.subscribe();
-        match select(pin!(wait), pin!(closed.wait_for(|closed| *closed))).await {
+        match select(pin!(wait), pin!(guarded(closed.wait_for(|closed| *closed)))).await {
             Either::Left((answer, _)) => answer,
             Either::Right(_) => Err(Refusal::Closed.into()),
         }

@@ -15,6 +15,7 @@ use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Gr
 
 use crate::block_on::Blocks;
 use crate::error::lacks_left;
+use crate::guarded::guarded;
 use crate::limiter::StoreLimiter;
 use crate::limiter::request::{OwnedRequest, grant, left, report_granted};
 use crate::line::{Granted, Outcome, Ticket};
@@ -167,7 +168,7 @@ impl Reserved {
                 Ok(reservation) => {
                     self.is_degraded = true;
                     let mut closed = set.closed.subscribe();
-                    let closed = async move { _ = closed.wait_for(|closed| *closed).await };
+                    let closed = async move { _ = guarded(closed.wait_for(|closed| *closed)).await };
                     self.stage = Stage::Shared(reservation, Some(Box::pin(closed)));
                 }
                 Err(refusal) => self.refuse(set.by_share(refusal, undecided.rest())),

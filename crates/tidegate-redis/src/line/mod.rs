@@ -413,8 +413,7 @@ impl Line {
             leases.close();
             leases.end();
         }
-        // A panic of a user's waker must not keep the line open.
-        _ = catch_unwind(AssertUnwindSafe(|| self.set.closed.send_replace(true)));
+        self.set.closed.send_replace(true);
         let was_open = self.visit(|state, _, _| {
             state.in_line = InLine::default();
             !std::mem::replace(&mut state.closed, true)

@@ -548,8 +548,7 @@ impl Shared {
     pub(super) fn recovered(&self) {
         // Before the message: a receiver that misses the message sees the number.
         self.recoveries.fetch_add(1, Ordering::Release);
-        // A panic in a user's waker must not end the task that makes all calls.
-        _ = catch_unwind(AssertUnwindSafe(|| self.back.send_replace(())));
+        self.back.send_replace(());
     }
 
     pub(super) fn report(&self, event: StoreEvent) {

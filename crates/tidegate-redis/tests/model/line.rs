@@ -904,7 +904,7 @@ fn a_waker_that_panics_ends_no_store() {
 }
 
 /// A waker of a request that waited for a share panicked when the store was back, or when a pause
-/// began, and no call was made any more.
+/// began, and no call was made any more. Nor were the tasks woken that had begun to wait later.
 #[test]
 fn a_waker_that_panics_ends_no_store_that_is_back() {
     for is_paused in [false, true] {
@@ -925,8 +925,14 @@ fn a_waker_that_panics_ends_no_store_that_is_back() {
             let mut wait = Box::pin(limiter.acquire_within(longest));
             _ = tokio::time::timeout(200 * MS, &mut wait).await;
             poll_with_panics(wait.as_mut());
+            let behind: Vec<_> = (0..20).map(|_| tokio::spawn(limiter.acquire_within(longest))).collect();
+            sleep(MS).await;
             model.stop(false);
             sleep(10_000 * MS).await;
+            if !is_paused {
+                assert!(behind.iter().all(JoinHandle::is_finished), "they wait for the share");
+            }
+            behind.iter().for_each(JoinHandle::abort);
             if is_paused {
                 other.pause(Pause::lasting(60_000 * MS)).await.unwrap();
                 assert!(limiter.acquire_now(1).await.is_err());
