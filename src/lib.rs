@@ -136,10 +136,10 @@
 //!     .with("tokens", &tokens)
 //!     .with_counting("calls", &calls);
 //!
-//! let mut place = api.reserve([("tokens", 4000)])?;
-//! (&mut place).await?;
+//! let mut reservation = api.reserve([("tokens", 4000)])?;
+//! (&mut reservation).await?;
 //! // ... the call: it uses 1200 tokens
-//! place.settle([("tokens", 1200)])?;
+//! reservation.settle([("tokens", 1200)])?;
 //! let refusal = api.try_acquire_many([("tokens", 9000)]).unwrap_err();
 //! assert_eq!(refusal.member(), Some("tokens"));
 //! # Ok(())
@@ -190,7 +190,7 @@
 //!
 //! | to | call |
 //! |---|---|
-//! | set a priority or a maximum wait, or exempt a call | any call with a [`Request`] in place of a number |
+//! | set a priority or a maximum wait, or exempt a call | any call with a [`Request`] instead of a number |
 //! | take as many permits as are available | any call with [`Request::up_to`] |
 //! | keep a share of the burst for a priority | [`keep_for_priority`](RateLimiter::keep_for_priority) |
 //! | bound the queue | [`set_queue_bounds`](RateLimiter::set_queue_bounds) |
@@ -392,7 +392,7 @@ pub use all_of::KeyedAllOf;
 pub use all_of::{AcquireAll, AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
 #[cfg(feature = "keyed")]
 pub use any_limiter::OfKey;
-pub use any_limiter::{AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, KeyedLimiter, Limiter, Place};
+pub use any_limiter::{AcquireAny, AnyKeyed, AnyLimiter, AnyReservation, KeyedLimiter, Limiter, Reserved};
 pub use cancel::{CancelToken, Cancellable};
 #[cfg(feature = "tokio")]
 #[doc(inline)]

@@ -236,9 +236,9 @@ impl Default for Request {
 /// let limiter = RateLimiter::with_clock(policy, ManualClock::new());
 /// limiter.set_queue_bounds(QueueBounds::UNBOUNDED.max_waiters(2));
 /// limiter.try_acquire()?;
-/// let places = (limiter.reserve(1)?, limiter.reserve(1)?);
+/// let reservations = (limiter.reserve(1)?, limiter.reserve(1)?);
 /// assert!(matches!(limiter.reserve(1), Err(Refusal::QueueFull { .. })));
-/// # drop(places);
+/// # drop(reservations);
 /// # Ok::<(), Refusal>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

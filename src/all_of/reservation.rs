@@ -55,10 +55,10 @@ use crate::sync::lock;
 ///     .with("tokens", &tokens)
 ///     .with_counting("in flight", &in_flight);
 ///
-/// let mut place = api.reserve([("tokens", 850)])?;
-/// (&mut place).await?;
+/// let mut reservation = api.reserve([("tokens", 850)])?;
+/// (&mut reservation).await?;
 /// // The response was shorter than expected, and the call is done.
-/// place.settle([("tokens", 200)])?;
+/// reservation.settle([("tokens", 200)])?;
 /// assert_eq!(tokens.status().available, 800);
 /// assert_eq!(in_flight.available(), 2);
 /// # Ok(())

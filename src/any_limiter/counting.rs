@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::all_of::all::{Entry, Kind};
 use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
 use crate::any_limiter::single::{NAME, charged, check_name, single_request};
-use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
+use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Reserved};
 use crate::clock::DefaultClock;
 use crate::counting::CountingLimit;
 use crate::counting::line::Pool;
@@ -137,8 +137,8 @@ impl Limiter for InUse {
     }
 
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let place = self.all.reserve(composite_request(request)?).map_err(single_refusal)?;
-        Ok(AnyReservation::new(PlaceInUse(place)))
+        let reservation = self.all.reserve(composite_request(request)?).map_err(single_refusal)?;
+        Ok(AnyReservation::new(ReservedInUse(reservation)))
     }
 
     fn status(&self) -> AllStatus {
@@ -179,15 +179,15 @@ impl Limiter for InUse {
 }
 
 /// A reservation of the composite.
-struct PlaceInUse(AllReservation<DefaultClock>);
+struct ReservedInUse(AllReservation<DefaultClock>);
 
-impl PlaceInUse {
+impl ReservedInUse {
     fn grant(&self, waited: Duration) -> Grant {
         Grant::new(self.0.permits(), Nanos::from_duration(waited))
     }
 }
 
-impl Future for PlaceInUse {
+impl Future for ReservedInUse {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -197,7 +197,7 @@ impl Future for PlaceInUse {
     }
 }
 
-impl Place for PlaceInUse {
+impl Reserved for ReservedInUse {
     fn due_in(&self) -> Duration {
         self.0.due_in()
     }

@@ -92,9 +92,9 @@ pub struct AnyLimiter(Arc<dyn Limiter>);
 /// | [`Pause`] | [`end`](Pause::end) and [`keeps_permits`](Pause::keeps_permits) |
 /// | [`AllPermits`] | `From<Grant>`, or [`AllPermits::with_guard`] if dropping them gives something back |
 /// | [`Grant`] | [`Grant::new`] |
-/// | [`AllStatus`] | [`AllStatus::new`], from a [`Status`](crate::Status) for each member, which is made from a [`Left`](crate::Left). A request that [asks for it](crate::Request::wants_left) gets the status with the decision: [`AllPermits::with_left`], [`AllRefusal::with_left`], [`Place::left`] |
+/// | [`AllStatus`] | [`AllStatus::new`], from a [`Status`](crate::Status) for each member, which is made from a [`Left`](crate::Left). A request that [asks for it](crate::Request::wants_left) gets the status with the decision: [`AllPermits::with_left`], [`AllRefusal::with_left`], [`Reserved::left`] |
 /// | [`AllRefusal`] | [`AllRefusal::from_member`], or `From<Refusal>` |
-/// | decisions without the store | [`AllPermits::as_degraded`], [`AllRefusal::as_degraded`], [`Place::is_degraded`] |
+/// | decisions without the store | [`AllPermits::as_degraded`], [`AllRefusal::as_degraded`], [`Reserved::is_degraded`] |
 /// | [`AcquireAny`], [`AnyReservation`] | [`AcquireAny::new`], [`AcquireAny::ready`], [`AnyReservation::new`] |
 ///
 /// A limiter over a network implements [`acquire_now`](Limiter::acquire_now) with a future, because
@@ -201,39 +201,40 @@ pub trait Limiter: fmt::Debug + Send + Sync + 'static {
 
 /// A reservation of a limiter of any kind: the trait behind [`AnyReservation`].
 ///
-/// As a future, a place waits until it is due and claims its permits. If it is polled again after
-/// that, it is ready. Dropping a place that was not claimed gives up its position. The permits of a
-/// claimed place are used, unless it is settled.
-pub trait Place: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'static {
-    /// Returns how long until the place is due, if nothing changes; [`Duration::MAX`] means never.
+/// As a future, a reservation waits until it is due and claims its permits. If it is polled again
+/// after that, it is ready. Dropping a reservation that was not claimed gives up its position. The
+/// permits of a claimed reservation are used, unless it is settled.
+pub trait Reserved: Future<Output = Result<Grant, AllRefusal>> + Send + Unpin + 'static {
+    /// Returns how long until the reservation is due, if nothing changes; [`Duration::MAX`] means
+    /// never.
     fn due_in(&self) -> Duration;
 
-    /// Blocks the calling thread until the place is due, and claims it, like awaiting it. By
+    /// Blocks the calling thread until the reservation is due, and claims it, like awaiting it. By
     /// default it polls the future, and its wakers unpark the thread.
     ///
     /// # Errors
     ///
     /// Like awaiting it, and [`Refusal::Cancelled`](crate::Refusal::Cancelled) if the call runs
-    /// under a [`CancelToken`](crate::CancelToken) that is cancelled. Then the place keeps its
-    /// position.
+    /// under a [`CancelToken`](crate::CancelToken) that is cancelled. Then the reservation keeps
+    /// its position.
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
         block_on(Pin::new(self))?
     }
 
-    /// Returns what the grant left in each limit, once the place is claimed, if the request
+    /// Returns what the grant left in each limit, once the reservation is claimed, if the request
     /// [asked](AllRequest::with_left) for it.
     fn left(&self) -> Option<AllStatus> {
         None
     }
 
-    /// Returns whether the place was decided without the limiter's store, because the store did not
-    /// reply.
+    /// Returns whether the reservation was decided without the limiter's store, because the store
+    /// did not reply.
     fn is_degraded(&self) -> bool {
         false
     }
 
-    /// Settles the place with the number of permits that were really used, claimed or not. A limit
-    /// that `used` does not name has used what was reserved.
+    /// Settles the reservation with the number of permits that were really used, claimed or not. A
+    /// limit that `used` does not name has used what was reserved.
     ///
     /// # Errors
     ///
@@ -538,9 +539,9 @@ impl AnyLimiter {
     /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
     /// let limiter =
     ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
-    /// let place = limiter.non_blocking().reserve(20)?;
-    /// assert!(place.due_in().is_zero());
-    /// place.settle(5)?;
+    /// let reservation = limiter.non_blocking().reserve(20)?;
+    /// assert!(reservation.due_in().is_zero());
+    /// reservation.settle(5)?;
     /// assert_eq!(limiter.status().members[0].1.available, 55);
     /// # Ok::<(), tidegate::AllRefusal>(())
     /// ```
@@ -627,12 +628,12 @@ impl fmt::Debug for AcquireAny {
 /// Dropping it before it was claimed gives up its position. Permits that are counted while in use
 /// are given back when it is dropped.
 #[must_use = "dropping a reservation cancels it: its permits go to the next in line"]
-pub struct AnyReservation(Box<dyn Place>);
+pub struct AnyReservation(Box<dyn Reserved>);
 
 impl AnyReservation {
-    /// Creates a reservation from a place.
-    pub fn new(place: impl Place) -> AnyReservation {
-        AnyReservation(Box::new(place))
+    /// Boxes a reservation of any kind.
+    pub fn new(reservation: impl Reserved) -> AnyReservation {
+        AnyReservation(Box::new(reservation))
     }
 
     /// Creates a reservation of no permits, for an estimate of 0. It is due at once. The permits
@@ -648,9 +649,9 @@ impl AnyReservation {
     /// let policy = TokenBucket::new(Rate::per_minute(60), 60);
     /// let limiter =
     ///     AnyLimiter::from(RateLimiter::with_clock(policy, ManualClock::new()));
-    /// let place = AnyReservation::empty(limiter.clone());
-    /// assert!(place.due_in().is_zero());
-    /// place.settle(7)?;
+    /// let reservation = AnyReservation::empty(limiter.clone());
+    /// assert!(reservation.due_in().is_zero());
+    /// reservation.settle(7)?;
     /// assert_eq!(limiter.status().members[0].1.available, 53);
     /// # Ok::<(), tidegate::AllRefusal>(())
     /// ```
@@ -736,7 +737,7 @@ impl Future for AnyReservation {
     }
 }
 
-/// A place for a request that asks for no permits.
+/// A reservation for a request that asks for no permits.
 struct NoPermits(AnyLimiter);
 
 impl Future for NoPermits {
@@ -747,7 +748,7 @@ impl Future for NoPermits {
     }
 }
 
-impl Place for NoPermits {
+impl Reserved for NoPermits {
     fn due_in(&self) -> Duration {
         Duration::ZERO
     }

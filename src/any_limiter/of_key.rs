@@ -76,7 +76,7 @@ where
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let request = single_request(request)?;
         match self.keys.reserve(&self.key, request) {
-            Ok(place) => Ok(AnyReservation::new(Single { place, left: None })),
+            Ok(reservation) => Ok(AnyReservation::new(Single { reservation, left: None })),
             Err(refusal) => Err(refused(&request, refusal, || self.keys.status(&self.key))),
         }
     }

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::all_of::{AllOf, AllPermits, AllRefusal, AllRequest, AllReservation, AllStatus};
-use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
+use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Reserved};
 use crate::clock::Timer;
 use crate::grant::Grant;
 use crate::limiter::Pause;
@@ -81,7 +81,7 @@ impl<C: Timer> Future for Several<C> {
     }
 }
 
-impl<C: Timer> Place for Several<C> {
+impl<C: Timer> Reserved for Several<C> {
     fn due_in(&self) -> Duration {
         self.0.due_in()
     }

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use crate::all_of::{AllPermits, AllRefusal, AllRequest, AllStatus};
-use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Place};
+use crate::any_limiter::{AcquireAny, AnyLimiter, AnyReservation, Limiter, Reserved};
 use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::grant::Grant;
@@ -117,7 +117,7 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
         let (request, status) = (single_request(request)?, || RateLimiter::status(self));
         match RateLimiter::reserve(self, request) {
-            Ok(place) => Ok(AnyReservation::new(Single { place, left: None })),
+            Ok(reservation) => Ok(AnyReservation::new(Single { reservation, left: None })),
             Err(refusal) => Err(refused(&request, refusal, status)),
         }
     }
@@ -161,7 +161,7 @@ impl<P: Policy, C: Timer> Limiter for RateLimiter<P, C> {
 
 /// The reservation of a single limiter.
 pub(super) struct Single<P: Policy, C: Timer> {
-    pub(super) place: Reservation<P, C>,
+    pub(super) reservation: Reservation<P, C>,
     /// What the grant left, if the request asked for that.
     pub(super) left: Option<Status>,
 }
@@ -170,7 +170,7 @@ impl<P: Policy, C: Timer> Single<P, C> {
     /// Keeps what the grant left.
     fn keep(&mut self, answer: Result<Grant, Refusal>) -> Result<Grant, AllRefusal> {
         let grant = answer?;
-        self.left = grant.left().map(|left| self.place.status().with_left(left)).or(self.left);
+        self.left = grant.left().map(|left| self.reservation.status().with_left(left)).or(self.left);
         Ok(grant)
     }
 }
@@ -180,18 +180,18 @@ impl<P: Policy, C: Timer> Future for Single<P, C> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.get_mut();
-        let answer = ready!(Pin::new(&mut this.place).poll(context));
+        let answer = ready!(Pin::new(&mut this.reservation).poll(context));
         Poll::Ready(this.keep(answer))
     }
 }
 
-impl<P: Policy, C: Timer> Place for Single<P, C> {
+impl<P: Policy, C: Timer> Reserved for Single<P, C> {
     fn due_in(&self) -> Duration {
-        self.place.due_in()
+        self.reservation.due_in()
     }
 
     fn blocking_claim(&mut self) -> Result<Grant, AllRefusal> {
-        let answer = self.place.blocking_claim();
+        let answer = self.reservation.blocking_claim();
         self.keep(answer)
     }
 
@@ -200,8 +200,8 @@ impl<P: Policy, C: Timer> Place for Single<P, C> {
     }
 
     fn settle(self: Box<Self>, used: &AllRequest<'_>) -> Result<(), AllRefusal> {
-        let used = cost(used, self.place.permits())?;
-        self.place.settle(used);
+        let used = cost(used, self.reservation.permits())?;
+        self.reservation.settle(used);
         Ok(())
     }
 }

@@ -175,7 +175,7 @@ struct Direction {
     chunk: u32,
     max_chunk: u32,
     /// The chunk that is being paid for, and its reservation.
-    place: Option<(u32, AnyReservation)>,
+    reservation: Option<(u32, AnyReservation)>,
     /// The number of bytes that were read and have no reservation.
     owed: u32,
 }
@@ -183,7 +183,7 @@ struct Direction {
 impl Direction {
     fn new(limiter: AnyLimiter, max_chunk: u32) -> Direction {
         let limiter = limiter.non_blocking();
-        let mut direction = Direction { limiter, chunk: 0, max_chunk, place: None, owed: 0 };
+        let mut direction = Direction { limiter, chunk: 0, max_chunk, reservation: None, owed: 0 };
         direction.set_chunk();
         direction
     }
@@ -204,8 +204,8 @@ impl Direction {
         loop {
             let part = self.part(bytes);
             match self.limiter.reserve(AllRequest::from(part)) {
-                Ok(place) => {
-                    self.place = Some((part, place));
+                Ok(reservation) => {
+                    self.reservation = Some((part, reservation));
                     return Ok(part);
                 }
                 Err(refusal) => self.shrink_after(part, refusal)?,
@@ -217,9 +217,9 @@ impl Direction {
     /// for. Returns `None` if they need another reservation, for a smaller chunk. After an error
     /// they have no reservation.
     fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<io::Result<Option<u32>>> {
-        let Some((bytes, place)) = &mut self.place else { return Poll::Ready(Ok(Some(0))) };
+        let Some((bytes, reservation)) = &mut self.reservation else { return Poll::Ready(Ok(Some(0))) };
         let bytes = *bytes;
-        match ready!(Pin::new(place).poll(context)) {
+        match ready!(Pin::new(reservation).poll(context)) {
             Ok(grant) => {
                 if grant.waited() > Duration::ZERO {
                     self.set_chunk();
@@ -227,7 +227,7 @@ impl Direction {
                 Poll::Ready(Ok(Some(bytes)))
             }
             Err(refusal) => {
-                self.place = None;
+                self.reservation = None;
                 Poll::Ready(self.shrink_after(bytes, refusal).map(|()| None))
             }
         }
@@ -242,9 +242,9 @@ impl Direction {
 
     /// Ends the reservation. `bytes` of its bytes were moved.
     fn settle(&mut self, bytes: u32) {
-        if let Some((_, place)) = self.place.take() {
+        if let Some((_, reservation)) = self.reservation.take() {
             // All limits get the same number, so no name can be wrong.
-            let _ = place.settle(bytes);
+            let _ = reservation.settle(bytes);
         }
     }
 }
@@ -254,7 +254,7 @@ impl fmt::Debug for Direction {
         f.debug_struct("Direction")
             .field("limiter", &self.limiter)
             .field("chunk", &self.chunk)
-            .field("waits_for", &self.place.as_ref().map(|(bytes, _)| bytes))
+            .field("waits_for", &self.reservation.as_ref().map(|(bytes, _)| bytes))
             .field("owed", &self.owed)
             .finish()
     }

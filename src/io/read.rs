@@ -13,7 +13,7 @@ impl Direction {
     /// again.
     fn poll_paid(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let read = match &self.place {
+            let read = match &self.reservation {
                 Some((bytes, _)) => *bytes,
                 None if self.owed == 0 => return Poll::Ready(Ok(())),
                 None => {
@@ -23,7 +23,7 @@ impl Direction {
                 }
             };
             match ready!(self.poll_due(context)) {
-                Ok(Some(_)) => self.place = None,
+                Ok(Some(_)) => self.reservation = None,
                 Ok(None) => self.owed = self.owed.saturating_add(read),
                 Err(refusal) => {
                     self.owed = self.owed.saturating_add(read);
@@ -41,7 +41,7 @@ impl Direction {
         // A buffer that is consumed in parts, without a fill in between, has the reservation of its
         // first part. The next read reserves permits for the other parts.
         if self.owed > 0
-            && self.place.is_none()
+            && self.reservation.is_none()
             && let Ok(joined) = self.reserve_chunk(self.owed as usize)
         {
             self.owed -= joined;

@@ -18,7 +18,7 @@ impl Direction {
         write: impl FnOnce(&mut Context<'_>, usize) -> Poll<io::Result<usize>>,
     ) -> Poll<io::Result<usize>> {
         let paid = loop {
-            if self.place.is_none() {
+            if self.reservation.is_none() {
                 self.reserve_chunk(bytes)?;
             }
             if let Some(paid) = ready!(self.poll_due(context))? {
@@ -79,7 +79,7 @@ impl<T: AsyncWrite> AsyncWrite for Throttled<T> {
         let this = self.project();
         if let Some(direction) = this.writes {
             // No write follows.
-            direction.place = None;
+            direction.reservation = None;
         }
         this.inner.poll_shutdown(context)
     }

@@ -74,15 +74,15 @@ use crate::time::Nanos;
 /// # async fn main() -> Result<(), Refusal> {
 /// let policy = TokenBucket::new(Rate::per_minute(1000), 1000);
 /// let tokens = RateLimiter::with_clock(policy, TokioClock::new());
-/// let mut place = tokens.reserve(800)?;
-/// (&mut place).await?;
+/// let mut reservation = tokens.reserve(800)?;
+/// (&mut reservation).await?;
 /// assert_eq!(tokens.status().available, 200);
-/// place.settle(300); // gives back 500
+/// reservation.settle(300); // gives back 500
 /// assert_eq!(tokens.status().available, 700);
 ///
-/// let mut place = tokens.reserve(100)?;
-/// (&mut place).await?;
-/// place.settle(650); // charges 550 more
+/// let mut reservation = tokens.reserve(100)?;
+/// (&mut reservation).await?;
+/// reservation.settle(650); // charges 550 more
 /// assert_eq!(tokens.status().available, 50);
 /// # Ok(())
 /// # }

@@ -11,7 +11,7 @@ use crate::support::bucket;
 use proptest::prelude::*;
 use tidegate::{
     AcquireAny, AllOf, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation,
-    CountingLimit, Grant, Limiter, ManualClock, Pause, Place, RateLimiter, Refusal, Request, TokenBucket,
+    CountingLimit, Grant, Limiter, ManualClock, Pause, RateLimiter, Refusal, Request, Reserved, TokenBucket,
 };
 
 /// A call, or the passing of time.
@@ -54,27 +54,29 @@ pub(crate) fn poll<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Poll<T>
 
 /// Plays the acts through a handle, and returns the result of each act.
 fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
-    let mut places: Vec<AnyReservation> = Vec::new();
+    let mut reservations: Vec<AnyReservation> = Vec::new();
     let play = |act: &Act| match *act {
         Act::Try(n) => format!("{:?}", limiter.try_acquire_many(n).map(|permits| permits.waited())),
         Act::Reserve(n) => match limiter.reserve(n) {
-            Ok(place) => {
-                places.push(place);
+            Ok(reservation) => {
+                reservations.push(reservation);
                 "Ok".to_owned()
             }
             Err(refusal) => format!("{refusal:?}"),
         },
-        Act::Settle(used) if !places.is_empty() => {
-            let mut place = places.remove(0);
-            let due = place.due_in();
-            match poll(&mut place) {
-                Poll::Ready(Ok(grant)) => format!("{due:?} {:?} {:?}", grant.waited(), place.settle(used)),
+        Act::Settle(used) if !reservations.is_empty() => {
+            let mut reservation = reservations.remove(0);
+            let due = reservation.due_in();
+            match poll(&mut reservation) {
+                Poll::Ready(Ok(grant)) => {
+                    format!("{due:?} {:?} {:?}", grant.waited(), reservation.settle(used))
+                }
                 Poll::Ready(Err(refusal)) => format!("{due:?} {refusal:?}"),
                 Poll::Pending => format!("{due:?}"),
             }
         }
-        Act::Drop if !places.is_empty() => {
-            drop(places.remove(0));
+        Act::Drop if !reservations.is_empty() => {
+            drop(reservations.remove(0));
             String::new()
         }
         Act::Settle(_) | Act::Drop => String::new(),
@@ -94,33 +96,33 @@ fn play_any(limiter: &AnyLimiter, clock: &ManualClock, acts: &[Act]) -> Vec<Stri
 
 /// Plays the acts through the limiter itself.
 fn play(limiter: &RateLimiter<TokenBucket, ManualClock>, clock: &ManualClock, acts: &[Act]) -> Vec<String> {
-    let mut places = Vec::new();
+    let mut reservations = Vec::new();
     let refused = |refusal: Refusal| AllRefusal::from(refusal);
     let play = |act: &Act| match *act {
         Act::Try(n) => {
             format!("{:?}", limiter.try_acquire_many(n).map(|grant| grant.waited()).map_err(refused))
         }
         Act::Reserve(n) => match limiter.reserve(n) {
-            Ok(place) => {
-                places.push(place);
+            Ok(reservation) => {
+                reservations.push(reservation);
                 "Ok".to_owned()
             }
             Err(refusal) => format!("{:?}", refused(refusal)),
         },
-        Act::Settle(used) if !places.is_empty() => {
-            let mut place = places.remove(0);
-            let due = place.due_in();
-            match poll(&mut place) {
+        Act::Settle(used) if !reservations.is_empty() => {
+            let mut reservation = reservations.remove(0);
+            let due = reservation.due_in();
+            match poll(&mut reservation) {
                 Poll::Ready(Ok(grant)) => {
-                    place.settle(used);
+                    reservation.settle(used);
                     format!("{due:?} {:?} {:?}", grant.waited(), Ok::<(), AllRefusal>(()))
                 }
                 Poll::Ready(Err(refusal)) => format!("{due:?} {:?}", refused(refusal)),
                 Poll::Pending => format!("{due:?}"),
             }
         }
-        Act::Drop if !places.is_empty() => {
-            drop(places.remove(0));
+        Act::Drop if !reservations.is_empty() => {
+            drop(reservations.remove(0));
             String::new()
         }
         Act::Settle(_) | Act::Drop => String::new(),
@@ -191,15 +193,15 @@ fn a_composite_settles_by_name() {
     let clock = ManualClock::new();
     let (calls, tokens) = (bucket(&clock, 10, 10), bucket(&clock, 1000, 1000));
     let any = AnyLimiter::from(AllOf::new("calls", &calls).with("tokens", &tokens));
-    let mut place = any.reserve([("tokens", 800)]).expect("available");
+    let mut reservation = any.reserve([("tokens", 800)]).expect("available");
     // One permit of the member that the request does not name, as `acquire_many` reports. A
     // reservation reported the sum of both, 801, which is the number of no limit.
-    assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 1));
-    place.settle([("tokens", 300)]).expect("a member");
+    assert!(matches!(poll(&mut reservation), Poll::Ready(Ok(grant)) if grant.permits() == 1));
+    reservation.settle([("tokens", 300)]).expect("a member");
     assert_eq!((calls.status().available, tokens.status().available), (9, 700));
 
-    let place = any.reserve([("tokens", 100)]).expect("available");
-    let refusal = place.settle([("tonkes", 1)]).expect_err("no member");
+    let reservation = any.reserve([("tokens", 100)]).expect("available");
+    let refusal = reservation.settle([("tonkes", 1)]).expect_err("no member");
     assert_eq!(refusal.to_string(), r#""tonkes" is not a member: the members are "calls", "tokens""#);
     // The reservation was not claimed, and is given up.
     assert_eq!((calls.status().available, tokens.status().available), (9, 700));
@@ -230,11 +232,15 @@ fn a_reservation_reports_the_permits_that_an_acquire_reports() {
         let mut wait = any().acquire_many(request.clone());
         let acquired = poll(&mut wait).map(|permits| permits.map(|permits| permits.permits()));
         assert_eq!(acquired, Poll::Ready(Ok(expected)), "{request:?}");
-        let mut place = any().reserve(request.clone()).expect("there");
-        assert_eq!(poll(&mut place).map(|grant| grant.map(|grant| grant.permits())), acquired, "{request:?}");
-        let mut place = any().reserve(request).expect("there");
+        let mut reservation = any().reserve(request.clone()).expect("there");
+        assert_eq!(
+            poll(&mut reservation).map(|grant| grant.map(|grant| grant.permits())),
+            acquired,
+            "{request:?}"
+        );
+        let mut reservation = any().reserve(request).expect("there");
         for _ in 0..2 {
-            assert_eq!(place.blocking_claim().map(|grant| grant.permits()), Ok(expected));
+            assert_eq!(reservation.blocking_claim().map(|grant| grant.permits()), Ok(expected));
         }
     }
 }
@@ -252,12 +258,12 @@ fn a_single_limiter_is_named_limit() {
     let named = AllRequest::from(Request::up_to(9)).cost("limit", 1).cost("limit", 2);
     assert_eq!(any.try_acquire_many(named).map(|permits| permits.permits()), Ok(2));
     assert!(any.try_acquire_many([("limit", 6)]).is_err());
-    let mut place = any.reserve([("limit", 5)]).expect("available");
-    assert!(matches!(poll(&mut place), Poll::Ready(Ok(grant)) if grant.permits() == 5));
-    place.settle([("limit", 0)]).expect("the name");
+    let mut reservation = any.reserve([("limit", 5)]).expect("available");
+    assert!(matches!(poll(&mut reservation), Poll::Ready(Ok(grant)) if grant.permits() == 5));
+    reservation.settle([("limit", 0)]).expect("the name");
     assert_eq!(any.status().member("limit").map(|limit| limit.available), Some(5));
-    let place = any.reserve(1).expect("available");
-    assert_eq!(place.settle([("tokens", 1)]).expect_err("no member").to_string(), unknown);
+    let reservation = any.reserve(1).expect("available");
+    assert_eq!(reservation.settle([("tokens", 1)]).expect_err("no member").to_string(), unknown);
     assert_eq!(any.keep_at_most("tokens", 1).expect_err("no member").to_string(), unknown);
     assert_eq!(any.debit([("limit", 1), ("tokens", 1)]).expect_err("no member").to_string(), unknown);
     any.debit(AllRequest::new()).expect("one permit");
@@ -399,9 +405,9 @@ fn a_limiter_of_another_crate_gives_back_what_it_holds() {
 }
 
 /// A reservation of another crate, which supports only polling.
-struct ForeignPlace(AnyReservation);
+struct ForeignReservation(AnyReservation);
 
-impl Future for ForeignPlace {
+impl Future for ForeignReservation {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -409,7 +415,7 @@ impl Future for ForeignPlace {
     }
 }
 
-impl Place for ForeignPlace {
+impl Reserved for ForeignReservation {
     fn due_in(&self) -> Duration {
         self.0.due_in()
     }
@@ -420,24 +426,25 @@ impl Place for ForeignPlace {
 }
 
 #[test]
-fn a_thread_claims_a_place_of_any_kind() -> Result<(), AllRefusal> {
+fn a_thread_claims_a_reservation_of_any_kind() -> Result<(), AllRefusal> {
     let clock = ManualClock::new();
     let (alone, calls) = (bucket(&clock, 1, 1), CountingLimit::new(1));
     let both = AllOf::new("rate", &bucket(&clock, 1, 1)).with_counting("calls", &CountingLimit::new(1));
     for limiter in [AnyLimiter::from(alone), both.into(), calls.into()] {
         for is_foreign in [false, true] {
             let held = limiter.try_acquire()?;
-            let place = limiter.reserve(1)?;
-            let mut place = if is_foreign { AnyReservation::new(ForeignPlace(place)) } else { place };
+            let reservation = limiter.reserve(1)?;
+            let mut reservation =
+                if is_foreign { AnyReservation::new(ForeignReservation(reservation)) } else { reservation };
             let grant = std::thread::scope(|scope| {
-                let claim = scope.spawn(|| place.blocking_claim());
+                let claim = scope.spawn(|| reservation.blocking_claim());
                 clock.advance(Duration::from_secs(1));
                 drop(held);
                 claim.join().expect("no panic")
             })?;
             assert_eq!(grant.permits(), 1);
-            assert_eq!(place.blocking_claim()?.permits(), 1);
-            place.settle(AllRequest::new())?;
+            assert_eq!(reservation.blocking_claim()?.permits(), 1);
+            reservation.settle(AllRequest::new())?;
             clock.advance(Duration::from_secs(1));
         }
     }
@@ -447,9 +454,9 @@ fn a_thread_claims_a_place_of_any_kind() -> Result<(), AllRefusal> {
 #[test]
 fn a_blocking_claim_reports_what_it_left() -> Result<(), AllRefusal> {
     let limiter = AnyLimiter::from(bucket(&ManualClock::new(), 1, 5));
-    let mut place = limiter.reserve(AllRequest::from(2).with_left())?;
-    place.blocking_claim()?;
-    assert_eq!(place.left().map(|left| left.members[0].1.available), Some(3));
+    let mut reservation = limiter.reserve(AllRequest::from(2).with_left())?;
+    reservation.blocking_claim()?;
+    assert_eq!(reservation.left().map(|left| left.members[0].1.available), Some(3));
     let nothing = AnyReservation::empty(limiter).blocking_claim()?;
     assert_eq!(nothing.permits(), 0);
     Ok(())

@@ -131,20 +131,21 @@ impl<L: Limit> PendingAdmission<L> {
                     let answer = ready!(Pin::new(wait).poll(context));
                     (key, answer.map(granted))
                 }
-                PendingAdmission::Reserve(key, place) => {
-                    let answer = ready!(Pin::new(&mut *place).poll(context));
-                    let (left, is_degraded) = (place.left(), place.is_degraded());
+                PendingAdmission::Reserve(key, reservation) => {
+                    let answer = ready!(Pin::new(&mut *reservation).poll(context));
+                    let (left, is_degraded) = (reservation.left(), reservation.is_degraded());
                     (key, answer.map(|_| Granted { hold: Hold::default(), left, is_degraded }))
                 }
                 PendingAdmission::Decided => panic!("polled after it was ready"),
             };
             let decision = gate.decide(needs, key, answer);
-            let PendingAdmission::Reserve(_, place) = std::mem::replace(self, PendingAdmission::Decided)
+            let PendingAdmission::Reserve(_, reservation) =
+                std::mem::replace(self, PendingAdmission::Decided)
             else {
                 return Poll::Ready(decision);
             };
             return Poll::Ready(
-                decision.map(|admission| Admission { hold: Hold::estimate(place), ..admission }),
+                decision.map(|admission| Admission { hold: Hold::estimate(reservation), ..admission }),
             );
         }
     }
@@ -187,7 +188,7 @@ impl<L: Limit> PendingAdmission<L> {
         }
         if needs.settles {
             match gate.limit.reserve(&key, &ask) {
-                Ok(place) => *self = PendingAdmission::Reserve(key, place),
+                Ok(reservation) => *self = PendingAdmission::Reserve(key, reservation),
                 Err(refusal) => return Some(gate.decide(needs, &key, Err(refusal))),
             }
         } else {

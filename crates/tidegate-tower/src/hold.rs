@@ -29,8 +29,8 @@ impl Hold {
         Hold(Held::Permits(permits))
     }
 
-    pub(crate) fn estimate(place: AnyReservation) -> Hold {
-        Hold(Held::Estimate(Box::new((Mutex::new(place), None))))
+    pub(crate) fn estimate(reservation: AnyReservation) -> Hold {
+        Hold(Held::Estimate(Box::new((Mutex::new(reservation), None))))
     }
 
     /// Holds a call to a server that is obeyed, after its response.
@@ -53,10 +53,10 @@ impl Hold {
     /// Ends the call.
     pub(crate) fn end(&mut self) {
         if let Held::Estimate(estimate) = std::mem::take(&mut self.0)
-            && let (place, Some(used)) = *estimate
+            && let (reservation, Some(used)) = *estimate
         {
             // If a cost names an unknown limit, the estimate is charged.
-            let _ = place.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used);
+            let _ = reservation.into_inner().unwrap_or_else(PoisonError::into_inner).settle(used);
         }
     }
 }

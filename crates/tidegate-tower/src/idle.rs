@@ -32,7 +32,7 @@ pub(crate) struct Slot(Mutex<Option<Held>>);
 
 #[derive(Debug)]
 struct Held {
-    place: AnyReservation,
+    reservation: AnyReservation,
     /// The entry of the slot in the list.
     listed: Option<Listed>,
 }
@@ -76,20 +76,20 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Gives all permits back.
-pub(crate) fn give_back(place: AnyReservation) {
+pub(crate) fn give_back(reservation: AnyReservation) {
     // The cost names no limit, so no name can be wrong.
-    let _ = place.settle(0);
+    let _ = reservation.settle(0);
 }
 
 impl Slot {
     /// Fills the slot.
-    pub(crate) fn put(self: &Arc<Self>, place: AnyReservation, idle: Option<&Idle>) {
+    pub(crate) fn put(self: &Arc<Self>, reservation: AnyReservation, idle: Option<&Idle>) {
         let due = idle.map(|idle| (idle, idle.due()));
         // The slot is filled before another thread can take it from the list. No thread locks a
         // slot while it holds the lock of the list.
         let mut held = lock(&self.0);
         let listed = due.map(|(idle, due)| idle.add(self, due));
-        *held = Some(Held { place, listed });
+        *held = Some(Held { reservation, listed });
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -98,17 +98,17 @@ impl Slot {
 
     /// Takes the permits, unless they were given back.
     pub(crate) fn take(&self, idle: Option<&Idle>) -> Option<AnyReservation> {
-        let Held { place, listed } = lock(&self.0).take()?;
+        let Held { reservation, listed } = lock(&self.0).take()?;
         if let (Some(idle), Some(listed)) = (idle, listed) {
             lock(&idle.list).slots.remove(&listed);
         }
-        Some(place)
+        Some(reservation)
     }
 
     /// Takes the permits if the slot is still listed as `as_listed`.
     fn take_listed(&self, as_listed: Listed) -> Option<AnyReservation> {
         let mut held = lock(&self.0);
-        held.take_if(|held| held.listed == Some(as_listed)).map(|held| held.place)
+        held.take_if(|held| held.listed == Some(as_listed)).map(|held| held.reservation)
     }
 }
 
@@ -146,8 +146,8 @@ impl Idle {
                 }
             };
             // Outside of the list's lock: giving permits back wakes other requests.
-            if let Some(place) = slot.take_listed(listed) {
-                give_back(place);
+            if let Some(reservation) = slot.take_listed(listed) {
+                give_back(reservation);
             }
         }
     }

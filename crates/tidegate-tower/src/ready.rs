@@ -219,7 +219,7 @@ pub struct ReadyRateLimit<S, L: Limit<Key = ()>, M = UntilBodyEnds> {
 
 enum State {
     Idle,
-    Waiting { place: AnyReservation, sleep: Option<Pin<Box<dyn Future<Output = ()> + Send>>> },
+    Waiting { reservation: AnyReservation, sleep: Option<Pin<Box<dyn Future<Output = ()> + Send>>> },
     Ready,
 }
 
@@ -244,20 +244,20 @@ impl<S, L: Limit<Key = ()>, M> ReadyRateLimit<S, L, M> {
                 State::Ready if self.slot.is_full() => return Poll::Ready(Ok(())),
                 // A `Ready` service without permits was idle for too long.
                 State::Ready | State::Idle => match self.layer.limit.reserve(&(), &self.layer.ask) {
-                    Ok(place) => *state = State::Waiting { place, sleep: None },
+                    Ok(reservation) => *state = State::Waiting { reservation, sleep: None },
                     Err(refusal) => {
                         *state = State::Idle;
                         return Poll::Ready(refused(refusal));
                     }
                 },
-                State::Waiting { place, sleep } => {
-                    if let Poll::Ready(answer) = Pin::new(&mut *place).poll(context) {
+                State::Waiting { reservation, sleep } => {
+                    if let Poll::Ready(answer) = Pin::new(&mut *reservation).poll(context) {
                         let waited = std::mem::replace(state, State::Idle);
                         if let Err(refusal) = answer {
                             return Poll::Ready(refused(refusal));
                         }
-                        if let State::Waiting { place, .. } = waited {
-                            self.slot.put(place, idle);
+                        if let State::Waiting { reservation, .. } = waited {
+                            self.slot.put(reservation, idle);
                             *state = State::Ready;
                         }
                         continue;
@@ -296,7 +296,9 @@ where
     fn call(&mut self, request: R) -> Self::Future {
         *self.state.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Idle;
         let state = match self.slot.take(self.layer.idle.as_deref()) {
-            Some(place) => Calling::Call { future: self.inner.call(request), hold: Hold::estimate(place) },
+            Some(reservation) => {
+                Calling::Call { future: self.inner.call(request), hold: Hold::estimate(reservation) }
+            }
             // The permits were given back, or `poll_ready` was not called.
             None => {
                 let clone = self.inner.clone();
@@ -317,8 +319,8 @@ impl<S: Clone, L: Limit<Key = ()>, M> Clone for ReadyRateLimit<S, L, M> {
 
 impl<S, L: Limit<Key = ()>, M> Drop for ReadyRateLimit<S, L, M> {
     fn drop(&mut self) {
-        if let Some(place) = self.slot.take(self.layer.idle.as_deref()) {
-            give_back(place);
+        if let Some(reservation) = self.slot.take(self.layer.idle.as_deref()) {
+            give_back(reservation);
         }
     }
 }

@@ -16,7 +16,7 @@ use tidegate::io::Throttled;
 use tidegate::stream::LimitStream;
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Grant, Left,
-    Limiter, Nanos, Pause, Place, Rate, Refusal, Request, Status,
+    Limiter, Nanos, Pause, Rate, Refusal, Request, Reserved, Status,
 };
 use tidegate_http::obey::Obey;
 use tidegate_tower::RateLimitLayer;
@@ -364,7 +364,7 @@ impl Future for Reservation {
     }
 }
 
-impl Place for Reservation {
+impl Reserved for Reservation {
     fn due_in(&self) -> Duration {
         Duration::from_nanos(self.booking.due.saturating_sub(self.booking.of.now()))
     }
@@ -422,10 +422,10 @@ async fn a_handle_controls_the_limiter() {
     limiter.debit([("requests", 0), ("tokens", 5)]).unwrap();
     assert_eq!(available(&limiter), [1, 5]);
 
-    let mut place = limiter.reserve([("requests", 1), ("tokens", 105)]).unwrap();
-    assert_eq!(place.due_in(), 100 * MS);
-    assert_eq!((&mut place).await.unwrap().waited(), 100 * MS);
-    place.settle([("tokens", 0)]).unwrap();
+    let mut reservation = limiter.reserve([("requests", 1), ("tokens", 105)]).unwrap();
+    assert_eq!(reservation.due_in(), 100 * MS);
+    assert_eq!((&mut reservation).await.unwrap().waited(), 100 * MS);
+    reservation.settle([("tokens", 0)]).unwrap();
     assert_eq!(available(&limiter), [1, 105]);
 
     limiter.pause_for(Duration::from_secs(1)).unwrap();

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tidegate::{
     AcquireAny, AllPermits, AllRefusal, AllRequest, AllStatus, AnyLimiter, AnyReservation, Clock,
-    DefaultClock, Events, Grant, Left, Limiter, Nanos, Pause, Place, Refusal, Request, Status,
+    DefaultClock, Events, Grant, Left, Limiter, Nanos, Pause, Refusal, Request, Reserved, Status,
 };
 use tokio::sync::Notify;
 
@@ -410,7 +410,7 @@ impl Limiter for StoreCountingLimit {
             };
             Some(Wait::join(&self.0, &request, true).map_err(refused)?)
         };
-        Ok(AnyReservation::new(Reserved { of: self.clone(), request, wait, watch, claimed: None }))
+        Ok(AnyReservation::new(InUseReservation { of: self.clone(), request, wait, watch, claimed: None }))
     }
 
     /// While the store does not reply, nothing is available.
@@ -475,7 +475,7 @@ impl fmt::Debug for StoreCountingLimit {
 }
 
 /// A position in the queue, and later its permits.
-struct Reserved {
+struct InUseReservation {
     of: StoreCountingLimit,
     request: Request,
     /// `None` if the request passes without permits.
@@ -489,7 +489,7 @@ struct Reserved {
 /// A grant, and its permits unless it passes without any.
 type Claimed = (Grant, Option<(Held, Left)>);
 
-impl Reserved {
+impl InUseReservation {
     /// Notifies the observers of the decision.
     fn report(&mut self) {
         let (Some(watch), Some(answer)) = (self.watch.take(), &self.claimed) else { return };
@@ -506,7 +506,7 @@ impl Reserved {
     }
 }
 
-impl Future for Reserved {
+impl Future for InUseReservation {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -530,7 +530,7 @@ impl Future for Reserved {
     }
 }
 
-impl Place for Reserved {
+impl Reserved for InUseReservation {
     /// When permits come back is not known.
     fn due_in(&self) -> Duration {
         Duration::ZERO

@@ -32,7 +32,7 @@ use crate::script::{Operation, Reply};
 use crate::set::{Costs, Fallback};
 use crate::store::Away;
 use request::{Admitted, OwnedRequest, report_granted};
-use reserved::Reserved;
+use reserved::StoreReservation;
 
 /// One or more limits in a store. Processes share them if they name the same store, tag and limits.
 ///
@@ -613,7 +613,7 @@ impl Limiter for StoreLimiter {
     /// of this process, or is refused. A reservation that is settled before the store decided takes
     /// nothing, and the permits named by that call are charged.
     fn reserve(&self, request: &AllRequest<'_>) -> Result<AnyReservation, AllRefusal> {
-        let mut reserved = Reserved::new(self, OwnedRequest::new(&self.0.set, request)?);
+        let mut reserved = StoreReservation::new(self, OwnedRequest::new(&self.0.set, request)?);
         if let Some(refusal) = reserved.refused_at_once(self.1) {
             return Err(refusal);
         }

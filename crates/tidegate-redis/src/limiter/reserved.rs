@@ -11,7 +11,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tidegate::{AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Grant, Nanos, Place, Refusal};
+use tidegate::{
+    AllPermits, AllRefusal, AllRequest, AllStatus, AnyReservation, Grant, Nanos, Refusal, Reserved,
+};
 
 use crate::block_on::Blocks;
 use crate::error::lacks_left;
@@ -25,7 +27,7 @@ use crate::set::{Costs, Fallback};
 use crate::store::Away;
 
 /// The reservation of a request.
-pub(super) struct Reserved {
+pub(super) struct StoreReservation {
     of: StoreLimiter,
     ask: OwnedRequest,
     began: Nanos,
@@ -53,14 +55,15 @@ type State = Pin<Box<dyn Future<Output = Option<AllStatus>> + Send>>;
 #[derive(Clone)]
 struct Used(Vec<u64>, i64);
 
-impl Reserved {
+impl StoreReservation {
     /// Makes a reservation now.
-    pub(super) fn new(of: &StoreLimiter, ask: OwnedRequest) -> Reserved {
+    pub(super) fn new(of: &StoreLimiter, ask: OwnedRequest) -> StoreReservation {
         let nothing = Stage::Decided(Ok((Grant::new(0, Nanos::ZERO), None)), None);
         let watch = Watch::new(&of.0.set.observers, &ask.costs);
         let began = of.0.set.now();
         let (left, is_degraded) = (None, false);
-        let mut reserved = Reserved { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
+        let mut reserved =
+            StoreReservation { of: of.clone(), ask, began, stage: nothing, watch, left, is_degraded };
         if reserved.ask.exempt {
             reserved.watch.take().into_iter().for_each(Watch::exempted);
         } else if let Err(refusal) = of.0.set.check(&reserved.ask.costs) {
@@ -192,7 +195,7 @@ impl Reserved {
     }
 }
 
-impl Future for Reserved {
+impl Future for StoreReservation {
     type Output = Result<Grant, AllRefusal>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
@@ -234,7 +237,7 @@ impl Future for Reserved {
     }
 }
 
-impl Place for Reserved {
+impl Reserved for StoreReservation {
     fn due_in(&self) -> Duration {
         match &self.stage {
             Stage::Waits(ticket) => ticket.due_in(),
@@ -305,8 +308,8 @@ impl Place for Reserved {
     }
 }
 
-impl fmt::Debug for Reserved {
+impl fmt::Debug for StoreReservation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reserved").field("due_in", &self.due_in()).finish_non_exhaustive()
+        f.debug_struct("StoreReservation").field("due_in", &self.due_in()).finish_non_exhaustive()
     }
 }
