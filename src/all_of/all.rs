@@ -74,9 +74,9 @@ pub(crate) enum Kind {
 /// The seats of the first waiters. The first waiter of each priority keeps its seats while a waiter
 /// of higher priority is first.
 pub(super) struct Seats {
-    /// The places of the seats in the queue of each member, for each priority with a waiter that
+    /// The positions of the seats in the queue of each member, for each priority with a waiter that
     /// was once the first; 0 without a seat.
-    pub(super) places: BTreeMap<i8, Vec<u64>>,
+    pub(super) positions: BTreeMap<i8, Vec<u64>>,
     /// The priority of the first waiter, as long as it has seats.
     first: i8,
     /// The state of the first waiter at the counting limits.
@@ -86,8 +86,8 @@ pub(super) struct Seats {
 }
 
 impl Seats {
-    pub(super) fn place(&self, index: usize, priority: i8) -> u64 {
-        self.places.get(&priority).map_or(0, |places| places[index])
+    pub(super) fn position(&self, index: usize, priority: i8) -> u64 {
+        self.positions.get(&priority).map_or(0, |positions| positions[index])
     }
 }
 
@@ -176,7 +176,7 @@ impl<C: Timer> All<C> {
         order.sort_by_key(|&index| members[index].rank());
         let counting = Counting::new(members.len());
         let emptied = vec![None; members.len()];
-        let seats = Mutex::new(Seats { places: BTreeMap::new(), first: 0, counting, emptied });
+        let seats = Mutex::new(Seats { positions: BTreeMap::new(), first: 0, counting, emptied });
         All {
             members,
             order,
@@ -333,21 +333,21 @@ impl<C: Timer> All<C> {
     }
 
     /// Gives up seats in the queues of the members.
-    fn give_up(&self, places: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred) {
-        for places in places {
-            for (entry, place) in self.members.iter().zip(places) {
-                entry.give_up(place, deferred);
+    fn give_up(&self, positions: impl IntoIterator<Item = Vec<u64>>, deferred: &mut Deferred) {
+        for positions in positions {
+            for (entry, position) in self.members.iter().zip(positions) {
+                entry.give_up(position, deferred);
             }
         }
     }
 }
 
 impl Entry {
-    fn give_up(&self, place: u64, deferred: &mut Deferred) {
-        match (&self.kind, place) {
+    fn give_up(&self, position: u64, deferred: &mut Deferred) {
+        match (&self.kind, position) {
             (_, 0) => {}
-            (Kind::Rate(member), _) => member.give_up(place, deferred),
-            (Kind::Counting(limit), _) => limit.pool.give_up(place, deferred),
+            (Kind::Rate(member), _) => member.give_up(position, deferred),
+            (Kind::Counting(limit), _) => limit.pool.give_up(position, deferred),
         }
     }
 }
@@ -463,8 +463,8 @@ impl<C: Timer> Rule for All<C> {
         let late = now.saturating_since(at);
         let mut taken = Vec::with_capacity(self.members.len());
         for (index, member, n) in self.rates(ask) {
-            let place = lock(&self.seats).place(index, ask.priority);
-            match member.take(late, place, (n, ask.priority), deferred) {
+            let position = lock(&self.seats).position(index, ask.priority);
+            match member.take(late, position, (n, ask.priority), deferred) {
                 Ok(share) => taken.push((index, share)),
                 Err(refusal) => {
                     taken.into_iter().rev().for_each(|(_, share)| share.undo(deferred));
@@ -486,7 +486,7 @@ impl<C: Timer> Rule for All<C> {
         let Some(as_many) = &ask.as_many else { return ask.clone() };
         let seats = lock(&self.seats);
         let there = as_many.members.iter().filter_map(|&index| match &self.members.get(index)?.kind {
-            Kind::Rate(member) => Some(member.leaves(seats.place(index, ask.priority), ask.priority)),
+            Kind::Rate(member) => Some(member.leaves(seats.position(index, ask.priority), ask.priority)),
             Kind::Counting(_) => None,
         });
         let n = line.more_of(there.min().unwrap_or(0), ask.others, most);
@@ -503,9 +503,9 @@ impl<C: Timer> Rule for All<C> {
             // now. If this request is due by then anyway, that makes no difference.
             let judged = self.waited_for(ask, ahead).filter(|(index, ..)| from != Some(*index));
             let judged = judged.map(|(index, member, ahead, (n, priority))| {
-                let own = seats.place(index, seats.first);
-                let place = if ahead == 0 { seats.place(index, priority) } else { 0 };
-                (member.due((begin, due), (place, own), ahead, (n, priority)), index)
+                let own = seats.position(index, seats.first);
+                let position = if ahead == 0 { seats.position(index, priority) } else { 0 };
+                (member.due((begin, due), (position, own), ahead, (n, priority)), index)
             });
             let Some((judged, index)) = judged.max() else { break };
             if judged <= due.max(0) {
@@ -566,7 +566,7 @@ impl<C: Timer> Rule for All<C> {
     /// requests, as well as they can.
     fn one_by_one(&self, _largest: u32) -> usize {
         let seats = lock(&self.seats);
-        let own = |index: usize| seats.places.values().filter(|places| places[index] != 0).count();
+        let own = |index: usize| seats.positions.values().filter(|positions| positions[index] != 0).count();
         let is_plain = |(index, entry): (usize, &Entry)| match &entry.kind {
             Kind::Rate(member) => member.is_plain(own(index)),
             Kind::Counting(_) => true,
@@ -661,8 +661,8 @@ impl<C: Timer> Rule for All<C> {
 
     fn note_head(&self, now: Nanos, first: Option<(&Weights, i8, Nanos)>, deferred: &mut Deferred) -> Nanos {
         let Some((ask, priority, due)) = first else {
-            let places = std::mem::take(&mut lock(&self.seats).places);
-            self.give_up(places.into_values(), deferred);
+            let positions = std::mem::take(&mut lock(&self.seats).positions);
+            self.give_up(positions.into_values(), deferred);
             lock(&self.seats).counting.begin();
             return Nanos::MAX;
         };
@@ -670,25 +670,26 @@ impl<C: Timer> Rule for All<C> {
         let mut seats = lock(&self.seats);
         if seats.first != priority {
             for (index, entry) in self.members.iter().enumerate() {
-                match (&entry.kind, seats.place(index, seats.first)) {
+                match (&entry.kind, seats.position(index, seats.first)) {
                     (_, 0) => {}
-                    (Kind::Rate(member), place) => member.make_idle(place, deferred),
-                    (Kind::Counting(limit), place) => limit.pool.dequeue_seat(place, deferred),
+                    (Kind::Rate(member), position) => member.make_idle(position, deferred),
+                    (Kind::Counting(limit), position) => limit.pool.dequeue_seat(position, deferred),
                 }
             }
             seats.first = priority;
             seats.counting.begin();
         }
-        let places = seats.places.entry(priority).or_insert_with(|| vec![0; self.members.len()]);
+        let positions = seats.positions.entry(priority).or_insert_with(|| vec![0; self.members.len()]);
         let (mut new, mut alone_from) = (false, Span::MIN);
-        for ((entry, place), n) in self.members.iter().zip(places).zip(ask.iter()) {
+        for ((entry, position), n) in self.members.iter().zip(positions).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Counting(_) => {}
-                Kind::Rate(_) if *n == 0 => entry.give_up(std::mem::take(place), deferred),
+                Kind::Rate(_) if *n == 0 => entry.give_up(std::mem::take(position), deferred),
                 Kind::Rate(member) => {
-                    new |= *place == 0;
-                    let (seat, due) = member.take_seat(*place, (*n, priority), at, &self.waker(), deferred);
-                    *place = seat;
+                    new |= *position == 0;
+                    let (seat, due) =
+                        member.take_seat(*position, (*n, priority), at, &self.waker(), deferred);
+                    *position = seat;
                     alone_from = alone_from.max(due);
                 }
             }
@@ -713,13 +714,13 @@ impl<C: Timer> Rule for All<C> {
 
     fn priority_emptied(&self, priority: i8, deferred: &mut Deferred) {
         let mut seats = lock(&self.seats);
-        let places = seats.places.remove(&priority);
+        let positions = seats.positions.remove(&priority);
         if seats.first == priority {
             seats.counting.begin();
         }
         // The locks of the members are taken without this one.
         drop(seats);
-        self.give_up(places, deferred);
+        self.give_up(positions, deferred);
     }
 
     /// The terms of the members determine the weight of a request.
@@ -779,8 +780,8 @@ impl<C: Timer> All<C> {
 impl<C: Timer> Drop for All<C> {
     fn drop(&mut self) {
         let mut deferred = Deferred::new();
-        let places = std::mem::take(&mut lock(&self.seats).places);
-        self.give_up(places.into_values(), &mut deferred);
+        let positions = std::mem::take(&mut lock(&self.seats).positions);
+        self.give_up(positions.into_values(), &mut deferred);
         // A pause that is still in effect ends here.
         self.empty_in(None, &mut deferred);
         drop(deferred);

@@ -90,17 +90,17 @@ impl<C: Timer> All<C> {
     /// rates.
     pub(super) fn take_counting(&self, ask: &Weights, deferred: &mut Deferred) -> Result<Permits, Refusal> {
         let mut seats = lock(&self.seats);
-        let place = |seats: &Seats, index| seats.place(index, ask.priority);
+        let position = |seats: &Seats, index| seats.position(index, ask.priority);
         // All limits are checked first: taking permits and giving them back would notify the
         // composite again.
         let missing = self.counting(ask).find_map(|(index, limit, n)| {
             let in_use = || Refusal::InUse { limit: limit.limit() };
-            limit.check(n).err().or_else(|| (!limit.pool.has_turn(place(&seats, index), n)).then(in_use))
+            limit.check(n).err().or_else(|| (!limit.pool.has_turn(position(&seats, index), n)).then(in_use))
         });
         let mut permits = Permits::default();
         let taken = missing.map_or(Ok(()), Err).and_then(|()| {
             self.counting(ask).try_for_each(|(index, limit, n)| {
-                let permit = limit.take_turn(place(&seats, index), n);
+                let permit = limit.take_turn(position(&seats, index), n);
                 permits.add(permit.ok_or(Refusal::InUse { limit: limit.limit() })?);
                 Ok(())
             })
@@ -120,15 +120,15 @@ impl<C: Timer> All<C> {
         (ask, due): (&Weights, Nanos),
         deferred: &mut Deferred,
     ) -> Nanos {
-        let Seats { places, counting, .. } = seats;
-        let Some(places) = places.get_mut(&ask.priority) else { return Nanos::MAX };
+        let Seats { positions, counting, .. } = seats;
+        let Some(positions) = positions.get_mut(&ask.priority) else { return Nanos::MAX };
         // A request that asks nothing of a limit has a seat there as well: the seat is notified if
         // the limit is lowered, for the requests behind this one.
-        for ((entry, place), n) in self.members.iter().zip(places.iter_mut()).zip(ask.iter()) {
+        for ((entry, position), n) in self.members.iter().zip(positions.iter_mut()).zip(ask.iter()) {
             match &entry.kind {
                 Kind::Rate(_) => {}
-                Kind::Counting(limit) if *place == 0 => *place = limit.pool.take_seat(self.waker()),
-                Kind::Counting(limit) if *n == 0 => limit.pool.dequeue_seat(*place, deferred),
+                Kind::Counting(limit) if *position == 0 => *position = limit.pool.take_seat(self.waker()),
+                Kind::Counting(limit) if *n == 0 => limit.pool.dequeue_seat(*position, deferred),
                 Kind::Counting(_) => {}
             }
         }
@@ -138,19 +138,19 @@ impl<C: Timer> All<C> {
         }
         // The waiter that found permits missing may have been refused since.
         counting.was_short = counting.short.take().filter(|short| short == ask).map(|short| short.priority);
-        let places: &[u64] = places;
-        let asked = || self.counting(ask).map(|(index, limit, n)| (index, limit, places[index], n));
+        let positions: &[u64] = positions;
+        let asked = || self.counting(ask).map(|(index, limit, n)| (index, limit, positions[index], n));
         if counting.was_short.is_none() {
             if !counting.may_keep(now, due.saturating_since(now)) {
-                asked().for_each(|(_, limit, place, _)| limit.pool.dequeue_seat(place, deferred));
+                asked().for_each(|(_, limit, position, _)| limit.pool.dequeue_seat(position, deferred));
                 counting.marks.fill(Mark::default());
             }
             return Nanos::MAX;
         }
         let since = *counting.since.get_or_insert(now);
         let mut came = false;
-        for (index, limit, place, n) in asked() {
-            let (mark, there) = (&mut counting.marks[index], limit.pool.has_turn(place, n));
+        for (index, limit, position, n) in asked() {
+            let (mark, there) = (&mut counting.marks[index], limit.pool.has_turn(position, n));
             came |= there && !mark.there && !mark.passes;
             mark.there = there;
         }
@@ -159,12 +159,12 @@ impl<C: Timer> All<C> {
             counting.marks.iter_mut().for_each(|mark| mark.passes = false);
         }
         let (mut again, mut all, mut check_at) = (false, true, Nanos::MAX);
-        for (index, limit, place, n) in asked() {
+        for (index, limit, position, n) in asked() {
             let mark = &mut counting.marks[index];
             mark.passes |= mark.there && counting.until <= now;
             if mark.passes {
-                limit.pool.dequeue_seat(place, deferred);
-            } else if limit.pool.enqueue_seat(place, n, deferred) {
+                limit.pool.dequeue_seat(position, deferred);
+            } else if limit.pool.enqueue_seat(position, n, deferred) {
                 // If the permit became free just now, the recheck handles it as above.
                 again |= !mark.there;
                 check_at = counting.until;

@@ -43,7 +43,7 @@ use crate::limiter::shared::Shared;
 use crate::line::Line;
 use crate::line::deferred::Deferred;
 use crate::line::grants::{Tracked, Undoable};
-use crate::line::place::end_of;
+use crate::line::position::end_of;
 use crate::line::recheck::Recheck;
 use crate::line::rule::Single;
 use crate::line::visit::Demand;
@@ -109,8 +109,8 @@ pub(crate) trait Member: Recheck {
     /// Takes the permits that are available beyond `permits`. Returns how many it took.
     fn keep_at_most(&self, permits: u64) -> u64;
 
-    /// Returns how many permits a request may take that has this priority and this seat (place 0:
-    /// no seat) and takes as many permits as are available. Takes no permits.
+    /// Returns how many permits a request may take that has this priority and this seat (position
+    /// 0: no seat) and takes as many permits as are available. Takes no permits.
     fn leaves(&self, seat: u64, priority: i8) -> u64;
 
     /// Returns the weight of `n` permits in a sum of requests that go first.
@@ -137,7 +137,7 @@ pub(crate) trait Member: Recheck {
         rest: &mut dyn FnMut() -> Result<(), Refusal>,
     ) -> Result<(), Refusal>;
 
-    /// Returns when the seat is due; or, with place 0, when a newcomer would be due behind all
+    /// Returns when the seat is due; or, with position 0, when a newcomer would be due behind all
     /// requests in the queue and others of the total weight `ahead`. Assumes that nothing happens
     /// before `begin`. The result is not before `at`. Leaves out the seat `own`.
     fn due(&self, times: (Span, Span), seat_own: (u64, u64), ahead: u128, asked: (u32, i8)) -> Span;
@@ -166,8 +166,8 @@ pub(crate) trait Member: Recheck {
         deferred: &mut Deferred,
     ) -> Option<Nanos>;
 
-    /// Takes a seat, or keeps the seat at this place, for a request of `n` permits that expects to
-    /// be granted `at`. Returns the place, and when the request is due here.
+    /// Takes a seat, or keeps the seat at this position, for a request of `n` permits that expects
+    /// to be granted `at`. Returns the position, and when the request is due here.
     fn take_seat(
         &self,
         seat: u64,
@@ -177,14 +177,14 @@ pub(crate) trait Member: Recheck {
         deferred: &mut Deferred,
     ) -> (u64, Span);
 
-    /// Keeps the place of a seat and makes it idle.
+    /// Keeps the position of a seat and makes it idle.
     fn make_idle(&self, seat: u64, deferred: &mut Deferred);
 
     /// Gives up a seat.
     fn give_up(&self, seat: u64, deferred: &mut Deferred);
 
-    /// Takes `n` permits through a seat, or with place 0 as a newcomer. Charges them as of `late`
-    /// ago.
+    /// Takes `n` permits through a seat, or with position 0 as a newcomer. Charges them as of
+    /// `late` ago.
     fn take(
         &self,
         late: Nanos,

@@ -280,7 +280,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     ///   lower rate, because of requests of a higher priority, or because the program stood still
     ///   for longer than the [catch-up](RateLimiter::set_catch_up). A
     ///   [`LeakyBucket`](crate::LeakyBucket) without room also refuses with `Limited`.
-    /// - [`Refusal::Paused`] in place of `Limited` during a [pause](RateLimiter::pause_for).
+    /// - [`Refusal::Paused`] instead of `Limited` during a [pause](RateLimiter::pause_for).
     /// - [`Refusal::QueueFull`] and [`Refusal::Displaced`] only if the queue is
     ///   [bounded](RateLimiter::set_queue_bounds).
     /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close), before the call or
@@ -380,7 +380,7 @@ impl<P: Policy, C: Timer> RateLimiter<P, C> {
     /// - [`Refusal::Limited`] if no permit is due, or if other requests wait for it. Its
     ///   `retry_after` is exact: without other calls, an equal call succeeds after this wait and
     ///   not before.
-    /// - [`Refusal::Paused`] in place of `Limited` if the limiter is
+    /// - [`Refusal::Paused`] instead of `Limited` if the limiter is
     ///   [paused](RateLimiter::pause_for).
     /// - [`Refusal::Closed`] if the limiter is [closed](RateLimiter::close).
     #[inline]

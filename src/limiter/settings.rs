@@ -43,9 +43,9 @@ impl<R: Rule, C: Timer> Shared<R, C> {
     /// few at a time, so that other calls can take the lock.
     pub(crate) fn notify_seats(&self) {
         let (mut next, mut panic) = (Some(0), None);
-        while let Some(place) = next.take() {
+        while let Some(position) = next.take() {
             let notify =
-                || self.serve_then(|line, visit| next = line.seats.notify_from(place, visit.deferred));
+                || self.serve_then(|line, visit| next = line.seats.notify_from(position, visit.deferred));
             run(&mut panic, notify);
         }
         resume_panic(panic);

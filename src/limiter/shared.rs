@@ -618,7 +618,7 @@ impl<P: Policy, C: Timer> Shared<Single<P>, C> {
         let word = self.gate_word.load();
         if word.is_clear() {
             // `?` leaves the charge where it is. `map`, or `try_grant`, would first move charge and
-            // refusal to one place.
+            // refusal to one address.
             self.take_without_lock(word, self.clock.now(), demand.ask)?;
             return Ok(Grant::at_once(*demand.ask));
         }

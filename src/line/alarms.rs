@@ -51,7 +51,7 @@ use crate::line::recheck::Recheck;
 use crate::sync::{AtomicBool, Ordering};
 use crate::time::Nanos;
 
-/// The margin of the reserve, and of blocked threads that check the queue in its place. With the
+/// The margin of the reserve, and of blocked threads that check the queue instead of it. With the
 /// usual lateness of a timer the margin is less than the catch-up, so a stalled runtime loses no
 /// permits.
 pub(crate) const SLACK: Nanos = Nanos::new(5_000_000);

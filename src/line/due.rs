@@ -17,7 +17,7 @@ use std::time::Duration;
 use crate::clock::Timer;
 use crate::line::index::block_of;
 use crate::line::pause::{Pace, PauseState, Standstill};
-use crate::line::place::{end_of, priority_of};
+use crate::line::position::{end_of, priority_of};
 use crate::line::priorities::{Class, NO_ENTRY};
 use crate::line::rule::{Rule, Single};
 use crate::line::settings::{KeptShare, Settings};
@@ -122,8 +122,8 @@ impl<Ahead> Memo<Ahead> {
 
     /// Returns when the entry at a position is due, if it is among the first entries in the
     /// forecast.
-    fn due_at(&self, place: u64) -> Option<Nanos> {
-        let index = self.dues.binary_search_by_key(&place, |(place, _)| *place).ok()?;
+    fn due_at(&self, position: u64) -> Option<Nanos> {
+        let index = self.dues.binary_search_by_key(&position, |(position, _)| *position).ok()?;
         Some(self.dues[index].1)
     }
 }
@@ -148,12 +148,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Returns when a request at this position is due, behind requests that weigh `ahead` together.
-    pub(super) fn due(&self, rule: &R, now: Nanos, place: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
+    pub(super) fn due(&self, rule: &R, now: Nanos, position: u64, ahead: &R::Ahead, ask: &R::Ask) -> Nanos {
         let schedule = self.schedule(rule);
         if self.seats.is_empty() {
-            return schedule.due(now, priority_of(place), ahead, ask);
+            return schedule.due(now, priority_of(position), ahead, ask);
         }
-        self.seats.due(&schedule, (now, now), (place, 0), ahead, ask)
+        self.seats.due(&schedule, (now, now), (position, 0), ahead, ask)
     }
 
     /// Searches the last [`MAX_FORECAST`] requests that go before a newcomer for the requests that
@@ -173,17 +173,17 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Returns when a newcomer is due, behind the requests that go before it.
     pub(crate) fn due_behind(&self, visit: &Visit<'_, R>, demand: Demand<'_, R::Ask>) -> Nanos {
         let (&Visit { rule, now, .. }, Demand { ask, priority }) = (visit, demand);
-        let (place, priorities) = (end_of(priority), self.priorities.before(priority));
+        let (position, priorities) = (end_of(priority), self.priorities.before(priority));
         let steps = self.steps(rule, priorities);
         match priorities {
-            [] => self.due(rule, now, place, &R::Ahead::default(), ask),
+            [] => self.due(rule, now, position, &R::Ahead::default(), ask),
             [only] if steps == 0 && !rule.needs_last(&only.ahead, ask) => {
-                self.due(rule, now, place, &only.ahead, ask)
+                self.due(rule, now, position, &only.ahead, ask)
             }
             _ if steps == 0 => {
                 let mut ahead = self.ahead(rule, priority);
                 self.find_last_asks(rule, &mut ahead, demand);
-                self.due(rule, now, place, &ahead, ask)
+                self.due(rule, now, position, &ahead, ask)
             }
             _ => {
                 let sum =
@@ -211,12 +211,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Returns when an entry in the queue is due.
     pub(super) fn due_of(&self, visit: &Visit<'_, R>, key: u32) -> Nanos {
         let &Visit { rule, now, .. } = visit;
-        let Entry { ask, place, priority, .. } = &self.entries[key as usize];
+        let Entry { ask, position, priority, .. } = &self.entries[key as usize];
         let steps = self.steps(rule, self.priorities.before(*priority));
         if steps == 0 {
-            return self.due(rule, now, *place, &self.sums_before(rule, key).weight, ask);
+            return self.due(rule, now, *position, &self.sums_before(rule, key).weight, ask);
         }
-        self.due_from_memo(visit, steps, *place).unwrap_or_else(|| {
+        self.due_from_memo(visit, steps, *position).unwrap_or_else(|| {
             let sums = self.sums_before(rule, key);
             self.due_by_forecast(visit, (steps, key), sums, Demand { ask, priority: *priority })
         })
@@ -226,16 +226,16 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// there. Returns `None` if the entry is not among the first `steps`.
     ///
     /// So asking for each entry of a queue costs about as much as asking for the last one.
-    fn due_from_memo(&self, visit: &Visit<'_, R>, steps: usize, place: u64) -> Option<Nanos> {
+    fn due_from_memo(&self, visit: &Visit<'_, R>, steps: usize, position: u64) -> Option<Nanos> {
         if self.settings.opens == Nanos::MAX {
             return Some(Nanos::MAX);
         }
         let mut memo = self.memo(visit);
         let left = steps.saturating_sub(memo.dues.len());
-        let due = match self.extend_forecast(visit, &mut memo, left, |entry| entry.place > place) {
-            Ok(()) => memo.due_at(place),
+        let due = match self.extend_forecast(visit, &mut memo, left, |entry| entry.position > position) {
+            Ok(()) => memo.due_at(position),
             // The entries behind an entry that is never due are not due either.
-            Err(Never) => memo.due_at(place).or(Some(Nanos::MAX)),
+            Err(Never) => memo.due_at(position).or(Some(Nanos::MAX)),
         };
         self.memo.set(Some(memo));
         due
@@ -286,7 +286,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
                 return Err(Never);
             }
             if memo.dues.len() < MAX_FORECAST {
-                memo.dues.push((entry.place, due));
+                memo.dues.push((entry.position, due));
             }
             memo.requests += 1;
             memo.permits = memo.permits.saturating_add(rule.permits(&entry.ask));
@@ -302,7 +302,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
 
     /// Returns the sums of all requests in the queue before an entry.
     fn sums_before(&self, rule: &R, key: u32) -> Sums<R::Ahead> {
-        let &Entry { ref ask, place, .. } = &self.entries[key as usize];
+        let &Entry { ref ask, position, .. } = &self.entries[key as usize];
         let (mut sizes, mut weight, mut last) = (Sizes::default(), R::Ahead::default(), None);
         if rule.size(ask).is_none() {
             let mut at = self.head;
@@ -314,13 +314,13 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         let mut at = key;
         if let Some(index) = &self.index {
-            index.before(place).for_each(|part| sizes.merge(part));
-            last = Some(block_of(place));
+            index.before(position).for_each(|part| sizes.merge(part));
+            last = Some(block_of(position));
         }
         // This visits the entries of the request's own block, or all entries of a short queue.
         while let Some(Entry { previous, .. }) = self.entries.get(at as usize)
             && let Some(entry) = self.entries.get(*previous as usize)
-            && last.is_none_or(|block| block_of(entry.place) == block)
+            && last.is_none_or(|block| block_of(entry.position) == block)
         {
             rule.size(&entry.ask).into_iter().for_each(|n| sizes.add(n));
             at = *previous;
@@ -380,12 +380,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
         if self.settings.opens == Nanos::MAX {
             return Nanos::MAX;
         }
-        let end_place = self.entries.get(end as usize).map_or(u64::MAX, |end| end.place);
+        let end_position = self.entries.get(end as usize).map_or(u64::MAX, |end| end.position);
         let mut memo = self.memo(visit);
         // The kept forecast may extend beyond the end. Then this call sets it aside.
         let is_beyond = |memo: &Memo<R::Ahead>| {
             let next = self.entries.get(memo.next as usize);
-            end != NO_ENTRY && next.is_none_or(|next| next.place > end_place)
+            end != NO_ENTRY && next.is_none_or(|next| next.position > end_position)
         };
         let (mut steps, mut aside) = (steps, None);
         if is_beyond(&memo) {
@@ -399,7 +399,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             };
             aside = Some(std::mem::replace(&mut memo, other));
         }
-        if self.extend_forecast(visit, &mut memo, steps, |entry| entry.place >= end_place).is_err() {
+        if self.extend_forecast(visit, &mut memo, steps, |entry| entry.position >= end_position).is_err() {
             self.memo.set(Some(aside.unwrap_or(memo)));
             return Nanos::MAX;
         }

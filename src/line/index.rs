@@ -28,8 +28,8 @@ struct Block {
 }
 
 /// Returns the block of a position.
-pub(super) fn block_of(place: u64) -> u64 {
-    place >> 8
+pub(super) fn block_of(position: u64) -> u64 {
+    position >> 8
 }
 
 fn shelf_of(block: u64) -> u64 {
@@ -38,16 +38,16 @@ fn shelf_of(block: u64) -> u64 {
 
 impl Index {
     /// Adds an entry that has joined the queue, behind all others of its block.
-    pub(super) fn add(&mut self, place: u64, key: u32, n: u32) {
-        let block = block_of(place);
+    pub(super) fn add(&mut self, position: u64, key: u32, n: u32) {
+        let block = block_of(position);
         self.shelves.entry(shelf_of(block)).or_default().add(n);
         let new = || Block { sizes: Sizes::default(), first: key };
         self.blocks.entry(block).or_insert_with(new).sizes.add(n);
     }
 
     /// Removes an entry that has left the queue. The entry behind it is `next`.
-    pub(super) fn remove(&mut self, place: u64, key: u32, n: u32, next: u32) {
-        let block = block_of(place);
+    pub(super) fn remove(&mut self, position: u64, key: u32, n: u32, next: u32) {
+        let block = block_of(position);
         if let Some(shelf) = self.shelves.get_mut(&shelf_of(block)) {
             shelf.remove(n);
             if shelf.requests() == 0 {
@@ -66,8 +66,8 @@ impl Index {
     }
 
     /// Returns the sums of all entries before the block of a position, in parts.
-    pub(super) fn before(&self, place: u64) -> impl Iterator<Item = &Sizes> {
-        let block = block_of(place);
+    pub(super) fn before(&self, position: u64) -> impl Iterator<Item = &Sizes> {
+        let block = block_of(position);
         let shelf = shelf_of(block);
         let blocks = self.blocks.range(shelf << 8..block).map(|(_, block)| &block.sizes);
         self.shelves.range(..shelf).map(|(_, shelf)| shelf).chain(blocks)

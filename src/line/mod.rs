@@ -17,7 +17,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `entries`, `place`, `priorities`, `index`, `sizes` | the entries in memory, their order and their sums |
+//! | `entries`, `position`, `priorities`, `index`, `sizes` | the entries in memory, their order and their sums |
 //! | `serve`, `take`, `bounds` | granting and refusing waiters, taking permits under the lock, making room in a full queue |
 //! | `all_waiters` | a bound on the waiters of several queues together |
 //! | `due`, `settings`, `pause` | when a request is due, and the settings and pauses that decide it |
@@ -43,7 +43,7 @@ pub(crate) mod grants;
 mod index;
 pub(crate) mod lateness;
 pub(crate) mod pause;
-pub(crate) mod place;
+pub(crate) mod position;
 pub(crate) mod priorities;
 pub(crate) mod recheck;
 mod retime;
@@ -71,7 +71,7 @@ use crate::line::due::{Memo, Schedule};
 use crate::line::entries::Entries;
 use crate::line::grants::{GrantKind, Granted, Tracked, Undoable, counts};
 use crate::line::index::{INDEX_MIN_LEN, Index};
-use crate::line::place::place_of;
+use crate::line::position::position_of;
 use crate::line::priorities::{NO_ENTRY, Priorities};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
@@ -102,7 +102,7 @@ pub(crate) struct Line<R: Rule, C: Timer> {
     /// All requests that wait in this queue and in others, if they are bounded together.
     pub(crate) all_waiters: Option<Arc<AllWaiters>>,
     /// The number of positions given so far, to entries and to seats.
-    places_given: u64,
+    positions_given: u64,
     /// The deadlines of the entries in the queue that have one, in order of time.
     deadlines: BTreeSet<(Nanos, u32)>,
     /// The highest clock reading so far.
@@ -131,7 +131,7 @@ struct Entry<Ask, Charge, RuntimeId> {
     /// The entry takes up to this many permits. If this is zero, it takes exactly what it asks for.
     most: u32,
     /// The entry's position among entries and seats.
-    place: u64,
+    position: u64,
     priority: i8,
     /// Whether the entry may be dropped to make room for a newcomer.
     droppable: bool,
@@ -206,7 +206,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             len: 0,
             permits: 0,
             all_waiters: None,
-            places_given: 0,
+            positions_given: 0,
             deadlines: BTreeSet::new(),
             latest: Nanos::ZERO,
             charged: Nanos::ZERO,
@@ -267,9 +267,9 @@ impl<R: Rule, C: Timer> Line<R, C> {
     }
 
     /// Returns a new position behind all others of a priority.
-    fn new_place(&mut self, priority: i8) -> u64 {
-        self.places_given += 1;
-        place_of(priority, self.places_given)
+    fn new_position(&mut self, priority: i8) -> u64 {
+        self.positions_given += 1;
+        position_of(priority, self.positions_given)
     }
 
     /// Takes a seat for a composite, behind all others of a priority. Returns its position.
@@ -280,10 +280,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
         composite: Weak<dyn Recheck>,
     ) -> u64 {
         let Demand { ask, priority } = demand;
-        let (place, mut entries) = (self.new_place(priority), Sizes::default());
+        let (position, mut entries) = (self.new_position(priority), Sizes::default());
         self.priorities.before(priority).iter().for_each(|class| entries.merge(&class.sizes));
-        self.seats.take_seat(rule, place, ask.clone(), entries, composite);
-        place
+        self.seats.take_seat(rule, position, ask.clone(), entries, composite);
+        position
     }
 
     /// Sets the request of a seat and the time until which the seat is held. Returns whether that
@@ -292,12 +292,12 @@ impl<R: Rule, C: Timer> Line<R, C> {
         &mut self,
         rule: &R,
         now: Nanos,
-        place: u64,
+        position: u64,
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
         // `schedule` is not called here, because it borrows the seats as well.
-        self.seats.update(&Schedule { rule, settings: &self.settings }, now, place, ask, at)
+        self.seats.update(&Schedule { rule, settings: &self.settings }, now, position, ask, at)
     }
 
     /// Returns whether the limiter is paused or closed.
@@ -325,16 +325,27 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let previous = self.priorities.last_before(priority);
         let next = self.entries.get(previous as usize).map_or(self.head, |previous| previous.next);
         self.permits += u128::from(rule.permits(&ask));
-        let place = self.new_place(priority);
+        let position = self.new_position(priority);
         let class = self.priorities.class(priority);
         rule.add(&mut class.ahead, &ask);
         rule.size(&ask).into_iter().for_each(|n| class.sizes.add(n));
         let state = State::Waiting(waker);
         if !self.seats.is_empty() {
-            self.seats.count_entry(rule, place, &ask);
+            self.seats.count_entry(rule, position, &ask);
         }
-        let entry =
-            Entry { ask, most, place, priority, droppable, previous, next, woken_by, since, deadline, state };
+        let entry = Entry {
+            ask,
+            most,
+            position,
+            priority,
+            droppable,
+            previous,
+            next,
+            woken_by,
+            since,
+            deadline,
+            state,
+        };
         // Four billion waiters at 64 bytes would not fit in memory.
         let key = u32::try_from(self.entries.insert(entry)).unwrap_or(NO_ENTRY);
         class.last = key;
@@ -370,10 +381,10 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         let index = self.index.get_or_insert_default();
         let mut at = if new { self.head } else { key };
-        while let Some(Entry { ask, place, next, .. }) = self.entries.get(at as usize) {
+        while let Some(Entry { ask, position, next, .. }) = self.entries.get(at as usize) {
             // The index sums sizes, so a queue of requests without sizes has no index.
             let Some(n) = rule.size(ask) else { return self.index = None };
-            index.add(*place, at, n);
+            index.add(*position, at, n);
             at = if new { *next } else { NO_ENTRY };
         }
     }
@@ -381,11 +392,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
     /// Takes an entry out of the queue. The entry stays in memory.
     fn unlink(&mut self, visit: &mut Visit<'_, R>, key: u32) {
         let rule = visit.rule;
-        let Entry { ref ask, place, priority, previous, next, woken_by, deadline, .. } =
+        let Entry { ref ask, position, priority, previous, next, woken_by, deadline, .. } =
             self.entries[key as usize];
         let n = rule.size(ask);
         if !self.seats.is_empty() {
-            self.seats.uncount_entry(rule, place, ask);
+            self.seats.uncount_entry(rule, position, ask);
         }
         self.memo.set(None);
         let permits = rule.permits(ask);
@@ -421,7 +432,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         }
         self.len -= 1;
         if let Some(index) = &mut self.index {
-            n.into_iter().for_each(|n| index.remove(place, key, n, next));
+            n.into_iter().for_each(|n| index.remove(position, key, n, next));
             // The bound is far below `INDEX_MIN_LEN`, so that a queue of about that length does not
             // create its index again and again.
             if self.len < INDEX_MIN_LEN / 4 {

@@ -65,19 +65,19 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let Visit { rule, now, .. } = *visit;
         let (mut ahead, mut passed, mut key) = (R::Ahead::default(), 0, self.head);
         while left > 0
-            && let Some(&Entry { ref ask, place, priority, next, deadline, .. }) =
+            && let Some(&Entry { ref ask, position, priority, next, deadline, .. }) =
                 self.entries.get(key as usize)
         {
-            for ask in self.seats.here_between(passed, place).take(left) {
+            for ask in self.seats.here_between(passed, position).take(left) {
                 rule.add(&mut ahead, ask);
                 left -= 1;
             }
             let cost = if deadline < Nanos::MAX { DUE_TIME_COST } else { 1 };
-            (passed, left) = (place, left.saturating_sub(cost));
+            (passed, left) = (position, left.saturating_sub(cost));
             let refusal = if let Err(never) = self.check(rule, now, Demand { ask, priority }) {
                 Some(never)
             } else if deadline < Nanos::MAX {
-                let due = self.seats.due_among(&self.schedule(rule), (now, now), (place, 0), &ahead, ask);
+                let due = self.seats.due_among(&self.schedule(rule), (now, now), (position, 0), &ahead, ask);
                 (due > deadline).then(|| self.too_early(due, deadline))
             } else {
                 None

@@ -54,7 +54,7 @@ use std::sync::Weak;
 
 use crate::line::deferred::Deferred;
 use crate::line::due::Schedule;
-use crate::line::place::{LAST_PLACE, priority_of};
+use crate::line::position::{LAST_POSITION, priority_of};
 use crate::line::recheck::Recheck;
 use crate::line::rule::Rule;
 use crate::line::sizes::Sizes;
@@ -162,23 +162,23 @@ impl<R: Rule> Seats<R> {
     }
 
     /// Counts an entry that has joined the queue.
-    pub(crate) fn count_entry(&mut self, rule: &R, place: u64, ask: &R::Ask) {
+    pub(crate) fn count_entry(&mut self, rule: &R, position: u64, ask: &R::Ask) {
         let n = rule.size(ask).unwrap_or(0);
-        self.count_before_next(place, |entries| entries.add(n));
+        self.count_before_next(position, |entries| entries.add(n));
     }
 
     /// Uncounts an entry that has left the queue.
-    pub(crate) fn uncount_entry(&mut self, rule: &R, place: u64, ask: &R::Ask) {
+    pub(crate) fn uncount_entry(&mut self, rule: &R, position: u64, ask: &R::Ask) {
         let n = rule.size(ask).unwrap_or(0);
-        self.count_before_next(place, |entries| entries.remove(n));
+        self.count_before_next(position, |entries| entries.remove(n));
     }
 
     /// Changes the entries that the first seat behind a position counts.
-    fn count_before_next(&mut self, place: u64, change: impl Fn(&mut Sizes)) {
-        if self.list.last_key_value().is_none_or(|(last, _)| *last < place) {
+    fn count_before_next(&mut self, position: u64, change: impl Fn(&mut Sizes)) {
+        if self.list.last_key_value().is_none_or(|(last, _)| *last < position) {
             return;
         }
-        let Some((next, seat)) = self.list.range_mut(place..).next() else { return };
+        let Some((next, seat)) = self.list.range_mut(position..).next() else { return };
         change(&mut seat.before);
         if let Some((_, block)) = self.blocks.range_mut(..=next).next_back() {
             change(&mut block.sums.entries);
@@ -187,21 +187,21 @@ impl<R: Rule> Seats<R> {
     }
 
     /// Changes the sum of the seats that are here.
-    fn count_here(&mut self, place: u64, change: impl Fn(&mut Sizes)) {
-        if let Some((_, block)) = self.blocks.range_mut(..=place).next_back() {
+    fn count_here(&mut self, position: u64, change: impl Fn(&mut Sizes)) {
+        if let Some((_, block)) = self.blocks.range_mut(..=position).next_back() {
             change(&mut block.sums.here);
         }
         change(&mut self.total.here);
     }
 
     /// Returns the sums of all seats before a position.
-    fn sums_before(&self, rule: &R, place: u64) -> Sums {
+    fn sums_before(&self, rule: &R, position: u64) -> Sums {
         // The position is mostly that of the first seat, of the last one, or of a newcomer.
         match (self.list.first_key_value(), self.list.last_key_value()) {
-            (Some((first, _)), Some((last, seat))) if *first < place => {
-                if *last <= place {
+            (Some((first, _)), Some((last, seat))) if *first < position => {
+                if *last <= position {
                     let mut sums = self.total.clone();
-                    if *last == place {
+                    if *last == position {
                         seat.subtract_from(rule, &mut sums);
                     }
                     return sums;
@@ -209,7 +209,7 @@ impl<R: Rule> Seats<R> {
             }
             _ => return Sums::default(),
         }
-        let Some((&begin, own)) = self.blocks.range(..=place).next_back() else { return Sums::default() };
+        let Some((&begin, own)) = self.blocks.range(..=position).next_back() else { return Sums::default() };
         let mut blocks = sum_before(
             &self.total,
             self.blocks.range(..begin),
@@ -217,11 +217,11 @@ impl<R: Rule> Seats<R> {
             |sum, (_, block)| sum.merge(&block.sums),
             |sum, (_, block)| sum.unmerge(&block.sums),
         );
-        let end = self.blocks.range(place + 1..).next().map_or(LAST_PLACE, |(end, _)| *end);
+        let end = self.blocks.range(position + 1..).next().map_or(LAST_POSITION, |(end, _)| *end);
         blocks.merge(&sum_before(
             &own.sums,
-            self.list.range(begin..place),
-            self.list.range(place..end),
+            self.list.range(begin..position),
+            self.list.range(position..end),
             |sum, (_, seat)| seat.add_to(rule, sum),
             |sum, (_, seat)| seat.subtract_from(rule, sum),
         ));
@@ -230,20 +230,20 @@ impl<R: Rule> Seats<R> {
 
     /// Adds a seat behind entries of these sizes, and splits a block that has become twice as large
     /// as it should be.
-    fn insert(&mut self, rule: &R, place: u64, mut seat: Seat<R::Ask>) {
+    fn insert(&mut self, rule: &R, position: u64, mut seat: Seat<R::Ask>) {
         // The seats before this one count these entries already.
-        seat.before.unmerge(&self.sums_before(rule, place).entries);
-        self.count_before_next(place, |entries| entries.unmerge(&seat.before));
+        seat.before.unmerge(&self.sums_before(rule, position).entries);
+        self.count_before_next(position, |entries| entries.unmerge(&seat.before));
         self.total.entries.merge(&seat.before);
-        let begin = self.blocks.range(..=place).next_back().map_or(place, |(begin, _)| *begin);
+        let begin = self.blocks.range(..=position).next_back().map_or(position, |(begin, _)| *begin);
         let block = self.blocks.entry(begin).or_default();
         block.seats += 1;
         block.sums.entries.merge(&seat.before);
-        self.list.insert(place, seat);
+        self.list.insert(position, seat);
         if block.seats < 2 * BLOCK {
             return;
         }
-        let end = self.blocks.range(place + 1..).next().map_or(LAST_PLACE, |(end, _)| *end);
+        let end = self.blocks.range(position + 1..).next().map_or(LAST_POSITION, |(end, _)| *end);
         let Some((&middle, _)) = self.list.range(begin..end).nth(BLOCK) else { return };
         let mut second = Block::default();
         for (_, seat) in self.list.range(middle..end) {
@@ -258,9 +258,9 @@ impl<R: Rule> Seats<R> {
     }
 
     /// Removes a seat that is not here, and its block if the seat was the last one in it.
-    fn remove(&mut self, place: u64) -> Option<Seat<R::Ask>> {
-        let seat = self.list.remove(&place)?;
-        if let Some((&begin, block)) = self.blocks.range_mut(..=place).next_back() {
+    fn remove(&mut self, position: u64) -> Option<Seat<R::Ask>> {
+        let seat = self.list.remove(&position)?;
+        if let Some((&begin, block)) = self.blocks.range_mut(..=position).next_back() {
             block.seats -= 1;
             block.sums.entries.unmerge(&seat.before);
             if block.seats == 0 {
@@ -268,7 +268,7 @@ impl<R: Rule> Seats<R> {
             }
         }
         self.total.entries.unmerge(&seat.before);
-        self.count_before_next(place, |entries| entries.merge(&seat.before));
+        self.count_before_next(position, |entries| entries.merge(&seat.before));
         Some(seat)
     }
 
@@ -283,18 +283,18 @@ impl<R: Rule> Seats<R> {
         &self,
         schedule: &Schedule<'_, R>,
         times: (Nanos, Nanos),
-        (place, own): (u64, u64),
+        (position, own): (u64, u64),
         ahead: &R::Ahead,
         ask: &R::Ask,
     ) -> Nanos {
         let rule = schedule.rule;
-        let mut here = self.sums_before(rule, place).here;
-        if let Some(own) = self.here.get(&own).filter(|_| own < place) {
+        let mut here = self.sums_before(rule, position).here;
+        if let Some(own) = self.here.get(&own).filter(|_| own < position) {
             rule.size(own).into_iter().for_each(|n| here.remove(n));
         }
         let mut ahead = ahead.clone();
         rule.merge(&mut ahead, &rule.weigh(&here).unwrap_or_default());
-        self.due_among(schedule, times, (place, own), &ahead, ask)
+        self.due_among(schedule, times, (position, own), &ahead, ask)
     }
 
     /// Returns when a request in the seat at this position is due, not before `at`. Returns `None`
@@ -303,15 +303,15 @@ impl<R: Rule> Seats<R> {
         &self,
         schedule: &Schedule<'_, R>,
         times: (Nanos, Nanos),
-        place: u64,
+        position: u64,
         ask: &R::Ask,
     ) -> Option<Nanos> {
-        let seat = self.list.get(&place)?;
-        let Sums { mut entries, here } = self.sums_before(schedule.rule, place);
+        let seat = self.list.get(&position)?;
+        let Sums { mut entries, here } = self.sums_before(schedule.rule, position);
         entries.merge(&seat.before);
         entries.merge(&here);
         let ahead = schedule.rule.weigh(&entries).unwrap_or_default();
-        Some(self.due_among(schedule, times, (place, place), &ahead, ask))
+        Some(self.due_among(schedule, times, (position, position), &ahead, ask))
     }
 
     /// Returns when a request at this position is due, not before `at`, behind the sum `ahead` and
@@ -320,17 +320,17 @@ impl<R: Rule> Seats<R> {
         &self,
         schedule: &Schedule<'_, R>,
         (now, at): (Nanos, Nanos),
-        (place, own): (u64, u64),
+        (position, own): (u64, u64),
         ahead: &R::Ahead,
         ask: &R::Ask,
     ) -> Nanos {
-        let due = schedule.due(now, priority_of(place), ahead, ask);
+        let due = schedule.due(now, priority_of(position), ahead, ask);
         if self.away.is_empty() || due == Nanos::MAX {
             return due;
         }
         let (rule, now) = (schedule.rule, now.max(schedule.settings.opens_for(now)));
         let first = self.away.iter().take(BACKFILL_DEPTH);
-        let before = first.filter(|(_, other)| *other < place && *other != own);
+        let before = first.filter(|(_, other)| *other < position && *other != own);
         let seats = before.filter_map(|(at, other)| Some((*other, *at, &self.list.get(other)?.ask)));
         // A policy can compute a due time for two cases: the requests ahead go first as soon as
         // they can, or all of them go first at a given time. The truth is in between, so the later
@@ -354,7 +354,7 @@ impl<R: Rule> Seats<R> {
                 }
                 rule.add(&mut first, seat_ask);
                 rule.add(&mut last, seat_ask);
-                let ready_at = |at, ahead| schedule.ready_at(at, priority_of(place), ahead, ask);
+                let ready_at = |at, ahead| schedule.ready_at(at, priority_of(position), ahead, ask);
                 due = due.max(ready_at(now, &first)).max(ready_at(begins, &last)).max(seat_at);
             }
             rule.add(&mut all, seat_ask);
@@ -370,25 +370,25 @@ impl<R: Rule> Seats<R> {
 
     /// Notifies the composites of the first seats from a position on. Returns the position from
     /// which to continue, if there are more seats.
-    pub(crate) fn notify_from(&self, place: u64, deferred: &mut Deferred) -> Option<u64> {
-        let mut seats = self.list.range(place..);
+    pub(crate) fn notify_from(&self, position: u64, deferred: &mut Deferred) -> Option<u64> {
+        let mut seats = self.list.range(position..);
         let first = seats.by_ref().take(MAX_NOTIFIED).filter_map(|(_, seat)| seat.shared.upgrade());
         deferred.rechecks.extend(first);
-        seats.next().map(|(place, _)| *place)
+        seats.next().map(|(position, _)| *position)
     }
 
     /// Takes a seat at this position, behind `entries` of the queue.
     pub(crate) fn take_seat(
         &mut self,
         rule: &R,
-        place: u64,
+        position: u64,
         ask: R::Ask,
         entries: Sizes,
         shared: Weak<dyn Recheck>,
     ) {
         // The seat is idle until its time is set.
         let seat = Seat { ask, before: entries, at: Nanos::MAX, due: Nanos::ZERO, here: false, shared };
-        self.insert(rule, place, seat);
+        self.insert(rule, position, seat);
     }
 
     /// Sets the request of a seat and the time until which the seat is held. Returns whether that
@@ -397,65 +397,65 @@ impl<R: Rule> Seats<R> {
         &mut self,
         schedule: &Schedule<'_, R>,
         now: Nanos,
-        place: u64,
+        position: u64,
         ask: &R::Ask,
         at: Nanos,
     ) -> (bool, Nanos) {
-        let due = self.due_in_seat(schedule, (now, now), place, ask).unwrap_or(Nanos::ZERO);
-        (self.file(schedule.rule, place, ask, (at, due)), due)
+        let due = self.due_in_seat(schedule, (now, now), position, ask).unwrap_or(Nanos::ZERO);
+        (self.file(schedule.rule, position, ask, (at, due)), due)
     }
 
     /// Makes a seat idle, for a waiter that is no longer the first of its composite. Returns
     /// whether that changes anything for the requests behind.
-    pub(crate) fn make_idle(&mut self, rule: &R, place: u64) -> bool {
-        let ask = self.list.get(&place).map(|seat| seat.ask.clone());
-        ask.is_some_and(|ask| self.file(rule, place, &ask, (Nanos::MAX, Nanos::ZERO)))
+    pub(crate) fn make_idle(&mut self, rule: &R, position: u64) -> bool {
+        let ask = self.list.get(&position).map(|seat| seat.ask.clone());
+        ask.is_some_and(|ask| self.file(rule, position, &ask, (Nanos::MAX, Nanos::ZERO)))
     }
 
     /// Records a seat as here, away or idle. Returns whether anything has changed.
-    fn file(&mut self, rule: &R, place: u64, ask: &R::Ask, (at, due): (Nanos, Nanos)) -> bool {
-        let Some(seat) = self.list.get_mut(&place) else { return false };
+    fn file(&mut self, rule: &R, position: u64, ask: &R::Ask, (at, due): (Nanos, Nanos)) -> bool {
+        let Some(seat) = self.list.get_mut(&position) else { return false };
         let (old_at, old_ask) = (seat.at, std::mem::replace(&mut seat.ask, ask.clone()));
         (seat.at, seat.due) = (at, due);
         let moved = at != old_at || *ask != old_ask;
         let (was_here, is_here) = (seat.here, at <= due.saturating_add(CLOCK_SKEW));
         seat.here = is_here;
         if moved {
-            self.wakeups.remove(&(old_at, place));
-            self.wakeups.insert((at, place));
+            self.wakeups.remove(&(old_at, position));
+            self.wakeups.insert((at, position));
         }
         if was_here && !(is_here && *ask == old_ask) {
-            self.leave(rule, place, &old_ask);
+            self.leave(rule, position, &old_ask);
         }
         if is_here && !(was_here && *ask == old_ask) {
-            self.here.insert(place, ask.clone());
+            self.here.insert(position, ask.clone());
             let n = rule.size(ask).unwrap_or(0);
-            self.count_here(place, |here| here.add(n));
+            self.count_here(position, |here| here.add(n));
         }
-        self.away.remove(&(old_at, place));
+        self.away.remove(&(old_at, position));
         if !is_here && at < Nanos::MAX {
-            self.away.insert((at, place));
+            self.away.insert((at, position));
         }
         moved || was_here != is_here
     }
 
     /// Removes the request of a seat that is no longer here.
-    fn leave(&mut self, rule: &R, place: u64, ask: &R::Ask) {
-        self.here.remove(&place);
+    fn leave(&mut self, rule: &R, position: u64, ask: &R::Ask) {
+        self.here.remove(&position);
         let n = rule.size(ask).unwrap_or(0);
-        self.count_here(place, |here| here.remove(n));
+        self.count_here(position, |here| here.remove(n));
     }
 
     /// Gives up a seat. Returns whether the seat was there.
-    pub(crate) fn give_up(&mut self, rule: &R, place: u64) -> bool {
-        let Some(Seat { ask, here, .. }) = self.list.get(&place) else { return false };
+    pub(crate) fn give_up(&mut self, rule: &R, position: u64) -> bool {
+        let Some(Seat { ask, here, .. }) = self.list.get(&position) else { return false };
         if *here {
             let ask = ask.clone();
-            self.leave(rule, place, &ask);
+            self.leave(rule, position, &ask);
         }
-        let Some(seat) = self.remove(place) else { return false };
-        self.wakeups.remove(&(seat.at, place));
-        self.away.remove(&(seat.at, place));
+        let Some(seat) = self.remove(position) else { return false };
+        self.wakeups.remove(&(seat.at, position));
+        self.away.remove(&(seat.at, position));
         true
     }
 
@@ -470,12 +470,12 @@ impl<R: Rule> Seats<R> {
         // The composites are notified in the order of the positions of their seats, so that each
         // one finds a time behind the seats before its own, instead of an equal time.
         due.sort_unstable();
-        deferred.rechecks.extend(due.iter().filter_map(|place| self.list.get(place)?.shared.upgrade()));
-        let Some((&place, ask)) = self.here.first_key_value() else { return };
-        let Some(due) = self.due_in_seat(schedule, (now, now), place, ask) else { return };
+        deferred.rechecks.extend(due.iter().filter_map(|position| self.list.get(position)?.shared.upgrade()));
+        let Some((&position, ask)) = self.here.first_key_value() else { return };
+        let Some(due) = self.due_in_seat(schedule, (now, now), position, ask) else { return };
         // A request that can never be granted is refused now. Otherwise all requests behind it
         // would wait.
-        if let Some(seat) = self.list.get_mut(&place)
+        if let Some(seat) = self.list.get_mut(&position)
             && (due < seat.due || due == Nanos::MAX && seat.due < due)
             && seat.at > now
         {

@@ -71,8 +71,8 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let Visit { rule, now, .. } = *visit;
         let mut ahead = R::Ahead::default();
         for _ in 0..SLICE {
-            let Some(Entry { ask, place, .. }) = self.entries.get(self.head as usize) else { break };
-            let (key, refusal) = (self.head, limited(self.due(rule, now, *place, &ahead, ask), now));
+            let Some(Entry { ask, position, .. }) = self.entries.get(self.head as usize) else { break };
+            let (key, refusal) = (self.head, limited(self.due(rule, now, *position, &ahead, ask), now));
             rule.add(&mut ahead, ask);
             self.answer(visit, key, State::Shadowed(refusal));
         }
@@ -107,7 +107,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
         let key = self.head;
         let first = self.entries.get(key as usize)?;
         let (ask, none) = (first.ask.clone(), R::Ahead::default());
-        let &Entry { place, woken_by, since, deadline, priority, .. } = first;
+        let &Entry { position, woken_by, since, deadline, priority, .. } = first;
         let unattended = matches!(woken_by, WokenBy::Nothing);
         let begins = since.max(self.charged).max(self.settings.opens_for(now));
         // Nothing wakes a reservation that no task awaits, so it may have been due long ago. A
@@ -123,7 +123,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // member of a composite changed.
             return Some(self.answer_head(visit, State::Refused(never)));
         }
-        let due = self.due(rule, as_of, place, &none, &ask);
+        let due = self.due(rule, as_of, position, &none, &ask);
         if due > deadline && !self.may_be_late(visit, due, deadline) {
             let refusal = self.too_early(due, deadline);
             return Some(self.answer_head(visit, State::Refused(refusal)));
@@ -155,7 +155,7 @@ impl<R: Rule, C: Timer> Line<R, C> {
             // permit. If the policy still says that the waiter is due but refuses it, another
             // request has intervened, or the policy contradicts itself: the queue is served again,
             // but later, so that it does not spin.
-            Err(Refusal::Limited { .. }) => match self.due(rule, now, place, &none, &ask) <= due {
+            Err(Refusal::Limited { .. }) => match self.due(rule, now, position, &none, &ask) <= due {
                 true => Head::WaitsUntil(due.max(now.saturating_add(Nanos::new(1)))),
                 false => Head::Continue,
             },
@@ -187,14 +187,14 @@ impl<R: Rule, C: Timer> Line<R, C> {
         due: Nanos,
         turn: Option<Nanos>,
     ) -> (Option<R::Ask>, Nanos) {
-        let &Entry { most, place, priority, .. } = &self.entries[self.head as usize];
+        let &Entry { most, position, priority, .. } = &self.entries[self.head as usize];
         let more = self.as_many(visit, Demand { ask, priority }, most, visit.rule.permits(ask), turn);
         if more == *ask {
             return (None, due);
         }
         // The policy has just found this many permits.
         let turn = turn.unwrap_or(visit.now);
-        let due_all = self.due(visit.rule, turn, place, &R::Ahead::default(), &more);
+        let due_all = self.due(visit.rule, turn, position, &R::Ahead::default(), &more);
         if due_all <= turn { (Some(more), due_all) } else { (None, due) }
     }
 

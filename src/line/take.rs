@@ -6,7 +6,7 @@ use crate::clock::Timer;
 use crate::error::Refusal;
 use crate::line::Line;
 use crate::line::grants::Undoable;
-use crate::line::place::end_of;
+use crate::line::position::end_of;
 use crate::line::rule::{Rule, TakeLimit};
 use crate::line::visit::{Demand, Visit};
 use crate::policy::limited;

@@ -494,7 +494,7 @@ mod tests {
     /// A grant that may be undone: its index in the history, what it is undone with, the levels
     /// between which it moved the state, and whether the log tracks it.
     struct Grant {
-        place: usize,
+        noted: usize,
         with: u64,
         moved: Moved,
         tracked: bool,
@@ -531,10 +531,10 @@ mod tests {
                         let before = level.max(full);
                         level = before + number;
                         history.push((now, i64::try_from(number)?));
-                        let (place, moved, tracked) = (history.len() - 1, (before, level), act == 2);
+                        let (noted, moved, tracked) = (history.len() - 1, (before, level), act == 2);
                         let with = if tracked { room.track(|_| Measure { moved: Some(moved), full }).0 } else { since };
                         if act < 4 {
-                            grants.push(Grant { place, with, moved, tracked });
+                            grants.push(Grant { noted, with, moved, tracked });
                         }
                     }
                     5 => {
@@ -544,7 +544,7 @@ mod tests {
                     }
                     _ if grants.is_empty() => {}
                     _ => {
-                        let Grant { place, with, moved, tracked } = grants.swap_remove(index % grants.len());
+                        let Grant { noted, with, moved, tracked } = grants.swap_remove(index % grants.len());
                         if number == 0 && tracked {
                             room.make_final(GrantId(with));
                         } else {
@@ -560,7 +560,7 @@ mod tests {
                                 true => room.undo(GrantId(with), &measures, put_back),
                                 false => room.undo_since(with, &measures, put_back),
                             }
-                            history[place].1 = 0;
+                            history[noted].1 = 0;
                         }
                     }
                 }

@@ -91,11 +91,11 @@ impl<R: Rule, C: Timer> Line<R, C> {
         woken_by: WokenBy<C::RuntimeId>,
         deferred: &mut Deferred,
     ) {
-        let &Entry { place, priority, next, .. } = &self.entries[key as usize];
+        let &Entry { position, priority, next, .. } = &self.entries[key as usize];
         if matches!(woken_by, WokenBy::Thread { .. }) {
             // A thread waits for this reservation from now on.
             let first = self.priorities.class(priority).first_thread;
-            if self.entries.get(first as usize).is_none_or(|first| place < first.place) {
+            if self.entries.get(first as usize).is_none_or(|first| position < first.position) {
                 self.priorities.class(priority).first_thread = key;
             }
         } else if self.priorities.class(priority).first_thread == key {

@@ -8,21 +8,21 @@
 const SEQUENCE_BITS: u32 = 56;
 
 /// The position behind all others.
-pub(crate) const LAST_PLACE: u64 = u64::MAX;
+pub(crate) const LAST_POSITION: u64 = u64::MAX;
 
 /// Returns the position of the arrival with this number, of this priority.
-pub(crate) fn place_of(priority: i8, number: u64) -> u64 {
+pub(crate) fn position_of(priority: i8, number: u64) -> u64 {
     ((i8::MAX.abs_diff(priority) as u64) << SEQUENCE_BITS) | number
 }
 
 /// Returns the position behind all others of a priority.
 pub(crate) fn end_of(priority: i8) -> u64 {
-    place_of(priority, (1 << SEQUENCE_BITS) - 1)
+    position_of(priority, (1 << SEQUENCE_BITS) - 1)
 }
 
 /// Returns the priority of a position.
-pub(crate) fn priority_of(place: u64) -> i8 {
+pub(crate) fn priority_of(position: u64) -> i8 {
     // The value has eight bits.
     #[allow(clippy::cast_possible_truncation)]
-    i8::MAX.wrapping_sub_unsigned((place >> SEQUENCE_BITS) as u8)
+    i8::MAX.wrapping_sub_unsigned((position >> SEQUENCE_BITS) as u8)
 }
