@@ -46,9 +46,9 @@ fn broken_a_key_is_not_forgotten_under_a_permit() {
         let table = keys.table().clone();
         drop(keys.limit(&1));
         let is_unused = |limit: &crate::CountingLimit| Arc::strong_count(&limit.pool) == 1;
-        let place = lock(&table.shards[0]).keys.place_of(table.hash_of(&1), is_unused);
-        if let Some(place) = place {
-            let _removed = lock(&table.shards[0]).keys.remove_at(place);
+        let slot = lock(&table.shards[0]).keys.slot_of(table.hash_of(&1), is_unused);
+        if let Some(slot) = slot {
+            let _removed = lock(&table.shards[0]).keys.remove_at(slot);
         }
     });
 }

@@ -38,9 +38,9 @@ where
         let mut limiters = vec![self.overflow.clone()];
         for shard in &self.shards {
             let mut shard = write(shard);
-            let places = shard.entries().places();
+            let slots = shard.entries().slot_count();
             let mut entries = shard.entries_mut();
-            for entry in (0..places).filter_map(|place| entries.remove_at(place)) {
+            for entry in (0..slots).filter_map(|slot| entries.remove_at(slot)) {
                 self.uncount();
                 removed.key(entry);
             }

@@ -4,7 +4,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 
 use super::plan::{Planned, Terms};
-use super::slots::{Slots, places_from};
+use super::slots::{Slots, slots_from};
 use crate::policy::Policy;
 
 /// The known keys of a shard, with the policy of the shard.
@@ -26,23 +26,23 @@ pub(crate) type Entry<K, P> = (K, Option<Arc<Terms<P>>>, <P as Policy>::State);
 
 impl<'a, K, P: Policy> Entries<'a, K, P> {
     /// Returns the number of slots, used or empty.
-    pub(super) fn places(&self) -> usize {
+    pub(super) fn slot_count(&self) -> usize {
         match self {
-            Entries::Plain(_, slots) => slots.places(),
-            Entries::Planned(_, slots) => slots.places(),
+            Entries::Plain(_, slots) => slots.slot_count(),
+            Entries::Planned(_, slots) => slots.slot_count(),
         }
     }
 
     /// Returns `count` slots from `first` on, each once.
-    pub(super) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, P> {
-        places_from(self.places(), first, count)
+    pub(super) fn slots_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, P> {
+        slots_from(self.slot_count(), first, count)
     }
 
     /// Returns the policy and the state at a slot.
-    pub(super) fn at(&self, place: usize) -> Option<(&'a P, &'a P::State)> {
+    pub(super) fn at(&self, slot: usize) -> Option<(&'a P, &'a P::State)> {
         match *self {
-            Entries::Plain(policy, slots) => slots.at(place).map(|(_, state)| (policy, state)),
-            Entries::Planned(policy, slots) => slots.at(place).map(|(_, planned)| planned.read(policy)),
+            Entries::Plain(policy, slots) => slots.at(slot).map(|(_, state)| (policy, state)),
+            Entries::Planned(policy, slots) => slots.at(slot).map(|(_, planned)| planned.read(policy)),
         }
     }
 
@@ -59,14 +59,14 @@ impl<'a, K, P: Policy> Entries<'a, K, P> {
     }
 
     /// Returns the slot of a key.
-    pub(super) fn place<Q>(&self, hash: u64, key: &Q) -> Option<usize>
+    pub(super) fn slot<Q>(&self, hash: u64, key: &Q) -> Option<usize>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
     {
         match self {
-            Entries::Plain(_, slots) => slots.place(hash, key),
-            Entries::Planned(_, slots) => slots.place(hash, key),
+            Entries::Plain(_, slots) => slots.slot(hash, key),
+            Entries::Planned(_, slots) => slots.slot(hash, key),
         }
     }
 
@@ -90,11 +90,11 @@ impl<'a, K, P: Policy> Entries<'a, K, P> {
 }
 
 impl<K, P: Policy> EntriesMut<'_, K, P> {
-    pub(super) fn remove_at(&mut self, place: usize) -> Option<Entry<K, P>> {
+    pub(super) fn remove_at(&mut self, slot: usize) -> Option<Entry<K, P>> {
         match self {
-            EntriesMut::Plain(slots) => slots.remove_at(place).map(|(key, state)| (key, None, state)),
+            EntriesMut::Plain(slots) => slots.remove_at(slot).map(|(key, state)| (key, None, state)),
             EntriesMut::Planned(slots) => {
-                slots.remove_at(place).map(|(key, planned)| (key, planned.terms, planned.state))
+                slots.remove_at(slot).map(|(key, planned)| (key, planned.terms, planned.state))
             }
         }
     }

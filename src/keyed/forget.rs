@@ -65,17 +65,17 @@ where
     fn forget(
         &self,
         shard: &mut Shard<K, P, C>,
-        places: impl Iterator<Item = usize>,
+        slots: impl Iterator<Item = usize>,
         at: Nanos,
         removed: &mut Removed<K, P, C>,
     ) -> bool {
         let mut forgot = false;
         let at = shard.hold().map_or(at, |hold| at.min(hold.begin));
         let emptied = shard.emptied();
-        for place in places {
-            if let Some((policy, state)) = shard.entries().at(place)
+        for slot in slots {
+            if let Some((policy, state)) = shard.entries().at(slot)
                 && may_forget(policy, state, at, emptied)
-                && let Some(entry) = shard.entries_mut().remove_at(place)
+                && let Some(entry) = shard.entries_mut().remove_at(slot)
             {
                 self.uncount();
                 removed.key(entry);
@@ -95,8 +95,8 @@ where
     ) {
         self.settle_some(shard, hash, now, removed);
         if now > RETENTION {
-            let places = shard.entries().places_from(home(hash), SWEEP);
-            self.forget(shard, places, now.saturating_since(RETENTION), removed);
+            let slots = shard.entries().slots_from(home(hash), SWEEP);
+            self.forget(shard, slots, now.saturating_since(RETENTION), removed);
         }
     }
 
@@ -109,8 +109,8 @@ where
         removed: &mut Removed<K, P, C>,
     ) {
         if let Some(limiters) = shard.limiters() {
-            let places = limiters.places_from(home(hash), SWEEP);
-            self.settle(shard, places, true, now, removed);
+            let slots = limiters.slots_from(home(hash), SWEEP);
+            self.settle(shard, slots, true, now, removed);
             shard.shrink_limiters(|key| self.hash_of(key));
         }
     }
@@ -129,7 +129,7 @@ where
     fn settle(
         &self,
         shard: &mut Shard<K, P, C>,
-        places: impl Iterator<Item = usize>,
+        slots: impl Iterator<Item = usize>,
         forgets: bool,
         now: Nanos,
         removed: &mut Removed<K, P, C>,
@@ -141,15 +141,15 @@ where
         let emptied = shard.emptied();
         let (mut entries, Some(limiters)) = shard.parts() else { return false };
         let mut forgot = false;
-        for place in places {
-            let Some((key, limiter)) = limiters.at(place) else { continue };
+        for slot in slots {
+            let Some((key, limiter)) = limiters.at(slot) else { continue };
             if !Self::can_settle(limiter, now, emptied) {
                 continue;
             }
             if (forgets || !limiter.policy().shares_states())
                 && may_forget(limiter.policy(), limiter.state(), now, emptied)
             {
-                if let Some(entry) = limiters.remove_at(place) {
+                if let Some(entry) = limiters.remove_at(slot) {
                     self.uncount();
                     removed.limiters.push(entry);
                     forgot = true;
@@ -160,7 +160,7 @@ where
             let hash = self.hash_of(key);
             entries.reserve(|known| self.hash_of(known));
             let terms = limiter.policy().terms().cloned();
-            limiters.replace_at(place, |key, limiter| match limiter.into_state() {
+            limiters.replace_at(slot, |key, limiter| match limiter.into_state() {
                 Ok((state, rest)) => {
                     entries.insert(hash, (key, terms, state));
                     removed.rests.push(rest);
@@ -177,15 +177,15 @@ where
     /// its handle.
     pub(crate) fn leave(&self, hash: u64, number: u64) {
         let lock = self.shard(hash);
-        let place = |shard: &Shard<K, P, C>, now| {
+        let slot = |shard: &Shard<K, P, C>, now| {
             let limiters = shard.limiters().filter(|_| shard.hold().is_none())?;
-            let place = limiters.place_of(hash, |limiter| limiter.shared().number == number)?;
-            Self::can_settle(&limiters.at(place)?.1, now, shard.emptied()).then_some(place)
+            let slot = limiters.slot_of(hash, |limiter| limiter.shared().number == number)?;
+            Self::can_settle(&limiters.at(slot)?.1, now, shard.emptied()).then_some(slot)
         };
         let now = self.clock.now();
         // The shared lock comes first: most key limiters are still in use, and then no exclusive
         // lock is needed.
-        if place(&read(lock), now).is_none() {
+        if slot(&read(lock), now).is_none() {
             return;
         }
         // `removed` is declared before the guard, so that entries are dropped after the lock is
@@ -193,21 +193,21 @@ where
         let mut removed = Removed::new();
         let mut shard = write(lock);
         // The key limiter may have moved or be in use again since the shared lock was released.
-        let place = place(&shard, now);
+        let slot = slot(&shard, now);
         // A fresh key stays for a while, like a key that a call without a key limiter used: a leaky
         // bucket may have predicted when a large request passes, and that prediction counts the
         // time for which the key was idle.
-        self.settle(&mut shard, place.into_iter(), false, now, &mut removed);
+        self.settle(&mut shard, slot.into_iter(), false, now, &mut removed);
         shard.shrink_limiters(|key| self.hash_of(key));
     }
 
     /// Returns the shards that a new key without room searches: all shards from one shard on, until
     /// they have enough slots. Also returns the first slot to search, which is equal in each shard.
     fn search(&self, turn: usize) -> (impl Iterator<Item = &Locked<K, P, C>>, usize) {
-        let mut places = 0;
+        let mut searched = 0;
         let shards = self.all_from(turn).take_while(move |lock| {
-            let enough = places >= self.search;
-            places += read(lock).entries().places().clamp(1, SEARCH);
+            let enough = searched >= self.search;
+            searched += read(lock).entries().slot_count().clamp(1, SEARCH);
             !enough
         });
         // `turn` counts searches. Each time every shard has been the first one, the first slot
@@ -221,14 +221,13 @@ where
         let now = shard.hold().map_or(now, |hold| now.min(hold.begin));
         let emptied = shard.emptied();
         let fresh =
-            |place| entries.at(place).is_some_and(|(policy, state)| may_forget(policy, state, now, emptied));
+            |slot| entries.at(slot).is_some_and(|(policy, state)| may_forget(policy, state, now, emptied));
         let idle = |limiters: &Slots<K, KeyLimiter<P, C>>| {
-            let idle = |place| {
-                limiters.at(place).is_some_and(|(_, limiter)| Self::can_settle(limiter, now, emptied))
-            };
-            limiters.places_from(first, self.search).any(idle)
+            let idle =
+                |slot| limiters.at(slot).is_some_and(|(_, limiter)| Self::can_settle(limiter, now, emptied));
+            limiters.slots_from(first, self.search).any(idle)
         };
-        entries.places_from(first, self.search).any(fresh)
+        entries.slots_from(first, self.search).any(fresh)
             || shard.hold().is_none() && shard.limiters().is_some_and(idle)
     }
 
@@ -251,9 +250,9 @@ where
                 continue;
             }
             let mut shard = write(lock);
-            let limiters = shard.limiters().map(|limiters| limiters.places_from(first, self.search));
+            let limiters = shard.limiters().map(|limiters| limiters.slots_from(first, self.search));
             let forgot_limiter = self.settle(&mut shard, limiters.into_iter().flatten(), true, now, removed);
-            let known = shard.entries().places_from(first, self.search);
+            let known = shard.entries().slots_from(first, self.search);
             let forgot_key = self.forget(&mut shard, known, now, removed);
             shard.shrink_limiters(|key| self.hash_of(key));
             if forgot_key || forgot_limiter {
@@ -272,13 +271,13 @@ where
         for lock in std::iter::once(self.shard(hash)).chain(self.all_from(0)) {
             let mut shard = write(lock);
             let entries = shard.entries();
-            let full_at = |place: usize| {
-                let (policy, state) = entries.at(place)?;
-                Some((policy.status(state, now).full_at, place))
+            let full_at = |slot: usize| {
+                let (policy, state) = entries.at(slot)?;
+                Some((policy.status(state, now).full_at, slot))
             };
-            let freshest = entries.places_from(home(hash), SEARCH).filter_map(full_at).min();
-            if let Some((_, place)) = freshest
-                && let Some(entry) = shard.entries_mut().remove_at(place)
+            let freshest = entries.slots_from(home(hash), SEARCH).filter_map(full_at).min();
+            if let Some((_, slot)) = freshest
+                && let Some(entry) = shard.entries_mut().remove_at(slot)
             {
                 self.uncount();
                 removed.key(entry);
@@ -297,13 +296,13 @@ where
     /// Forgets all fresh keys, and frees memory.
     pub(crate) fn sweep_all(&self) {
         for lock in &self.shards {
-            let limiters = |shard: &Shard<K, P, C>| shard.limiters().map_or(0, Slots::places);
-            self.in_slices(lock, limiters, |shard, places, now, removed| {
-                self.settle(shard, places, true, now, removed);
+            let limiters = |shard: &Shard<K, P, C>| shard.limiters().map_or(0, Slots::slot_count);
+            self.in_slices(lock, limiters, |shard, slots, now, removed| {
+                self.settle(shard, slots, true, now, removed);
             });
-            let known = |shard: &Shard<K, P, C>| shard.entries().places();
-            self.in_slices(lock, known, |shard, places, now, removed| {
-                self.forget(shard, places, now, removed);
+            let known = |shard: &Shard<K, P, C>| shard.entries().slot_count();
+            self.in_slices(lock, known, |shard, slots, now, removed| {
+                self.forget(shard, slots, now, removed);
             });
             let mut shard = write(lock);
             shard.shrink_limiters(|key| self.hash_of(key));
@@ -338,8 +337,8 @@ where
 /// Returns the hash as a slot. It is the key's own slot or near it: the request needs that cache
 /// line anyway.
 fn home(hash: u64) -> usize {
-    // Truncation is harmless: the lowest bits choose the place.
+    // Truncation is harmless: the lowest bits choose the slot.
     #[allow(clippy::cast_possible_truncation)]
-    let place = hash as usize;
-    place
+    let slot = hash as usize;
+    slot
 }

@@ -41,15 +41,15 @@ mod tests {
         for seed in 0..200 {
             let shared = Box::leak(Box::new(SharedSeed::from_u64(seed)));
             let hashes = Seeded::with_seed(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), shared);
-            let (mut places, mut shards, mut tags) = ([0; 1024], [0; 31], [0; 128]);
+            let (mut slots, mut shards, mut tags) = ([0; 1024], [0; 31], [0; 128]);
             for key in 0..20_000_u64 {
                 let hash = hashes.hash_one(key);
                 let part = |shift: u32, mask: u64| usize::try_from((hash >> shift) & mask).expect("few bits");
-                places[part(0, 1023)] += 1;
+                slots[part(0, 1023)] += 1;
                 shards[(part(20, u64::from(u32::MAX)) * 31) >> 32] += 1;
                 tags[part(57, 127)] += 1;
             }
-            let crowded = [crowding(&places), crowding(&shards), crowding(&tags)];
+            let crowded = [crowding(&slots), crowding(&shards), crowding(&tags)];
             assert!(crowded.iter().all(|sigmas| *sigmas < 8.0), "seed {seed}: {crowded:?}");
         }
     }

@@ -147,9 +147,9 @@ where
                 return Step::Done(limiter.clone());
             }
             self.settle_some(shard, hash, now, removed);
-            let known = shard.entries().place(hash, key);
+            let known = shard.entries().slot(hash, key);
             // User code that may panic runs before the state moves.
-            let (policy, hold, counted) = match known.and_then(|place| shard.entries().at(place)) {
+            let (policy, hold, counted) = match known.and_then(|slot| shard.entries().at(slot)) {
                 Some((policy, _)) => (P::clone(policy), shard.hold().copied(), None),
                 None => {
                     let Some(counted) = self.count_one() else { return Step::Room };
@@ -164,7 +164,7 @@ where
             let clock = self.clock.clone();
             let (mut entries, limiters) = shard.parts_for_limiter(|known| self.hash_of(known));
             let moved = match counted {
-                None => known.and_then(|place| entries.remove_at(place)),
+                None => known.and_then(|slot| entries.remove_at(slot)),
                 Some((counted, state)) => new.take().map(|new| {
                     counted.keep();
                     new.into_entry(state)

@@ -355,7 +355,7 @@ where
     /// for user in ["alice", "bob", "carol"] {
     ///     users.try_acquire(&user)?;
     /// }
-    /// let _places = (users.reserve(&"alice", 1)?, users.reserve(&"bob", 1)?);
+    /// let _reservations = (users.reserve(&"alice", 1)?, users.reserve(&"bob", 1)?);
     /// assert_eq!(users.waiting(), 2);
     /// assert!(matches!(users.reserve(&"carol", 1), Err(Refusal::QueueFull { .. })));
     /// users.try_acquire(&"dave")?;

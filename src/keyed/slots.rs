@@ -5,7 +5,7 @@
 //!
 //! | method | user code | when |
 //! |---|---|---|
-//! | [`find`](Slots::find), [`place`](Slots::place) | `Eq` | the table does not change |
+//! | [`find`](Slots::find), [`slot`](Slots::slot) | `Eq` | the table does not change |
 //! | [`reserve`](Slots::reserve), [`shrink`](Slots::shrink) | `Hash`, of each key | before the table is replaced |
 //! | [`insert`](Slots::insert), after `reserve` | none | |
 //! | [`remove_at`](Slots::remove_at), [`replace_at`](Slots::replace_at) | none: the caller drops the entry | |
@@ -25,15 +25,15 @@ const SPARE: usize = 128;
 /// A table with at most this many slots is never shrunk.
 const SMALL: usize = 64;
 
-/// Returns how many entries hashbrown puts into a table with `places` slots.
-fn full(places: usize) -> usize {
-    places / 8 * 7
+/// Returns how many entries hashbrown puts into a table with this many slots.
+fn full(slots: usize) -> usize {
+    slots / 8 * 7
 }
 
-/// Returns how many keys a table with `places` slots can keep without doubling while keys come and
+/// Returns how many keys a table with this many slots can keep without doubling while keys come and
 /// go. Returns `None` if the table is too small for that.
-pub(super) fn most_kept(places: usize) -> Option<usize> {
-    full(places).checked_sub((places / SPARE).max(1))
+pub(super) fn most_kept(slots: usize) -> Option<usize> {
+    full(slots).checked_sub((slots / SPARE).max(1))
 }
 
 /// Maps each key to its value.
@@ -51,7 +51,7 @@ impl<K, T> Slots<K, T> {
     }
 
     /// Returns the number of slots, used or empty.
-    pub(crate) fn places(&self) -> usize {
+    pub(crate) fn slot_count(&self) -> usize {
         self.table.num_buckets()
     }
 
@@ -83,7 +83,7 @@ impl<K, T> Slots<K, T> {
     }
 
     /// Returns the slot of a key.
-    pub(crate) fn place<Q>(&self, hash: u64, key: &Q) -> Option<usize>
+    pub(crate) fn slot<Q>(&self, hash: u64, key: &Q) -> Option<usize>
     where
         K: Borrow<Q>,
         Q: Eq + ?Sized,
@@ -92,16 +92,16 @@ impl<K, T> Slots<K, T> {
     }
 
     /// Returns the slot of the value that `is` accepts. Runs no code of a key.
-    pub(crate) fn place_of(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<usize> {
+    pub(crate) fn slot_of(&self, hash: u64, is: impl Fn(&T) -> bool) -> Option<usize> {
         self.table.find_bucket_index(hash, |(_, value)| is(value))
     }
 
-    pub(crate) fn at(&self, place: usize) -> Option<&(K, T)> {
-        self.table.get_bucket(place)
+    pub(crate) fn at(&self, slot: usize) -> Option<&(K, T)> {
+        self.table.get_bucket(slot)
     }
 
-    pub(crate) fn remove_at(&mut self, place: usize) -> Option<(K, T)> {
-        self.table.get_bucket_entry(place).ok().map(|entry| entry.remove().0)
+    pub(crate) fn remove_at(&mut self, slot: usize) -> Option<(K, T)> {
+        self.table.get_bucket_entry(slot).ok().map(|entry| entry.remove().0)
     }
 
     /// Makes room for one more entry, so that the next [`insert`](Slots::insert) moves no entry.
@@ -110,7 +110,7 @@ impl<K, T> Slots<K, T> {
         if len < self.table.capacity() {
             return;
         }
-        let (full, kept) = (full(self.places()), most_kept(self.places()));
+        let (full, kept) = (full(self.slot_count()), most_kept(self.slot_count()));
         let stays = kept.is_some_and(|most| len <= most);
         self.rebuild(if stays { full } else { full.max(len) + 1 }, hash_of);
     }
@@ -126,7 +126,7 @@ impl<K, T> Slots<K, T> {
         let len = self.table.len();
         // The new table has room for three times the keys. So as many keys can come or go before
         // the entries move again.
-        if self.places() > SMALL && len < self.places() / 16 {
+        if self.slot_count() > SMALL && len < self.slot_count() / 16 {
             self.rebuild(len * 3 + 1, hash_of);
         }
     }
@@ -134,19 +134,19 @@ impl<K, T> Slots<K, T> {
     /// Moves all entries into a table of this capacity.
     fn rebuild(&mut self, capacity: usize, hash_of: impl Fn(&K) -> u64) {
         // Hashing may panic, so it comes before the first entry moves.
-        let hash_at = |place| Some((place, hash_of(&self.at(place)?.0)));
-        let hashes: Vec<(usize, u64)> = (0..self.places()).filter_map(hash_at).collect();
+        let hash_at = |slot| Some((slot, hash_of(&self.at(slot)?.0)));
+        let hashes: Vec<(usize, u64)> = (0..self.slot_count()).filter_map(hash_at).collect();
         let mut old = std::mem::replace(&mut self.table, HashTable::with_capacity(capacity));
-        for (place, hash) in hashes {
-            if let Ok(entry) = old.get_bucket_entry(place) {
+        for (slot, hash) in hashes {
+            if let Ok(entry) = old.get_bucket_entry(slot) {
                 self.table.insert_unique(hash, entry.remove().0, |_| hash);
             }
         }
     }
 
     /// Takes out the entry of a slot, and puts back the entry that `work` returns, if any.
-    pub(crate) fn replace_at(&mut self, place: usize, work: impl FnOnce(K, T) -> Option<(K, T)>) {
-        if let Ok(entry) = self.table.get_bucket_entry(place) {
+    pub(crate) fn replace_at(&mut self, slot: usize, work: impl FnOnce(K, T) -> Option<(K, T)>) {
+        if let Ok(entry) = self.table.get_bucket_entry(slot) {
             let ((key, value), vacant) = entry.remove();
             if let Some(entry) = work(key, value) {
                 vacant.insert(entry);
@@ -155,13 +155,13 @@ impl<K, T> Slots<K, T> {
     }
 
     /// Returns `count` slots from `first` on, each once.
-    pub(crate) fn places_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
-        places_from(self.places(), first, count)
+    pub(crate) fn slots_from(&self, first: usize, count: usize) -> impl Iterator<Item = usize> + use<K, T> {
+        slots_from(self.slot_count(), first, count)
     }
 }
 
 /// Returns `count` of `all` slots from `first` on, each once.
-pub(super) fn places_from(all: usize, first: usize, count: usize) -> impl Iterator<Item = usize> {
+pub(super) fn slots_from(all: usize, first: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..count.min(all)).map(move |i| first.wrapping_add(i) % all)
 }
 
@@ -180,13 +180,13 @@ mod tests {
         };
         // By chance, a shard with 1,792 slots to fill may hold this many keys.
         (0..1770).for_each(|key| add(&mut slots, key));
-        let places = slots.places();
-        assert_eq!(places, 2048);
-        for (key, first) in (1770..20_000).zip((0..places).cycle().step_by(7)) {
-            let place = slots.places_from(first, places).find(|place| slots.remove_at(*place).is_some());
-            assert!(place.is_some());
+        let count = slots.slot_count();
+        assert_eq!(count, 2048);
+        for (key, first) in (1770..20_000).zip((0..count).cycle().step_by(7)) {
+            let slot = slots.slots_from(first, count).find(|slot| slots.remove_at(*slot).is_some());
+            assert!(slot.is_some());
             add(&mut slots, key);
         }
-        assert_eq!(slots.places(), places);
+        assert_eq!(slots.slot_count(), count);
     }
 }

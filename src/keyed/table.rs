@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | unknown: not in the table | nothing | known, by its first request |
 //! | known: a state in the table | the state and the key | with a key limiter, when a request must wait or a caller asks for the key's limiter; unknown, when its state is fresh |
-//! | with a key limiter, in place of the state | a limiter | known or unknown again, when no request waits, no caller holds the limiter, and nothing was set for this key |
+//! | with a key limiter, instead of the state | a limiter | known or unknown again, when no request waits, no caller holds the limiter, and nothing was set for this key |
 //!
 //! A state is *fresh* when a new key would get no more permits ([`Policy::is_fresh`]); the public
 //! documentation calls such a key idle. `keyed/forget.rs` describes the way back: when a key is
@@ -102,7 +102,7 @@ use crate::time::Nanos;
 
 /// The minimum number of slots of a full shard. A table of this size grows without blocking
 /// requests for long.
-const PLACES: usize = 4096;
+const SLOTS: usize = 4096;
 
 /// The maximum number of shards. More locks would not fit in the processor's nearest cache; fewer,
 /// larger shards take longer to grow.
@@ -157,10 +157,10 @@ pub(crate) struct Table<K, P: Policy + Clone, C: Timer> {
 /// the square root of the slots. So no table doubles for the last few keys, or while other keys
 /// take their slots.
 fn shards(max_keys: usize) -> usize {
-    let keys = |places: usize| most_kept(places).map(|most| most - 8 * places.isqrt());
-    let with = |places: usize| max_keys.div_ceil(keys(places).unwrap_or(1));
-    let places = std::iter::successors(Some(PLACES), |places| places.checked_mul(2));
-    let shards = places.map(with).find(|shards| *shards <= MAX_SHARDS).unwrap_or(MAX_SHARDS);
+    let keys = |slots: usize| most_kept(slots).map(|most| most - 8 * slots.isqrt());
+    let with = |slots: usize| max_keys.div_ceil(keys(slots).unwrap_or(1));
+    let slots = std::iter::successors(Some(SLOTS), |slots| slots.checked_mul(2));
+    let shards = slots.map(with).find(|shards| *shards <= MAX_SHARDS).unwrap_or(MAX_SHARDS);
     let few = (max_keys / SEARCH).min(16);
     shards.max(few).max(1)
 }
@@ -681,14 +681,14 @@ where
         // released.
         let mut removed = Removed::new();
         let mut shard = write(self.shard(hash));
-        let known = shard.entries().place(hash, key);
-        let limiter = shard.limiters().and_then(|limiters| limiters.place(hash, key));
+        let known = shard.entries().slot(hash, key);
+        let limiter = shard.limiters().and_then(|limiters| limiters.slot(hash, key));
         let (mut entries, limiters) = shard.parts();
-        if let Some(entry) = known.and_then(|place| entries.remove_at(place)) {
+        if let Some(entry) = known.and_then(|slot| entries.remove_at(slot)) {
             self.uncount();
             removed.key(entry);
         }
-        if let Some(entry) = limiters.zip(limiter).and_then(|(limiters, place)| limiters.remove_at(place)) {
+        if let Some(entry) = limiters.zip(limiter).and_then(|(limiters, slot)| limiters.remove_at(slot)) {
             self.uncount();
             removed.limiters.push(entry);
         }

@@ -219,9 +219,9 @@ impl<K: Hash + Eq> Limits<K> {
         removed: &mut Vec<(K, CountingLimit)>,
     ) -> bool {
         let before = removed.len();
-        for place in shard.keys.places_from(first, count) {
-            if shard.keys.at(place).is_some_and(|(_, limit)| is_unused(limit)) {
-                removed.extend(shard.keys.remove_at(place));
+        for slot in shard.keys.slots_from(first, count) {
+            if shard.keys.at(slot).is_some_and(|(_, limit)| is_unused(limit)) {
+                removed.extend(shard.keys.remove_at(slot));
                 // Relaxed: the next request to count a key reads the latest count.
                 self.count.fetch_sub(1, Ordering::Relaxed);
             }
@@ -243,7 +243,7 @@ impl<K: Hash + Eq> Limits<K> {
             if self.forget(&mut shard, (turn / all).wrapping_mul(SEARCH), most, removed) {
                 return true;
             }
-            searched += shard.keys.places().clamp(1, SEARCH);
+            searched += shard.keys.slot_count().clamp(1, SEARCH);
         }
         false
     }
@@ -255,8 +255,8 @@ impl<K: Hash + Eq> Limits<K> {
         let _removed;
         let mut shard = lock(self.shard(hash));
         let unused = |limit: &CountingLimit| limit.address() == address && is_unused(limit);
-        if let Some(place) = shard.keys.place_of(hash, unused) {
-            _removed = shard.keys.remove_at(place);
+        if let Some(slot) = shard.keys.slot_of(hash, unused) {
+            _removed = shard.keys.remove_at(slot);
             // Relaxed: as in `forget`.
             self.count.fetch_sub(1, Ordering::Relaxed);
             shard.keys.shrink(|key| self.hash_of(key));
