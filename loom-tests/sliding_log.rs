@@ -49,14 +49,14 @@ fn broken_a_writer_that_stalls_lets_no_request_through() {
             let now = stamp(Nanos::new(20));
             let mut head = state.head();
             loop {
-                let place = |place| state.place(false, place);
-                if place(state.before(head.place, 2)).load(Ordering::Acquire) + 10 > now {
+                let entry = |index| state.entry(false, index);
+                if entry(state.before(head.index, 2)).load(Ordering::Acquire) + 10 > now {
                     return false;
                 }
-                let new = Head { place: state.after(head.place, 1), n: 1, time: now, ..head };
+                let new = Head { index: state.after(head.index, 1), n: 1, time: now, ..head };
                 match state.exchange(head, new) {
                     Ok(()) => {
-                        place(head.place).fetch_max(now, Ordering::Release);
+                        entry(head.index).fetch_max(now, Ordering::Release);
                         return true;
                     }
                     Err(newer) => head = newer,
@@ -107,7 +107,7 @@ fn undo_at_an_old_head(_: &SlidingLog, state: &LogState, _: LogCharge) {
     let old = state.head();
     state.help(old);
     let new = Head { credited: true, ..old.next_version() };
-    state.give_back().prepare(new.version, 0, state.before(old.place, 1), 1);
+    state.give_back().prepare(new.version, 0, state.before(old.index, 1), 1);
     while state.exchange(state.head(), new).is_err() {}
 }
 
@@ -157,7 +157,7 @@ fn broken_versions_that_wrap_let_nothing_through() {
         let granted = given_back_until_the_versions_wrap(|_, state| {
             let head = state.head();
             state.help(head);
-            state.give_back().prepare(head.next_version().version, head.place, 0, 0);
+            state.give_back().prepare(head.next_version().version, head.index, 0, 0);
             while state.exchange(state.head(), Head { floored: true, ..head.next_version() }).is_err() {}
         });
         assert_eq!(granted, 1 + VERSIONS, "what was given back");
@@ -234,8 +234,8 @@ fn broken_a_reset_grants_the_limit_once_more() {
             for steps in [2, 1] {
                 let head = state.head();
                 state.help(head);
-                let place = state.before(head.place, steps);
-                state.place(false, place).store(0, Ordering::Release);
+                let index = state.before(head.index, steps);
+                state.entry(false, index).store(0, Ordering::Release);
             }
         });
         assert_eq!(granted, 2, "two once more");
@@ -312,10 +312,10 @@ fn broken_a_copy_in_slices_keeps_permits_granted_meanwhile() {
             let old = state.head();
             state.help(old);
             state.give_back();
-            state.place(true, 0).store(stamp(Nanos::new(20)), Ordering::Release);
+            state.entry(true, 0).store(stamp(Nanos::new(20)), Ordering::Release);
             loop {
                 let head = state.head();
-                let new = Head { ring: true, place: 1, credited: false, ..head.next_version() };
+                let new = Head { ring: true, index: 1, credited: false, ..head.next_version() };
                 if state.exchange(head, new).is_ok() {
                     return;
                 }

@@ -66,7 +66,7 @@ impl Change {
         Change { burst: Some(burst), ..self }
     }
 
-    /// Also sets a new [capacity](super::LeakyBucket::capacity), in place of a maximum wait. Only
+    /// Also sets a new [capacity](super::LeakyBucket::capacity), instead of a maximum wait. Only
     /// for [`LeakyBucket`](super::LeakyBucket). The number of nodelay permits is cut to it.
     /// Requests that already wait stay.
     ///
@@ -88,7 +88,7 @@ impl Change {
         Change { capacity: Some(permits), max_wait: None, ..self }
     }
 
-    /// Also sets a new [maximum wait](super::LeakyBucket::max_wait), in place of a capacity. Only
+    /// Also sets a new [maximum wait](super::LeakyBucket::max_wait), instead of a capacity. Only
     /// for [`LeakyBucket`](super::LeakyBucket). Requests that already wait stay. [`Duration::MAX`]
     /// is an unbounded bucket.
     #[must_use]

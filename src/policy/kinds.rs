@@ -125,7 +125,7 @@ macro_rules! kinds {
                     nodelay: Option<u32>,
                     /// The number of permits that may wait: [`LeakyBucket::capacity`].
                     capacity: Option<u32>,
-                    /// The maximum wait of a request, in place of a capacity:
+                    /// The maximum wait of a request, instead of a capacity:
                     /// [`LeakyBucket::max_wait`].
                     max_wait: Option<Duration>,
                 }
@@ -153,7 +153,7 @@ macro_rules! kinds {
                     /// The offset from the periods of Unix time at which windows begin:
                     /// [`FixedWindow::at_wall_clock`].
                     at_wall_clock: Option<Duration>,
-                    /// Whether a window begins with its first grant, in place of a fixed time:
+                    /// Whether a window begins with its first grant, instead of at a fixed time:
                     /// [`FixedWindow::from_first_grant`].
                     from_first_grant: bool,
                 }

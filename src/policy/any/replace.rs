@@ -16,7 +16,7 @@ use crate::time::Nanos;
 pub(crate) enum Step {
     /// The policy continues with other numbers.
     Change(Change),
-    /// Another policy continues in its place.
+    /// Another policy continues instead of it.
     Replace(Box<AnyPolicy>),
 }
 

@@ -82,7 +82,7 @@ pub(super) struct Hot {
     pub(super) one: AtomicU64,
     /// How many ticks of tokens a full bucket holds after one permit is taken. A request may read a
     /// cost and a capacity of different terms, and the sum could put the word beyond now. With this
-    /// number in place of the capacity, no two numbers can.
+    /// number instead of the capacity, no two numbers can.
     pub(super) rest: AtomicU64,
 }
 

@@ -136,7 +136,7 @@ fn mark(number: u64, total: u64) -> u64 {
 
 /// The slot of a cell in the ring.
 #[derive(Debug)]
-struct Place {
+struct Slot {
     mark: AtomicU64,
     beginning: AtomicU64,
 }
@@ -146,7 +146,7 @@ struct Place {
 pub(crate) struct Cells {
     pub(crate) head: ClosableWord<127, 0>,
     oldest: AtomicU64,
-    ring: Box<[Place]>,
+    ring: Box<[Slot]>,
     /// Held while permits are given back, and while the terms change.
     giving: Mutex<()>,
 }
@@ -186,22 +186,22 @@ impl View {
 
 impl Cells {
     pub(crate) fn new(cells: u16) -> Cells {
-        let places = (usize::from(cells) + 1).next_power_of_two();
+        let slots = (usize::from(cells) + 1).next_power_of_two();
         // Number zero is entered with the time zero, at which no cell begins.
-        let place = |index: usize| {
+        let slot = |index: usize| {
             let mark = if index == 0 { 0 } else { mark(NUMBERS, 0) };
-            Place { mark: AtomicU64::new(mark), beginning: AtomicU64::new(0) }
+            Slot { mark: AtomicU64::new(mark), beginning: AtomicU64::new(0) }
         };
         Cells {
             head: ClosableWord::new(0),
             oldest: AtomicU64::new(0),
-            ring: (0..places).map(place).collect(),
+            ring: (0..slots).map(slot).collect(),
             giving: Mutex::new(()),
         }
     }
 
     #[inline]
-    fn place(&self, number: u64) -> &Place {
+    fn slot(&self, number: u64) -> &Slot {
         // The number of slots is a power of two, and smaller than the number of cell numbers.
         #[allow(clippy::cast_possible_truncation)]
         &self.ring[number as usize & (self.ring.len() - 1)]
@@ -213,11 +213,11 @@ impl Cells {
         if head.fresh && number == head.number {
             return Some(Cell { number, beginning: head.time, before: head.total });
         }
-        let place = self.place(number);
+        let slot = self.slot(number);
         // The mark is read first, because it is stored last: its number guarantees the beginning.
-        let there = place.mark.load(Ordering::Acquire);
+        let there = slot.mark.load(Ordering::Acquire);
         // Acquire, both: if a word belongs to a newer cell, the head that opened it is seen below.
-        let beginning = place.beginning.load(Ordering::Acquire);
+        let beginning = slot.beginning.load(Ordering::Acquire);
         (there >> TOTAL == number).then_some(Cell { number, beginning, before: total(there) })
     }
 
@@ -346,12 +346,12 @@ impl Cells {
     /// Enters the cell of a fresh head in the ring, unless another thread has done so.
     #[cold]
     pub(crate) fn enter(&self, seen: OpenWord<127, 0>, head: &Head) {
-        let place = self.place(head.number);
+        let slot = self.slot(head.number);
         loop {
             // Acquire, both: a word of a newer cell shows the head that opened it, so the check of
             // the head below finds another one.
-            let beginning = place.beginning.load(Ordering::Acquire);
-            let there = place.mark.load(Ordering::Acquire);
+            let beginning = slot.beginning.load(Ordering::Acquire);
+            let there = slot.mark.load(Ordering::Acquire);
             // The words that were read are older than this cell only if the head is still fresh.
             if there >> TOTAL == head.number || !self.head.is_unchanged(seen) {
                 return;
@@ -360,8 +360,8 @@ impl Cells {
             // The mark is written last, because its number guarantees the beginning. Release: a
             // request that reads the mark finds this beginning or a newer one. A CAS that fails
             // finds a cell that another thread has entered; the next round determines which.
-            let _ = place.beginning.compare_exchange(beginning, head.time, release, acquire);
-            let _ = place.mark.compare_exchange(there, mark(head.number, head.total), release, acquire);
+            let _ = slot.beginning.compare_exchange(beginning, head.time, release, acquire);
+            let _ = slot.mark.compare_exchange(there, mark(head.number, head.total), release, acquire);
         }
     }
 
@@ -454,9 +454,9 @@ impl Cells {
     fn raise(&self, head: &Head, from: u64, raised: impl Fn(u64) -> u64) {
         let mut of = from;
         while number(head.number.wrapping_sub(of)) < self.ring.len() as u64 {
-            let place = self.place(of);
+            let slot = self.slot(of);
             // Acquire: a newer number is published with the head that opened its cell.
-            let mut there = place.mark.load(Ordering::Acquire);
+            let mut there = slot.mark.load(Ordering::Acquire);
             loop {
                 // The slot shows a newer cell, or a cell of older terms. All older cells are over.
                 if there >> TOTAL != of {
@@ -465,7 +465,7 @@ impl Cells {
                 let new = mark(of, total(raised(total(there))));
                 // Release: a request that reads the new mark finds the beginning as with the old
                 // mark. Acquire on failure: as for the load.
-                match place.mark.compare_exchange(there, new, Ordering::Release, Ordering::Acquire) {
+                match slot.mark.compare_exchange(there, new, Ordering::Release, Ordering::Acquire) {
                     Ok(_) => break,
                     Err(newer) => there = newer,
                 }
@@ -518,11 +518,11 @@ impl Cells {
         let mut before = head.total;
         for (beginning, count) in carried.into_iter().rev() {
             of = number(of.wrapping_add(1));
-            let place = self.place(of);
+            let slot = self.slot(of);
             // The mark is written last, because its number guarantees the beginning. Release: as in
             // `enter`.
-            place.beginning.store(beginning, Ordering::Release);
-            place.mark.store(mark(of, before), Ordering::Release);
+            slot.beginning.store(beginning, Ordering::Release);
+            slot.mark.store(mark(of, before), Ordering::Release);
             before = total(before.wrapping_add(count));
         }
         Head { time: view.now, fresh: false, number: of, total: before }.encode()

@@ -11,7 +11,7 @@ use crate::sync::{AtomicU64, Ordering};
 /// The words of a chunk: 8 KiB.
 pub(super) const CHUNK: u32 = 1 << 10;
 
-/// One word for each place of a ring, initially zero.
+/// One word for each entry of a ring, initially zero.
 #[derive(Debug)]
 pub(super) struct Chunks {
     chunks: Box<[OnceLock<Box<[AtomicU64]>>]>,
@@ -24,22 +24,22 @@ impl Chunks {
         Chunks { chunks: (0..len.div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(), len }
     }
 
-    /// Returns the word of a place. Allocates its chunk if need be.
+    /// Returns the word of an entry. Allocates its chunk if need be.
     #[inline]
-    pub(super) fn word(&self, place: u32) -> &AtomicU64 {
-        let chunk = self.chunks[(place / CHUNK) as usize].get_or_init(|| {
+    pub(super) fn word(&self, index: u32) -> &AtomicU64 {
+        let chunk = self.chunks[(index / CHUNK) as usize].get_or_init(|| {
             // The last chunk is only as long as necessary.
-            let begin = place - place % CHUNK;
+            let begin = index - index % CHUNK;
             words(CHUNK.min(self.len - begin))
         });
-        &chunk[(place % CHUNK) as usize]
+        &chunk[(index % CHUNK) as usize]
     }
 
-    /// Returns the value of the word of a place. Allocates nothing.
+    /// Returns the value of the word of an entry. Allocates nothing.
     #[inline]
-    pub(super) fn load(&self, place: u32) -> u64 {
-        let chunk = self.chunks.get((place / CHUNK) as usize).and_then(OnceLock::get);
-        let word = chunk.and_then(|chunk| chunk.get((place % CHUNK) as usize));
+    pub(super) fn load(&self, index: u32) -> u64 {
+        let chunk = self.chunks.get((index / CHUNK) as usize).and_then(OnceLock::get);
+        let word = chunk.and_then(|chunk| chunk.get((index % CHUNK) as usize));
         // Acquire: a newer link comes with a newer head, which the taker then sees.
         word.map_or(0, |word| word.load(Ordering::Acquire))
     }

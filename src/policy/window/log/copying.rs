@@ -1,34 +1,34 @@
-//! Copies of a log's ring, in slices: each undone permit pays for some places.
+//! Copies of a log's ring, in slices: each undone permit pays for some entries.
 //!
 //! # Protocol
 //!
-//! A copy begins when more than half of the spare places are used. Each giver-back then fills or
-//! copies [`SLICE`] places for each permit that it undoes, under the lock of the books. Takers
+//! A copy begins when more than half of the spare entries are used. Each giver-back then fills or
+//! copies [`SLICE`] entries for each permit that it undoes, under the lock of the books. Takers
 //! continue in the first ring meanwhile. No taker reads the second ring before a head of that ring
 //! is in force.
 //!
 //! | step | what | if a taker or another giver-back comes in between |
 //! |---|---|---|
-//! | 1 fill | all places of the second ring show the number of the copy, which is below all times | nothing is lost |
-//! | 2 copy | the places that count, from the oldest on, except some that are over; of each time the undone places are left out | more places have to be copied; a permit undone later is left out, or, if its time was copied, is also a credit in the second ring |
+//! | 1 fill | all entries of the second ring show the number of the copy, which is below all times | nothing is lost |
+//! | 2 copy | the entries that count, from the oldest on, except some that are over; of each time the undone entries are left out | more entries have to be copied; a permit undone later is left out, or, if its time was copied, is also a credit in the second ring |
 //! | 3 switch | all is copied up to the head: one CAS of that head | the CAS fails, and 2 continues |
 //!
-//! Takers take again only places that are over. So the copy passes over the oldest of them, before
-//! takers reach them. It keeps the others, because places that are over count again in a longer
-//! window: as many as the room has, and nearly as many more as there are spare places. If more
+//! Takers take again only entries that are over. So the copy passes over the oldest of them, before
+//! takers reach them. It keeps the others, because entries that are over count again in a longer
+//! window: as many as the room has, and nearly as many more as there are spare entries. If more
 //! permits than that are undone later, a longer window misses permits that were over. A copy is
-//! given up if a place was taken again while it was read. A refund, a reset and a debit also give
-//! it up, because they change which places count.
+//! given up if an entry was taken again while it was read. A refund, a reset and a debit also give
+//! it up, because they change which entries count.
 //!
 //! # Why a copy is ready in time
 //!
-//! All places that count were granted and undone within one window. In a window at most one ring is
-//! taken, so at most three rings have to be filled and copied: one to fill, one to copy, and one
-//! for the places that are taken meanwhile. Half of the spare places is an 18th of a ring: 54
-//! places for each permit are enough. If debits and refunds gave a copy up, it may not be ready:
+//! All entries that count were granted and undone within one window. In a window at most one ring
+//! is taken, so at most three rings have to be filled and copied: one to fill, one to copy, and one
+//! for the entries that are taken meanwhile. Half of the spare entries is an 18th of a ring: 54
+//! entries for each permit are enough. If debits and refunds gave a copy up, it may not be ready:
 //! then one giver-back makes it in one pass, as it also does if one grant has more permits than
-//! there are spare places. It keeps all places first. If other calls take permits meanwhile, it
-//! makes the copy again without the places that are over: a longer window then counts too few of
+//! there are spare entries. It keeps all entries first. If other calls take permits meanwhile, it
+//! makes the copy again without the entries that are over: a longer window then counts too few of
 //! these.
 
 use crate::policy::window::log::give_back::{Book, Books, Credit, Credits, GiveBack, Next};
@@ -37,21 +37,22 @@ use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::Ordering;
 
-/// The number of places that are filled or copied for each undone permit. At least 54: see above.
+/// The number of entries that are filled or copied for each undone permit. At least 54: see above.
 const SLICE: u32 = if cfg!(all(test, tidegate_loom)) { 4 } else { 64 };
 
 /// A copy that is being made.
 #[derive(Debug)]
 pub(super) struct Copying {
-    /// The number of places at the start of the second ring that are not filled yet.
+    /// The number of entries at the start of the second ring that are not filled yet.
     unfilled: u32,
-    /// A head, and how many places behind it are not copied yet.
+    /// A head, and how many entries behind it are not copied yet.
     seen: Head,
     pending: u32,
-    /// The place where the next copied place goes, and how many places were copied, at most a ring.
+    /// The index where the next copied entry goes, and how many entries were copied, at most a
+    /// ring.
     to: u32,
     copied: u32,
-    /// The time of the last place that was copied or left out. No place of a later time was copied
+    /// The time of the last entry that was copied or left out. No entry of a later time was copied
     /// or left out.
     time: Stamp,
     /// The permits that were undone after they were copied, in the second ring.
@@ -66,24 +67,24 @@ impl Copying {
             return;
         }
         let ring = !self.seen.ring;
-        // Counts the newest places that are of that time or later: the first place of that time is
+        // Counts the newest entries that are of that time or later: the first entry of that time is
         // there, or will be at the end.
         let (mut low, mut high) = (0, self.copied);
         while low < high {
             let middle = low.midpoint(high);
             // Only the holder of the books writes the second ring, so it does not change meanwhile,
             // and the lock of the books orders this load.
-            let there = state.place(ring, state.before(self.to, middle + 1)).load(Ordering::Acquire);
+            let there = state.entry(ring, state.before(self.to, middle + 1)).load(Ordering::Acquire);
             if there >= time { low = middle + 1 } else { high = middle }
         }
-        let place = state.before(self.to, low);
-        self.book.add(back.links(ring), time, Credit { place, n });
+        let index = state.before(self.to, low);
+        self.book.add(back.links(ring), time, Credit { index, n });
     }
 }
 
 impl LogState {
     /// Copies for `n` undone permits, if a copy is due, and as far as necessary if there is no
-    /// spare place left. Returns whether the head continues in the other ring, with all that the
+    /// spare entry left. Returns whether the head continues in the other ring, with all that the
     /// book has.
     pub(super) fn continue_copy(
         &self,
@@ -95,7 +96,7 @@ impl LogState {
         window: &Window,
     ) -> bool {
         let full = books.book.sum > self.spare();
-        // Without the undone places there would be too many again: a new copy leaves out more.
+        // Without the undone entries there would be too many again: a new copy leaves out more.
         if full && books.copying.as_ref().is_some_and(|copying| copying.book.sum > self.spare()) {
             books.copying = None;
         }
@@ -114,14 +115,14 @@ impl LogState {
                 book: Book::default(),
             });
         }
-        let places = if full { u32::MAX } else { n.saturating_mul(SLICE) };
-        // A few places less than there are, so that not every taker comes in between.
+        let number = if full { u32::MAX } else { n.saturating_mul(SLICE) };
+        // A few entries less than there are, so that not every taker comes in between.
         let most = match full {
             false => self.len() - 1 - self.spare() / 8,
             true if books.copy_failed => 0,
             true => self.len() - 1,
         };
-        let copied = self.copy(books, places, most, window);
+        let copied = self.copy(books, number, most, window);
         books.copy_failed = full && !copied;
         if !copied {
             books.copying = None;
@@ -133,7 +134,7 @@ impl LogState {
         let next = ready.then_some(copying.to);
         copying.book.part(self, back, ring, window, head.time, next);
         let (first, sum) = (copying.book.first(), copying.book.sum);
-        let next = Next { place: copying.to, valid: self.len() - 1, n: 0, time: head.time, ring, first, sum };
+        let next = Next { index: copying.to, valid: self.len() - 1, n: 0, time: head.time, ring, first, sum };
         if !ready || sum > self.spare() || !self.install(back, head, &next) {
             return false;
         }
@@ -143,17 +144,17 @@ impl LogState {
         true
     }
 
-    /// Fills and copies `places` places. Of the places that are over it copies only the newest: at
-    /// most `most` together with all that count. Fails if a place was taken again while it was
+    /// Fills and copies `number` entries. Of the entries that are over it copies only the newest:
+    /// at most `most` together with all that count. Fails if an entry was taken again while it was
     /// read.
-    fn copy(&self, books: &mut Books, mut places: u32, most: u32, window: &Window) -> bool {
+    fn copy(&self, books: &mut Books, mut number: u32, most: u32, window: &Window) -> bool {
         let Some(copying) = &mut books.copying else { return false };
         let ring = copying.seen.ring;
-        while copying.unfilled > 0 && places > 0 {
+        while copying.unfilled > 0 && number > 0 {
             copying.unfilled -= 1;
-            places -= 1;
+            number -= 1;
             // Release, like each store here: the switch publishes the ring as a whole.
-            self.place(!ring, copying.unfilled).store(books.copies, Ordering::Release);
+            self.entry(!ring, copying.unfilled).store(books.copies, Ordering::Release);
         }
         if !self.catch_up(copying, most, window) {
             return false;
@@ -166,12 +167,12 @@ impl LogState {
             .map(|(time, credit)| (*time, credit.n))
             .chain(book.credits.range(copying.time + 1..).map(|(time, credit)| (*time, credit.n)))
             .peekable();
-        while copying.pending > 0 && places > 0 {
-            places -= 1;
-            let place = self.before(copying.seen.place, copying.pending);
-            // A taker may take this place again meanwhile. Acquire: its time shows the head with
-            // which the place was taken, and `taken_since` below detects that.
-            let time = self.place(ring, place).load(Ordering::Acquire);
+        while copying.pending > 0 && number > 0 {
+            number -= 1;
+            let index = self.before(copying.seen.index, copying.pending);
+            // A taker may take this entry again meanwhile. Acquire: its time shows the head with
+            // which the entry was taken, and `taken_since` below detects that.
+            let time = self.entry(ring, index).load(Ordering::Acquire);
             if time > copying.time {
                 copying.time = time;
                 while undone.next_if(|(older, _)| *older < time).is_some() {}
@@ -181,21 +182,21 @@ impl LogState {
                 }
             }
             copying.pending -= 1;
-            // The other places were never granted.
+            // The other entries were never granted.
             if time > books.copies {
                 // Release: as in the filling above.
-                self.place(!ring, copying.to).store(time, Ordering::Release);
+                self.entry(!ring, copying.to).store(time, Ordering::Release);
                 copying.to = self.after(copying.to, 1);
                 copying.copied = (copying.copied + 1).min(self.len() - 1);
             }
         }
-        // A place that was taken again while it was read is newer than it should be.
+        // An entry that was taken again while it was read is newer than it should be.
         self.taken_since(copying.seen).is_some_and(|(_, taken)| unread + taken < self.len())
     }
 
-    /// Reads the head, for what was taken since. Passes over places that are over, because takers
-    /// take them again, except the newest of them, `most` places together with all that count: in a
-    /// longer window they may count again. Fails if places that count may have been taken again.
+    /// Reads the head, for what was taken since. Passes over entries that are over, because takers
+    /// take them again, except the newest of them, `most` entries together with all that count: in
+    /// a longer window they may count again. Fails if entries that count may have been taken again.
     fn catch_up(&self, copying: &mut Copying, most: u32, window: &Window) -> bool {
         let Some((head, taken)) = self.taken_since(copying.seen) else { return false };
         let valid = (copying.pending + taken).min(self.len() - 1);
@@ -211,8 +212,8 @@ impl LogState {
             }
         }
         if valid < copying.pending + taken {
-            // The oldest places were taken again, perhaps some of the places of one time. Then that
-            // time is over, unless the window has become longer since.
+            // The oldest entries were taken again, perhaps some of the entries of one time. Then
+            // that time is over, unless the window has become longer since.
             let first = self.behind(&view, valid);
             if end(first, window) <= head.time {
                 passed = passed.max(self.count(&view, 0, |there| there <= first));
@@ -244,9 +245,9 @@ mod tests {
     use crate::time::Nanos;
 
     /// Each grant once made the copy restart, so that one giver-back made it in one pass when no
-    /// spare place was left: 8 to 12 ms at a limit of a million.
+    /// spare entry was left: 8 to 12 ms at a limit of a million.
     #[test]
-    fn a_copy_is_complete_before_the_spare_places_are_used() {
+    fn a_copy_is_complete_before_the_spare_entries_are_used() {
         // In the shorter window, one permit is over for each permit that is granted.
         let cases = [(3_600_000_000_000, 20), (3_600_000_000_000, 5_000), (10_000, 5_000)];
         for (length, outstanding) in cases {
@@ -292,7 +293,7 @@ mod tests {
     }
 
     /// A log of 100 permits remembers at least this many of the last ones, undone or not: its 176
-    /// places except an eighth of the spare ones, and except those for requests of up to five
+    /// entries except an eighth of the spare ones, and except those for requests of up to five
     /// permits that lose their last one.
     const REMEMBERED: u32 = 155;
 
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!(log.status(&state, now).available, 60);
     }
 
-    /// Permits that are undone after they were copied use places in the second ring.
+    /// Permits that are undone after they were copied use entries in the second ring.
     #[test]
     fn a_copy_with_too_many_undone_permits_is_made_anew() {
         let log = SlidingLog::new(Rate::per_hour(1000));
@@ -380,7 +381,7 @@ mod tests {
         }
 
         /// A slow model keeps each grant. Undone permits that were over once did not count as
-        /// places that the ring needs, so grants next to them were forgotten.
+        /// entries that the ring needs, so grants next to them were forgotten.
         ///
         /// A grant with [`REMEMBERED`] permits after it may be forgotten. If enough of these are
         /// undone later, a longer window misses it.

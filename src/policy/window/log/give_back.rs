@@ -4,10 +4,10 @@
 //! # Credits
 //!
 //! An undone grant stays in the ring, and becomes a *credit*: a number of permits of its time.
-//! While that time counts, a request reads as many places further back. All undone permits of one
-//! time are one credit, at the first place that shows this time: the first places of a time are the
-//! undone ones. The credits form a list from the oldest to the newest, with one link for each
-//! place, so that a taker leaves out credits that are over without a lock. [`Book`] also has these
+//! While that time counts, a request reads as many entries further back. All undone permits of one
+//! time are one credit, at the first entry that shows this time: the first entries of a time are
+//! the undone ones. The credits form a list from the oldest to the newest, with one link for each
+//! entry, so that a taker leaves out credits that are over without a lock. [`Book`] also has these
 //! credits in order of time, to insert a credit between two others in O(log n).
 //!
 //! # Versions
@@ -19,26 +19,26 @@
 //!
 //! | | giver-back | taker | head | slot 0 | slot 1 |
 //! |---|---|---|---|---|---|
-//! | 1 | undoes a grant of 2: writes slot 1, and stalls | | version 0, place 7 | 3 permits | 5 permits |
-//! | 2 | | reads 3 places further back, takes place 7 | version 0, place 8 | 3 permits | 5 permits |
-//! | 3 | CAS from the head it knows: fails; writes slot 1 again | | version 0, place 8 | 3 permits | 5 permits |
-//! | 4 | CAS of the head: succeeds | | version 1, place 8 | 3 permits | 5 permits |
-//! | 5 | | reads 5 places further back, takes place 8 | version 1, place 9 | 3 permits | 5 permits |
+//! | 1 | undoes a grant of 2: writes slot 1, and stalls | | version 0, index 7 | 3 permits | 5 permits |
+//! | 2 | | reads 3 entries further back, takes entry 7 | version 0, index 8 | 3 permits | 5 permits |
+//! | 3 | CAS from the head it knows: fails; writes slot 1 again | | version 0, index 8 | 3 permits | 5 permits |
+//! | 4 | CAS of the head: succeeds | | version 1, index 8 | 3 permits | 5 permits |
+//! | 5 | | reads 5 entries further back, takes entry 8 | version 1, index 9 | 3 permits | 5 permits |
 //!
 //! A taker that read a slot before it was written for a later version fails in its CAS, and a
 //! refusal checks the head again. A link is written before the credits that count it: a taker in
 //! between leaves out more than it has, and is refused for a moment. If a taker left out credits by
-//! a later clock, the next giver-back counts them again if its own clock says so: their places
+//! a later clock, the next giver-back counts them again if its own clock says so: their entries
 //! still exist, because taking one of them again would have raised the time of the head.
 //!
 //! # Copies
 //!
-//! A ring has spare places for an eighth of the room. When half as many permits are undone, a copy
+//! A ring has spare entries for an eighth of the room. When half as many permits are undone, a copy
 //! to a second ring begins, without the undone permits. `copying.rs` explains how it is made in
 //! slices.
 //!
 //! A helper may stall from the time when a ring was in force until that ring is in force again. It
-//! then finds another time in the place than it expects, and fails. If it finds an equal time, it
+//! then finds another time in the entry than it expects, and fails. If it finds an equal time, it
 //! raises the time of one permit, and never lowers any.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -51,7 +51,7 @@ use crate::policy::window::log::state::{LogState, View, end};
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
-/// The place that means no credit.
+/// The index that means no credit.
 pub(super) const NOWHERE: u32 = (1 << 25) - 1;
 
 /// The data for giving back.
@@ -61,7 +61,7 @@ pub(crate) struct GiveBack {
     slots: [Slot; 2],
     /// The ring that the first copy fills.
     pub(super) second: Chunks,
-    /// For each place of each ring, if a credit is there: its permits, and the place of the next
+    /// For each entry of each ring, if a credit is there: its permits, and the index of the next
     /// credit.
     links: [Chunks; 2],
     pub(super) books: Mutex<Books>,
@@ -69,13 +69,13 @@ pub(crate) struct GiveBack {
 
 #[derive(Debug)]
 struct Slot {
-    /// The first place that counts.
+    /// The first entry that counts.
     floor: AtomicU64,
     /// See [`Credits`].
     credits: AtomicU64,
 }
 
-/// The undone permits of one version: 25 bits for the sum, 25 bits for the place of the first, and
+/// The undone permits of one version: 25 bits for the sum, 25 bits for the index of the first, and
 /// the version.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Credits {
@@ -113,8 +113,8 @@ fn encode(version: u16, first: u32, sum: u32) -> u64 {
 /// Permits of one time that were undone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Credit {
-    /// The first place of that time.
-    pub(super) place: u32,
+    /// The index of the first entry of that time.
+    pub(super) index: u32,
     pub(super) n: u32,
 }
 
@@ -168,7 +168,7 @@ impl GiveBack {
         slot.credits.store(encode(version, first, sum), Ordering::Release);
     }
 
-    /// Returns the first place that counts in a version.
+    /// Returns the first entry that counts in a version.
     pub(super) fn floor(&self, version: u16) -> u32 {
         // Acquire: a newer floor comes with a newer head, which 3 or 6 of `state.rs` sees.
         u32::try_from(self.slot(version).floor.load(Ordering::Acquire)).unwrap_or(0)
@@ -195,47 +195,47 @@ impl GiveBack {
     }
 }
 
-/// Returns how many permits a credit has, and the place of the next credit.
-fn link(links: &Chunks, place: u32) -> (u32, u32) {
-    let word = links.load(place);
+/// Returns how many permits a credit has, and the index of the next credit.
+fn link(links: &Chunks, index: u32) -> (u32, u32) {
+    let word = links.load(index);
     // Each part is as wide as its mask.
     #[allow(clippy::cast_possible_truncation)]
     ((word >> 25) as u32 & NOWHERE, word as u32 & NOWHERE)
 }
 
-fn set_link(links: &Chunks, place: u32, n: u32, next: u32) {
+fn set_link(links: &Chunks, index: u32, n: u32, next: u32) {
     // Release: a taker of an older head that reads this link sees that its head is outdated.
-    links.word(place).store(u64::from(n) << 25 | u64::from(next), Ordering::Release);
+    links.word(index).store(u64::from(n) << 25 | u64::from(next), Ordering::Release);
 }
 
 impl Book {
     pub(super) fn first(&self) -> u32 {
-        self.credits.first_key_value().map_or(NOWHERE, |(_, credit)| credit.place)
+        self.credits.first_key_value().map_or(NOWHERE, |(_, credit)| credit.index)
     }
 
     /// Adds to the credit of a time.
     pub(super) fn add(&mut self, links: &Chunks, time: Stamp, credit: Credit) {
-        let next = self.credits.range(time + 1..).next().map_or(NOWHERE, |(_, next)| next.place);
+        let next = self.credits.range(time + 1..).next().map_or(NOWHERE, |(_, next)| next.index);
         let here = self.credits.entry(time).or_insert(Credit { n: 0, ..credit });
         here.n += credit.n;
         self.sum += credit.n;
-        let Credit { place, n } = *here;
+        let Credit { index, n } = *here;
         // The credit's own link first, and then the link of the credit before it, so that the list
         // is complete at any time.
-        set_link(links, place, n, next);
+        set_link(links, index, n, next);
         if let Some((_, last)) = self.credits.range(..time).next_back() {
-            set_link(links, last.place, last.n, place);
+            set_link(links, last.index, last.n, index);
         }
     }
 
     /// Separates the credits that count from the credits that are over, and forgets credits whose
-    /// places were taken again. It does so as of the time of the head, because no request is judged
-    /// as of an earlier time.
+    /// entries were taken again. It does so as of the time of the head, because no request is
+    /// judged as of an earlier time.
     fn follow(&mut self, state: &LogState, back: &GiveBack, window: &Window, head: Head) {
-        self.part(state, back, head.ring, window, head.time, Some(head.place));
+        self.part(state, back, head.ring, window, head.time, Some(head.index));
     }
 
-    /// Separates the credits as of `now`, in a ring whose `next` place no longer counts.
+    /// Separates the credits as of `now`, in a ring whose entry `next` no longer counts.
     pub(super) fn part(
         &mut self,
         state: &LogState,
@@ -245,16 +245,16 @@ impl Book {
         now: Stamp,
         next: Option<u32>,
     ) {
-        // Acquire, like each load of a place. A place that was taken again shows its newer time
+        // Acquire, like each load of an entry. An entry that was taken again shows its newer time
         // here: the head shows all grants but the last, and that grant was written before this
         // call.
-        let was_taken = |place: u32, time: Stamp| {
-            Some(place) == next || state.place(ring, place).load(Ordering::Acquire) > time
+        let was_taken = |index: u32, time: Stamp| {
+            Some(index) == next || state.entry(ring, index).load(Ordering::Acquire) > time
         };
-        // First, so that no credit counts in a window that became longer if its place was taken
+        // First, so that no credit counts in a window that became longer if its entry was taken
         // again.
         while let Some(first) = self.credits.first_entry()
-            && was_taken(first.get().place, *first.key())
+            && was_taken(first.get().index, *first.key())
         {
             let (time, credit) = first.remove_entry();
             self.sum -= credit.n;
@@ -280,12 +280,12 @@ impl Book {
         self.forget_taken(state, was_taken);
     }
 
-    /// Forgets credits that are over and whose places were taken again.
+    /// Forgets credits that are over and whose entries were taken again.
     fn forget_taken(&mut self, state: &LogState, was_taken: impl Fn(u32, Stamp) -> bool) {
         while let Some((time, credit)) = self.expired.front_mut()
-            && was_taken(credit.place, *time)
+            && was_taken(credit.index, *time)
         {
-            credit.place = state.after(credit.place, 1);
+            credit.index = state.after(credit.index, 1);
             credit.n -= 1;
             self.expired_sum -= 1;
             if credit.n == 0 {
@@ -298,8 +298,8 @@ impl Book {
         *self = Book::default();
     }
 
-    /// Returns the undone permits whose places were not taken again: the ring has this many fewer
-    /// places that show permits that count, or would count in a longer window.
+    /// Returns the undone permits whose entries were not taken again: the ring has this many fewer
+    /// entries that show permits that count, or would count in a longer window.
     pub(super) fn undone(&self) -> u32 {
         self.sum + self.expired_sum
     }
@@ -307,14 +307,14 @@ impl Book {
 
 /// The content of the next version.
 pub(super) struct Next {
-    pub(super) place: u32,
-    /// How many places behind `place` count.
+    pub(super) index: u32,
+    /// How many entries behind `index` count.
     pub(super) valid: u32,
     /// How many of them were taken with this version.
     pub(super) n: u32,
     pub(super) time: Stamp,
     pub(super) ring: bool,
-    /// The credits: the place of the first, and their sum.
+    /// The credits: the index of the first, and their sum.
     pub(super) first: u32,
     pub(super) sum: u32,
 }
@@ -336,10 +336,10 @@ impl LogState {
 
     /// Replaces the head by that of the next version, unless the head has changed.
     fn replace(&self, back: &GiveBack, head: Head, next: &Next) -> Option<Head> {
-        let Next { place, valid, n, time, ring, first, sum } = *next;
+        let Next { index, valid, n, time, ring, first, sum } = *next;
         let floored = valid < self.len() - 1;
-        let new = Head { place, n, time, ring, floored, credited: sum > 0, ..head.next_version() };
-        back.prepare(new.version, self.before(place, valid), first, sum);
+        let new = Head { index, n, time, ring, floored, credited: sum > 0, ..head.next_version() };
+        back.prepare(new.version, self.before(index, valid), first, sum);
         loop {
             match self.exchange(head, new) {
                 Ok(()) => return Some(new),
@@ -366,8 +366,8 @@ impl LogState {
             if sum > self.spare() {
                 continue;
             }
-            let Head { place, time, ring, .. } = head;
-            if self.install(back, head, &Next { place, valid, n: 0, time, ring, first, sum }) {
+            let Head { index, time, ring, .. } = head;
+            if self.install(back, head, &Next { index, valid, n: 0, time, ring, first, sum }) {
                 return;
             }
         }
@@ -375,11 +375,11 @@ impl LogState {
 
     /// Leaves out the credits whose times are not after `over`.
     pub(super) fn leave_out(&self, back: &GiveBack, credits: &mut Credits, ring: bool, over: Stamp) {
-        // Acquire: the time of a place that was taken again comes with a newer head, which 3 or 6
+        // Acquire: the time of an entry that was taken again comes with a newer head, which 3 or 6
         // sees.
         while credits.sum > 0
             && credits.first < self.len()
-            && self.place(ring, credits.first).load(Ordering::Acquire) <= over
+            && self.entry(ring, credits.first).load(Ordering::Acquire) <= over
         {
             let (n, next) = link(back.links(ring), credits.first);
             // A list that a later version has changed may end in between: then the head has
@@ -389,7 +389,7 @@ impl LogState {
         }
     }
 
-    /// Returns how many of the places that count, from the oldest on, come before the first place
+    /// Returns how many of the entries that count, from the oldest on, come before the first entry
     /// whose time does not satisfy `before`.
     pub(super) fn count(&self, view: &View, from: u32, before: impl Fn(Stamp) -> bool) -> u32 {
         let (mut low, mut high) = (from, view.valid);
@@ -400,24 +400,24 @@ impl LogState {
         low
     }
 
-    /// Returns the number of a place among the places that count, from the oldest on.
-    fn number(&self, head: Head, valid: u32, place: u32) -> Option<u32> {
-        valid.checked_sub(self.before(head.place, place))
+    /// Returns the number of an entry among the entries that count, from the oldest on.
+    fn number(&self, head: Head, valid: u32, index: u32) -> Option<u32> {
+        valid.checked_sub(self.before(head.index, index))
     }
 
-    /// Returns the present head, and how many places were taken since an older head, if that is
-    /// less than a lap. A grant that takes the last place again is later than the older head,
-    /// because fewer grants than the ring has places are made at one instant.
+    /// Returns the present head, and how many entries were taken since an older head, if that is
+    /// less than a lap. A grant that takes the last entry again is later than the older head,
+    /// because fewer grants than the ring has entries are made at one instant.
     pub(super) fn taken_since(&self, old: Head) -> Option<(Head, u32)> {
         let head = self.head();
         self.help(head);
         // After the head, which shows all grants but the last, and `help` wrote that grant: if the
-        // place was taken again, this load reads the newer time.
-        let last = self.place(old.ring, self.before(old.place, 1)).load(Ordering::Acquire);
-        (last <= old.time).then(|| (head, self.before(head.place, old.place)))
+        // entry was taken again, this load reads the newer time.
+        let last = self.entry(old.ring, self.before(old.index, 1)).load(Ordering::Acquire);
+        (last <= old.time).then(|| (head, self.before(head.index, old.index)))
     }
 
-    /// Returns the place of the first permit of a time, and how many there are. Returns `None` if
+    /// Returns the index of the first permit of a time, and how many there are. Returns `None` if
     /// the time is over.
     fn run(&self, time: Stamp, now: Stamp, window: &Window) -> Option<(u32, u32)> {
         loop {
@@ -427,14 +427,14 @@ impl LogState {
             }
             let first = self.count(&view, 0, |there| there < time);
             let next = self.count(&view, first, |there| there <= time);
-            // Places that were taken again meanwhile confuse the search: then it ends in one of
+            // Entries that were taken again meanwhile confuse the search: then it ends in one of
             // them.
             let over = self
                 .taken_since(view.head)
                 .map(|(_, taken)| (view.valid + taken).saturating_sub(self.len() - 1));
             if over.is_some_and(|over| over <= first) {
                 return (next > first)
-                    .then(|| (self.before(view.head.place, view.valid - first), next - first));
+                    .then(|| (self.before(view.head.index, view.valid - first), next - first));
             }
         }
     }
@@ -443,7 +443,7 @@ impl LogState {
     pub(super) fn undo(&self, charge: LogCharge, now: Stamp, window: &Window) {
         let back = self.give_back();
         let mut books = lock(&back.books);
-        let Some((place, granted)) = self.run(charge.time, now, window) else { return };
+        let Some((index, granted)) = self.run(charge.time, now, window) else { return };
         let head = self.head();
         books.book.follow(self, back, window, head);
         if end(charge.time, window) <= now.max(head.time) {
@@ -452,7 +452,7 @@ impl LogState {
         let undone = books.book.credits.get(&charge.time).map_or(0, |credit| credit.n);
         let n = charge.n.min(granted.saturating_sub(undone));
         if n > 0 {
-            books.book.add(back.links(head.ring), charge.time, Credit { place, n });
+            books.book.add(back.links(head.ring), charge.time, Credit { index, n });
             if let Some(copying) = &mut books.copying {
                 copying.undone(self, back, charge.time, n);
             }
@@ -477,10 +477,10 @@ impl LogState {
             let (mut left, mut passed, mut sum) = (n, 0, book.sum);
             let mut first = NOWHERE;
             for credit in book.credits.values() {
-                let number = self.number(head, valid, credit.place).unwrap_or(0);
+                let number = self.number(head, valid, credit.index).unwrap_or(0);
                 let granted = number.saturating_sub(floor);
                 if granted >= left {
-                    first = credit.place;
+                    first = credit.index;
                     break;
                 }
                 left -= granted;
@@ -490,8 +490,8 @@ impl LogState {
             let valid = valid - floor.saturating_add(left).min(valid);
             // Credits that are over now are forgotten, so the log must not go back behind this
             // time.
-            let (Head { place, ring, .. }, time) = (head, latest);
-            if self.install(back, head, &Next { place, valid, n: 0, time, ring, first, sum }) {
+            let (Head { index, ring, .. }, time) = (head, latest);
+            if self.install(back, head, &Next { index, valid, n: 0, time, ring, first, sum }) {
                 for _ in 0..passed {
                     book.credits.pop_first();
                 }
@@ -512,15 +512,15 @@ impl LogState {
         loop {
             let head = self.head();
             self.help(head);
-            let Head { place, time, ring, .. } = head;
-            let next = Next { place, valid: 0, n: 0, time, ring, first: NOWHERE, sum: 0 };
+            let Head { index, time, ring, .. } = head;
+            let next = Next { index, valid: 0, n: 0, time, ring, first: NOWHERE, sum: 0 };
             if self.install(back, head, &next) {
                 return book.clear();
             }
         }
     }
 
-    /// Takes `n` places as of at least `now`, whatever they show.
+    /// Takes `n` entries as of at least `now`, whatever they show.
     pub(super) fn debit(&self, n: u32, now: Stamp, window: &Window) {
         let back = self.give_back();
         let mut books = lock(&back.books);
@@ -529,14 +529,14 @@ impl LogState {
         loop {
             let (View { head, valid, .. }, time) = self.settled(now, window);
             book.follow(self, back, window, head);
-            // Places that are taken again no longer count, nor do credits in them.
+            // Entries that are taken again no longer count, nor do credits in them.
             let lost = (valid + n).saturating_sub(self.len() - 1);
-            let number = |credit: &Credit| self.number(head, valid, credit.place).unwrap_or(0);
+            let number = |credit: &Credit| self.number(head, valid, credit.index).unwrap_or(0);
             let gone = book.credits.values().take_while(|credit| number(credit) < lost).count();
             let sum = book.sum - book.credits.values().take(gone).map(|credit| credit.n).sum::<u32>();
-            let first = book.credits.values().nth(gone).map_or(NOWHERE, |credit| credit.place);
-            let (place, ring) = (self.after(head.place, n), head.ring);
-            let next = Next { place, valid: valid + n - lost, n, time, ring, first, sum };
+            let first = book.credits.values().nth(gone).map_or(NOWHERE, |credit| credit.index);
+            let (index, ring) = (self.after(head.index, n), head.ring);
+            let next = Next { index, valid: valid + n - lost, n, time, ring, first, sum };
             if self.install(back, head, &next) {
                 for _ in 0..gone {
                     book.credits.pop_first();
@@ -547,11 +547,11 @@ impl LogState {
         }
     }
 
-    /// Takes all places, as of the last possible time, so that no request is ever granted again.
+    /// Takes all entries, as of the last possible time, so that no request is ever granted again.
     /// Returns how many permits counted at the time `now`.
     ///
-    /// It does not write that time to the places: the head holds it for as many places as the last
-    /// grant took, and that refuses every request.
+    /// It does not write that time to the entries: the head holds it for as many entries as the
+    /// last grant took, and that refuses every request.
     pub(super) fn shut(&self, room: u32, now: Stamp, window: &Window) -> u32 {
         let back = self.give_back();
         let mut books = lock(&back.books);
@@ -559,8 +559,8 @@ impl LogState {
         loop {
             let (view, time) = self.settled(now, window);
             let taken = self.taken(&view, time, window);
-            let (place, ring) = (self.after(view.head.place, room), view.head.ring);
-            let next = Next { place, valid: room, n: room, time: LAST, ring, first: NOWHERE, sum: 0 };
+            let (index, ring) = (self.after(view.head.index, room), view.head.ring);
+            let next = Next { index, valid: room, n: room, time: LAST, ring, first: NOWHERE, sum: 0 };
             if self.replace(back, view.head, &next).is_some() {
                 books.book.clear();
                 return taken;
@@ -570,7 +570,7 @@ impl LogState {
 
     /// Returns how many permits count at a time, by a view of that time.
     pub(super) fn taken(&self, view: &View, time: Stamp, window: &Window) -> u32 {
-        // Times rise along the ring, so the places that are over come first.
+        // Times rise along the ring, so the entries that are over come first.
         let over = self.count(view, 0, |there| end(there, window) <= time);
         view.valid - over - view.credits.sum.min(view.valid - over)
     }

@@ -268,7 +268,7 @@ impl Policy for SlidingLog {
         let head = state.head();
         // The third number identifies the head for which the ring was found: the lowest bits of its
         // time, which differ from lap to lap.
-        let found = head.time << 39 | u64::from(head.place) << 14 | u64::from(head.version);
+        let found = head.time << 39 | u64::from(head.index) << 14 | u64::from(head.version);
         Forecast::with(at, [0, 0, found])
     }
 
@@ -287,11 +287,11 @@ impl Policy for SlidingLog {
             (state.free_at(view, &window, of_ring), view.head.time)
         });
         // Behind the last entry of the ring come the entries of the predicted grants.
-        while let Some((end, places)) = forecast.next_expiry()
+        while let Some((end, entries)) = forecast.next_expiry()
             && free < taken.saturating_sub(limit)
         {
             forecast.pop_expiry();
-            free += places;
+            free += entries;
             free_at = free_at.max(end);
         }
         // A request is judged as of the last grant, even if the clock went back.
@@ -382,7 +382,7 @@ impl Policy for SlidingLog {
     }
 
     fn left(&self, state: &LogState, charge: LogCharge, at: Nanos) -> PolicyStatus {
-        self.status_without(state, at, |view| state.steps(charge.next, view.head.place))
+        self.status_without(state, at, |view| state.steps(charge.next, view.head.index))
     }
 
     fn catches_up(&self) -> bool {

@@ -2,54 +2,54 @@
 //!
 //! # Protocol
 //!
-//! Shared: the [`Head`], and a ring with one time for each permit. An index of the ring is called a
-//! place. The head holds the place of the next grant, and the time of the last grant. `room` places
-//! count for decisions; the spare places bound how many undone permits may lie among them.
+//! Shared: the [`Head`], and a ring with one entry for each permit, which shows a time. The head
+//! holds the index of the next grant, and the time of the last grant. `room` entries count for
+//! decisions; the spare entries bound how many undone permits may lie among them.
 //!
 //! | word | meaning | changed by | a request that sees it |
 //! |---|---|---|---|
-//! | a place behind the head | when one permit was granted | the taker of the place, or a helper; it only rises, until the ring is filled by a copy | compares it with the time |
-//! | a place of the last grant | the time in the head, if it is not written yet | | takes the time in the head |
-//! | a place ahead of the head | a time of an earlier lap, not above the time in the head; these times ascend | | does not read it |
+//! | an entry behind the head | when one permit was granted | the taker of the entry, or a helper; it only rises, until the ring is filled by a copy | compares it with the time |
+//! | an entry of the last grant | the time in the head, if it is not written yet | | takes the time in the head |
+//! | an entry ahead of the head | a time of an earlier lap, not above the time in the head; these times ascend | | does not read it |
 //! | head | see [`Head`] | takers, givers-back | replaces it, or is refused and writes nothing |
-//! | floor, in the slot of a version | places behind it do not count | a giver-back, before that version begins | counts them as free |
-//! | credits, in the slot of a version | how many permits with times that still count were undone, and the place of the first of them | a giver-back, before that version begins; a taker with a clock past the first one | reads as many places further back |
-//! | a link, for each place, in chunks | how many permits of the time in this place were undone, and the place of the next such permits; none before its chunk is allocated | a giver-back | leaves out the undone permits that are over |
+//! | floor, in the slot of a version | entries behind it do not count | a giver-back, before that version begins | counts them as free |
+//! | credits, in the slot of a version | how many permits with times that still count were undone, and the index of the first of them | a giver-back, before that version begins; a taker with a clock past the first one | reads as many entries further back |
+//! | a link, for each entry, in chunks | how many permits of the time in this entry were undone, and the index of the next such permits; none before its chunk is allocated | a giver-back | leaves out the undone permits that are over |
 //!
 //! | step of a taker | operation | ordering | why |
 //! |---|---|---|---|
 //! | 1 read | `head` | Acquire | sees the slot of its version, and the times of all grants but the last |
-//! | 2 judge | the place that has to be over; with a flag in the head, slot and links | Acquire | a newer value of any of them comes with a newer head, which 3 or 6 then sees |
+//! | 2 judge | the entry that has to be over; with a flag in the head, slot and links | Acquire | a newer value of any of them comes with a newer head, which 3 or 6 then sees |
 //! | 3 refuse | `head` again | Acquire | an equal head shows that nothing changed since 1 |
-//! | 4 leave out | credits that are over: CAS; a refusal does so too if they are many | AcqRel | their places may be taken again from 6 on |
-//! | 5 help | places of the last grant that are not written: read, `head` again, CAS | Acquire, Acquire, AcqRel | 6 replaces the head that holds their time |
+//! | 4 leave out | credits that are over: CAS; a refusal does so too if they are many | AcqRel | their entries may be taken again from 6 on |
+//! | 5 help | entries of the last grant that are not written: read, `head` again, CAS | Acquire, Acquire, AcqRel | 6 replaces the head that holds their time |
 //! | 6 take | `head`: CAS | AcqRel | fails if the head has changed; publishes what 4 and 5 ensured |
-//! | 7 write | its own places, from the last to the first: like 5 | AcqRel | saves the next taker step 5 |
+//! | 7 write | its own entries, from the last to the first: like 5 | AcqRel | saves the next taker step 5 |
 //!
-//! **A writer may stall** between 6 and 7. The next taker writes its places in step 5, before the
-//! head forgets their time. When the stalled writer continues, its CASes fail, because a place
+//! **A writer may stall** between 6 and 7. The next taker writes its entries in step 5, before the
+//! head forgets their time. When the stalled writer continues, its CASes fail, because an entry
 //! never shows an older time again.
 //!
-//! | | stalled taker *A* | taker *B* | head | places |
+//! | | stalled taker *A* | taker *B* | head | entries |
 //! |---|---|---|---|---|
-//! | 1 | takes place 4 at 20 | | 5, time 20 | 4 shows 3 |
-//! | 2 | stalls | reads the head, and needs place 4: the last grant, so its time is 20 | | |
-//! | 3 | | writes 20 to place 4, takes place 5 at 21 | 6, time 21 | 4 shows 20 |
-//! | 4 | CAS from 3 to 20 in place 4: fails | | | 4 shows 20 |
+//! | 1 | takes entry 4 at 20 | | 5, time 20 | 4 shows 3 |
+//! | 2 | stalls | reads the head, and needs entry 4: the last grant, so its time is 20 | | |
+//! | 3 | | writes 20 to entry 4, takes entry 5 at 21 | 6, time 21 | 4 shows 20 |
+//! | 4 | CAS from 3 to 20 in entry 4: fails | | | 4 shows 20 |
 //!
-//! **Whether a grant is written** is determined by its first place. A grant is written from its
-//! last place to its first one, and the times ahead of the head ascend: if the first place shows
-//! the time of the grant, all of its places do, whichever thread wrote them.
+//! **Whether a grant is written** is determined by its first entry. A grant is written from its
+//! last entry to its first one, and the times ahead of the head ascend: if the first entry shows
+//! the time of the grant, all of its entries do, whichever thread wrote them.
 //!
 //! **No request is granted too early.** Times rise along the ring, because a request is judged and
-//! recorded as of its own time or the time of the last grant, whichever is later. So the place that
-//! the request reads has the newest time of all places that have to be over, and one read decides
+//! recorded as of its own time or the time of the last grant, whichever is later. So the entry that
+//! the request reads has the newest time of all entries that have to be over, and one read decides
 //! for any `n`.
 //!
-//! **Undone permits stay in the ring.** An undone place uses room among the places that count. So a
-//! request reads one place further back for each undone permit. A request of `n` permits fits if
-//! the places in the window and `n` are together at most *N* plus the undone places. `give_back.rs`
-//! has the protocol of undoing.
+//! **Undone permits stay in the ring.** An undone entry uses room among the entries that count. So
+//! a request reads one entry further back for each undone permit. A request of `n` permits fits if
+//! the entries in the window and `n` are together at most *N* plus the undone entries.
+//! `give_back.rs` has the protocol of undoing.
 //!
 //! **Checked by** `loom-tests/sliding_log.rs`. Loom's head is a mutex, so the orderings of the head
 //! are argued only here.
@@ -63,7 +63,7 @@ use crate::policy::window::log::head::Head;
 use crate::policy::window::{Stamp, Window};
 use crate::sync::{AtomicU64, AtomicU128, Ordering};
 
-/// The fewest places beyond the room.
+/// The fewest entries beyond the room.
 pub(crate) const SPARE: u32 = if cfg!(all(test, tidegate_loom)) { 2 } else { 64 };
 
 /// A refusal writes nothing, unless it left out this many credits that are over: then the next
@@ -84,7 +84,7 @@ pub struct LogState {
 #[derive(Debug)]
 pub(super) struct View {
     pub(super) head: Head,
-    /// How many places behind the head count.
+    /// How many entries behind the head count.
     pub(super) valid: u32,
     /// The undone permits that are not over.
     pub(super) credits: Credits,
@@ -93,7 +93,7 @@ pub(super) struct View {
 impl LogState {
     /// Creates a log with room for `room` permits.
     pub(super) fn new(room: u32) -> LogState {
-        // One additional place, so that no decision reads the place that is written next.
+        // One additional entry, so that no decision reads the entry that is written next.
         let len = room + room / 8 + SPARE + 1;
         let state = LogState { head: AtomicU128::new(0), times: words(len), back: OnceLock::new() };
         if len > CHUNK {
@@ -103,7 +103,7 @@ impl LogState {
         state
     }
 
-    /// Returns how many places a ring has.
+    /// Returns how many entries a ring has.
     pub(super) fn len(&self) -> u32 {
         u32::try_from(self.times.len()).unwrap_or(u32::MAX)
     }
@@ -122,12 +122,12 @@ impl LogState {
         self.back.get_or_init(|| Box::new(GiveBack::new(self.len())))
     }
 
-    /// Returns the word of a place of one of the two rings.
+    /// Returns the word of an entry of one of the two rings.
     #[inline]
-    pub(crate) fn place(&self, ring: bool, place: u32) -> &AtomicU64 {
+    pub(crate) fn entry(&self, ring: bool, index: u32) -> &AtomicU64 {
         match self.back.get() {
-            Some(back) if ring => back.second.word(place),
-            _ => &self.times[place as usize],
+            Some(back) if ring => back.second.word(index),
+            _ => &self.times[index as usize],
         }
     }
 
@@ -150,20 +150,20 @@ impl LogState {
         self.head.compare_exchange_weak(word, new.encode(), Ordering::AcqRel, Ordering::Acquire)
     }
 
-    /// Returns the place `steps` steps behind another one, at most once around.
+    /// Returns the index `steps` steps behind another one, at most once around.
     #[inline]
-    pub(crate) fn before(&self, place: u32, steps: u32) -> u32 {
-        if steps <= place { place - steps } else { place + self.len() - steps }
+    pub(crate) fn before(&self, index: u32, steps: u32) -> u32 {
+        if steps <= index { index - steps } else { index + self.len() - steps }
     }
 
-    /// Returns the place `steps` steps after another one, at most once around.
+    /// Returns the index `steps` steps after another one, at most once around.
     #[inline]
-    pub(crate) fn after(&self, place: u32, steps: u32) -> u32 {
-        let sum = place + steps;
+    pub(crate) fn after(&self, index: u32, steps: u32) -> u32 {
+        let sum = index + steps;
         if sum < self.len() { sum } else { sum - self.len() }
     }
 
-    /// Returns how many steps lead from a place to a later one.
+    /// Returns how many steps lead from an index to a later one.
     pub(super) fn steps(&self, from: u32, to: u32) -> u32 {
         if from <= to { to - from } else { to + self.len() - from }
     }
@@ -188,7 +188,7 @@ impl LogState {
     #[cold]
     fn view_slot(&self, back: &GiveBack, head: Head, time: Stamp, window: &Window) -> View {
         let valid =
-            if head.floored { self.before(head.place, back.floor(head.version)) } else { self.len() - 1 };
+            if head.floored { self.before(head.index, back.floor(head.version)) } else { self.len() - 1 };
         let mut credits = if head.credited { back.credits(head.version) } else { Credits::NONE };
         if let Some(over) = time.checked_sub(window.length) {
             if head.time <= over {
@@ -200,7 +200,7 @@ impl LogState {
         View { head, valid, credits }
     }
 
-    /// Returns the time of the place `steps` steps behind the head, from 1 on; 0 if it does not
+    /// Returns the time of the entry `steps` steps behind the head, from 1 on; 0 if it does not
     /// count.
     #[inline]
     pub(super) fn behind(&self, view: &View, steps: u32) -> Stamp {
@@ -210,9 +210,9 @@ impl LogState {
         if steps <= view.head.n {
             return view.head.time;
         }
-        let place = self.before(view.head.place, steps);
+        let index = self.before(view.head.index, steps);
         // Acquire: a newer time comes with a newer head, which steps 3 and 6 then see (2).
-        self.place(view.head.ring, place).load(Ordering::Acquire)
+        self.entry(view.head.ring, index).load(Ordering::Acquire)
     }
 
     /// Returns until when `n` permits are not free. `n` is at least 1, and at most the limit.
@@ -221,8 +221,8 @@ impl LogState {
         let Some(back) = self.back.get().filter(|_| credits.sum > 0) else {
             return end(self.behind(view, window.limit - n + 1), window);
         };
-        // When that place is over, undone permits of its time and of earlier times are over, too.
-        // Then a newer place decides.
+        // When that entry is over, undone permits of its time and of earlier times are over, too.
+        // Then a newer entry decides.
         loop {
             let time = self.behind(view, window.limit - n + 1 + credits.sum);
             let sum = credits.sum;
@@ -246,7 +246,7 @@ impl LogState {
         }
     }
 
-    /// Takes `n` places as of `now`. The error is the time before which that is too early.
+    /// Takes `n` entries as of `now`. The error is the time before which that is too early.
     #[inline]
     pub(super) fn take(&self, now: Stamp, window: &Window, n: u32) -> Result<LogCharge, Stamp> {
         // The word, because comparing two words takes fewer instructions than comparing heads.
@@ -284,7 +284,7 @@ impl LogState {
         self.decide(word, &view, time, window, n)
     }
 
-    /// Takes `n` places or refuses them, by a view. The error is the newer head if the head is not
+    /// Takes `n` entries or refuses them, by a view. The error is the newer head if the head is not
     /// the one of the view; it may also fail spuriously.
     #[inline(always)]
     fn decide(
@@ -313,7 +313,7 @@ impl LogState {
         }
     }
 
-    /// Takes `n` places that are free by a view, if the head is still the one of that view.
+    /// Takes `n` entries that are free by a view, if the head is still the one of that view.
     /// Otherwise the error is the newer head; it may also fail spuriously. Always inlined, so that
     /// a charge is not copied.
     #[inline(always)]
@@ -325,26 +325,26 @@ impl LogState {
         }
         // Help before the CAS: the next head does not hold the time of the last grant (5).
         self.help(head);
-        let next = self.place(head.ring, head.place);
+        let next = self.entry(head.ring, head.index);
         // Acquire: a time that is newer than this grant comes with a newer head, so 6 fails.
         let there = next.load(Ordering::Acquire);
         let floored = head.floored && view.valid + n < self.len() - 1;
         let credited = view.credits.sum > 0;
-        let new = Head { place: self.after(head.place, n), n, time, floored, credited, ..head };
+        let new = Head { index: self.after(head.index, n), n, time, floored, credited, ..head };
         self.exchange_word(word, new)?;
-        // One place needs no second check of the head: the CAS was that check. If the CAS of the
-        // place fails, a helper may have written the place, and `help` finds out. Release: as in
-        // `write`. Relaxed on failure: `help` loads the place again.
+        // One entry needs no second check of the head: the CAS was that check. If the CAS of the
+        // entry fails, a helper may have written the entry, and `help` finds out. Release: as in
+        // `write`. Relaxed on failure: `help` loads the entry again.
         let written = n == 1
             && (there >= time
                 || next.compare_exchange(there, time, Ordering::AcqRel, Ordering::Relaxed).is_ok());
         if !written {
             self.help(new);
         }
-        Ok(LogCharge { time, n, next: new.place })
+        Ok(LogCharge { time, n, next: new.index })
     }
 
-    /// Takes the places that are free at `now` beyond `permits`. Returns how many it took.
+    /// Takes the entries that are free at `now` beyond `permits`. Returns how many it took.
     pub(super) fn keep_at_most(&self, now: Stamp, window: &Window, permits: u64) -> u32 {
         let permits = u32::try_from(permits).unwrap_or(u32::MAX);
         // Acquire: as in `head` (1).
@@ -378,9 +378,9 @@ impl LogState {
     /// first.
     #[inline]
     pub(crate) fn help(&self, head: Head) {
-        let first = self.place(head.ring, self.before(head.place, head.n));
-        // Without a last grant this is the next place, which does not matter. Acquire: the first
-        // place is written last, so its time shows that the other places are written.
+        let first = self.entry(head.ring, self.before(head.index, head.n));
+        // Without a last grant this is the next entry, which does not matter. Acquire: the first
+        // entry is written last, so its time shows that the other entries are written.
         if head.n > 0 && first.load(Ordering::Acquire) < head.time {
             self.write(head);
         }
@@ -389,18 +389,18 @@ impl LogState {
     #[inline(never)]
     fn write(&self, head: Head) {
         for steps in 1..=head.n {
-            let place = self.place(head.ring, self.before(head.place, steps));
+            let entry = self.entry(head.ring, self.before(head.index, steps));
             // Acquire, and before the check of the head: a newer time shows the head that wrote it.
-            let mut there = place.load(Ordering::Acquire);
+            let mut there = entry.load(Ordering::Acquire);
             while there < head.time {
                 if self.head() != head {
-                    // The thread that replaced the head has written this grant, and the place may
+                    // The thread that replaced the head has written this grant, and the entry may
                     // belong to a newer grant by now.
                     return;
                 }
                 // Release: a thread that reads this time sees the head that holds it. Acquire on
                 // failure: as for the load.
-                match place.compare_exchange(there, head.time, Ordering::AcqRel, Ordering::Acquire) {
+                match entry.compare_exchange(there, head.time, Ordering::AcqRel, Ordering::Acquire) {
                     Ok(_) => break,
                     Err(other) => there = other,
                 }
@@ -456,6 +456,6 @@ mod tests {
             assert!(state.head().floored);
             take(11 + 10 * u64::from(lap));
         }
-        assert!(!state.head().floored, "each place was taken anew");
+        assert!(!state.head().floored, "each entry was taken anew");
     }
 }
