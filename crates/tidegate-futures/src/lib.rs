@@ -51,7 +51,7 @@ pub trait LimitSink<Item>: Sink<Item> + Sized {
     /// ```
     fn rate_limited(self, limiter: impl Into<AnyLimiter>) -> LimitedSink<Self, fn(&Item) -> u32> {
         let limiter = limiter.into().non_blocking();
-        LimitedSink { inner: self, place: Place::default(), limiter, cost: |_| 1 }
+        LimitedSink { inner: self, next_item: NextItem::default(), limiter, cost: |_| 1 }
     }
 }
 
@@ -86,7 +86,7 @@ pin_project! {
     pub struct LimitedSink<S, F> {
         #[pin]
         inner: S,
-        place: Place,
+        next_item: NextItem,
         limiter: AnyLimiter,
         cost: F,
     }
@@ -94,23 +94,23 @@ pin_project! {
 
 /// The reservation of the next item. Dropping it leaves the queue, or gives back the permit.
 #[derive(Default)]
-struct Place {
+struct NextItem {
     reservation: Option<AnyReservation>,
     /// Whether the permit of the reservation is due.
     due: bool,
 }
 
-impl Place {
+impl NextItem {
     /// Waits until the reservation is due; makes one if the sink has none.
     fn poll_due(&mut self, limiter: &AnyLimiter, context: &mut Context<'_>) -> Poll<Result<(), AllRefusal>> {
         if self.due {
             return Poll::Ready(Ok(()));
         }
-        let place = match &mut self.reservation {
-            Some(place) => place,
+        let reservation = match &mut self.reservation {
+            Some(reservation) => reservation,
             none => none.insert(limiter.reserve(1)?),
         };
-        match ready!(Pin::new(place).poll(context)) {
+        match ready!(Pin::new(reservation).poll(context)) {
             Ok(_) => self.due = true,
             Err(refusal) => {
                 self.reservation = None;
@@ -127,11 +127,11 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for NextItem {
     fn drop(&mut self) {
-        if let Some(place) = self.take_due() {
+        if let Some(reservation) = self.take_due() {
             // One number for all limits, without a name that could be wrong.
-            let _ = place.settle(0);
+            let _ = reservation.settle(0);
         }
     }
 }
@@ -169,8 +169,8 @@ impl<S, F> LimitedSink<S, F> {
     where
         S: Sink<Item>,
     {
-        let LimitedSink { inner, place, limiter, .. } = self;
-        LimitedSink { inner, place, limiter, cost }
+        let LimitedSink { inner, next_item, limiter, .. } = self;
+        LimitedSink { inner, next_item, limiter, cost }
     }
 
     /// Returns the inner sink.
@@ -200,7 +200,7 @@ impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, 
     fn poll_ready(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         let this = self.project();
         ready!(this.inner.poll_ready(context)).map_err(SinkError::Inner)?;
-        this.place.poll_due(this.limiter, context).map_err(SinkError::Refused)
+        this.next_item.poll_due(this.limiter, context).map_err(SinkError::Refused)
     }
 
     fn start_send(self: Pin<&mut Self>, item: Item) -> Result<(), Self::Error> {
@@ -208,8 +208,8 @@ impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, 
         let cost = (this.cost)(&item);
         this.inner.start_send(item).map_err(SinkError::Inner)?;
         // Again one number for all limits.
-        let _ = match this.place.take_due() {
-            Some(place) => place.settle(cost),
+        let _ = match this.next_item.take_due() {
+            Some(reservation) => reservation.settle(cost),
             // The sink was flushed after it was ready, so the permit was given back.
             None => this.limiter.debit(cost),
         };
@@ -219,13 +219,13 @@ impl<Item, S: Sink<Item>, F: FnMut(&Item) -> u32> Sink<Item> for LimitedSink<S, 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         let this = self.project();
         // A flush ends a series of items, so the permit is given back.
-        *this.place = Place::default();
+        *this.next_item = NextItem::default();
         this.inner.poll_flush(context).map_err(SinkError::Inner)
     }
 
     fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         let this = self.project();
-        *this.place = Place::default();
+        *this.next_item = NextItem::default();
         this.inner.poll_close(context).map_err(SinkError::Inner)
     }
 }
@@ -234,7 +234,7 @@ impl<S: fmt::Debug, F> fmt::Debug for LimitedSink<S, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LimitedSink")
             .field("inner", &self.inner)
-            .field("waits", &(self.place.reservation.is_some() && !self.place.due))
+            .field("waits", &(self.next_item.reservation.is_some() && !self.next_item.due))
             .field("limiter", &self.limiter)
             .finish_non_exhaustive()
     }

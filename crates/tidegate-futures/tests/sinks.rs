@@ -88,7 +88,7 @@ fn flushing_and_dropping_leave_the_queue() {
     limiter.try_acquire().expect("there");
     let mut items = sink::drain().rate_limited(limiter.clone());
     assert_pending!(spawn(items.send(1)).poll());
-    assert_eq!(limiter.status().waiting, 1, "the sink keeps the place");
+    assert_eq!(limiter.status().waiting, 1, "the sink keeps the position");
     assert_ready_ok!(spawn(items.flush()).poll());
     assert_eq!(limiter.status().waiting, 0);
     assert_pending!(spawn(items.send(1)).poll());

@@ -126,7 +126,7 @@ fn a_body_that_is_dropped_leaves_no_trace() {
     let mut body = ThrottledBody::new(Frames::of(&[2000]), limiter.clone());
     assert_ready!(spawn(body.frame()).poll());
     assert_pending!(spawn(body.frame()).poll());
-    assert_eq!(limiter.status().waiting, 1, "it keeps its place between polls");
+    assert_eq!(limiter.status().waiting, 1, "it keeps its position between polls");
     drop(body);
     assert_eq!(limiter.status().waiting, 0);
 

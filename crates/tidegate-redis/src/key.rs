@@ -56,8 +56,8 @@ pub(crate) fn counting(prefix: &str, tag: &str) -> String {
     format!("{prefix}:{VERSION}:{{{tag}}}:in-use")
 }
 
-/// The key under which the processes of a prefix are counted. In its place, keys of limits have a
-/// tag.
+/// The key under which the processes of a prefix are counted. Keys of limits have a tag where
+/// this key has its last part.
 pub(crate) fn of_clients(prefix: &str) -> String {
     format!("{prefix}:{VERSION}{OF_CLIENTS}")
 }
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_cannot_leave_its_place_in_a_key() {
+    fn a_name_cannot_leave_its_part_of_a_key() {
         assert_eq!(of("tidegate", "user 1", "calls", "log"), "tidegate:1:{user 1}:calls:log");
         for name in ["", "a:b", "a{b", "a}b", "a b", "a\n", &"a".repeat(201)] {
             assert!(!is_name(name), "{name:?}");

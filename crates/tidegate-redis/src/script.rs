@@ -57,7 +57,7 @@ impl Script {
         Script { text, hash }
     }
 
-    /// The call that sends the text in place of the hash.
+    /// The call that sends the text instead of the hash.
     pub(crate) fn by_text(&self, by_hash: &Cmd) -> Cmd {
         let mut cmd = redis::cmd("EVAL");
         cmd.arg(&self.text);

@@ -286,7 +286,7 @@ impl Set {
         Refusal::Unavailable { retry_after: undecided.retry_after() }.into()
     }
 
-    /// Returns how to decide a request in place of the store, which has booked permits for this
+    /// Returns how to decide a request without the store, which has booked permits for this
     /// process.
     pub(crate) fn fallback(&self, undecided: Away, booked: &dyn Fn() -> LastBooking) -> Fallback {
         // A wrong configuration is never hidden.

@@ -222,7 +222,7 @@ async fn a_counted_permit_is_kept_until_the_body_ends() {
 }
 
 #[tokio::test]
-async fn a_request_that_finds_no_place_in_flight_takes_nothing_of_the_rate() {
+async fn a_request_that_finds_no_room_in_flight_takes_nothing_of_the_rate() {
     let (address, sender) = server_of_one_body().await;
     let (rate, calls) = (limiter(2), CountingLimit::new(1));
     let both = AllOf::new("rate", &rate).with_counting("in flight", &calls);

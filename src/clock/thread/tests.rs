@@ -306,7 +306,7 @@ fn one_thread_is_started_in_each_process() {
 }
 
 #[test]
-fn a_million_sleeps_fire_and_give_back_their_places() {
+fn a_million_sleeps_fire_and_leave_the_queue() {
     let timer = timer(start_thread);
     let (sender, woken) = channel();
     let waker = Waker::from(Arc::new(SendOnWake(sender, 0)));

@@ -58,14 +58,14 @@ impl Reader {
         Self { vendor: Some(vendor), ..Self::default() }
     }
 
-    /// Sets how plain numbers in resets are read, in place of the vendor's form.
+    /// Sets the form in which plain numbers in resets are read, instead of the vendor's form.
     #[must_use]
     pub fn numbers(mut self, numbers: Numbers) -> Self {
         self.numbers = Some(numbers);
         self
     }
 
-    /// Sets the minimum time to back off from a refusal without a time, in place of the time that
+    /// Sets the minimum time to back off from a refusal without a time, instead of the time that
     /// the vendor asks for.
     #[must_use]
     pub fn back_off(mut self, at_least: Duration) -> Self {

@@ -115,7 +115,7 @@ impl Checks {
 /// A process, by its number.
 struct Process {
     child: Child,
-    place: usize,
+    slot: usize,
     killed: Option<i64>,
     /// The permits in use that it reported.
     uses: HashMap<u64, ()>,
@@ -146,8 +146,8 @@ pub(crate) fn run(seconds: u64) -> Result<ExitCode, Box<dyn Error>> {
             counts: [0; 4],
         },
     };
-    for place in 0..PROCESSES {
-        fleet.start(place)?;
+    for slot in 0..PROCESSES {
+        fleet.start(slot)?;
     }
     // Mean times between two kills, and between two stops.
     let kills_every = (seconds as f64 / 8.0).clamp(1.0, 10.0);
@@ -209,7 +209,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn start(&mut self, place: usize) -> Result<(), Box<dyn Error>> {
+    fn start(&mut self, slot: usize) -> Result<(), Box<dyn Error>> {
         let number = self.started;
         self.started += 1;
         let mut child = Command::new(std::env::current_exe()?)
@@ -227,18 +227,18 @@ impl Fleet {
             }
             _ = sender.send((number, News::Over));
         });
-        self.processes.insert(number, Process { child, place, killed: None, uses: HashMap::new() });
+        self.processes.insert(number, Process { child, slot, killed: None, uses: HashMap::new() });
         Ok(())
     }
 
-    /// Kills one process, and starts another one in its place.
+    /// Kills one process, and starts another one instead of it.
     fn kill(&mut self, kills: usize) -> Result<(), Box<dyn Error>> {
-        let place = kills % PROCESSES;
-        let lives = |process: &&mut Process| process.place == place && process.killed.is_none();
+        let slot = kills % PROCESSES;
+        let lives = |process: &&mut Process| process.slot == slot && process.killed.is_none();
         let Some(process) = self.processes.values_mut().find(lives) else { return Ok(()) };
         process.killed = Some(now());
         process.child.kill()?;
-        self.start(place)
+        self.start(slot)
     }
 
     /// Checks the events of processes, for `span`.

@@ -57,7 +57,7 @@ const ALONE: &str =
 ///
 /// | field | value | default |
 /// |---|---|---|
-/// | `limit` | a line, only in a map: the policy, in place of its fields | the fields of a policy are in the map |
+/// | `limit` | a line, only in a map: the policy, instead of its fields | the fields of a policy are in the map |
 /// | `limits` | names and policies, only in a map: several limits | there is one limit |
 /// | `in_use` | a number of permits, from 1 | the limits are policies |
 /// | `time_to_live` | a duration of 1 s or more, with `in_use` and `store`: [`CountingBuilder::time_to_live`](crate::CountingBuilder::time_to_live) | `10s` |
@@ -72,7 +72,7 @@ const ALONE: &str =
 ///
 /// A configuration is a string, which is a line, or a map of the fields of a policy and these
 /// fields. In a map `leased` is `true` or `false`, and `share_of` and its number are one string.
-/// Several limits are a map from names to policies, under `limits`, in place of the policy. The
+/// Several limits are a map from names to policies, under `limits`, instead of the policy. The
 /// format must be self-describing, as JSON, TOML and YAML are. An unknown field is an error. A
 /// configuration is written as a map, with a single policy as a line under `limit`; reading accepts
 /// that form too. In TOML:
@@ -131,7 +131,7 @@ const ALONE: &str =
 ///
 /// A process-local limiter starts full, so a program takes from it the permits that the old limiter
 /// does not have. Requests that wait stay in the queue of the old limiter, on its terms.
-/// [`RateLimiter::apply`] changes a limiter in place, and its waits with it.
+/// [`RateLimiter::apply`] changes a limiter while it is in use, and its waits with it.
 ///
 /// ```
 /// use tidegate::AnyLimiter;

@@ -30,7 +30,7 @@
 //! **Promise.** The poll after a wake-up sees each write that came before the wake-up.
 //!
 //! **Checked by** `loom-tests/driver.rs`, with a twin that adds a call and does not poll, and a
-//! twin that registers its waker after the poll. The model has a waker under a mutex in place of
+//! twin that registers its waker after the poll. The model has a waker under a mutex instead of
 //! that of `futures-util`.
 
 use std::cell::Cell;

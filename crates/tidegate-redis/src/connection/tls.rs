@@ -75,7 +75,7 @@ mod with_tls {
             Tls::default()
         }
 
-        /// Sets the certificates by which servers are trusted, in place of the system's.
+        /// Sets the certificates by which servers are trusted, instead of the system's.
         pub fn ca(self, pem: impl Into<Vec<u8>>) -> Tls {
             Tls { ca: Some(pem.into()), ..self }
         }

@@ -318,7 +318,7 @@ impl Line {
         self.visit(|state, _, now| state.prolong_pause(span, now));
     }
 
-    /// Returns how a request is decided in place of the store.
+    /// Returns how a request is decided without the store.
     pub(crate) fn fallback(&self, undecided: Away) -> Fallback {
         self.set.fallback(undecided, &|| self.booked())
     }

@@ -33,7 +33,7 @@ impl Deadline {
         Deadline { reply_within: time, at_most: time, must_send: false, gives_way: false }
     }
 
-    /// The deadline of one call in place of two.
+    /// The deadline of one call instead of two.
     pub(crate) fn and(self, other: Deadline) -> Deadline {
         Deadline {
             reply_within: self.reply_within.min(other.reply_within),
